@@ -1,0 +1,31 @@
+"""Attention you can see into, at the speed and memory of the kernels that hide it."""
+
+from clearhead._attention import Plan as Plan
+from clearhead._attention import attention as attention
+from clearhead._attention import masked_softmax as masked_softmax
+from clearhead._attention import plan as plan
+from clearhead._errors import ClearheadError as ClearheadError
+from clearhead._errors import ShapeError as ShapeError
+from clearhead._errors import UnsupportedError as UnsupportedError
+from clearhead._shapes import check_shape as check_shape
+from clearhead.inspection.distance import Distance as Distance
+from clearhead.inspection.entropy import Entropy as Entropy
+from clearhead.inspection.pool import Pool as Pool
+from clearhead.inspection.received import Received as Received
+from clearhead.inspection.topk import TopK as TopK
+from clearhead.inspection.weights import Weights as Weights
+from clearhead.inspection.weights import weights as weights
+from clearhead.masks import Causal as Causal
+from clearhead.masks import DenseMask as DenseMask
+from clearhead.masks import Lengths as Lengths
+from clearhead.masks import Mask as Mask
+from clearhead.masks import Padding as Padding
+from clearhead.masks import SlidingWindow as SlidingWindow
+from clearhead.scores import Additive as Additive
+from clearhead.scores import Bilinear as Bilinear
+from clearhead.scores import Cosine as Cosine
+from clearhead.scores import Dot as Dot
+from clearhead.scores import Gaussian as Gaussian
+from clearhead.scores import Score as Score
+
+__version__ = "0.1.0"

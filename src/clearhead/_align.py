@@ -1,0 +1,73 @@
+"""Where query 0 stands among the keys, for whatever depends on a query's position."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from clearhead._errors import ClearheadError, ShapeError
+from clearhead._shapes import Sizes, to_tensor
+
+Align = Literal["upper_left", "lower_right"] | Tensor | None
+
+_ADVICE = (
+    'Pass align="upper_left" (query 0 stands at key 0), align="lower_right" (the last query stands at the last key: '
+    "a key/value cache), or a (B,) integer tensor of the positions of query 0."
+)
+
+
+def check_align(align: Any, who: str) -> Any:
+    """The alignment as given, an array as a tensor; raise for anything that is none."""
+    if align is None or (isinstance(align, str) and align in ("upper_left", "lower_right")):
+        return align
+    if isinstance(align, str) or not hasattr(align, "shape"):
+        raise ClearheadError(f"{who}: align is {align!r}. {_ADVICE}")
+    positions = to_tensor(align, "align")
+    if positions.is_floating_point() or positions.dtype == torch.bool or positions.ndim > 1:
+        raise ClearheadError(
+            f"{who}: align has dtype {positions.dtype}, shape {tuple(positions.shape)}; expected integers (B,). "
+            + _ADVICE
+        )
+    return positions.detach().clone().long()
+
+
+def query_offset(align: Any, sizes: Sizes, who: str) -> int | Tensor:
+    """The position of query 0 among the keys: a number, or a tensor (B, 1, 1)."""
+    if isinstance(align, Tensor):
+        if align.numel() not in (1, sizes.batch):
+            raise ShapeError(
+                f"{who}: align has shape {tuple(align.shape)} and the batch is {sizes.batch}; expected "
+                f"({sizes.batch},): the position of query 0 of each sequence."
+            )
+        return align.to(sizes.device).reshape(-1, 1, 1)
+    if align == "lower_right":
+        return sizes.keys - sizes.queries
+    if align is None and sizes.queries != sizes.keys:
+        left, right = _causal_picture(0), _causal_picture(2)
+        pictures = "\n".join(f"    {a}      {b}" for a, b in zip(left, right, strict=True))
+        raise ClearheadError(
+            f"{who}: {sizes.queries} queries and {sizes.keys} keys, and no alignment. A causal mask of 3 queries "
+            f'and 5 keys would be\n    "upper_left"   "lower_right"\n{pictures}\n{_ADVICE}'
+        )
+    return 0
+
+
+def _causal_picture(offset: int) -> list[str]:
+    return [" ".join("■" if j <= i + offset else "·" for j in range(5)).ljust(9) for i in range(3)]
+
+
+def check_one_alignment(offsets: list[tuple[str, int | Tensor]]) -> None:
+    """Raise where two parts of one call place query 0 differently."""
+    for (first, a), (second, b) in zip(offsets, offsets[1:], strict=False):
+        same = a == b
+        if not (bool(same.all()) if isinstance(same, Tensor) else same):
+            raise ClearheadError(
+                f"{first} and {second} place query 0 differently, at {_say(a)} and at {_say(b)}.\n"
+                "Give both the same align: one call has one alignment."
+            )
+
+
+def _say(offset: int | Tensor) -> str:
+    return f"key {offset}" if isinstance(offset, int) else f"keys {offset.flatten().tolist()}"

@@ -1,0 +1,197 @@
+"""attention(), plan() and masked_softmax()."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead._errors import ClearheadError
+from clearhead._problem import Problem, make_problem
+from clearhead._tiles import softmax
+from clearhead.engines.choose import choose, reasons
+from clearhead.masks.base import Mask
+from clearhead.masks.lengths import Lengths
+from clearhead.scores.base import Score, to_tensor_float
+
+ScoreLike = Score | Callable[[Tensor, Tensor], Tensor] | None
+
+
+def is_numpy(**arrays: Any) -> bool:
+    """Whether the caller works in NumPy; a mixture is an error."""
+    count = [isinstance(array, np.ndarray) for array in arrays.values()].count(True)
+    if 0 < count < len(arrays):
+        listed = ", ".join(f"{name} is a {type(array).__name__}" for name, array in arrays.items())
+        raise ClearheadError(f"{listed}.\nPass all as NumPy arrays or all as tensors: torch.from_numpy(array).")
+    return count > 0
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    score: ScoreLike = None,
+    mask: Any = None,
+    bias: Any = None,
+    dropout_p: float = 0.0,
+    engine: str | None = None,
+) -> Any:
+    """Attention, for any score and any mask, by the fastest engine that can.
+
+    >>> import torch, clearhead as ch
+    >>> query, key, value = torch.rand(2, 8, 10, 64), torch.rand(2, 8, 20, 64), torch.rand(2, 8, 20, 32)
+    >>> ch.attention(query, key, value, mask=ch.Lengths([15, 20])).shape
+    torch.Size([2, 8, 10, 32])
+    >>> ch.attention(query, key, value, score=ch.Additive(64, 64, hidden=16)).shape
+    torch.Size([2, 8, 10, 32])
+
+    Formula: output_i = Σ_j w_ij value_j, with w_i = softmax over the allowed keys j of score(query_i, key_j).
+    A query that may see nothing gives 0.
+
+    query (..., Lq, Eq), key (..., Lk, Ek), value (..., Lk, Ev), float32, bfloat16, float16 or float64, of two
+    dimensions or more; leading dimensions broadcast. With four or more, dimension -3 is the heads, and key heads that
+    divide the query heads are shared by groups of them.
+    `score`: a `Score`, a function f(query_tile, key_tile), or None for `Dot()`.
+    `mask`: a `Mask`, a bool tensor (True: may attend), a float tensor (added to the scores), or None.
+    `bias`, `dropout_p`: not supported yet.
+    `engine`: "sdpa", "tiled", "reference", or None for the first that can; see `plan`.
+    Returns (..., Lq, Ev) of the value's dtype; NumPy arrays give a NumPy array. Differentiable in all inputs.
+    Raises `ClearheadError`, `ShapeError` or `UnsupportedError`; nothing that was passed is changed.
+    Cost: the allowed pairs' work; memory O(Lq + Lk) but on the engine "reference".
+    Source: Bahdanau et al. 2015; Vaswani et al. 2017, "Attention Is All You Need".
+    """
+    numpy = is_numpy(query=query, key=key, value=value)
+    problem = make_problem(query, key, value, score=score, mask=mask, bias=bias, dropout_p=dropout_p)
+    output = problem.sizes.restore(choose(problem, engine).run(problem))
+    return output.detach().numpy() if numpy else output
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What `attention` would do: print it."""
+
+    engine: str
+    declined: dict[str, list[str]]
+    notes: list[str]
+    operations: int  # multiplications and additions, or, where φ has a tanh, tanh evaluations times three
+    extra_bytes: int
+    pairs: int  # B · H · Lq · Lk
+    computed: int  # pairs the engine computes
+    shapes: dict[str, tuple[int, ...]]
+
+    @property
+    def skipped(self) -> float:
+        """The share of all pairs that is not computed."""
+        return 1 - self.computed / self.pairs if self.pairs else 0.0
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name} {shape}" for name, shape in self.shapes.items())
+        lines = [f"plan: {shapes}", f"  engine       {self.engine}"]
+        for name, why in self.declined.items():
+            lines += [f"  not {name.ljust(9)}{reason}" for reason in why]
+        lines += [f"  note         {note}" for note in self.notes]
+        lines.append(f"  operations   {self.operations:.3g}")
+        lines.append(f"  extra memory {human_bytes(self.extra_bytes)}")
+        lines.append(f"  skipped      {self.skipped:.1%} of {self.pairs:,} pairs")
+        return "\n".join(lines)
+
+
+def human_bytes(count: int) -> str:
+    if count < 1024:
+        return f"{count} bytes"
+    power = min(int(math.log2(count) // 10), 4)
+    return f"{count / 1024**power:.3g} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"
+
+
+def plan(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    score: ScoreLike = None,
+    mask: Any = None,
+    bias: Any = None,
+    dropout_p: float = 0.0,
+    engine: str | None = None,
+) -> Plan:
+    """What `attention` with these arguments would do: the engine, why each other one declined, work and memory.
+
+    >>> import torch, clearhead as ch
+    >>> x = torch.rand(1, 8, 4096, 64)
+    >>> ch.plan(x, x, x, mask=ch.SlidingWindow(before=255))
+    plan: query (1, 8, 4096, 64), key (1, 8, 4096, 64), value (1, 8, 4096, 64)
+      engine       sdpa
+      not tiled    could run it; sdpa comes first
+      not reference makes every pair at once, more than 4,194,304: only when asked for
+      note         a NaN or infinite key that only some queries may see leaks into the others (tiled guards it)
+      operations   4.07e+09
+      extra memory 510 KiB
+      skipped      88.2% of 134,217,728 pairs
+
+    Arguments as for `attention`. Returns a `Plan`, with the same as attributes. Nothing is computed but projections.
+    Operations count the score and the weighted sum of the pairs the engine computes; extra memory is an estimate of
+    what is needed at once beyond inputs and output in the forward pass.
+    """
+    is_numpy(query=query, key=key, value=value)
+    problem = make_problem(query, key, value, score=score, mask=mask, bias=bias, dropout_p=dropout_p)
+    chosen = choose(problem, engine)
+    computed = chosen.pairs(problem)
+    return Plan(
+        engine=chosen.name,
+        declined=reasons(problem, chosen),
+        notes=chosen.notes(problem),
+        operations=computed * _operations_a_pair(problem),
+        extra_bytes=chosen.extra_bytes(problem),
+        pairs=math.prod(problem.sizes.shape),
+        computed=computed,
+        shapes={name: tuple(array.shape) for name, array in (("query", query), ("key", key), ("value", value))},
+    )
+
+
+def _operations_a_pair(problem: Problem) -> int:
+    width = problem.key.shape[-1] if problem.lowered is None else problem.lowered.key.shape[-1]
+    a_dimension = 2 if problem.lowered is not None and problem.lowered.phi == "mul" else 3
+    return a_dimension * width + 2 * (problem.value.shape[-1] if problem.value is not None else 0)
+
+
+def masked_softmax(scores: Any, valid_lens: Any = None, *, dim: int = -1) -> Any:
+    """Softmax over the allowed entries; the others get exactly 0.
+
+    >>> import torch, clearhead as ch
+    >>> ch.masked_softmax(torch.zeros(2, 2, 4), [2, 3])
+    tensor([[[0.5000, 0.5000, 0.0000, 0.0000],
+             [0.5000, 0.5000, 0.0000, 0.0000]],
+    <BLANKLINE>
+            [[0.3333, 0.3333, 0.3333, 0.0000],
+             [0.3333, 0.3333, 0.3333, 0.0000]]])
+
+    Formula: w_ij = exp(s_ij) / Σ_j exp(s_ij) over the allowed j; a row with nothing allowed is all 0.
+
+    `scores`: (..., Lq, Lk), of one dimension or more, a tensor, an array or lists. `valid_lens`: integers (B,) or
+    (B, Lq), a `Mask`, or None for all. `dim`: the dimension of the keys; the lengths count along it.
+    Returns the scores' shape and dtype (integers give float64, in NumPy; lists are taken as NumPy).
+    Raises `ClearheadError` for lengths that are no integers, negative or above Lk. Cost: a few passes.
+    """
+    if isinstance(scores, list | tuple):
+        scores = np.asarray(scores)
+    tensor = to_tensor_float(scores, "scores")
+    if not tensor.is_floating_point():
+        raise ClearheadError(f"scores has dtype {tensor.dtype}, shape {tuple(tensor.shape)}; pass scores.float().")
+    if not tensor.ndim or not -tensor.ndim <= dim < tensor.ndim:
+        raise ClearheadError(f"dim is {dim}, and scores has shape {tuple(tensor.shape)}.")
+    tile = tensor.movedim(dim, -1)
+    if valid_lens is not None:
+        mask = valid_lens if isinstance(valid_lens, Mask) else Lengths(valid_lens)
+        rows = tile if tile.ndim > 1 else tile[None]
+        # a mask asks only for shapes: queries and keys of width 0 that would have these scores
+        keep = mask.dense(rows.new_empty(*rows.shape[:-1], 0), rows.new_empty(*rows.shape[:-2], rows.shape[-1], 0))
+        tile = tile.masked_fill(~keep.reshape(tile.shape), -torch.inf)
+    weights = softmax(tile, may_be_empty=True) if tile.shape[-1] else tile
+    weights = weights.movedim(-1, dim)
+    return weights.detach().numpy() if isinstance(scores, np.ndarray) else weights

@@ -1,0 +1,206 @@
+"""The one thing an engine sees: validated once, lowered once, frozen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead._errors import ClearheadError, UnsupportedError
+from clearhead._shapes import Sizes, as_inputs, to_tensor
+from clearhead.masks.base import Mask, Spans, dense
+from clearhead.masks.dense import DenseMask, check_keep, fit
+from clearhead.scores.base import Pairwise, Score, to_tensor_float
+from clearhead.scores.dot import Dot
+from clearhead.scores.function import Function
+
+_DOT = Dot()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Problem:
+    """One attention, in normal form. Tensors are (B, H, L, E); key and value may have fewer heads (grouped).
+
+    scores = score(query, key) + bias, −∞ outside the spans and their residual; weights = softmax over keys;
+    output = weights · value.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor | None  # None: only the weights are wanted
+    sizes: Sizes
+    score: Score  # gives any tile of the scores
+    lowered: Pairwise | None  # the same score as the kernels take it, where it has that form
+    spans: Spans | None  # None: every query sees every key
+    bias: Tensor | None  # (B or 1, H or 1, Lq or 1, Lk or 1)
+    edges: tuple[np.ndarray, np.ndarray] | None = None  # the spans' starts and stops on the host
+    dropout_p: float = 0.0
+    poison: tuple[Tensor, Tensor] | None = None  # see `guard`: (B, H, Lq, 1) and (B, Hk, 1, Lk)
+
+    @property
+    def groups(self) -> int:
+        """Query heads to a key head."""
+        return self.sizes.heads // self.key.shape[1] if self.key.shape[1] else 1
+
+    @property
+    def needs_grad(self) -> bool:
+        tensors = (self.query, self.key, self.value, self.bias, *self.score.parameters())
+        return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def make_problem(
+    query: Any,
+    key: Any,
+    value: Any = None,
+    *,
+    score: Score | Callable[[Tensor, Tensor], Tensor] | None = None,
+    mask: Any = None,
+    bias: Any = None,
+    dropout_p: float = 0.0,
+) -> Problem:
+    """Check everything, and bring it to normal form. Nothing that was passed is written to."""
+    if bias is not None:
+        raise UnsupportedError(
+            "bias= is not supported yet. A float tensor passed as mask= is added to the scores and works today."
+        )
+    if not 0.0 <= dropout_p < 1.0:
+        raise ClearheadError(f"dropout_p is {dropout_p}; expected a probability: 0 ≤ dropout_p < 1.")
+    if dropout_p:
+        raise UnsupportedError("dropout_p above 0 is not supported yet; pass dropout_p=0.0.")
+    if value is not None:
+        value = to_tensor_float(value, "value")
+    query, key = to_tensor_float(query, "query"), to_tensor_float(key, "key")
+    query, key, value, sizes = as_inputs(query, key, value)
+    score = _as_score(score)
+    score.check(query, key)
+    if mask is None:
+        return Problem(query, key, value, sizes, score, score.lower(query, key), None, None)
+    spans, bias = _as_mask(mask, sizes, query.dtype)
+    edges = None
+    if spans is not None:
+        edges = spans.host()
+        if not _every_key_seen(spans, *edges, sizes):
+            query, key, value = _without_unseen(query, key, value, spans, sizes)
+    return Problem(query, key, value, sizes, score, score.lower(query, key), spans, bias, edges)
+
+
+def _as_score(score: Any) -> Score:
+    if score is None:
+        return _DOT
+    if isinstance(score, Score):
+        return score
+    if isinstance(score, type) and issubclass(score, Score):
+        raise ClearheadError(f"score is the class {score.__name__}; pass an instance: {score.__name__}(...).")
+    if callable(score):
+        return Function(score)
+    raise ClearheadError(
+        f"score is a {type(score).__name__}; expected a Score, such as Dot(), or a function f(query_tile, key_tile)."
+    )
+
+
+def _as_mask(mask: Any, sizes: Sizes, dtype: torch.dtype) -> tuple[Spans | None, Tensor | None]:
+    """The spans of a mask, or the bias that a float tensor is."""
+    if mask is None:
+        return None, None
+    if isinstance(mask, Mask):
+        return mask.resolve(sizes), None
+    tensor = to_tensor(mask, "mask")
+    if tensor.device != sizes.device:
+        raise ClearheadError(f"mask is on {tensor.device}, the inputs on {sizes.device}; pass mask.to(query.device).")
+    if not tensor.is_floating_point():
+        return DenseMask(check_keep(tensor, "mask")).resolve(sizes), None
+    if tensor.dtype != dtype:
+        raise ClearheadError(
+            f"mask has dtype {tensor.dtype}, shape {tuple(tensor.shape)}, and is added to scores of {dtype}; "
+            "pass mask.to(query.dtype), or a bool tensor if it only says who may attend."
+        )
+    return None, fit(tensor, sizes, "mask")
+
+
+def _without_unseen(
+    query: Tensor, key: Tensor, value: Tensor | None, spans: Spans, sizes: Sizes
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Zeros in place of keys that no query may see, and of queries that see nothing, where they are not finite.
+
+    Padding may hold anything; times a weight of 0, NaN and infinity would still be NaN, in the output or a gradient.
+    """
+    if all(t is None or finite(t) for t in (query, key, value)):
+        return query, key, value
+    batch, heads = spans.start.shape[:2]
+    if spans.residual is None:
+        size = Sizes(batch, heads, spans.start.shape[2], sizes.keys, sizes.device)
+    else:
+        size = sizes
+    keep = dense(spans, size)
+    seen = keep.any(2)  # (B or 1, H or 1, Lk)
+    sees = keep.any(3)
+    if seen.shape[1] not in (1, key.shape[1]):
+        seen = seen.unflatten(1, (key.shape[1], -1)).any(2)
+    query = zero_where(query, ~sees.unsqueeze(-1) & ~query.isfinite())
+    key = zero_where(key, ~seen.unsqueeze(-1) & ~key.isfinite())
+    return query, key, None if value is None else zero_where(value, ~seen.unsqueeze(-1) & ~value.isfinite())
+
+
+def _every_key_seen(spans: Spans, start: np.ndarray, stop: np.ndarray, sizes: Sizes) -> bool:
+    """Whether it is plain, at little cost, that every key has a query that sees it and every query sees a key."""
+    if spans.residual is not None or not sizes.queries or not sizes.keys:
+        return False
+    if (stop <= start).any() or start[..., 0].any() or (stop[..., -1] < sizes.keys).any():
+        return False
+    # the first query sees the first key, the last the last: it remains that no gap lies between two queries' spans
+    return not (start[..., 1:] > stop[..., :-1]).any()
+
+
+def finite(tensor: Tensor) -> bool:
+    """Whether every entry is finite. One pass: a sum is finite only if its terms are, but for overflow."""
+    with torch.no_grad():
+        return math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())
+
+
+def zero_where(tensor: Tensor, where: Tensor) -> Tensor:
+    return tensor.masked_fill(where, 0.0)
+
+
+def guard(problem: Problem) -> Problem:
+    """The same problem with finite operands, and a poison that carries what was not finite.
+
+    The poison is NaN for queries and keys (values) that are not finite, else 0. Added to the scores before the mask,
+    it reaches whoever may see such a key, and nobody else: a masked NaN would otherwise pass through 0 · NaN.
+    """
+    lowered = problem.lowered
+    queries, keys = [problem.query], [problem.key]
+    if lowered is not None and lowered.key is not problem.key:
+        keys.append(lowered.key)
+    if lowered is not None and lowered.query is not problem.query:
+        queries.append(lowered.query)
+    values = [] if problem.value is None else [problem.value]
+    if problem.spans is None or all(finite(t) for t in queries + keys + values):
+        return problem
+    clean = [zero_where(t, ~t.isfinite()) for t in (problem.query, problem.key)]
+    if lowered is not None:
+        same_query, same_key = lowered.query is problem.query, lowered.key is problem.key
+        lowered = replace(
+            lowered,
+            query=clean[0] if same_query else zero_where(lowered.query, ~lowered.query.isfinite()),
+            key=clean[1] if same_key else zero_where(lowered.key, ~lowered.key.isfinite()),
+        )
+    value = None if problem.value is None else zero_where(problem.value, ~problem.value.isfinite())
+    return replace(
+        problem,
+        query=clean[0],
+        key=clean[1],
+        value=value,
+        lowered=lowered,
+        poison=(_poison(queries).unsqueeze(-1), _poison(keys + values).unsqueeze(-2)),
+    )
+
+
+def _poison(tensors: list[Tensor]) -> Tensor:
+    """0 where all the vectors are finite, NaN elsewhere: (B, H, L)."""
+    bad = torch.stack([~t.detach().isfinite().all(-1) for t in tensors]).any(0)
+    return torch.zeros(bad.shape, device=bad.device).masked_fill(bad, math.nan)

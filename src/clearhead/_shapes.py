@@ -1,0 +1,266 @@
+"""The shape legend, and the only shape checks.
+
+    B    batch: all leading dimensions but the heads, folded into one
+    H    query heads;  Hk  key and value heads, which divide H (grouped queries)
+    Lq   queries;      Lk  keys (and values)
+    Eq, Ek  width of a query, of a key;  Ev  width of a value
+
+Inside clearhead every tensor has four dimensions: query (B, H, Lq, Eq), key (B, Hk, Lk, Ek), value (B, Hk, Lk, Ev).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead._errors import ClearheadError, ShapeError
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The score matrix a mask or a bias is asked about: (B, H, Lq, Lk), where it lives, how it is shown."""
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    device: torch.device = torch.device("cpu")
+    leading: tuple[int, ...] | None = None  # the leading dimensions a person sees; None: (B, H)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return (self.batch, self.heads, self.queries, self.keys)
+
+    @property
+    def shown(self) -> tuple[int, ...]:
+        """The leading dimensions as the caller has them: (), (B,), (B, H), or more."""
+        return (self.batch, self.heads) if self.leading is None else self.leading
+
+    def restore(self, tensor: Tensor) -> Tensor:
+        """A (B, H, ...) tensor with the caller's leading dimensions."""
+        if len(self.shown) == 2:
+            return tensor
+        return tensor.reshape(*self.shown, *tensor.shape[2:])
+
+
+def columns(rows: Mapping[str, Sequence[object]], mark: int | None = None) -> str:
+    """Shapes under each other, aligned on the last dimension; `mark` (negative) points at a column."""
+    cells = {name: [str(size) for size in shape] for name, shape in rows.items()}
+    depth = max(len(row) for row in cells.values())
+    padded = {name: [""] * (depth - len(row)) + row for name, row in cells.items()}
+    widths = [max(len(row[i]) for row in padded.values()) for i in range(depth)]
+    label = max(len(name) for name in padded)
+    lines = []
+    for name, row in padded.items():
+        text = "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        lines.append(f"    {name.ljust(label)}   {text}")
+    if mark is not None and -depth <= mark < 0:
+        before = sum(width + 2 for width in widths[: depth + mark])
+        lines.append(" " * (4 + label + 3 + before) + "^" * widths[depth + mark])
+    return "\n".join(lines)
+
+
+def check_shape(tensor: Any, spec: str | Sequence[int | str | None]) -> dict[str, int]:
+    """Check a shape, and get the sizes by name.
+
+    >>> import torch, clearhead as ch
+    >>> ch.check_shape(torch.zeros(2, 3, 6), (2, 3, 6))
+    {}
+    >>> ch.check_shape(torch.zeros(2, 3, 6), "B Lq E")
+    {'B': 2, 'Lq': 3, 'E': 6}
+    >>> ch.check_shape(torch.zeros(2, 3, 6), "... 6")
+    {}
+
+    `tensor`: anything with a `.shape`. `spec`: a tuple, or words separated by spaces; each part is a size, a name
+    (the same name twice must be the same size), `_` or None (any size); one `...` stands for any dimensions.
+    Returns a dict from each name to its size. Raises `ShapeError`, with both shapes aligned. Cost: none to speak of.
+    """
+    parts: list[Any] = spec.split() if isinstance(spec, str) else list(spec)
+    parts = [int(p) if isinstance(p, str) and p.lstrip("-").isdigit() else p for p in parts]
+    parts = ["..." if p is Ellipsis else p for p in parts]
+    got = tuple(tensor.shape)
+    if parts.count("...") > 1:
+        raise ShapeError(f"check_shape: {spec!r} has more than one '...'; keep one.")
+    if "..." in parts:
+        at = parts.index("...")
+        parts[at : at + 1] = [None] * (len(got) - len(parts) + 1)
+    rows = {"expected": ["_" if p is None else p for p in parts], "got": got}
+    if len(parts) != len(got):
+        raise ShapeError(
+            f"check_shape: expected {len(parts)} dimensions, got {len(got)}.\n{columns(rows)}"
+        )
+    sizes: dict[str, int] = {}
+    for i, (part, size) in enumerate(zip(parts, got, strict=True)):
+        want = sizes.setdefault(part, size) if isinstance(part, str) and part != "_" else part
+        if isinstance(want, int) and want != size:
+            name = f"{part} = {want}" if isinstance(part, str) else f"{want}"
+            raise ShapeError(
+                f"check_shape: dimension {i} should be {name}, and is {size}.\n"
+                f"{columns(rows, i - len(got))}"
+            )
+    return sizes
+
+
+def to_tensor(array: Any, name: str) -> Tensor:
+    """A tensor over a NumPy array's own memory (a copy only where torch cannot address it); tensors pass."""
+    if isinstance(array, Tensor):
+        return array
+    if not isinstance(array, np.ndarray):
+        raise ClearheadError(
+            f"{name} is a {type(array).__name__}; pass a torch tensor or a NumPy array "
+            f"(for a list: numpy.asarray({name}))."
+        )
+    if array.dtype.kind not in "fiub":
+        raise ClearheadError(
+            f"{name} is a NumPy array of dtype {array.dtype}, which holds no real numbers clearhead can compute "
+            f"with.\nIf its rows have unequal lengths, pad them and pass mask=Lengths(valid_lens); "
+            f"else pass {name}.astype(float)."
+        )
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        raise ClearheadError(f"{name} has dtype {array.dtype}; pass {name}.astype('float64').")
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if any(stride < 0 for stride in array.strides) or not array.flags.writeable:
+        # torch has no negative strides, and warns of read-only memory although nothing here writes to it
+        array = array.copy() if any(s < 0 for s in array.strides) else _writable_view(array)
+    return torch.from_numpy(array)
+
+
+def _writable_view(array: np.ndarray) -> np.ndarray:
+    """The same memory without the read-only flag's warning; clearhead never writes to its inputs."""
+    try:
+        interface = dict(array.__array_interface__)
+        address, _ = interface["data"]
+
+        class Holder:
+            __array_interface__ = {**interface, "data": (address, False)}
+            owner = array
+
+        return np.asarray(Holder())
+    except (TypeError, ValueError):
+        return array.copy()
+
+
+def check_float(tensor: Tensor, name: str) -> None:
+    if tensor.dtype not in FLOATS:
+        fix = f"pass {name}.float()" if not tensor.is_complex() else "pass a real tensor"
+        raise ClearheadError(
+            f"{name} has dtype {tensor.dtype}, shape {tuple(tensor.shape)}; expected float32, bfloat16, "
+            f"float16 or float64: {fix}."
+        )
+
+
+def as_inputs(query: Tensor, key: Tensor, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Sizes]:
+    """Query, key and value as (B, H, L, E), views of the caller's memory where possible, and their sizes."""
+    plain = None if value is None else _plain(query, key, value)
+    if plain is not None:
+        return query, key, value, plain
+    named = {"query": query, "key": key} | ({} if value is None else {"value": value})
+    for name, tensor in named.items():
+        check_float(tensor, name)
+        if tensor.ndim < 2:
+            raise ShapeError(
+                f"{name} has shape {tuple(tensor.shape)}; expected at least two dimensions, (..., length, width). "
+                f"For one vector pass {name}[None]."
+            )
+    if any(t.dtype != query.dtype or t.device != query.device for t in named.values()):
+        _refuse_mixture(named)
+    if value is not None and value.shape[-2] != key.shape[-2]:
+        raise ShapeError(
+            "key and value disagree in their length Lk: each key needs its value.\n"
+            + columns({n: tuple(t.shape) for n, t in named.items()}, -2)
+            + "\nIf the heads come after the length, (B, L, H, E), pass tensor.transpose(1, 2)."
+        )
+    depth = max(t.ndim for t in named.values())
+    if depth <= 3:  # no heads
+        leading = _broadcast({n: tuple(t.shape[:-2]) for n, t in named.items()}, named)
+        batch = leading[0] if leading else 1
+        four = [_expand(t.reshape(-1, 1, *t.shape[-2:]), batch) for t in named.values()]
+        heads = 1
+    else:
+        padded = {n: (1,) * (depth - t.ndim) + tuple(t.shape) for n, t in named.items()}
+        outer = _broadcast({n: s[:-3] for n, s in padded.items()}, named)
+        heads, key_heads = _heads({n: s[-3] for n, s in padded.items()}, named)
+        leading = (*outer, heads)
+        batch = int(np.prod(outer))
+        four = [
+            _fold(t.reshape(padded[n]), outer, heads if n == "query" else key_heads) for n, t in named.items()
+        ]
+    sizes = Sizes(batch, heads, query.shape[-2], key.shape[-2], query.device, leading)
+    return four[0], four[1], four[2] if len(four) > 2 else None, sizes
+
+
+def _plain(query: Tensor, key: Tensor, value: Tensor) -> Sizes | None:
+    """The sizes in the common case, told without overhead: four dimensions, nothing to broadcast or to refuse."""
+    q, k, v = query.shape, key.shape, value.shape
+    dtype, device = query.dtype, query.device
+    if not len(q) == len(k) == len(v) == 4 or k[:3] != v[:3] or q[0] != k[0] or not k[1] or q[1] % k[1]:
+        return None
+    if key.dtype != dtype or value.dtype != dtype or dtype not in FLOATS or key.device != device or value.device != device:
+        return None
+    return Sizes(q[0], q[1], q[2], k[2], device)
+
+
+def _broadcast(shapes: dict[str, tuple[int, ...]], named: Mapping[str, Tensor]) -> tuple[int, ...]:
+    depth = max(map(len, shapes.values()))
+    outer = []
+    for i in range(-depth, 0):
+        found = {shape[i] for shape in shapes.values() if len(shape) >= -i} - {1}
+        if len(found) > 1:
+            rows = {n: tuple(t.shape) for n, t in named.items()}
+            inner = max(map(len, rows.values())) - depth
+            raise ShapeError(
+                f"{', '.join(named)} disagree in a leading dimension: sizes must be equal or 1.\n"
+                + columns(rows, i - inner)
+            )
+        outer.append(found.pop() if found else 1)
+    return tuple(outer)
+
+
+def _heads(heads: dict[str, int], named: Mapping[str, Tensor]) -> tuple[int, int]:
+    """Query heads and key heads; a size of 1 broadcasts, else key heads divide query heads."""
+    total = max(heads.values())
+    key_heads = max(heads["key"], heads.get("value", 1))
+    rows = {n: tuple(t.shape) for n, t in named.items()}
+    if any(heads[n] not in (1, key_heads) for n in heads if n != "query"):
+        raise ShapeError(
+            "key and value disagree in their heads: the counts must be equal, or one of them 1.\n"
+            + columns(rows, -3)
+        )
+    if heads["query"] not in (1, total) or (key_heads and total % key_heads):
+        raise ShapeError(
+            f"{heads['query']} query heads cannot share {key_heads} key heads: the key heads must divide the "
+            f"query heads (grouped queries), or be as many, or 1.\n{columns(rows, -3)}\n"
+            "With 4 dimensions or more, dimension -3 is the heads. If it is the length here, (B, L, H, E), "
+            "pass tensor.transpose(1, 2)."
+        )
+    return total, key_heads
+
+
+def _expand(tensor: Tensor, batch: int) -> Tensor:
+    return tensor if tensor.shape[0] == batch else tensor.expand(batch, -1, -1, -1)
+
+
+def _fold(tensor: Tensor, outer: tuple[int, ...], heads: int) -> Tensor:
+    wanted = (*outer, heads, *tensor.shape[-2:])
+    if tensor.shape != wanted:
+        tensor = tensor.expand(wanted)
+    return tensor if tensor.ndim == 4 else tensor.reshape(-1, *wanted[-3:])
+
+
+def _refuse_mixture(named: Mapping[str, Tensor]) -> None:
+    dtypes = {n: str(t.dtype).removeprefix("torch.") for n, t in named.items()}
+    devices = {n: str(t.device) for n, t in named.items()}
+    what, values = ("dtypes", dtypes) if len(set(dtypes.values())) > 1 else ("devices", devices)
+    listed = ", ".join(f"{n} {v} {tuple(named[n].shape)}" for n, v in values.items())
+    raise ClearheadError(
+        f"{', '.join(named)} have different {what}: {listed}.\n"
+        f"Convert them to one, for example with key.to(query)."
+    )

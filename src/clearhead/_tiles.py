@@ -1,0 +1,206 @@
+"""The one maker of score tiles: which part of the matrix comes next, and its scores.
+
+A block is all the keys that some rows of the matrix may see. The tiled engine and every inspection go through the
+matrix block by block, so what no query of a block may see is never computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead._problem import Problem
+from clearhead.masks.base import part
+from clearhead.scores.base import Pairwise, checked_tile
+
+ROWS = 256  # the most queries to a block where the mask depends on the query: more would skip less
+EVERY = slice(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A part of the matrix (batch, heads, queries, keys); `masked`: some pair in it is not allowed."""
+
+    batch: slice
+    heads: slice
+    queries: slice
+    keys: slice
+    masked: bool
+
+    @property
+    def area(self) -> int:
+        sides = (self.batch, self.heads, self.queries, self.keys)
+        return int(np.prod([s.stop - s.start for s in sides], dtype=np.int64))
+
+
+def batch_groups(start: np.ndarray, stop: np.ndarray, batch: int) -> list[slice]:
+    """Consecutive sequences with the same spans, which can be computed together."""
+    if start.shape[0] == 1:
+        return [slice(0, batch)]
+    differ = (start[1:] != start[:-1]).any((1, 2)) | (stop[1:] != stop[:-1]).any((1, 2))
+    edges = [0, *(np.flatnonzero(differ) + 1).tolist(), batch]
+    return [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+
+
+def blocks(problem: Problem, budget: int) -> Iterator[Block]:
+    """Go through the matrix in blocks of at most about `budget` elements of work memory.
+
+    The order is by sequence, then by head, then by query, the same cuts for all queries: see `assemble`.
+    """
+    sizes, groups = problem.sizes, problem.groups
+    if not sizes.batch or not sizes.heads or not sizes.queries:
+        return
+    for batch, bands in _bands(problem):
+        row = max(1, max(keys.stop - keys.start for _, keys, _ in bands) * width(problem))
+        rows = max(1, min(max(q.stop - q.start for q, _, _ in bands), budget // row))
+        head_step = max(groups, min(sizes.heads, budget // (row * rows)) // groups * groups)
+        batch_step = max(1, budget // (row * rows * head_step))
+        for b in range(batch.start, batch.stop, batch_step):
+            for h in range(0, sizes.heads, head_step):
+                some = slice(b, min(b + batch_step, batch.stop)), slice(h, min(h + head_step, sizes.heads))
+                for queries, keys, masked in bands:
+                    for q in range(queries.start, queries.stop, rows):
+                        yield Block(*some, slice(q, min(q + rows, queries.stop)), keys, masked)
+
+
+def _bands(problem: Problem) -> Iterator[tuple[slice, list[tuple[slice, slice, bool]]]]:
+    """For each group of sequences with the same spans: bands of queries, the hull of their keys, if it has holes."""
+    sizes, spans = problem.sizes, problem.spans
+    if spans is None or problem.edges is None:
+        yield slice(0, sizes.batch), [(slice(0, sizes.queries), slice(0, sizes.keys), False)]
+        return
+    start, stop = problem.edges
+    for batch in batch_groups(start, stop, sizes.batch):
+        first, last = (edge[0 if start.shape[0] == 1 else batch.start] for edge in (start, stop))  # (H or 1, Lq or 1)
+        varies = first.shape[-1] > 1
+        step = ROWS if varies else max(sizes.queries, 1)
+        bands = []
+        for row in range(0, sizes.queries, step):
+            queries = slice(row, min(row + step, sizes.queries))
+            lows, highs = (edge[:, queries if varies else EVERY] for edge in (first, last))
+            some = highs > lows
+            low, high = (int(lows[some].min()), int(highs.max())) if some.any() else (0, 0)
+            masked = spans.residual is not None or bool((lows != low).any() or (highs != high).any())
+            bands.append((queries, slice(low, high), masked))
+        if bands:
+            yield batch, bands
+
+
+def assemble(parts: Sequence[Tensor], every: Sequence[Block]) -> Tensor:
+    """Join the blocks' outputs (b, h, q, ...), in the order of `blocks`, to one (B, H, Lq, ...)."""
+    batches: dict[int, dict[int, list[Tensor]]] = {}
+    for block, output in zip(every, parts, strict=True):
+        batches.setdefault(block.batch.start, {}).setdefault(block.heads.start, []).append(output)
+    return join([join([join(rows, 2) for rows in heads.values()], 1) for heads in batches.values()], 0)
+
+
+def join(parts: Sequence[Tensor], dim: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
+
+
+def no_keys(problem: Problem, query: Tensor) -> Tensor:
+    """The output of queries that see nothing: zeros, still joined to the inputs, so that gradients are zero too."""
+    assert problem.value is not None
+    zeros = query.new_zeros(*query.shape[:3], problem.value.shape[-1])
+    if not problem.needs_grad:
+        return zeros
+    projected = () if problem.lowered is None else (problem.lowered.query, problem.lowered.key)
+    inputs = (query, problem.key, problem.value, *projected, *problem.score.parameters())
+    joined = (t.flatten()[:1] for t in inputs if t.numel())
+    return zeros + sum(t.masked_fill(torch.ones_like(t, dtype=torch.bool), 0.0).sum() for t in joined)
+
+
+def width(problem: Problem) -> int:
+    """Numbers made on the way to one score: a matrix product makes none, other scores one a dimension."""
+    lowered = problem.lowered
+    if lowered is not None:
+        return 1 if lowered.phi == "mul" else lowered.key.shape[-1]
+    return max(problem.query.shape[-1], problem.key.shape[-1])
+
+
+def accumulated(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that scores and weights of these inputs have: float32 at least."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def raw_scores(problem: Problem, block: Block) -> Tensor:
+    """The scores of a block before mask and bias, (b, h, q, k), in float32 at least."""
+    lowered = problem.lowered
+    query, key = (problem.query, problem.key) if lowered is None else (lowered.query, lowered.key)
+    query = query[block.batch, block.heads, block.queries]
+    key = head_part(key, problem.groups, block)[:, :, block.keys]
+    if lowered is None:
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+        return checked_tile(problem.score, query, key).to(accumulated(query.dtype))
+    return pairwise(lowered, query, key)
+
+
+def scores(problem: Problem, block: Block) -> Tensor:
+    """The scores of a block, with the bias, and −∞ where a pair is not allowed."""
+    tile = raw_scores(problem, block)
+    if problem.bias is not None:
+        tile = tile + part(problem.bias, block.batch, block.heads, block.queries, block.keys)
+    if problem.poison is not None:
+        query, key = problem.poison
+        keys = head_part(key, problem.groups, block)[..., block.keys]
+        keys = keys.repeat_interleave(tile.shape[1] // keys.shape[1], dim=1)
+        tile = tile + query[block.batch, block.heads, block.queries] + keys
+    if block.masked and problem.spans is not None:
+        sides = (block.batch, block.heads, block.queries, block.keys)
+        tile = tile.masked_fill(~problem.spans.keep(*sides, problem.sizes.keys), -torch.inf)
+    return tile
+
+
+def softmax(tile: Tensor, may_be_empty: bool) -> Tensor:
+    """Softmax over keys; a row of −∞ alone gives zeros, and zero gradients."""
+    if not may_be_empty:
+        return tile.softmax(-1)
+    empty = tile.detach().amax(-1, keepdim=True) == -torch.inf
+    return tile.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
+
+
+def head_part(tensor: Tensor, groups: int, block: Block) -> Tensor:
+    """The key heads (of key, value or poison) that a block's query heads use."""
+    heads = range(*block.heads.indices(tensor.shape[1] * groups))
+    first, last = (heads[0] // groups, heads[-1] // groups) if len(heads) else (0, -1)
+    whole = heads.step == 1 and len(heads) == (last + 1 - first) * groups
+    if whole or first == last:
+        return tensor[block.batch, first : last + 1]
+    return tensor[block.batch, [h // groups for h in heads]]
+
+
+def grouped_product(left: Tensor, right: Tensor) -> Tensor:
+    """(b, h, n, m) @ (b, hk, m, d), each of the hk right heads serving h / hk left heads, without copies of it."""
+    b, h, n, m = left.shape
+    hk = right.shape[1]
+    if h == hk:
+        return left @ right
+    return (left.reshape(b, hk, h // hk * n, m) @ right).reshape(b, h, n, right.shape[-1])
+
+
+def pairwise(lowered: Pairwise, query: Tensor, key: Tensor) -> Tensor:
+    """The normal form, over query (b, h, q, D) and key (b, hk, k, D): the sum over d, then scale and softcap."""
+    dtype = accumulated(query.dtype)
+    query, key = query.to(dtype), key.to(dtype)
+    if lowered.phi == "mul":
+        query = query * lowered.scale if lowered.weight is None else query * (lowered.weight * lowered.scale)
+        tile = grouped_product(query, key.transpose(-1, -2))
+    else:
+        tile = _over_pairs(lowered, query, key) * lowered.scale
+    return tile if lowered.softcap is None else lowered.softcap * torch.tanh(tile / lowered.softcap)
+
+
+def _over_pairs(lowered: Pairwise, query: Tensor, key: Tensor) -> Tensor:
+    """Σ_d weight_d · φ(query_d, key_d) for the φ that are no matrix product: (b, h, q, k, D) numbers on the way."""
+    query = query.unflatten(1, (key.shape[1], -1)).unsqueeze(-2)  # (b, hk, groups, q, 1, D)
+    key = key[:, :, None, None]  # (b, hk, 1, 1, k, D)
+    if lowered.phi == "tanh_add":
+        pairs = torch.tanh(query + key)
+    else:
+        pairs = (query - key).square()
+    tile = pairs.sum(-1) if lowered.weight is None else pairs @ lowered.weight.to(pairs.dtype)
+    return tile.flatten(1, 2)

@@ -1,0 +1,43 @@
+"""What an engine is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import ClassVar
+
+from torch import Tensor
+
+from clearhead._errors import UnsupportedError
+from clearhead._problem import Problem
+from clearhead._tiles import Block
+
+
+class Engine(ABC):
+    """Computes a `Problem`, or says in words why it can't."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def objections(self, problem: Problem) -> list[str]:
+        """Why this engine can't take the problem; empty if it can."""
+
+    @abstractmethod
+    def run(self, problem: Problem) -> Tensor:
+        """The output, (B, H, Lq, Ev), of the value's dtype."""
+
+    @abstractmethod
+    def pairs(self, problem: Problem) -> int:
+        """How many query–key pairs it computes, out of B · H · Lq · Lk."""
+
+    @abstractmethod
+    def extra_bytes(self, problem: Problem) -> int:
+        """About how much memory it needs at once beyond inputs and output, forward."""
+
+    def tiles(self, problem: Problem) -> Iterator[tuple[Block, Tensor]]:
+        """The scores block by block, with bias, −∞ where a pair is not allowed; a block has all its rows' keys."""
+        raise UnsupportedError(f"the engine {self.name!r} does not give the weights; pass engine=None or 'tiled'.")
+
+    def notes(self, problem: Problem) -> list[str]:
+        """What a person should know before running this problem on this engine."""
+        return []

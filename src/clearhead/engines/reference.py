@@ -1,0 +1,62 @@
+"""The specification: attention as the formula has it, every matrix in full."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from clearhead._problem import Problem, guard
+from clearhead._tiles import Block, accumulated
+from clearhead.engines.base import Engine
+from clearhead.masks.base import dense
+from clearhead.scores.base import checked_tile
+
+
+class Reference(Engine):
+    """Dense and eager: softmax(score(query, key) + bias, over the allowed keys) · value. The oracle of every test."""
+
+    name = "reference"
+
+    def objections(self, problem: Problem) -> list[str]:
+        return []
+
+    def run(self, problem: Problem) -> Tensor:
+        problem = guard(problem)
+        assert problem.value is not None
+        value = problem.value.repeat_interleave(problem.groups, dim=1).to(accumulated(problem.value.dtype))
+        return (weights(problem) @ value).to(problem.value.dtype)
+
+    def tiles(self, problem: Problem) -> Iterator[tuple[Block, Tensor]]:
+        yield Block(*(slice(0, size) for size in problem.sizes.shape), masked=True), scores(guard(problem))
+
+    def pairs(self, problem: Problem) -> int:
+        return math.prod(problem.sizes.shape)
+
+    def extra_bytes(self, problem: Problem) -> int:
+        return 3 * accumulated(problem.query.dtype).itemsize * self.pairs(problem)
+
+
+def scores(problem: Problem) -> Tensor:
+    """The score of every pair, then the bias, then −∞ where the pair is not allowed."""
+    key = problem.key.repeat_interleave(problem.groups, dim=1)
+    tile = checked_tile(problem.score, problem.query, key).to(accumulated(key.dtype))
+    if problem.bias is not None:
+        tile = tile + problem.bias
+    if problem.poison is not None:
+        query_poison, key_poison = problem.poison
+        tile = tile + query_poison + key_poison.repeat_interleave(problem.groups, dim=1)
+    if problem.spans is not None:
+        tile = torch.where(dense(problem.spans, problem.sizes), tile, -torch.inf)
+    return tile
+
+
+def weights(problem: Problem) -> Tensor:
+    """Softmax of the scores over keys; a query that sees nothing has weights of 0."""
+    tile = scores(problem)
+    if not problem.sizes.keys:
+        return tile
+    blind = tile.amax(-1, keepdim=True) == -torch.inf
+    return torch.where(blind, 0.0, torch.softmax(torch.where(blind, 0.0, tile), -1))

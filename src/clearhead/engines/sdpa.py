@@ -1,0 +1,160 @@
+"""Dot products handed to PyTorch's own fused kernel, in the pieces that it is fastest on."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from clearhead import _tiles
+from clearhead._pieces import Piece, pieces
+from clearhead._problem import Problem
+from clearhead.engines.base import Engine
+from clearhead.masks.base import part
+
+
+class Sdpa(Engine):
+    """`torch.nn.functional.scaled_dot_product_attention`, called once for each piece of the mask that is regular.
+
+    Without a mask it is one plain call. A mask is cut into pieces first: sequences are sliced to their keys, causal
+    squares use the kernel's own flag, a window becomes one call over overlapping views of the keys. Only what is
+    left gets a mask tile. Grouped heads fold into the query axis where the mask allows it.
+
+    A key that is NaN or infinite and masked for some queries only leaks into them: the fused kernel multiplies it by
+    a weight of 0. Keys that no query may see are safe. The engines `tiled` and `reference` guard both.
+    """
+
+    name = "sdpa"
+
+    def objections(self, problem: Problem) -> list[str]:
+        if problem.value is None:
+            return ["the fused kernel does not give the weights"]
+        lowered = problem.lowered
+        if lowered is None:
+            return [f"{type(problem.score).__name__} has only tile(): it is no dot product"]
+        found = []
+        if lowered.phi != "mul":
+            found.append(f"{type(problem.score).__name__} is no dot product (φ is {lowered.phi})")
+        if lowered.softcap is not None:
+            found.append("the fused kernel has no softcap")
+        if problem.bias is not None and problem.bias.requires_grad and torch.is_grad_enabled():
+            found.append("the bias needs a gradient, for which SDPA would make the whole matrix")
+        return found
+
+    def notes(self, problem: Problem) -> list[str]:
+        if problem.spans is None:
+            return []
+        return ["a NaN or infinite key that only some queries may see leaks into the others (tiled guards it)"]
+
+    def run(self, problem: Problem) -> Tensor:
+        lowered, value = problem.lowered, problem.value
+        assert lowered is not None and value is not None
+        if problem.spans is None and problem.bias is None and problem.sizes.keys and problem.sizes.queries:
+            return full(lowered.query, lowered.key, value, lowered.scale)
+        again = problem.needs_grad
+        batches = []
+        for batch, parts in pieces(problem):
+            query, key, val = (_part(t, 0, batch) for t in (lowered.query, lowered.key, value))
+            outputs = [_run_piece(problem, piece, batch, query, key, val, again) for piece in parts]
+            batches.append(_tiles.join(outputs, 2))
+        return _tiles.join(batches, 0) if batches else _tiles.no_keys(problem, problem.query)
+
+    def pairs(self, problem: Problem) -> int:
+        if problem.spans is None and problem.bias is None:
+            return problem.sizes.batch * problem.sizes.heads * problem.sizes.queries * problem.sizes.keys
+        return sum(
+            (batch.stop - batch.start) * problem.sizes.heads * piece.area
+            for batch, parts in pieces(problem)
+            for piece in parts
+        )
+
+    def extra_bytes(self, problem: Problem) -> int:
+        if problem.spans is None and problem.bias is None:
+            return 0
+        item = problem.query.element_size()
+        sizes = problem.sizes
+        batch_heads = (sizes.batch if problem.needs_grad else 1) * sizes.heads
+        return max((item * piece.mask_cells(batch_heads) for _, parts in pieces(problem) for piece in parts), default=0)
+
+
+def full(query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    """One call of the fused kernel, its inputs made such that it does not fall back to the whole matrix."""
+    width = value.shape[-1]
+    if query.shape[-1] != width:  # the kernel wants one width; zeros change no score
+        wide = max(query.shape[-1], width)
+        query, key, value = (F.pad(t, (0, wide - t.shape[-1])) if t.shape[-1] < wide else t for t in (query, key, value))
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1 and mask is None and not causal:
+        # every query of a group sees the same keys: the group is just more queries, and the keys are read once
+        shape = query.shape
+        query = query.reshape(shape[0], key.shape[1], groups * shape[2], shape[3])
+        out = F.scaled_dot_product_attention(query, key, value, scale=scale).reshape(shape)
+    else:
+        out = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=groups > 1
+        )
+    return out if out.shape[-1] == width else out[..., :width]
+
+
+def _run_piece(
+    problem: Problem, piece: Piece, batch: slice, query: Tensor, key: Tensor, value: Tensor, again: bool
+) -> Tensor:
+    assert problem.lowered is not None
+    scale = problem.lowered.scale
+    query = _part(query, 2, piece.queries)
+    if piece.keys.stop <= piece.keys.start:
+        return _tiles.no_keys(problem, query)
+    key, value = _part(key, 2, piece.keys), _part(value, 2, piece.keys)
+    if piece.kind == "full":
+        return full(query, key, value, scale)
+    if piece.kind == "causal":
+        return full(query, key, value, scale, causal=True)
+    if piece.kind == "band":
+        return _band(query, key, value, scale, piece)
+
+    def masked(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return full(query, key, value, scale, mask=_mask_tile(problem, batch, piece))
+
+    if again:  # else the backward would hold every piece's mask tile
+        return checkpoint(masked, query, key, value, use_reentrant=False, preserve_rng_state=False)
+    return masked(query, key, value)
+
+
+def _part(tensor: Tensor, dim: int, some: slice) -> Tensor:
+    """A slice along one dimension; the tensor itself where that is all of it."""
+    size = some.stop - some.start
+    return tensor if size == tensor.shape[dim] else tensor.narrow(dim, some.start, size)
+
+
+def _mask_tile(problem: Problem, batch: slice, piece: Piece) -> Tensor:
+    """What the kernel takes as its mask: bool, or the bias with −∞ where a pair is not allowed."""
+    sides = (batch, slice(None), piece.queries, piece.keys)
+    keep = None if problem.spans is None else problem.spans.keep(*sides, problem.sizes.keys)
+    if problem.bias is None:
+        assert keep is not None
+        return keep
+    bias = part(problem.bias, *sides)
+    bias = bias if keep is None else bias.masked_fill(~keep, -torch.inf)
+    return bias.expand(-1, -1, piece.queries.stop - piece.queries.start, piece.keys.stop - piece.keys.start)
+
+
+def _band(query: Tensor, key: Tensor, value: Tensor, scale: float, piece: Piece) -> Tensor:
+    """A diagonal band as one call: tiles of queries, each with an overlapping view of the keys, and one mask for all."""
+    b, heads, rows, width = query.shape
+    key_heads, tile = key.shape[1], piece.tile
+    reach = tile + piece.width - 1  # the keys that a tile of queries sees
+    groups = heads // key_heads
+    tiles = rows // tile
+    index = torch.arange(reach, device=query.device) - torch.arange(tile, device=query.device)[:, None]
+    mask = torch.zeros(tile, reach, dtype=query.dtype, device=query.device)
+    mask = mask.masked_fill((index < 0) | (index >= piece.width), -torch.inf)
+    query = query.reshape(b, key_heads, groups, tiles, tile, width)
+    # (b, hk, tiles, reach, E): views of the same memory, tile after tile further on
+    keys, values = (t.unfold(2, reach, tile).transpose(-1, -2) for t in (key, value))
+    outputs = [
+        full(query[i, :, g], keys[i], values[i], scale, mask=mask) for i in range(b) for g in range(groups)
+    ]  # each (hk, tiles, tile, Ev)
+    out = torch.stack(outputs) if len(outputs) > 1 else outputs[0][None]
+    out = out.reshape(b, groups, key_heads, rows, -1).transpose(1, 2)
+    return out.reshape(b, heads, rows, -1)

@@ -1,0 +1,32 @@
+"""How spread each query's weights are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clearhead._problem import Problem
+from clearhead.inspection.base import Look, Reduction, per_query
+
+
+@dataclass(frozen=True)
+class Entropy(Reduction):
+    """The entropy of each query's weights, in nats: 0 for one key, log(n) for n equal ones.
+
+    >>> import torch, clearhead as ch
+    >>> ch.weights(torch.zeros(2, 4), torch.zeros(3, 4)).entropy()
+    tensor([1.0986, 1.0986])
+
+    Formula: H_i = −Σ_j w_ij log w_ij = logsumexp_i − Σ_j w_ij s_ij. Gives (..., Lq); 0 where nothing is allowed.
+    Source: Shannon 1948, "A Mathematical Theory of Communication".
+    """
+
+    def begin(self, problem: Problem) -> Tensor:
+        return per_query(problem)
+
+    def look(self, buffers: Tensor, look: Look) -> None:
+        expected = torch.linalg.vecdot(look.weights, look.scores)
+        entropy = (look.logsumexp - expected).clamp_(min=0.0)
+        buffers[look.at] = entropy.masked_fill_(look.blind, 0.0)

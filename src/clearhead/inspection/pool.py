@@ -1,0 +1,76 @@
+"""The weights as a small map."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from clearhead._errors import ClearheadError
+from clearhead._problem import Problem
+from clearhead._tiles import accumulated
+from clearhead.inspection.base import Look, Reduction, chunks
+
+
+@dataclass(frozen=True)
+class Pool(Reduction):
+    """The weights as a map of at most size × size cells, each the maximum or the mean of the weights it stands for.
+
+    >>> import torch, clearhead as ch
+    >>> ch.weights(torch.rand(1000, 4), torch.rand(1000, 4)).pool(10).shape
+    torch.Size([10, 10])
+
+    A cell is ⌈Lq / rows⌉ × ⌈Lk / columns⌉ weights, the last row and column perhaps fewer. The maximum loses no peak;
+    a mean over all of a cell's pairs, allowed or not, keeps the sums. `size`: a number, or (rows, columns).
+    Gives (..., rows, columns). Raises a `ClearheadError` for sizes below 1 or another `how`.
+    """
+
+    size: int | tuple[int, int]
+    how: Literal["max", "mean"] = "max"
+
+    def cell(self, problem: Problem) -> tuple[int, int]:
+        """The queries and keys to a cell."""
+        rows, columns = (self.size, self.size) if isinstance(self.size, int) else self.size
+        return -(-problem.sizes.queries // rows) or 1, -(-problem.sizes.keys // columns) or 1
+
+    def begin(self, problem: Problem) -> tuple[Tensor, tuple[int, int]]:
+        sizes = (self.size, self.size) if isinstance(self.size, int) else tuple(self.size)
+        if len(sizes) != 2 or not all(isinstance(s, int) and s > 0 for s in sizes):
+            raise ClearheadError(f"size is {self.size!r}; expected a number above 0, or a pair (rows, columns).")
+        if self.how not in ("max", "mean"):
+            raise ClearheadError(f"how is {self.how!r}; expected 'max' or 'mean'.")
+        rows, columns = self.cell(problem)
+        shape = (-(-problem.sizes.queries // rows), -(-problem.sizes.keys // columns))
+        dtype = accumulated(problem.query.dtype)
+        lead = (problem.sizes.batch, problem.sizes.heads)
+        return torch.zeros(*lead, *shape, dtype=dtype, device=problem.sizes.device), (rows, columns)
+
+    def look(self, buffers: tuple[Tensor, tuple[int, int]], look: Look) -> None:
+        cells, (rows, columns) = buffers
+        if not look.weights.shape[-1]:
+            return
+        batch, heads, queries = look.at
+        reduce = torch.sum if self.how == "mean" else torch.amax
+        if self.how == "max" and look.start % columns == 0:
+            # the largest weight has the largest score, and those peaks may be there already
+            lse = look.logsumexp.masked_fill(look.blind, 0.0).unsqueeze(-1)
+            part = (look.peaks(columns) - lse).exp_().masked_fill_(look.blind.unsqueeze(-1), 0.0)
+        else:
+            part = chunks(look.weights, columns, look.start, reduce)
+        part = chunks(part.transpose(-1, -2), rows, queries.start, reduce).transpose(-1, -2)
+        top, left = queries.start // rows, look.start // columns
+        target = cells[batch, heads, top : top + part.shape[-2], left : left + part.shape[-1]]
+        target.copy_(target + part if self.how == "mean" else torch.maximum(target, part))
+
+    def end(self, buffers: tuple[Tensor, tuple[int, int]], problem: Problem) -> Tensor:
+        cells, (rows, columns) = buffers
+        if self.how == "mean":
+            edges = ((problem.sizes.queries, rows, cells.shape[2]), (problem.sizes.keys, columns, cells.shape[3]))
+            height, width = (
+                torch.tensor([min(step, total - i * step) for i in range(n)], device=cells.device)
+                for total, step, n in edges
+            )
+            cells = cells / (height[:, None] * width[None, :])
+        return cells

@@ -1,0 +1,204 @@
+"""The lazy matrix of the weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead import _tiles
+from clearhead._attention import ScoreLike, human_bytes, is_numpy
+from clearhead._errors import ClearheadError
+from clearhead._problem import Problem, guard, make_problem
+from clearhead._tiles import EVERY, Block, accumulated
+from clearhead.engines.choose import choose
+from clearhead.inspection._index import Part, parse, restrict
+from clearhead.inspection.base import Reduction, looks, stream
+from clearhead.inspection.entropy import Entropy
+from clearhead.inspection.logsumexp import LogSumExp
+from clearhead.inspection.pool import Pool
+from clearhead.inspection.received import Received
+from clearhead.inspection.topk import TopK
+
+DENSE_BYTES = 2**28
+
+
+class Weights:
+    """The attention weights as a matrix that is computed where it is looked at. `clearhead.weights` makes it.
+
+    >>> import torch, clearhead as ch
+    >>> w = ch.weights(torch.rand(2, 8, 50, 16), torch.rand(2, 8, 50, 16), mask=ch.Causal())
+    >>> w.shape
+    torch.Size([2, 8, 50, 50])
+    >>> w[0, 3, 17].shape                        # one exact row
+    torch.Size([50])
+    >>> w.entropy().shape, w.received().shape, w.pool(10).shape
+    (torch.Size([2, 8, 50]), torch.Size([2, 8, 50]), torch.Size([2, 8, 10, 10]))
+    >>> (w @ torch.rand(2, 8, 50, 4)).shape
+    torch.Size([2, 8, 50, 4])
+
+    Weights are float32, or float64 for float64 inputs; NumPy where the inputs were NumPy. `w[index]`, `scores` and
+    `w @ value` are differentiable; the reductions are computed without gradients. Memory is O(Lq + Lk) but for what
+    is asked for; the time of a reduction is that of the allowed pairs, of an index that of its rows.
+    """
+
+    def __init__(self, query: Any, key: Any, *, engine: str | None = None, **options: Any) -> None:
+        self._numpy = is_numpy(query=query, key=key)
+        self._inputs = (query, key)
+        self._options = options
+        self._problem = make_problem(query, key, **options)
+        self._engine = choose(self._problem, engine)
+
+    @property
+    def shape(self) -> torch.Size:
+        """(..., Lq, Lk)."""
+        sizes = self._problem.sizes
+        return torch.Size((*sizes.shown, sizes.queries, sizes.keys))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return accumulated(self._problem.query.dtype)
+
+    def __repr__(self) -> str:
+        options = "".join(f", {name}={value!r}" for name, value in self._options.items() if value is not None)
+        return f"Weights({tuple(self.shape)}, {self.dtype}, engine={self._engine.name!r}{options})"
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @cached_property
+    def _guarded(self) -> Problem:
+        return guard(self._problem)
+
+    def __getitem__(self, index: Any) -> Any:
+        """The exact weights at any basic index: integers, slices, `...` and None."""
+        part = parse(index, self.shape, self._problem.sizes)
+        return self._out(part.restore([self._weights(b, part) for b in part.batches]))
+
+    def scores(self, index: Any = ...) -> Any:
+        """The raw scores at an index, before mask and bias: what `score(query, key)[index]` would be."""
+        part = parse(index, self.shape, self._problem.sizes)
+        parts = []
+        for batch in part.batches:
+            problem = restrict(self._problem, batch, part.heads, part.queries)
+            parts.append(_tiles.raw_scores(problem, Block(EVERY, EVERY, EVERY, part.keys, masked=False)))
+        return self._out(part.restore(parts))
+
+    def _weights(self, batch: slice, part: Part) -> Tensor:
+        """exp(score − log-sum-exp), the log-sum-exp over the whole of these rows."""
+        problem = restrict(self._guarded, batch, part.heads, part.queries)
+        tile = _tiles.scores(problem, Block(EVERY, EVERY, EVERY, part.keys, masked=True))
+        if part.whole_rows:
+            return _tiles.softmax(tile, may_be_empty=True) if tile.shape[-1] else tile
+        if problem.needs_grad:
+            everything = _tiles.scores(problem, Block(EVERY, EVERY, EVERY, EVERY, masked=True))
+            return _tiles.softmax(everything, may_be_empty=True)[..., part.keys]
+        if "logsumexp" in self.__dict__:  # all rows' have been computed before
+            lse = self._logsumexp[batch, part.heads, part.queries]
+        else:
+            lse = stream(problem, self._engine, (LogSumExp(),))[0]
+        blind = (lse == -torch.inf).unsqueeze(-1)
+        return (tile - lse.unsqueeze(-1)).exp_().masked_fill_(blind, 0.0)
+
+    @cached_property
+    def _logsumexp(self) -> Tensor:
+        return stream(self._problem, self._engine, (LogSumExp(),))[0]
+
+    @cached_property
+    def logsumexp(self) -> Any:
+        """log Σ_j exp(s_ij) over the allowed keys, (..., Lq); −∞ where a query sees nothing."""
+        return self._out(self._problem.sizes.restore(self._logsumexp))
+
+    def dense(self, max_bytes: int | None = DENSE_BYTES) -> Any:
+        """The whole matrix (..., Lq, Lk). Refuses above `max_bytes`; None for no limit."""
+        size = int(np.prod(self.shape, dtype=np.float64)) * self.dtype.itemsize
+        if max_bytes is not None and size > max_bytes:
+            raise ClearheadError(
+                f"dense() would make {tuple(self.shape)}, {human_bytes(size)}, above max_bytes = "
+                f"{human_bytes(max_bytes)}.\nIndex the part you need (w[0, 3, 17]), use pool(), topk() or entropy(), "
+                "or pass max_bytes=None."
+            )
+        if self._problem.needs_grad:
+            return self[...]
+        sizes = self._problem.sizes
+        dense = torch.zeros(sizes.shape, dtype=self.dtype, device=sizes.device)
+        with torch.no_grad():
+            for look in looks(self._problem, self._engine):
+                dense[(*look.at, look.block.keys)] = look.weights
+        return self._out(sizes.restore(dense))
+
+    def reduce(self, *reductions: Reduction) -> tuple[Any, ...]:
+        """Any reductions, in one streaming pass: a tuple of their results, in their order.
+
+        >>> import torch, clearhead as ch
+        >>> w = ch.weights(torch.rand(100, 8), torch.rand(100, 8))
+        >>> entropy, (values, indices), received, image = w.reduce(
+        ...     ch.Entropy(), ch.TopK(5), ch.Received(), ch.Pool(10))
+        >>> values.shape, image.shape
+        (torch.Size([100, 5]), torch.Size([10, 10]))
+        """
+        wrong = [r for r in reductions if not isinstance(r, Reduction)]
+        if wrong:
+            raise ClearheadError(f"reduce takes reductions such as Entropy() or TopK(5), not {wrong[0]!r}.")
+        restore = self._problem.sizes.restore
+        results = stream(self._problem, self._engine, reductions)
+        return tuple(
+            tuple(self._out(restore(t)) for t in result) if isinstance(result, tuple) else self._out(restore(result))
+            for result in results
+        )
+
+    def topk(self, k: int) -> tuple[Any, Any]:
+        """The k largest weights of each query and their keys: (values, indices), each (..., Lq, k). See `TopK`."""
+        values, indices = self.reduce(TopK(k))[0]
+        return values, indices
+
+    def entropy(self) -> Any:
+        """The entropy of each query's weights in nats, (..., Lq). See `Entropy`."""
+        return self.reduce(Entropy())[0]
+
+    def received(self) -> Any:
+        """The sum of each key's weights over the queries, (..., Lk). See `Received`."""
+        return self.reduce(Received())[0]
+
+    def pool(self, size: int | tuple[int, int], how: Literal["max", "mean"] = "max") -> Any:
+        """A map of at most size × size cells. See `Pool`."""
+        return self.reduce(Pool(size, how))[0]
+
+    def __matmul__(self, value: Any) -> Any:
+        """The attention output for these values, by the fastest engine that can."""
+        numpy = is_numpy(query=self._inputs[0], value=value)
+        problem = make_problem(*self._inputs, value, **self._options)
+        output = problem.sizes.restore(choose(problem, None).run(problem))
+        return output.detach().numpy() if numpy else output
+
+    def _out(self, tensor: Tensor) -> Any:
+        return tensor.detach().numpy() if self._numpy else tensor
+
+
+def weights(
+    query: Any,
+    key: Any,
+    *,
+    score: ScoreLike = None,
+    mask: Any = None,
+    bias: Any = None,
+    engine: str | None = None,
+) -> Weights:
+    """The attention weights as a lazy matrix: nothing is computed until you look at a part or a summary of it.
+
+    >>> import torch, clearhead as ch
+    >>> w = ch.weights(torch.rand(1, 8, 4096, 64), torch.rand(1, 8, 4096, 64), mask=ch.Causal())
+    >>> w[0, 3, 1000].sum()
+    tensor(1.0000)
+    >>> w[0, 3, 1000, 2000]
+    tensor(0.)
+
+    Formula: w_i = softmax over the allowed keys j of score(query_i, key_j); all 0 where nothing is allowed.
+    Arguments as for `attention`. Returns a `Weights` of shape (..., Lq, Lk). Raises `ClearheadError`, `ShapeError` or
+    `UnsupportedError` (`engine="sdpa"` does not show its weights). Cost: that of what you look at; see `Weights`.
+    """
+    return Weights(query, key, score=score, mask=mask, bias=bias, engine=engine)

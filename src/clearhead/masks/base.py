@@ -1,0 +1,266 @@
+"""What a mask is, its normal form, and how masks combine."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead._align import check_one_alignment
+from clearhead._errors import ClearheadError
+from clearhead._shapes import Sizes, as_inputs
+from clearhead.masks._draw import draw
+
+Residual = Callable[[slice, slice, slice, slice], Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spans:
+    """The normal form of a mask: query i may see the keys start_i ≤ j < stop_i, if the residual agrees.
+
+    `start`, `stop`: int64 (B or 1, H or 1, Lq or 1), within [0, Lk]; nothing is allowed where stop ≤ start.
+    `residual(batch, heads, queries, keys)`, four slices, gives that part as a bool tensor that broadcasts to it;
+    None where the spans say it all.
+    """
+
+    start: Tensor
+    stop: Tensor
+    residual: Residual | None = None
+
+    def keep(self, batch: slice, heads: slice, queries: slice, keys: slice, size: int) -> Tensor:
+        """The part of the mask that these slices name, bool; `size` is Lk."""
+        start, stop = (part(edge, batch, heads, queries).unsqueeze(-1) for edge in (self.start, self.stop))
+        positions = torch.arange(size, device=self.start.device)[keys]
+        keep = (positions >= start) & (positions < stop)
+        return keep if self.residual is None else keep & self.residual(batch, heads, queries, keys)
+
+    def host(self) -> tuple[np.ndarray, np.ndarray]:
+        """Starts and stops on the host, of one shape; (0, 0) where nothing is allowed."""
+        start, stop = (edge.detach().cpu().numpy() for edge in (self.start, self.stop))
+        nothing = stop <= start
+        if nothing.any():
+            return np.where(nothing, 0, start), np.where(nothing, 0, stop)
+        return (start, stop) if start.shape == stop.shape else tuple(np.broadcast_arrays(start, stop))
+
+
+def part(tensor: Tensor, *slices: slice) -> Tensor:
+    """Slice the first dimensions, those of size 1 left whole (they broadcast)."""
+    return tensor[tuple(slice(None) if tensor.shape[i] == 1 else s for i, s in enumerate(slices))]
+
+
+class Mask(ABC):
+    """Who may see whom: True means "may attend". Masks combine with `&`, `|` and `~`.
+
+    >>> import clearhead as ch
+    >>> ch.Causal() & ch.SlidingWindow(before=1)
+    Causal() & SlidingWindow(before=1)
+    ■ · · · · ·
+    ■ ■ · · · ·
+    · ■ ■ · · ·
+    · · ■ ■ · ·
+    · · · ■ ■ ·
+    · · · · ■ ■
+
+    A mask of your own is a subclass with `lower(sizes)`, which gives its `Spans`.
+    """
+
+    @abstractmethod
+    def lower(self, sizes: Sizes) -> Spans:
+        """The normal form for a (B, H, Lq, Lk) matrix. Raises a `ClearheadError` where the mask does not fit it."""
+
+    def offsets(self, sizes: Sizes) -> list[tuple[str, int | Tensor]]:
+        """Where each part that depends on a query's position places query 0: (its name, the position)."""
+        return []
+
+    def drawn(self) -> Sizes:
+        """The sizes at which `repr` draws this mask."""
+        return Sizes(1, 1, 6, 6)
+
+    @classmethod
+    @abstractmethod
+    def example(cls, sizes: Sizes) -> Mask:
+        """A mask to try this class with, that fits these sizes."""
+
+    def resolve(self, sizes: Sizes) -> Spans:
+        """`lower`, after a check that the whole expression has one alignment."""
+        check_one_alignment(self.offsets(sizes))
+        return self.lower(sizes)
+
+    def spans(self, query: Any, key: Any) -> Spans:
+        """The normal form for these inputs: `start` and `stop`, (B or 1, H or 1, Lq or 1), and the residual."""
+        return self.resolve(mask_sizes(query, key))
+
+    def dense(self, query: Any, key: Any) -> Tensor:
+        """The whole mask as a bool tensor (..., Lq, Lk), with the inputs' leading dimensions. O(Lq · Lk) memory.
+
+        >>> import torch, clearhead as ch
+        >>> ch.Causal().dense(torch.zeros(3, 4), torch.zeros(3, 4)).int()
+        tensor([[1, 0, 0],
+                [1, 1, 0],
+                [1, 1, 1]], dtype=torch.int32)
+        """
+        sizes = mask_sizes(query, key)
+        return sizes.restore(dense(self.resolve(sizes), sizes))
+
+    def __and__(self, other: Mask) -> Mask:
+        return And(self, check_mask(other, "&"))
+
+    def __or__(self, other: Mask) -> Mask:
+        return Or(self, check_mask(other, "|"))
+
+    def __invert__(self) -> Mask:
+        return Not(self)
+
+    def __bool__(self) -> bool:
+        raise ClearheadError("A mask has no truth value: combine masks with &, | and ~, not with and, or, not.")
+
+    def title(self) -> str:
+        """The expression that makes this mask."""
+        return f"{type(self).__name__}()"
+
+    def __repr__(self) -> str:
+        sizes = self.drawn()
+        return f"{self.title()}\n{draw(dense(self.resolve(sizes), sizes))}"
+
+
+def dense(spans: Spans, sizes: Sizes) -> Tensor:
+    every = slice(None)
+    return spans.keep(every, every, every, every, sizes.keys).expand(sizes.shape)
+
+
+def mask_sizes(query: Any, key: Any) -> Sizes:
+    """The sizes of the score matrix of two arrays; their values do not matter."""
+    shapes = [torch.empty(tuple(array.shape), device="meta") for array in (query, key)]
+    *_, sizes = as_inputs(*shapes, None)
+    device = query.device if isinstance(query, Tensor) else torch.device("cpu")
+    return Sizes(*sizes.shape, device, sizes.leading)
+
+
+def check_mask(other: Any, operator: str) -> Mask:
+    if isinstance(other, Mask):
+        return other
+    raise ClearheadError(
+        f"{operator} joins two masks; the right one is a {type(other).__name__}. "
+        "Wrap a bool tensor in DenseMask(tensor)."
+    )
+
+
+class Combined(Mask):
+    """Two masks and an operator."""
+
+    operator: str
+
+    def __init__(self, left: Mask, right: Mask) -> None:
+        self.left, self.right = left, right
+
+    def offsets(self, sizes: Sizes) -> list[tuple[str, int | Tensor]]:
+        return self.left.offsets(sizes) + self.right.offsets(sizes)
+
+    def drawn(self) -> Sizes:
+        return Sizes(*(max(pair) for pair in zip(self.left.drawn().shape, self.right.drawn().shape, strict=True)))
+
+    def title(self) -> str:
+        sides = (f"({s.title()})" if isinstance(s, Combined) else s.title() for s in (self.left, self.right))
+        return f" {self.operator} ".join(sides)
+
+
+class And(Combined):
+    """Allowed where both allow: the later start, the earlier stop."""
+
+    operator = "&"
+
+    @classmethod
+    def example(cls, sizes: Sizes) -> Mask:
+        return cls(Between(0, max(sizes.keys - 1, 0)), Between(min(1, sizes.keys), sizes.keys))
+
+    def lower(self, sizes: Sizes) -> Spans:
+        a, b = self.left.lower(sizes), self.right.lower(sizes)
+        residual = a.residual or b.residual
+        if a.residual is not None and b.residual is not None:
+            one, two = a.residual, b.residual
+            residual = lambda *slices: one(*slices) & two(*slices)  # noqa: E731
+        return Spans(torch.maximum(a.start, b.start), torch.minimum(a.stop, b.stop), residual)
+
+
+class Or(Combined):
+    """Allowed where either allows: the hull of the spans, with a residual where that is more than both."""
+
+    operator = "|"
+
+    @classmethod
+    def example(cls, sizes: Sizes) -> Mask:
+        return cls(Between(0, min(1, sizes.keys)), Between(max(sizes.keys - 1, 0), sizes.keys))
+
+    def lower(self, sizes: Sizes) -> Spans:
+        a, b = self.left.lower(sizes), self.right.lower(sizes)
+        no_a, no_b = a.stop <= a.start, b.stop <= b.start
+        start = torch.where(no_a, b.start, torch.where(no_b, a.start, torch.minimum(a.start, b.start)))
+        stop = torch.where(no_a, b.stop, torch.where(no_b, a.stop, torch.maximum(a.stop, b.stop)))
+        touch = no_a | no_b | ((a.start <= b.stop) & (b.start <= a.stop))
+        if a.residual is None and b.residual is None and bool(touch.all()):
+            return Spans(start, stop)
+
+        def residual(batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
+            one, two = (s.keep(batch, heads, queries, keys, sizes.keys) for s in (a, b))
+            return one | two
+
+        return Spans(start, stop, residual)
+
+
+class Not(Mask):
+    """Allowed where the other does not allow: an interval where the other reaches an edge, else a residual."""
+
+    def __init__(self, mask: Mask) -> None:
+        self.mask = mask
+
+    @classmethod
+    def example(cls, sizes: Sizes) -> Mask:
+        return cls(Between(min(1, sizes.keys), max(sizes.keys - 1, 0)))
+
+    def offsets(self, sizes: Sizes) -> list[tuple[str, int | Tensor]]:
+        return self.mask.offsets(sizes)
+
+    def drawn(self) -> Sizes:
+        return self.mask.drawn()
+
+    def title(self) -> str:
+        inner = self.mask.title()
+        return f"~({inner})" if isinstance(self.mask, Combined) else f"~{inner}"
+
+    def lower(self, sizes: Sizes) -> Spans:
+        other = self.mask.lower(sizes)
+        nothing = other.stop <= other.start
+        left, right = nothing | (other.start <= 0), ~nothing & (other.stop >= sizes.keys)
+        edge = torch.where(nothing, torch.zeros_like(other.stop), other.stop)
+        if other.residual is None and bool((left | right).all()):
+            start = torch.where(left, edge, torch.zeros_like(edge))
+            return Spans(start, torch.where(left, torch.full_like(edge, sizes.keys), other.start))
+
+        def residual(batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
+            return ~other.keep(batch, heads, queries, keys, sizes.keys)
+
+        whole = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
+        return Spans(whole, whole + sizes.keys, residual)
+
+
+class Between(Mask):
+    """Every query may see the keys start ≤ j < stop. What the combinations' own examples are made of."""
+
+    def __init__(self, start: int, stop: int) -> None:
+        self.start, self.stop = start, stop
+
+    @classmethod
+    def example(cls, sizes: Sizes) -> Mask:
+        return cls(sizes.keys // 3, sizes.keys)
+
+    def title(self) -> str:
+        return f"Between({self.start}, {self.stop})"
+
+    def lower(self, sizes: Sizes) -> Spans:
+        edges = torch.tensor([self.start, self.stop], device=sizes.device).clamp(0, sizes.keys)
+        return Spans(edges[0].view(1, 1, 1), edges[1].view(1, 1, 1))

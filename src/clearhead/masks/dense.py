@@ -1,0 +1,105 @@
+"""A mask given in full."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead._errors import ClearheadError, ShapeError
+from clearhead._shapes import Sizes, columns, to_tensor
+from clearhead.masks.base import Mask, Spans, part
+
+
+class DenseMask(Mask):
+    """Any pattern, given as a bool matrix; a raw bool tensor passed as `mask=` is this.
+
+    >>> import torch, clearhead as ch
+    >>> ch.DenseMask(torch.tensor([[True, False, True], [False, True, True]]))
+    DenseMask(<2×3>)
+    ■ · ■
+    · ■ ■
+
+    Rule: query i sees the keys j with keep[..., i, j]. Rows that are intervals are found, and their outside skipped.
+    `keep`: bool, (Lq, Lk) or broadcasting to the scores: (B, Lq, Lk) without heads, (B, H, Lq, Lk) with heads.
+    Raises a `ClearheadError` for other dtypes and shapes; three dimensions on inputs with heads are refused, because
+    where B = H they would broadcast to the wrong place.
+    """
+
+    def __init__(self, keep: Any) -> None:
+        self.keep = check_keep(to_tensor(keep, "keep"), "DenseMask: keep")
+
+    @classmethod
+    def example(cls, sizes: Sizes) -> Mask:
+        i, j = torch.arange(sizes.queries)[:, None], torch.arange(sizes.keys)[None, :]
+        return cls(((i * 7 + j * 3) % 5 < 2).to(sizes.device))
+
+    def title(self) -> str:
+        return f"DenseMask(<{'×'.join(map(str, self.keep.shape))}>)"
+
+    def drawn(self) -> Sizes:
+        shape = as_scores(self.keep, self.keep.ndim)
+        return Sizes(*shape.shape)
+
+    def lower(self, sizes: Sizes) -> Spans:
+        keep = fit(self.keep, sizes, "mask").to(sizes.device)
+        if not keep.numel() or not sizes.keys:
+            nothing = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
+            return Spans(nothing, nothing)
+        start, stop, exact = intervals(keep, sizes.keys)
+        if exact:
+            return Spans(start, stop)
+        return Spans(start, stop, lambda *slices: part(keep, *slices))
+
+
+def intervals(keep: Tensor, keys: int) -> tuple[Tensor, Tensor, bool]:
+    """The hull [start, stop) of each row, and whether every row is all of its hull."""
+    if keep.shape[-1] == 1:  # one column for every key
+        stop = keep[..., 0] * keys
+        return torch.zeros_like(stop), stop, True
+    bytes_ = keep.view(torch.uint8)
+    count = keep.sum(-1, dtype=torch.int32)
+    start = bytes_.argmax(-1)
+    stop = torch.where(count > 0, keys - bytes_.flip(-1).argmax(-1), start)
+    return start, stop, bool((stop - start == count).all())
+
+
+def check_keep(keep: Tensor, name: str) -> Tensor:
+    if keep.dtype != torch.bool:
+        raise ClearheadError(
+            f"{name} has dtype {keep.dtype}, shape {tuple(keep.shape)}; expected bool, True where a query may attend."
+            "\nFor a tokenizer's 0/1 attention_mask pass Padding(mask); for another 0/1 matrix DenseMask(mask.bool())."
+            "\nA float tensor passed as mask= is added to the scores."
+        )
+    return keep
+
+
+def as_scores(tensor: Tensor, depth: int) -> Tensor:
+    """A raw mask as (B, H, Lq, Lk), for inputs of this many dimensions."""
+    if tensor.ndim < 2:
+        tensor = tensor.reshape((1,) * (2 - tensor.ndim) + tuple(tensor.shape))
+    if tensor.ndim == 3 and depth == 3:
+        return tensor.unsqueeze(1)
+    return tensor.reshape((1,) * (4 - tensor.ndim) + tuple(tensor.shape)) if tensor.ndim < 4 else tensor
+
+
+def fit(tensor: Tensor, sizes: Sizes, name: str) -> Tensor:
+    """A raw (..., Lq, Lk) tensor as (B or 1, H or 1, Lq or 1, Lk or 1), or an error that shows what disagrees."""
+    shown = (*sizes.shown, sizes.queries, sizes.keys)
+    rows = {"scores": shown, name: tuple(tensor.shape)}
+    if tensor.ndim == 3 and len(shown) >= 4:
+        raise ShapeError(
+            f"{name} has 3 dimensions and the inputs have heads: its first could be the batch or the heads.\n"
+            f"{columns(rows)}\nPass {name}[:, None] for (B, 1, Lq, Lk), or {name}[None] for (1, H, Lq, Lk)."
+        )
+    wrong = [-i for i in range(1, tensor.ndim + 1) if i > len(shown) or tensor.shape[-i] not in (1, shown[-i])]
+    if wrong:
+        raise ShapeError(
+            f"{name} has shape {tuple(tensor.shape)}, which does not broadcast to the scores (..., Lq, Lk).\n"
+            + columns(rows, wrong[0])
+            + f"\nFor one row a sequence, (B, Lk), pass Padding({name}); for lengths, Lengths(valid_lens)."
+        )
+    if len(shown) > 4:
+        tensor = tensor.expand(shown).reshape(sizes.shape)
+    return as_scores(tensor, len(shown))

@@ -1,0 +1,74 @@
+"""A tokenizer's attention mask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead._errors import ClearheadError, ShapeError
+from clearhead._shapes import Sizes, columns, to_tensor
+from clearhead.masks.base import Mask, Spans
+
+
+class Padding(Mask):
+    """The keys that are no padding: a tokenizer's `attention_mask`, padded on the right, the left, or with holes.
+
+    >>> import torch, clearhead as ch
+    >>> ch.Padding(torch.tensor([[1, 1, 0], [0, 1, 1]]))
+    Padding(<2×3>)
+    batch 0
+    ■ ■ ·
+    batch 1
+    · ■ ■
+
+    Rule: every query of sequence b sees the keys j with keep[b, j] ≠ 0.
+    `keep`: (B, Lk), bool or 0/1 integers. Raises a `ClearheadError` for other values or shapes.
+    """
+
+    def __init__(self, keep: Any) -> None:
+        keep = to_tensor(keep, "keep")
+        if keep.ndim != 2:
+            raise ShapeError(f"Padding: keep has shape {tuple(keep.shape)}; expected (B, Lk).")
+        if keep.dtype != torch.bool and (keep.is_floating_point() or bool(((keep != 0) & (keep != 1)).any())):
+            raise ClearheadError(
+                f"Padding: keep has dtype {keep.dtype}, shape {tuple(keep.shape)}; expected bool or the integers 0 "
+                "and 1. For lengths pass Lengths(valid_lens); a float tensor passed as mask= is added to the scores."
+            )
+        self.keep: Tensor = keep.detach().bool().clone()
+
+    @classmethod
+    def example(cls, sizes: Sizes) -> Mask:
+        keep = torch.arange(sizes.keys)[None] + torch.arange(sizes.batch)[:, None]
+        return cls((keep % 4 != 1).to(sizes.device))  # holes: the hardest case
+
+    def title(self) -> str:
+        return f"Padding(<{self.keep.shape[0]}×{self.keep.shape[1]}>)"
+
+    def drawn(self) -> Sizes:
+        return Sizes(self.keep.shape[0], 1, 1, self.keep.shape[1])
+
+    def lower(self, sizes: Sizes) -> Spans:
+        if self.keep.shape[1] != sizes.keys or self.keep.shape[0] not in (1, sizes.batch):
+            raise ShapeError(
+                f"Padding: keep has shape {tuple(self.keep.shape)}; expected (B, Lk) = "
+                f"({sizes.batch}, {sizes.keys}).\n"
+                + columns({"scores": (*sizes.shown, sizes.queries, sizes.keys), "keep": (*self.keep.shape,)})
+                + "\nIt pads keys: with cross attention, pass the mask of the source."
+            )
+        keep = self.keep.to(sizes.device)
+        if not sizes.keys:
+            nothing = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
+            return Spans(nothing, nothing)
+        count = keep.sum(-1)
+        start = keep.int().argmax(-1)  # the first kept key
+        stop = torch.where(count > 0, sizes.keys - keep.flip(-1).int().argmax(-1), start)
+        residual = None
+        if bool((stop - start != count).any()):
+
+            def residual(batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
+                rows = keep if keep.shape[0] == 1 else keep[batch]
+                return rows[:, None, None, keys]
+
+        return Spans(start.view(-1, 1, 1), stop.view(-1, 1, 1), residual)

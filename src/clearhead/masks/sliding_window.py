@@ -1,0 +1,60 @@
+"""The sliding window."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from clearhead._align import Align, check_align, query_offset
+from clearhead._errors import ClearheadError
+from clearhead._shapes import Sizes
+from clearhead.masks.base import Mask, Spans
+
+
+class SlidingWindow(Mask):
+    """Each query sees the keys around its own position, its own included.
+
+    >>> import clearhead as ch
+    >>> ch.SlidingWindow(before=2, after=1)
+    SlidingWindow(before=2, after=1)
+    ■ ■ · · · ·
+    ■ ■ ■ · · ·
+    ■ ■ ■ ■ · ·
+    · ■ ■ ■ ■ ·
+    · · ■ ■ ■ ■
+    · · · ■ ■ ■
+
+    Rule: query i sees the keys i + p − before ≤ j ≤ i + p + after, where p is the position of query 0.
+    `before`, `after`: numbers of positions, 0 or more; what others call a causal window of 256 is before=255.
+    `align`: as for `Causal`, needed where Lq ≠ Lk.
+    Raises a `ClearheadError` for negative sizes, and where Lq ≠ Lk and no alignment is given.
+    Source: Beltagy et al. 2020, "Longformer: The Long-Document Transformer".
+    """
+
+    def __init__(self, before: int, after: int = 0, align: Align = None) -> None:
+        for name, size in (("before", before), ("after", after)):
+            if not isinstance(size, int) or size < 0:
+                raise ClearheadError(f"SlidingWindow: {name} is {size!r}; expected a whole number, 0 or more.")
+        self.before, self.after = before, after
+        self.align = check_align(align, "SlidingWindow")
+
+    @classmethod
+    def example(cls, sizes: Sizes) -> Mask:
+        return cls(before=3, after=1, align="lower_right")
+
+    def title(self) -> str:
+        parts = [f"before={self.before}"] + [f"after={self.after}"] * (self.after > 0)
+        if self.align is not None:
+            parts.append(f"align={self.align if isinstance(self.align, str) else self.align.tolist()!r}")
+        return f"SlidingWindow({', '.join(parts)})"
+
+    def offsets(self, sizes: Sizes) -> list[tuple[str, int | Tensor]]:
+        return [("SlidingWindow", query_offset(self.align, sizes, "SlidingWindow"))]
+
+    def drawn(self) -> Sizes:
+        return Sizes(self.align.numel() if isinstance(self.align, Tensor) else 1, 1, 6, 6)
+
+    def lower(self, sizes: Sizes) -> Spans:
+        own = torch.arange(sizes.queries, device=sizes.device).view(1, 1, -1)
+        own = own + query_offset(self.align, sizes, "SlidingWindow")
+        return Spans((own - self.before).clamp(0, sizes.keys), (own + self.after + 1).clamp(0, sizes.keys))

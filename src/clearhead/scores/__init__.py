@@ -1,0 +1,10 @@
+"""Scores: one formula a file."""
+
+from clearhead.scores.additive import Additive as Additive
+from clearhead.scores.base import Pairwise as Pairwise
+from clearhead.scores.base import Score as Score
+from clearhead.scores.bilinear import Bilinear as Bilinear
+from clearhead.scores.cosine import Cosine as Cosine
+from clearhead.scores.dot import Dot as Dot
+from clearhead.scores.function import Function as Function
+from clearhead.scores.gaussian import Gaussian as Gaussian

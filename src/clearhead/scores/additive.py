@@ -1,0 +1,115 @@
+"""The additive score."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from clearhead._errors import ClearheadError, ShapeError
+from clearhead._shapes import columns
+from clearhead.scores.base import Pairwise, Score, check_width, given_parameter, linear_weight
+
+
+class Additive(Score):
+    """Bahdanau's additive score: a small tanh network over each pair.
+
+    >>> import torch, clearhead as ch
+    >>> ch.Additive(query_dim=4, key_dim=6, hidden=8)(torch.ones(2, 4), torch.ones(3, 6)).shape
+    torch.Size([2, 3])
+
+    Formula: s_ij = Σ_h w_v[h] · tanh((W_q q_i)[h] + (W_k k_j)[h]).
+
+    W_q (hidden, Eq), W_k (hidden, Ek) as nn.Linear has them, w_v (hidden,); a matrix that is None leaves its side as
+    it is (already projected). Takes query (..., Lq, Eq), key (..., Lk, Ek); gives (..., Lq, Lk).
+    Raises `ShapeError` for other widths. Cost: Lq·Lk·hidden tanh.
+    Source: Bahdanau et al. 2015, "Neural Machine Translation by Jointly Learning to Align and Translate".
+    """
+
+    W_q: nn.Parameter | None
+    W_k: nn.Parameter | None
+
+    def __init__(self, query_dim: int, key_dim: int, hidden: int) -> None:
+        super().__init__()
+        self.W_q = linear_weight(hidden, query_dim)
+        self.W_k = linear_weight(hidden, key_dim)
+        self.w_v = nn.Parameter(linear_weight(1, hidden).detach()[0])
+
+    @classmethod
+    def from_weights(cls, W_q: Any, W_k: Any, w_v: Any) -> Additive:
+        """From given weights (H, Eq), (H, Ek), (H,): an nn.Parameter is shared, anything else copied.
+
+        None for W_q or W_k means that side is already projected, of width H.
+        """
+        vector = given_parameter(w_v, "w_v", 1)
+        score = cls(1, 1, vector.shape[0])
+        score.w_v = vector
+        score.W_q, score.W_k = (
+            None if matrix is None else given_parameter(matrix, name, 2)
+            for matrix, name in ((W_q, "W_q"), (W_k, "W_k"))
+        )
+        for name, parameter in (("W_q", score.W_q), ("W_k", score.W_k)):
+            if parameter is not None and parameter.shape[0] != vector.shape[0]:
+                raise ShapeError(
+                    f"{name} and w_v disagree in hidden, the first size of each (nn.Linear's order).\n"
+                    + columns({name: tuple(parameter.shape), "w_v": (vector.shape[0], "")})
+                    + f"\nIf {name} is (in, hidden), pass {name}.T."
+                )
+        return score
+
+    @classmethod
+    def from_concatenated(
+        cls,
+        weight: Any,
+        w_v: Any,
+        order: Literal["key_query", "query_key"] = "key_query",
+        key_dim: int | None = None,
+    ) -> Additive:
+        """From the published form w_v · tanh(W [k; q]), W of shape (H, Ek + Eq) as nn.Linear has it.
+
+        `order` says which comes first in the concatenation; `key_dim` is Ek, by default half of the width.
+        """
+        if order not in ("key_query", "query_key"):
+            raise ClearheadError(f"order is {order!r}; expected 'key_query' or 'query_key'.")
+        joint = given_parameter(weight, "weight", 2)
+        width = joint.shape[1]
+        if key_dim is None and width % 2:
+            raise ShapeError(
+                f"weight has shape {tuple(joint.shape)}: an odd width does not split in halves; pass key_dim=..."
+            )
+        keys = width // 2 if key_dim is None else key_dim
+        if not 0 < keys < width:
+            raise ShapeError(f"key_dim is {keys}; weight {tuple(joint.shape)} leaves 1 to {width - 1}.")
+        first = keys if order == "key_query" else width - keys
+        parts = joint.detach()[:, :first], joint.detach()[:, first:]
+        W_k, W_q = parts if order == "key_query" else parts[::-1]
+        return cls.from_weights(W_q, W_k, w_v)
+
+    @classmethod
+    def example(cls) -> tuple[Score, int, int]:
+        return cls(4, 6, 8), 4, 6
+
+    def project(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """W_q q and W_k k, both of width hidden."""
+        return (
+            query if self.W_q is None else query @ self.W_q.T,
+            key if self.W_k is None else key @ self.W_k.T,
+        )
+
+    def tile(self, query: Tensor, key: Tensor) -> Tensor:
+        query, key = self.project(query, key)
+        return torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3)) @ self.w_v
+
+    def lower(self, query: Tensor, key: Tensor) -> Pairwise:
+        return Pairwise("tanh_add", *self.project(query, key), weight=self.w_v)
+
+    def check(self, query: Tensor, key: Tensor) -> None:
+        super().check(query, key)
+        for name, tensor, matrix in (("query", query, self.W_q), ("key", key, self.W_k)):
+            check_width(self, tensor, self.w_v.shape[0] if matrix is None else matrix.shape[1], name)
+
+    def extra_repr(self) -> str:
+        sides = (("query_dim", self.W_q), ("key_dim", self.W_k))
+        dims = ", ".join(f"{n}={'projected' if m is None else m.shape[1]}" for n, m in sides)
+        return f"{dims}, hidden={self.w_v.shape[0]}"

@@ -1,0 +1,54 @@
+"""The bilinear score."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from clearhead.scores.base import Pairwise, Score, check_width, given_parameter, linear_weight
+
+
+class Bilinear(Score):
+    """Luong's "general" score: a learnt matrix between query and key, whose widths may differ.
+
+    >>> import torch, clearhead as ch
+    >>> ch.Bilinear(query_dim=4, key_dim=6)(torch.ones(2, 4), torch.ones(3, 6)).shape
+    torch.Size([2, 3])
+
+    Formula: s_ij = q_iᵀ W k_j, with W of shape (Eq, Ek). There is no further scale.
+
+    Takes query (..., Lq, Eq), key (..., Lk, Ek); gives (..., Lq, Lk). `Bilinear.from_weights(W)` takes a given W:
+    an nn.Parameter is shared, anything else copied. Raises `ShapeError` for other widths.
+    Cost: 2·Lq·Eq·Ek + 2·Lq·Lk·Ek operations.
+    Source: Luong et al. 2015, "Effective Approaches to Attention-based Neural Machine Translation".
+    """
+
+    def __init__(self, query_dim: int, key_dim: int) -> None:
+        super().__init__()
+        self.W = linear_weight(query_dim, key_dim)
+
+    @classmethod
+    def from_weights(cls, W: Any) -> Bilinear:
+        weight = given_parameter(W, "W", 2)
+        score = cls(*weight.shape)
+        score.W = weight
+        return score
+
+    @classmethod
+    def example(cls) -> tuple[Score, int, int]:
+        return cls(4, 6), 4, 6
+
+    def tile(self, query: Tensor, key: Tensor) -> Tensor:
+        return query @ self.W @ key.transpose(-1, -2)
+
+    def lower(self, query: Tensor, key: Tensor) -> Pairwise:
+        return Pairwise("mul", query @ self.W, key)
+
+    def check(self, query: Tensor, key: Tensor) -> None:
+        super().check(query, key)
+        check_width(self, query, self.W.shape[0], "query")
+        check_width(self, key, self.W.shape[1], "key")
+
+    def extra_repr(self) -> str:
+        return f"query_dim={self.W.shape[0]}, key_dim={self.W.shape[1]}"

@@ -1,0 +1,48 @@
+"""The scaled dot product."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from clearhead.scores.base import Pairwise, Score, check_equal_width, check_positive
+
+
+class Dot(Score):
+    """The scaled dot product, the score of the Transformer.
+
+    >>> import torch, clearhead as ch
+    >>> ch.Dot()(torch.ones(2, 4), torch.ones(3, 4))
+    tensor([[2., 2., 2.],
+            [2., 2., 2.]])
+
+    Formula: s_ij = scale · Σ_d q_id k_jd, then, with a softcap c, s_ij ← c · tanh(s_ij / c).
+
+    `scale`: a number; None is 1/√E. `softcap`: a number above 0, or None for none.
+    Takes query (..., Lq, E), key (..., Lk, E); gives (..., Lq, Lk) of their dtype.
+    Raises `ShapeError` where the widths differ. Cost: 2·Lq·Lk·E operations.
+    Sources: Vaswani et al. 2017, "Attention Is All You Need"; the softcap: Gemma Team 2024, "Gemma 2".
+    """
+
+    def __init__(self, scale: float | None = None, softcap: float | None = None) -> None:
+        super().__init__()
+        self.scale = scale
+        self.softcap = None if softcap is None else check_positive(softcap, "softcap")
+
+    def factor(self, width: int) -> float:
+        """The scale in force at this width."""
+        return (width**-0.5 if width else 1.0) if self.scale is None else float(self.scale)
+
+    def tile(self, query: Tensor, key: Tensor) -> Tensor:
+        scores = query @ key.transpose(-1, -2) * self.factor(query.shape[-1])
+        return scores if self.softcap is None else self.softcap * torch.tanh(scores / self.softcap)
+
+    def lower(self, query: Tensor, key: Tensor) -> Pairwise:
+        return Pairwise("mul", query, key, scale=self.factor(query.shape[-1]), softcap=self.softcap)
+
+    def check(self, query: Tensor, key: Tensor) -> None:
+        check_equal_width(self, query, key)
+
+    def extra_repr(self) -> str:
+        parts = {"scale": self.scale, "softcap": self.softcap}
+        return ", ".join(f"{name}={value}" for name, value in parts.items() if value is not None)

@@ -1,0 +1,41 @@
+"""The Gaussian score."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from clearhead.scores.base import Pairwise, Score, check_equal_width, check_positive
+
+
+class Gaussian(Score):
+    """The Gaussian kernel's exponent: attention with it is Nadaraya–Watson regression.
+
+    >>> import torch, clearhead as ch
+    >>> ch.Gaussian()(torch.tensor([[1.0], [3.0]]), torch.tensor([[0.0], [2.0]]))
+    tensor([[-0.5000, -0.5000],
+            [-4.5000, -0.5000]])
+
+    Formula: s_ij = −‖q_i − k_j‖² / (2 h²), with h the bandwidth. The differences are taken before they are squared:
+    the expanded form ‖q‖² − 2q·k + ‖k‖² loses every digit where inputs share a large offset.
+
+    `bandwidth`: above 0, in the unit of the inputs. Takes query (..., Lq, E), key (..., Lk, E); gives (..., Lq, Lk).
+    Raises `ShapeError` where the widths differ. Cost: 3·Lq·Lk·E operations.
+    Sources: Nadaraya 1964, "On Estimating Regression"; Watson 1964, "Smooth Regression Analysis".
+    """
+
+    def __init__(self, bandwidth: float = 1.0) -> None:
+        super().__init__()
+        self.bandwidth = check_positive(bandwidth, "bandwidth")
+
+    def tile(self, query: Tensor, key: Tensor) -> Tensor:
+        difference = query.unsqueeze(-2) - key.unsqueeze(-3)
+        return -difference.square().sum(-1) / (2 * self.bandwidth**2)
+
+    def lower(self, query: Tensor, key: Tensor) -> Pairwise:
+        return Pairwise("sq_diff", query, key, scale=-1 / (2 * self.bandwidth**2))
+
+    def check(self, query: Tensor, key: Tensor) -> None:
+        check_equal_width(self, query, key)
+
+    def extra_repr(self) -> str:
+        return f"bandwidth={self.bandwidth}"
