@@ -21,6 +21,9 @@ from clearhead.masks import Lengths as Lengths
 from clearhead.masks import Mask as Mask
 from clearhead.masks import Padding as Padding
 from clearhead.masks import SlidingWindow as SlidingWindow
+from clearhead.models.call import Call as Call
+from clearhead.models.seen import Seen as Seen
+from clearhead.models.watch import watch as watch
 from clearhead.scores import Additive as Additive
 from clearhead.scores import Bilinear as Bilinear
 from clearhead.scores import Cosine as Cosine

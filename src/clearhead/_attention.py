@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead._errors import ClearheadError
+from clearhead._errors import ClearheadError, UnsupportedError
 from clearhead._problem import Problem, make_problem
 from clearhead._tiles import softmax
 from clearhead.engines.choose import choose, reasons
@@ -29,6 +29,13 @@ def is_numpy(**arrays: Any) -> bool:
         listed = ", ".join(f"{name} is a {type(array).__name__}" for name, array in arrays.items())
         raise ClearheadError(f"{listed}.\nPass all as NumPy arrays or all as tensors: torch.from_numpy(array).")
     return count > 0
+
+
+def refuse_bias(bias: Any) -> None:
+    if bias is not None:
+        raise UnsupportedError(
+            "bias= is not supported yet. A float tensor passed as mask= is added to the scores, and works today."
+        )
 
 
 def attention(
@@ -66,8 +73,9 @@ def attention(
     Cost: the allowed pairs' work; memory O(Lq + Lk) but on the engine "reference".
     Source: Bahdanau et al. 2015; Vaswani et al. 2017, "Attention Is All You Need".
     """
+    refuse_bias(bias)
     numpy = is_numpy(query=query, key=key, value=value)
-    problem = make_problem(query, key, value, score=score, mask=mask, bias=bias, dropout_p=dropout_p)
+    problem = make_problem(query, key, value, score=score, mask=mask, dropout_p=dropout_p)
     output = problem.sizes.restore(choose(problem, engine).run(problem))
     return output.detach().numpy() if numpy else output
 
@@ -138,8 +146,9 @@ def plan(
     Operations count the score and the weighted sum of the pairs the engine computes; extra memory is an estimate of
     what is needed at once beyond inputs and output in the forward pass.
     """
+    refuse_bias(bias)
     is_numpy(query=query, key=key, value=value)
-    problem = make_problem(query, key, value, score=score, mask=mask, bias=bias, dropout_p=dropout_p)
+    problem = make_problem(query, key, value, score=score, mask=mask, dropout_p=dropout_p)
     chosen = choose(problem, engine)
     computed = chosen.pairs(problem)
     return Plan(

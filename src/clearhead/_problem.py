@@ -64,10 +64,6 @@ def make_problem(
     dropout_p: float = 0.0,
 ) -> Problem:
     """Check everything, and bring it to normal form. Nothing that was passed is written to."""
-    if bias is not None:
-        raise UnsupportedError(
-            "bias= is not supported yet. A float tensor passed as mask= is added to the scores and works today."
-        )
     if not 0.0 <= dropout_p < 1.0:
         raise ClearheadError(f"dropout_p is {dropout_p}; expected a probability: 0 ≤ dropout_p < 1.")
     if dropout_p:
@@ -78,9 +74,10 @@ def make_problem(
     query, key, value, sizes = as_inputs(query, key, value)
     score = _as_score(score)
     score.check(query, key)
-    if mask is None:
+    if mask is None and bias is None:
         return Problem(query, key, value, sizes, score, score.lower(query, key), None, None)
-    spans, bias = _as_mask(mask, sizes, query.dtype)
+    spans, added = _as_mask(mask, sizes, query.dtype)
+    bias = added if bias is None else fit(bias, sizes, "bias")
     edges = None
     if spans is not None:
         edges = spans.host()

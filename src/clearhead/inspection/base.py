@@ -14,6 +14,8 @@ from clearhead._problem import Problem
 from clearhead._tiles import Block, accumulated
 from clearhead.engines.base import Engine
 
+PEAK = 128  # keys to a chunk where the largest scores are looked for
+
 
 class Look:
     """One block of rows, whole along the keys they may see, looked at by each reduction."""
@@ -25,7 +27,7 @@ class Look:
         self.least = torch.finfo(scores.dtype).min
         self.scores = scores.clamp_(min=self.least) if may_be_empty else scores  # (b, h, q, k)
         self._peaks: dict[int, Tensor] = {}
-        top = self.peaks(128).amax(-1) if scores.shape[-1] else scores.new_full(scores.shape[:-1], self.least)
+        top = self.peaks(PEAK).amax(-1) if scores.shape[-1] else scores.new_full(scores.shape[:-1], self.least)
         self.blind = top <= self.least  # (b, h, q): queries that see nothing
         self.weights = scores.softmax(-1)
         if may_be_empty and bool(self.blind.any()):
@@ -43,8 +45,8 @@ class Look:
         if not self.scores.shape[-1]:
             return self._top.masked_fill(self.blind, -torch.inf)
         # log-sum-exp = a score minus the log of its weight, for the largest, whose weight is the most exact
-        chunk = self.peaks(128).argmax(-1, keepdim=True) * 128
-        near = (chunk + torch.arange(128, device=chunk.device)).clamp_(max=self.scores.shape[-1] - 1)
+        chunk = self.peaks(PEAK).argmax(-1, keepdim=True) * PEAK
+        near = (chunk + torch.arange(PEAK, device=chunk.device)).clamp_(max=self.scores.shape[-1] - 1)
         best = near.gather(-1, self.scores.gather(-1, near).argmax(-1, keepdim=True))
         lse = self._top - self.weights.gather(-1, best).squeeze(-1).log()
         return lse.masked_fill(self.blind, -torch.inf)

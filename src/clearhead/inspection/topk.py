@@ -9,10 +9,7 @@ from torch import Tensor
 
 from clearhead._errors import ClearheadError
 from clearhead._problem import Problem
-from clearhead.inspection.base import Look, Reduction, per_query
-
-CHUNK = 128
-
+from clearhead.inspection.base import PEAK, Look, Reduction, per_query
 
 @dataclass(frozen=True)
 class TopK(Reduction):
@@ -37,24 +34,36 @@ class TopK(Reduction):
         return values, torch.zeros_like(values, dtype=torch.int64), problem.sizes.keys
 
     def look(self, buffers: tuple[Tensor, Tensor, int], look: Look) -> None:
-        scores, width = look.scores, look.scores.shape[-1]
         values, indices, keys = buffers
-        if width > CHUNK * (self.k + 1):
-            # the k best keys are in the k chunks with the best peaks: an earlier chunk wins a tie, as a key does
-            chunk = look.peaks(CHUNK).sort(dim=-1, descending=True, stable=True).indices[..., : self.k].sort(-1).values
-            near = (chunk.unsqueeze(-1) * CHUNK + torch.arange(CHUNK, device=chunk.device)).flatten(-2)
-            inside = near < width
-            near = near.clamp_(max=width - 1)
-            scores = scores.gather(-1, near).masked_fill_(~inside, -torch.inf)
-        else:
-            near = torch.arange(width, device=scores.device).expand(scores.shape)
-        best = scores.sort(dim=-1, descending=True, stable=True).indices[..., : self.k]
-        best = near.gather(-1, best)  # (b, h, q, at most k)
-        found = slice(0, best.shape[-1])
-        values[(*look.at, found)] = look.weights.gather(-1, best)
+        count = min(self.k, look.scores.shape[-1])
         # in a block of fewer than k keys the rest, of weight 0, are the keys after it, and then from the first on
         indices[look.at] = (torch.arange(self.k, device=indices.device) + look.start) % keys
-        indices[(*look.at, found)] = best + look.start
+        if count:
+            best = largest(look.scores, look.peaks(PEAK), count)
+            values[(*look.at, slice(0, count))] = look.weights.gather(-1, best)
+            indices[(*look.at, slice(0, count))] = best + look.start
 
     def end(self, buffers: tuple[Tensor, Tensor, int], problem: Problem) -> tuple[Tensor, Tensor]:
         return buffers[0], buffers[1]
+
+
+def largest(scores: Tensor, peaks: Tensor, count: int) -> Tensor:
+    """The places of the `count` largest scores, equal ones in order, by a tournament of chunks.
+
+    Each round takes the first best chunk and the first best score in it, so a round reads one chunk, not the row.
+    """
+    peaks = peaks.clone()
+    places = torch.arange(PEAK, device=scores.device)
+    taken, removed = [], []
+    for _ in range(count):
+        chunk = peaks.argmax(-1, keepdim=True)
+        near = (chunk * PEAK + places).clamp_(max=scores.shape[-1] - 1)
+        local = scores.gather(-1, near)
+        best = near.gather(-1, local.argmax(-1, keepdim=True))
+        removed.append(scores.gather(-1, best))
+        scores.scatter_(-1, best, -torch.inf)
+        peaks.scatter_(-1, chunk, local.masked_fill_(near == best, -torch.inf).amax(-1, keepdim=True))
+        taken.append(best)
+    found = torch.cat(taken, -1)
+    scores.scatter_(-1, found, torch.cat(removed, -1))  # the tile as it was
+    return found

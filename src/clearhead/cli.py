@@ -1,0 +1,143 @@
+"""The command `clearhead`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clearhead._errors import ClearheadError, require
+from clearhead.models.call import Call
+from clearhead.models.load import bundled, load
+from clearhead.models.seen import Seen, write_page
+from clearhead.models.watch import watch
+from clearhead.report import Layer, render
+from clearhead.report.summary import summarise
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status. A bad input is one clear line on standard error, and status 2."""
+    options = _parser().parse_args(arguments)
+    try:
+        _report(options)
+    except ClearheadError as error:
+        print(f"clearhead: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="clearhead", description="Look into the attention of a model.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    report = commands.add_parser(
+        "report",
+        help="watch a model read a text, and write a page that shows its attention",
+        description="Watch a model read a text; print a summary, and write a self-contained HTML page.",
+    )
+    text = report.add_mutually_exclusive_group()
+    text.add_argument("text", nargs="?", metavar="TEXT", help="the text to read")
+    text.add_argument("--file", metavar="F", help="a file that holds the text")
+    report.add_argument("--model", metavar="DIR", help="a folder saved with save_pretrained() (default: a small BERT)")
+    report.add_argument("--layers", metavar="LIST", help="which attention calls to show, such as 0,2,5-7 (default: all)")
+    report.add_argument("-o", "--output", metavar="FILE", default="report.html", help="the page (default: %(default)s)")
+    return parser
+
+
+def _report(options: argparse.Namespace) -> None:
+    rich = require("rich.console", "terminal", "the report's summary")
+    console = rich.Console()
+    text = _text(options)
+    folder = bundled() if options.model is None else Path(options.model)
+    model, tokenizer = load(folder)
+    seen, tokens, cut = _watch(model, tokenizer, text)
+    if cut:
+        console.print(f"The model reads at most {len(tokens)} tokens: {cut} more were left out.", style="yellow")
+    seen = Seen(_choose(seen.calls, options.layers))
+    layers = seen.layers(tokens, progress=lambda calls: _progress(console, calls))
+    title = f"Attention of {_name(model, folder)}"
+    path = write_page(options.output, render(layers, title))
+    _summary(console, title, layers, len(tokens))
+    console.print(f"The report: {path.resolve()}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _name(model: Any, folder: Path) -> str:
+    return f"{type(model).__name__} ({folder.parent.name if folder.name == 'model' else folder.name})"
+
+
+def _text(options: argparse.Namespace) -> str:
+    if options.file is not None:
+        try:
+            text = Path(options.file).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ClearheadError(f"cannot read the text {options.file!r}: {error.strerror}.") from error
+        except UnicodeDecodeError as error:
+            raise ClearheadError(f"the text {options.file!r} is not UTF-8: {error}.") from error
+    elif options.text is not None:
+        text = options.text
+    else:
+        raise ClearheadError("no text: pass it as TEXT, or in a file with --file F.")
+    if not text.strip():
+        raise ClearheadError("the text is empty.")
+    return text
+
+
+def _watch(model: Any, tokenizer: Any, text: str) -> tuple[Seen, list[str], int]:
+    """What the model did, the tokens it read, and how many were left out."""
+    every = tokenizer(text, return_tensors="pt", verbose=False)
+    limit = min(tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", None) or sys.maxsize)
+    total = every["input_ids"].shape[1]
+    inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=limit) if total > limit else every
+    ids = inputs["input_ids"]
+    if model.config.is_encoder_decoder:  # the decoder reads the same text
+        inputs["decoder_input_ids"] = ids
+    with torch.inference_mode(), watch(model) as seen:
+        model(**inputs)
+    return seen, tokenizer.convert_ids_to_tokens(ids[0].tolist()), max(total - limit, 0)
+
+
+def _choose(calls: list[Call], layers: str | None) -> list[Call]:
+    if layers is None:
+        return calls
+    chosen: list[int] = []
+    for item in layers.split(","):
+        first, dash, last = item.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise ClearheadError(f"--layers is {layers!r}; expected numbers and ranges, such as 0,2,5-7.")
+        chosen += range(int(first), int(last or first) + 1)
+    wrong = [i for i in chosen if i >= len(calls)]
+    if wrong or not chosen:
+        raise ClearheadError(f"--layers names {layers!r}, and the model made {len(calls)} calls: 0 to {len(calls) - 1}.")
+    return [calls[i] for i in dict.fromkeys(chosen)]
+
+
+def _progress(console: Any, calls: Iterable[Call]) -> Iterator[Call]:
+    track = require("rich.progress", "terminal", "the progress bar").track
+    yield from track(list(calls), description="Looking at each layer", console=console, transient=True)
+
+
+def _summary(console: Any, title: str, layers: list[Layer], tokens: int) -> None:
+    table_module = require("rich.table", "terminal", "the report's summary")
+    escape = require("rich.markup", "terminal", "the report's summary").escape
+    table = table_module.Table(title=f"{escape(title)}, {tokens} tokens", caption="entropy in nats; distance in tokens")
+    for column in ("", "layer", "most focused", "most diffuse", "sink", "distance"):
+        table.add_column(column, justify="right" if column == "distance" else "left")
+    for i, layer in enumerate(layers):
+        figures = summarise(layer)
+        word, place, share = figures.sink
+        table.add_row(
+            str(i),
+            escape(layer.name) + (" (cross)" if layer.kind == "cross" else ""),
+            f"head {figures.focused[0]}: {figures.focused[1]:.2f}",
+            f"head {figures.diffuse[0]}: {figures.diffuse[1]:.2f}",
+            f"{escape(repr(word)[1:-1])} @{place}: {share:.0%}",
+            "" if figures.distance is None else f"{figures.distance:.1f}",
+        )
+    console.print(table)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,72 @@
+"""Spans given outright."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead._errors import ClearheadError, ShapeError
+from clearhead._shapes import Sizes, to_tensor
+from clearhead.masks.base import Mask, Spans
+
+
+class Intervals(Mask):
+    """Each query sees one interval of keys, given as its two ends.
+
+    >>> import torch
+    >>> from clearhead.masks import Intervals
+    >>> Intervals(torch.tensor([0, 1, 2]), torch.tensor([2, 4, 3]))
+    Intervals(<3>)
+    ■ ■ · ·
+    · ■ ■ ■
+    · · ■ ·
+
+    Rule: query i sees the keys start[..., i] ≤ j < stop[..., i].
+    `start`, `stop`: integers of one shape, (Lq,) or (B, Lq) or (B, H, Lq), sizes of 1 broadcast.
+    Raises a `ClearheadError` for other dtypes and shapes. What a recorded mask becomes where its rows are intervals.
+    """
+
+    def __init__(self, start: Any, stop: Any) -> None:
+        self.start, self.stop = (_edge(edge, name) for edge, name in ((start, "start"), (stop, "stop")))
+        if self.start.shape != self.stop.shape:
+            raise ShapeError(
+                f"Intervals: start {tuple(self.start.shape)} and stop {tuple(self.stop.shape)} need one shape."
+            )
+
+    @classmethod
+    def example(cls, sizes: Sizes) -> Mask:
+        start = torch.arange(sizes.queries, device=sizes.device) % max(sizes.keys, 1)
+        return cls(start, (start + 3).clamp(max=sizes.keys))
+
+    def title(self) -> str:
+        return f"Intervals(<{'×'.join(map(str, self.start.shape))}>)"
+
+    def drawn(self) -> Sizes:
+        shape = (1,) * (3 - self.start.ndim) + tuple(self.start.shape)
+        return Sizes(*shape, int(self.stop.max()) if self.stop.numel() else 0)
+
+    def lower(self, sizes: Sizes) -> Spans:
+        edges = []
+        for edge in (self.start, self.stop):
+            if edge.ndim == 2:
+                edge = edge.unsqueeze(1)
+            edge = edge.reshape((1,) * (3 - edge.ndim) + tuple(edge.shape)).to(sizes.device)
+            if any(n not in (1, size) for n, size in zip(edge.shape, sizes.shape, strict=False)):
+                raise ShapeError(
+                    f"Intervals: start has shape {tuple(self.start.shape)}; expected something that broadcasts to "
+                    f"(B, H, Lq) = {sizes.shape[:3]}."
+                )
+            edges.append(edge.clamp(0, sizes.keys))
+        return Spans(*edges)
+
+
+def _edge(edge: Any, name: str) -> Tensor:
+    edge = to_tensor(edge, name)
+    if edge.is_floating_point() or edge.dtype == torch.bool or not 1 <= edge.ndim <= 3:
+        raise ClearheadError(
+            f"Intervals: {name} has dtype {edge.dtype}, shape {tuple(edge.shape)}; expected integers (Lq,), (B, Lq) "
+            "or (B, H, Lq)."
+        )
+    return edge.detach().long().clone()

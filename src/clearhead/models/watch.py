@@ -1,0 +1,72 @@
+"""watch(): record every attention call of a model, its own fast backend left in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from torch import nn
+
+from clearhead._errors import ClearheadError, UnsupportedError
+from clearhead.models import _sdpa, _transformers
+from clearhead.models.recorder import Recorder
+from clearhead.models.seen import Seen
+
+
+@contextmanager
+def watch(model: nn.Module) -> Iterator[Seen]:
+    """Record every attention call that the model makes inside the `with`, its outputs bit-identical.
+
+    >>> import torch, torch.nn.functional as F, clearhead as ch
+    >>> class Block(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+    >>> block = Block()
+    >>> with ch.watch(block) as seen:
+    ...     output = block(torch.rand(1, 4, 10, 8))
+    >>> seen.calls
+    [Call('Block', self, query (1, 4, 10, 8), key (1, 4, 10, 8), Causal(align='upper_left'), sdpa)]
+    >>> seen.calls[0].weights[0, 2, 7].shape
+    torch.Size([10])
+
+    `model`: any nn.Module. Recognised are the models of transformers, on whatever backend they run, and direct calls
+    of `torch.nn.functional.scaled_dot_product_attention`. Gives a `Seen`: `seen.calls`, and by module `seen[name]`.
+    Each `Call` keeps copies of query and key, and shares the mask with the calls that were given the same one; its
+    `weights` are those before dropout.
+    Raises a `ClearheadError` at the end of the `with` if no call was recognised: the result is never empty.
+    Cost: a copy of query and key a call; O(Lq + Lk) memory each, and the mask's own tensor once where its rows are
+    no intervals.
+    """
+    if not isinstance(model, nn.Module):
+        raise ClearheadError(f"watch takes a torch.nn.Module; got a {type(model).__name__}.")
+    _refuse_multihead(model)
+    recorder = Recorder(model)
+    with ExitStack() as stack:
+        stack.enter_context(recorder.stack)
+        stack.enter_context(_transformers.source(recorder))
+        stack.enter_context(_sdpa.source(recorder))
+        yield Seen(recorder.calls)
+    if not recorder.calls:
+        raise ClearheadError(_nothing_seen(model))
+
+
+def _refuse_multihead(model: nn.Module) -> None:
+    found = [name for name, module in model.named_modules() if isinstance(module, nn.MultiheadAttention)]
+    if found:
+        raise UnsupportedError(
+            f"{type(model).__name__} has torch.nn.MultiheadAttention, at {found[0]!r}, which watch() does not "
+            "support yet: it records transformers models and direct calls of F.scaled_dot_product_attention."
+        )
+
+
+def _nothing_seen(model: nn.Module) -> str:
+    backend = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    lines = [f"the model {type(model).__name__} made no attention call that clearhead recognises."]
+    if backend is not None:
+        lines.append(f"Its attention backend is {backend!r}.")
+    lines.append(
+        "Run the model inside the `with`. Recognised are models of transformers that use its attention interface, and "
+        "direct calls of torch.nn.functional.scaled_dot_product_attention; a model that computes attention in its own "
+        "code (DeBERTa, Bloom, GPT-J) can be recorded once that code calls one of these."
+    )
+    return "\n".join(lines)
