@@ -1,0 +1,74 @@
+// ---- The page's own data: metadata at once, arrays when a head is first opened.
+
+const byId = (id) => document.getElementById(id);
+const meta = JSON.parse(byId("meta").textContent);
+
+const arrayTypes = {
+  float32: Float32Array,
+  float64: Float64Array,
+  int32: Int32Array,
+  uint8: Uint8Array,
+};
+
+/** Resolves when the parser has read the whole file: the last blocks come after this program. */
+const allRead = new Promise((resolve) => {
+  if (document.readyState !== "loading") resolve();
+  else document.addEventListener("DOMContentLoaded", () => resolve());
+});
+
+function bytesOf(base64) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(base64);
+  return Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
+}
+
+async function decodeBlock(number) {
+  let element = byId(`block-${number}`);
+  if (!element) {
+    await allRead;
+    element = byId(`block-${number}`);
+  }
+  if (!element) throw new Error(`the file is cut short: block ${number} is missing`);
+  const packed = new Blob([bytesOf(element.textContent)]);
+  const stream = packed.stream().pipeThrough(new DecompressionStream("deflate"));
+  const values = await new Response(stream).arrayBuffer();
+  element.remove(); // the text is larger than the values, and not needed again
+  return new arrayTypes[meta.types[number]](values);
+}
+
+const decoded = new Map();
+
+/** The promise of block `number`; null for an array that the head does not have. */
+function block(number) {
+  if (number === null) return null;
+  if (!decoded.has(number)) decoded.set(number, decodeBlock(number));
+  return decoded.get(number);
+}
+
+const opened = new Map();
+
+/**
+ * The promise of one head: its arrays, and the sizes and factors of its layer.
+ * Shapes, row by row: query (queries, features), key (keys, features), start, stop, logsumexp,
+ * entropy and distance (queries), received (keys), bias (queries, keys).
+ */
+function openHead(layerIndex, headIndex) {
+  const name = `${layerIndex}/${headIndex}`;
+  if (!opened.has(name)) opened.set(name, readHead(meta.layers[layerIndex], headIndex));
+  return opened.get(name);
+}
+
+async function readHead(layer, headIndex) {
+  const numbers = layer.heads[headIndex];
+  const fields = ["query", "key", "start", "stop", "bias", "logsumexp", "entropy", "received", "distance"];
+  const arrays = await Promise.all(fields.map((field) => block(numbers[field])));
+  const head = {
+    layer,
+    queries: layer.queries,
+    keys: layer.keys,
+    features: layer.features,
+    scale: layer.scale,
+    softcap: layer.softcap,
+  };
+  fields.forEach((field, index) => { head[field] = arrays[index]; });
+  return head;
+}

@@ -1,0 +1,129 @@
+// ---- One pair, why it has its weight, and the strongest others.
+
+const LISTED = 8;
+
+/** "rank 3 of 120, 4.3 × the equal share", for the other token of a look. */
+function placeOf(look, other) {
+  const i = look.view === "out" ? look.token : other;
+  const j = look.view === "out" ? other : look.token;
+  if (!mayLook(look.head, i, j)) return "masked: may not look";
+  const weight = look.weights[other];
+  const ratio = times(weight / equalShare(look.head, i));
+  return `rank ${rankOf(look, other)} of ${look.ranked.length}` +
+    `${look.view === "out" ? "" : " lookers"}, ${ratio} the equal share`;
+}
+
+function paintDetail(current, choose) {
+  const { head, look, pair } = current;
+  const out = look.view === "out";
+  const { layer } = head;
+  const name = nameOf(out ? layer.queryText : layer.keyText, look.token);
+  byId("strongest-title").hidden = look.ranked.length === 0;
+  byId("strongest-title").textContent =
+    `Strongest ${out ? "keys of" : "lookers at"} “${name}”`;
+  if (pair === null) {
+    byId("pair-title").textContent = `“${name}”`;
+    byId("pair-place").textContent = out
+      ? "It may look at no key: all its weights are 0."
+      : "No query may look at it: all its weights are 0.";
+    byId("sum").tBodies[0].replaceChildren();
+  } else {
+    const [i, j] = out ? [look.token, pair] : [pair, look.token];
+    const names = [[layer.queryText, i], [layer.keyText, j]].map(([text, at]) => nameOf(text, at));
+    const weight = mayLook(head, i, j) ? percent(look.weights[pair]) : "masked";
+    byId("pair-title").textContent = `“${names[0]}” → “${names[1]}” ${weight}`;
+    byId("pair-place").textContent = placeOf(look, pair);
+    paintSum(head, i, j);
+  }
+  paintStrongest(current, choose);
+  paintFacts(current);
+}
+
+/** The weight as it is computed, line by line. */
+function paintSum(head, i, j) {
+  const lines = [];
+  const product = dot(head, i, j);
+  const scaled = product * head.scale;
+  lines.push([`match q · k × ${Number(head.scale.toPrecision(4))}`, signed(scaled, 3)]);
+  if (head.softcap !== null) {
+    const capped = head.softcap * Math.tanh(scaled / head.softcap);
+    lines.push([`after the softcap ${head.softcap}`, signed(capped, 3)]);
+  }
+  if (head.bias) {
+    const bias = head.bias[i * head.keys + j];
+    lines.push(["plus bias", bias === -Infinity ? "−∞" : signed(bias, 3)]);
+  }
+  if (!mayLook(head, i, j)) {
+    lines.push(["not allowed by the mask", "weight 0"]);
+  } else {
+    const total = head.logsumexp[i];
+    lines.push(["minus row’s log-sum-exp", total === -Infinity ? "−∞" : signed(total, 3)]);
+    const exponent = signed(scoreOf(head, i, j) - total, 3);
+    lines.push([`weight = exp(${exponent})`, weightOf(head, i, j).toPrecision(6)]);
+  }
+  byId("sum").tBodies[0].replaceChildren(...lines.map(([left, right]) => {
+    const row = make("tr");
+    const heading = make("th", "", left);
+    heading.scope = "row";
+    row.append(heading, make("td", "", right));
+    return row;
+  }));
+}
+
+function paintStrongest({ head, look, pair }, choose) {
+  const out = look.view === "out";
+  const text = readTexts[out ? head.layer.keyText : head.layer.queryText];
+  const shown = look.ranked.slice(0, LISTED);
+  const list = byId("strongest");
+  const hadFocus = list.contains(document.activeElement);
+  list.replaceChildren(...shown.map((other) => {
+    const button = make("button", "other");
+    button.type = "button";
+    button.title = `weight ${look.weights[other].toPrecision(9)}`;
+    if (other === pair) button.setAttribute("aria-current", "true");
+    const label = make("span", "name");
+    label.append(make("bdi", "", text[other].label), make("span", "at", ` ${other}`));
+    const bar = make("span", "bar");
+    const fill = make("span");
+    fill.style.width = `${(100 * look.weights[other]) / (look.weights[shown[0]] || 1)}%`;
+    bar.append(fill);
+    button.append(label, bar, make("span", "share", percent(look.weights[other])));
+    button.addEventListener("click", () => choose({ pair: other }));
+    const item = make("li");
+    item.append(button);
+    return item;
+  }));
+  if (hadFocus) (list.querySelector("[aria-current]") || list.querySelector("button"))?.focus();
+  const rest = look.ranked.length - shown.length;
+  if (rest > 0) {
+    const left = look.sum - shown.reduce((sum, other) => sum + look.weights[other], 0);
+    const share = Math.max(0, left);
+    const words = out ? percent(share) : `${percent(share / rest)} each on average`;
+    list.append(make("li", "rest", `the other ${rest.toLocaleString("en")}: ${words}`));
+  }
+}
+
+function paintFacts({ head, look }) {
+  const { layer } = head;
+  const at = look.token;
+  const facts = [];
+  const seen = countsOf(head)[at];
+  if (look.view === "out" && seen > 0) {
+    facts.push(["may look at", `${plural(seen, "key")}, equal share ${percent(1 / seen)}`]);
+    const entropy = head.entropy[at];
+    const alike = Number(Math.exp(entropy).toPrecision(2));
+    facts.push(["spread", `entropy ${entropy.toFixed(2)} nats, as even as over ${alike} keys`]);
+    if (head.distance) facts.push(["mean distance", `${head.distance[at].toFixed(1)} positions`]);
+    if (look.sum < 0.999) facts.push(["given to no key", `${percent(1 - look.sum)} (a sink in the softmax)`]);
+  }
+  if (look.view === "in" || oneText(layer)) {
+    const seeing = countsOf(head).reduce((sum, count) => sum + (count > 0 ? 1 : 0), 0);
+    const average = seeing / head.keys;
+    const received = head.received[at];
+    facts.push(["receives in all",
+      `${received.toPrecision(3)}, ${times(received / average)} the average key`]);
+  }
+  byId("facts").replaceChildren(
+    ...facts.flatMap(([term, words]) => [make("dt", "", term), make("dd", "", words)]),
+  );
+}

@@ -1,0 +1,247 @@
+"""The contract that every score, mask and engine keeps. Public: check your own with it.
+
+>>> import clearhead as ch
+>>> from clearhead.testing import check_mask, check_score
+>>> class Manhattan(ch.Score):
+...     def tile(self, query, key):
+...         return -(query.unsqueeze(-2) - key.unsqueeze(-3)).abs().sum(-1)
+>>> check_score(Manhattan)
+>>> check_mask(ch.Causal)
+
+Each check raises an `AssertionError` that says what disagreed. What is compared against is the reference engine in
+float64, which computes the formula as it stands.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead import _tiles
+from clearhead._attention import attention
+from clearhead._errors import UnsupportedError
+from clearhead._problem import make_problem
+from clearhead._shapes import Sizes
+from clearhead._tiles import Block
+from clearhead.engines.choose import ENGINES, choose
+from clearhead.inspection.weights import Weights
+from clearhead.masks.base import Combined, Mask, dense
+from clearhead.scores.base import Score
+
+LENGTHS = ((1, 1), (63, 63), (7, 63), (1000, 1000))
+EXACT = 1e-9  # float64 against float64: thousands of terms, each rounded at 1e-16 of numbers near 10
+
+
+def scores() -> list[type[Score]]:
+    """Every concrete score of clearhead."""
+    return [cls for cls in _subclasses(Score) if cls.__module__.startswith("clearhead.scores")]
+
+
+def masks() -> list[type[Mask]]:
+    """Every concrete mask of clearhead."""
+    found = [cls for cls in _subclasses(Mask) if cls.__module__.startswith("clearhead.masks")]
+    return [cls for cls in found if cls is not Combined]
+
+
+def engines() -> list[str]:
+    """Every engine that is compared with the reference."""
+    return [engine.name for engine in ENGINES if engine.name != "reference"]
+
+
+def _subclasses(base: type) -> Iterator[type[Any]]:
+    for cls in base.__subclasses__():
+        if not inspect.isabstract(cls):
+            yield cls
+        yield from _subclasses(cls)
+
+
+@dataclass
+class Inputs:
+    """Query, key and value for a score, with two heads that share one key head."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
+    @classmethod
+    def draw(
+        cls, score: tuple[Score, int, int], lengths: tuple[int, int], dtype: torch.dtype = torch.float64, seed: int = 0
+    ) -> Inputs:
+        generator = torch.Generator().manual_seed(seed)
+        _, query_dim, key_dim = score
+        queries, keys = lengths
+        batch = 1 if queries >= 1000 else 3
+        query, key, value = (
+            torch.randn(batch, heads, length, width, generator=generator, dtype=torch.float64).to(dtype)
+            for heads, length, width in ((2, queries, query_dim), (1, keys, key_dim), (1, keys, 5))
+        )
+        return cls(query, key, value)
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes(self.query.shape[0], self.query.shape[1], self.query.shape[2], self.key.shape[2])
+
+    def all(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.query, self.key, self.value
+
+
+def outputs_and_gradients(
+    inputs: Inputs, score: Score, mask: Any, engine: str, weight: Tensor | None = None
+) -> list[Tensor]:
+    """The output, then the gradients to query, key, value and the score's parameters, of a fixed random loss."""
+    leaves = [t.detach().clone().requires_grad_() for t in inputs.all()]
+    output = attention(*leaves, score=score, mask=mask, engine=engine)
+    generator = torch.Generator().manual_seed(1)
+    if weight is None:
+        weight = torch.randn(output.shape, generator=generator, dtype=torch.float64)
+    gradients = torch.autograd.grad(output, [*leaves, *score.parameters()], weight.to(output.dtype))
+    return [output.detach(), *gradients]
+
+
+def compare(engine: str, score: tuple[Score, int, int], mask: Mask | None, lengths: tuple[int, int]) -> None:
+    """An engine against the reference, both in float64: output and all gradients. Engines that object are left out."""
+    inputs = Inputs.draw(score, lengths)
+    module = score[0].double()
+    problem = make_problem(*inputs.all(), score=module, mask=mask)
+    try:
+        choose(problem, engine)
+    except UnsupportedError as refusal:
+        assert str(refusal).count("  - ") >= 1, "an engine that refuses says why"
+        return
+    want = outputs_and_gradients(inputs, module, mask, "reference")
+    got = outputs_and_gradients(inputs, module, mask, engine)
+    names = ["output", "query", "key", "value", *(n for n, _ in module.named_parameters())]
+    for name, a, b in zip(names, got, want, strict=True):
+        _close(a, b, EXACT, f"{engine}, {module}, {mask}, {lengths}: {name}")
+
+
+def check_score(cls: type[Score]) -> None:
+    """Shapes, broadcasting, grouped heads, layouts, the lowering, gradients and every engine, for a score class."""
+    score = cls.example()
+    module, query_dim, key_dim = score
+    module.double()
+    inputs = Inputs.draw(score, (7, 9))
+    query, key, _ = inputs.all()
+    full = module(query, key)
+    assert full.shape == (3, 2, 7, 9), f"{module}: scores of shape {tuple(full.shape)}"
+    _close(module(query[0, 0], key[0, 0]), full[0, 0], EXACT, f"{module}: two dimensions")
+    _close(module(query[:, 0], key[:, 0]), full[:, 0], EXACT, f"{module}: three dimensions")
+    _close(module(query, key[:1])[0], full[0], EXACT, f"{module}: a batch of 1 broadcasts")
+    strided = query.transpose(1, 2).contiguous().transpose(1, 2)
+    _close(module(strided, key), full, EXACT, f"{module}: a transposed query")
+    _close(module(query[:, :, 2:5], key[:, :, 1:4]), full[:, :, 2:5, 1:4], EXACT, f"{module}: a part of the matrix")
+    if "tile" not in vars(cls) and not any("tile" in vars(base) for base in cls.__mro__[1:-1]):
+        raise AssertionError(f"{cls.__name__} has no tile()")
+    for shift in (0.0, 1000.0):
+        check_lowering(score, shift)
+    for engine in engines():
+        for lengths in LENGTHS[:3]:
+            compare(engine, cls.example(), None, lengths)
+
+
+def check_lowering(score: tuple[Score, int, int], shift: float) -> None:
+    """The normal form gives the scores themselves, in float32 as well as the formula does, on shifted inputs too."""
+    module = score[0].double()
+    inputs = Inputs.draw(score, (20, 30), seed=2)
+    query, key = (inputs.query + shift).float(), (inputs.key + shift).float()
+    if module.lower(query.double(), key.double()) is None:
+        return
+    truth = module(query.double(), key.double())
+    module.float()
+    naive = module(query, key).double()
+    problem = make_problem(query, key, score=module)
+    whole = Block(*(slice(0, size) for size in problem.sizes.shape), masked=False)
+    lowered = _tiles.raw_scores(problem, whole).double()
+    module.double()
+    allowed = 2 * (naive - truth).abs().max() + 4 * torch.finfo(torch.float32).eps * truth.abs().max()
+    worst = (lowered - truth).abs().max()
+    assert worst <= allowed, f"{module}: lower() is off by {worst:.2g} at shift {shift}; the formula by {allowed:.2g}"
+
+
+def check_mask(cls: type[Mask]) -> None:
+    """The spans and their residual, part by part against the whole, and every engine, for a mask class."""
+    for lengths in LENGTHS[:3]:
+        sizes = Sizes(3, 2, *lengths)
+        mask = cls.example(sizes)
+        spans = mask.resolve(sizes)
+        keep = dense(spans, sizes)
+        assert keep.dtype == torch.bool and keep.shape == sizes.shape
+        for edge, shape in ((spans.start, "start"), (spans.stop, "stop")):
+            assert edge.dtype == torch.int64, f"{mask}: {shape} is {edge.dtype}"
+            assert all(n in (1, size) for n, size in zip(edge.shape, sizes.shape, strict=False))
+            assert bool(((edge >= 0) & (edge <= sizes.keys)).all()), f"{mask}: {shape} outside [0, Lk]"
+        part = (slice(1, 3), slice(0, 1), slice(0, lengths[0], 2), slice(lengths[1] // 3, lengths[1]))
+        got = spans.keep(*part, sizes.keys).expand(keep[part].shape)
+        assert torch.equal(got, keep[part]), f"{mask}: a part differs from the whole"
+        assert isinstance(repr(mask), str) and mask.title() in repr(mask)
+        for engine in engines():
+            inputs = Inputs.draw(_dot(), lengths)
+            compare(engine, _dot(), cls.example(inputs.sizes), lengths)
+
+
+def check_engine(name: str) -> None:
+    """Every score with every mask on one engine, against the reference."""
+    for score in scores():
+        for mask in [None, *masks()]:
+            for lengths in LENGTHS[:3]:
+                sizes = Inputs.draw(_dot(), lengths).sizes
+                compare(name, score.example(), None if mask is None else mask.example(sizes), lengths)
+
+
+def check_precision(engine: str, score: tuple[Score, int, int], mask: Mask | None, dtype: torch.dtype) -> None:
+    """An engine in a low precision: its error against float64 at most twice that of plain eager code, and rounding.
+
+    The budget comes from the data: eager code of the same dtype is computed beside it.
+    """
+    inputs = Inputs.draw(score, (63, 63), dtype, seed=3)
+    wide = Inputs(*(t.double() for t in inputs.all()))
+    module = score[0].to(dtype)
+    try:
+        got = attention(*inputs.all(), score=module, mask=mask, engine=engine).detach()
+    except UnsupportedError:
+        return
+    assert got.dtype == dtype
+    key, value = (t.repeat_interleave(2, 1) for t in (inputs.key, inputs.value))
+    eager = module.tile(inputs.query, key).detach()
+    if mask is not None:
+        eager = eager.masked_fill(~mask.dense(inputs.query, key), -torch.inf)
+    naive = torch.nan_to_num(eager.softmax(-1)) @ value
+    truth = attention(*wide.all(), score=module.double(), mask=mask, engine="reference").detach()
+    allowed = 2 * (naive.double() - truth).abs().max() + torch.finfo(dtype).eps * truth.abs().max()
+    worst = (got.double() - truth).abs().max()
+    assert worst <= allowed, f"{engine}, {module}, {mask}, {dtype}: off by {worst:.3g}, allowed {allowed:.3g}"
+
+
+def check_weights(score: tuple[Score, int, int], mask: Mask | None, lengths: tuple[int, int]) -> None:
+    """The lazy weights: rows, dense and reductions, on the streaming engine against the reference."""
+    inputs = Inputs.draw(score, lengths)
+    module = score[0].double().requires_grad_(False)
+    options = {"score": module, "mask": mask}
+    lazy = Weights(inputs.query, inputs.key, engine="tiled", **options)
+    truth = Weights(inputs.query, inputs.key, engine="reference", **options).dense(None)
+    _close(lazy.dense(None), truth, EXACT, f"{module}, {mask}: dense")
+    _close(lazy[0, 1, lengths[0] // 2], truth[0, 1, lengths[0] // 2], EXACT, f"{module}, {mask}: a row")
+    _close(lazy[..., lengths[1] // 2], truth[..., lengths[1] // 2], EXACT, f"{module}, {mask}: a column")
+    _close(lazy.entropy(), -torch.xlogy(truth, truth).sum(-1), EXACT, f"{module}, {mask}: entropy")
+    _close(lazy.received(), truth.sum(-2), EXACT, f"{module}, {mask}: received")
+
+
+def _dot() -> tuple[Score, int, int]:
+    from clearhead.scores.dot import Dot
+
+    return Dot.example()
+
+
+def _close(got: Tensor, want: Tensor, tolerance: float, what: str) -> None:
+    assert got.shape == want.shape, f"{what}: shape {tuple(got.shape)}, expected {tuple(want.shape)}"
+    if not want.numel():
+        return
+    assert bool(got.isfinite().all()) == bool(want.isfinite().all()), f"{what}: not finite"
+    worst = (got - want).abs().max().item()
+    limit = tolerance * max(1.0, want.abs().max().item())
+    assert worst <= limit, f"{what}: off by {worst:.3g}, allowed {limit:.3g}"

@@ -1,0 +1,198 @@
+"""Layers computed plainly in float64, and a browser to open pages in."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from clearhead.report import Layer, render
+
+# The system's Chromium; where there is none, Playwright takes its own.
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+
+
+@dataclass
+class Case:
+    """A layer, and its weights (H, Lq, Lk) in float64 as the page should show them."""
+
+    layer: Layer
+    weights: np.ndarray[Any, np.dtype[np.float64]]
+
+
+def compute_case(
+    queries: int = 7,
+    keys: int | None = None,
+    heads: int = 2,
+    key_heads: int | None = None,
+    features: int = 8,
+    *,
+    name: str = "encoder.layer.0.attention",
+    kind: str = "self",
+    scale: float = 0.35,
+    softcap: float | None = None,
+    start: Any = 0,
+    stop: Any = None,
+    bias: Any = None,
+    query_tokens: list[str] | None = None,
+    key_tokens: list[str] | None = None,
+    spread: float = 1.5,
+    seed: int = 0,
+) -> Case:
+    """A layer with random queries and keys. `start`, `stop` broadcast to (1 or H, Lq)."""
+    keys = queries if keys is None else keys
+    rng = np.random.default_rng(seed)
+    query = (spread * rng.standard_normal((heads, queries, features))).astype(np.float32)
+    key = (spread * rng.standard_normal((key_heads or heads, keys, features))).astype(np.float32)
+    start = np.broadcast_to(np.atleast_2d(start), (len(np.atleast_2d(start)), queries))
+    stop = np.atleast_2d(keys if stop is None else stop)
+    stop = np.broadcast_to(stop, (len(stop), queries))
+
+    repeated = np.repeat(key.astype(np.float64), heads // len(key), axis=0)
+    score = scale * query.astype(np.float64) @ repeated.transpose(0, 2, 1)  # (H, Lq, Lk)
+    if softcap is not None:
+        score = softcap * np.tanh(score / softcap)
+    if bias is not None:
+        score = score + bias.astype(np.float32).astype(np.float64)
+    j = np.arange(keys)
+    seen = (start[..., None] <= j) & (j < stop[..., None])
+    score = np.where(seen, score, -np.inf)
+    with np.errstate(divide="ignore"):
+        highest = np.where(np.isfinite(score.max(-1)), score.max(-1), 0)
+        logsumexp = highest + np.log(np.exp(score - highest[..., None]).sum(-1))
+    total = np.where(np.isfinite(logsumexp), logsumexp, 0)
+    weights = np.exp(score - total[..., None])
+    entropy = -(weights * np.log(np.where(weights > 0, weights, 1))).sum(-1)
+    apart = np.abs(np.arange(queries)[:, None] - j)
+    rows, columns = (np.array_split(np.arange(n), min(n, 32)) for n in (queries, keys))
+    thumbnail = np.stack([[[w[np.ix_(r, c)].max() for c in columns] for r in rows] for w in weights])
+    layer = Layer(
+        name=name,
+        kind=kind,
+        query=query,
+        key=key,
+        scale=scale,
+        softcap=softcap,
+        start=start.astype(np.int32),
+        stop=stop.astype(np.int32),
+        bias=None if bias is None else bias.astype(np.float32),
+        logsumexp=logsumexp,
+        entropy=entropy,
+        received=weights.sum(1),
+        distance=(weights * apart).sum(-1) if kind == "self" else None,
+        thumbnail=thumbnail,
+        query_tokens=query_tokens or [f"w{i}" for i in range(queries)],
+        key_tokens=key_tokens or query_tokens or [f"w{i}" for i in range(keys)],
+    )
+    return Case(layer, weights)
+
+
+@pytest.fixture(scope="session")
+def make_case() -> Callable[..., Case]:
+    return compute_case
+
+
+@dataclass
+class Opened:
+    """A page in the browser, and all that went wrong on it."""
+
+    page: Page
+    faults: list[str] = field(default_factory=list)
+
+    def until(self, expression: str, wanted: object = True, seconds: float = 10) -> None:
+        """Poll a JavaScript expression (the page's policy forbids `wait_for_function`)."""
+        end = time.monotonic() + seconds
+        while (got := self.page.evaluate(expression)) != wanted:
+            assert time.monotonic() < end, f"{expression} is {got!r}, not {wanted!r}: {self.faults}"
+            time.sleep(0.02)
+
+    def settle(self) -> None:
+        """Wait until everything asked for is drawn."""
+        self.until("document.documentElement.dataset.overview", "drawn")
+        self.until("document.documentElement.dataset.map", "drawn")
+
+    @property
+    def shown(self) -> str:
+        """What the panes show: layer/head/view/token/pair."""
+        return str(self.page.evaluate("document.documentElement.dataset.shown"))
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def open_report(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
+    """`open_report(layers, hash="", wait=True, html=None, **context)` opens a report from disk.
+
+    The test fails at its end if the page met an error, a dialog, a blocked or any network request.
+    Tests that provoke one clear `faults` themselves.
+    """
+    everything: list[tuple[Any, Opened]] = []
+
+    def open_one(
+        layers: list[Layer],
+        hash: str = "",
+        wait: bool = True,
+        html: str | None = None,
+        init: str | None = None,
+        **context_options: Any,
+    ) -> Opened:
+        path = tmp_path / f"report{len(everything)}.html"
+        path.write_text(html or render(layers, "A report"), encoding="utf-8")
+        context = browser.new_context(**context_options)
+        page = context.new_page()
+        opened = Opened(page)
+        faults = opened.faults
+        page.on("pageerror", lambda error: faults.append(f"page error: {error}"))
+        page.on("console", lambda message: faults.append(f"console: {message.text}"))
+        page.on("request", lambda request: _note_request(request.url, path.as_uri(), faults))
+
+        def dismiss(dialog: Any) -> None:
+            faults.append(f"dialog: {dialog.message}")
+            dialog.dismiss()
+
+        page.on("dialog", dismiss)
+        page.add_init_script(
+            "window.violations = []; addEventListener('securitypolicyviolation',"
+            "e => window.violations.push(e.violatedDirective + ' ' + e.blockedURI));"
+        )
+        if init:
+            page.add_init_script(init)
+        page.goto(path.as_uri() + hash)
+        everything.append((context, opened))
+        if wait:
+            opened.settle()
+        return opened
+
+    yield open_one
+    for context, opened in everything:
+        violations = opened.page.evaluate("window.violations || []")
+        context.close()
+        assert not opened.faults
+        assert not violations
+
+
+def _note_request(url: str, own: str, faults: list[str]) -> None:
+    """Anything but the page itself and data inside it is a fault."""
+    if url.split("#")[0] != own and not url.startswith(("data:", "blob:")):
+        faults.append(f"request: {url}")

@@ -1,0 +1,144 @@
+"""Whatever the tokens hold, the page shows it as text and runs nothing of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from clearhead.report import render
+
+Make = Callable[..., Any]
+
+HOSTILE = {
+    "</script><script>alert(1)</script>": "</script><script>alert(1)</script>",
+    "<img src=x onerror=alert(2)>": "<img src=x onerror=alert(2)>",
+    "<style>*{display:none}</style>": "<style>*{display:none}</style>",
+    "<!--": "<!--",
+    "&lt;b&gt;": "&lt;b&gt;",
+    "javascript:alert(3)": "javascript:alert(3)",
+    "__proto__": "__proto__",
+    "שלום": "שלום",
+    "مرحبا": "مرحبا",
+    "👩‍👩‍👧": "👩‍👩‍👧",
+    "日": "日",
+    "\u202eevil": "⟨U+202E⟩evil",
+    "a\u2028b": "a⟨U+2028⟩b",
+    "\u200b": "⟨U+200B⟩",
+    "\x00": "⟨U+0000⟩",
+    " ": "␣",
+    "\n": "⏎",
+    "\t\t": "⇥⇥",
+    "\u00a0": "⍽",
+    "": "∅",
+    "W" * 500: "W" * 500,
+}
+
+
+def test_hostile_tokens_are_text(make_case: Make, open_report: Make) -> None:
+    tokens = list(HOSTILE)
+    layer = make_case(len(tokens), query_tokens=tokens, name="<b>x</b></script>").layer
+    page = open_report([layer], viewport={"width": 360, "height": 740}).page
+    shown = page.evaluate("Array.from(document.querySelectorAll('.token'), e => e.textContent)")
+    assert shown == list(HOSTILE.values())
+    assert page.evaluate("document.querySelectorAll('.token *, img, #where *').length") == 0
+    assert page.evaluate("document.scripts.length") == page.evaluate(
+        "document.querySelectorAll('head script, body > script').length"
+    )
+    for index in range(len(tokens)):  # each in titles, lists, sentences and on the map
+        page.evaluate(f"document.querySelectorAll('.token')[{index}].click()")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_hostile_title_is_text(make_case: Make, open_report: Make) -> None:
+    title = "</title><script>alert(1)</script>{{program}}&amp;"
+    page = open_report([], html=render([make_case(3).layer], title)).page
+    assert page.title() == title
+    assert page.text_content("h1") == title
+
+
+RUNNING = {
+    "[CLS] unbelievable, really (so) [SEP]":
+        ["[CLS]", "un", "##believ", "##able", ",", "really", "(", "so", ")", "[SEP]"],
+    "The cat⏎ sat.": ["The", "Ġcat", "Ċ", "Ġsat", "."],
+    "The cats␣": ["▁The", "▁cat", "s", "▁"],
+    "The cat sat.": ["The", " cat", " sat", "."],
+    "日本語": ["日", "本", "語"],
+    "it's a-b": ["it", "'", "s", "a", "-", "b"],
+}  # fmt: skip
+
+
+def test_running_text(make_case: Make, open_report: Make) -> None:
+    layers = [make_case(len(tokens), query_tokens=tokens).layer for tokens in RUNNING.values()]
+    opened = open_report(layers)
+    for number, text in enumerate(RUNNING):
+        opened.page.locator(".row").nth(number).locator("button").first.click()
+        opened.until("document.querySelector('.prose').textContent", text)
+
+
+def test_the_policy_stops_what_is_injected(make_case: Make, open_report: Make) -> None:
+    """If markup did get in, it could still run and load nothing."""
+    html = render([make_case(3).layer], "A report")
+    html = html.replace("<main>", "<main><script>window.ran = 1</script><p style='color:red'>", 1)
+    opened = open_report([], html=html)
+    page = opened.page
+    failed: list[str | None] = []
+    page.on("requestfailed", lambda request: failed.append(request.failure))
+    page.evaluate("""() => {
+        const image = document.createElement('img');
+        image.src = 'https://example.invalid/x';
+        image.setAttribute('onerror', 'window.ran = 2');
+        document.body.append(image);
+    }""")
+    opened.until("window.violations.some(v => v.startsWith('script-src-attr'))")
+    assert page.evaluate("window.ran === undefined")
+    violated = {violation.split(" ")[0] for violation in page.evaluate("window.violations")}
+    assert {"script-src-elem", "style-src-attr", "img-src", "script-src-attr"} <= violated
+    assert failed == ["csp"]  # the image's request never left
+    opened.faults.clear()
+    page.evaluate("window.violations = []")
+
+
+def test_a_missing_decompressor_is_said(make_case: Make, open_report: Make) -> None:
+    layers = [make_case(3).layer]
+    page = open_report(layers, wait=False, init="delete window.DecompressionStream").page
+    assert page.locator("#problem").is_visible()
+    assert "no DecompressionStream" in page.inner_text("#problem")
+
+
+def test_damaged_data_is_said(make_case: Make, open_report: Make) -> None:
+    html = render([make_case(3).layer], "A report")
+    cut = html[: html.index('id="block-1"')].rsplit("<script", 1)[0]
+    opened = open_report([], html=cut, wait=False)
+    opened.until("document.documentElement.dataset.problem", "yes")
+    assert opened.page.locator("#problem").is_visible()
+    assert "the file is cut short" in opened.page.inner_text("#problem")
+    opened.faults.clear()
+
+
+def test_a_program_that_does_not_parse_is_said(make_case: Make, open_report: Make) -> None:
+    html = render([make_case(3).layer], "A report")
+    broken = re.sub(r'<script type="application/json" id="meta">.', "\\g<0>!", html)
+    opened = open_report([], html=broken, wait=False)
+    opened.until("document.documentElement.dataset.problem", "yes")
+    assert opened.page.locator("#problem").is_visible()
+    assert "could not be shown" in opened.page.inner_text("#problem")
+    opened.faults.clear()
+
+
+def test_without_javascript_there_is_a_message(make_case: Make, open_report: Make) -> None:
+    layers = [make_case(3).layer]
+    opened = open_report(layers, wait=False, java_script_enabled=False)
+    assert "needs\nJavaScript" in (opened.page.text_content("body") or "")
+    assert opened.page.locator("noscript p").is_visible()
+    assert not opened.page.locator("#page").is_visible()
+
+
+def test_nan_and_infinity_do_not_break_the_page(make_case: Make, open_report: Make) -> None:
+    layer = make_case(4, heads=1).layer
+    layer.entropy[:] = np.nan
+    layer.received[:] = np.inf
+    page = open_report([layer]).page
+    assert page.inner_text("#pair-title")

@@ -1,0 +1,121 @@
+"""What the HTML text itself promises, before any browser."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clearhead.report import render
+from clearhead.report._blocks import Blocks
+
+Make = Callable[..., Any]
+
+
+def block(html: str, number: int) -> bytes:
+    found = re.search(rf'id="block-{number}">([^<]*)</script>', html)
+    assert found
+    return zlib.decompress(base64.b64decode(found[1]))
+
+
+def meta_of(html: str) -> Any:
+    found = re.search(r'<script type="application/json" id="meta">(.*?)</script>', html, re.DOTALL)
+    assert found
+    return json.loads(found[1])
+
+
+def test_the_policy_names_each_script_and_style_by_hash(make_case: Make) -> None:
+    html = render([make_case().layer], "A report")
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', html)
+    assert policy
+    assert policy[1].startswith("default-src 'none'; script-src 'sha256-")
+    for source in re.findall(r"<(?:script|style)>(.*?)</(?:script|style)>", html, re.DOTALL):
+        digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in policy[1]
+    assert "unsafe" not in policy[1]
+    assert " style=" not in html
+
+
+def test_no_token_name_or_title_can_end_its_element(make_case: Make) -> None:
+    bad = "</script><!--</title>&\u2028\u2029\ud800"
+    layer = make_case(1, query_tokens=[bad], name=bad).layer
+    html = render([layer], bad)
+    benign = render([make_case(1, query_tokens=["a"], name="b").layer], "c")
+    for tag in ("<script", "</script", "<!--", "</title"):
+        assert html.count(tag) == benign.count(tag)
+    data = html.split('id="meta">')[1].split("</script>")[0]
+    assert not set("<>&\u2028\u2029") & set(data)
+    meta = meta_of(html)
+    assert meta["texts"] == [[bad]]
+    assert meta["layers"][0]["name"] == bad
+    html.encode("utf-8")
+
+
+def test_numbers_survive_the_trip(make_case: Make) -> None:
+    layer = make_case(heads=4, key_heads=2).layer
+    html = render([layer], "A report")
+    head = meta_of(html)["layers"][0]["heads"][3]
+    assert np.array_equal(np.frombuffer(block(html, head["query"]), "<f4"), layer.query[3].ravel())
+    assert np.array_equal(np.frombuffer(block(html, head["key"]), "<f4"), layer.key[1].ravel())
+    assert np.array_equal(np.frombuffer(block(html, head["logsumexp"]), "<f8"), layer.logsumexp[3])
+
+
+def test_what_layers_share_is_stored_once(make_case: Make) -> None:
+    bias = np.where(np.tri(40) > 0, 0.5, -np.inf)[None]
+    layers = [make_case(40, bias=bias, seed=seed, name=f"l{seed}").layer for seed in (0, 1)]
+    meta = meta_of(render(layers, "A report"))
+    heads = [head for layer in meta["layers"] for head in layer["heads"]]
+    for shared in ("bias", "start", "stop"):
+        assert len({head[shared] for head in heads}) == 1
+    assert len({head["query"] for head in heads}) == 4
+    assert len(meta["texts"]) == 1
+
+
+def test_equal_bytes_of_another_type_are_another_block() -> None:
+    blocks = Blocks()
+    numbers = [blocks.add(np.zeros(3), dtype) for dtype in ("int32", "float32", "int32")]
+    assert numbers == [0, 1, 0]
+    assert blocks.types == ["int32", "float32"]
+
+
+def test_means_are_over_queries_that_see_something(make_case: Make) -> None:
+    case = make_case(4, heads=1, stop=[4, 4, 0, 4])
+    mean = meta_of(render([case.layer], "A report"))["layers"][0]["heads"][0]["mean"]
+    entropy = case.layer.entropy[0]
+    assert mean["entropy"] == pytest.approx(entropy[[0, 1, 3]].mean())
+    received = case.weights[0].sum(0)
+    assert mean["sinkKey"] == received.argmax()
+    assert mean["sink"] == pytest.approx(received.max() / 3)
+
+
+def test_a_head_that_sees_nothing_has_no_means(make_case: Make) -> None:
+    mean = meta_of(render([make_case(3, stop=0).layer], "A"))["layers"][0]["heads"][0]["mean"]
+    assert mean == {"entropy": None, "sink": None, "sinkKey": None, "distance": None}
+
+
+def test_an_empty_report_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one layer"):
+        render([], "A report")
+
+
+def test_rendering_loads_no_torch() -> None:
+    code = (
+        "import sys, types\n"
+        "root = types.ModuleType('clearhead'); root.__path__ = [sys.argv[1]]\n"
+        "sys.modules['clearhead'] = root\n"  # without the package's own __init__
+        "import clearhead.report\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    from clearhead import report
+
+    package = str(report.__path__[0]).removesuffix("report")
+    subprocess.run([sys.executable, "-c", code, package], check=True)
