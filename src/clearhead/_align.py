@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -60,7 +61,7 @@ def _causal_picture(offset: int) -> list[str]:
 
 def check_one_alignment(offsets: list[tuple[str, int | Tensor]]) -> None:
     """Raise where two parts of one call place query 0 differently."""
-    for (first, a), (second, b) in zip(offsets, offsets[1:], strict=False):
+    for (first, a), (second, b) in pairwise(offsets):
         same = a == b
         if not (bool(same.all()) if isinstance(same, Tensor) else same):
             raise ClearheadError(

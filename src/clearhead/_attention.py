@@ -100,13 +100,13 @@ class Plan:
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name} {shape}" for name, shape in self.shapes.items())
-        lines = [f"plan: {shapes}", f"  engine       {self.engine}"]
+        lines = [f"plan: {shapes}", f"  engine        {self.engine}"]
         for name, why in self.declined.items():
-            lines += [f"  not {name.ljust(9)}{reason}" for reason in why]
-        lines += [f"  note         {note}" for note in self.notes]
-        lines.append(f"  operations   {self.operations:.3g}")
-        lines.append(f"  extra memory {human_bytes(self.extra_bytes)}")
-        lines.append(f"  skipped      {self.skipped:.1%} of {self.pairs:,} pairs")
+            lines += [f"  not {name.ljust(9)} {reason}" for reason in why]
+        lines += [f"  note          {note}" for note in self.notes]
+        lines.append(f"  operations    {self.operations:.3g}")
+        lines.append(f"  extra memory  {human_bytes(self.extra_bytes)}")
+        lines.append(f"  skipped       {self.skipped:.1%} of {self.pairs:,} pairs")
         return "\n".join(lines)
 
 
@@ -134,13 +134,13 @@ def plan(
     >>> x = torch.rand(1, 8, 4096, 64)
     >>> ch.plan(x, x, x, mask=ch.SlidingWindow(before=255))
     plan: query (1, 8, 4096, 64), key (1, 8, 4096, 64), value (1, 8, 4096, 64)
-      engine       sdpa
-      not tiled    could run it; sdpa comes first
+      engine        sdpa
+      not tiled     could run it; sdpa comes first
       not reference makes every pair at once, more than 4,194,304: only when asked for
-      note         a NaN or infinite key that only some queries may see leaks into the others (tiled guards it)
-      operations   4.07e+09
-      extra memory 510 KiB
-      skipped      88.2% of 134,217,728 pairs
+      note          a NaN or infinite key that only some queries may see leaks into the others (tiled guards it)
+      operations    4.09e+09
+      extra memory  511 KiB
+      skipped       88.1% of 134,217,728 pairs
 
     Arguments as for `attention`. Returns a `Plan`, with the same as attributes. Nothing is computed but projections.
     Operations count the score and the weighted sum of the pairs the engine computes; extra memory is an estimate of
@@ -198,8 +198,8 @@ def masked_softmax(scores: Any, valid_lens: Any = None, *, dim: int = -1) -> Any
     if valid_lens is not None:
         mask = valid_lens if isinstance(valid_lens, Mask) else Lengths(valid_lens)
         rows = tile if tile.ndim > 1 else tile[None]
-        # a mask asks only for shapes: queries and keys of width 0 that would have these scores
-        keep = mask.dense(rows.new_empty(*rows.shape[:-1], 0), rows.new_empty(*rows.shape[:-2], rows.shape[-1], 0))
+        # a mask asks only for the shapes of queries and keys: here are some that would have these scores
+        keep = mask.dense(rows[..., :1], rows.new_empty(*rows.shape[:-2], rows.shape[-1], 1))
         tile = tile.masked_fill(~keep.reshape(tile.shape), -torch.inf)
     weights = softmax(tile, may_be_empty=True) if tile.shape[-1] else tile
     weights = weights.movedim(-1, dim)

@@ -33,9 +33,13 @@ class Piece:
     tile: int = 0
 
     @property
+    def shape(self) -> tuple[int, int]:
+        return int(self.queries.stop - self.queries.start), int(self.keys.stop - self.keys.start)
+
+    @property
     def area(self) -> int:
         """The pairs computed: for a causal square, half of it."""
-        rows, columns = self.queries.stop - self.queries.start, self.keys.stop - self.keys.start
+        rows, columns = self.shape
         if self.kind == "causal":
             return rows * (rows + 1) // 2
         return rows * (self.tile + self.width - 1 if self.kind == "band" else columns)
@@ -43,7 +47,7 @@ class Piece:
     def mask_cells(self, batch_heads: int) -> int:
         if self.kind == "band":
             return self.tile * (self.tile + self.width - 1)
-        rows, columns = self.queries.stop - self.queries.start, self.keys.stop - self.keys.start
+        rows, columns = self.shape
         return rows * columns * batch_heads if self.kind == "masked" else 0
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from clearhead._errors import ClearheadError, UnsupportedError
-from clearhead._shapes import Sizes, as_inputs, to_tensor
-from clearhead.masks.base import Mask, Spans, dense
+from clearhead._shapes import Sizes, as_inputs, to_tensor, unflatten
+from clearhead.masks.base import Mask, Spans
 from clearhead.masks.dense import DenseMask, check_keep, fit
 from clearhead.scores.base import Pairwise, Score, to_tensor_float
 from clearhead.scores.dot import Dot
@@ -22,8 +21,7 @@ from clearhead.scores.function import Function
 _DOT = Dot()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Problem:
+class Problem(NamedTuple):
     """One attention, in normal form. Tensors are (B, H, L, E); key and value may have fewer heads (grouped).
 
     scores = score(query, key) + bias, −∞ outside the spans and their residual; weights = softmax over keys;
@@ -68,22 +66,22 @@ def make_problem(
         raise ClearheadError(f"dropout_p is {dropout_p}; expected a probability: 0 ≤ dropout_p < 1.")
     if dropout_p:
         raise UnsupportedError("dropout_p above 0 is not supported yet; pass dropout_p=0.0.")
+    query, key = to_tensor_float(query, "query"), to_tensor_float(key, "key")
     if value is not None:
         value = to_tensor_float(value, "value")
-    query, key = to_tensor_float(query, "query"), to_tensor_float(key, "key")
     query, key, value, sizes = as_inputs(query, key, value)
     score = _as_score(score)
     score.check(query, key)
     if mask is None and bias is None:
         return Problem(query, key, value, sizes, score, score.lower(query, key), None, None)
-    spans, added = _as_mask(mask, sizes, query.dtype)
+    allowed, added = _as_mask(mask, sizes, query.dtype)
     bias = added if bias is None else fit(bias, sizes, "bias")
-    edges = None
-    if spans is not None:
-        edges = spans.host()
-        if not _every_key_seen(spans, *edges, sizes):
-            query, key, value = _without_unseen(query, key, value, spans, sizes)
-    return Problem(query, key, value, sizes, score, score.lower(query, key), spans, bias, edges)
+    if allowed is None:
+        return Problem(query, key, value, sizes, score, score.lower(query, key), None, bias)
+    if not allowed.all_seen:
+        query, key, value = _without_unseen(query, key, value, allowed.spans, sizes)
+    lowered = score.lower(query, key)
+    return Problem(query, key, value, sizes, score, lowered, allowed.spans, bias, allowed.edges)
 
 
 def _as_score(score: Any) -> Score:
@@ -100,17 +98,42 @@ def _as_score(score: Any) -> Score:
     )
 
 
-def _as_mask(mask: Any, sizes: Sizes, dtype: torch.dtype) -> tuple[Spans | None, Tensor | None]:
+class Allowed(NamedTuple):
+    """A mask's spans, their edges on the host, and whether every key has a query that sees it and every query a key."""
+
+    spans: Spans
+    edges: tuple[np.ndarray, np.ndarray]
+    all_seen: bool
+
+
+_remembered: dict[Any, Allowed] = {}  # the spans of masks that are plain values: layer after layer asks for the same
+
+
+def _resolve(mask: Mask, sizes: Sizes) -> Allowed:
+    signature = mask.signature()
+    if signature is not None and (signature, sizes) in _remembered:
+        return _remembered[signature, sizes]
+    spans = mask.resolve(sizes)
+    edges = spans.host()
+    allowed = Allowed(spans, edges, _every_key_seen(spans, *edges, sizes))
+    if signature is not None and type(spans.start) is Tensor:
+        if len(_remembered) >= 64:
+            _remembered.clear()
+        _remembered[signature, sizes] = allowed
+    return allowed
+
+
+def _as_mask(mask: Any, sizes: Sizes, dtype: torch.dtype) -> tuple[Allowed | None, Tensor | None]:
     """The spans of a mask, or the bias that a float tensor is."""
     if mask is None:
         return None, None
     if isinstance(mask, Mask):
-        return mask.resolve(sizes), None
+        return _resolve(mask, sizes), None
     tensor = to_tensor(mask, "mask")
     if tensor.device != sizes.device:
         raise ClearheadError(f"mask is on {tensor.device}, the inputs on {sizes.device}; pass mask.to(query.device).")
     if not tensor.is_floating_point():
-        return DenseMask(check_keep(tensor, "mask")).resolve(sizes), None
+        return _resolve(DenseMask(check_keep(tensor, "mask")), sizes), None
     if tensor.dtype != dtype:
         raise ClearheadError(
             f"mask has dtype {tensor.dtype}, shape {tuple(tensor.shape)}, and is added to scores of {dtype}; "
@@ -128,19 +151,28 @@ def _without_unseen(
     """
     if all(t is None or finite(t) for t in (query, key, value)):
         return query, key, value
-    batch, heads = spans.start.shape[:2]
-    if spans.residual is None:
-        size = Sizes(batch, heads, spans.start.shape[2], sizes.keys, sizes.device)
-    else:
-        size = sizes
-    keep = dense(spans, size)
-    seen = keep.any(2)  # (B or 1, H or 1, Lk)
-    sees = keep.any(3)
+    seen, sees = _seen(spans, sizes)
     if seen.shape[1] not in (1, key.shape[1]):
-        seen = seen.unflatten(1, (key.shape[1], -1)).any(2)
+        seen = unflatten(seen, 1, key.shape[1], -1).any(2)
     query = zero_where(query, ~sees.unsqueeze(-1) & ~query.isfinite())
     key = zero_where(key, ~seen.unsqueeze(-1) & ~key.isfinite())
     return query, key, None if value is None else zero_where(value, ~seen.unsqueeze(-1) & ~value.isfinite())
+
+
+def _seen(spans: Spans, sizes: Sizes) -> tuple[Tensor, Tensor]:
+    """Which keys some query sees, (B or 1, H or 1, Lk), and which queries see some key, (B or 1, H or 1, Lq or 1)."""
+    every, rows = slice(None), 256
+    seen, sees = [], []
+    for row in range(0, sizes.queries, rows):
+        keep = spans.keep(every, every, slice(row, row + rows), every, sizes.keys)
+        seen.append(keep.any(2))
+        sees.append(keep.any(3))
+        if keep.shape[2] == 1:  # the same for all queries
+            break
+    if not seen:
+        nothing = torch.zeros(1, 1, 1, dtype=torch.bool, device=sizes.device)
+        return nothing, nothing
+    return torch.stack(seen).any(0), torch.cat(sees, -1)
 
 
 def _every_key_seen(spans: Spans, start: np.ndarray, stop: np.ndarray, sizes: Sizes) -> bool:
@@ -181,14 +213,12 @@ def guard(problem: Problem) -> Problem:
     clean = [zero_where(t, ~t.isfinite()) for t in (problem.query, problem.key)]
     if lowered is not None:
         same_query, same_key = lowered.query is problem.query, lowered.key is problem.key
-        lowered = replace(
-            lowered,
+        lowered = lowered._replace(
             query=clean[0] if same_query else zero_where(lowered.query, ~lowered.query.isfinite()),
             key=clean[1] if same_key else zero_where(lowered.key, ~lowered.key.isfinite()),
         )
     value = None if problem.value is None else zero_where(problem.value, ~problem.value.isfinite())
-    return replace(
-        problem,
+    return problem._replace(
         query=clean[0],
         key=clean[1],
         value=value,

@@ -10,9 +10,9 @@ Inside clearhead every tensor has four dimensions: query (B, H, Lq, Eq), key (B,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,8 +23,7 @@ from clearhead._errors import ClearheadError, ShapeError
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
+class Sizes(NamedTuple):
     """The score matrix a mask or a bias is asked about: (B, H, Lq, Lk), where it lives, how it is shown."""
 
     batch: int
@@ -36,7 +35,7 @@ class Sizes:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        return (self.batch, self.heads, self.queries, self.keys)
+        return self[:4]
 
     @property
     def shown(self) -> tuple[int, ...]:
@@ -93,17 +92,14 @@ def check_shape(tensor: Any, spec: str | Sequence[int | str | None]) -> dict[str
         parts[at : at + 1] = [None] * (len(got) - len(parts) + 1)
     rows = {"expected": ["_" if p is None else p for p in parts], "got": got}
     if len(parts) != len(got):
-        raise ShapeError(
-            f"check_shape: expected {len(parts)} dimensions, got {len(got)}.\n{columns(rows)}"
-        )
+        raise ShapeError(f"check_shape: expected {len(parts)} dimensions, got {len(got)}.\n{columns(rows)}")
     sizes: dict[str, int] = {}
     for i, (part, size) in enumerate(zip(parts, got, strict=True)):
         want = sizes.setdefault(part, size) if isinstance(part, str) and part != "_" else part
         if isinstance(want, int) and want != size:
             name = f"{part} = {want}" if isinstance(part, str) else f"{want}"
             raise ShapeError(
-                f"check_shape: dimension {i} should be {name}, and is {size}.\n"
-                f"{columns(rows, i - len(got))}"
+                f"check_shape: dimension {i} should be {name}, and is {size}.\n{columns(rows, i - len(got))}"
             )
     return sizes
 
@@ -133,19 +129,29 @@ def to_tensor(array: Any, name: str) -> Tensor:
     return torch.from_numpy(array)
 
 
+class _Memory:
+    """Memory that NumPy takes as an array, and what keeps it alive."""
+
+    def __init__(self, interface: dict[str, Any], owner: np.ndarray) -> None:
+        self.__array_interface__ = interface
+        self.owner = owner
+
+
 def _writable_view(array: np.ndarray) -> np.ndarray:
     """The same memory without the read-only flag's warning; clearhead never writes to its inputs."""
     try:
         interface = dict(array.__array_interface__)
         address, _ = interface["data"]
 
-        class Holder:
-            __array_interface__ = {**interface, "data": (address, False)}
-            owner = array
-
-        return np.asarray(Holder())
+        return np.asarray(_Memory({**interface, "data": (address, False)}, array))
     except (TypeError, ValueError):
         return array.copy()
+
+
+def unflatten(tensor: Tensor, dim: int, *sizes: int) -> Tensor:
+    """One dimension as several."""
+    result: Tensor = tensor.unflatten(dim, sizes)  # type: ignore[no-untyped-call]
+    return result
 
 
 def check_float(tensor: Tensor, name: str) -> None:
@@ -182,17 +188,15 @@ def as_inputs(query: Tensor, key: Tensor, value: Tensor | None) -> tuple[Tensor,
     if depth <= 3:  # no heads
         leading = _broadcast({n: tuple(t.shape[:-2]) for n, t in named.items()}, named)
         batch = leading[0] if leading else 1
-        four = [_expand(t.reshape(-1, 1, *t.shape[-2:]), batch) for t in named.values()]
+        four = [_expand(t.reshape(t.shape[0] if t.ndim == 3 else 1, 1, *t.shape[-2:]), batch) for t in named.values()]
         heads = 1
     else:
         padded = {n: (1,) * (depth - t.ndim) + tuple(t.shape) for n, t in named.items()}
         outer = _broadcast({n: s[:-3] for n, s in padded.items()}, named)
         heads, key_heads = _heads({n: s[-3] for n, s in padded.items()}, named)
         leading = (*outer, heads)
-        batch = int(np.prod(outer))
-        four = [
-            _fold(t.reshape(padded[n]), outer, heads if n == "query" else key_heads) for n, t in named.items()
-        ]
+        batch = math.prod(outer)
+        four = [_fold(t.reshape(padded[n]), outer, heads if n == "query" else key_heads) for n, t in named.items()]
     sizes = Sizes(batch, heads, query.shape[-2], key.shape[-2], query.device, leading)
     return four[0], four[1], four[2] if len(four) > 2 else None, sizes
 
@@ -203,7 +207,13 @@ def _plain(query: Tensor, key: Tensor, value: Tensor) -> Sizes | None:
     dtype, device = query.dtype, query.device
     if not len(q) == len(k) == len(v) == 4 or k[:3] != v[:3] or q[0] != k[0] or not k[1] or q[1] % k[1]:
         return None
-    if key.dtype != dtype or value.dtype != dtype or dtype not in FLOATS or key.device != device or value.device != device:
+    if (
+        key.dtype != dtype
+        or value.dtype != dtype
+        or dtype not in FLOATS
+        or key.device != device
+        or value.device != device
+    ):
         return None
     return Sizes(q[0], q[1], q[2], k[2], device)
 
@@ -231,8 +241,7 @@ def _heads(heads: dict[str, int], named: Mapping[str, Tensor]) -> tuple[int, int
     rows = {n: tuple(t.shape) for n, t in named.items()}
     if any(heads[n] not in (1, key_heads) for n in heads if n != "query"):
         raise ShapeError(
-            "key and value disagree in their heads: the counts must be equal, or one of them 1.\n"
-            + columns(rows, -3)
+            "key and value disagree in their heads: the counts must be equal, or one of them 1.\n" + columns(rows, -3)
         )
     if heads["query"] not in (1, total) or (key_heads and total % key_heads):
         raise ShapeError(
@@ -252,7 +261,7 @@ def _fold(tensor: Tensor, outer: tuple[int, ...], heads: int) -> Tensor:
     wanted = (*outer, heads, *tensor.shape[-2:])
     if tensor.shape != wanted:
         tensor = tensor.expand(wanted)
-    return tensor if tensor.ndim == 4 else tensor.reshape(-1, *wanted[-3:])
+    return tensor if tensor.ndim == 4 else tensor.reshape(math.prod(outer), *wanted[-3:])
 
 
 def _refuse_mixture(named: Mapping[str, Tensor]) -> None:
@@ -261,6 +270,5 @@ def _refuse_mixture(named: Mapping[str, Tensor]) -> None:
     what, values = ("dtypes", dtypes) if len(set(dtypes.values())) > 1 else ("devices", devices)
     listed = ", ".join(f"{n} {v} {tuple(named[n].shape)}" for n, v in values.items())
     raise ClearheadError(
-        f"{', '.join(named)} have different {what}: {listed}.\n"
-        f"Convert them to one, for example with key.to(query)."
+        f"{', '.join(named)} have different {what}: {listed}.\nConvert them to one, for example with key.to(query)."
     )

@@ -6,6 +6,7 @@ matrix block by block, so what no query of a block may see is never computed.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from clearhead._problem import Problem
+from clearhead._shapes import Sizes, unflatten
 from clearhead.masks.base import part
 from clearhead.scores.base import Pairwise, checked_tile
 
@@ -31,6 +33,12 @@ class Block:
     keys: slice
     masked: bool
 
+    @classmethod
+    def whole(cls, sizes: Sizes, masked: bool) -> Block:
+        """All of the matrix."""
+        batch, heads, queries, keys = (slice(0, size) for size in sizes.shape)
+        return cls(batch, heads, queries, keys, masked)
+
     @property
     def area(self) -> int:
         sides = (self.batch, self.heads, self.queries, self.keys)
@@ -43,7 +51,7 @@ def batch_groups(start: np.ndarray, stop: np.ndarray, batch: int) -> list[slice]
         return [slice(0, batch)]
     differ = (start[1:] != start[:-1]).any((1, 2)) | (stop[1:] != stop[:-1]).any((1, 2))
     edges = [0, *(np.flatnonzero(differ) + 1).tolist(), batch]
-    return [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+    return [slice(a, b) for a, b in itertools.pairwise(edges)]
 
 
 def blocks(problem: Problem, budget: int) -> Iterator[Block]:
@@ -110,8 +118,10 @@ def no_keys(problem: Problem, query: Tensor) -> Tensor:
         return zeros
     projected = () if problem.lowered is None else (problem.lowered.query, problem.lowered.key)
     inputs = (query, problem.key, problem.value, *projected, *problem.score.parameters())
-    joined = (t.flatten()[:1] for t in inputs if t.numel())
-    return zeros + sum(t.masked_fill(torch.ones_like(t, dtype=torch.bool), 0.0).sum() for t in joined)
+    joined = (t.flatten()[:1] for t in inputs)
+    for tensor in joined:
+        zeros = zeros + tensor.masked_fill(torch.ones_like(tensor, dtype=torch.bool), 0.0).sum()
+    return zeros
 
 
 def width(problem: Problem) -> int:
@@ -196,11 +206,8 @@ def pairwise(lowered: Pairwise, query: Tensor, key: Tensor) -> Tensor:
 
 def _over_pairs(lowered: Pairwise, query: Tensor, key: Tensor) -> Tensor:
     """Σ_d weight_d · φ(query_d, key_d) for the φ that are no matrix product: (b, h, q, k, D) numbers on the way."""
-    query = query.unflatten(1, (key.shape[1], -1)).unsqueeze(-2)  # (b, hk, groups, q, 1, D)
+    query = unflatten(query, 1, key.shape[1], -1).unsqueeze(-2)  # (b, hk, groups, q, 1, D)
     key = key[:, :, None, None]  # (b, hk, 1, 1, k, D)
-    if lowered.phi == "tanh_add":
-        pairs = torch.tanh(query + key)
-    else:
-        pairs = (query - key).square()
+    pairs = torch.tanh(query + key) if lowered.phi == "tanh_add" else (query - key).square()
     tile = pairs.sum(-1) if lowered.weight is None else pairs @ lowered.weight.to(pairs.dtype)
     return tile.flatten(1, 2)

@@ -42,7 +42,9 @@ def _parser() -> argparse.ArgumentParser:
     text.add_argument("text", nargs="?", metavar="TEXT", help="the text to read")
     text.add_argument("--file", metavar="F", help="a file that holds the text")
     report.add_argument("--model", metavar="DIR", help="a folder saved with save_pretrained() (default: a small BERT)")
-    report.add_argument("--layers", metavar="LIST", help="which attention calls to show, such as 0,2,5-7 (default: all)")
+    report.add_argument(
+        "--layers", metavar="LIST", help="which attention calls to show, such as 0,2,5-7 (default: all)"
+    )
     report.add_argument("-o", "--output", metavar="FILE", default="report.html", help="the page (default: %(default)s)")
     return parser
 
@@ -65,7 +67,7 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def _name(model: Any, folder: Path) -> str:
-    return f"{type(model).__name__} ({folder.parent.name if folder.name == 'model' else folder.name})"
+    return f"{type(model).__name__} ({'all-MiniLM-L6-v2' if folder == bundled() else folder.resolve().name})"
 
 
 def _text(options: argparse.Namespace) -> str:
@@ -110,7 +112,9 @@ def _choose(calls: list[Call], layers: str | None) -> list[Call]:
         chosen += range(int(first), int(last or first) + 1)
     wrong = [i for i in chosen if i >= len(calls)]
     if wrong or not chosen:
-        raise ClearheadError(f"--layers names {layers!r}, and the model made {len(calls)} calls: 0 to {len(calls) - 1}.")
+        raise ClearheadError(
+            f"--layers names {layers!r}, and the model made {len(calls)} calls: 0 to {len(calls) - 1}."
+        )
     return [calls[i] for i in dict.fromkeys(chosen)]
 
 
@@ -119,21 +123,30 @@ def _progress(console: Any, calls: Iterable[Call]) -> Iterator[Call]:
     yield from track(list(calls), description="Looking at each layer", console=console, transient=True)
 
 
+def _short(word: str) -> str:
+    """A token in one line, its control characters shown and not sent to the terminal."""
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in word)
+    return shown if len(shown) <= 12 else shown[:11] + "…"
+
+
 def _summary(console: Any, title: str, layers: list[Layer], tokens: int) -> None:
     table_module = require("rich.table", "terminal", "the report's summary")
     escape = require("rich.markup", "terminal", "the report's summary").escape
-    table = table_module.Table(title=f"{escape(title)}, {tokens} tokens", caption="entropy in nats; distance in tokens")
+    simple = require("rich.box", "terminal", "the report's summary").SIMPLE
+    caption = "Heads with their mean entropy in nats; the sink with its share; the mean distance in tokens."
+    table = table_module.Table(title=f"{escape(title)}, {tokens} tokens", caption=caption, box=simple)
     for column in ("", "layer", "most focused", "most diffuse", "sink", "distance"):
-        table.add_column(column, justify="right" if column == "distance" else "left")
+        table.add_column(column, justify="right" if column == "distance" else "left", no_wrap=column != "layer")
+    table.columns[1].overflow = "fold"
     for i, layer in enumerate(layers):
         figures = summarise(layer)
         word, place, share = figures.sink
         table.add_row(
             str(i),
             escape(layer.name) + (" (cross)" if layer.kind == "cross" else ""),
-            f"head {figures.focused[0]}: {figures.focused[1]:.2f}",
-            f"head {figures.diffuse[0]}: {figures.diffuse[1]:.2f}",
-            f"{escape(repr(word)[1:-1])} @{place}: {share:.0%}",
+            f"{figures.focused[0]}: {figures.focused[1]:.2f}",
+            f"{figures.diffuse[0]}: {figures.diffuse[1]:.2f}",
+            f"{escape(_short(word))} @{place}: {share:.0%}",
             "" if figures.distance is None else f"{figures.distance:.1f}",
         )
     console.print(table)

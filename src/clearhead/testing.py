@@ -53,11 +53,11 @@ def engines() -> list[str]:
     return [engine.name for engine in ENGINES if engine.name != "reference"]
 
 
-def _subclasses(base: type) -> Iterator[type[Any]]:
-    for cls in base.__subclasses__():
-        if not inspect.isabstract(cls):
-            yield cls
-        yield from _subclasses(cls)
+def _subclasses(base: type[Any]) -> Iterator[type[Any]]:
+    for subclass in base.__subclasses__():
+        if not inspect.isabstract(subclass):
+            yield subclass
+        yield from _subclasses(subclass)
 
 
 @dataclass
@@ -123,8 +123,7 @@ def compare(engine: str, score: tuple[Score, int, int], mask: Mask | None, lengt
 def check_score(cls: type[Score]) -> None:
     """Shapes, broadcasting, grouped heads, layouts, the lowering, gradients and every engine, for a score class."""
     score = cls.example()
-    module, query_dim, key_dim = score
-    module.double()
+    module = score[0].double()
     inputs = Inputs.draw(score, (7, 9))
     query, key, _ = inputs.all()
     full = module(query, key)
@@ -155,7 +154,7 @@ def check_lowering(score: tuple[Score, int, int], shift: float) -> None:
     module.float()
     naive = module(query, key).double()
     problem = make_problem(query, key, score=module)
-    whole = Block(*(slice(0, size) for size in problem.sizes.shape), masked=False)
+    whole = Block.whole(problem.sizes, masked=False)
     lowered = _tiles.raw_scores(problem, whole).double()
     module.double()
     allowed = 2 * (naive - truth).abs().max() + 4 * torch.finfo(torch.float32).eps * truth.abs().max()

@@ -30,7 +30,7 @@ class Reference(Engine):
         return (weights(problem) @ value).to(problem.value.dtype)
 
     def tiles(self, problem: Problem) -> Iterator[tuple[Block, Tensor]]:
-        yield Block(*(slice(0, size) for size in problem.sizes.shape), masked=True), scores(guard(problem))
+        yield Block.whole(problem.sizes, masked=True), scores(guard(problem))
 
     def pairs(self, problem: Problem) -> int:
         return math.prod(problem.sizes.shape)

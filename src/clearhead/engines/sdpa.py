@@ -78,12 +78,16 @@ class Sdpa(Engine):
         return max((item * piece.mask_cells(batch_heads) for _, parts in pieces(problem) for piece in parts), default=0)
 
 
-def full(query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+def full(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None = None, causal: bool = False
+) -> Tensor:
     """One call of the fused kernel, its inputs made such that it does not fall back to the whole matrix."""
     width = value.shape[-1]
     if query.shape[-1] != width:  # the kernel wants one width; zeros change no score
         wide = max(query.shape[-1], width)
-        query, key, value = (F.pad(t, (0, wide - t.shape[-1])) if t.shape[-1] < wide else t for t in (query, key, value))
+        query, key, value = (
+            F.pad(t, (0, wide - t.shape[-1])) if t.shape[-1] < wide else t for t in (query, key, value)
+        )
     groups = query.shape[1] // key.shape[1]
     if groups > 1 and mask is None and not causal:
         # every query of a group sees the same keys: the group is just more queries, and the keys are read once
@@ -117,7 +121,8 @@ def _run_piece(
         return full(query, key, value, scale, mask=_mask_tile(problem, batch, piece))
 
     if again:  # else the backward would hold every piece's mask tile
-        return checkpoint(masked, query, key, value, use_reentrant=False, preserve_rng_state=False)
+        out: Tensor = checkpoint(masked, query, key, value, use_reentrant=False, preserve_rng_state=False)
+        return out
     return masked(query, key, value)
 
 
@@ -140,7 +145,7 @@ def _mask_tile(problem: Problem, batch: slice, piece: Piece) -> Tensor:
 
 
 def _band(query: Tensor, key: Tensor, value: Tensor, scale: float, piece: Piece) -> Tensor:
-    """A diagonal band as one call: tiles of queries, each with an overlapping view of the keys, and one mask for all."""
+    """A diagonal band as one call: tiles of queries, each with its overlapping view of the keys, one mask for all."""
     b, heads, rows, width = query.shape
     key_heads, tile = key.shape[1], piece.tile
     reach = tile + piece.width - 1  # the keys that a tile of queries sees

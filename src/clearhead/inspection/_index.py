@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -95,7 +95,7 @@ def restrict(problem: Problem, batch: slice, heads: slice, queries: slice) -> Pr
 
     lowered = problem.lowered
     if lowered is not None:
-        lowered = replace(lowered, query=rows(lowered.query), key=columns(lowered.key))
+        lowered = lowered._replace(query=rows(lowered.query), key=columns(lowered.key))
     spans = problem.spans
     if spans is not None:
         start, stop = (part(edge, batch, heads, queries) for edge in (spans.start, spans.stop))
@@ -104,15 +104,12 @@ def restrict(problem: Problem, batch: slice, heads: slice, queries: slice) -> Pr
             inner, outer = residual, (batch, heads, queries)
 
             def residual(*slices: slice) -> Tensor:
-                composed = [
-                    _compose(size, a, b) for size, a, b in zip(sizes.shape, outer, slices[:3], strict=False)
-                ]
-                return inner(*composed, slices[3])
+                b, h, q = (_compose(size, a, s) for size, a, s in zip(sizes.shape, outer, slices, strict=False))
+                return inner(b, h, q, slices[3])
 
         spans = Spans(start, stop, residual)
     poison = problem.poison
-    return replace(
-        problem,
+    return problem._replace(
         query=rows(problem.query),
         key=columns(problem.key),
         value=None,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from clearhead._problem import Problem
+from clearhead._shapes import unflatten
 from clearhead._tiles import Block, accumulated
 from clearhead.engines.base import Engine
 
@@ -66,7 +67,7 @@ def chunks(tensor: Tensor, size: int, start: int, reduce: Any) -> Tensor:
     if first:
         parts.append(reduce(tensor[..., :first], -1, keepdim=True))
     if whole:
-        parts.append(reduce(tensor[..., first : first + whole * size].unflatten(-1, (whole, size)), -1))
+        parts.append(reduce(unflatten(tensor[..., first : first + whole * size], -1, whole, size), -1))
     if first + whole * size < tensor.shape[-1]:
         parts.append(reduce(tensor[..., first + whole * size :], -1, keepdim=True))
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
@@ -79,7 +80,7 @@ class Reduction(ABC):
     """
 
     @abstractmethod
-    def begin(self, problem: Problem) -> Tensor | tuple[Tensor, ...]:
+    def begin(self, problem: Problem) -> Any:
         """The buffers, empty."""
 
     @abstractmethod

@@ -13,7 +13,7 @@ from clearhead.inspection.base import Look, Reduction, per_query
 
 @dataclass(frozen=True)
 class LogSumExp(Reduction):
-    """log Σ_j exp(s_ij) over the allowed keys, (..., Lq): a weight is exp(score − this); −∞ where nothing is allowed."""
+    """log Σ_j exp(s_ij) over the allowed keys, (..., Lq): a weight is exp(score − this). −∞ where none is allowed."""
 
     def begin(self, problem: Problem) -> Tensor:
         return per_query(problem).fill_(-torch.inf)

@@ -11,6 +11,7 @@ from clearhead._errors import ClearheadError
 from clearhead._problem import Problem
 from clearhead.inspection.base import PEAK, Look, Reduction, per_query
 
+
 @dataclass(frozen=True)
 class TopK(Reduction):
     """The k largest weights of each query, and their keys.

@@ -110,7 +110,8 @@ class Weights:
 
     @cached_property
     def _logsumexp(self) -> Tensor:
-        return stream(self._problem, self._engine, (LogSumExp(),))[0]
+        lse: Tensor = stream(self._problem, self._engine, (LogSumExp(),))[0]
+        return lse
 
     @cached_property
     def logsumexp(self) -> Any:

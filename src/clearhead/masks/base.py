@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,8 +18,7 @@ from clearhead.masks._draw import draw
 Residual = Callable[[slice, slice, slice, slice], Tensor]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Spans:
+class Spans(NamedTuple):
     """The normal form of a mask: query i may see the keys start_i ≤ j < stop_i, if the residual agrees.
 
     `start`, `stop`: int64 (B or 1, H or 1, Lq or 1), within [0, Lk]; nothing is allowed where stop ≤ start.
@@ -45,7 +43,9 @@ class Spans:
         nothing = stop <= start
         if nothing.any():
             return np.where(nothing, 0, start), np.where(nothing, 0, stop)
-        return (start, stop) if start.shape == stop.shape else tuple(np.broadcast_arrays(start, stop))
+        if start.shape != stop.shape:
+            start, stop = np.broadcast_arrays(start, stop)
+        return start, stop
 
 
 def part(tensor: Tensor, *slices: slice) -> Tensor:
@@ -76,6 +76,10 @@ class Mask(ABC):
     def offsets(self, sizes: Sizes) -> list[tuple[str, int | Tensor]]:
         """Where each part that depends on a query's position places query 0: (its name, the position)."""
         return []
+
+    def signature(self) -> Hashable | None:
+        """A small value that says all there is to say of this mask, so that its spans can be remembered; or None."""
+        return None
 
     def drawn(self) -> Sizes:
         """The sizes at which `repr` draws this mask."""
@@ -135,8 +139,8 @@ def dense(spans: Spans, sizes: Sizes) -> Tensor:
 
 def mask_sizes(query: Any, key: Any) -> Sizes:
     """The sizes of the score matrix of two arrays; their values do not matter."""
-    shapes = [torch.empty(tuple(array.shape), device="meta") for array in (query, key)]
-    *_, sizes = as_inputs(*shapes, None)
+    query_shape, key_shape = (torch.empty(tuple(array.shape), device="meta") for array in (query, key))
+    *_, sizes = as_inputs(query_shape, key_shape, None)
     device = query.device if isinstance(query, Tensor) else torch.device("cpu")
     return Sizes(*sizes.shape, device, sizes.leading)
 
@@ -161,8 +165,14 @@ class Combined(Mask):
     def offsets(self, sizes: Sizes) -> list[tuple[str, int | Tensor]]:
         return self.left.offsets(sizes) + self.right.offsets(sizes)
 
+    def signature(self) -> Hashable | None:
+        sides = (self.left.signature(), self.right.signature())
+        return None if None in sides else (type(self), *sides)
+
     def drawn(self) -> Sizes:
-        return Sizes(*(max(pair) for pair in zip(self.left.drawn().shape, self.right.drawn().shape, strict=True)))
+        left, right = self.left.drawn().shape, self.right.drawn().shape
+        batch, heads, queries, keys = map(max, zip(left, right, strict=True))
+        return Sizes(batch, heads, queries, keys)
 
     def title(self) -> str:
         sides = (f"({s.title()})" if isinstance(s, Combined) else s.title() for s in (self.left, self.right))
@@ -225,6 +235,10 @@ class Not(Mask):
     def offsets(self, sizes: Sizes) -> list[tuple[str, int | Tensor]]:
         return self.mask.offsets(sizes)
 
+    def signature(self) -> Hashable | None:
+        inner = self.mask.signature()
+        return None if inner is None else (Not, inner)
+
     def drawn(self) -> Sizes:
         return self.mask.drawn()
 
@@ -257,6 +271,9 @@ class Between(Mask):
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
         return cls(sizes.keys // 3, sizes.keys)
+
+    def signature(self) -> Hashable | None:
+        return (Between, self.start, self.stop)
 
     def title(self) -> str:
         return f"Between({self.start}, {self.stop})"

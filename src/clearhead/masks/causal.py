@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor
 
@@ -40,6 +42,9 @@ class Causal(Mask):
 
     def offsets(self, sizes: Sizes) -> list[tuple[str, int | Tensor]]:
         return [("Causal", query_offset(self.align, sizes, "Causal"))]
+
+    def signature(self) -> Hashable | None:
+        return None if isinstance(self.align, Tensor) else (Causal, self.align)
 
     def drawn(self) -> Sizes:
         return Sizes(self.align.numel() if isinstance(self.align, Tensor) else 1, 1, 6, 6)

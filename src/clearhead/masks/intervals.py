@@ -44,22 +44,27 @@ class Intervals(Mask):
         return f"Intervals(<{'×'.join(map(str, self.start.shape))}>)"
 
     def drawn(self) -> Sizes:
-        shape = (1,) * (3 - self.start.ndim) + tuple(self.start.shape)
-        return Sizes(*shape, int(self.stop.max()) if self.stop.numel() else 0)
+        batch, heads, queries = _three(self.start).shape
+        return Sizes(batch, heads, queries, int(self.stop.max()) if self.stop.numel() else 0)
 
     def lower(self, sizes: Sizes) -> Spans:
         edges = []
         for edge in (self.start, self.stop):
-            if edge.ndim == 2:
-                edge = edge.unsqueeze(1)
-            edge = edge.reshape((1,) * (3 - edge.ndim) + tuple(edge.shape)).to(sizes.device)
+            edge = _three(edge).to(sizes.device)
             if any(n not in (1, size) for n, size in zip(edge.shape, sizes.shape, strict=False)):
                 raise ShapeError(
                     f"Intervals: start has shape {tuple(self.start.shape)}; expected something that broadcasts to "
                     f"(B, H, Lq) = {sizes.shape[:3]}."
                 )
             edges.append(edge.clamp(0, sizes.keys))
-        return Spans(*edges)
+        return Spans(edges[0], edges[1])
+
+
+def _three(edge: Tensor) -> Tensor:
+    """(B or 1, H or 1, Lq)."""
+    if edge.ndim == 2:
+        edge = edge.unsqueeze(1)
+    return edge.reshape((1,) * (3 - edge.ndim) + tuple(edge.shape))
 
 
 def _edge(edge: Any, name: str) -> Tensor:
@@ -69,4 +74,5 @@ def _edge(edge: Any, name: str) -> Tensor:
             f"Intervals: {name} has dtype {edge.dtype}, shape {tuple(edge.shape)}; expected integers (Lq,), (B, Lq) "
             "or (B, H, Lq)."
         )
-    return edge.detach().long().clone()
+    copy: Tensor = edge.detach().long().clone()
+    return copy

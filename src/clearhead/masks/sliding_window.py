@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor
 
@@ -50,6 +52,9 @@ class SlidingWindow(Mask):
 
     def offsets(self, sizes: Sizes) -> list[tuple[str, int | Tensor]]:
         return [("SlidingWindow", query_offset(self.align, sizes, "SlidingWindow"))]
+
+    def signature(self) -> Hashable | None:
+        return None if isinstance(self.align, Tensor) else (SlidingWindow, self.before, self.after, self.align)
 
     def drawn(self) -> Sizes:
         return Sizes(self.align.numel() if isinstance(self.align, Tensor) else 1, 1, 6, 6)

@@ -14,7 +14,6 @@ from clearhead.masks.causal import Causal
 from clearhead.models.recorder import Recorder
 
 
-
 @contextmanager
 def source(recorder: Recorder) -> Iterator[None]:
     """See every call of the function, under whatever name it was imported."""

@@ -15,7 +15,6 @@ from clearhead.masks.causal import Causal
 from clearhead.models.recorder import Recorder
 
 
-
 @contextmanager
 def source(recorder: Recorder) -> Iterator[None]:
     """Wrap whatever attention function transformers hands out, while a model is watched.
@@ -44,7 +43,13 @@ def source(recorder: Recorder) -> Iterator[None]:
 
 def _recorded(recorder: Recorder, function: Callable[..., Any], backend: str) -> Callable[..., Any]:
     def attention(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *args: Any, **kwargs: Any
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         if id(module) not in recorder.stack.names:  # another model, in another thread or of another's own
             return function(module, query, key, value, attention_mask, *args, **kwargs)

@@ -51,7 +51,10 @@ class Recorder:
         backend: str,
     ) -> None:
         """Copy what went in: it may be written over, a key/value cache for one."""
-        inner, kind = self.stack.innermost() or ("(outside the model)", "self")
+        running = self.stack.innermost()
+        if running is None:  # a call of something else than the model
+            return
+        inner, kind = running
         found = self.masks.convert(mask, bias)
         allowed: Mask | None = causal if found.mask is None else found.mask if causal is None else found.mask & causal
         self.calls.append(

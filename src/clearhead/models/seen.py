@@ -92,12 +92,12 @@ class Seen:
 
 def write_page(path: Any, page: str) -> Path:
     """Write a page, or say why it cannot be written."""
-    path = Path(path)
+    target = Path(path)
     try:
-        path.write_text(page, encoding="utf-8")
+        target.write_text(page, encoding="utf-8")
     except OSError as error:
         raise ClearheadError(
             f"cannot write the report to {str(path)!r}: {error.strerror}. Pass a file in a folder that exists and that "
             "you may write to."
         ) from error
-    return path
+    return target

@@ -33,9 +33,7 @@ class CallLike(Protocol):
     def weights(self) -> Weights: ...
 
 
-def layer_from_call(
-    call: CallLike, query_tokens: Sequence[str], key_tokens: Sequence[str], sequence: int = 0
-) -> Layer:
+def layer_from_call(call: CallLike, query_tokens: Sequence[str], key_tokens: Sequence[str], sequence: int = 0) -> Layer:
     """One sequence of a call, with the statistics of its weights: one pass over them."""
     weights = call.weights
     problem = weights.problem
@@ -90,8 +88,8 @@ def _allowed(problem: Problem, sequence: int) -> tuple[Array, Array, Array | Non
                 holes, -torch.inf
             )
     heads = max(start.shape[0], stop.shape[0])
-    start, stop = (_numpy(edge.expand(heads, -1)).astype("int32") for edge in (start, stop))
-    return start, stop, None if bias is None else _numpy(bias)
+    first, last = (_numpy(edge.expand(heads, -1)).astype("int32") for edge in (start, stop))
+    return first, last, None if bias is None else _numpy(bias)
 
 
 def _numpy(tensor: Tensor) -> Array:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -16,8 +15,7 @@ from clearhead._shapes import as_inputs, columns, to_tensor
 Phi = Literal["mul", "tanh_add", "sq_diff"]
 
 
-@dataclass(frozen=True, slots=True)
-class Pairwise:
+class Pairwise(NamedTuple):
     """The normal form of a score: s_ij = softcap(scale · Σ_d weight_d · φ(query_id, key_jd)).
 
     φ(a, b) is a·b (`mul`), tanh(a + b) (`tanh_add`) or (a − b)² (`sq_diff`); softcap(s) is c·tanh(s/c).

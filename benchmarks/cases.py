@@ -1,0 +1,134 @@
+"""What is measured: each case gives a figure, and the bar it should reach."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import clearhead as ch
+from benchmarks.measure import interleaved, peak_mib
+
+sdpa = F.scaled_dot_product_attention
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line of the table. `value` is a ratio where `bar` is one; `times` are in milliseconds."""
+
+    what: str
+    value: float
+    unit: str
+    bar: str
+    reached: bool
+    times: dict[str, float]
+
+
+def _agree(got: Tensor, want: Tensor) -> None:
+    """No figure for a wrong answer."""
+    torch.testing.assert_close(got, want, atol=2e-5, rtol=2e-5)
+
+
+def _times(seconds: dict[str, float]) -> dict[str, float]:
+    return {name: value * 1e3 for name, value in seconds.items()}
+
+
+def overhead_small() -> Result:
+    torch.set_num_threads(1)
+    q = torch.randn(1, 8, 16, 64)
+    seconds = interleaved({"sdpa": lambda: sdpa(q, q, q), "clearhead": lambda: ch.attention(q, q, q)}, 4000, 200)
+    torch.set_num_threads(2)
+    over = (seconds["clearhead"] - seconds["sdpa"]) * 1e6
+    return Result("attention() over SDPA at (1,8,16,64), 1 thread", over, "µs", "≤ 60", over <= 60, _times(seconds))
+
+
+def overhead_512() -> Result:
+    q = torch.randn(1, 8, 512, 64)
+    seconds = interleaved({"sdpa": lambda: sdpa(q, q, q), "clearhead": lambda: ch.attention(q, q, q)}, 300, 10)
+    ratio = seconds["clearhead"] / seconds["sdpa"]
+    return Result("attention() over SDPA at (1,8,512,64)", ratio, "×", "≤ 1.05", ratio <= 1.05, _times(seconds))
+
+
+def _faster(what: str, bar: float, calls: dict[str, Callable[[], Tensor]], rounds: int) -> Result:
+    """How many times faster the last call is than the first."""
+    names = list(calls)
+    _agree(calls[names[-1]](), calls[names[0]]())
+    seconds = interleaved(calls, rounds, 1)
+    ratio = seconds[names[0]] / seconds[names[-1]]
+    return Result(what, ratio, "× faster", f"≥ {bar}", ratio >= bar, _times(seconds))
+
+
+def window() -> Result:
+    q, k, v = torch.randn(3, 1, 8, 8192, 64)
+    mask = ch.SlidingWindow(before=255)
+    keep = mask.dense(q, k)
+    calls = {
+        "sdpa, bool mask": lambda: sdpa(q, k, v, attn_mask=keep),
+        "clearhead": lambda: ch.attention(q, k, v, mask=mask),
+    }
+    return _faster("window of 256 at (1,8,8192,64), over SDPA with a bool mask", 8, calls, 7)
+
+
+def padded() -> Result:
+    size = 2048
+    q, k, v = torch.randn(3, 4, 8, size, 64)
+    mask = ch.Lengths([size, size // 4, size // 2, size // 8])
+    keep = mask.dense(q, k)
+    calls = {
+        "sdpa, bool mask": lambda: sdpa(q, k, v, attn_mask=keep),
+        "sdpa, no mask": lambda: sdpa(q, k, v),
+        "clearhead": lambda: ch.attention(q, k, v, mask=mask),
+    }
+    _agree(calls["clearhead"](), calls["sdpa, bool mask"]())
+    seconds = interleaved(calls, 9, 1)
+    ratio = seconds["sdpa, no mask"] / seconds["clearhead"]  # the harder comparison: SDPA that ignores the padding
+    what = "lengths [S, S/4, S/2, S/8] at (4,8,2048,64), over SDPA without a mask"
+    return Result(what, ratio, "× faster", "≥ 1.8", ratio >= 1.8, _times(seconds))
+
+
+def grouped_decode() -> Result:
+    q, k, v = torch.randn(1, 32, 1, 128), torch.randn(1, 8, 8192, 128), torch.randn(1, 8, 8192, 128)
+    calls = {"sdpa, enable_gqa": lambda: sdpa(q, k, v, enable_gqa=True), "clearhead": lambda: ch.attention(q, k, v)}
+    return _faster("decoding, 32 heads over 8, 8192 keys, D 128, over enable_gqa", 1.7, calls, 60)
+
+
+def inspection(size: int, rounds: int) -> Result:
+    q, k, v = torch.randn(3, 1, 8, size, 64)
+    lazy = ch.weights(q, k)
+    calls = {
+        "sdpa forward": lambda: sdpa(q, k, v),
+        "reduce": lambda: lazy.reduce(ch.Entropy(), ch.TopK(5), ch.Received(), ch.Pool(128)),
+    }
+    seconds = interleaved(calls, rounds, 1)
+    ratio = seconds["reduce"] / seconds["sdpa forward"]
+    what = f"entropy, top-5, received, 128² map at (1,8,{size},64), over one SDPA forward"
+    reached = ratio <= 4 if size == 16384 else True
+    return Result(what, ratio, "×", "≤ 4" if size == 16384 else "", reached, _times(seconds))
+
+
+def reduce_memory() -> Result:
+    extra = peak_mib("reduce_16384")
+    return Result("the same at 16384: extra memory", extra, "MiB", "≤ 200", extra <= 200, {})
+
+
+def training_memory() -> Result:
+    extra = peak_mib("tiled_training_16384")
+    what = "tiled, forward + backward at (1,1,16384,64): extra memory"
+    return Result(what, extra, "MiB", "≤ 300", extra <= 300, {})
+
+
+CASES: dict[str, Callable[[], Result]] = {
+    "overhead-small": overhead_small,
+    "overhead-512": overhead_512,
+    "window": window,
+    "padded": padded,
+    "grouped-decode": grouped_decode,
+    "reduce-1024": lambda: inspection(1024, 15),
+    "reduce-4096": lambda: inspection(4096, 5),
+    "reduce-16384": lambda: inspection(16384, 3),
+    "reduce-memory": reduce_memory,
+    "training-memory": training_memory,
+}

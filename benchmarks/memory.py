@@ -1,0 +1,32 @@
+"""Cases whose memory is measured, one to a process: python -m benchmarks.memory CASE."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+import clearhead as ch
+from benchmarks.measure import extra_mib
+
+
+def reduce_16384() -> float:
+    query, key = torch.randn(2, 1, 8, 16384, 64)
+    weights = ch.weights(query, key)
+    ch.weights(query[:, :, :512], key[:, :, :512]).reduce(ch.Entropy(), ch.TopK(5), ch.Received(), ch.Pool(128))
+    return extra_mib(lambda: weights.reduce(ch.Entropy(), ch.TopK(5), ch.Received(), ch.Pool(128)))
+
+
+def tiled_training_16384() -> float:
+    small = [torch.randn(1, 1, 300, 64, requires_grad=True) for _ in range(3)]
+    ch.attention(*small, engine="tiled").sum().backward()
+    inputs = [torch.randn(1, 1, 16384, 64, requires_grad=True) for _ in range(3)]
+    return extra_mib(lambda: ch.attention(*inputs, engine="tiled").sum().backward())
+
+
+CASES = {case.__name__: case for case in (reduce_16384, tiled_training_16384)}
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    torch.set_num_threads(2)
+    print(CASES[sys.argv[1]]())

@@ -1,0 +1,231 @@
+"""Real models of transformers, and direct calls: what is recorded equals the model's own eager attentions."""
+
+import gc
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.functional import scaled_dot_product_attention as imported_by_name
+
+import clearhead as ch
+from clearhead.masks import Intervals
+from clearhead.models.load import bundled
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
+
+IDS = torch.randint(0, 100, (2, 9), generator=torch.Generator().manual_seed(0))
+RIGHT = torch.tensor([[1] * 9, [1] * 5 + [0] * 4])
+SMALL = {"vocab_size": 100}
+
+
+def bert(implementation):
+    return transformers.AutoModel.from_pretrained(bundled(), attn_implementation=implementation, local_files_only=True)
+
+
+def llama(implementation):
+    config = transformers.LlamaConfig(
+        **SMALL,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attn_implementation=implementation,
+    )
+    return transformers.LlamaModel(config)
+
+
+def gpt2(implementation):
+    config = transformers.GPT2Config(
+        **SMALL, n_embd=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0, attn_implementation=implementation
+    )
+    return transformers.GPT2Model(config)
+
+
+def t5(implementation):
+    config = transformers.T5Config(
+        **SMALL, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, attn_implementation=implementation
+    )
+    return transformers.T5Model(config)
+
+
+def bert_inputs():
+    tokenizer = transformers.AutoTokenizer.from_pretrained(bundled(), local_files_only=True)
+    return dict(tokenizer(["The pump in Broad Street was closed.", "It was."], padding=True, return_tensors="pt"))
+
+
+DECODER = {"decoder_input_ids": IDS[:, :5]}
+MODELS = {
+    "bert": (bert, bert_inputs),
+    "llama": (llama, lambda: {"input_ids": IDS}),
+    "llama, right padding": (llama, lambda: {"input_ids": IDS, "attention_mask": RIGHT}),
+    "llama, left padding": (llama, lambda: {"input_ids": IDS, "attention_mask": RIGHT.flip(1)}),
+    "gpt2": (gpt2, lambda: {"input_ids": IDS}),
+    "gpt2, right padding": (gpt2, lambda: {"input_ids": IDS, "attention_mask": RIGHT}),
+    "t5": (t5, lambda: {"input_ids": IDS, **DECODER}),
+    "t5, right padding": (t5, lambda: {"input_ids": IDS, "attention_mask": RIGHT, **DECODER}),
+    "t5, a sequence all padding": (t5, lambda: {"input_ids": IDS, "attention_mask": RIGHT * 0, **DECODER}),
+}
+
+
+def own_attentions(output):
+    """The model's own weights, in the order of the calls."""
+    if getattr(output, "encoder_attentions", None) is None:
+        return list(output.attentions)
+    pairs = zip(output.decoder_attentions, output.cross_attentions, strict=True)
+    return [*output.encoder_attentions, *(weights for pair in pairs for weights in pair)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_records_equal_the_models_own_eager_attentions(name):
+    make, inputs = MODELS[name]
+    torch.manual_seed(0)
+    model, eager, inputs = make("sdpa").eval(), make("eager").eval(), inputs()
+    eager.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        plain = model(**inputs)
+        with ch.watch(model) as seen:
+            watched = model(**inputs)
+        own = own_attentions(eager(**inputs, output_attentions=True))
+        with ch.watch(eager) as seen_eager:
+            eager(**inputs)
+    assert torch.equal(plain[0], watched[0]), "watching changed the output"
+    assert len(seen.calls) == len(seen_eager.calls) == len(own)
+    for call, slow, weights in zip(seen.calls, seen_eager.calls, own, strict=True):
+        assert (call.backend, slow.backend) == ("sdpa", "eager") and call.name == slow.name
+        # eager gives a query that may see nothing a uniform row, and so does its record
+        torch.testing.assert_close(slow.weights.dense(), weights, atol=1e-5, rtol=0)
+        recorded = call.weights.dense()
+        blind = recorded.sum(-1) == 0  # SDPA gives such a query 0
+        torch.testing.assert_close(recorded[~blind], weights[~blind], atol=1e-5, rtol=0)
+    if name == "llama, left padding":
+        assert blind.any()
+
+
+def test_left_padding_records_what_each_backend_did():
+    torch.manual_seed(0)
+    inputs = {"input_ids": IDS, "attention_mask": RIGHT.flip(1)}
+    for implementation, first_row in (("sdpa", 0.0), ("eager", 1.0)):
+        model = llama(implementation).eval()
+        with torch.no_grad(), ch.watch(model) as seen:
+            model(**inputs)
+        assert seen.calls[0].weights[1, 0, 0].sum().item() == pytest.approx(first_row)
+
+
+def test_key_heads_stay_unrepeated_and_masks_are_shared_spans():
+    model = llama("sdpa").eval()
+    with torch.no_grad(), ch.watch(model) as seen:
+        model(input_ids=IDS, attention_mask=RIGHT)
+    first, second = seen.calls
+    assert first.query.shape == (2, 4, 9, 8) and first.key.shape == (2, 2, 9, 8)
+    assert isinstance(first.mask, Intervals) and first.mask is second.mask
+    assert list(seen) == ["layers.0.self_attn", "layers.1.self_attn"] and len(seen) == 2
+    assert seen["layers.1.self_attn"] == [second]
+    with pytest.raises(ch.ClearheadError, match=r"layers\.0\.self_attn"):
+        seen["layer 9"]
+
+
+def test_t5_tells_self_from_cross():
+    model = t5("sdpa").eval()
+    with torch.no_grad(), ch.watch(model) as seen:
+        model(input_ids=IDS, **DECODER)
+    kinds = {call.name.split(".")[-1]: call.kind for call in seen.calls}
+    assert kinds == {"SelfAttention": "self", "EncDecAttention": "cross"}
+    assert seen.calls[0].bias is not None and seen.calls[0].bias is seen.calls[1].bias
+
+
+class Direct(torch.nn.Module):
+    """A block that calls SDPA itself, in the ways that people do."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Identity()
+
+    def forward(self, x, how, **options):
+        if how == "by name":
+            return imported_by_name(x, x, x, **options)
+        return F.scaled_dot_product_attention(query=x, key=x, value=x, **options)
+
+
+@pytest.mark.parametrize("how", ["by name", "keywords"])
+@pytest.mark.parametrize("mask", ["none", "causal", "bool", "float", "finfo.min"])
+def test_direct_calls(how, mask):
+    x = torch.randn(2, 4, 6, 8, generator=torch.Generator().manual_seed(0))
+    keep = torch.ones(6, 6, dtype=torch.bool).tril(1)
+    options = {
+        "none": {},
+        "causal": {"is_causal": True, "scale": 0.3},
+        "bool": {"attn_mask": keep},
+        "float": {"attn_mask": torch.randn(4, 6, 6).masked_fill(~keep, -torch.inf)},
+        "finfo.min": {"attn_mask": torch.zeros(6, 6).masked_fill(~keep, torch.finfo(torch.float32).min)},
+    }[mask]
+    block = Direct()
+    want = block(x, how, **options)
+    with ch.watch(block) as seen:
+        got = block(x, how, **options)
+    assert torch.equal(got, want) and len(seen.calls) == 1
+    call = seen.calls[0]
+    assert call.name == "Direct" and call.kind == "self"
+    torch.testing.assert_close(call.weights @ x, want)
+    if mask in ("bool", "finfo.min"):
+        assert isinstance(call.mask, Intervals) and call.bias is None
+
+
+def test_a_call_seen_by_both_sources_is_one_record():
+    model = bert("sdpa").eval()
+    with torch.no_grad(), ch.watch(model) as seen:
+        model(**bert_inputs())
+    assert len(seen.calls) == model.config.num_hidden_layers
+
+
+def test_records_are_copies():
+    block, x = Direct(), torch.randn(1, 1, 4, 8)
+    with ch.watch(block) as seen, torch.inference_mode():
+        block(x, "by name")
+    before = seen.calls[0].weights.dense().clone()
+    x.zero_()
+    assert torch.equal(seen.calls[0].weights.dense(), before) and not seen.calls[0].query.requires_grad
+
+
+def test_no_recognisable_call_is_an_error_that_says_so():
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(ch.ClearheadError, match="no attention call that clearhead recognises"), ch.watch(model):
+        model(torch.zeros(1, 2))
+    config = transformers.DebertaV2Config(
+        **SMALL, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64
+    )
+    deberta = transformers.DebertaV2Model(config).eval()
+    with pytest.raises(ch.ClearheadError, match="backend is 'eager'"), ch.watch(deberta), torch.no_grad():
+        deberta(input_ids=IDS)
+
+
+def test_multihead_attention_is_refused_and_not_half_recorded():
+    with (
+        pytest.raises(ch.UnsupportedError, match="MultiheadAttention"),
+        ch.watch(torch.nn.TransformerEncoderLayer(8, 2)),
+    ):
+        pass
+
+
+def test_watching_leaves_nothing_behind():
+    from transformers.modeling_utils import AttentionInterface
+
+    original, block = AttentionInterface.get_interface, Direct()
+    with pytest.raises(RuntimeError, match="inside"), ch.watch(block):
+        block(torch.zeros(1, 1, 2, 2), "by name")
+        raise RuntimeError("inside")
+    assert AttentionInterface.get_interface is original
+    assert not block._forward_pre_hooks and not block._forward_hooks
+    gc.collect()
+    block(torch.zeros(1, 1, 2, 2), "by name")
+
+
+def test_another_models_calls_are_not_recorded():
+    torch.manual_seed(0)
+    watched, other = llama("sdpa").eval(), llama("sdpa").eval()
+    with torch.no_grad(), ch.watch(watched) as seen:
+        watched(input_ids=IDS)
+        other(input_ids=IDS)
+    assert len(seen.calls) == 2

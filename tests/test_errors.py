@@ -1,0 +1,255 @@
+"""Bad input: one clear error that says what disagreed, with shapes, and what to pass instead; nothing is changed."""
+
+import numpy as np
+import pytest
+import torch
+
+import clearhead as ch
+
+
+def zeros(*shape, **options):
+    return torch.zeros(*shape, **options)
+
+
+X3, X4 = zeros(2, 5, 4), zeros(2, 8, 5, 4)
+
+# what is called, the kind of error, and what its message must say
+CASES = {
+    "lengths of key and value": (
+        lambda: ch.attention(X3, X3, zeros(2, 6, 4)),
+        ch.ShapeError,
+        ["Lk", "key", "value", "6", "^"],
+    ),
+    "batches": (
+        lambda: ch.attention(X3, zeros(3, 5, 4), zeros(3, 5, 4)),
+        ch.ShapeError,
+        ["leading", "equal or 1", "^"],
+    ),
+    "one vector": (lambda: ch.attention(zeros(4), X3, X3), ch.ShapeError, ["query", "(4,)", "query[None]"]),
+    "widths for Dot": (
+        lambda: ch.attention(X3, zeros(2, 5, 6), X3),
+        ch.ShapeError,
+        ["width E", "Bilinear", "query_dim=4", "^"],
+    ),
+    "widths for Cosine": (lambda: ch.attention(X3, zeros(2, 5, 6), X3, score=ch.Cosine()), ch.ShapeError, ["Cosine"]),
+    "widths for Gaussian": (lambda: ch.Gaussian()(X3, zeros(2, 5, 6)), ch.ShapeError, ["Gaussian"]),
+    "widths for Additive": (
+        lambda: ch.attention(X3, X3, X3, score=ch.Additive(4, 6, 8)),
+        ch.ShapeError,
+        ["key has width 4", "width 6", "key_dim=4"],
+    ),
+    "widths for Bilinear": (lambda: ch.Bilinear(3, 4)(X3, X3), ch.ShapeError, ["query has width 4", "query_dim=4"]),
+    "heads that do not divide": (
+        lambda: ch.attention(X4, zeros(2, 3, 5, 4), zeros(2, 3, 5, 4)),
+        ch.ShapeError,
+        ["8 query heads", "3 key heads", "divide", "transpose(1, 2)"],
+    ),
+    "heads of key and value": (
+        lambda: ch.attention(X4, zeros(2, 4, 5, 4), zeros(2, 2, 5, 4)),
+        ch.ShapeError,
+        ["key and value", "heads"],
+    ),
+    "dtypes": (lambda: ch.attention(X3, X3.double(), X3), ch.ClearheadError, ["float64", "float32", ".to("]),
+    "devices": (lambda: ch.attention(X3, X3.to("meta"), X3), ch.ClearheadError, ["devices", "meta", "cpu"]),
+    "integer tensors": (lambda: ch.attention(X3.long(), X3, X3), ch.ClearheadError, ["query", "int64", ".float()"]),
+    "complex": (lambda: ch.attention(X3, X3.to(torch.complex64), X3), ch.ClearheadError, ["key", "complex"]),
+    "dtype of the score": (
+        lambda: ch.attention(X3.double(), X3.double(), X3.double(), score=ch.Bilinear(4, 4)),
+        ch.ClearheadError,
+        ["parameter W", "float32", "score.to(torch.float64)"],
+    ),
+    "a list": (lambda: ch.attention([[1.0]], X3, X3), ch.ClearheadError, ["query is a list", "numpy.asarray"]),
+    "arrays and tensors": (
+        lambda: ch.attention(X3.numpy(), X3, X3),
+        ch.ClearheadError,
+        ["ndarray", "Tensor", "from_numpy"],
+    ),
+    "object array": (
+        lambda: ch.attention(*[np.array([[1, 2], [3]], dtype=object)] * 3),
+        ch.ClearheadError,
+        ["query", "object", "Lengths"],
+    ),
+    "an integer mask": (
+        lambda: ch.attention(X3, X3, X3, mask=torch.ones(2, 5, dtype=torch.long)),
+        ch.ClearheadError,
+        ["mask", "int64", "Padding", "DenseMask"],
+    ),
+    "a mask that does not broadcast": (
+        lambda: ch.attention(X3, X3, X3, mask=torch.ones(5, 6, dtype=torch.bool)),
+        ch.ShapeError,
+        ["(5, 6)", "broadcast", "scores", "^", "Padding"],
+    ),
+    "a 3-D mask on heads": (
+        lambda: ch.attention(X4, X4, X4, mask=torch.ones(8, 5, 5, dtype=torch.bool)),
+        ch.ShapeError,
+        ["3 dimensions", "mask[:, None]", "mask[None]"],
+    ),
+    "a 3-D float mask on heads": (
+        lambda: ch.attention(X4, X4, X4, mask=zeros(2, 5, 5)),
+        ch.ShapeError,
+        ["3 dimensions"],
+    ),
+    "a mask of another dtype": (
+        lambda: ch.attention(X3, X3, X3, mask=zeros(5, 5, dtype=torch.float64)),
+        ch.ClearheadError,
+        ["mask", "float64", "mask.to(query.dtype)"],
+    ),
+    "a mask on another device": (
+        lambda: ch.attention(X3, X3, X3, mask=torch.ones(5, 5, dtype=torch.bool, device="meta")),
+        ch.ClearheadError,
+        ["mask is on meta", "mask.to(query.device)"],
+    ),
+    "negative lengths": (lambda: ch.Lengths([2, -1]), ch.ClearheadError, ["-1", "valid_lens"]),
+    "lengths above Lk": (
+        lambda: ch.attention(X3, X3, X3, mask=ch.Lengths([2, 6])),
+        ch.ClearheadError,
+        ["6", "5 keys", "(2,)"],
+    ),
+    "float lengths": (lambda: ch.Lengths(torch.tensor([2.0])), ch.ClearheadError, ["float32", "(1,)", "integers"]),
+    "ragged lengths": (lambda: ch.Lengths([[1], [2, 3]]), ch.ClearheadError, ["valid_lens"]),
+    "lengths of another batch": (
+        lambda: ch.attention(X3, X3, X3, mask=ch.Lengths([1, 2, 3])),
+        ch.ShapeError,
+        ["(3,)", "(2,)", "scores"],
+    ),
+    "a mask as lengths": (
+        lambda: ch.Lengths(torch.ones(2, 5, dtype=torch.bool)),
+        ch.ClearheadError,
+        ["bool", "DenseMask"],
+    ),
+    "padding that is no 0/1": (lambda: ch.Padding(torch.tensor([[2, 1]])), ch.ClearheadError, ["0 and 1", "Lengths"]),
+    "padding of another length": (
+        lambda: ch.attention(X3, X3, X3, mask=ch.Padding(torch.ones(2, 6, dtype=torch.long))),
+        ch.ShapeError,
+        ["(2, 6)", "(2, 5)"],
+    ),
+    "no alignment": (
+        lambda: ch.attention(X3, zeros(2, 7, 4), zeros(2, 7, 4), mask=ch.Causal()),
+        ch.ClearheadError,
+        ["5 queries and 7 keys", "upper_left", "lower_right", "■ ■ ■ · ·"],
+    ),
+    "two alignments": (
+        lambda: ch.attention(
+            X3,
+            zeros(2, 7, 4),
+            zeros(2, 7, 4),
+            mask=ch.Causal("upper_left") & ~ch.SlidingWindow(2, align="lower_right"),
+        ),
+        ch.ClearheadError,
+        ["Causal", "SlidingWindow", "key 0", "key 2", "one alignment"],
+    ),
+    "a wrong alignment": (lambda: ch.Causal("left"), ch.ClearheadError, ["'left'", "upper_left"]),
+    "a negative window": (lambda: ch.SlidingWindow(-1), ch.ClearheadError, ["before", "-1"]),
+    "and instead of &": (lambda: ch.Causal() and ch.Lengths([1]), ch.ClearheadError, ["&", "no truth value"]),
+    "& with a tensor": (lambda: ch.Causal() & torch.ones(2, 2).bool(), ch.ClearheadError, ["DenseMask"]),
+    "an unknown engine": (lambda: ch.attention(X3, X3, X3, engine="x"), ch.UnsupportedError, ["'x'", "sdpa", "tiled"]),
+    "an engine that can't": (
+        lambda: ch.attention(X3, X3, X3, score=ch.Gaussian(), engine="sdpa"),
+        ch.UnsupportedError,
+        ["sdpa", "Gaussian", "no dot product"],
+    ),
+    "weights of sdpa": (lambda: ch.weights(X3, X3, engine="sdpa"), ch.UnsupportedError, ["weights"]),
+    "softcap on sdpa": (
+        lambda: ch.attention(X3, X3, X3, score=ch.Dot(softcap=5), engine="sdpa"),
+        ch.UnsupportedError,
+        ["softcap"],
+    ),
+    "dropout": (lambda: ch.attention(X3, X3, X3, dropout_p=0.1), ch.UnsupportedError, ["dropout_p"]),
+    "dropout out of range": (
+        lambda: ch.attention(X3, X3, X3, dropout_p=1.5),
+        ch.ClearheadError,
+        ["1.5", "probability"],
+    ),
+    "bias": (lambda: ch.attention(X3, X3, X3, bias=zeros(5, 5)), ch.UnsupportedError, ["bias", "mask="]),
+    "a score class": (lambda: ch.attention(X3, X3, X3, score=ch.Dot), ch.ClearheadError, ["class Dot", "instance"]),
+    "a score that is none": (lambda: ch.attention(X3, X3, X3, score="dot"), ch.ClearheadError, ["str", "Dot()"]),
+    "a score of the wrong shape": (
+        lambda: ch.attention(X3, X3, X3, score=lambda q, k: q),
+        ch.ShapeError,
+        ["tile gave", "expected"],
+    ),
+    "softcap": (lambda: ch.Dot(softcap=0.0), ch.ClearheadError, ["softcap", "above 0"]),
+    "temperature": (lambda: ch.Cosine(temperature=-1), ch.ClearheadError, ["temperature"]),
+    "bandwidth": (lambda: ch.Gaussian(float("nan")), ch.ClearheadError, ["bandwidth"]),
+    "W_q turned": (
+        lambda: ch.Additive.from_weights(zeros(4, 8), None, zeros(8)),
+        ch.ShapeError,
+        ["W_q", "w_v", "W_q.T"],
+    ),
+    "w_v of two dimensions": (
+        lambda: ch.Additive.from_weights(None, None, zeros(8, 1)),
+        ch.ShapeError,
+        ["w_v", "(8, 1)"],
+    ),
+    "an odd concatenation": (lambda: ch.Additive.from_concatenated(zeros(8, 7), zeros(8)), ch.ShapeError, ["key_dim"]),
+    "an unknown order": (
+        lambda: ch.Additive.from_concatenated(zeros(8, 8), zeros(8), order="qk"),
+        ch.ClearheadError,
+        ["'qk'", "key_query"],
+    ),
+    "k of 0": (lambda: ch.weights(X3, X3).topk(0), ch.ClearheadError, ["k is 0", "5 keys"]),
+    "k above Lk": (lambda: ch.weights(X3, X3).topk(6), ch.ClearheadError, ["k is 6", "5 keys"]),
+    "a pool of 0": (lambda: ch.weights(X3, X3).pool(0), ch.ClearheadError, ["size"]),
+    "a pool of another kind": (lambda: ch.weights(X3, X3).pool(2, "sum"), ch.ClearheadError, ["'sum'", "'max'"]),
+    "an advanced index": (lambda: ch.weights(X3, X3)[[0, 1]], ch.ClearheadError, ["not basic", "dense()"]),
+    "an index out of range": (lambda: ch.weights(X3, X3)[2], ch.ClearheadError, ["out of range", "(2, 5, 5)"]),
+    "too many indices": (lambda: ch.weights(X3, X3)[0, 0, 0, 0], ch.ClearheadError, ["too many"]),
+    "a negative step": (lambda: ch.weights(X3, X3)[::-1], ch.ClearheadError, ["negative step", "flip"]),
+    "dense of much": (
+        lambda: ch.weights(zeros(1, 8, 9000, 4), zeros(1, 8, 9000, 4)).dense(),
+        ch.ClearheadError,
+        ["2.41 GiB", "256 MiB", "max_bytes=None"],
+    ),
+    "reduce by a name": (lambda: ch.weights(X3, X3).reduce("entropy"), ch.ClearheadError, ["'entropy'", "Entropy()"]),
+    "distance without alignment": (
+        lambda: ch.weights(X3, zeros(2, 7, 4)).reduce(ch.Distance()),
+        ch.ClearheadError,
+        ["Distance", "lower_right"],
+    ),
+    "a shape by tuple": (
+        lambda: ch.check_shape(zeros(2, 3, 6), (2, 4, 6)),
+        ch.ShapeError,
+        ["dimension 1", "expected   2  4  6", "got        2  3  6", "^"],
+    ),
+    "a shape by names": (lambda: ch.check_shape(zeros(2, 3), "B B"), ch.ShapeError, ["B = 2", "3"]),
+    "dimensions": (lambda: ch.check_shape(zeros(2, 3), "B Lq E"), ch.ShapeError, ["3 dimensions", "got 2"]),
+    "softmax of integers": (lambda: ch.masked_softmax(torch.tensor([1, 2])), ch.ClearheadError, ["scores.float()"]),
+    "softmax over no dimension": (lambda: ch.masked_softmax(zeros(2, 3), dim=2), ch.ClearheadError, ["dim is 2"]),
+    "lengths for softmax": (lambda: ch.masked_softmax(X3, [2, 9]), ch.ClearheadError, ["9", "4 keys"]),
+    "a watch on no model": (lambda: ch.watch(3).__enter__(), ch.ClearheadError, ["torch.nn.Module", "int"]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bad_input_is_one_clear_error(name):
+    call, kind, says = CASES[name]
+    with pytest.raises(ch.ClearheadError) as caught:
+        call()
+    assert type(caught.value) is kind
+    message = str(caught.value)
+    missing = [word for word in says if word not in message]
+    assert not missing, f"{missing} is not in:\n{message}"
+    assert len(message.splitlines()) < 14
+
+
+def test_shapes_are_aligned_in_columns():
+    with pytest.raises(ch.ShapeError) as caught:
+        ch.attention(zeros(2, 8, 10, 64), zeros(2, 8, 12, 32), zeros(2, 8, 12, 32))
+    rows = [line for line in str(caught.value).splitlines() if line.startswith("    ")]
+    assert rows == ["    query   2  8  10  64", "    key     2  8  12  32", "                      ^^"]
+
+
+def test_inputs_of_a_refused_call_are_unchanged():
+    x, lens = torch.rand(2, 5, 4), torch.tensor([2, 9])
+    before = x.clone(), lens.clone()
+    with pytest.raises(ch.ClearheadError):
+        ch.attention(x, x, x, mask=ch.Lengths(lens))
+    assert torch.equal(x, before[0]) and torch.equal(lens, before[1])
+
+
+def test_an_engine_asked_for_never_falls_back():
+    x = torch.rand(1, 5, 4)
+    for engine in ("sdpa", "tiled", "reference"):
+        assert ch.plan(x, x, x, engine=engine).engine == engine
+    with pytest.raises(ch.UnsupportedError):
+        ch.plan(x, x, x, score=ch.Additive(4, 4, 2), engine="sdpa")
