@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from clearhead._errors import ClearheadError
 from clearhead._problem import Problem, guard, make_problem
 from clearhead._tiles import EVERY, Block, accumulated
 from clearhead.engines.choose import choose
+from clearhead.inspection import plot
 from clearhead.inspection._index import Part, parse, restrict
 from clearhead.inspection.base import Reduction, looks, stream
 from clearhead.inspection.entropy import Entropy
@@ -172,6 +174,26 @@ class Weights:
     def pool(self, size: int | tuple[int, int], how: Literal["max", "mean"] = "max") -> Any:
         """A map of at most size × size cells. See `Pool`."""
         return self.reduce(Pool(size, how))[0]
+
+    def plot(
+        self,
+        *head: int,
+        query_labels: Sequence[str] | None = None,
+        key_labels: Sequence[str] | None = None,
+        ax: Any = None,
+    ) -> Any:
+        """Draw one head with matplotlib: `w.plot(0, 3)` is sequence 0, head 3. Returns the axes.
+
+        Up to 512 queries and keys every weight is a cell; beyond, a cell is the largest weight of those it stands for.
+        """
+        if len(head) != len(self.shape) - 2:
+            raise ClearheadError(
+                f"plot() takes {len(self.shape) - 2} numbers, one head of {tuple(self.shape)}; got {head}."
+            )
+        queries, keys = self.shape[-2:]
+        image = self[head] if max(queries, keys) <= plot.CELLS else self.pool(plot.CELLS)[head]
+        image = image.detach().cpu().numpy() if isinstance(image, Tensor) else image
+        return plot.draw(image, (queries, keys), query_labels, key_labels, ax)
 
     def __matmul__(self, value: Any) -> Any:
         """The attention output for these values, by the fastest engine that can."""
