@@ -24,6 +24,7 @@ ORDER = [
     "_pieces",
     "_tiles",
     "_problem",
+    "_unseen",
     "scores masks biases",
     "_align",
     "_shapes",

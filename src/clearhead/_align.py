@@ -11,6 +11,8 @@ from torch import Tensor
 from clearhead._errors import ClearheadError, ShapeError
 from clearhead._shapes import Sizes, to_tensor
 
+FAR = 2**40  # further than any sequence is long; sums of such numbers do not overflow
+
 Align = Literal["upper_left", "lower_right"] | Tensor | None
 
 _ADVICE = (
@@ -26,12 +28,12 @@ def check_align(align: Any, who: str) -> Any:
     if isinstance(align, str) or not hasattr(align, "shape"):
         raise ClearheadError(f"{who}: align is {align!r}. {_ADVICE}")
     positions = to_tensor(align, "align")
-    if positions.is_floating_point() or positions.dtype == torch.bool or positions.ndim > 1:
+    if positions.is_floating_point() or positions.is_complex() or positions.dtype == torch.bool or positions.ndim > 1:
         raise ClearheadError(
             f"{who}: align has dtype {positions.dtype}, shape {tuple(positions.shape)}; expected integers (B,). "
             + _ADVICE
         )
-    return positions.detach().clone().long()
+    return positions.detach().long().clamp(-FAR, FAR)
 
 
 def query_offset(align: Any, sizes: Sizes, who: str) -> int | Tensor:

@@ -188,11 +188,14 @@ def masked_softmax(scores: Any, valid_lens: Any = None, *, dim: int = -1) -> Any
     Raises `ClearheadError` for lengths that are no integers, negative or above Lk. Cost: a few passes.
     """
     if isinstance(scores, list | tuple):
-        scores = np.asarray(scores)
+        try:
+            scores = np.asarray(scores)
+        except ValueError as ragged:
+            raise ClearheadError(f"scores is no array: {ragged}. Pad its rows, and pass their valid_lens.") from None
     tensor = to_tensor_float(scores, "scores")
     if not tensor.is_floating_point():
         raise ClearheadError(f"scores has dtype {tensor.dtype}, shape {tuple(tensor.shape)}; pass scores.float().")
-    if not tensor.ndim or not -tensor.ndim <= dim < tensor.ndim:
+    if not tensor.ndim or not isinstance(dim, int) or not -tensor.ndim <= dim < tensor.ndim:
         raise ClearheadError(f"dim is {dim}, and scores has shape {tuple(tensor.shape)}.")
     tile = tensor.movedim(dim, -1)
     if valid_lens is not None:

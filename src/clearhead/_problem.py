@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from clearhead._errors import ClearheadError, UnsupportedError
-from clearhead._shapes import Sizes, as_inputs, to_tensor, unflatten
+from clearhead._shapes import Sizes, as_inputs, to_tensor
+from clearhead._unseen import Unseen, finite, group, seen, where_unseen, zero
 from clearhead.masks.base import Mask, Spans
 from clearhead.masks.dense import DenseMask, check_keep, fit
 from clearhead.scores.base import Pairwise, Score, to_tensor_float
@@ -19,6 +20,7 @@ from clearhead.scores.dot import Dot
 from clearhead.scores.function import Function
 
 _DOT = Dot()
+_ABSENT = object()  # no value: only the weights are wanted
 
 
 class Problem(NamedTuple):
@@ -35,8 +37,9 @@ class Problem(NamedTuple):
     score: Score  # gives any tile of the scores
     lowered: Pairwise | None  # the same score as the kernels take it, where it has that form
     spans: Spans | None  # None: every query sees every key
+    edges: tuple[np.ndarray, np.ndarray] | None  # the spans' starts and stops on the host
     bias: Tensor | None  # (B or 1, H or 1, Lq or 1, Lk or 1)
-    edges: tuple[np.ndarray, np.ndarray] | None = None  # the spans' starts and stops on the host
+    unseen: Unseen = "none"
     dropout_p: float = 0.0
     poison: tuple[Tensor, Tensor] | None = None  # see `guard`: (B, H, Lq, 1) and (B, Hk, 1, Lk)
 
@@ -47,14 +50,32 @@ class Problem(NamedTuple):
 
     @property
     def needs_grad(self) -> bool:
+        if not torch.is_grad_enabled():
+            return False
         tensors = (self.query, self.key, self.value, self.bias, *self.score.parameters())
-        return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+        # a score with tile() alone may close over anything
+        return self.lowered is None or any(t is not None and t.requires_grad for t in tensors)
+
+    def stamp(self) -> tuple[int, ...]:
+        """Changes when a tensor that the problem reads is written to."""
+        lowered = () if self.lowered is None else (self.lowered.query, self.lowered.key, self.lowered.weight)
+        residual = () if self.spans is None else self.spans.reads
+        tensors = (self.query, self.key, self.value, self.bias, *lowered, *residual)
+        return tuple(t._version for t in tensors if t is not None and not t.is_inference())
+
+    def check_stamp(self, stamp: tuple[int, ...]) -> None:
+        """Raise where a backward pass would compute with other numbers than the forward did."""
+        if self.stamp() != stamp:
+            raise ClearheadError(
+                "an input or a mask of attention() was modified in place after the forward pass, and the backward pass "
+                "needs it as it was. Pass a copy: tensor.clone()."
+            )
 
 
 def make_problem(
     query: Any,
     key: Any,
-    value: Any = None,
+    value: Any = _ABSENT,
     *,
     score: Score | Callable[[Tensor, Tensor], Tensor] | None = None,
     mask: Any = None,
@@ -62,26 +83,29 @@ def make_problem(
     dropout_p: float = 0.0,
 ) -> Problem:
     """Check everything, and bring it to normal form. Nothing that was passed is written to."""
-    if not 0.0 <= dropout_p < 1.0:
-        raise ClearheadError(f"dropout_p is {dropout_p}; expected a probability: 0 ≤ dropout_p < 1.")
+    if not isinstance(dropout_p, int | float) or not 0.0 <= dropout_p < 1.0:
+        raise ClearheadError(f"dropout_p is {dropout_p!r}; expected a probability: 0 ≤ dropout_p < 1.")
     if dropout_p:
         raise UnsupportedError("dropout_p above 0 is not supported yet; pass dropout_p=0.0.")
     query, key = to_tensor_float(query, "query"), to_tensor_float(key, "key")
-    if value is not None:
-        value = to_tensor_float(value, "value")
+    value = None if value is _ABSENT else to_tensor_float(value, "value")
     query, key, value, sizes = as_inputs(query, key, value)
     score = _as_score(score)
     score.check(query, key)
     if mask is None and bias is None:
-        return Problem(query, key, value, sizes, score, score.lower(query, key), None, None)
+        return Problem(query, key, value, sizes, score, score.lower(query, key), None, None, None)
     allowed, added = _as_mask(mask, sizes, query.dtype)
     bias = added if bias is None else fit(bias, sizes, "bias")
     if allowed is None:
-        return Problem(query, key, value, sizes, score, score.lower(query, key), None, bias)
-    if not allowed.all_seen:
-        query, key, value = _without_unseen(query, key, value, allowed.spans, sizes)
+        return Problem(query, key, value, sizes, score, score.lower(query, key), None, None, bias)
+    if allowed.unseen != "none" and not all(t is None or finite(t) for t in (query, key, value)):
+        # before the score's own projections, whose gradients would meet what is not finite
+        keys, queries = seen(allowed.spans, sizes)
+        keys = group(keys, key.shape[1])
+        query, key = zero(query, queries, only_not_finite=True), zero(key, keys, only_not_finite=True)
+        value = None if value is None else zero(value, keys, only_not_finite=True)
     lowered = score.lower(query, key)
-    return Problem(query, key, value, sizes, score, lowered, allowed.spans, bias, allowed.edges)
+    return Problem(query, key, value, sizes, score, lowered, *allowed[:2], bias, allowed.unseen)
 
 
 def _as_score(score: Any) -> Score:
@@ -99,11 +123,11 @@ def _as_score(score: Any) -> Score:
 
 
 class Allowed(NamedTuple):
-    """A mask's spans, their edges on the host, and whether every key has a query that sees it and every query a key."""
+    """A mask's spans, their edges on the host, and whether some key is seen by nobody."""
 
     spans: Spans
     edges: tuple[np.ndarray, np.ndarray]
-    all_seen: bool
+    unseen: Unseen
 
 
 _remembered: dict[Any, Allowed] = {}  # the spans of masks that are plain values: layer after layer asks for the same
@@ -115,7 +139,7 @@ def _resolve(mask: Mask, sizes: Sizes) -> Allowed:
         return _remembered[signature, sizes]
     spans = mask.resolve(sizes)
     edges = spans.host()
-    allowed = Allowed(spans, edges, _every_key_seen(spans, *edges, sizes))
+    allowed = Allowed(spans, edges, where_unseen(spans, *edges, sizes))
     if signature is not None and type(spans.start) is Tensor:
         if len(_remembered) >= 64:
             _remembered.clear()
@@ -129,6 +153,11 @@ def _as_mask(mask: Any, sizes: Sizes, dtype: torch.dtype) -> tuple[Allowed | Non
         return None, None
     if isinstance(mask, Mask):
         return _resolve(mask, sizes), None
+    if not isinstance(mask, Tensor | np.ndarray):
+        what = f"the class {mask.__name__}" if isinstance(mask, type) else f"{mask!r:.60}"
+        raise ClearheadError(
+            f"mask is {what}; expected a Mask, such as Causal(), a bool tensor (True: may attend), or a float tensor."
+        )
     tensor = to_tensor(mask, "mask")
     if tensor.device != sizes.device:
         raise ClearheadError(f"mask is on {tensor.device}, the inputs on {sizes.device}; pass mask.to(query.device).")
@@ -142,57 +171,21 @@ def _as_mask(mask: Any, sizes: Sizes, dtype: torch.dtype) -> tuple[Allowed | Non
     return None, fit(tensor, sizes, "mask")
 
 
-def _without_unseen(
-    query: Tensor, key: Tensor, value: Tensor | None, spans: Spans, sizes: Sizes
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Zeros in place of keys that no query may see, and of queries that see nothing, where they are not finite.
-
-    Padding may hold anything; times a weight of 0, NaN and infinity would still be NaN, in the output or a gradient.
-    """
-    if all(t is None or finite(t) for t in (query, key, value)):
-        return query, key, value
-    seen, sees = _seen(spans, sizes)
-    if seen.shape[1] not in (1, key.shape[1]):
-        seen = unflatten(seen, 1, key.shape[1], -1).any(2)
-    query = zero_where(query, ~sees.unsqueeze(-1) & ~query.isfinite())
-    key = zero_where(key, ~seen.unsqueeze(-1) & ~key.isfinite())
-    return query, key, None if value is None else zero_where(value, ~seen.unsqueeze(-1) & ~value.isfinite())
-
-
-def _seen(spans: Spans, sizes: Sizes) -> tuple[Tensor, Tensor]:
-    """Which keys some query sees, (B or 1, H or 1, Lk), and which queries see some key, (B or 1, H or 1, Lq or 1)."""
-    every, rows = slice(None), 256
-    seen, sees = [], []
-    for row in range(0, sizes.queries, rows):
-        keep = spans.keep(every, every, slice(row, row + rows), every, sizes.keys)
-        seen.append(keep.any(2))
-        sees.append(keep.any(3))
-        if keep.shape[2] == 1:  # the same for all queries
-            break
-    if not seen:
-        nothing = torch.zeros(1, 1, 1, dtype=torch.bool, device=sizes.device)
-        return nothing, nothing
-    return torch.stack(seen).any(0), torch.cat(sees, -1)
-
-
-def _every_key_seen(spans: Spans, start: np.ndarray, stop: np.ndarray, sizes: Sizes) -> bool:
-    """Whether it is plain, at little cost, that every key has a query that sees it and every query sees a key."""
-    if spans.residual is not None or not sizes.queries or not sizes.keys:
-        return False
-    if (stop <= start).any() or start[..., 0].any() or (stop[..., -1] < sizes.keys).any():
-        return False
-    # the first query sees the first key, the last the last: it remains that no gap lies between two queries' spans
-    return not (start[..., 1:] > stop[..., :-1]).any()
-
-
-def finite(tensor: Tensor) -> bool:
-    """Whether every entry is finite. One pass: a sum is finite only if its terms are, but for overflow."""
-    with torch.no_grad():
-        return math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())
-
-
-def zero_where(tensor: Tensor, where: Tensor) -> Tensor:
-    return tensor.masked_fill(where, 0.0)
+def zero_unseen(problem: Problem) -> Problem:
+    """The same problem with zeros in place of keys that nobody sees and of queries that see nothing."""
+    if problem.spans is None or problem.unseen == "none":
+        return problem
+    keys, queries = seen(problem.spans, problem.sizes)
+    keys = group(keys, problem.key.shape[1])
+    lowered = problem.lowered
+    query, key = zero(problem.query, queries), zero(problem.key, keys)
+    if lowered is not None:
+        lowered = lowered._replace(
+            query=query if lowered.query is problem.query else zero(lowered.query, queries),
+            key=key if lowered.key is problem.key else zero(lowered.key, keys),
+        )
+    value = None if problem.value is None else zero(problem.value, keys)
+    return problem._replace(query=query, key=key, value=value, lowered=lowered, unseen="none")
 
 
 def guard(problem: Problem) -> Problem:
@@ -201,6 +194,7 @@ def guard(problem: Problem) -> Problem:
     The poison is NaN for queries and keys (values) that are not finite, else 0. Added to the scores before the mask,
     it reaches whoever may see such a key, and nobody else: a masked NaN would otherwise pass through 0 · NaN.
     """
+    problem = zero_unseen(problem)
     lowered = problem.lowered
     queries, keys = [problem.query], [problem.key]
     if lowered is not None and lowered.key is not problem.key:
@@ -210,14 +204,14 @@ def guard(problem: Problem) -> Problem:
     values = [] if problem.value is None else [problem.value]
     if problem.spans is None or all(finite(t) for t in queries + keys + values):
         return problem
-    clean = [zero_where(t, ~t.isfinite()) for t in (problem.query, problem.key)]
+    clean = [_finite_part(t) for t in (problem.query, problem.key)]
     if lowered is not None:
         same_query, same_key = lowered.query is problem.query, lowered.key is problem.key
         lowered = lowered._replace(
-            query=clean[0] if same_query else zero_where(lowered.query, ~lowered.query.isfinite()),
-            key=clean[1] if same_key else zero_where(lowered.key, ~lowered.key.isfinite()),
+            query=clean[0] if same_query else _finite_part(lowered.query),
+            key=clean[1] if same_key else _finite_part(lowered.key),
         )
-    value = None if problem.value is None else zero_where(problem.value, ~problem.value.isfinite())
+    value = None if problem.value is None else _finite_part(problem.value)
     return problem._replace(
         query=clean[0],
         key=clean[1],
@@ -225,6 +219,10 @@ def guard(problem: Problem) -> Problem:
         lowered=lowered,
         poison=(_poison(queries).unsqueeze(-1), _poison(keys + values).unsqueeze(-2)),
     )
+
+
+def _finite_part(tensor: Tensor) -> Tensor:
+    return tensor.masked_fill(~tensor.isfinite(), 0.0)
 
 
 def _poison(tensors: list[Tensor]) -> Tensor:

@@ -11,6 +11,7 @@ Inside clearhead every tensor has four dimensions: query (B, H, Lq, Eq), key (B,
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -84,6 +85,8 @@ def check_shape(tensor: Any, spec: str | Sequence[int | str | None]) -> dict[str
     parts: list[Any] = spec.split() if isinstance(spec, str) else list(spec)
     parts = [int(p) if isinstance(p, str) and p.lstrip("-").isdigit() else p for p in parts]
     parts = ["..." if p is Ellipsis else p for p in parts]
+    if not hasattr(tensor, "shape"):
+        raise ClearheadError(f"check_shape takes something with a .shape; got a {type(tensor).__name__}.")
     got = tuple(tensor.shape)
     if parts.count("...") > 1:
         raise ShapeError(f"check_shape: {spec!r} has more than one '...'; keep one.")
@@ -108,6 +111,8 @@ def to_tensor(array: Any, name: str) -> Tensor:
     """A tensor over a NumPy array's own memory (a copy only where torch cannot address it); tensors pass."""
     if isinstance(array, Tensor):
         return array
+    if isinstance(array, np.ma.MaskedArray):
+        raise ClearheadError(f"{name} is a masked array; pass {name}.data, and what it masks as mask=DenseMask(keep).")
     if not isinstance(array, np.ndarray):
         raise ClearheadError(
             f"{name} is a {type(array).__name__}; pass a torch tensor or a NumPy array "
@@ -154,7 +159,22 @@ def unflatten(tensor: Tensor, dim: int, *sizes: int) -> Tensor:
     return result
 
 
+def check_count(number: Any, least: int, name: str) -> int:
+    """A whole number, Python's or NumPy's, of at least `least`."""
+    try:
+        if isinstance(number, bool | np.bool_):
+            raise TypeError
+        count = operator.index(number)
+    except TypeError:
+        count = least - 1
+    if count < least:
+        raise ClearheadError(f"{name} is {number!r}; expected a whole number, {least} or more.")
+    return count
+
+
 def check_float(tensor: Tensor, name: str) -> None:
+    if tensor.layout != torch.strided:
+        raise ClearheadError(f"{name} has the layout {tensor.layout}; pass a dense tensor: {name}.to_dense().")
     if tensor.dtype not in FLOATS:
         fix = f"pass {name}.float()" if not tensor.is_complex() else "pass a real tensor"
         raise ClearheadError(
@@ -191,6 +211,13 @@ def as_inputs(query: Tensor, key: Tensor, value: Tensor | None) -> tuple[Tensor,
         four = [_expand(t.reshape(t.shape[0] if t.ndim == 3 else 1, 1, *t.shape[-2:]), batch) for t in named.values()]
         heads = 1
     else:
+        flat = [n for n, t in named.items() if t.ndim == 3 and t.shape[0] > 1]
+        if flat:
+            raise ShapeError(
+                f"{flat[0]} has 3 dimensions and another input {depth}: its first could be the batch or the heads.\n"
+                + columns({n: tuple(t.shape) for n, t in named.items()})
+                + f"\nPass {flat[0]}[:, None] for (B, 1, L, E), or {flat[0]}[None] for (1, H, L, E)."
+            )
         padded = {n: (1,) * (depth - t.ndim) + tuple(t.shape) for n, t in named.items()}
         outer = _broadcast({n: s[:-3] for n, s in padded.items()}, named)
         heads, key_heads = _heads({n: s[-3] for n, s in padded.items()}, named)
@@ -237,7 +264,7 @@ def _broadcast(shapes: dict[str, tuple[int, ...]], named: Mapping[str, Tensor]) 
 def _heads(heads: dict[str, int], named: Mapping[str, Tensor]) -> tuple[int, int]:
     """Query heads and key heads; a size of 1 broadcasts, else key heads divide query heads."""
     total = max(heads.values())
-    key_heads = max(heads["key"], heads.get("value", 1))
+    key_heads = max(heads[n] for n in heads if n != "query")
     rows = {n: tuple(t.shape) for n, t in named.items()}
     if any(heads[n] not in (1, key_heads) for n in heads if n != "query"):
         raise ShapeError(

@@ -17,7 +17,7 @@ from torch import Tensor
 from clearhead._problem import Problem
 from clearhead._shapes import Sizes, unflatten
 from clearhead.masks.base import part
-from clearhead.scores.base import Pairwise, checked_tile
+from clearhead.scores.base import Pairwise, accumulated, checked_tile
 
 ROWS = 256  # the most queries to a block where the mask depends on the query: more would skip less
 EVERY = slice(None)
@@ -132,20 +132,17 @@ def width(problem: Problem) -> int:
     return max(problem.query.shape[-1], problem.key.shape[-1])
 
 
-def accumulated(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that scores and weights of these inputs have: float32 at least."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def raw_scores(problem: Problem, block: Block) -> Tensor:
     """The scores of a block before mask and bias, (b, h, q, k), in float32 at least."""
     lowered = problem.lowered
     query, key = (problem.query, problem.key) if lowered is None else (lowered.query, lowered.key)
     query = query[block.batch, block.heads, block.queries]
     key = head_part(key, problem.groups, block)[:, :, block.keys]
+    if not query.shape[1]:
+        return query.new_zeros(*query.shape[:3], key.shape[2], dtype=accumulated(query.dtype))
     if lowered is None:
         key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
-        return checked_tile(problem.score, query, key).to(accumulated(query.dtype))
+        return checked_tile(problem.score, query, key)
     return pairwise(lowered, query, key)
 
 
@@ -163,6 +160,11 @@ def scores(problem: Problem, block: Block) -> Tensor:
         sides = (block.batch, block.heads, block.queries, block.keys)
         tile = tile.masked_fill(~problem.spans.keep(*sides, problem.sizes.keys), -torch.inf)
     return tile
+
+
+def may_be_empty(problem: Problem, block: Block) -> bool:
+    """Whether a row of a block may be −∞ alone."""
+    return block.masked or problem.bias is not None or problem.lowered is None
 
 
 def softmax(tile: Tensor, may_be_empty: bool) -> Tensor:

@@ -25,7 +25,7 @@ def choose(problem: Problem, engine: str | None) -> Engine:
             if not candidate.objections(problem):
                 return candidate
     named = {candidate.name: candidate for candidate in ENGINES}
-    if engine not in named:
+    if not isinstance(engine, str) or engine not in named:
         raise UnsupportedError(f"engine is {engine!r}; the engines are {', '.join(map(repr, named))}.")
     objections = named[engine].objections(problem)
     if objections:

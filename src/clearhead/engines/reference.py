@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from clearhead._problem import Problem, guard
-from clearhead._tiles import Block, accumulated
+from clearhead._tiles import Block
 from clearhead.engines.base import Engine
 from clearhead.masks.base import dense
-from clearhead.scores.base import checked_tile
+from clearhead.scores.base import accumulated, checked_tile
 
 
 class Reference(Engine):

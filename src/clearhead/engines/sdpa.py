@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from clearhead import _tiles
 from clearhead._pieces import Piece, pieces
-from clearhead._problem import Problem
+from clearhead._problem import Problem, zero_unseen
 from clearhead.engines.base import Engine
 from clearhead.masks.base import part
 
@@ -40,6 +40,8 @@ class Sdpa(Engine):
             found.append("the fused kernel has no softcap")
         if problem.bias is not None and problem.bias.requires_grad and torch.is_grad_enabled():
             found.append("the bias needs a gradient, for which SDPA would make the whole matrix")
+        if problem.bias is not None and problem.needs_grad and _far_below_zero(problem.bias):
+            found.append("a query's bias is below −100,000 for every key, where SDPA's backward loses its digits")
         return found
 
     def notes(self, problem: Problem) -> list[str]:
@@ -50,8 +52,12 @@ class Sdpa(Engine):
     def run(self, problem: Problem) -> Tensor:
         lowered, value = problem.lowered, problem.value
         assert lowered is not None and value is not None
-        if problem.spans is None and problem.bias is None and problem.sizes.keys and problem.sizes.queries:
+        if problem.spans is None and problem.bias is None and 0 not in problem.sizes.shape:
             return full(lowered.query, lowered.key, value, lowered.scale)
+        if problem.unseen == "inside":  # else the pieces leave out the keys that nobody sees
+            problem = zero_unseen(problem)
+            lowered, value = problem.lowered, problem.value
+            assert lowered is not None and value is not None
         again = problem.needs_grad
         batches = []
         for batch, parts in pieces(problem):
@@ -76,6 +82,15 @@ class Sdpa(Engine):
         sizes = problem.sizes
         batch_heads = (sizes.batch if problem.needs_grad else 1) * sizes.heads
         return max((item * piece.mask_cells(batch_heads) for _, parts in pieces(problem) for piece in parts), default=0)
+
+
+def _far_below_zero(bias: Tensor) -> bool:
+    """Whether some row is finite and all very low, as where a mask of finfo.min leaves a query nothing.
+
+    The kernel's backward pass takes exp(score − log-sum-exp), and next to such numbers float32 rounds the log-sum-exp.
+    """
+    top = bias.detach().amax(-1)
+    return bool(((top < -1e5) & (top > -torch.inf)).any())
 
 
 def full(
@@ -117,7 +132,11 @@ def _run_piece(
     if piece.kind == "band":
         return _band(query, key, value, scale, piece)
 
+    stamp = problem.stamp() if again else ()
+
     def masked(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if again:
+            problem.check_stamp(stamp)
         return full(query, key, value, scale, mask=_mask_tile(problem, batch, piece))
 
     if again:  # else the backward would hold every piece's mask tile

@@ -9,8 +9,9 @@ from torch.utils.checkpoint import checkpoint
 
 from clearhead import _tiles
 from clearhead._problem import Problem, guard
-from clearhead._tiles import Block, accumulated
+from clearhead._tiles import Block
 from clearhead.engines.base import Engine
+from clearhead.scores.base import accumulated
 
 BUDGET = 2**21  # elements of a block's scores, or of what is made on the way to them
 LOOK = 2**20  # the same for an inspection, which makes a few passes over each block: it should stay in the cache
@@ -36,13 +37,14 @@ class Tiled(Engine):
         every = list(_tiles.blocks(problem, BUDGET))
         if not every or not sizes.keys:
             return _tiles.no_keys(problem, problem.query)
-        again = len(every) > 1 and problem.needs_grad
-        parts = [
-            checkpoint(_block, problem, block, use_reentrant=False, preserve_rng_state=False)
-            if again
-            else _block(problem, block)
-            for block in every
-        ]
+        if len(every) > 1 and problem.needs_grad:
+            stamp = problem.stamp()
+            parts = [
+                checkpoint(_again, problem, block, stamp, use_reentrant=False, preserve_rng_state=False)
+                for block in every
+            ]
+        else:
+            parts = [_block(problem, block) for block in every]
         return _tiles.assemble(parts, every)
 
     def tiles(self, problem: Problem) -> Iterator[tuple[Block, Tensor]]:
@@ -59,10 +61,16 @@ class Tiled(Engine):
         return 3 * accumulated(problem.query.dtype).itemsize * largest
 
 
+def _again(problem: Problem, block: Block, stamp: tuple[int, ...]) -> Tensor:
+    """A block, computed in the forward pass and again in the backward, from the same numbers."""
+    problem.check_stamp(stamp)
+    return _block(problem, block)
+
+
 def _block(problem: Problem, block: Block) -> Tensor:
     """The output of one block's rows: all the keys they may see are in it."""
     assert problem.value is not None
-    may_be_empty = block.masked or problem.bias is not None
+    may_be_empty = _tiles.may_be_empty(problem, block)
     tile = _tiles.scores(problem, block)
     if not tile.shape[-1]:
         return _tiles.no_keys(problem, problem.query[block.batch, block.heads, block.queries])

@@ -17,6 +17,10 @@ from clearhead._tiles import Block, head_part
 from clearhead.masks.base import Spans, part
 
 
+class OutOfRange(ClearheadError, IndexError):
+    """An index past the end: an IndexError too, which ends a `for` loop over the weights."""
+
+
 @dataclass(frozen=True)
 class Part:
     """A rectangle of the matrix: some sequences (each a slice of the batch), heads, queries and keys."""
@@ -37,9 +41,10 @@ def parse(index: Any, shape: torch.Size, sizes: Sizes) -> Part:
     """A basic index as slices of (B, H, Lq, Lk), and the shape it gives. Anything else is an error."""
     items = list(index) if isinstance(index, tuple) else [index]
     real = sum(item is not None and item is not Ellipsis for item in items)
-    if items.count(Ellipsis) > 1 or real > len(shape):
+    dots = [i for i, item in enumerate(items) if item is Ellipsis]
+    if len(dots) > 1 or real > len(shape):
         raise ClearheadError(f"the index {index!r} has too many parts for weights of shape {tuple(shape)}.")
-    at = items.index(Ellipsis) if Ellipsis in items else len(items)
+    at = dots[0] if dots else len(items)
     items[at : at + 1] = [slice(None)] * (len(shape) - real)
     slices: list[slice] = []
     result: list[int] = []
@@ -49,7 +54,10 @@ def parse(index: Any, shape: torch.Size, sizes: Sizes) -> Part:
             continue
         size = shape[len(slices)]
         if isinstance(item, slice):
-            found = range(size)[item]
+            try:
+                found = range(size)[item]
+            except (TypeError, ValueError) as error:
+                raise ClearheadError(f"the index {index!r} has a wrong slice: {error}.") from None
             if found.step < 0:
                 raise ClearheadError(f"the index {index!r} has a negative step; index forwards, then flip.")
             result.append(len(found))
@@ -76,7 +84,7 @@ def _one(item: Any, size: int, index: Any, shape: torch.Size) -> range:
             f"the index {index!r} is not basic: use integers, slices, ... and None, or index dense()."
         ) from None
     if not -size <= place < size:
-        raise ClearheadError(f"the index {index!r} is out of range for weights of shape {tuple(shape)}.")
+        raise OutOfRange(f"the index {index!r} is out of range for weights of shape {tuple(shape)}.")
     return range(place % size, place % size + 1)
 
 

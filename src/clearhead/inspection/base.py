@@ -12,28 +12,33 @@ from torch import Tensor
 
 from clearhead._problem import Problem
 from clearhead._shapes import unflatten
-from clearhead._tiles import Block, accumulated
+from clearhead._tiles import Block, may_be_empty
 from clearhead.engines.base import Engine
+from clearhead.scores.base import accumulated
 
 PEAK = 128  # keys to a chunk where the largest scores are looked for
 
 
 class Look:
-    """One block of rows, whole along the keys they may see, looked at by each reduction."""
+    """One block of rows, whole along the keys they may see, looked at by each reduction.
+
+    `scores` are less the largest of their row, so that what is computed from them keeps its digits however large they
+    were; −∞ where a pair is not allowed. `weights` are their softmax, 0 in rows of `blind` queries, which see nothing.
+    """
 
     def __init__(self, block: Block, scores: Tensor, may_be_empty: bool) -> None:
         self.block = block
         self.start = block.keys.start
-        # finite, so that a weight of 0 times a score is 0: what is not allowed keeps the least score there is
-        self.least = torch.finfo(scores.dtype).min
-        self.scores = scores.clamp_(min=self.least) if may_be_empty else scores  # (b, h, q, k)
-        self._peaks: dict[int, Tensor] = {}
-        top = self.peaks(PEAK).amax(-1) if scores.shape[-1] else scores.new_full(scores.shape[:-1], self.least)
-        self.blind = top <= self.least  # (b, h, q): queries that see nothing
+        self.may_be_empty = may_be_empty
+        peaks = chunks(scores, PEAK, 0, torch.amax) if scores.shape[-1] else scores.new_zeros(*scores.shape[:-1], 0)
+        top = peaks.amax(-1) if scores.shape[-1] else scores.new_full(scores.shape[:-1], -torch.inf)
+        self.blind = top == -torch.inf  # (b, h, q)
+        self.top = top.masked_fill(self.blind, 0.0)
+        self.scores = scores.sub_(self.top.unsqueeze(-1))  # (b, h, q, k)
+        self._peaks = {PEAK: peaks.sub_(self.top.unsqueeze(-1))}
         self.weights = scores.softmax(-1)
         if may_be_empty and bool(self.blind.any()):
             self.weights.masked_fill_(self.blind.unsqueeze(-1), 0.0)
-        self._top = top
 
     @property
     def at(self) -> tuple[slice, slice, slice]:
@@ -41,16 +46,20 @@ class Look:
         return self.block.batch, self.block.heads, self.block.queries
 
     @cached_property
-    def logsumexp(self) -> Tensor:
-        """(b, h, q): the log of the softmax's denominator; −∞ where nothing is allowed."""
+    def finite_scores(self) -> Tensor:
+        """The scores, with the least number there is for −∞: a weight of 0 times a score is then 0."""
+        return self.scores.clamp(min=torch.finfo(self.scores.dtype).min) if self.may_be_empty else self.scores
+
+    @cached_property
+    def log_sum(self) -> Tensor:
+        """log Σ_j exp(scores_ij), (b, h, q), from 0 to log Lk; 0 where nothing is allowed."""
         if not self.scores.shape[-1]:
-            return self._top.masked_fill(self.blind, -torch.inf)
-        # log-sum-exp = a score minus the log of its weight, for the largest, whose weight is the most exact
+            return self.top
+        # minus the log of the largest weight, which is the most exact
         chunk = self.peaks(PEAK).argmax(-1, keepdim=True) * PEAK
         near = (chunk + torch.arange(PEAK, device=chunk.device)).clamp_(max=self.scores.shape[-1] - 1)
         best = near.gather(-1, self.scores.gather(-1, near).argmax(-1, keepdim=True))
-        lse = self._top - self.weights.gather(-1, best).squeeze(-1).log()
-        return lse.masked_fill(self.blind, -torch.inf)
+        return -self.weights.gather(-1, best).squeeze(-1).masked_fill_(self.blind, 1.0).log_()
 
     def peaks(self, chunk: int) -> Tensor:
         """The largest score of each `chunk` keys, counted from the block's first: (b, h, q, chunks)."""
@@ -110,6 +119,7 @@ def stream(problem: Problem, engine: Engine, reductions: tuple[Reduction, ...]) 
 
 
 def looks(problem: Problem, engine: Engine) -> Iterator[Look]:
-    """The blocks of the matrix, in turn. A look may write to its own scores, which belong to nobody else."""
+    """The blocks of the matrix, in turn. A look writes to its scores, which belong to nobody else."""
     for block, scores in engine.tiles(problem):
-        yield Look(block, scores, block.masked or problem.bias is not None)
+        own = scores.clone(memory_format=torch.contiguous_format) if problem.lowered is None else scores
+        yield Look(block, own, may_be_empty(problem, block))

@@ -19,7 +19,7 @@ class Entropy(Reduction):
     >>> ch.weights(torch.zeros(2, 4), torch.zeros(3, 4)).entropy()
     tensor([1.0986, 1.0986])
 
-    Formula: H_i = −Σ_j w_ij log w_ij = logsumexp_i − Σ_j w_ij s_ij. Gives (..., Lq); 0 where nothing is allowed.
+    Formula: H_i = −Σ_j w_ij log w_ij = log Σ_j exp(s_ij) − Σ_j w_ij s_ij. Gives (..., Lq); 0 where nothing is allowed.
     Source: Shannon 1948, "A Mathematical Theory of Communication".
     """
 
@@ -27,6 +27,6 @@ class Entropy(Reduction):
         return per_query(problem)
 
     def look(self, buffers: Tensor, look: Look) -> None:
-        expected = torch.linalg.vecdot(look.weights, look.scores)
-        entropy = (look.logsumexp - expected).clamp_(min=0.0)
+        expected = torch.linalg.vecdot(look.weights, look.finite_scores)
+        entropy = (look.log_sum - expected).clamp_(min=0.0)
         buffers[look.at] = entropy.masked_fill_(look.blind, 0.0)

@@ -19,4 +19,21 @@ class LogSumExp(Reduction):
         return per_query(problem).fill_(-torch.inf)
 
     def look(self, buffers: Tensor, look: Look) -> None:
-        buffers[look.at] = look.logsumexp
+        buffers[look.at] = (look.top + look.log_sum).masked_fill_(look.blind, -torch.inf)
+
+
+@dataclass(frozen=True)
+class Normaliser(Reduction):
+    """The log-sum-exp in two parts, each (..., Lq): the largest score, and the log of the sum of the others over it.
+
+    A weight is exp((score − largest) − rest): this keeps its digits where the scores are large. The largest is +∞ where
+    nothing is allowed, so that the weights are 0.
+    """
+
+    def begin(self, problem: Problem) -> tuple[Tensor, Tensor]:
+        return per_query(problem).fill_(torch.inf), per_query(problem)
+
+    def look(self, buffers: tuple[Tensor, Tensor], look: Look) -> None:
+        largest, rest = buffers
+        largest[look.at] = look.top.masked_fill(look.blind, torch.inf)
+        rest[look.at] = look.log_sum

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from clearhead._errors import ClearheadError
 from clearhead._problem import Problem
-from clearhead._tiles import accumulated
 from clearhead.inspection.base import Look, Reduction, chunks
+from clearhead.scores.base import accumulated
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Pool(Reduction):
         return -(-problem.sizes.queries // rows) or 1, -(-problem.sizes.keys // columns) or 1
 
     def begin(self, problem: Problem) -> tuple[Tensor, tuple[int, int]]:
-        sizes = (self.size, self.size) if isinstance(self.size, int) else tuple(self.size)
-        if len(sizes) != 2 or not all(isinstance(s, int) and s > 0 for s in sizes):
+        sizes = self.size if isinstance(self.size, tuple) else (self.size, self.size)
+        if len(sizes) != 2 or not all(isinstance(s, int) and not isinstance(s, bool) and s > 0 for s in sizes):
             raise ClearheadError(f"size is {self.size!r}; expected a number above 0, or a pair (rows, columns).")
         if self.how not in ("max", "mean"):
             raise ClearheadError(f"how is {self.how!r}; expected 'max' or 'mean'.")
@@ -55,8 +55,7 @@ class Pool(Reduction):
         reduce = torch.sum if self.how == "mean" else torch.amax
         if self.how == "max" and look.start % columns == 0:
             # the largest weight has the largest score, and those peaks may be there already
-            lse = look.logsumexp.masked_fill(look.blind, 0.0).unsqueeze(-1)
-            part = (look.peaks(columns) - lse).exp_().masked_fill_(look.blind.unsqueeze(-1), 0.0)
+            part = (look.peaks(columns) - look.log_sum.unsqueeze(-1)).exp_()
         else:
             part = chunks(look.weights, columns, look.start, reduce)
         part = chunks(part.transpose(-1, -2), rows, queries.start, reduce).transpose(-1, -2)

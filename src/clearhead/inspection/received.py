@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from clearhead._problem import Problem
-from clearhead._tiles import accumulated
 from clearhead.inspection.base import Look, Reduction
+from clearhead.scores.base import accumulated
 
 
 @dataclass(frozen=True)

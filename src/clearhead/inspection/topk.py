@@ -29,8 +29,8 @@ class TopK(Reduction):
     k: int
 
     def begin(self, problem: Problem) -> tuple[Tensor, Tensor, int]:
-        if not 1 <= self.k <= problem.sizes.keys:
-            raise ClearheadError(f"k is {self.k}, and there are {problem.sizes.keys} keys; pass 1 ≤ k ≤ Lk.")
+        if isinstance(self.k, bool) or not isinstance(self.k, int) or not 1 <= self.k <= problem.sizes.keys:
+            raise ClearheadError(f"k is {self.k!r}, and there are {problem.sizes.keys} keys; pass 1 ≤ k ≤ Lk.")
         values = per_query(problem, self.k)
         return values, torch.zeros_like(values, dtype=torch.int64), problem.sizes.keys
 
@@ -40,7 +40,7 @@ class TopK(Reduction):
         # in a block of fewer than k keys the rest, of weight 0, are the keys after it, and then from the first on
         indices[look.at] = (torch.arange(self.k, device=indices.device) + look.start) % keys
         if count:
-            best = largest(look.scores, look.peaks(PEAK), count)
+            best = largest(look.finite_scores, look.peaks(PEAK), count)
             values[(*look.at, slice(0, count))] = look.weights.gather(-1, best)
             indices[(*look.at, slice(0, count))] = best + look.start
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -14,16 +13,17 @@ from clearhead import _tiles
 from clearhead._attention import ScoreLike, human_bytes, is_numpy, refuse_bias
 from clearhead._errors import ClearheadError
 from clearhead._problem import Problem, guard, make_problem
-from clearhead._tiles import EVERY, Block, accumulated
+from clearhead._tiles import EVERY, Block
 from clearhead.engines.choose import choose
 from clearhead.inspection import plot
 from clearhead.inspection._index import Part, parse, restrict
 from clearhead.inspection.base import Reduction, looks, stream
 from clearhead.inspection.entropy import Entropy
-from clearhead.inspection.logsumexp import LogSumExp
+from clearhead.inspection.logsumexp import Normaliser
 from clearhead.inspection.pool import Pool
 from clearhead.inspection.received import Received
 from clearhead.inspection.topk import TopK
+from clearhead.scores.base import Score, accumulated
 
 DENSE_BYTES = 2**28
 
@@ -51,8 +51,30 @@ class Weights:
         self._numpy = is_numpy(query=query, key=key)
         self._inputs = (query, key)
         self._options = options
-        self._problem = make_problem(query, key, **options)
-        self._engine = choose(self._problem, engine)
+        self._known: dict[str, Any] = {}  # what has been computed, as long as the inputs stay as they are
+        self._stamp: tuple[int, ...] = ()
+        problem = self._problem
+        self._sizes, self._dtype = problem.sizes, accumulated(problem.query.dtype)
+        self._engine = choose(problem, engine)
+
+    @property
+    def _problem(self) -> Problem:
+        """The normal form of the inputs and parameters as they are now."""
+        stamp = self._versions()
+        problem: Problem | None = self._known.get("problem")
+        # a graph through the score's projection serves one backward pass: with parameters, each use makes its own
+        used_up = problem is not None and problem.needs_grad and next(problem.score.parameters(), None) is not None
+        if problem is None or stamp != self._stamp or used_up:
+            problem = make_problem(*self._inputs, **self._options)
+            self._known = {"problem": problem}
+            self._stamp = stamp
+        return problem
+
+    def _versions(self) -> tuple[int, ...]:
+        score, mask = self._options.get("score"), self._options.get("mask")
+        parameters = score.parameters() if isinstance(score, Score) else ()
+        tensors = (*self._inputs, self._options.get("bias"), mask, *parameters)
+        return tuple(t._version for t in tensors if isinstance(t, Tensor) and not t.is_inference())
 
     @property
     def problem(self) -> Problem:
@@ -62,12 +84,12 @@ class Weights:
     @property
     def shape(self) -> torch.Size:
         """(..., Lq, Lk)."""
-        sizes = self._problem.sizes
+        sizes = self._sizes
         return torch.Size((*sizes.shown, sizes.queries, sizes.keys))
 
     @property
     def dtype(self) -> torch.dtype:
-        return accumulated(self._problem.query.dtype)
+        return self._dtype
 
     def __repr__(self) -> str:
         options = "".join(f", {name}={value!r}" for name, value in self._options.items() if value is not None)
@@ -76,18 +98,27 @@ class Weights:
     def __len__(self) -> int:
         return self.shape[0]
 
-    @cached_property
+    @property
     def _guarded(self) -> Problem:
-        return guard(self._problem)
+        problem = self._problem
+        if "guarded" not in self._known:
+            self._known["guarded"] = guard(problem)
+        guarded: Problem = self._known["guarded"]
+        return guarded
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        dense = self.dense()
+        array = dense if isinstance(dense, np.ndarray) else dense.detach().cpu().numpy()
+        return array if dtype is None else array.astype(dtype)
 
     def __getitem__(self, index: Any) -> Any:
         """The exact weights at any basic index: integers, slices, `...` and None."""
-        part = parse(index, self.shape, self._problem.sizes)
+        part = parse(index, self.shape, self._sizes)
         return self._out(part.restore([self._weights(b, part) for b in part.batches]))
 
     def scores(self, index: Any = ...) -> Any:
         """The raw scores at an index, before mask and bias: what `score(query, key)[index]` would be."""
-        part = parse(index, self.shape, self._problem.sizes)
+        part = parse(index, self.shape, self._sizes)
         parts = []
         for batch in part.batches:
             problem = restrict(self._problem, batch, part.heads, part.queries)
@@ -103,22 +134,21 @@ class Weights:
         if problem.needs_grad:
             everything = _tiles.scores(problem, Block(EVERY, EVERY, EVERY, EVERY, masked=True))
             return _tiles.softmax(everything, may_be_empty=True)[..., part.keys]
-        if "logsumexp" in self.__dict__:  # all rows' have been computed before
-            lse = self._logsumexp[batch, part.heads, part.queries]
+        if "_normaliser" in self._known:  # all rows' have been computed before
+            largest, rest = (t[batch, part.heads, part.queries] for t in self._known["_normaliser"])
         else:
-            lse = stream(problem, self._engine, (LogSumExp(),))[0]
-        blind = (lse == -torch.inf).unsqueeze(-1)
-        return (tile - lse.unsqueeze(-1)).exp_().masked_fill_(blind, 0.0)
+            largest, rest = stream(problem, self._engine, (Normaliser(),))[0]
+        weights: Tensor = (tile - largest.unsqueeze(-1)).sub_(rest.unsqueeze(-1)).exp_()
+        return weights
 
-    @cached_property
-    def _logsumexp(self) -> Tensor:
-        lse: Tensor = stream(self._problem, self._engine, (LogSumExp(),))[0]
-        return lse
-
-    @cached_property
+    @property
     def logsumexp(self) -> Any:
         """log Σ_j exp(s_ij) over the allowed keys, (..., Lq); −∞ where a query sees nothing."""
-        return self._out(self._problem.sizes.restore(self._logsumexp))
+        problem = self._problem
+        if "_normaliser" not in self._known:
+            self._known["_normaliser"] = stream(problem, self._engine, (Normaliser(),))[0]
+        largest, rest = self._known["_normaliser"]
+        return self._out(problem.sizes.restore(torch.where(largest == torch.inf, -torch.inf, largest + rest)))
 
     def dense(self, max_bytes: int | None = DENSE_BYTES) -> Any:
         """The whole matrix (..., Lq, Lk). Refuses above `max_bytes`; None for no limit."""
@@ -151,7 +181,7 @@ class Weights:
         wrong = [r for r in reductions if not isinstance(r, Reduction)]
         if wrong:
             raise ClearheadError(f"reduce takes reductions such as Entropy() or TopK(5), not {wrong[0]!r}.")
-        restore = self._problem.sizes.restore
+        restore = self._sizes.restore
         results = stream(self._problem, self._engine, reductions)
         return tuple(
             tuple(self._out(restore(t)) for t in result) if isinstance(result, tuple) else self._out(restore(result))

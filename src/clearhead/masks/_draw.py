@@ -9,17 +9,17 @@ CELLS = 12  # the most rows and columns a picture has
 LARGEST = 1024  # beyond this many queries or keys, only the first are drawn
 
 
-def draw(keep: Tensor) -> str:
-    """■ may attend, · may not; where one character stands for many pairs, ▪ is "some of them"."""
+def draw(keep: Tensor, shape: tuple[int, int, int, int]) -> str:
+    """The first part of a mask of this shape: ■ may attend, · may not, ▪ some of the pairs it stands for may."""
     pictures = []
     for b, h in [(b, h) for b in range(min(keep.shape[0], 3)) for h in range(min(keep.shape[1], 2))]:
-        lines = _matrix(keep[b, h, :LARGEST, :LARGEST])
-        names = [f"batch {b}"] * (keep.shape[0] > 1) + [f"head {h}"] * (keep.shape[1] > 1)
+        lines = _matrix(keep[b, h])
+        names = [f"batch {b}"] * (shape[0] > 1) + [f"head {h}"] * (shape[1] > 1)
         pictures.append("\n".join([", ".join(names), *lines] if names else lines))
-    if keep.shape[0] > 3:
-        pictures.append(f"… {keep.shape[0] - 3} more sequences")
-    if max(keep.shape[2:]) > LARGEST:
-        pictures.append(f"… the first {LARGEST} of {keep.shape[2]} queries × {keep.shape[3]} keys")
+    if shape[0] > 3:
+        pictures.append(f"… {shape[0] - 3} more sequences")
+    if max(shape[2:]) > LARGEST:
+        pictures.append(f"… the first {LARGEST} of {shape[2]} queries × {shape[3]} keys")
     return "\n".join(pictures)
 
 

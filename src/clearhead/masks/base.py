@@ -13,7 +13,7 @@ from torch import Tensor
 from clearhead._align import check_one_alignment
 from clearhead._errors import ClearheadError
 from clearhead._shapes import Sizes, as_inputs
-from clearhead.masks._draw import draw
+from clearhead.masks._draw import LARGEST, draw
 
 Residual = Callable[[slice, slice, slice, slice], Tensor]
 
@@ -29,11 +29,13 @@ class Spans(NamedTuple):
     start: Tensor
     stop: Tensor
     residual: Residual | None = None
+    reads: tuple[Tensor, ...] = ()  # the caller's tensors that the residual reads
 
     def keep(self, batch: slice, heads: slice, queries: slice, keys: slice, size: int) -> Tensor:
         """The part of the mask that these slices name, bool; `size` is Lk."""
         start, stop = (part(edge, batch, heads, queries).unsqueeze(-1) for edge in (self.start, self.stop))
-        positions = torch.arange(size, device=self.start.device)[keys]
+        place = range(size)[keys]
+        positions = torch.arange(place.start, max(place.stop, place.start), place.step, device=self.start.device)
         keep = (positions >= start) & (positions < stop)
         return keep if self.residual is None else keep & self.residual(batch, heads, queries, keys)
 
@@ -82,8 +84,8 @@ class Mask(ABC):
         return None
 
     def drawn(self) -> Sizes:
-        """The sizes at which `repr` draws this mask."""
-        return Sizes(1, 1, 6, 6)
+        """The sizes at which `repr` draws this mask; 0 where any will do."""
+        return Sizes(1, 1, 0, 0)
 
     @classmethod
     @abstractmethod
@@ -128,8 +130,20 @@ class Mask(ABC):
         return f"{type(self).__name__}()"
 
     def __repr__(self) -> str:
-        sizes = self.drawn()
-        return f"{self.title()}\n{draw(dense(self.resolve(sizes), sizes))}"
+        free = self.drawn()
+        side = max(free.queries, free.keys) or 6
+        queries, keys = free.queries or side, free.keys or side
+        if queries == 1 and self.offsets(Sizes(free.batch, free.heads, side, side)):
+            queries = keys  # one row for all, but for a part that depends on the query
+        sizes = Sizes(free.batch, free.heads, queries, keys)
+        try:
+            spans = self.resolve(sizes)
+        except ClearheadError:  # parts that fit no one matrix, or need an alignment: the words say it
+            return self.title()
+        batch, heads, rows, columns = (slice(0, size) for size in (4, 3, LARGEST, LARGEST))
+        keep = spans.keep(batch, heads, rows, columns, sizes.keys)
+        shown = [min(size, limit) for size, limit in zip(sizes.shape, (4, 3, LARGEST, LARGEST), strict=True)]
+        return f"{self.title()}\n{draw(keep.expand(shown), sizes.shape)}"
 
 
 def dense(spans: Spans, sizes: Sizes) -> Tensor:
@@ -194,7 +208,7 @@ class And(Combined):
         if a.residual is not None and b.residual is not None:
             one, two = a.residual, b.residual
             residual = lambda *slices: one(*slices) & two(*slices)  # noqa: E731
-        return Spans(torch.maximum(a.start, b.start), torch.minimum(a.stop, b.stop), residual)
+        return Spans(torch.maximum(a.start, b.start), torch.minimum(a.stop, b.stop), residual, a.reads + b.reads)
 
 
 class Or(Combined):
@@ -219,7 +233,7 @@ class Or(Combined):
             one, two = (s.keep(batch, heads, queries, keys, sizes.keys) for s in (a, b))
             return one | two
 
-        return Spans(start, stop, residual)
+        return Spans(start, stop, residual, a.reads + b.reads)
 
 
 class Not(Mask):
@@ -237,7 +251,7 @@ class Not(Mask):
 
     def signature(self) -> Hashable | None:
         inner = self.mask.signature()
-        return None if inner is None else (Not, inner)
+        return None if inner is None else (type(self), inner)
 
     def drawn(self) -> Sizes:
         return self.mask.drawn()
@@ -259,7 +273,7 @@ class Not(Mask):
             return ~other.keep(batch, heads, queries, keys, sizes.keys)
 
         whole = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
-        return Spans(whole, whole + sizes.keys, residual)
+        return Spans(whole, whole + sizes.keys, residual, other.reads)
 
 
 class Between(Mask):
@@ -273,7 +287,7 @@ class Between(Mask):
         return cls(sizes.keys // 3, sizes.keys)
 
     def signature(self) -> Hashable | None:
-        return (Between, self.start, self.stop)
+        return (type(self), self.start, self.stop)
 
     def title(self) -> str:
         return f"Between({self.start}, {self.stop})"

@@ -44,10 +44,10 @@ class Causal(Mask):
         return [("Causal", query_offset(self.align, sizes, "Causal"))]
 
     def signature(self) -> Hashable | None:
-        return None if isinstance(self.align, Tensor) else (Causal, self.align)
+        return None if isinstance(self.align, Tensor) else (type(self), self.align)
 
     def drawn(self) -> Sizes:
-        return Sizes(self.align.numel() if isinstance(self.align, Tensor) else 1, 1, 6, 6)
+        return Sizes(self.align.numel() if isinstance(self.align, Tensor) else 1, 1, 0, 0)
 
     def lower(self, sizes: Sizes) -> Spans:
         own = torch.arange(1, sizes.queries + 1, device=sizes.device).view(1, 1, -1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -39,8 +40,9 @@ class DenseMask(Mask):
         return f"DenseMask(<{'×'.join(map(str, self.keep.shape))}>)"
 
     def drawn(self) -> Sizes:
-        shape = as_scores(self.keep, self.keep.ndim)
-        return Sizes(*shape.shape)
+        shape = (1,) * 4 + tuple(self.keep.shape)
+        batch = shape[-3] if self.keep.ndim == 3 else math.prod(shape[:-3])
+        return Sizes(batch, 1 if self.keep.ndim == 3 else shape[-3], shape[-2], shape[-1])
 
     def lower(self, sizes: Sizes) -> Spans:
         keep = fit(self.keep, sizes, "mask").to(sizes.device)
@@ -50,7 +52,7 @@ class DenseMask(Mask):
         start, stop, exact = intervals(keep, sizes.keys)
         if exact:
             return Spans(start, stop)
-        return Spans(start, stop, lambda *slices: part(keep, *slices))
+        return Spans(start, stop, lambda *slices: part(keep, *slices), (self.keep,))
 
 
 def intervals(keep: Tensor, keys: int) -> tuple[Tensor, Tensor, bool]:

@@ -44,7 +44,7 @@ class Lengths(Mask):
     def signature(self) -> Hashable | None:
         if self.valid_lens.numel() > 64:
             return None
-        return (Lengths, tuple(self.valid_lens.shape), *self.valid_lens.flatten().tolist())
+        return (type(self), tuple(self.valid_lens.shape), *self.valid_lens.flatten().tolist())
 
     def title(self) -> str:
         listed = self.valid_lens.tolist()
@@ -76,7 +76,7 @@ class Lengths(Mask):
 
 def check_lengths(valid_lens: Any) -> Tensor:
     """A copy as int64; raise for anything but integers in one or two dimensions."""
-    if isinstance(valid_lens, int | list | tuple):
+    if isinstance(valid_lens, int | np.integer | list | tuple | range):
         try:
             valid_lens = np.asarray(valid_lens)
         except ValueError as ragged:

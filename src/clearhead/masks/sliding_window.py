@@ -7,9 +7,8 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from clearhead._align import Align, check_align, query_offset
-from clearhead._errors import ClearheadError
-from clearhead._shapes import Sizes
+from clearhead._align import FAR, Align, check_align, query_offset
+from clearhead._shapes import Sizes, check_count
 from clearhead.masks.base import Mask, Spans
 
 
@@ -34,10 +33,9 @@ class SlidingWindow(Mask):
     """
 
     def __init__(self, before: int, after: int = 0, align: Align = None) -> None:
-        for name, size in (("before", before), ("after", after)):
-            if not isinstance(size, int) or size < 0:
-                raise ClearheadError(f"SlidingWindow: {name} is {size!r}; expected a whole number, 0 or more.")
-        self.before, self.after = before, after
+        self.before, self.after = (
+            check_count(size, 0, f"SlidingWindow: {name}") for name, size in (("before", before), ("after", after))
+        )
         self.align = check_align(align, "SlidingWindow")
 
     @classmethod
@@ -54,12 +52,13 @@ class SlidingWindow(Mask):
         return [("SlidingWindow", query_offset(self.align, sizes, "SlidingWindow"))]
 
     def signature(self) -> Hashable | None:
-        return None if isinstance(self.align, Tensor) else (SlidingWindow, self.before, self.after, self.align)
+        return None if isinstance(self.align, Tensor) else (type(self), self.before, self.after, self.align)
 
     def drawn(self) -> Sizes:
-        return Sizes(self.align.numel() if isinstance(self.align, Tensor) else 1, 1, 6, 6)
+        return Sizes(self.align.numel() if isinstance(self.align, Tensor) else 1, 1, 0, 0)
 
     def lower(self, sizes: Sizes) -> Spans:
         own = torch.arange(sizes.queries, device=sizes.device).view(1, 1, -1)
         own = own + query_offset(self.align, sizes, "SlidingWindow")
-        return Spans((own - self.before).clamp(0, sizes.keys), (own + self.after + 1).clamp(0, sizes.keys))
+        before, after = min(self.before, FAR), min(self.after, FAR)
+        return Spans((own - before).clamp(0, sizes.keys), (own + after + 1).clamp(0, sizes.keys))

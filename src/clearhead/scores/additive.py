@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import columns
+from clearhead._shapes import check_count, columns
 from clearhead.scores.base import Pairwise, Score, check_width, given_parameter, linear_weight
 
 
@@ -78,7 +78,7 @@ class Additive(Score):
             raise ShapeError(
                 f"weight has shape {tuple(joint.shape)}: an odd width does not split in halves; pass key_dim=..."
             )
-        keys = width // 2 if key_dim is None else key_dim
+        keys = width // 2 if key_dim is None else check_count(key_dim, 1, "key_dim")
         if not 0 < keys < width:
             raise ShapeError(f"key_dim is {keys}; weight {tuple(joint.shape)} leaves 1 to {width - 1}.")
         first = keys if order == "key_query" else width - keys

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import as_inputs, columns, to_tensor
+from clearhead._shapes import as_inputs, check_count, columns, to_tensor
 
 Phi = Literal["mul", "tanh_add", "sq_diff"]
 
@@ -71,7 +71,7 @@ class Score(nn.Module, ABC):
         return cls(), 4, 4
 
     def forward(self, query: Any, key: Any) -> Any:
-        """Raw scores (..., Lq, Lk), before any mask or bias; leading dimensions broadcast, key heads are grouped.
+        """Raw scores (..., Lq, Lk), before any mask or bias, float32 at least; key heads are grouped.
 
         NumPy in, NumPy out. Makes the whole matrix: for long inputs see `clearhead.weights(...).scores(index)`.
         """
@@ -90,9 +90,30 @@ def to_tensor_float(array: Any, name: str) -> Tensor:
     return tensor if tensor.is_floating_point() else tensor.double()
 
 
+def accumulated(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that scores and weights of these inputs have: float32 at least."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class _Tile(nn.Module):
+    """A score whose `forward` is its `tile`, so that it can be called with other parameters."""
+
+    def __init__(self, score: Score) -> None:
+        super().__init__()
+        self.score = score
+
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        return self.score.tile(query, key)
+
+
 def checked_tile(score: Score, query: Tensor, key: Tensor) -> Tensor:
-    """`score.tile`, its result's shape checked: a score of a person's own may be wrong."""
-    tile = score.tile(query, key)
+    """`score.tile` in float32 at least, its result checked: a score of a person's own may be wrong."""
+    dtype = accumulated(query.dtype)
+    if query.dtype == dtype:
+        tile = score.tile(query, key)
+    else:
+        wide = {f"score.{name}": parameter.to(dtype) for name, parameter in score.named_parameters()}
+        tile = torch.func.functional_call(_Tile(score), wide, (query.to(dtype), key.to(dtype)))
     expected = (*query.shape[:-1], key.shape[-2])
     if not isinstance(tile, Tensor) or tile.shape != expected:
         got = tuple(tile.shape) if isinstance(tile, Tensor) else type(tile).__name__
@@ -100,7 +121,11 @@ def checked_tile(score: Score, query: Tensor, key: Tensor) -> Tensor:
             f"{type(score).__name__}.tile gave {got} for query {tuple(query.shape)} and key {tuple(key.shape)}; "
             f"expected a tensor {expected}: one score for each query and key, over any leading dimensions."
         )
-    return tile
+    if not tile.is_floating_point():
+        raise ClearheadError(
+            f"{type(score).__name__}.tile gave {tile.dtype}; a score is a real, floating-point number."
+        )
+    return tile.to(dtype)
 
 
 def check_width(score: Score, tensor: Tensor, width: int, name: str) -> None:
@@ -122,10 +147,21 @@ def check_equal_width(score: Score, query: Tensor, key: Tensor) -> None:
         )
 
 
-def check_positive(value: float, name: str) -> float:
-    if not value > 0:
-        raise ClearheadError(f"{name} is {value}; expected a number above 0.")
+def check_number(value: Any, name: str) -> float:
+    """A finite number, Python's or NumPy's."""
+    if isinstance(value, bool | Tensor) or not isinstance(value, int | float | np.number) or not np.isfinite(value):
+        raise ClearheadError(f"{name} is {value!r}; expected a finite number.")
     return float(value)
+
+
+def check_positive(value: Any, name: str) -> float:
+    """A finite number above 0, whose square is one too."""
+    number = check_number(value, name)
+    if not number > 0 or not 0 < number * number < np.inf:
+        raise ClearheadError(
+            f"{name} is {value!r}; expected a number above 0, and not so near to it or so far from it."
+        )
+    return number
 
 
 def given_parameter(weight: Any, name: str, ndim: int) -> nn.Parameter:
@@ -133,7 +169,10 @@ def given_parameter(weight: Any, name: str, ndim: int) -> nn.Parameter:
     if isinstance(weight, nn.Parameter):
         parameter = weight
     else:
-        parameter = nn.Parameter(to_tensor_float(weight, name).detach().clone())
+        tensor = to_tensor_float(weight, name).detach().clone()
+        parameter = nn.Parameter(tensor, requires_grad=tensor.is_floating_point())
+    if not parameter.is_floating_point():
+        raise ClearheadError(f"{name} has dtype {parameter.dtype}; expected floating-point weights.")
     if parameter.ndim != ndim:
         expected = {1: "(hidden,)", 2: "(out, in), as nn.Linear has it"}[ndim]
         raise ShapeError(f"{name} has shape {tuple(parameter.shape)}; expected {expected}.")
@@ -142,9 +181,7 @@ def given_parameter(weight: Any, name: str, ndim: int) -> nn.Parameter:
 
 def linear_weight(out: int, width: int) -> nn.Parameter:
     """A fresh (out, in) weight, initialised as nn.Linear does."""
-    for name, size in (("hidden", out), ("width", width)):
-        if size < 1:
-            raise ClearheadError(f"{name} is {size}; expected a size of at least 1.")
+    out, width = check_count(out, 1, "a score's size"), check_count(width, 1, "a score's size")
     weight = nn.Parameter(torch.empty(out, width))
     bound = width**-0.5
     nn.init.uniform_(weight, -bound, bound)

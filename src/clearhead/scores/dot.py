@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from clearhead.scores.base import Pairwise, Score, check_equal_width, check_positive
+from clearhead.scores.base import Pairwise, Score, check_equal_width, check_number, check_positive
 
 
 class Dot(Score):
@@ -26,12 +26,12 @@ class Dot(Score):
 
     def __init__(self, scale: float | None = None, softcap: float | None = None) -> None:
         super().__init__()
-        self.scale = scale
+        self.scale = None if scale is None else check_number(scale, "scale")
         self.softcap = None if softcap is None else check_positive(softcap, "softcap")
 
     def factor(self, width: int) -> float:
         """The scale in force at this width."""
-        return (width**-0.5 if width else 1.0) if self.scale is None else float(self.scale)
+        return (width**-0.5 if width else 1.0) if self.scale is None else self.scale
 
     def tile(self, query: Tensor, key: Tensor) -> Tensor:
         scores = query @ key.transpose(-1, -2) * self.factor(query.shape[-1])

@@ -1,0 +1,210 @@
+"""Mistakes that were made once."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.masks.base import Spans
+
+Q, K, V = (torch.randn(1, 2, 6, w, generator=torch.Generator().manual_seed(i)) for i, w in enumerate((8, 8, 3)))
+
+
+def test_a_window_without_limit_does_not_overflow():
+    want = ch.attention(Q, K, V)
+    for size in (sys.maxsize, 2**70):
+        torch.testing.assert_close(ch.attention(Q, K, V, mask=ch.SlidingWindow(size, after=size)), want)
+    far = torch.tensor([2**63 - 1])
+    torch.testing.assert_close(ch.attention(Q, K, V, mask=ch.Causal(far)), want)
+
+
+@pytest.mark.parametrize("engine", ["tiled", "sdpa"])
+@pytest.mark.parametrize("change", ["mask", "key"])
+def test_a_change_between_forward_and_backward_is_an_error_and_no_wrong_gradient(engine, change):
+    query = torch.randn(1, 1, 3000, 8, requires_grad=True)
+    key, keep = torch.randn(1, 1, 3000, 8), torch.rand(3000, 3000) < 0.5
+    value = key.clone()
+    output, again = (ch.attention(query, key, value, mask=keep, engine=engine) for _ in range(2))
+    (want,) = torch.autograd.grad(again.square().sum(), query)
+    keep.logical_not_() if change == "mask" else key.neg_()
+    try:
+        (got,) = torch.autograd.grad(output.square().sum(), query)
+    except (ch.ClearheadError, RuntimeError) as error:
+        assert "modified" in str(error)
+    else:
+        assert change == "key"  # the engine may have made a copy of its own
+        torch.testing.assert_close(got, want)
+
+
+def test_a_float_mask_of_the_least_number_is_uniform_everywhere():
+    mask = torch.full((6, 6), torch.finfo(torch.float32).min)
+    weights = ch.weights(Q, K, mask=mask)
+    even = torch.full((1, 2, 6, 6), 1 / 6)
+    torch.testing.assert_close(weights.dense(), even)
+    torch.testing.assert_close(weights[0, 0, 0, :3], even[0, 0, 0, :3])
+    torch.testing.assert_close(weights.entropy(), torch.full((1, 2, 6), np.log(6.0)).float())
+    torch.testing.assert_close(weights.topk(6)[0], even)
+    query, key = Q.clone().requires_grad_(), K.clone()
+    gradients = [
+        torch.autograd.grad(ch.attention(query, key, V, mask=mask, engine=engine).sum(), query)[0]
+        for engine in (None, "tiled", "reference")
+    ]
+    torch.testing.assert_close(gradients[0], gradients[2])
+    torch.testing.assert_close(gradients[1], gradients[2])
+
+
+def test_a_function_that_closes_over_a_parameter():
+    parameter = torch.nn.Parameter(torch.tensor(0.7))
+    weights = ch.weights(Q, K, score=lambda q, k: parameter * (q @ k.mT))
+    weights[..., 1:3].square().sum().backward()
+    assert parameter.grad is not None and weights.dense().requires_grad
+
+
+@pytest.mark.parametrize("engine", ["tiled", "reference"])
+def test_a_tile_that_belongs_to_the_caller_is_not_written_to(engine):
+    table = torch.randn(1, 2, 6, 6)
+    table[0, 0, 0, 2] = -torch.inf
+    before = table.clone()
+    weights = ch.weights(Q, K, score=lambda q, k: table, engine=engine)
+    weights.reduce(ch.Entropy(), ch.TopK(3), ch.Pool(2))
+    assert torch.equal(table, before)
+    keys_alone = ch.weights(Q, K, score=lambda q, k: k[..., 0].unsqueeze(-2).expand(*q.shape[:-1], -1), engine=engine)
+    assert keys_alone.topk(2)[0].shape == (1, 2, 6, 2)
+
+
+def test_a_score_of_minus_infinity_is_a_pair_that_is_not_seen():
+    nothing = lambda q, k: q @ k.mT - torch.inf
+    for engine in ("tiled", "reference"):
+        assert (ch.attention(Q, K, V, score=nothing, engine=engine) == 0).all()
+    some = lambda q, k: (q @ k.mT).masked_fill((k[..., 0] > 0).unsqueeze(-2), -torch.inf)
+    weights = ch.weights(Q, K, score=some)
+    assert weights.entropy().isfinite().all()
+    assert all(len(set(row)) == 6 for row in weights.topk(6)[1].reshape(-1, 6).tolist())
+
+
+@pytest.mark.parametrize("engine", ["reference", "tiled"])
+def test_half_precision_scores_do_not_overflow(engine):
+    x = torch.full((1, 1, 2, 64), 40.0).half()
+    assert ch.attention(x, x, x[..., :1], engine=engine).flatten().tolist() == [40, 40]
+    gaussian = ch.Gaussian(8.0)
+    assert ch.attention(x * 0, x, x[..., :1], score=gaussian, engine=engine).flatten().tolist() == [40, 40]
+    assert ch.Dot()(x, x)[0, 0, 0, 0] == 12800
+
+
+@pytest.mark.parametrize("engine", ["reference", "tiled", "sdpa"])
+@pytest.mark.parametrize("keep", [[1, 1, 1, 1, 0, 1], [1, 1, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1]], ids=str)
+def test_padding_near_the_largest_number_contributes_nothing(engine, keep):
+    mask = ch.Padding(torch.tensor([keep]))
+    pad = keep.index(0)
+    results = []
+    for filling in (0.0, 3e38):
+        query, key, value = (t.clone() for t in (Q, K, V))
+        key[:, :, pad], value[:, :, pad] = filling, filling
+        query.requires_grad_()
+        output = ch.attention(query, key, value, mask=mask, engine=engine)
+        results.append((output, *torch.autograd.grad((2 * output).sum(), query)))
+    for clean, dirty in zip(*results, strict=True):
+        torch.testing.assert_close(dirty, clean)
+
+
+def test_a_subclass_of_a_mask_has_spans_of_its_own():
+    class Strict(ch.Causal):
+        def lower(self, sizes):
+            spans = super().lower(sizes)
+            return Spans(spans.start, (spans.stop - 1).clamp(min=0))
+
+    ch.attention(Q, K, V, mask=ch.Causal())
+    assert (ch.attention(Q, K, V, mask=Strict())[:, :, 0] == 0).all()
+
+
+def test_empty_parts_and_zero_heads():
+    for score in (ch.Gaussian(), lambda q, k: q @ k.mT):
+        assert ch.weights(Q, K, score=score)[:, 2:].shape == (1, 0, 6, 6)
+    none = torch.zeros(2, 0, 5, 8)
+    for engine in ("sdpa", "tiled", "reference"):
+        assert ch.attention(none, none, none, engine=engine).shape == none.shape
+    assert ch.weights(none, none).shape == (2, 0, 5, 5)
+
+
+def test_repr_of_parts_that_fit_no_one_matrix_is_their_words():
+    assert "·" in repr(ch.Padding(torch.ones(1, 3).int()) & ch.Causal())
+    assert repr(ch.DenseMask(torch.ones(3, 4).bool()) & ch.Causal()).startswith("DenseMask(<3×4>) & Causal()")
+    assert "DenseMask" in repr(ch.DenseMask(torch.ones(2, 2, 2, 3, 4).bool()))
+    assert "first 1024 of" in repr(ch.Lengths([10**8]))
+
+
+def test_weights_iterate_and_become_arrays():
+    weights = ch.weights(torch.randn(3, 4), torch.randn(5, 4))
+    assert [row.shape for row in weights] == [(5,)] * 3
+    np.testing.assert_allclose(np.asarray(weights), weights.dense())
+
+
+def test_weights_follow_their_inputs_and_serve_many_backwards():
+    score = ch.Bilinear(8, 8)
+    weights = ch.weights(Q, K, score=score)
+    weights[0, 0, 0].sum().backward()
+    weights[0, 0, 1].sum().backward()
+    query = Q.clone()
+    lazy = ch.weights(query, K)
+    _ = lazy.logsumexp
+    query.mul_(2)
+    torch.testing.assert_close(lazy[..., 2:4], ch.weights(query, K).dense()[..., 2:4])
+
+
+def test_large_scores_keep_their_digits():
+    query, key = Q * 300, K * 300
+    wide = ch.weights(query.double(), key.double())
+    weights = ch.weights(query, key)
+    for got, want in (
+        (weights[..., 2:5], weights[...][..., 2:5]),
+        (weights.entropy(), wide.entropy().float()),
+        (weights.pool(6), weights.dense()),
+    ):
+        torch.testing.assert_close(got, want, atol=2e-2 if got is weights else 2e-3, rtol=1e-5)
+    torch.testing.assert_close(weights[..., 2:5], weights.dense()[..., 2:5], atol=1e-6, rtol=1e-5)
+
+
+def test_three_dimensions_beside_four_are_refused():
+    with pytest.raises(ch.ShapeError, match=r"key\[:, None\]"):
+        ch.attention(torch.zeros(2, 4, 5, 8), torch.zeros(2, 7, 8), torch.zeros(2, 7, 8))
+
+
+BAD = {
+    "no value": lambda: ch.attention(Q, K, None),
+    "times no value": lambda: ch.weights(Q, K) @ None,
+    "an array as index": lambda: ch.weights(Q, K)[np.array([0, 0])],
+    "an array in an index": lambda: ch.weights(Q, K)[0, np.array([0, 1])],
+    "a step of 0": lambda: ch.weights(Q, K)[0:2:0],
+    "a slice of floats": lambda: ch.weights(Q, K)[:1.5],
+    "k of 2.0": lambda: ch.weights(Q, K).topk(2.0),
+    "k of True": lambda: ch.weights(Q, K).topk(True),
+    "a pool of None": lambda: ch.weights(Q, K).pool(None),
+    "a window of True": lambda: ch.SlidingWindow(True),
+    "an engine in a list": lambda: ch.attention(Q, K, V, engine=["sdpa"]),
+    "dropout of None": lambda: ch.attention(Q, K, V, dropout_p=None),
+    "a softcap in words": lambda: ch.Dot(softcap="a"),
+    "a scale in words": lambda: ch.Dot(scale="a"),
+    "a scale that is no number": lambda: ch.Dot(scale=float("nan")),
+    "a scale that is learnt": lambda: ch.Dot(scale=torch.ones((), requires_grad=True)),
+    "no bandwidth": lambda: ch.Gaussian(None),
+    "a bandwidth whose square is 0": lambda: ch.Gaussian(1e-200),
+    "widths of floats": lambda: ch.Bilinear(8.0, 8),
+    "weights of integers": lambda: ch.Additive.from_weights(torch.ones(4, 8).int(), None, torch.ones(4)),
+    "a sparse query": lambda: ch.attention(Q[0, 0].to_sparse(), K[0, 0], V[0, 0]),
+    "a shape of nothing": lambda: ch.check_shape(None, "B"),
+    "ragged scores": lambda: ch.masked_softmax([[1], [1, 2]]),
+    "a score of integers": lambda: ch.attention(Q, K, V, score=lambda q, k: (q @ k.mT).long()),
+    "a mask class": lambda: ch.attention(Q, K, V, mask=ch.Causal),
+    "a mask in words": lambda: ch.attention(Q, K, V, mask="causal"),
+    "a masked array": lambda: ch.attention(*[np.ma.masked_array(np.ones((2, 2)), np.eye(2))] * 3),
+    "a complex alignment": lambda: ch.Causal(torch.ones(1, dtype=torch.complex64)),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_no_bare_error_leaks(name):
+    with pytest.raises(ch.ClearheadError) as caught:
+        BAD[name]()
+    assert len(str(caught.value)) > 20
