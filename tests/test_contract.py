@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+import clearhead as ch
+from clearhead.engines import tiled
 from clearhead.testing import (
     LENGTHS,
     Inputs,
@@ -40,6 +42,32 @@ def test_the_suite_finds_scores_masks_and_engines():
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_engine_equals_reference(engine, score, mask, lengths):
     compare(engine, score.example(), example(mask, score, lengths), lengths)
+
+
+@SCORES
+@MASKS
+def test_many_small_blocks(score, mask, monkeypatch):
+    """The same with blocks of a few rows, a head and a sequence at a time: what long inputs are cut into."""
+    for budget in ("BUDGET", "LOOK"):
+        monkeypatch.setattr(tiled, budget, 150)
+    lengths = (13, 29)
+    compare("tiled", score.example(), example(mask, score, lengths), lengths)
+    check_weights(score.example(), example(mask, score, lengths), lengths)
+
+
+@SCORES
+def test_second_derivatives_over_many_blocks(score, monkeypatch):
+    monkeypatch.setattr(tiled, "BUDGET", 20)
+    module, query_dim, key_dim = score.example()
+    module.double()
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(2, heads, length, width, generator=generator, dtype=torch.float64, requires_grad=True)
+        for heads, length, width in ((2, 3, query_dim), (1, 4, key_dim), (1, 4, 2))
+    )
+    run = lambda *inputs: ch.attention(*inputs, score=module, mask=ch.Causal("lower_right"), engine="tiled")
+    assert torch.autograd.gradcheck(run, (query, key, value))
+    assert torch.autograd.gradgradcheck(run, (query, key, value))
 
 
 @SCORES

@@ -74,7 +74,8 @@ def attention(
     Source: Bahdanau et al. 2015; Vaswani et al. 2017, "Attention Is All You Need".
     """
     refuse_bias(bias)
-    numpy = is_numpy(query=query, key=key, value=value)
+    tensors = isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)
+    numpy = not tensors and is_numpy(query=query, key=key, value=value)
     problem = make_problem(query, key, value, score=score, mask=mask, dropout_p=dropout_p)
     output = problem.sizes.restore(choose(problem, engine).run(problem))
     return output.detach().numpy() if numpy else output

@@ -83,9 +83,9 @@ def make_problem(
     dropout_p: float = 0.0,
 ) -> Problem:
     """Check everything, and bring it to normal form. Nothing that was passed is written to."""
-    if not isinstance(dropout_p, int | float) or not 0.0 <= dropout_p < 1.0:
-        raise ClearheadError(f"dropout_p is {dropout_p!r}; expected a probability: 0 ≤ dropout_p < 1.")
-    if dropout_p:
+    if dropout_p != 0.0:
+        if not isinstance(dropout_p, int | float) or not 0.0 < dropout_p < 1.0:
+            raise ClearheadError(f"dropout_p is {dropout_p!r}; expected a probability: 0 ≤ dropout_p < 1.")
         raise UnsupportedError("dropout_p above 0 is not supported yet; pass dropout_p=0.0.")
     query, key = to_tensor_float(query, "query"), to_tensor_float(key, "key")
     value = None if value is _ABSENT else to_tensor_float(value, "value")

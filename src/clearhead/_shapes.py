@@ -232,7 +232,7 @@ def _plain(query: Tensor, key: Tensor, value: Tensor) -> Sizes | None:
     """The sizes in the common case, told without overhead: four dimensions, nothing to broadcast or to refuse."""
     q, k, v = query.shape, key.shape, value.shape
     dtype, device = query.dtype, query.device
-    if not len(q) == len(k) == len(v) == 4 or k[:3] != v[:3] or q[0] != k[0] or not k[1] or q[1] % k[1]:
+    if not len(q) == len(k) == len(v) == 4 or (k != v and k[:3] != v[:3]) or q[0] != k[0] or not k[1] or q[1] % k[1]:
         return None
     if (
         key.dtype != dtype

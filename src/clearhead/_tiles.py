@@ -148,9 +148,16 @@ def raw_scores(problem: Problem, block: Block) -> Tensor:
 
 def scores(problem: Problem, block: Block) -> Tensor:
     """The scores of a block, with the bias, and −∞ where a pair is not allowed."""
-    tile = raw_scores(problem, block)
-    if problem.bias is not None:
-        tile = tile + part(problem.bias, block.batch, block.heads, block.queries, block.keys)
+    bias = problem.bias
+    if bias is not None:
+        bias = part(bias, block.batch, block.heads, block.queries, block.keys)
+    return finish(problem, block, raw_scores(problem, block), bias)
+
+
+def finish(problem: Problem, block: Block, tile: Tensor, bias: Tensor | None) -> Tensor:
+    """A block's raw scores with its part of the bias, the poison, and −∞ where a pair is not allowed."""
+    if bias is not None:
+        tile = tile + bias
     if problem.poison is not None:
         query, key = problem.poison
         keys = head_part(key, problem.groups, block)[..., block.keys]

@@ -97,23 +97,22 @@ def full(
     query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None = None, causal: bool = False
 ) -> Tensor:
     """One call of the fused kernel, its inputs made such that it does not fall back to the whole matrix."""
-    width = value.shape[-1]
-    if query.shape[-1] != width:  # the kernel wants one width; zeros change no score
+    width, shape, key_heads = value.shape[-1], query.shape, key.shape[1]
+    if shape[-1] != width:  # the kernel wants one width; zeros change no score
         wide = max(query.shape[-1], width)
         query, key, value = (
             F.pad(t, (0, wide - t.shape[-1])) if t.shape[-1] < wide else t for t in (query, key, value)
         )
-    groups = query.shape[1] // key.shape[1]
+    groups = shape[1] // key_heads
     if groups > 1 and mask is None and not causal:
         # every query of a group sees the same keys: the group is just more queries, and the keys are read once
-        shape = query.shape
-        query = query.reshape(shape[0], key.shape[1], groups * shape[2], shape[3])
-        out = F.scaled_dot_product_attention(query, key, value, scale=scale).reshape(shape)
+        query = query.reshape(shape[0], key_heads, groups * shape[2], query.shape[3])
+        out = F.scaled_dot_product_attention(query, key, value, scale=scale).reshape(*shape[:3], -1)
     else:
         out = F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=groups > 1
         )
-    return out if out.shape[-1] == width else out[..., :width]
+    return out if shape[-1] <= width else out[..., :width]
 
 
 def _run_piece(

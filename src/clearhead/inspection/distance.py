@@ -37,7 +37,7 @@ class Distance(Reduction):
         distance, own = buffers
         keys = torch.arange(look.block.keys.start, look.block.keys.stop, device=own.device)
         gap = (own[look.block.batch, :, look.block.queries, None] - keys).abs_().to(look.weights.dtype)
-        distance[look.at] = torch.linalg.vecdot(look.weights, gap)
+        distance[look.at] = torch.einsum("bhqk,bhqk->bhq", look.weights, gap.expand_as(look.weights))
 
     def end(self, buffers: tuple[Tensor, Tensor], problem: Problem) -> Tensor:
         return buffers[0]

@@ -27,6 +27,6 @@ class Entropy(Reduction):
         return per_query(problem)
 
     def look(self, buffers: Tensor, look: Look) -> None:
-        expected = torch.linalg.vecdot(look.weights, look.finite_scores)
+        expected = torch.einsum("bhqk,bhqk->bhq", look.weights, look.finite_scores)
         entropy = (look.log_sum - expected).clamp_(min=0.0)
         buffers[look.at] = entropy.masked_fill_(look.blind, 0.0)
