@@ -79,8 +79,8 @@ class Sdpa(Engine):
         if problem.spans is None and problem.bias is None:
             return 0
         item = problem.query.element_size()
-        sizes = problem.sizes
-        batch_heads = (sizes.batch if problem.needs_grad else 1) * sizes.heads
+        shapes = [t.shape for t in (problem.bias, problem.spans and problem.spans.start) if t is not None]
+        batch_heads = max(shape[0] for shape in shapes) * max(shape[1] for shape in shapes)
         return max((item * piece.mask_cells(batch_heads) for _, parts in pieces(problem) for piece in parts), default=0)
 
 
@@ -159,6 +159,7 @@ def _mask_tile(problem: Problem, batch: slice, piece: Piece) -> Tensor:
         return keep
     bias = part(problem.bias, *sides)
     bias = bias if keep is None else bias.masked_fill(~keep, -torch.inf)
+    bias = bias.to(problem.query.dtype)
     return bias.expand(-1, -1, piece.queries.stop - piece.queries.start, piece.keys.stop - piece.keys.start)
 
 

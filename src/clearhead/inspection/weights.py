@@ -23,6 +23,7 @@ from clearhead.inspection.logsumexp import Normaliser
 from clearhead.inspection.pool import Pool
 from clearhead.inspection.received import Received
 from clearhead.inspection.topk import TopK
+from clearhead.masks.base import Mask
 from clearhead.scores.base import Score, accumulated
 
 DENSE_BYTES = 2**28
@@ -92,7 +93,8 @@ class Weights:
         return self._dtype
 
     def __repr__(self) -> str:
-        options = "".join(f", {name}={value!r}" for name, value in self._options.items() if value is not None)
+        shown = {n: v.title() if isinstance(v, Mask) else _short(v) for n, v in self._options.items() if v is not None}
+        options = "".join(f", {name}={value}" for name, value in shown.items())
         return f"Weights({tuple(self.shape)}, {self.dtype}, engine={self._engine.name!r}{options})"
 
     def __len__(self) -> int:
@@ -234,6 +236,10 @@ class Weights:
 
     def _out(self, tensor: Tensor) -> Any:
         return tensor.detach().numpy() if self._numpy else tensor
+
+
+def _short(value: Any) -> str:
+    return f"<{value.dtype} {tuple(value.shape)}>" if hasattr(value, "shape") else repr(value)
 
 
 def weights(

@@ -1,0 +1,74 @@
+"""A recorded call on the page: what the page is given makes the call's own weights."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import clearhead as ch
+from clearhead.report.summary import summarise
+
+
+class Block(torch.nn.Module):
+    def forward(self, query, key, **options):
+        return F.scaled_dot_product_attention(query, key, key, **options)
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+HOLES = random(2, 1, 6, 9, seed=3) > 0
+OPTIONS = {
+    "nothing": {},
+    "causal": {"is_causal": True},
+    "holes": {"attn_mask": HOLES},
+    "holes by head": {"attn_mask": random(2, 4, 6, 9, seed=4) > 0},
+    "padding": {"attn_mask": (torch.arange(9) < torch.tensor([4, 9])[:, None])[:, None, None]},
+    "bias": {"attn_mask": random(4, 6, 9, seed=5).masked_fill(random(4, 6, 9, seed=6) > 1, -torch.inf)},
+    "scale": {"scale": 0.9},
+}
+
+
+def weights_of(layer):
+    """The page's formula, in NumPy."""
+    key = layer.key.repeat(layer.query.shape[0] // layer.key.shape[0], 0).astype(float)
+    scores = layer.scale * (layer.query.astype(float) @ key.transpose(0, 2, 1))
+    scores = scores + (0 if layer.bias is None else layer.bias)
+    place = np.arange(key.shape[1])
+    inside = (place >= layer.start[..., None]) & (place < layer.stop[..., None])
+    with np.errstate(invalid="ignore"):
+        return np.where(inside & (layer.logsumexp > -np.inf)[..., None], np.exp(scores - layer.logsumexp[..., None]), 0)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("sequence", [0, 1])
+def test_a_layer_makes_the_weights_of_its_call(name, sequence):
+    block = Block()
+    with ch.watch(block) as seen:
+        block(random(2, 4, 6, 8), random(2, 4, 9, 8, seed=1), **OPTIONS[name])
+    (layer,) = seen.layers(sequence=sequence)
+    want = seen.calls[0].weights.dense()[sequence].numpy()
+    np.testing.assert_allclose(weights_of(layer), want, atol=1e-6)
+    np.testing.assert_allclose(layer.received, want.sum(1), atol=1e-5)
+    figures = summarise(layer)
+    means = layer.entropy.sum(1) / np.maximum(np.isfinite(layer.logsumexp).sum(1), 1)
+    assert figures.focused[0] == means.argmin() and figures.diffuse[0] == means.argmax()
+
+
+def test_report_writes_the_page_and_checks_the_words(tmp_path):
+    block = Block()
+    x = random(1, 2, 5, 4)
+    with ch.watch(block) as seen:
+        block(x, x)
+    words = ["<b>", "two", "three", "four", "five"]
+    path = seen.report(tmp_path / "page.html", words, title="A <title>")
+    page = path.read_text(encoding="utf-8")
+    assert "A &lt;title&gt;" in page and "<b>" not in page and "\\u003cb\\u003e" in page
+    with pytest.raises(ch.ShapeError, match="tokens has 2 words"):
+        seen.report(tmp_path / "other.html", ["a", "b"])
+    with pytest.raises(ch.ClearheadError, match="sequence is 3"):
+        seen.report(tmp_path / "other.html", words, sequence=3)
+    with pytest.raises(ch.ClearheadError, match="cannot write"):
+        seen.report(tmp_path / "no folder" / "page.html")
+    assert not (tmp_path / "other.html").exists()
