@@ -30,7 +30,7 @@ from clearhead._shapes import Sizes
 from clearhead._tiles import Block
 from clearhead.engines.choose import ENGINES, choose
 from clearhead.inspection.weights import Weights
-from clearhead.masks.base import Combined, Mask, dense
+from clearhead.masks.base import Mask, dense
 from clearhead.scores.base import Score
 
 LENGTHS = ((1, 1), (63, 63), (7, 63), (1000, 1000))
@@ -44,8 +44,7 @@ def scores() -> list[type[Score]]:
 
 def masks() -> list[type[Mask]]:
     """Every concrete mask of clearhead."""
-    found = [cls for cls in _subclasses(Mask) if cls.__module__.startswith("clearhead.masks")]
-    return [cls for cls in found if cls is not Combined]
+    return [cls for cls in _subclasses(Mask) if cls.__module__.startswith("clearhead.masks")]
 
 
 def engines() -> list[str]:
