@@ -69,6 +69,10 @@ def test_other_models_from_a_folder(tmp_path, capsys, kind):
     status, out, err = run(capsys, "report", "A text.", "--model", tmp_path / "model", "-o", tmp_path / "page.html")
     assert status == 0, err
     assert ("(cross)" in out) == (kind == "t5")
+    for path in (tmp_path / "model").glob("*token*"):
+        path.unlink()
+    status, _, err = run(capsys, "report", "A text.", "--model", tmp_path / "model", "-o", tmp_path / "other.html")
+    assert status == 2 and "holds no tokenizer" in err and not (tmp_path / "other.html").exists()
 
 
 ERRORS = {
@@ -80,6 +84,8 @@ ERRORS = {
     "a page that cannot be written": (["x", "-o", "nowhere/page.html"], ["cannot write", "nowhere/page.html"]),
     "layers that are no numbers": (["x", "--layers", "first"], ["'first'", "0,2,5-7"]),
     "layers that are not there": (["x", "--layers", "0,9"], ["6 calls", "0 to 5"]),
+    "layers from last to first": (["x", "--layers", "5-3"], ["5-3", "is empty"]),
+    "layers in other digits": (["x", "--layers", "²"], ["²", "0,2,5-7"]),
 }
 
 

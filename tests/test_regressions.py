@@ -8,6 +8,8 @@ import torch
 
 import clearhead as ch
 from clearhead.masks.base import Spans
+from clearhead.scores.base import Pairwise
+from clearhead.testing import check_score
 
 Q, K, V = (torch.randn(1, 2, 6, w, generator=torch.Generator().manual_seed(i)) for i, w in enumerate((8, 8, 3)))
 
@@ -222,3 +224,58 @@ def test_a_wide_bias_on_narrow_inputs(engine):
     mask = bias.bfloat16()
     got = ch.attention(query, key, value, mask=mask, engine=engine)
     torch.testing.assert_close(got.float(), want @ value.float(), atol=2e-2, rtol=2e-2)
+
+
+class Weighted(ch.Score):
+    """A dot product with a learnt weight for each dimension, lowered with it."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.linspace(0.5, 2.0, 4))
+
+    def tile(self, query, key):
+        return (query * self.w) @ key.mT
+
+    def lower(self, query, key):
+        return Pairwise("mul", query, key, weight=self.w)
+
+
+def test_every_engine_takes_the_weight_of_a_lowered_score():
+    check_score(Weighted)
+
+
+def test_a_gradient_that_is_missing_is_named():
+    class Forgets(Weighted):
+        def lower(self, query, key):
+            return Pairwise("mul", query * self.w.detach(), key)
+
+    with pytest.raises(AssertionError, match="no gradient to the score's parameter w"):
+        check_score(Forgets)
+    with pytest.raises(AssertionError, match="takes a class"):
+        check_score(Weighted())
+
+
+def test_sinks_are_refused_until_they_work():
+    class Sinks(Weighted):
+        def lower(self, query, key):
+            return Pairwise("mul", query, key, weight=self.w, sinks=torch.zeros(2))
+
+    with pytest.raises(ch.UnsupportedError, match="sinks"):
+        ch.attention(Q[..., :4], K[..., :4], V, score=Sinks())
+
+
+def test_plan_says_what_was_asked_for():
+    assert ch.plan(Q, K, V, engine="tiled").declined["sdpa"] == ["could run it; tiled was asked for"]
+
+
+def test_words_for_the_report_are_words(tmp_path):
+    class Block(torch.nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+    block = Block()
+    with ch.watch(block) as seen:
+        block(Q)
+    for wrong in ("abcdef", torch.arange(6)):
+        with pytest.raises(ch.ClearheadError, match="list of words"):
+            seen.report(tmp_path / "page.html", wrong)

@@ -1,4 +1,15 @@
-"""Attention you can see into, at the speed and memory of the kernels that hide it."""
+"""Attention you can see into, at the speed and memory of the kernels that hide it.
+
+    attention, plan, weights           compute it; say what would run; look into it at any length
+    Dot Bilinear Additive Cosine Gaussian Score                           how a query meets a key
+    Lengths Padding Causal SlidingWindow DenseMask Mask                   who may see whom: & | ~
+    Entropy TopK Received Pool Distance                                   what weights(...).reduce takes
+    watch                              record the attention of a real model
+    masked_softmax, check_shape        the small parts
+    ClearheadError ShapeError UnsupportedError
+
+`help(clearhead.attention)` is where to begin.
+"""
 
 from clearhead._attention import Plan as Plan
 from clearhead._attention import attention as attention

@@ -83,7 +83,12 @@ def attention(
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What `attention` would do: print it."""
+    """What `attention` would do: print it.
+
+    `engine`: its name; `declined`: for each other engine, why it does not run; `notes`: what to know before.
+    `pairs`: B · H · Lq · Lk; `computed`: those the engine computes; `skipped`: the share that it does not.
+    `operations` and `extra_bytes`: estimates of its work, and of its memory beyond inputs and output.
+    """
 
     engine: str
     declined: dict[str, list[str]]
@@ -154,7 +159,7 @@ def plan(
     computed = chosen.pairs(problem)
     return Plan(
         engine=chosen.name,
-        declined=reasons(problem, chosen),
+        declined=reasons(problem, chosen, engine is not None),
         notes=chosen.notes(problem),
         operations=computed * _operations_a_pair(problem),
         extra_bytes=chosen.extra_bytes(problem),
@@ -183,8 +188,8 @@ def masked_softmax(scores: Any, valid_lens: Any = None, *, dim: int = -1) -> Any
 
     Formula: w_ij = exp(s_ij) / Σ_j exp(s_ij) over the allowed j; a row with nothing allowed is all 0.
 
-    `scores`: (..., Lq, Lk), of one dimension or more, a tensor, an array or lists. `valid_lens`: integers (B,) or
-    (B, Lq), a `Mask`, or None for all. `dim`: the dimension of the keys; the lengths count along it.
+    `scores`: (..., Lq, Lk), or (Lk,), a tensor, an array or lists. `valid_lens`: one integer,
+    integers (B,) or (B, Lq), a `Mask`, or None for all. `dim`: the dimension of the keys; the lengths count along it.
     Returns the scores' shape and dtype (integers give float64, in NumPy; lists are taken as NumPy).
     Raises `ClearheadError` for lengths that are no integers, negative or above Lk. Cost: a few passes.
     """

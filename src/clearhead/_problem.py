@@ -93,19 +93,26 @@ def make_problem(
     score = _as_score(score)
     score.check(query, key)
     if mask is None and bias is None:
-        return Problem(query, key, value, sizes, score, score.lower(query, key), None, None, None)
+        return Problem(query, key, value, sizes, score, _lower(score, query, key), None, None, None)
     allowed, added = _as_mask(mask, sizes, query.dtype)
     bias = added if bias is None else fit(bias, sizes, "bias")
     if allowed is None:
-        return Problem(query, key, value, sizes, score, score.lower(query, key), None, None, bias)
+        return Problem(query, key, value, sizes, score, _lower(score, query, key), None, None, bias)
     if allowed.unseen != "none" and not all(t is None or finite(t) for t in (query, key, value)):
         # before the score's own projections, whose gradients would meet what is not finite
         keys, queries = seen(allowed.spans, sizes)
         keys = group(keys, key.shape[1])
         query, key = zero(query, queries, only_not_finite=True), zero(key, keys, only_not_finite=True)
         value = None if value is None else zero(value, keys, only_not_finite=True)
-    lowered = score.lower(query, key)
+    lowered = _lower(score, query, key)
     return Problem(query, key, value, sizes, score, lowered, *allowed[:2], bias, allowed.unseen)
+
+
+def _lower(score: Score, query: Tensor, key: Tensor) -> Pairwise | None:
+    lowered = score.lower(query, key)
+    if lowered is not None and lowered.sinks is not None:
+        raise UnsupportedError(f"{score}.lower() gave sinks, which are not supported yet.")
+    return lowered
 
 
 def _as_score(score: Any) -> Score:

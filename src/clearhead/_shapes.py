@@ -297,5 +297,6 @@ def _refuse_mixture(named: Mapping[str, Tensor]) -> None:
     what, values = ("dtypes", dtypes) if len(set(dtypes.values())) > 1 else ("devices", devices)
     listed = ", ".join(f"{n} {v} {tuple(named[n].shape)}" for n, v in values.items())
     raise ClearheadError(
-        f"{', '.join(named)} have different {what}: {listed}.\nConvert them to one, for example with key.to(query)."
+        f"{', '.join(named)} have different {what}: {listed}.\n"
+        "Convert them to one, for example with key.to(query), or key.astype(query.dtype) in NumPy."
     )

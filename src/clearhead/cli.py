@@ -41,7 +41,11 @@ def _parser() -> argparse.ArgumentParser:
     text = report.add_mutually_exclusive_group()
     text.add_argument("text", nargs="?", metavar="TEXT", help="the text to read")
     text.add_argument("--file", metavar="F", help="a file that holds the text")
-    report.add_argument("--model", metavar="DIR", help="a folder saved with save_pretrained() (default: a small BERT)")
+    report.add_argument(
+        "--model",
+        metavar="DIR",
+        help="a folder with a model and its tokenizer, both saved with save_pretrained() (default: a small BERT)",
+    )
     report.add_argument(
         "--layers", metavar="LIST", help="which attention calls to show, such as 0,2,5-7 (default: all)"
     )
@@ -58,11 +62,12 @@ def _report(options: argparse.Namespace) -> None:
     seen, tokens, cut = _watch(model, tokenizer, text)
     if cut:
         console.print(f"The model reads at most {len(tokens)} tokens: {cut} more were left out.", style="yellow")
-    seen = Seen(_choose(seen.calls, options.layers))
+    chosen = _choose(len(seen.calls), options.layers)
+    seen = Seen([seen.calls[i] for i in chosen])
     layers = seen.layers(tokens, progress=lambda calls: _progress(console, calls))
     title = f"Attention of {_name(model, folder)}"
     path = write_page(options.output, render(layers, title))
-    _summary(console, title, layers, len(tokens))
+    _summary(console, title, dict(zip(chosen, layers, strict=True)), len(tokens))
     console.print(f"The report: {path.resolve()}", soft_wrap=True, highlight=False, markup=False)
 
 
@@ -101,21 +106,23 @@ def _watch(model: Any, tokenizer: Any, text: str) -> tuple[Seen, list[str], int]
     return seen, tokenizer.convert_ids_to_tokens(ids[0].tolist()), max(total - limit, 0)
 
 
-def _choose(calls: list[Call], layers: str | None) -> list[Call]:
+def _choose(calls: int, layers: str | None) -> list[int]:
+    """The numbers of the calls to show."""
     if layers is None:
-        return calls
+        return list(range(calls))
     chosen: list[int] = []
     for item in layers.split(","):
         first, dash, last = item.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        numbers = [first, last] if dash else [first, first]
+        if not all(number.isascii() and number.isdecimal() for number in numbers):
             raise ClearheadError(f"--layers is {layers!r}; expected numbers and ranges, such as 0,2,5-7.")
-        chosen += range(int(first), int(last or first) + 1)
-    wrong = [i for i in chosen if i >= len(calls)]
-    if wrong or not chosen:
-        raise ClearheadError(
-            f"--layers names {layers!r}, and the model made {len(calls)} calls: 0 to {len(calls) - 1}."
-        )
-    return [calls[i] for i in dict.fromkeys(chosen)]
+        low, high = map(int, numbers)
+        if high < low:
+            raise ClearheadError(f"--layers is {layers!r}, and the range {item.strip()!r} is empty.")
+        if high >= calls:
+            raise ClearheadError(f"--layers is {layers!r}, and the model made {calls} calls: 0 to {calls - 1}.")
+        chosen += range(low, high + 1)
+    return list(dict.fromkeys(chosen))
 
 
 def _progress(console: Any, calls: Iterable[Call]) -> Iterator[Call]:
@@ -129,16 +136,16 @@ def _short(word: str) -> str:
     return shown if len(shown) <= 12 else shown[:11] + "…"
 
 
-def _summary(console: Any, title: str, layers: list[Layer], tokens: int) -> None:
+def _summary(console: Any, title: str, layers: dict[int, Layer], tokens: int) -> None:
     table_module = require("rich.table", "terminal", "the report's summary")
     escape = require("rich.markup", "terminal", "the report's summary").escape
     simple = require("rich.box", "terminal", "the report's summary").SIMPLE
     caption = "Heads with their mean entropy in nats; the sink with its share; the mean distance in tokens."
     table = table_module.Table(title=f"{escape(title)}, {tokens} tokens", caption=caption, box=simple)
-    for column in ("", "layer", "most focused", "most diffuse", "sink", "distance"):
+    for column in ("#", "layer", "most focused", "most diffuse", "sink", "distance"):
         table.add_column(column, justify="right" if column == "distance" else "left", no_wrap=column != "layer")
     table.columns[1].overflow = "fold"
-    for i, layer in enumerate(layers):
+    for i, layer in layers.items():
         figures = summarise(layer)
         word, place, share = figures.sink
         table.add_row(

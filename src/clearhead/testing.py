@@ -98,8 +98,14 @@ def outputs_and_gradients(
     generator = torch.Generator().manual_seed(1)
     if weight is None:
         weight = torch.randn(output.shape, generator=generator, dtype=torch.float64)
-    gradients = torch.autograd.grad(output, [*leaves, *score.parameters()], weight.to(output.dtype))
-    return [output.detach(), *gradients]
+    names = ["query", "key", "value", *(f"the score's parameter {name}" for name, _ in score.named_parameters())]
+    inputs_ = [*leaves, *score.parameters()]
+    gradients = torch.autograd.grad(output, inputs_, weight.to(output.dtype), allow_unused=True)
+    found = [output.detach()]
+    for name, gradient in zip(names, gradients, strict=True):
+        assert gradient is not None, f"{engine}, {score}: no gradient to {name}; do tile() and lower() both use it?"
+        found.append(gradient)
+    return found
 
 
 def compare(engine: str, score: tuple[Score, int, int], mask: Mask | None, lengths: tuple[int, int]) -> None:
@@ -121,7 +127,13 @@ def compare(engine: str, score: tuple[Score, int, int], mask: Mask | None, lengt
 
 def check_score(cls: type[Score]) -> None:
     """Shapes, broadcasting, grouped heads, layouts, the lowering, gradients and every engine, for a score class."""
-    score = cls.example()
+    assert inspect.isclass(cls) and issubclass(cls, Score), f"check_score takes a class of Score; got {cls!r}"
+    try:
+        score = cls.example()
+    except TypeError as error:
+        raise AssertionError(
+            f"{cls.__name__} needs arguments ({error}): give it a classmethod example() -> (score, Eq, Ek)"
+        ) from error
     module = score[0].double()
     inputs = Inputs.draw(score, (7, 9))
     query, key, _ = inputs.all()
@@ -163,6 +175,7 @@ def check_lowering(score: tuple[Score, int, int], shift: float) -> None:
 
 def check_mask(cls: type[Mask]) -> None:
     """The spans and their residual, part by part against the whole, and every engine, for a mask class."""
+    assert inspect.isclass(cls) and issubclass(cls, Mask), f"check_mask takes a class of Mask; got {cls!r}"
     for lengths in LENGTHS[:3]:
         sizes = Sizes(3, 2, *lengths)
         mask = cls.example(sizes)

@@ -33,13 +33,13 @@ def choose(problem: Problem, engine: str | None) -> Engine:
     return named[engine]
 
 
-def reasons(problem: Problem, chosen: Engine) -> dict[str, list[str]]:
+def reasons(problem: Problem, chosen: Engine, asked: bool) -> dict[str, list[str]]:
     """Why each other engine was not chosen, in words."""
-    return {other.name: _declined(problem, other, chosen) for other in ENGINES if other is not chosen}
+    return {other.name: _declined(problem, other, chosen, asked) for other in ENGINES if other is not chosen}
 
 
-def _declined(problem: Problem, other: Engine, chosen: Engine) -> list[str]:
+def _declined(problem: Problem, other: Engine, chosen: Engine, asked: bool) -> list[str]:
     objections = other.objections(problem)
     if other.name == "reference" and math.prod(problem.sizes.shape) > REFERENCE_PAIRS:
         objections = [*objections, f"makes every pair at once, more than {REFERENCE_PAIRS:,}: only when asked for"]
-    return objections or [f"could run it; {chosen.name} comes first"]
+    return objections or [f"could run it; {chosen.name} {'was asked for' if asked else 'comes first'}"]

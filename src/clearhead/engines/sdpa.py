@@ -32,7 +32,7 @@ class Sdpa(Engine):
             return ["the fused kernel does not give the weights"]
         lowered = problem.lowered
         if lowered is None:
-            return [f"{type(problem.score).__name__} has only tile(): it is no dot product"]
+            return [f"{problem.score} has only tile(): it is no dot product"]
         found = []
         if lowered.phi != "mul":
             found.append(f"{type(problem.score).__name__} is no dot product (φ is {lowered.phi})")
@@ -45,13 +45,16 @@ class Sdpa(Engine):
         return found
 
     def notes(self, problem: Problem) -> list[str]:
-        if problem.spans is None:
+        if problem.spans is None and problem.bias is None:
             return []
         return ["a NaN or infinite key that only some queries may see leaks into the others (tiled guards it)"]
 
     def run(self, problem: Problem) -> Tensor:
         lowered, value = problem.lowered, problem.value
         assert lowered is not None and value is not None
+        if lowered.weight is not None:
+            lowered = lowered._replace(query=lowered.query * lowered.weight, weight=None)
+            problem = problem._replace(lowered=lowered)
         if problem.spans is None and problem.bias is None and 0 not in problem.sizes.shape:
             return full(lowered.query, lowered.key, value, lowered.scale)
         if problem.unseen == "inside":  # else the pieces leave out the keys that nobody sees

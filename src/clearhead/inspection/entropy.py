@@ -29,4 +29,4 @@ class Entropy(Reduction):
     def look(self, buffers: Tensor, look: Look) -> None:
         expected = torch.einsum("bhqk,bhqk->bhq", look.weights, look.finite_scores)
         entropy = (look.log_sum - expected).clamp_(min=0.0)
-        buffers[look.at] = entropy.masked_fill_(look.blind, 0.0)
+        buffers[look.at] = entropy.masked_fill_(look.blind, 0.0).abs_()

@@ -214,7 +214,9 @@ class Weights:
         key_labels: Sequence[str] | None = None,
         ax: Any = None,
     ) -> Any:
-        """Draw one head with matplotlib: `w.plot(0, 3)` is sequence 0, head 3. Returns the axes.
+        """Draw one head with matplotlib: `w.plot(0, 3)` is sequence 0, head 3 of (B, H, Lq, Lk). Returns the axes.
+
+        `query_labels`, `key_labels`: a word for each query, for each key. `ax`: the axes to draw on; None makes some.
 
         Up to 512 queries and keys every weight is a cell; beyond, a cell is the largest weight of those it stands for.
         """

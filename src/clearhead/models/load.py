@@ -32,6 +32,10 @@ def load(folder: Path) -> tuple[Any, Any]:
             f"{str(folder)!r} holds no *.safetensors file. Weights are read as safetensors alone, since other formats "
             "can run code: load the model once where you trust it and call save_pretrained(), which writes them."
         )
+    if not any(list(folder.glob(pattern)) for pattern in ("tokenizer*", "vocab*", "spiece*", "*.model")):
+        raise ClearheadError(
+            f"{str(folder)!r} holds no tokenizer: call tokenizer.save_pretrained({str(folder)!r}) as well."
+        )
     transformers.utils.logging.disable_progress_bar()
     safe = {"local_files_only": True, "trust_remote_code": False}
     try:

@@ -54,6 +54,11 @@ class Seen:
             sizes = {n for call in self.calls for n in call.weights.shape[-2:]}
             given = {"tokens": tokens, "source_tokens": source_tokens}
             for name, words in given.items():
+                if words is not None and (isinstance(words, str) or not all(isinstance(w, str) for w in words)):
+                    raise ClearheadError(
+                        f"{name} takes a list of words, one for each position; got a {type(words).__name__}. "
+                        "For token ids pass tokenizer.convert_ids_to_tokens(ids)."
+                    )
                 if words is not None and len(words) not in sizes:
                     raise ShapeError(
                         f"{name} has {len(words)} words, and the calls have {sorted(sizes)} queries or keys; pass one "

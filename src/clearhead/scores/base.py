@@ -61,8 +61,9 @@ class Score(nn.Module, ABC):
                 dtype = str(query.dtype).removeprefix("torch.")
                 raise ClearheadError(
                     f"the score's parameter {name} is {parameter.dtype} on {parameter.device}, and the query is "
-                    f"{query.dtype} on {query.device}, shape {tuple(query.shape)}.\n"
-                    f"Pass score.to(torch.{dtype}), or query and key as {parameter.dtype} on {parameter.device}."
+                    f"{query.dtype} on {query.device}.\n"
+                    f"Pass score.to(torch.{dtype}), or query and key as {parameter.dtype} on {parameter.device} "
+                    f"(in NumPy: query.astype({str(parameter.dtype).removeprefix('torch.')!r}))."
                 )
 
     @classmethod
