@@ -130,12 +130,10 @@ class Weights:
     def _weights(self, batch: slice, part: Part) -> Tensor:
         """exp(score − log-sum-exp), the log-sum-exp over the whole of these rows."""
         problem = restrict(self._guarded, batch, part.heads, part.queries)
+        if part.whole_rows or problem.needs_grad:
+            rows = _tiles.scores(problem, Block(EVERY, EVERY, EVERY, EVERY, masked=True))
+            return (_tiles.softmax(rows, may_be_empty=True) if rows.shape[-1] else rows)[..., part.keys]
         tile = _tiles.scores(problem, Block(EVERY, EVERY, EVERY, part.keys, masked=True))
-        if part.whole_rows:
-            return _tiles.softmax(tile, may_be_empty=True) if tile.shape[-1] else tile
-        if problem.needs_grad:
-            everything = _tiles.scores(problem, Block(EVERY, EVERY, EVERY, EVERY, masked=True))
-            return _tiles.softmax(everything, may_be_empty=True)[..., part.keys]
         if "_normaliser" in self._known:  # all rows' have been computed before
             largest, rest = (t[batch, part.heads, part.queries] for t in self._known["_normaliser"])
         else:
