@@ -1,0 +1,9 @@
+"""Modules: attention and positions, for building models."""
+
+from clearhead.nn.additive_attention import AdditiveAttention as AdditiveAttention
+from clearhead.nn.dot_product_attention import DotProductAttention as DotProductAttention
+from clearhead.nn.key_value_cache import KeyValueCache as KeyValueCache
+from clearhead.nn.learned_positional_encoding import LearnedPositionalEncoding as LearnedPositionalEncoding
+from clearhead.nn.multi_head_attention import MultiHeadAttention as MultiHeadAttention
+from clearhead.nn.rotary_embedding import RotaryEmbedding as RotaryEmbedding
+from clearhead.nn.sinusoidal_positional_encoding import SinusoidalPositionalEncoding as SinusoidalPositionalEncoding

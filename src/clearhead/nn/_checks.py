@@ -1,0 +1,40 @@
+"""What several modules check of their arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from clearhead._errors import ClearheadError, ShapeError
+from clearhead._shapes import check_count, check_float
+
+
+def check_dropout(dropout: Any) -> float:
+    """A probability below 1."""
+    number = isinstance(dropout, int | float | np.number) and not isinstance(dropout, bool)
+    if not number or not 0.0 <= float(dropout) < 1.0:
+        raise ClearheadError(f"dropout is {dropout!r}; expected a probability: 0 ≤ dropout < 1.")
+    return float(dropout)
+
+
+def check_embedded(x: Any, width: int, who: str) -> None:
+    """Vectors (..., L, width) of floating point."""
+    if not isinstance(x, Tensor):
+        raise ClearheadError(f"{who}: x is a {type(x).__name__}; pass a tensor (..., L, {width}).")
+    check_float(x, f"{who}: x")
+    if x.ndim < 2 or x.shape[-1] != width:
+        raise ShapeError(
+            f"{who}: x has shape {tuple(x.shape)}; expected (..., L, {width}): positions, then emb_dim = {width}."
+        )
+
+
+def check_offset(offset: Any, who: str) -> int:
+    """The position of the first vector."""
+    if isinstance(offset, Tensor):
+        raise ClearheadError(
+            f"{who}: offset is a tensor {tuple(offset.shape)}; expected a whole number: int(offset). "
+            "One position a sequence is what RotaryEmbedding takes."
+        )
+    return check_count(offset, 0, f"{who}: offset")

@@ -1,0 +1,53 @@
+"""A raw mask of three dimensions, or two, for scores with heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead._errors import ShapeError
+from clearhead._shapes import columns, to_tensor
+from clearhead.masks.base import Mask
+from clearhead.masks.dense import check_keep
+
+
+def head_mask(mask: Any, sizes: tuple[int, int, int, int], dtype: torch.dtype) -> Any:
+    """A mask as `attention` takes it beside (B, H, L, E): (Lq, Lk), or (B or 1, H or 1, Lq or 1, Lk or 1)."""
+    if mask is None or isinstance(mask, Mask) or not isinstance(mask, Tensor | np.ndarray):
+        return mask  # attention() says what is wrong with anything else
+    tensor = to_tensor(mask, "mask")
+    if not tensor.is_floating_point():
+        check_keep(tensor, "mask")
+    elif tensor.dtype != dtype and torch.is_autocast_enabled(tensor.device.type):
+        tensor = tensor.to(dtype)  # as autocast did with the projections
+    four = tensor.unsqueeze(1) if tensor.ndim == 3 else tensor
+    fits = 2 <= four.ndim <= 4 and all(
+        size in (1, wanted) for size, wanted in zip(four.shape[::-1], sizes[::-1], strict=False)
+    )
+    if fits:
+        return four
+    shape = tuple(tensor.shape)
+    rows = {"scores": sizes, "mask": (shape[0], "", *shape[1:]) if len(shape) == 3 else shape}
+    raise ShapeError(
+        f"mask has shape {shape}, which does not fit the scores (B, H, Lq, Lk).\n{columns(rows)}\n"
+        "A mask of two dimensions is (Lq, Lk), of three (B, Lq, Lk), of four (B, H, Lq, Lk); True: may attend."
+        + _advice(shape, sizes, tensor.dtype == torch.bool)
+    )
+
+
+def _advice(shape: tuple[int, ...], sizes: tuple[int, int, int, int], is_bool: bool) -> str:
+    batch, heads, _, keys = sizes
+    turned = "~mask" if is_bool else "mask"
+    if shape == (batch, keys):
+        return (
+            "\nIt seems to be padding, (B, Lk): pass Padding(mask), or, where it is a key_padding_mask of torch "
+            "(True: may not), Padding(~mask)."
+        )
+    if len(shape) == 3 and shape[0] == heads:
+        return "\nOne mask for each head is mask[None]."
+    if len(shape) == 3 and shape[0] == batch * heads:
+        return f"\nAn attn_mask of torch, (B·H, Lq, Lk), is {turned}.unflatten(0, ({batch}, {heads})) here."
+    return "\nWith a cache, Lk counts the keys in it too. For the keys that are no padding pass Padding(keep)."

@@ -1,0 +1,132 @@
+"""What a module keeps of its last call: enough to compute any of its weights later, and no more."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from clearhead._errors import ClearheadError
+from clearhead.inspection.weights import Weights
+
+
+class Watched(NamedTuple):
+    """A tensor that the weights will be computed from, and how often it had been written to."""
+
+    name: str
+    tensor: Tensor
+    version: int
+
+
+class RecordedWeights(Weights):
+    """The weights of a call that is over: those it had, or an error where they can't be told any more."""
+
+    def __init__(self, query: Any, key: Any, watched: list[Watched], **options: Any) -> None:
+        self._watched = watched
+        super().__init__(query, key, **options)
+
+    def _versions(self) -> tuple[int, ...]:  # asked before every use
+        for name, tensor, version in self._watched:
+            if tensor._version != version:
+                raise ClearheadError(
+                    f"the {name} of the recorded call, shape {tuple(tensor.shape)}, was modified in place after it: "
+                    f"its attention weights can't be computed any more.\nRead what you need of attention_weights "
+                    f"before, or pass {name}.clone() to the module."
+                )
+        return ()
+
+    def __matmul__(self, value: Any) -> Any:
+        self._versions()
+        return super().__matmul__(value)
+
+
+class Call(NamedTuple):
+    """The last call, as its weights need it."""
+
+    query: Any
+    key: Any
+    watched: list[Watched]
+    options: dict[str, Any]
+
+
+class Recording(nn.Module):
+    """A module with `attention_weights`. It records in the forward pass, and computes when it is asked."""
+
+    _last: Call | RecordedWeights | None = None
+
+    @property
+    def attention_weights(self) -> Weights | None:
+        """The weights of the last call, lazy, before dropout, without gradients; None before any call.
+
+        None too after a call under torch.compile or torch.func, whose tensors do not outlive it. Not part of
+        the state dict, of pickles and of copies of the module. Raises a `ClearheadError`, now or when they are looked
+        at, where a tensor they are computed from was modified in place since.
+        """
+        if isinstance(self._last, Call):
+            query, key, watched, options = self._last
+            for_error = RecordedWeights.__new__(RecordedWeights)
+            for_error._watched = watched
+            for_error._versions()
+            self._last = RecordedWeights(query, key, watched, **options)
+        if self._last is not None:
+            self._last._versions()
+        return self._last
+
+    def _record(self, query: Any, key: Any, *, fresh: bool = False, **options: Any) -> None:
+        """Keep a call: no copies but of what may change. `fresh`: nobody but the module has query and key."""
+        if torch.compiler.is_compiling() or _passing(query) or _passing(key):
+            self._last = None
+            return
+        kept = {name: _keep(option) for name, option in options.items() if option is not None}
+        query, key = _keep(query, fresh), _keep(key, fresh)
+        named = {"query": query, "key": key, **{name: o for name, o in kept.items() if not isinstance(o, nn.Module)}}
+        watched = [
+            Watched(name, tensor, tensor._version)
+            for name, thing in named.items()
+            for tensor in _tensors(thing)
+            if not tensor.is_inference()
+        ]
+        self._last = Call(query, key, watched, kept)
+
+    def __getstate__(self) -> dict[str, Any]:  # pickle and copy ask for it
+        return {name: value for name, value in self.__dict__.items() if name != "_last"}
+
+
+def _keep(thing: Any, fresh: bool = False) -> Any:
+    """Something that a later optimizer step, or an unseen write, does not change."""
+    if isinstance(thing, Tensor):
+        tensor = thing.detach()
+        # a tensor of inference mode does not count its writes
+        return tensor.clone() if tensor.is_inference() and not fresh else tensor
+    if isinstance(thing, np.ndarray):
+        return thing.copy()
+    if isinstance(thing, nn.Module):
+        return _frozen(thing)
+    return thing
+
+
+def _frozen(module: nn.Module) -> nn.Module:
+    """The module itself where it has no tensors, else a copy that nothing trains."""
+    memo: dict[int, Any] = {id(p): nn.Parameter(p.detach().clone(), False) for p in module.parameters()}
+    memo |= {id(b): b.detach().clone() for b in module.buffers()}
+    return copy.deepcopy(module, memo) if memo else module
+
+
+def _tensors(thing: Any) -> Iterator[Tensor]:
+    """The tensors in a mask, however it is combined."""
+    if isinstance(thing, Tensor):
+        yield thing
+    elif isinstance(thing, list | tuple):
+        for part in thing:
+            yield from _tensors(part)
+    elif hasattr(thing, "__dict__") and not isinstance(thing, type):
+        yield from _tensors(list(vars(thing).values()))
+
+
+def _passing(tensor: Any) -> bool:
+    """Whether this is a tensor of a torch.func transform, which is over when the transform is."""
+    return isinstance(tensor, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(tensor)

@@ -1,0 +1,113 @@
+"""torch.nn.MultiheadAttention, there and back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from clearhead._errors import ClearheadError, UnsupportedError
+from clearhead.scores.dot import Dot
+
+if TYPE_CHECKING:
+    from clearhead.nn.multi_head_attention import MultiHeadAttention
+
+
+def from_torch(cls: type[MultiHeadAttention], module: nn.MultiheadAttention) -> MultiHeadAttention:
+    if not isinstance(module, nn.MultiheadAttention):
+        raise ClearheadError(f"from_torch takes a torch.nn.MultiheadAttention; got a {type(module).__name__}.")
+    extra = [
+        said
+        for said, is_so in (
+            ("add_bias_kv=True (bias_k, bias_v)", module.bias_k is not None or module.bias_v is not None),
+            ("add_zero_attn=True", module.add_zero_attn),
+        )
+        if is_so
+    ]
+    if extra:
+        raise UnsupportedError(
+            f"this nn.MultiheadAttention has {' and '.join(extra)}, a key that is not in the input; "
+            "MultiHeadAttention has no such key. Append it to key and value yourself."
+        )
+    has_bias = module.in_proj_bias is not None
+    packed = module.in_proj_weight  # None where the widths differ
+    apart = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+    weights = _split(packed, 3) if packed is not None else [_split(weight, 1)[0] for weight in apart]
+    weights += _split(module.out_proj.weight, 1)
+    biases = _split(module.in_proj_bias, 3) + _split(module.out_proj.bias, 1) if has_bias else [None] * 4
+    with torch.device("meta"):  # no weights are made, and no random numbers drawn, only to be replaced
+        ours = cls(module.num_heads, module.embed_dim, dropout=module.dropout, bias=has_bias)
+    for layer, weight, bias in zip((ours.W_q, ours.W_k, ours.W_v, ours.W_o), weights, biases, strict=True):
+        layer.weight, layer.bias, layer.in_features = weight, bias, weight.shape[1]
+    return ours.train(module.training)
+
+
+def _split(parameter: Any, parts: int) -> list[Any]:
+    """Parameters of their own, trained where the one they come from is."""
+    return [nn.Parameter(part.clone(), parameter.requires_grad) for part in parameter.detach().chunk(parts)]
+
+
+def to_torch(module: MultiHeadAttention) -> nn.MultiheadAttention:
+    objections = _objections(module)
+    if objections:
+        raise UnsupportedError(
+            "torch.nn.MultiheadAttention can't do the same:\n" + "\n".join(f"  - {said}" for said in objections)
+        )
+    layers = [module.W_q, module.W_k, module.W_v]
+    has_bias = module.W_q.bias is not None
+    with torch.device("meta"):
+        theirs = nn.MultiheadAttention(
+            module.emb_dim,
+            module.num_heads,
+            module.dropout,
+            bias=has_bias,
+            kdim=module.W_k.in_features,
+            vdim=module.W_v.in_features,
+            batch_first=True,
+        )
+    if theirs.in_proj_weight is not None:
+        theirs.in_proj_weight = _packed([layer.weight for layer in layers])
+    else:
+        for name, layer in zip(("q", "k", "v"), layers, strict=True):
+            setattr(theirs, f"{name}_proj_weight", _packed([layer.weight]))
+    theirs.out_proj.weight = _packed([module.W_o.weight])
+    if has_bias:
+        theirs.in_proj_bias = _packed([layer.bias for layer in layers])
+        theirs.out_proj.bias = _packed([module.W_o.bias])
+    return theirs.train(module.training)
+
+
+def _packed(tensors: list[Any]) -> nn.Parameter:
+    return nn.Parameter(torch.cat([t.detach() for t in tensors]), any(t.requires_grad for t in tensors))
+
+
+def _objections(module: MultiHeadAttention) -> list[str]:
+    """Why torch's module can't do what this one does, in words."""
+    found = []
+    score, width = module.score, module.dim_k
+    plain = type(score) is Dot and score.factor(width) == width**-0.5 and score.softcap is None
+    if not plain or next(module.score.parameters(), None) is not None:
+        found.append(f"the score is {score}, and torch's is Dot()")
+    if module.num_key_heads != module.num_heads:
+        found.append(f"{module.num_heads} query heads share {module.num_key_heads} key heads")
+    if module.dim_k * module.num_heads != module.emb_dim:
+        found.append(f"dim_k is {module.dim_k}, not emb_dim / num_heads = {module.emb_dim} / {module.num_heads}")
+    if module.rotary is not None:
+        found.append("it has a rotary embedding")
+    layers = [module.W_q, module.W_k, module.W_v, module.W_o]
+    if any(type(layer) is not nn.Linear for layer in layers):
+        found.append("a projection is no plain nn.Linear")
+    elif len({layer.bias is None for layer in layers}) > 1:
+        found.append("some projections have a bias, and some have none")
+    elif _trained_apart(layers[:3]):
+        found.append("of W_q, W_k and W_v some are frozen (requires_grad), and torch packs them into one parameter")
+    return found
+
+
+def _trained_apart(layers: list[nn.Linear]) -> bool:
+    packed = len({layer.in_features for layer in layers}) == 1
+    groups = [[layer.weight for layer in layers]] if packed else []
+    if layers[0].bias is not None:
+        groups.append([layer.bias for layer in layers])
+    return any(len({p.requires_grad for p in group}) > 1 for group in groups)

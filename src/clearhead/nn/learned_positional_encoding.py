@@ -1,0 +1,55 @@
+"""A learnt vector for each position."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from clearhead._errors import ShapeError
+from clearhead._shapes import check_count
+from clearhead.nn._checks import check_dropout, check_embedded, check_offset
+
+
+class LearnedPositionalEncoding(nn.Module):
+    """Adds to each vector a learnt one for its position.
+
+    >>> import torch
+    >>> from clearhead.nn import LearnedPositionalEncoding
+    >>> encode = LearnedPositionalEncoding(max_len=512, emb_dim=4)
+    >>> encode(torch.rand(2, 10, 4)).shape
+    torch.Size([2, 10, 4])
+    >>> encode(torch.rand(2, 1, 4), offset=511).shape
+    torch.Size([2, 1, 4])
+
+    Formula: output_p = dropout(x_p + P_p), with P (max_len, E) a parameter.
+
+    `max_len`: how many positions there are. `emb_dim`: E.
+    `dropout`: the probability with which an entry of the sum is dropped while training.
+    x (..., L, E); `offset`: the position of the first vector. Returns x's shape, of x's dtype where P has it.
+    Raises a `ShapeError` for another width, and for positions from max_len on. Cost: one addition an entry.
+    Source: Gehring et al. 2017, "Convolutional Sequence to Sequence Learning"; Devlin et al. 2019, "BERT", whose
+    initial standard deviation of 0.02 it has.
+    """
+
+    def __init__(self, max_len: int, emb_dim: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.max_len = check_count(max_len, 1, "max_len")
+        self.emb_dim = check_count(emb_dim, 1, "emb_dim")
+        self.P = nn.Parameter(torch.empty(self.max_len, self.emb_dim).normal_(std=0.02))
+        self.dropout = nn.Dropout(check_dropout(dropout))
+
+    def forward(self, x: Tensor, offset: int = 0) -> Tensor:
+        check_embedded(x, self.emb_dim, "LearnedPositionalEncoding")
+        start = check_offset(offset, "LearnedPositionalEncoding")
+        stop = start + x.shape[-2]
+        if stop > self.max_len:
+            raise ShapeError(
+                f"LearnedPositionalEncoding: x has shape {tuple(x.shape)} and offset {start}, which needs {stop} "
+                f"positions; max_len is {self.max_len}.\nCut the sequence, or build it with max_len={stop}. "
+                "SinusoidalPositionalEncoding and RotaryEmbedding take any length."
+            )
+        output: Tensor = self.dropout(x + self.P[start:stop])
+        return output
+
+    def extra_repr(self) -> str:
+        return f"max_len={self.max_len}, emb_dim={self.emb_dim}"

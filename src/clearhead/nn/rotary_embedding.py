@@ -1,0 +1,102 @@
+"""Rotary position embedding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead._errors import ClearheadError, ShapeError
+from clearhead._shapes import check_count, check_float
+from clearhead.nn._table import Tabled
+from clearhead.scores.base import accumulated, check_positive
+
+
+class RotaryEmbedding(Tabled):
+    """Turns pairs of entries of queries and keys by angles that grow with the position.
+
+    >>> import torch
+    >>> from clearhead.nn import RotaryEmbedding
+    >>> rotary = RotaryEmbedding(dim=4)
+    >>> query, key = torch.rand(4).expand(1, 6, 4), torch.rand(4).expand(1, 6, 4)
+    >>> scores = rotary(query) @ rotary(key).mT             # the same vectors everywhere: only the distance counts
+    >>> torch.allclose(scores[0, 2, 0], scores[0, 5, 3])
+    True
+    >>> rotary(torch.rand(2, 8, 1, 64), offset=torch.tensor([5, 9])).shape      # sequences at their own positions
+    torch.Size([2, 8, 1, 64])
+
+    Formula: (x_a, x_b) ← (x_a cos θ − x_b sin θ, x_b cos θ + x_a sin θ), with θ = p · base^(−2i/dim) for the position p
+    and the pair i. The product of a query at p and a key at p' then depends on p − p' alone.
+
+    `dim`: how many of the first entries turn, even; those after them stay as they are. `base`: above 0.
+    `interleaved`: False pairs the entry i with i + dim/2, as Llama does; True 2i with 2i + 1, as RoFormer and GPT-J do.
+    x (..., L, E) with E ≥ dim; `offset`: the position of the first vector, a whole number, or integers (B,), one for
+    each sequence of x (B, ..., L, E). Returns x's shape and dtype; the turn is computed in float32 at least.
+    Raises a `ShapeError` for narrower x or another batch. Cost: three operations an entry; a table of the longest
+    sequence is kept.
+    Source: Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding".
+    """
+
+    def __init__(self, dim: int, base: float = 10000.0, interleaved: bool = False) -> None:
+        super().__init__()
+        self.dim = check_count(dim, 2, "dim")
+        if self.dim % 2:
+            raise ClearheadError(f"RotaryEmbedding: dim is {dim}; entries turn in pairs, so it must be even.")
+        self.base = check_positive(base, "base")
+        self.interleaved = bool(interleaved)
+
+    def forward(self, x: Tensor, offset: int | Tensor = 0) -> Tensor:
+        self._check(x)
+        cos, sin = self._cos_sin(x, offset).chunk(2, -1)  # each (L, dim/2), or (B, 1, ..., L, dim/2)
+        turned = (x[..., : self.dim] if x.shape[-1] > self.dim else x).to(cos.dtype)
+        if self.interleaved:
+            a, b = turned[..., 0::2], turned[..., 1::2]
+            output = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+        else:
+            a, b = turned.chunk(2, -1)
+            output = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+        output = output.to(x.dtype)
+        return torch.cat([output, x[..., self.dim :]], -1) if x.shape[-1] > self.dim else output
+
+    def _cos_sin(self, x: Tensor, offset: Any) -> Tensor:
+        dtype, length = accumulated(x.dtype), x.shape[-2]
+        if not isinstance(offset, Tensor):
+            start = check_count(offset, 0, "RotaryEmbedding: offset")
+            return self._upto(start + length, dtype, x.device)[start : start + length]
+        if offset.is_floating_point() or offset.is_complex() or offset.dtype == torch.bool:
+            raise ClearheadError(f"RotaryEmbedding: offset has dtype {offset.dtype}; expected integers.")
+        if offset.numel() != 1 and (offset.ndim != 1 or x.ndim < 3 or offset.shape[0] != x.shape[0]):
+            raise ShapeError(
+                f"RotaryEmbedding: offset has shape {tuple(offset.shape)} and x {tuple(x.shape)}; expected (B,), one "
+                "position for each sequence of x (B, ..., L, E)."
+            )
+        positions = offset.to(x.device).reshape(-1, 1) + torch.arange(length, device=x.device)  # (B, L)
+        if torch.compiler.is_compiling():  # no look at the values
+            rows = self._rows(positions.double().flatten()).to(dtype)
+        else:
+            low, high = (int(edge) for edge in offset.aminmax()) if offset.numel() else (0, 0)
+            if low < 0:
+                raise ClearheadError(f"RotaryEmbedding: offset holds {low}; a position is 0 or more.")
+            rows = self._upto(high + length, dtype, x.device)[positions.flatten()]
+        if offset.numel() == 1:
+            return rows
+        return rows.reshape(x.shape[0], *(1,) * (x.ndim - 3), length, self.dim)
+
+    def _rows(self, positions: Tensor) -> Tensor:
+        steps = torch.arange(0, self.dim, 2, dtype=positions.dtype, device=positions.device)
+        angles = positions[:, None] * self.base ** (-steps / self.dim)
+        return torch.cat([angles.cos(), angles.sin()], -1)
+
+    def _check(self, x: Any) -> None:
+        if not isinstance(x, Tensor):
+            raise ClearheadError(f"RotaryEmbedding: x is a {type(x).__name__}; pass a tensor (..., L, E).")
+        check_float(x, "RotaryEmbedding: x")
+        if x.ndim < 2 or x.shape[-1] < self.dim:
+            raise ShapeError(
+                f"RotaryEmbedding: x has shape {tuple(x.shape)}; expected (..., L, E) with E of dim = {self.dim} or "
+                "more: the width of one head."
+            )
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, base={self.base:g}, interleaved={self.interleaved}"
