@@ -8,6 +8,9 @@ from clearhead.engines import tiled
 from clearhead.testing import (
     LENGTHS,
     Inputs,
+    biases,
+    check_bias,
+    check_engine,
     check_lowering,
     check_mask,
     check_precision,
@@ -42,6 +45,22 @@ def test_the_suite_finds_scores_masks_and_engines():
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_engine_equals_reference(engine, score, mask, lengths):
     compare(engine, score.example(), example(mask, score, lengths), lengths)
+
+
+@ENGINES
+def test_engine(engine):
+    check_engine(engine)
+
+
+@pytest.mark.parametrize("bias", biases(), **named)
+def test_bias(bias):
+    check_bias(bias)
+
+
+def test_engine_in_many_small_blocks(monkeypatch):
+    """Biases, dropout and sinks over blocks of a few rows: their gradients are written out by hand there."""
+    monkeypatch.setattr(tiled, "BUDGET", 150)
+    check_engine("tiled")
 
 
 @SCORES

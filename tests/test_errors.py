@@ -154,13 +154,64 @@ CASES = {
         ch.UnsupportedError,
         ["softcap"],
     ),
-    "dropout": (lambda: ch.attention(X3, X3, X3, dropout_p=0.1), ch.UnsupportedError, ["dropout_p"]),
     "dropout out of range": (
         lambda: ch.attention(X3, X3, X3, dropout_p=1.5),
         ch.ClearheadError,
         ["1.5", "probability"],
     ),
-    "bias": (lambda: ch.attention(X3, X3, X3, bias=zeros(5, 5)), ch.UnsupportedError, ["bias", "mask="]),
+    "a bias that does not broadcast": (
+        lambda: ch.attention(X3, X3, X3, bias=zeros(5, 6)),
+        ch.ShapeError,
+        ["bias", "(5, 6)", "scores", "^"],
+    ),
+    "an integer bias": (
+        lambda: ch.attention(X3, X3, X3, bias=torch.ones(5, 5, dtype=torch.long)),
+        ch.ClearheadError,
+        ["int64", "(5, 5)", "DenseMask"],
+    ),
+    "a class as bias": (lambda: ch.attention(X4, X4, X4, bias=ch.ALiBi), ch.ClearheadError, ["class ALiBi"]),
+    "heads of ALiBi": (
+        lambda: ch.attention(X4, X4, X4, bias=ch.ALiBi(4)),
+        ch.ShapeError,
+        ["4 heads", "(2, 8, 5, 5)", "ALiBi(8)"],
+    ),
+    "heads of RelativeBias": (
+        lambda: ch.attention(X4, X4, X4, bias=ch.RelativeBias(4)),
+        ch.ShapeError,
+        ["4 heads", "(2, 8, 5, 5)", "RelativeBias(8)"],
+    ),
+    "max_distance within the single buckets": (
+        lambda: ch.RelativeBias(8, num_buckets=32, max_distance=8),
+        ch.ClearheadError,
+        ["max_distance is 8", "32 buckets", "above 8"],
+    ),
+    "alignment of a bias": (
+        lambda: ch.attention(X4, zeros(2, 8, 7, 4), zeros(2, 8, 7, 4), bias=ch.ALiBi(8)),
+        ch.ClearheadError,
+        ["ALiBi", "no alignment", "upper_left", "lower_right"],
+    ),
+    "two alignments, of mask and bias": (
+        lambda: ch.attention(
+            X4, zeros(2, 8, 7, 4), zeros(2, 8, 7, 4), mask=ch.Causal("lower_right"), bias=ch.ALiBi(8, "upper_left")
+        ),
+        ch.ClearheadError,
+        ["Causal and ALiBi", "key 2", "key 0", "the same align"],
+    ),
+    "a bias and a tensor": (
+        lambda: ch.ALiBi(8) + zeros(5, 5),
+        ch.ClearheadError,
+        ["right one is a Tensor", "DenseBias"],
+    ),
+    "sinks and heads": (
+        lambda: ch.attention(X4, X4, X4, score=ch.Dot(sinks=zeros(4))),
+        ch.ShapeError,
+        ["(4,)", "8 heads", "(8,)"],
+    ),
+    "dtype of the sinks": (
+        lambda: ch.attention(X4, X4, X4, score=ch.Dot(sinks=zeros(8).double())),
+        ch.ClearheadError,
+        ["sinks", "float64", "float32"],
+    ),
     "a score class": (lambda: ch.attention(X3, X3, X3, score=ch.Dot), ch.ClearheadError, ["class Dot", "instance"]),
     "a score that is none": (lambda: ch.attention(X3, X3, X3, score="dot"), ch.ClearheadError, ["str", "Dot()"]),
     "a score of the wrong shape": (

@@ -22,11 +22,13 @@ ORDER = [
     "_attention",
     "engines",
     "_pieces",
+    "_backward",
     "_tiles",
     "_problem",
     "_unseen",
     "scores masks biases",
     "_align",
+    "_dropout",
     "_shapes",
     "_errors",
 ]
@@ -34,6 +36,7 @@ ORDER = [
 APART = {
     "scores": {"base"},
     "masks": {"base", "_draw"},
+    "biases": {"base"},
     "engines": {"base"},
     "inspection": {"base", "_index"},
 }

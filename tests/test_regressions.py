@@ -255,15 +255,6 @@ def test_a_gradient_that_is_missing_is_named():
         check_score(Weighted())
 
 
-def test_sinks_are_refused_until_they_work():
-    class Sinks(Weighted):
-        def lower(self, query, key):
-            return Pairwise("mul", query, key, weight=self.w, sinks=torch.zeros(2))
-
-    with pytest.raises(ch.UnsupportedError, match="sinks"):
-        ch.attention(Q[..., :4], K[..., :4], V, score=Sinks())
-
-
 def test_plan_says_what_was_asked_for():
     assert ch.plan(Q, K, V, engine="tiled").declined["sdpa"] == ["could run it; tiled was asked for"]
 

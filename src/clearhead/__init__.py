@@ -19,6 +19,10 @@ from clearhead._errors import ClearheadError as ClearheadError
 from clearhead._errors import ShapeError as ShapeError
 from clearhead._errors import UnsupportedError as UnsupportedError
 from clearhead._shapes import check_shape as check_shape
+from clearhead.biases import ALiBi as ALiBi
+from clearhead.biases import Bias as Bias
+from clearhead.biases import DenseBias as DenseBias
+from clearhead.biases import RelativeBias as RelativeBias
 from clearhead.inspection.distance import Distance as Distance
 from clearhead.inspection.entropy import Entropy as Entropy
 from clearhead.inspection.pool import Pool as Pool

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead._errors import ClearheadError, UnsupportedError
+from clearhead._errors import ClearheadError
 from clearhead._problem import Problem, make_problem
 from clearhead._tiles import softmax
+from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose, reasons
 from clearhead.masks.base import Mask
 from clearhead.masks.lengths import Lengths
@@ -31,13 +32,6 @@ def is_numpy(**arrays: Any) -> bool:
     return count > 0
 
 
-def refuse_bias(bias: Any) -> None:
-    if bias is not None:
-        raise UnsupportedError(
-            "bias= is not supported yet. A float tensor passed as mask= is added to the scores, and works today."
-        )
-
-
 def attention(
     query: Any,
     key: Any,
@@ -47,7 +41,7 @@ def attention(
     mask: Any = None,
     bias: Any = None,
     dropout_p: float = 0.0,
-    engine: str | None = None,
+    engine: str | Engine | None = None,
 ) -> Any:
     """Attention, for any score and any mask, by the fastest engine that can.
 
@@ -66,17 +60,18 @@ def attention(
     divide the query heads are shared by groups of them.
     `score`: a `Score`, a function f(query_tile, key_tile), or None for `Dot()`.
     `mask`: a `Mask`, a bool tensor (True: may attend), a float tensor (added to the scores), or None.
-    `bias`, `dropout_p`: not supported yet.
-    `engine`: "sdpa", "tiled", "reference", or None for the first that can; see `plan`.
+    `bias`: a `Bias`, such as `ALiBi(num_heads)`, or a float tensor, added to the scores; or None.
+    `dropout_p`: each weight is set to 0 with this probability, the others divided by 1 − dropout_p; its seed is drawn
+    from torch's generator, so that `torch.manual_seed` makes it repeat, the same on every engine.
+    `engine`: "sdpa", "tiled", "reference", an `Engine` of your own, or None for the first that can; see `plan`.
     Returns (..., Lq, Ev) of the value's dtype; NumPy arrays give a NumPy array. Differentiable in all inputs.
     Raises `ClearheadError`, `ShapeError` or `UnsupportedError`; nothing that was passed is changed.
     Cost: the allowed pairs' work; memory O(Lq + Lk) but on the engine "reference".
     Source: Bahdanau et al. 2015; Vaswani et al. 2017, "Attention Is All You Need".
     """
-    refuse_bias(bias)
     tensors = isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)
     numpy = not tensors and is_numpy(query=query, key=key, value=value)
-    problem = make_problem(query, key, value, score=score, mask=mask, dropout_p=dropout_p)
+    problem = make_problem(query, key, value, score=score, mask=mask, bias=bias, dropout_p=dropout_p)
     output = problem.sizes.restore(choose(problem, engine).run(problem))
     return output.detach().numpy() if numpy else output
 
@@ -132,7 +127,7 @@ def plan(
     mask: Any = None,
     bias: Any = None,
     dropout_p: float = 0.0,
-    engine: str | None = None,
+    engine: str | Engine | None = None,
 ) -> Plan:
     """What `attention` with these arguments would do: the engine, why each other one declined, work and memory.
 
@@ -152,9 +147,8 @@ def plan(
     Operations count the score and the weighted sum of the pairs the engine computes; extra memory is an estimate of
     what is needed at once beyond inputs and output in the forward pass.
     """
-    refuse_bias(bias)
     is_numpy(query=query, key=key, value=value)
-    problem = make_problem(query, key, value, score=score, mask=mask, dropout_p=dropout_p)
+    problem = make_problem(query, key, value, score=score, mask=mask, bias=bias, dropout_p=dropout_p)
     chosen = choose(problem, engine)
     computed = chosen.pairs(problem)
     return Plan(

@@ -10,11 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead._errors import ClearheadError, UnsupportedError
-from clearhead._shapes import Sizes, as_inputs, to_tensor
+from clearhead._align import check_one_alignment
+from clearhead._dropout import draw_seed
+from clearhead._errors import ClearheadError
+from clearhead._shapes import Sizes, as_inputs, fit, to_tensor
 from clearhead._unseen import Unseen, finite, group, seen, where_unseen, zero
+from clearhead.biases.base import Added, Bias
+from clearhead.biases.dense import DenseBias
 from clearhead.masks.base import Mask, Spans
-from clearhead.masks.dense import DenseMask, check_keep, fit
+from clearhead.masks.dense import DenseMask, check_keep
 from clearhead.scores.base import Pairwise, Score, to_tensor_float
 from clearhead.scores.dot import Dot
 from clearhead.scores.function import Function
@@ -27,7 +31,7 @@ class Problem(NamedTuple):
     """One attention, in normal form. Tensors are (B, H, L, E); key and value may have fewer heads (grouped).
 
     scores = score(query, key) + bias, −∞ outside the spans and their residual; weights = softmax over keys;
-    output = weights · value.
+    output = dropout(weights) · value. With sinks, the softmax has one more term in its denominator.
     """
 
     query: Tensor
@@ -38,9 +42,10 @@ class Problem(NamedTuple):
     lowered: Pairwise | None  # the same score as the kernels take it, where it has that form
     spans: Spans | None  # None: every query sees every key
     edges: tuple[np.ndarray, np.ndarray] | None  # the spans' starts and stops on the host
-    bias: Tensor | None  # (B or 1, H or 1, Lq or 1, Lk or 1)
+    bias: Added | None = None
     unseen: Unseen = "none"
     dropout_p: float = 0.0
+    seed: Tensor | None = None  # of the dropout
     poison: tuple[Tensor, Tensor] | None = None  # see `guard`: (B, H, Lq, 1) and (B, Hk, 1, Lk)
 
     @property
@@ -49,18 +54,33 @@ class Problem(NamedTuple):
         return self.sizes.heads // self.key.shape[1] if self.key.shape[1] else 1
 
     @property
+    def added(self) -> tuple[Tensor, ...]:
+        """The tensors of the bias."""
+        return () if self.bias is None else self.bias.tensors
+
+    @property
+    def sinks(self) -> Tensor | None:
+        return None if self.lowered is None else self.lowered.sinks
+
+    @property
+    def plain(self) -> bool:
+        """Nothing but scores and their softmax over every key."""
+        return self.spans is None and self.bias is None and not self.dropout_p and self.sinks is None
+
+    @property
     def needs_grad(self) -> bool:
         if not torch.is_grad_enabled():
             return False
-        tensors = (self.query, self.key, self.value, self.bias, *self.score.parameters())
+        tensors = (self.query, self.key, self.value, *self.added, *self.score.parameters())
         # a score with tile() alone may close over anything
         return self.lowered is None or any(t is not None and t.requires_grad for t in tensors)
 
     def stamp(self) -> tuple[int, ...]:
         """Changes when a tensor that the problem reads is written to."""
-        lowered = () if self.lowered is None else (self.lowered.query, self.lowered.key, self.lowered.weight)
+        low = self.lowered
+        lowered = () if low is None else (low.query, low.key, low.weight, low.sinks)
         residual = () if self.spans is None else self.spans.reads
-        tensors = (self.query, self.key, self.value, self.bias, *lowered, *residual)
+        tensors = (self.query, self.key, self.value, *self.added, *lowered, *residual)
         return tuple(t._version for t in tensors if t is not None and not t.is_inference())
 
     def check_stamp(self, stamp: tuple[int, ...]) -> None:
@@ -83,36 +103,48 @@ def make_problem(
     dropout_p: float = 0.0,
 ) -> Problem:
     """Check everything, and bring it to normal form. Nothing that was passed is written to."""
-    if dropout_p != 0.0:
-        if not isinstance(dropout_p, int | float) or not 0.0 < dropout_p < 1.0:
-            raise ClearheadError(f"dropout_p is {dropout_p!r}; expected a probability: 0 ≤ dropout_p < 1.")
-        raise UnsupportedError("dropout_p above 0 is not supported yet; pass dropout_p=0.0.")
     query, key = to_tensor_float(query, "query"), to_tensor_float(key, "key")
     value = None if value is _ABSENT else to_tensor_float(value, "value")
     query, key, value, sizes = as_inputs(query, key, value)
     score = _as_score(score)
     score.check(query, key)
-    if mask is None and bias is None:
-        return Problem(query, key, value, sizes, score, _lower(score, query, key), None, None, None)
-    allowed, added = _as_mask(mask, sizes, query.dtype)
-    bias = added if bias is None else fit(bias, sizes, "bias")
+    if mask is None and bias is None and dropout_p == 0.0:
+        return Problem(query, key, value, sizes, score, score.lower(query, key), None, None)
+    seed = draw_seed(sizes.device) if _check_dropout(dropout_p) else None
+    allowed, float_mask = _as_mask(mask, sizes, query.dtype)
+    added = _as_bias(bias, mask, sizes)
+    if float_mask is not None:
+        added = Added(dense=float_mask) if added is None else added.plus(Added(dense=float_mask))
     if allowed is None:
-        return Problem(query, key, value, sizes, score, _lower(score, query, key), None, None, bias)
+        lowered = score.lower(query, key)
+        return Problem(query, key, value, sizes, score, lowered, None, None, added, "none", dropout_p, seed)
     if allowed.unseen != "none" and not all(t is None or finite(t) for t in (query, key, value)):
         # before the score's own projections, whose gradients would meet what is not finite
         keys, queries = seen(allowed.spans, sizes)
         keys = group(keys, key.shape[1])
         query, key = zero(query, queries, only_not_finite=True), zero(key, keys, only_not_finite=True)
         value = None if value is None else zero(value, keys, only_not_finite=True)
-    lowered = _lower(score, query, key)
-    return Problem(query, key, value, sizes, score, lowered, *allowed[:2], bias, allowed.unseen)
-
-
-def _lower(score: Score, query: Tensor, key: Tensor) -> Pairwise | None:
     lowered = score.lower(query, key)
-    if lowered is not None and lowered.sinks is not None:
-        raise UnsupportedError(f"{score}.lower() gave sinks, which are not supported yet.")
-    return lowered
+    return Problem(query, key, value, sizes, score, lowered, *allowed[:2], added, allowed.unseen, dropout_p, seed)
+
+
+def _check_dropout(dropout_p: Any) -> float:
+    if isinstance(dropout_p, bool) or not isinstance(dropout_p, int | float) or not 0.0 <= dropout_p < 1.0:
+        raise ClearheadError(f"dropout_p is {dropout_p!r}; expected a probability: 0 ≤ dropout_p < 1.")
+    return dropout_p
+
+
+def _as_bias(bias: Any, mask: Any, sizes: Sizes) -> Added | None:
+    """The normal form of what was passed as bias."""
+    if bias is None:
+        return None
+    if isinstance(bias, Tensor | np.ndarray):
+        bias = DenseBias(bias)
+    if not isinstance(bias, Bias):
+        what = f"the class {bias.__name__}" if isinstance(bias, type) else f"{bias!r:.60}"
+        raise ClearheadError(f"bias is {what}; expected a Bias, such as ALiBi(num_heads), or a float tensor.")
+    check_one_alignment([*(mask.offsets(sizes) if isinstance(mask, Mask) else ()), *bias.offsets(sizes)])
+    return bias.lower(sizes)
 
 
 def _as_score(score: Any) -> Score:

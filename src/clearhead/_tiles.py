@@ -7,6 +7,7 @@ matrix block by block, so what no query of a block may see is never computed.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clearhead._dropout import factors
 from clearhead._problem import Problem
 from clearhead._shapes import Sizes, unflatten
-from clearhead.masks.base import part
 from clearhead.scores.base import Pairwise, accumulated, checked_tile
 
 ROWS = 256  # the most queries to a block where the mask depends on the query: more would skip less
@@ -40,9 +41,12 @@ class Block:
         return cls(batch, heads, queries, keys, masked)
 
     @property
+    def sides(self) -> tuple[slice, slice, slice, slice]:
+        return self.batch, self.heads, self.queries, self.keys
+
+    @property
     def area(self) -> int:
-        sides = (self.batch, self.heads, self.queries, self.keys)
-        return int(np.prod([s.stop - s.start for s in sides], dtype=np.int64))
+        return math.prod(s.stop - s.start for s in self.sides)
 
 
 def batch_groups(start: np.ndarray, stop: np.ndarray, batch: int) -> list[slice]:
@@ -117,7 +121,7 @@ def no_keys(problem: Problem, query: Tensor) -> Tensor:
     if not problem.needs_grad:
         return zeros
     projected = () if problem.lowered is None else (problem.lowered.query, problem.lowered.key)
-    inputs = (query, problem.key, problem.value, *projected, *problem.score.parameters())
+    inputs = (query, problem.key, problem.value, *projected, *problem.added, *problem.score.parameters())
     joined = (t.flatten()[:1] for t in inputs)
     for tensor in joined:
         zeros = zeros + tensor.masked_fill(torch.ones_like(tensor, dtype=torch.bool), 0.0).sum()
@@ -148,24 +152,20 @@ def raw_scores(problem: Problem, block: Block) -> Tensor:
 
 def scores(problem: Problem, block: Block) -> Tensor:
     """The scores of a block, with the bias, and −∞ where a pair is not allowed."""
-    bias = problem.bias
-    if bias is not None:
-        bias = part(bias, block.batch, block.heads, block.queries, block.keys)
-    return finish(problem, block, raw_scores(problem, block), bias)
+    return finish(problem, block, raw_scores(problem, block))
 
 
-def finish(problem: Problem, block: Block, tile: Tensor, bias: Tensor | None) -> Tensor:
+def finish(problem: Problem, block: Block, tile: Tensor) -> Tensor:
     """A block's raw scores with its part of the bias, the poison, and −∞ where a pair is not allowed."""
-    if bias is not None:
-        tile = tile + bias
+    if problem.bias is not None:
+        tile = tile + problem.bias.tile(*block.sides, problem.sizes)
     if problem.poison is not None:
         query, key = problem.poison
         keys = head_part(key, problem.groups, block)[..., block.keys]
         keys = keys.repeat_interleave(tile.shape[1] // keys.shape[1], dim=1)
         tile = tile + query[block.batch, block.heads, block.queries] + keys
     if block.masked and problem.spans is not None:
-        sides = (block.batch, block.heads, block.queries, block.keys)
-        tile = tile.masked_fill(~problem.spans.keep(*sides, problem.sizes.keys), -torch.inf)
+        tile = tile.masked_fill(~problem.spans.keep(*block.sides, problem.sizes.keys), -torch.inf)
     return tile
 
 
@@ -174,12 +174,34 @@ def may_be_empty(problem: Problem, block: Block) -> bool:
     return block.masked or problem.bias is not None or problem.lowered is None
 
 
-def softmax(tile: Tensor, may_be_empty: bool) -> Tensor:
-    """Softmax over keys; a row of −∞ alone gives zeros, and zero gradients."""
-    if not may_be_empty:
-        return tile.softmax(-1)
-    empty = tile.detach().amax(-1, keepdim=True) == -torch.inf
-    return tile.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
+def weights(problem: Problem, block: Block, tile: Tensor) -> Tensor:
+    """The weights of a block, from its finished scores."""
+    return softmax(tile, may_be_empty(problem, block), sinks(problem, block))
+
+
+def softmax(tile: Tensor, may_be_empty: bool, sinks: Tensor | None = None) -> Tensor:
+    """Softmax over keys; a row of −∞ alone gives zeros, and zero gradients. `sinks`, (h, 1): see `Dot`."""
+    if may_be_empty:
+        empty = tile.detach().amax(-1, keepdim=True) == -torch.inf
+        tile = tile.masked_fill(empty, 0.0)
+    weights = tile.softmax(-1)
+    if sinks is not None:  # e^s / (Σ e^s + e^sink) is the softmax over the keys, times σ(log Σ e^s − sink)
+        weights = weights * torch.sigmoid(tile.logsumexp(-1, keepdim=True) - sinks.unsqueeze(-1))
+    return weights.masked_fill(empty, 0.0) if may_be_empty else weights
+
+
+def sinks(problem: Problem, block: Block) -> Tensor | None:
+    """The sinks of a block's heads, (h, 1), of the scores' dtype."""
+    if problem.sinks is None:
+        return None
+    return problem.sinks[block.heads, None].to(accumulated(problem.query.dtype))
+
+
+def dropped(problem: Problem, block: Block, weights: Tensor) -> Tensor:
+    """A block's weights after dropout."""
+    if problem.seed is None:
+        return weights
+    return weights * factors(problem.seed, problem.dropout_p, block.sides, problem.sizes, weights.dtype)
 
 
 def head_part(tensor: Tensor, groups: int, block: Block) -> Tensor:

@@ -28,10 +28,15 @@ from clearhead._errors import UnsupportedError
 from clearhead._problem import make_problem
 from clearhead._shapes import Sizes
 from clearhead._tiles import Block
+from clearhead.biases.base import Bias
+from clearhead.engines.base import Engine
 from clearhead.engines.choose import ENGINES, choose
 from clearhead.inspection.weights import Weights
 from clearhead.masks.base import Mask, dense
+from clearhead.masks.dense import DenseMask
+from clearhead.masks.lengths import Lengths
 from clearhead.scores.base import Score
+from clearhead.scores.dot import Dot
 
 LENGTHS = ((1, 1), (63, 63), (7, 63), (1000, 1000))
 EXACT = 1e-9  # float64 against float64: thousands of terms, each rounded at 1e-16 of numbers near 10
@@ -45,6 +50,11 @@ def scores() -> list[type[Score]]:
 def masks() -> list[type[Mask]]:
     """Every concrete mask of clearhead."""
     return [cls for cls in _subclasses(Mask) if cls.__module__.startswith("clearhead.masks")]
+
+
+def biases() -> list[type[Bias]]:
+    """Every concrete bias of clearhead."""
+    return [cls for cls in _subclasses(Bias) if cls.__module__.startswith("clearhead.biases")]
 
 
 def engines() -> list[str]:
@@ -90,39 +100,48 @@ class Inputs:
 
 
 def outputs_and_gradients(
-    inputs: Inputs, score: Score, mask: Any, engine: str, weight: Tensor | None = None
-) -> list[Tensor]:
-    """The output, then the gradients to query, key, value and the score's parameters, of a fixed random loss."""
-    leaves = [t.detach().clone().requires_grad_() for t in inputs.all()]
-    output = attention(*leaves, score=score, mask=mask, engine=engine)
-    generator = torch.Generator().manual_seed(1)
-    if weight is None:
-        weight = torch.randn(output.shape, generator=generator, dtype=torch.float64)
-    names = ["query", "key", "value", *(f"the score's parameter {name}" for name, _ in score.named_parameters())]
-    inputs_ = [*leaves, *score.parameters()]
-    gradients = torch.autograd.grad(output, inputs_, weight.to(output.dtype), allow_unused=True)
-    found = [output.detach()]
-    for name, gradient in zip(names, gradients, strict=True):
+    inputs: Inputs, score: Score, mask: Any, engine: str | Engine, bias: Bias | None = None, dropout_p: float = 0.0
+) -> dict[str, Tensor]:
+    """The output, and the gradients to query, key, value and what score and bias have learnt, of a fixed random loss."""
+    query, key, value = (t.detach().clone().requires_grad_() for t in inputs.all())
+    torch.manual_seed(0)  # the dropout's
+    output = attention(query, key, value, score=score, mask=mask, bias=bias, dropout_p=dropout_p, engine=engine)
+    loss = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    leaves = {"query": query, "key": key, "value": value}
+    leaves |= {f"the score's parameter {name}": p for name, p in score.named_parameters()}
+    if bias is not None:
+        added = (*bias.named_parameters(), *bias.named_buffers())
+        leaves |= {f"the bias's {name}": t for name, t in added if t.requires_grad}
+    gradients = torch.autograd.grad(output, list(leaves.values()), loss.to(output.dtype), allow_unused=True)
+    found = {"output": output.detach()}
+    for name, gradient in zip(leaves, gradients, strict=True):
         assert gradient is not None, f"{engine}, {score}: no gradient to {name}; do tile() and lower() both use it?"
-        found.append(gradient)
+        found[name] = gradient
     return found
 
 
-def compare(engine: str, score: tuple[Score, int, int], mask: Mask | None, lengths: tuple[int, int]) -> None:
+def compare(
+    engine: str | Engine,
+    score: tuple[Score, int, int],
+    mask: Mask | None,
+    lengths: tuple[int, int],
+    bias: Bias | None = None,
+    dropout_p: float = 0.0,
+) -> None:
     """An engine against the reference, both in float64: output and all gradients. Engines that object are left out."""
     inputs = Inputs.draw(score, lengths)
     module = score[0].double()
-    problem = make_problem(*inputs.all(), score=module, mask=mask)
+    bias = None if bias is None else bias.double()
+    problem = make_problem(*inputs.all(), score=module, mask=mask, bias=bias, dropout_p=dropout_p)
     try:
         choose(problem, engine)
     except UnsupportedError as refusal:
         assert str(refusal).count("  - ") >= 1, "an engine that refuses says why"
         return
-    want = outputs_and_gradients(inputs, module, mask, "reference")
-    got = outputs_and_gradients(inputs, module, mask, engine)
-    names = ["output", "query", "key", "value", *(n for n, _ in module.named_parameters())]
-    for name, a, b in zip(names, got, want, strict=True):
-        _close(a, b, EXACT, f"{engine}, {module}, {mask}, {lengths}: {name}")
+    want = outputs_and_gradients(inputs, module, mask, "reference", bias, dropout_p)
+    got = outputs_and_gradients(inputs, module, mask, engine, bias, dropout_p)
+    for name in want:
+        _close(got[name], want[name], EXACT, f"{engine}, {module}, {mask}, {bias}, {lengths}: {name}")
 
 
 def check_score(cls: type[Score]) -> None:
@@ -195,13 +214,41 @@ def check_mask(cls: type[Mask]) -> None:
             compare(engine, _dot(), cls.example(inputs.sizes), lengths)
 
 
-def check_engine(name: str) -> None:
-    """Every score with every mask on one engine, against the reference."""
-    for score in scores():
-        for mask in [None, *masks()]:
-            for lengths in LENGTHS[:3]:
-                sizes = Inputs.draw(_dot(), lengths).sizes
-                compare(name, score.example(), None if mask is None else mask.example(sizes), lengths)
+def check_bias(cls: type[Bias]) -> None:
+    """The normal form, part by part against the whole, and every engine, for a bias class."""
+    assert inspect.isclass(cls) and issubclass(cls, Bias), f"check_bias takes a class of Bias; got {cls!r}"
+    for lengths in LENGTHS[:3]:
+        sizes = Sizes(3, 2, *lengths)
+        bias = cls.example(sizes).double()
+        added = bias.lower(sizes)
+        every = slice(None)
+        whole = added.tile(every, every, every, every, sizes).detach().expand(sizes.shape)
+        _close(bias(torch.zeros(*sizes[:3], 1), torch.zeros(*sizes[:2], sizes.keys, 1)).detach(), whole, 0.0, f"{bias}")
+        for queries, keys in (
+            (slice(0, lengths[0], 2), slice(lengths[1] // 3, lengths[1])),
+            (slice(1, 3), slice(0, 2)),
+        ):
+            sides = (slice(1, 3), slice(0, 1), queries, keys)
+            got = added.tile(*sides, sizes).detach().expand(whole[sides].shape)
+            _close(got, whole[sides], 0.0, f"{bias}: a part differs from the whole")
+        for engine in engines():
+            for mask in (None, _any_mask(sizes)):
+                compare(engine, _dot(), mask, lengths, cls.example(Inputs.draw(_dot(), lengths).sizes))
+
+
+def check_engine(engine: str | Engine) -> None:
+    """Every score with every mask, every bias, dropout and sinks on one engine, by name or itself, against the reference."""
+    for lengths in LENGTHS[:3]:
+        sizes = Inputs.draw(_dot(), lengths).sizes
+        for score in scores():
+            for mask in [None, *masks()]:
+                compare(engine, score.example(), None if mask is None else mask.example(sizes), lengths)
+            for bias in biases():
+                compare(engine, score.example(), _any_mask(sizes), lengths, bias.example(sizes), 0.3)
+        for softcap in (None, 2.0):
+            with_sinks = Dot(softcap=softcap, sinks=torch.tensor([0.5, -1.0]))
+            for dropout_p in (0.0, 0.3):
+                compare(engine, (with_sinks, 4, 4), _any_mask(sizes), lengths, None, dropout_p)
 
 
 def check_precision(engine: str, score: tuple[Score, int, int], mask: Mask | None, dtype: torch.dtype) -> None:
@@ -243,9 +290,12 @@ def check_weights(score: tuple[Score, int, int], mask: Mask | None, lengths: tup
 
 
 def _dot() -> tuple[Score, int, int]:
-    from clearhead.scores.dot import Dot
-
     return Dot.example()
+
+
+def _any_mask(sizes: Sizes) -> Mask:
+    """A mask that is no interval, and leaves some queries nothing."""
+    return DenseMask.example(sizes) & Lengths.example(sizes)
 
 
 def _close(got: Tensor, want: Tensor, tolerance: float, what: str) -> None:

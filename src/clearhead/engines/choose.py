@@ -18,19 +18,26 @@ ENGINES: tuple[Engine, ...] = (Sdpa(), Tiled(), Reference())
 REFERENCE_PAIRS = 2**22
 
 
-def choose(problem: Problem, engine: str | None) -> Engine:
-    """The engine named, or the first that can; an engine named either runs or raises with its objections."""
+def choose(problem: Problem, engine: str | Engine | None) -> Engine:
+    """The engine asked for, by name or itself, which runs or raises with its objections; None: the first that can."""
     if engine is None:
         for candidate in ENGINES:
             if not candidate.objections(problem):
                 return candidate
+    if isinstance(engine, Engine):
+        return _willing(engine, problem)
     named = {candidate.name: candidate for candidate in ENGINES}
     if not isinstance(engine, str) or engine not in named:
         raise UnsupportedError(f"engine is {engine!r}; the engines are {', '.join(map(repr, named))}.")
-    objections = named[engine].objections(problem)
+    return _willing(named[engine], problem)
+
+
+def _willing(engine: Engine, problem: Problem) -> Engine:
+    objections = engine.objections(problem)
     if objections:
-        raise UnsupportedError(f"the engine {engine!r} can't run this:\n" + "\n".join(f"  - {o}" for o in objections))
-    return named[engine]
+        listed = "\n".join(f"  - {o}" for o in objections)
+        raise UnsupportedError(f"the engine {engine.name!r} can't run this:\n{listed}")
+    return engine
 
 
 def reasons(problem: Problem, chosen: Engine, asked: bool) -> dict[str, list[str]]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from clearhead._dropout import factors
 from clearhead._problem import Problem, guard
 from clearhead._tiles import Block
 from clearhead.engines.base import Engine
@@ -16,7 +17,10 @@ from clearhead.scores.base import accumulated, checked_tile
 
 
 class Reference(Engine):
-    """Dense and eager: softmax(score(query, key) + bias, over the allowed keys) · value. The oracle of every test."""
+    """Dense and eager, the oracle of every test.
+
+    dropout(softmax(score(query, key) + bias, over the allowed keys)) · value.
+    """
 
     name = "reference"
 
@@ -27,7 +31,11 @@ class Reference(Engine):
         problem = guard(problem)
         assert problem.value is not None
         value = problem.value.repeat_interleave(problem.groups, dim=1).to(accumulated(problem.value.dtype))
-        return (weights(problem) @ value).to(problem.value.dtype)
+        chosen = weights(problem)
+        if problem.seed is not None:
+            every = (slice(None),) * 4
+            chosen = chosen * factors(problem.seed, problem.dropout_p, every, problem.sizes, chosen.dtype)
+        return (chosen @ value).to(problem.value.dtype)
 
     def tiles(self, problem: Problem) -> Iterator[tuple[Block, Tensor]]:
         yield Block.whole(problem.sizes, masked=True), scores(guard(problem))
@@ -44,7 +52,8 @@ def scores(problem: Problem) -> Tensor:
     key = problem.key.repeat_interleave(problem.groups, dim=1)
     tile = checked_tile(problem.score, problem.query, key).to(accumulated(key.dtype))
     if problem.bias is not None:
-        tile = tile + problem.bias
+        every = slice(None)
+        tile = tile + problem.bias.tile(every, every, every, every, problem.sizes)
     if problem.poison is not None:
         query_poison, key_poison = problem.poison
         tile = tile + query_poison + key_poison.repeat_interleave(problem.groups, dim=1)
@@ -59,4 +68,8 @@ def weights(problem: Problem) -> Tensor:
     if not problem.sizes.keys:
         return tile
     blind = tile.amax(-1, keepdim=True) == -torch.inf
-    return torch.where(blind, 0.0, torch.softmax(torch.where(blind, 0.0, tile), -1))
+    tile = torch.where(blind, 0.0, tile)
+    if problem.sinks is not None:  # one key more, which has no value
+        sink = problem.sinks.to(tile.dtype)[:, None, None].expand(*tile.shape[:-1], 1)
+        return torch.where(blind, 0.0, torch.cat([tile, sink], -1).softmax(-1)[..., :-1])
+    return torch.where(blind, 0.0, tile.softmax(-1))

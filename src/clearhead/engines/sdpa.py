@@ -11,7 +11,6 @@ from clearhead import _tiles
 from clearhead._pieces import Piece, pieces
 from clearhead._problem import Problem, zero_unseen
 from clearhead.engines.base import Engine
-from clearhead.masks.base import part
 
 
 class Sdpa(Engine):
@@ -38,14 +37,18 @@ class Sdpa(Engine):
             found.append(f"{type(problem.score).__name__} is no dot product (φ is {lowered.phi})")
         if lowered.softcap is not None:
             found.append("the fused kernel has no softcap")
-        if problem.bias is not None and problem.bias.requires_grad and torch.is_grad_enabled():
+        if lowered.sinks is not None:
+            found.append("the fused kernel has no sinks")
+        if problem.dropout_p:
+            found.append("the fused kernel's dropout is another one, which no other engine can repeat")
+        if torch.is_grad_enabled() and any(t.requires_grad for t in problem.added):
             found.append("the bias needs a gradient, for which SDPA would make the whole matrix")
-        if problem.bias is not None and problem.needs_grad and _far_below_zero(problem.bias):
+        if problem.needs_grad and any(_far_below_zero(t) for t in problem.added):
             found.append("a query's bias is below −100,000 for every key, where SDPA's backward loses its digits")
         return found
 
     def notes(self, problem: Problem) -> list[str]:
-        if problem.spans is None and problem.bias is None:
+        if problem.plain:
             return []
         return ["a NaN or infinite key that only some queries may see leaks into the others (tiled guards it)"]
 
@@ -55,7 +58,7 @@ class Sdpa(Engine):
         if lowered.weight is not None:
             lowered = lowered._replace(query=lowered.query * lowered.weight, weight=None)
             problem = problem._replace(lowered=lowered)
-        if problem.spans is None and problem.bias is None and 0 not in problem.sizes.shape:
+        if problem.plain and 0 not in problem.sizes.shape:
             return full(lowered.query, lowered.key, value, lowered.scale)
         if problem.unseen == "inside":  # else the pieces leave out the keys that nobody sees
             problem = zero_unseen(problem)
@@ -70,7 +73,7 @@ class Sdpa(Engine):
         return _tiles.join(batches, 0) if batches else _tiles.no_keys(problem, problem.query)
 
     def pairs(self, problem: Problem) -> int:
-        if problem.spans is None and problem.bias is None:
+        if problem.plain:
             return problem.sizes.batch * problem.sizes.heads * problem.sizes.queries * problem.sizes.keys
         return sum(
             (batch.stop - batch.start) * problem.sizes.heads * piece.area
@@ -79,10 +82,11 @@ class Sdpa(Engine):
         )
 
     def extra_bytes(self, problem: Problem) -> int:
-        if problem.spans is None and problem.bias is None:
+        if problem.plain:
             return 0
         item = problem.query.element_size()
-        shapes = [t.shape for t in (problem.bias, problem.spans and problem.spans.start) if t is not None]
+        starts = () if problem.spans is None else (problem.spans.start,)
+        shapes = [t.shape for t in (*problem.added, *starts)]
         batch_heads = max(shape[0] for shape in shapes) * max(shape[1] for shape in shapes)
         return max((item * piece.mask_cells(batch_heads) for _, parts in pieces(problem) for piece in parts), default=0)
 
@@ -160,7 +164,7 @@ def _mask_tile(problem: Problem, batch: slice, piece: Piece) -> Tensor:
     if problem.bias is None:
         assert keep is not None
         return keep
-    bias = part(problem.bias, *sides)
+    bias = problem.bias.tile(*sides, problem.sizes)
     bias = bias if keep is None else bias.masked_fill(~keep, -torch.inf)
     bias = bias.to(problem.query.dtype)
     return bias.expand(-1, -1, piece.queries.stop - piece.queries.start, piece.keys.stop - piece.keys.start)

@@ -10,16 +10,14 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from clearhead import _tiles
+from clearhead._backward import gradients, operands, with_operands
 from clearhead._problem import Problem, guard
 from clearhead._tiles import Block
 from clearhead.engines.base import Engine
-from clearhead.masks.base import part
 from clearhead.scores.base import accumulated
 
 BUDGET = 2**21  # elements of a block's scores, or of what is made on the way to them
 LOOK = 2**20  # the same for an inspection, which makes a few passes over each block: it should stay in the cache
-
-Operands = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None]  # query, key, the score's weight, value, bias
 
 
 class Tiled(Engine):
@@ -43,10 +41,7 @@ class Tiled(Engine):
             return _tiles.assemble([_block(problem, block) for block in every], every)
         if problem.lowered is None:  # what the score closes over is unknown: autograd finds it
             return _checkpointed(problem, every)
-        lowered = problem.lowered
-        out: Tensor = _Recomputed.apply(  # type: ignore[no-untyped-call]
-            problem, every, lowered.query, lowered.key, lowered.weight, problem.value, problem.bias
-        )
+        out: Tensor = _Recomputed.apply(problem, every, *operands(problem))  # type: ignore[no-untyped-call]
         return out
 
     def tiles(self, problem: Problem) -> Iterator[tuple[Block, Tensor]]:
@@ -65,48 +60,12 @@ class Tiled(Engine):
 
 def _block(problem: Problem, block: Block) -> Tensor:
     """The output of one block's rows: all the keys they may see are in it."""
-    if problem.lowered is not None:
-        return _attend(problem, block, *_operands(problem, block))
-    return _weigh(problem, block, _tiles.scores(problem, block), _operand_value(problem, block))
-
-
-def _operand_value(problem: Problem, block: Block) -> Tensor:
     assert problem.value is not None
-    return _tiles.head_part(problem.value, problem.groups, block)[:, :, block.keys]
-
-
-def _operands(problem: Problem, block: Block) -> Operands:
-    """What a block is computed from, views of the problem's tensors."""
-    lowered, bias = problem.lowered, problem.bias
-    assert lowered is not None
-    return (
-        lowered.query[block.batch, block.heads, block.queries],
-        _tiles.head_part(lowered.key, problem.groups, block)[:, :, block.keys],
-        lowered.weight,
-        _operand_value(problem, block),
-        None if bias is None else part(bias, block.batch, block.heads, block.queries, block.keys),
-    )
-
-
-def _attend(
-    problem: Problem,
-    block: Block,
-    query: Tensor,
-    key: Tensor,
-    weight: Tensor | None,
-    value: Tensor,
-    bias: Tensor | None,
-) -> Tensor:
-    """A block's output from its operands."""
-    assert problem.lowered is not None
-    tile = _tiles.pairwise(problem.lowered._replace(weight=weight), query, key)
-    return _weigh(problem, block, _tiles.finish(problem, block, tile, bias), value)
-
-
-def _weigh(problem: Problem, block: Block, scores: Tensor, value: Tensor) -> Tensor:
-    if not scores.shape[-1]:
+    if block.keys.stop <= block.keys.start:
         return _tiles.no_keys(problem, problem.query[block.batch, block.heads, block.queries])
-    weights = _tiles.softmax(scores, _tiles.may_be_empty(problem, block))
+    weights = _tiles.weights(problem, block, _tiles.scores(problem, block))
+    value = _tiles.head_part(problem.value, problem.groups, block)[:, :, block.keys]
+    weights = _tiles.dropped(problem, block, weights)
     return _tiles.grouped_product(weights, value.to(weights.dtype)).to(value.dtype)
 
 
@@ -146,44 +105,7 @@ class _Recomputed(torch.autograd.Function):
         tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():  # the gradient is to be differentiated
             wanted = [t for t, need in zip(tensors, needed, strict=True) if need]
-            out = _checkpointed(_with(problem, tensors), ctx.every)
+            out = _checkpointed(with_operands(problem, tensors), ctx.every)
             found = iter(torch.autograd.grad(out, wanted, grads[0], create_graph=True))
             return (None, None, *(next(found) if need else None for need in needed))
-        sums = [None if t is None else torch.zeros_like(t, dtype=accumulated(t.dtype)) for t in tensors]
-        total = _with(problem, sums)
-        for block in ctx.every:
-            _add_gradients(problem, total, block, needed, grads[0][block.batch, block.heads, block.queries])
-        return (
-            None,
-            None,
-            *(
-                s.to(t.dtype) if need and s is not None else None
-                for s, t, need in zip(sums, tensors, needed, strict=True)
-            ),
-        )
-
-
-def _with(problem: Problem, tensors: Any) -> Problem:
-    """The problem over other tensors: query, key, the score's weight, value, bias."""
-    assert problem.lowered is not None
-    query, key, weight, value, bias = tensors
-    lowered = problem.lowered._replace(query=query, key=key, weight=weight)
-    return problem._replace(lowered=lowered, value=value, bias=bias)
-
-
-def _add_gradients(problem: Problem, total: Problem, block: Block, needed: tuple[bool, ...], grad: Tensor) -> None:
-    """Add a block's part of each gradient to the sums in `total`, which are shaped as the problem's tensors."""
-    if block.keys.stop <= block.keys.start:
-        return
-    leaves = [
-        t if t is None else t.detach().requires_grad_(need)
-        for t, need in zip(_operands(problem, block), needed, strict=True)
-    ]
-    with torch.enable_grad():
-        out = _attend(problem, block, *leaves)  # type: ignore[arg-type]
-    found = iter(
-        torch.autograd.grad(out, [t for t, need in zip(leaves, needed, strict=True) if need and t is not None], grad)
-    )
-    for sums, need in zip(_operands(total, block), needed, strict=True):
-        if need and sums is not None:
-            sums.add_(next(found))
+        return (None, None, *gradients(problem, ctx.every, needed, grads[0]))

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from clearhead._errors import ClearheadError
 from clearhead._problem import Problem
-from clearhead._shapes import Sizes
-from clearhead._tiles import Block, head_part
-from clearhead.masks.base import Spans, part
+from clearhead._shapes import Sizes, part
+from clearhead._tiles import EVERY, Block, head_part
+from clearhead.biases.base import Added
+from clearhead.masks.base import Spans
 
 
 class OutOfRange(ClearheadError, IndexError):
@@ -103,7 +104,8 @@ def restrict(problem: Problem, batch: slice, heads: slice, queries: slice) -> Pr
 
     lowered = problem.lowered
     if lowered is not None:
-        lowered = lowered._replace(query=rows(lowered.query), key=columns(lowered.key))
+        sinks = None if lowered.sinks is None else lowered.sinks[heads]
+        lowered = lowered._replace(query=rows(lowered.query), key=columns(lowered.key), sinks=sinks)
     spans = problem.spans
     if spans is not None:
         start, stop = (part(edge, batch, heads, queries) for edge in (spans.start, spans.stop))
@@ -125,9 +127,25 @@ def restrict(problem: Problem, batch: slice, heads: slice, queries: slice) -> Pr
         lowered=lowered,
         spans=spans,
         edges=None if spans is None else spans.host(),
-        bias=None if problem.bias is None else part(problem.bias, batch, heads, queries),
+        bias=None if problem.bias is None else _bias_of_rows(problem.bias, batch, heads, queries, sizes),
         poison=None if poison is None else (rows(poison[0]), columns(poison[1])),
     )
+
+
+def _bias_of_rows(bias: Added, batch: slice, heads: slice, queries: slice, sizes: Sizes) -> Added:
+    dense = None if bias.dense is None else part(bias.dense, batch, heads, queries)
+    if bias.relative is None:
+        return Added(dense)
+    rows = range(sizes.queries)[queries]
+    relative = part(bias.relative, batch, heads)
+    if rows.step != 1:  # no longer one number a distance
+        return (
+            Added(Added(dense, relative).tile(EVERY, EVERY, queries, EVERY, sizes))
+            if dense is None
+            else Added(dense + Added(None, relative).tile(EVERY, EVERY, queries, EVERY, sizes))
+        )
+    first = sizes.queries - rows.stop
+    return Added(dense, relative[..., first : first + max(len(rows) + sizes.keys - 1, 0)])
 
 
 def _compose(size: int, outer: slice, inner: slice) -> slice:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clearhead._problem import Problem
 from clearhead._shapes import unflatten
-from clearhead._tiles import Block, may_be_empty
+from clearhead._tiles import Block, may_be_empty, sinks
 from clearhead.engines.base import Engine
 from clearhead.scores.base import accumulated
 
@@ -24,9 +24,10 @@ class Look:
 
     `scores` are less the largest of their row, so that what is computed from them keeps its digits however large they
     were; −∞ where a pair is not allowed. `weights` are their softmax, 0 in rows of `blind` queries, which see nothing.
+    With sinks, (h, 1), they sum to `mass`, (b, h, q); without, `mass` is None: they sum to 1.
     """
 
-    def __init__(self, block: Block, scores: Tensor, may_be_empty: bool) -> None:
+    def __init__(self, block: Block, scores: Tensor, may_be_empty: bool, sinks: Tensor | None = None) -> None:
         self.block = block
         self.start = block.keys.start
         self.may_be_empty = may_be_empty
@@ -39,6 +40,12 @@ class Look:
         self.weights = scores.softmax(-1)
         if may_be_empty and bool(self.blind.any()):
             self.weights.masked_fill_(self.blind.unsqueeze(-1), 0.0)
+        self.mass: Tensor | None = None
+        if sinks is not None:
+            over_keys = self.log_sum
+            self.log_sum = torch.logaddexp(over_keys, sinks - self.top)
+            self.mass = (over_keys - self.log_sum).exp_()
+            self.weights.mul_(self.mass.unsqueeze(-1))
 
     @property
     def at(self) -> tuple[slice, slice, slice]:
@@ -122,4 +129,4 @@ def looks(problem: Problem, engine: Engine) -> Iterator[Look]:
     """The blocks of the matrix, in turn. A look writes to its scores, which belong to nobody else."""
     for block, scores in engine.tiles(problem):
         own = scores.clone(memory_format=torch.contiguous_format) if problem.lowered is None else scores
-        yield Look(block, own, may_be_empty(problem, block))
+        yield Look(block, own, may_be_empty(problem, block), sinks(problem, block))

@@ -20,6 +20,7 @@ class Entropy(Reduction):
     tensor([1.0986, 1.0986])
 
     Formula: H_i = −Σ_j w_ij log w_ij = log Σ_j exp(s_ij) − Σ_j w_ij s_ij. Gives (..., Lq); 0 where nothing is allowed.
+    With sinks it is still the first of these, over the keys alone.
     Source: Shannon 1948, "A Mathematical Theory of Communication".
     """
 
@@ -28,5 +29,6 @@ class Entropy(Reduction):
 
     def look(self, buffers: Tensor, look: Look) -> None:
         expected = torch.einsum("bhqk,bhqk->bhq", look.weights, look.finite_scores)
-        entropy = (look.log_sum - expected).clamp_(min=0.0)
+        log_sum = look.log_sum if look.mass is None else look.log_sum * look.mass
+        entropy = (log_sum - expected).clamp_(min=0.0)
         buffers[look.at] = entropy.masked_fill_(look.blind, 0.0).abs_()

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from clearhead import _tiles
-from clearhead._attention import ScoreLike, human_bytes, is_numpy, refuse_bias
+from clearhead._attention import ScoreLike, human_bytes, is_numpy
 from clearhead._errors import ClearheadError
 from clearhead._problem import Problem, guard, make_problem
 from clearhead._tiles import EVERY, Block
+from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose
 from clearhead.inspection import plot
 from clearhead.inspection._index import Part, parse, restrict
@@ -48,7 +49,7 @@ class Weights:
     is asked for; the time of a reduction is that of the allowed pairs, of an index that of its rows.
     """
 
-    def __init__(self, query: Any, key: Any, *, engine: str | None = None, **options: Any) -> None:
+    def __init__(self, query: Any, key: Any, *, engine: str | Engine | None = None, **options: Any) -> None:
         self._numpy = is_numpy(query=query, key=key)
         self._inputs = (query, key)
         self._options = options
@@ -74,7 +75,9 @@ class Weights:
     def _versions(self) -> tuple[int, ...]:
         score, mask = self._options.get("score"), self._options.get("mask")
         parameters = score.parameters() if isinstance(score, Score) else ()
-        tensors = (*self._inputs, self._options.get("bias"), mask, *parameters)
+        bias = self._options.get("bias")
+        added = (bias,) if isinstance(bias, Tensor) else () if bias is None else (*bias.parameters(), *bias.buffers())
+        tensors = (*self._inputs, mask, *added, *parameters)
         return tuple(t._version for t in tensors if isinstance(t, Tensor) and not t.is_inference())
 
     @property
@@ -131,8 +134,9 @@ class Weights:
         """exp(score − log-sum-exp), the log-sum-exp over the whole of these rows."""
         problem = restrict(self._guarded, batch, part.heads, part.queries)
         if part.whole_rows or problem.needs_grad:
-            rows = _tiles.scores(problem, Block(EVERY, EVERY, EVERY, EVERY, masked=True))
-            return (_tiles.softmax(rows, may_be_empty=True) if rows.shape[-1] else rows)[..., part.keys]
+            whole = Block(EVERY, EVERY, EVERY, EVERY, masked=True)
+            rows = _tiles.scores(problem, whole)
+            return (_tiles.weights(problem, whole, rows) if rows.shape[-1] else rows)[..., part.keys]
         tile = _tiles.scores(problem, Block(EVERY, EVERY, EVERY, part.keys, masked=True))
         if "_normaliser" in self._known:  # all rows' have been computed before
             largest, rest = (t[batch, part.heads, part.queries] for t in self._known["_normaliser"])
@@ -143,7 +147,7 @@ class Weights:
 
     @property
     def logsumexp(self) -> Any:
-        """log Σ_j exp(s_ij) over the allowed keys, (..., Lq); −∞ where a query sees nothing."""
+        """log Σ_j exp(s_ij) over the allowed keys and the sink, if any, (..., Lq); −∞ where a query sees nothing."""
         problem = self._problem
         if "_normaliser" not in self._known:
             self._known["_normaliser"] = stream(problem, self._engine, (Normaliser(),))[0]
@@ -249,7 +253,7 @@ def weights(
     score: ScoreLike = None,
     mask: Any = None,
     bias: Any = None,
-    engine: str | None = None,
+    engine: str | Engine | None = None,
 ) -> Weights:
     """The attention weights as a lazy matrix: nothing is computed until you look at a part or a summary of it.
 
@@ -264,5 +268,4 @@ def weights(
     Arguments as for `attention`. Returns a `Weights` of shape (..., Lq, Lk). Raises `ClearheadError`, `ShapeError` or
     `UnsupportedError` (`engine="sdpa"` does not show its weights). Cost: that of what you look at; see `Weights`.
     """
-    refuse_bias(bias)
-    return Weights(query, key, score=score, mask=mask, engine=engine)
+    return Weights(query, key, score=score, mask=mask, bias=bias, engine=engine)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clearhead._align import check_one_alignment
 from clearhead._errors import ClearheadError
-from clearhead._shapes import Sizes, as_inputs
+from clearhead._shapes import Sizes, array_sizes, part
 from clearhead.masks._draw import LARGEST, draw
 
 Residual = Callable[[slice, slice, slice, slice], Tensor]
@@ -48,11 +48,6 @@ class Spans(NamedTuple):
         if start.shape != stop.shape:
             start, stop = np.broadcast_arrays(start, stop)
         return start, stop
-
-
-def part(tensor: Tensor, *slices: slice) -> Tensor:
-    """Slice the first dimensions, those of size 1 left whole (they broadcast)."""
-    return tensor[tuple(slice(None) if tensor.shape[i] == 1 else s for i, s in enumerate(slices))]
 
 
 class Mask(ABC):
@@ -99,7 +94,7 @@ class Mask(ABC):
 
     def spans(self, query: Any, key: Any) -> Spans:
         """The normal form for these inputs: `start` and `stop`, (B or 1, H or 1, Lq or 1), and the residual."""
-        return self.resolve(mask_sizes(query, key))
+        return self.resolve(array_sizes(query, key))
 
     def dense(self, query: Any, key: Any) -> Tensor:
         """The whole mask as a bool tensor (..., Lq, Lk), with the inputs' leading dimensions. O(Lq · Lk) memory.
@@ -110,7 +105,7 @@ class Mask(ABC):
                 [1, 1, 0],
                 [1, 1, 1]], dtype=torch.int32)
         """
-        sizes = mask_sizes(query, key)
+        sizes = array_sizes(query, key)
         return sizes.restore(dense(self.resolve(sizes), sizes))
 
     def __and__(self, other: Mask) -> Mask:
@@ -149,14 +144,6 @@ class Mask(ABC):
 def dense(spans: Spans, sizes: Sizes) -> Tensor:
     every = slice(None)
     return spans.keep(every, every, every, every, sizes.keys).expand(sizes.shape)
-
-
-def mask_sizes(query: Any, key: Any) -> Sizes:
-    """The sizes of the score matrix of two arrays; their values do not matter."""
-    query_shape, key_shape = (torch.empty(tuple(array.shape), device="meta") for array in (query, key))
-    *_, sizes = as_inputs(query_shape, key_shape, None)
-    device = query.device if isinstance(query, Tensor) else torch.device("cpu")
-    return Sizes(*sizes.shape, device, sizes.leading)
 
 
 def check_mask(other: Any, operator: str) -> Mask:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import Sizes, columns, to_tensor
-from clearhead.masks.base import Mask, Spans, part
+from clearhead._errors import ClearheadError
+from clearhead._shapes import Sizes, fit, part, to_tensor
+from clearhead.masks.base import Mask, Spans
 
 
 class DenseMask(Mask):
@@ -75,33 +75,3 @@ def check_keep(keep: Tensor, name: str) -> Tensor:
             "\nA float tensor passed as mask= is added to the scores."
         )
     return keep
-
-
-def as_scores(tensor: Tensor, depth: int) -> Tensor:
-    """A raw mask as (B, H, Lq, Lk), for inputs of this many dimensions."""
-    if tensor.ndim < 2:
-        tensor = tensor.reshape((1,) * (2 - tensor.ndim) + tuple(tensor.shape))
-    if tensor.ndim == 3 and depth == 3:
-        return tensor.unsqueeze(1)
-    return tensor.reshape((1,) * (4 - tensor.ndim) + tuple(tensor.shape)) if tensor.ndim < 4 else tensor
-
-
-def fit(tensor: Tensor, sizes: Sizes, name: str) -> Tensor:
-    """A raw (..., Lq, Lk) tensor as (B or 1, H or 1, Lq or 1, Lk or 1), or an error that shows what disagrees."""
-    shown = (*sizes.shown, sizes.queries, sizes.keys)
-    rows = {"scores": shown, name: tuple(tensor.shape)}
-    if tensor.ndim == 3 and len(shown) >= 4:
-        raise ShapeError(
-            f"{name} has 3 dimensions and the inputs have heads: its first could be the batch or the heads.\n"
-            f"{columns(rows)}\nPass {name}[:, None] for (B, 1, Lq, Lk), or {name}[None] for (1, H, Lq, Lk)."
-        )
-    wrong = [-i for i in range(1, tensor.ndim + 1) if i > len(shown) or tensor.shape[-i] not in (1, shown[-i])]
-    if wrong:
-        raise ShapeError(
-            f"{name} has shape {tuple(tensor.shape)}, which does not broadcast to the scores (..., Lq, Lk).\n"
-            + columns(rows, wrong[0])
-            + f"\nFor one row a sequence, (B, Lk), pass Padding({name}); for lengths, Lengths(valid_lens)."
-        )
-    if len(shown) > 4:
-        tensor = tensor.expand(shown).reshape(sizes.shape)
-    return as_scores(tensor, len(shown))

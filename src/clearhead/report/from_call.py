@@ -73,7 +73,8 @@ def _allowed(problem: Problem, sequence: int) -> tuple[Array, Array, Array | Non
     queries, keys = problem.sizes.queries, problem.sizes.keys
     bias = None
     if problem.bias is not None:
-        of = problem.bias[sequence if problem.bias.shape[0] > 1 else 0]
+        every = slice(None)
+        of = problem.bias.tile(slice(sequence, sequence + 1), every, every, every, problem.sizes)[0]
         bias = of.float().expand(of.shape[0], queries, keys)
     start, stop = torch.zeros(1, queries, dtype=torch.int64), torch.full((1, queries), keys)
     spans = problem.spans

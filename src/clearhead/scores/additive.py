@@ -42,9 +42,9 @@ class Additive(Score):
 
         None for W_q or W_k means that side is already projected, of width H.
         """
-        vector = given_parameter(w_v, "w_v", 1)
-        score = cls(1, 1, vector.shape[0])
-        score.w_v = vector
+        score = cls.__new__(cls)
+        nn.Module.__init__(score)  # without drawing weights that nobody wants
+        score.w_v = vector = given_parameter(w_v, "w_v", 1)
         score.W_q, score.W_k = (
             None if matrix is None else given_parameter(matrix, name, 2)
             for matrix, name in ((W_q, "W_q"), (W_k, "W_k"))

@@ -19,7 +19,7 @@ class Pairwise(NamedTuple):
     """The normal form of a score: s_ij = softcap(scale · Σ_d weight_d · φ(query_id, key_jd)).
 
     φ(a, b) is a·b (`mul`), tanh(a + b) (`tanh_add`) or (a − b)² (`sq_diff`); softcap(s) is c·tanh(s/c).
-    `sinks`, one logit a head in the softmax's denominator, has its place here.
+    `sinks`: one logit a head, whose exponential is added to the softmax's denominator.
     """
 
     phi: Phi
@@ -175,7 +175,7 @@ def given_parameter(weight: Any, name: str, ndim: int) -> nn.Parameter:
     if not parameter.is_floating_point():
         raise ClearheadError(f"{name} has dtype {parameter.dtype}; expected floating-point weights.")
     if parameter.ndim != ndim:
-        expected = {1: "(hidden,)", 2: "(out, in), as nn.Linear has it"}[ndim]
+        expected = {1: "one dimension", 2: "(out, in), as nn.Linear has it"}[ndim]
         raise ShapeError(f"{name} has shape {tuple(parameter.shape)}; expected {expected}.")
     return parameter
 

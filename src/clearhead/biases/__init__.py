@@ -1,0 +1,7 @@
+"""Biases: what is added to the scores, one idea a file."""
+
+from clearhead.biases.alibi import ALiBi as ALiBi
+from clearhead.biases.base import Added as Added
+from clearhead.biases.base import Bias as Bias
+from clearhead.biases.dense import DenseBias as DenseBias
+from clearhead.biases.relative import RelativeBias as RelativeBias

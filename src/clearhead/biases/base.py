@@ -1,0 +1,142 @@
+"""What a bias is, its normal form, and the sum of two."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from clearhead._align import check_one_alignment
+from clearhead._errors import ClearheadError
+from clearhead._shapes import Sizes, array_sizes, part
+
+
+class Added(NamedTuple):
+    """The normal form of a bias: what is added to the score of query i and key j, after the softcap.
+
+    `dense`: (B or 1, H or 1, Lq or 1, Lk or 1), one number a pair. `relative`: (B or 1, H or 1, Lq + Lk − 1), one
+    number a distance: its entry j − i + Lq − 1 is added to the pair (i, j). That is O(L) memory for what depends on
+    the distance alone. Where both are given, both are added.
+    """
+
+    dense: Tensor | None = None
+    relative: Tensor | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in self if t is not None)
+
+    def plus(self, other: Added) -> Added:
+        """The normal form of the sum."""
+        return Added(*(b if a is None else a if b is None else a + b for a, b in zip(self, other, strict=True)))
+
+    def tile(self, batch: slice, heads: slice, queries: slice, keys: slice, sizes: Sizes) -> Tensor:
+        """The part of the bias that these slices name; it broadcasts to that part of the scores."""
+        dense = None if self.dense is None else part(self.dense, batch, heads, queries, keys)
+        if self.relative is None:
+            assert dense is not None
+            return dense
+        along = part(self.relative, batch, heads)
+        rows, columns = range(sizes.queries)[queries], range(sizes.keys)[keys]
+        if not len(rows) or not len(columns):
+            spread = along.new_zeros(*along.shape[:2], len(rows), len(columns))
+        else:
+            # row i is a window of the distances, and the window of the row after it begins one distance earlier
+            every = along[..., sizes.queries - 1 - rows[-1] + columns[0] : sizes.queries - rows[0] + columns[-1]]
+            spread = every.unfold(-1, columns[-1] - columns[0] + 1, 1).flip(-2)
+            spread = spread[..., :: rows.step, :: columns.step]
+        return spread if dense is None else spread + dense
+
+
+class Bias(nn.Module, ABC):
+    """What is added to the scores, after scale and softcap. Biases combine with `+`.
+
+    >>> import torch, clearhead as ch
+    >>> x = torch.rand(1, 8, 10, 16)
+    >>> ch.attention(x, x, x, bias=ch.ALiBi(8) + ch.DenseBias(torch.zeros(10, 10))).shape
+    torch.Size([1, 8, 10, 16])
+
+    A bias of your own is a subclass with `lower(sizes)`, which gives its normal form, `Added`. Called as
+    `bias(query, key)` it gives the whole of it, (..., Lq, Lk).
+    """
+
+    @abstractmethod
+    def lower(self, sizes: Sizes) -> Added:
+        """The normal form for a (B, H, Lq, Lk) matrix. Raises a `ClearheadError` where the bias does not fit it."""
+
+    def offsets(self, sizes: Sizes) -> list[tuple[str, int | Tensor]]:
+        """Where each part that depends on a query's position places query 0: (its name, the position)."""
+        return []
+
+    @classmethod
+    @abstractmethod
+    def example(cls, sizes: Sizes) -> Bias:
+        """A bias to try this class with, that fits these sizes."""
+
+    def forward(self, query: Any, key: Any) -> Tensor:
+        """The bias of every pair, (..., Lq, Lk), with the inputs' leading dimensions. O(Lq · Lk) memory.
+
+        >>> import torch, clearhead as ch
+        >>> (ch.ALiBi(1)(torch.zeros(3, 4), torch.zeros(3, 4)) * 256).int()
+        tensor([[ 0, -1, -2],
+                [-1,  0, -1],
+                [-2, -1,  0]], dtype=torch.int32)
+        """
+        sizes = array_sizes(query, key)
+        check_one_alignment(self.offsets(sizes))
+        every = slice(None)
+        tile = self.lower(sizes).tile(every, every, every, every, sizes)
+        return sizes.restore(tile.expand(sizes.shape))
+
+    def __add__(self, other: Bias) -> Bias:
+        if not isinstance(other, Bias):
+            raise ClearheadError(
+                f"+ joins two biases; the right one is a {type(other).__name__}. Wrap a tensor in DenseBias(tensor)."
+            )
+        return Sum(self, other)
+
+
+class Sum(Bias):
+    """Two biases, both added."""
+
+    def __init__(self, left: Bias, right: Bias) -> None:
+        super().__init__()
+        self.left, self.right = left, right
+
+    @classmethod
+    def example(cls, sizes: Sizes) -> Bias:
+        return cls(_Far(0.3), _Far(0.1))
+
+    def offsets(self, sizes: Sizes) -> list[tuple[str, int | Tensor]]:
+        return self.left.offsets(sizes) + self.right.offsets(sizes)
+
+    def lower(self, sizes: Sizes) -> Added:
+        return self.left.lower(sizes).plus(self.right.lower(sizes))
+
+
+class _Far(Bias):
+    """The distance from the lower right corner, times a learnable number. What the sum's own example is made of."""
+
+    def __init__(self, slope: float) -> None:
+        super().__init__()
+        self.slope = nn.Parameter(torch.tensor(slope))
+
+    @classmethod
+    def example(cls, sizes: Sizes) -> Bias:
+        return cls(0.2)
+
+    def lower(self, sizes: Sizes) -> Added:
+        far = torch.arange(max(sizes.queries + sizes.keys - 1, 0), device=sizes.device) - sizes.keys
+        return Added(relative=(self.slope * far.to(self.slope.dtype)).view(1, 1, -1))
+
+
+def distances(sizes: Sizes, offset: int | Tensor) -> Tensor:
+    """Key position less query position at each place of `Added.relative`: int64 (B or 1, Lq + Lk − 1).
+
+    `offset` is the position of query 0, as `query_offset` gives it.
+    """
+    count = max(sizes.queries + sizes.keys - 1, 0)
+    apart = torch.arange(count, device=sizes.device)[None] - (sizes.queries - 1)
+    return apart - (offset.view(-1, 1) if isinstance(offset, Tensor) else offset)

@@ -1,0 +1,55 @@
+"""A bias given in full."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead._errors import ClearheadError
+from clearhead._shapes import Sizes, fit, to_tensor
+from clearhead.biases.base import Added, Bias
+
+
+class DenseBias(Bias):
+    """Any numbers, given as a matrix; a float tensor passed as `bias=` or as `mask=` is this.
+
+    >>> import torch, clearhead as ch
+    >>> x = torch.rand(2, 10, 16)
+    >>> ch.attention(x, x, x, bias=ch.DenseBias(torch.rand(10, 10))).shape
+    torch.Size([2, 10, 16])
+
+    Formula: b_ij = tensor[..., i, j]; −∞ is a pair not allowed.
+    `tensor`: float, (Lq, Lk) or broadcasting to the scores: (B, Lq, Lk) without heads, (B, H, Lq, Lk) with heads. It is
+    kept as it is: gradients reach it, and an nn.Parameter is one of this module's.
+    Raises a `ClearheadError` for other dtypes and shapes. Cost: its own memory.
+    """
+
+    tensor: Tensor
+
+    def __init__(self, tensor: Any) -> None:
+        super().__init__()
+        tensor = to_tensor(tensor, "tensor")
+        if not tensor.is_floating_point():
+            raise ClearheadError(
+                f"DenseBias: tensor has dtype {tensor.dtype}, shape {tuple(tensor.shape)}; expected floating-point "
+                "numbers to add to the scores. For a bool matrix that says who may attend pass mask=DenseMask(keep)."
+            )
+        if isinstance(tensor, torch.nn.Parameter):
+            self.tensor = tensor
+        else:
+            self.register_buffer("tensor", tensor, persistent=False)
+
+    @classmethod
+    def example(cls, sizes: Sizes) -> Bias:
+        i, j = torch.arange(sizes.queries)[:, None], torch.arange(sizes.keys)[None, :]
+        heads = torch.arange(sizes.heads)[:, None, None]
+        tensor = torch.sin((1.0 + heads) * i - j).to(sizes.device)
+        return cls(tensor[(None,) * (len(sizes.shown) - 1)].requires_grad_())
+
+    def lower(self, sizes: Sizes) -> Added:
+        return Added(dense=fit(self.tensor.to(sizes.device), sizes, "bias"))
+
+    def extra_repr(self) -> str:
+        return f"<{'×'.join(map(str, self.tensor.shape))}>"
