@@ -34,7 +34,7 @@ def example(mask, score, lengths):
 
 def test_the_suite_finds_scores_masks_and_engines():
     assert {s.__name__ for s in scores()} >= {"Dot", "Bilinear", "Additive", "Cosine", "Gaussian", "Function"}
-    found = {"Lengths", "Padding", "Causal", "SlidingWindow", "DenseMask", "And", "Or", "Not"}
+    found = {"Lengths", "Padding", "Causal", "SlidingWindow", "Documents", "PrefixLM", "Where", "DenseMask", "And"}
     assert {m.__name__ for m in masks()} >= found
     assert set(engines()) == {"tiled", "sdpa"}
 

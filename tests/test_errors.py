@@ -159,6 +159,43 @@ CASES = {
         ch.ClearheadError,
         ["1.5", "probability"],
     ),
+    "ids that are no integers": (
+        lambda: ch.Documents(zeros(2, 5)),
+        ch.ClearheadError,
+        ["float32", "(2, 5)", "from_lengths"],
+    ),
+    "ids for other keys": (
+        lambda: ch.attention(X3, X3, X3, mask=ch.Documents.from_lengths([2, 2])),
+        ch.ShapeError,
+        ["(4,)", "(Lk,) = (5,)", "scores"],
+    ),
+    "documents without an alignment": (
+        lambda: ch.attention(X3, zeros(2, 7, 4), zeros(2, 7, 4), mask=ch.Documents.from_lengths([3, 4])),
+        ch.ClearheadError,
+        ["Documents", "no alignment", "lower_right"],
+    ),
+    "a negative document": (
+        lambda: ch.Documents.from_lengths([2, -1]),
+        ch.ClearheadError,
+        ["-1", "a length is from 0"],
+    ),
+    "prefixes for another batch": (
+        lambda: ch.attention(X3, X3, X3, mask=ch.PrefixLM([1, 2, 3])),
+        ch.ShapeError,
+        ["(3,)", "(B,) = (2,)"],
+    ),
+    "a negative prefix": (lambda: ch.PrefixLM(-1), ch.ClearheadError, ["PrefixLM: lengths", "-1"]),
+    "a rule that is a tensor": (lambda: ch.Where(zeros(5, 5)), ch.ClearheadError, ["function", "Tensor", "DenseMask"]),
+    "a rule that gives numbers": (
+        lambda: ch.attention(X3, X3, X3, mask=ch.Where(lambda b, h, i, j: j - i)),
+        ch.ClearheadError,
+        ["Where(<lambda>)", "int64", "bool"],
+    ),
+    "a rule that gives another shape": (
+        lambda: ch.attention(X3, X3, X3, mask=ch.Where(lambda b, h, i, j: torch.ones(7, dtype=torch.bool))),
+        ch.ShapeError,
+        ["(7,)", "(2, 1, 5, 5)"],
+    ),
     "a bias that does not broadcast": (
         lambda: ch.attention(X3, X3, X3, bias=zeros(5, 6)),
         ch.ShapeError,

@@ -30,12 +30,13 @@ ORDER = [
     "_align",
     "_dropout",
     "_shapes",
+    "_values",
     "_errors",
 ]
 # In these every module stands alone: a new one is one new file.
 APART = {
     "scores": {"base"},
-    "masks": {"base", "_draw"},
+    "masks": {"base", "_draw", "_lengths"},
     "biases": {"base"},
     "engines": {"base"},
     "inspection": {"base", "_index"},
@@ -112,12 +113,12 @@ def test_public_names_open_with_what_they_do_and_an_example(name):
         assert len(inspect.signature(value).parameters) <= 8
 
 
-@pytest.mark.parametrize("kind", [ch.Score, ch.Mask], ids=lambda c: c.__name__)
+@pytest.mark.parametrize("kind", [ch.Score, ch.Mask, ch.Bias], ids=lambda c: c.__name__)
 def test_a_class_bears_the_name_of_its_file(kind):
     for cls in kind.__subclasses__():
         if cls.__module__.startswith("clearhead.") and not cls.__module__.endswith(".base"):
             words = cls.__module__.rsplit(".", 1)[1].split("_")
-            assert cls.__name__.removesuffix("Mask") == "".join(map(str.capitalize, words))
+            assert cls.__name__.removesuffix("Mask").removesuffix("Bias").lower() == "".join(words)
 
 
 def test_every_file_is_small():

@@ -82,7 +82,22 @@ SIZES = st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(1, 9), st.in
 @st.composite
 def leaf(draw, sizes):
     batch, heads, queries, keys = sizes
-    kind = draw(st.sampled_from(["lengths", "per query", "padding", "causal", "window", "dense", "intervals"]))
+    kind = draw(
+        st.sampled_from(
+            [
+                "lengths",
+                "per query",
+                "padding",
+                "causal",
+                "window",
+                "dense",
+                "intervals",
+                "documents",
+                "prefix",
+                "where",
+            ]
+        )
+    )
     numbers = lambda *shape: np.array(
         draw(st.lists(st.integers(0, keys), min_size=int(np.prod(shape)), max_size=int(np.prod(shape))))
     ).reshape(shape)
@@ -102,6 +117,21 @@ def leaf(draw, sizes):
         a, b = numbers(queries), numbers(queries)
         return Intervals(a, b), (np.arange(keys) >= a[:, None]) & (np.arange(keys) < b[:, None])
     own = np.arange(queries)[:, None] + keys - queries
+    if kind == "documents":
+        ids = numbers(draw(st.sampled_from([1, batch])), keys) // draw(st.integers(1, 3))
+        ids = np.sort(ids) if draw(st.booleans()) else ids
+        mine = ids[:, own[:, 0].clip(0, max(keys - 1, 0))] if keys else np.zeros((len(ids), queries))
+        rule = (mine[:, :, None] == ids[:, None, :]) & ((own >= 0) & (own < keys))
+        return ch.Documents(ids, "lower_right"), rule[:, None]
+    if kind == "prefix":
+        lens = numbers(batch)
+        return ch.PrefixLM(lens, "lower_right"), (np.arange(keys) <= own) | (
+            np.arange(keys) < lens[:, None, None, None]
+        )
+    if kind == "where":
+        factors = [draw(st.integers(0, 3)) for _ in range(4)]
+        fn = lambda *index: sum(f * i for f, i in zip(factors, index, strict=True)) % 3 > 0
+        return ch.Where(fn), fn(*np.ogrid[:batch, :heads, :queries, :keys])
     if kind == "causal":
         return ch.Causal("lower_right"), np.arange(keys) <= own
     before, after = draw(st.integers(0, 4)), draw(st.integers(0, 4))
@@ -152,6 +182,31 @@ def test_any_expression_on_every_engine(data):
         torch.testing.assert_close(
             ch.attention(query, key, value, mask=mask, engine=engine), want, atol=1e-12, rtol=1e-12
         )
+
+
+def test_documents_are_packed_sequences_computed_alone():
+    lengths = [4, 1, 0, 7]
+    mask = ch.Documents.from_lengths(lengths)
+    query, key, value = (torch.randn(2, 12, 4, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    packed = ch.attention(query, key, value, mask=mask & ch.Causal())
+    parts = zip(*(t.split(lengths, 1) for t in (query, key, value)), strict=True)
+    apart = torch.cat([ch.attention(*part, mask=ch.Causal()) for part in parts], 1)
+    torch.testing.assert_close(packed, apart)
+    assert mask.spans(query, key).residual is None and ch.plan(query, key, value, mask=mask).skipped > 0.5
+    recurring = ch.Documents([0, 0, 1, 1, 0, 0, 1, 1, 2, 2, 2, 2])
+    assert recurring.spans(query, key).residual is not None
+
+
+def test_positions_of_a_key_value_cache():
+    """One query of each of two sequences that have got to 3 and to 7: what ragged decoding needs."""
+    at = torch.tensor([3, 7])
+    query, key = torch.zeros(2, 1, 4), torch.zeros(2, 9, 4)
+    ids = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 1])
+    assert ch.Documents(ids, at).dense(query, key).sum(-1).flatten().tolist() == [4, 5]
+    assert ch.PrefixLM([6, 6], at).dense(query, key).sum(-1).flatten().tolist() == [6, 8]
+    assert ch.Documents(ids, torch.tensor([-1, 9])).dense(query, key).sum() == 0
+    bias = ch.ALiBi(1, at)(query, key)
+    assert (bias[0, 0].argmax(), bias[1, 0].argmax()) == (3, 7) and bias.max() == 0
 
 
 def test_repr_draws_the_mask():

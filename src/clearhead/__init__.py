@@ -32,10 +32,13 @@ from clearhead.inspection.weights import Weights as Weights
 from clearhead.inspection.weights import weights as weights
 from clearhead.masks import Causal as Causal
 from clearhead.masks import DenseMask as DenseMask
+from clearhead.masks import Documents as Documents
 from clearhead.masks import Lengths as Lengths
 from clearhead.masks import Mask as Mask
 from clearhead.masks import Padding as Padding
+from clearhead.masks import PrefixLM as PrefixLM
 from clearhead.masks import SlidingWindow as SlidingWindow
+from clearhead.masks import Where as Where
 from clearhead.models.call import Call as Call
 from clearhead.models.seen import Seen as Seen
 from clearhead.models.watch import watch as watch

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clearhead._errors import ClearheadError, ShapeError
 from clearhead._shapes import Sizes, to_tensor
+from clearhead._values import ensure
 
 FAR = 2**40  # further than any sequence is long; sums of such numbers do not overflow
 
@@ -64,12 +65,19 @@ def _causal_picture(offset: int) -> list[str]:
 def check_one_alignment(offsets: list[tuple[str, int | Tensor]]) -> None:
     """Raise where two parts of one call place query 0 differently."""
     for (first, a), (second, b) in pairwise(offsets):
-        same = a == b
-        if not (bool(same.all()) if isinstance(same, Tensor) else same):
-            raise ClearheadError(
-                f"{first} and {second} place query 0 differently, at {_say(a)} and at {_say(b)}.\n"
-                "Give both the same align: one call has one alignment."
+        same: Any = a == b
+
+        def differ(
+            who: str = f"{first} and {second} place query 0 differently", a: Any = a, b: Any = b
+        ) -> ClearheadError:
+            return ClearheadError(
+                f"{who}, at {_say(a)} and at {_say(b)}.\nGive both the same align: one call has one alignment."
             )
+
+        if isinstance(same, Tensor):
+            ensure(same, differ, f"{first} and {second} place query 0 differently")
+        elif not same:
+            raise differ()
 
 
 def _say(offset: int | Tensor) -> str:

@@ -102,7 +102,7 @@ class Inputs:
 def outputs_and_gradients(
     inputs: Inputs, score: Score, mask: Any, engine: str | Engine, bias: Bias | None = None, dropout_p: float = 0.0
 ) -> dict[str, Tensor]:
-    """The output, and the gradients to query, key, value and what score and bias have learnt, of a fixed random loss."""
+    """The output, and the gradients of a fixed random loss to query, key, value and what score and bias have learnt."""
     query, key, value = (t.detach().clone().requires_grad_() for t in inputs.all())
     torch.manual_seed(0)  # the dropout's
     output = attention(query, key, value, score=score, mask=mask, bias=bias, dropout_p=dropout_p, engine=engine)
@@ -237,7 +237,7 @@ def check_bias(cls: type[Bias]) -> None:
 
 
 def check_engine(engine: str | Engine) -> None:
-    """Every score with every mask, every bias, dropout and sinks on one engine, by name or itself, against the reference."""
+    """Every score, mask and bias, dropout and sinks on one engine, by name or itself, against the reference."""
     for lengths in LENGTHS[:3]:
         sizes = Inputs.draw(_dot(), lengths).sizes
         for score in scores():

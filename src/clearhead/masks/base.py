@@ -13,6 +13,7 @@ from torch import Tensor
 from clearhead._align import check_one_alignment
 from clearhead._errors import ClearheadError
 from clearhead._shapes import Sizes, array_sizes, part
+from clearhead._values import readable
 from clearhead.masks._draw import LARGEST, draw
 
 Residual = Callable[[slice, slice, slice, slice], Tensor]
@@ -213,7 +214,7 @@ class Or(Combined):
         start = torch.where(no_a, b.start, torch.where(no_b, a.start, torch.minimum(a.start, b.start)))
         stop = torch.where(no_a, b.stop, torch.where(no_b, a.stop, torch.maximum(a.stop, b.stop)))
         touch = no_a | no_b | ((a.start <= b.stop) & (b.start <= a.stop))
-        if a.residual is None and b.residual is None and bool(touch.all()):
+        if a.residual is None and b.residual is None and readable(touch) and bool(touch.all()):
             return Spans(start, stop)
 
         def residual(batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
@@ -252,7 +253,7 @@ class Not(Mask):
         nothing = other.stop <= other.start
         left, right = nothing | (other.start <= 0), ~nothing & (other.stop >= sizes.keys)
         edge = torch.where(nothing, torch.zeros_like(other.stop), other.stop)
-        if other.residual is None and bool((left | right).all()):
+        if other.residual is None and readable(edge) and bool((left | right).all()):
             start = torch.where(left, edge, torch.zeros_like(edge))
             return Spans(start, torch.where(left, torch.full_like(edge, sizes.keys), other.start))
 

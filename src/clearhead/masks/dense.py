@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clearhead._errors import ClearheadError
 from clearhead._shapes import Sizes, fit, part, to_tensor
+from clearhead._values import readable
 from clearhead.masks.base import Mask, Spans
 
 
@@ -64,7 +65,8 @@ def intervals(keep: Tensor, keys: int) -> tuple[Tensor, Tensor, bool]:
     count = keep.sum(-1, dtype=torch.int32)
     start = bytes_.argmax(-1)
     stop = torch.where(count > 0, keys - bytes_.flip(-1).argmax(-1), start)
-    return start, stop, bool((stop - start == count).all())
+    whole = (stop - start == count).all()
+    return start, stop, readable(whole) and bool(whole)
 
 
 def check_keep(keep: Tensor, name: str) -> Tensor:

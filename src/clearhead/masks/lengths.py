@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import Sizes, columns, to_tensor
+from clearhead._shapes import Sizes, columns
+from clearhead._values import ensure, readable
+from clearhead.masks._lengths import check_lengths
 from clearhead.masks.base import Mask, Spans
 
 
@@ -31,11 +32,9 @@ class Lengths(Mask):
     """
 
     def __init__(self, valid_lens: Any) -> None:
-        self.valid_lens = check_lengths(valid_lens)
-        bounds = torch.aminmax(self.valid_lens) if self.valid_lens.numel() else None
-        low, self.longest = (int(bounds.min), int(bounds.max)) if bounds else (0, 0)
-        if low < 0:
-            raise ClearheadError(f"Lengths: valid_lens holds {low}; a length is from 0 to the number of keys.")
+        self.valid_lens = check_lengths(valid_lens, "Lengths: valid_lens")
+        # read once, in eager code
+        self.longest = int(self.valid_lens.max()) if self.valid_lens.numel() and readable(self.valid_lens) else None
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
@@ -54,7 +53,7 @@ class Lengths(Mask):
 
     def drawn(self) -> Sizes:
         queries = self.valid_lens.shape[1] if self.valid_lens.ndim == 2 else 1
-        return Sizes(self.valid_lens.shape[0] if self.valid_lens.ndim else 1, 1, queries, self.longest)
+        return Sizes(self.valid_lens.shape[0] if self.valid_lens.ndim else 1, 1, queries, self.longest or 0)
 
     def lower(self, sizes: Sizes) -> Spans:
         lens = self.valid_lens.to(sizes.device)
@@ -65,30 +64,16 @@ class Lengths(Mask):
                 f"({sizes.batch}, {sizes.queries}): one length a sequence, or one a query.\n"
                 + columns({"scores": (*sizes.shown, sizes.queries, sizes.keys), "valid_lens": (*shape, "", "")[:4]})
             )
-        if self.longest > sizes.keys:
-            raise ClearheadError(
-                f"Lengths: valid_lens, shape {shape}, holds {self.longest}, and there are {sizes.keys} keys.\n"
-                "Lengths count keys, not queries or characters; were the keys truncated after they were counted?"
-            )
+        if self.longest is None and lens.numel():
+            ensure(lens <= sizes.keys, lambda: _too_long(lens, sizes), "Lengths: a length is above the number of keys")
+        elif (self.longest or 0) > sizes.keys:
+            raise _too_long(lens, sizes)
         stop = lens.reshape(-1, 1, shape[1] if len(shape) == 2 else 1)
         return Spans(torch.zeros_like(stop[:1, :, :1]), stop)
 
 
-def check_lengths(valid_lens: Any) -> Tensor:
-    """A copy as int64; raise for anything but integers in one or two dimensions."""
-    if isinstance(valid_lens, int | np.integer | list | tuple | range):
-        try:
-            valid_lens = np.asarray(valid_lens)
-        except ValueError as ragged:
-            raise ClearheadError(f"Lengths: valid_lens is no array of integers: {ragged}.") from None
-        if valid_lens.size == 0:
-            valid_lens = valid_lens.astype(np.int64)
-    lens = to_tensor(valid_lens, "valid_lens")
-    if lens.is_floating_point() or lens.is_complex() or lens.dtype == torch.bool:
-        raise ClearheadError(
-            f"Lengths: valid_lens has dtype {lens.dtype}, shape {tuple(lens.shape)}; expected integers. "
-            "For a 0/1 attention_mask pass Padding(keep); for a bool matrix, DenseMask(keep)."
-        )
-    if lens.ndim > 2:
-        raise ShapeError(f"Lengths: valid_lens has shape {tuple(lens.shape)}; expected (B,) or (B, Lq).")
-    return lens.detach().long().clone()
+def _too_long(lens: Tensor, sizes: Sizes) -> ClearheadError:
+    return ClearheadError(
+        f"Lengths: valid_lens, shape {tuple(lens.shape)}, holds {int(lens.max())}, and there are {sizes.keys} keys.\n"
+        "Lengths count keys, not queries or characters; were the keys truncated after they were counted?"
+    )

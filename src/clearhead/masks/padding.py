@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import Sizes, columns, to_tensor
+from clearhead._shapes import Sizes, columns, part, to_tensor
+from clearhead._values import ensure, readable
 from clearhead.masks.base import Mask, Spans
 
 
@@ -31,12 +32,20 @@ class Padding(Mask):
         keep = to_tensor(keep, "keep")
         if keep.ndim != 2:
             raise ShapeError(f"Padding: keep has shape {tuple(keep.shape)}; expected (B, Lk).")
-        if keep.dtype != torch.bool and (keep.is_floating_point() or bool(((keep != 0) & (keep != 1)).any())):
-            raise ClearheadError(
+
+        def wrong() -> ClearheadError:
+            return ClearheadError(
                 f"Padding: keep has dtype {keep.dtype}, shape {tuple(keep.shape)}; expected bool or the integers 0 "
                 "and 1. For lengths pass Lengths(valid_lens); a float tensor passed as mask= is added to the scores."
             )
+
+        if keep.is_floating_point() or keep.is_complex():
+            raise wrong()
+        if keep.dtype != torch.bool:
+            ensure((keep == 0) | (keep == 1), wrong, "Padding: keep holds other values than 0 and 1")
         self.keep: Tensor = keep.detach().bool().clone()
+        self.start, self.stop, whole = _hull(self.keep)
+        self.holes = not readable(whole) or not bool(whole)
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
@@ -57,18 +66,23 @@ class Padding(Mask):
                 + columns({"scores": (*sizes.shown, sizes.queries, sizes.keys), "keep": (*self.keep.shape,)})
                 + "\nIt pads keys: with cross attention, pass the mask of the source."
             )
-        keep = self.keep.to(sizes.device)
-        if not sizes.keys:
-            nothing = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
-            return Spans(nothing, nothing)
-        count = keep.sum(-1)
-        start = keep.int().argmax(-1)  # the first kept key
-        stop = torch.where(count > 0, sizes.keys - keep.flip(-1).int().argmax(-1), start)
-        residual = None
-        if bool((stop - start != count).any()):
+        keep, start, stop = (t.to(sizes.device) for t in (self.keep, self.start, self.stop))
+        start, stop = start.view(-1, 1, 1), stop.view(-1, 1, 1)
+        if not self.holes:
+            return Spans(start, stop)
 
-            def residual(batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
-                rows = keep if keep.shape[0] == 1 else keep[batch]
-                return rows[:, None, None, keys]
+        def residual(batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
+            return part(keep, batch)[:, None, None, keys]
 
-        return Spans(start.view(-1, 1, 1), stop.view(-1, 1, 1), residual)
+        return Spans(start, stop, residual)
+
+
+def _hull(keep: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """From the first kept key to after the last one, (B,) each, and whether nothing is left out between them."""
+    if not keep.shape[1]:
+        nothing = torch.zeros(keep.shape[0], dtype=torch.int64, device=keep.device)
+        return nothing, nothing, torch.ones((), dtype=torch.bool)
+    count = keep.sum(-1)
+    start = keep.int().argmax(-1)
+    stop = torch.where(count > 0, keep.shape[1] - keep.flip(-1).int().argmax(-1), start)
+    return start, stop, (stop - start == count).all()

@@ -1,0 +1,60 @@
+"""The values inside tensors: read in eager code; where they are hidden they can only be asserted, or not known.
+
+They are hidden while code is compiled or exported, and inside `torch.func.vmap`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from clearhead._errors import ClearheadError, UnsupportedError
+
+_functorch = torch._C._functorch
+
+
+def compiling() -> bool:
+    """Whether this code is being compiled or exported, not run."""
+    return torch.compiler.is_compiling()
+
+
+def transformed() -> bool:
+    """Whether a transform of `torch.func` is at work."""
+    return _functorch.peek_interpreter_stack() is not None
+
+
+def batched(tensor: Tensor) -> bool:
+    """Whether `torch.func.vmap` has hidden a dimension of this tensor."""
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        if _functorch.is_batchedtensor(tensor):
+            return True
+        tensor = _functorch.get_unwrapped(tensor)
+    return False
+
+
+def readable(tensor: Tensor) -> bool:
+    """Whether the tensor's values can be read here."""
+    return not compiling() and not (transformed() and batched(tensor))
+
+
+def ensure(good: Tensor, error: Callable[[], ClearheadError], short: str) -> None:
+    """Raise the error unless all is true; while compiling, assert it, with a short message."""
+    if compiling():
+        torch._assert_async(good.all(), short)
+    elif transformed() and batched(good):
+        raise UnsupportedError(
+            f"{short}: it cannot be checked inside torch.func.vmap. Give masks and alignments a batch dimension of "
+            "their own, and call attention() on the whole batch."
+        )
+    elif not bool(good.all()):
+        raise error()
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Where scores are computed in float32 at least, whatever `torch.autocast` says."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()

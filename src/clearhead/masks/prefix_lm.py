@@ -1,0 +1,77 @@
+"""The prefix language model's mask."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead._align import Align, check_align, query_offset
+from clearhead._errors import ShapeError
+from clearhead._shapes import Sizes, columns
+from clearhead.masks._lengths import check_lengths
+from clearhead.masks.base import Mask, Spans
+
+
+class PrefixLM(Mask):
+    """Causal, but for a prefix that every query sees whole.
+
+    >>> import clearhead as ch
+    >>> ch.PrefixLM(3)
+    PrefixLM(3)
+    ■ ■ ■ · · ·
+    ■ ■ ■ · · ·
+    ■ ■ ■ · · ·
+    ■ ■ ■ ■ · ·
+    ■ ■ ■ ■ ■ ·
+    ■ ■ ■ ■ ■ ■
+
+    Rule: query i sees the keys j < max(i + p + 1, lengths[b]), where p is the position of query 0.
+    `lengths`: an integer, or integers (B,), the length of each sequence's prefix, 0 or more; one above Lk is as Lk.
+    `align`: as for `Causal`, needed where Lq ≠ Lk. Raises a `ClearheadError` for other dtypes, shapes and values.
+    Source: Liu et al. 2018, "Generating Wikipedia by Summarizing Long Sequences"; Raffel et al. 2020.
+    """
+
+    def __init__(self, lengths: Any, align: Align = None) -> None:
+        self.lengths = check_lengths(lengths, "PrefixLM: lengths")
+        if self.lengths.ndim > 1:
+            raise ShapeError(f"PrefixLM: lengths has shape {tuple(self.lengths.shape)}; expected (B,) or one integer.")
+        self.align = check_align(align, "PrefixLM")
+
+    @classmethod
+    def example(cls, sizes: Sizes) -> Mask:
+        return cls([(sizes.keys * b) // sizes.batch for b in range(sizes.batch)], align="lower_right")
+
+    def title(self) -> str:
+        lengths = self.lengths.tolist() if self.lengths.numel() <= 8 else f"<{self.lengths.numel()} lengths>"
+        align = "" if self.align is None else f", align={self.align if isinstance(self.align, str) else '…'!r}"
+        return f"PrefixLM({lengths}{align})"
+
+    def offsets(self, sizes: Sizes) -> list[tuple[str, int | Tensor]]:
+        return [("PrefixLM", query_offset(self.align, sizes, "PrefixLM"))]
+
+    def signature(self) -> Hashable | None:
+        if isinstance(self.align, Tensor) or self.lengths.numel() > 64:
+            return None
+        return (type(self), self.align, tuple(self.lengths.shape), *self.lengths.flatten().tolist())
+
+    def drawn(self) -> Sizes:
+        return Sizes(max(1, self.lengths.numel(), self.align.numel() if isinstance(self.align, Tensor) else 1), 1, 0, 0)
+
+    def lower(self, sizes: Sizes) -> Spans:
+        if self.lengths.numel() not in (1, sizes.batch):
+            raise ShapeError(
+                f"PrefixLM: lengths has shape {tuple(self.lengths.shape)}; expected (B,) = ({sizes.batch},).\n"
+                + columns(
+                    {
+                        "scores": (*sizes.shown, sizes.queries, sizes.keys),
+                        "lengths": (*self.lengths.shape, "", "", "")[:4],
+                    }
+                )
+            )
+        own = torch.arange(1, sizes.queries + 1, device=sizes.device).view(1, 1, -1)
+        own = own + query_offset(self.align, sizes, "PrefixLM")
+        stop = torch.maximum(own, self.lengths.to(sizes.device).view(-1, 1, 1)).clamp(0, sizes.keys)
+        return Spans(torch.zeros_like(stop[:1, :, :1]), stop)

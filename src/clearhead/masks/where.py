@@ -1,0 +1,76 @@
+"""A mask given by a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from clearhead._errors import ClearheadError, ShapeError
+from clearhead._shapes import Sizes
+from clearhead.masks.base import Mask, Spans
+
+Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class Where(Mask):
+    """Any rule: a function of the indices that says which pairs are allowed.
+
+    >>> import clearhead as ch
+    >>> ch.Where(lambda batch, head, query_index, key_index: (query_index - key_index) % 2 == 0)
+    Where(<lambda>)
+    ■ · ■ · ■ ·
+    · ■ · ■ · ■
+    ■ · ■ · ■ ·
+    · ■ · ■ · ■
+    ■ · ■ · ■ ·
+    · ■ · ■ · ■
+
+    Rule: query i of head h of sequence b sees the keys j with fn(b, h, i, j).
+    `fn(batch, head, query_index, key_index)` is called on int64 tensors of shapes (B, 1, 1, 1), (1, H, 1, 1),
+    (1, 1, Lq, 1) and (1, 1, 1, Lk), for any part of the matrix, and gives a bool tensor that broadcasts with them.
+    Indices are counted from 0 for queries and keys alike: where Lq ≠ Lk, the rule places the queries itself.
+    Joined to a mask that is an interval, `Causal() & Where(fn)`, the rule is asked about that interval alone.
+    Raises a `ClearheadError` where fn gives anything else. Cost: the rule, for every pair that the rest allows.
+    """
+
+    def __init__(self, fn: Rule) -> None:
+        if not callable(fn):
+            raise ClearheadError(
+                f"Where takes a function of (batch, head, query_index, key_index); got a {type(fn).__name__}. "
+                "For a bool tensor use DenseMask(keep)."
+            )
+        self.fn = fn
+
+    @classmethod
+    def example(cls, sizes: Sizes) -> Mask:
+        return cls(lambda batch, head, query_index, key_index: (batch + head + query_index * 3 + key_index) % 4 < 2)
+
+    def title(self) -> str:
+        return f"Where({getattr(self.fn, '__name__', type(self.fn).__name__)})"
+
+    def lower(self, sizes: Sizes) -> Spans:
+        def residual(*sides: slice) -> Tensor:
+            indices = []
+            for dim, (size, side) in enumerate(zip(sizes.shape, sides, strict=True)):
+                place = range(size)[side]
+                index = torch.arange(place.start, max(place.stop, place.start), place.step, device=sizes.device)
+                indices.append(index.view((1,) * dim + (-1,) + (1,) * (3 - dim)))
+            return _checked(self.fn(*indices), [index.numel() for index in indices], self.title())
+
+        whole = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
+        return Spans(whole, whole + sizes.keys, residual)
+
+
+def _checked(keep: object, shape: list[int], title: str) -> Tensor:
+    if not isinstance(keep, Tensor) or keep.dtype != torch.bool:
+        got = keep.dtype if isinstance(keep, Tensor) else type(keep).__name__
+        raise ClearheadError(f"{title} gave {got}; expected a bool tensor, True where a query may attend.")
+    wrong = keep.ndim > 4 or any(n not in (1, size) for n, size in zip(keep.shape[::-1], shape[::-1], strict=False))
+    if wrong:
+        raise ShapeError(
+            f"{title} gave a tensor of shape {tuple(keep.shape)}, which does not broadcast to {tuple(shape)}, the "
+            "(batch, heads, queries, keys) it was asked about: compute with the indices as they come."
+        )
+    return keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape))
