@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from clearhead._errors import ClearheadError
 from clearhead.inspection.weights import Weights
+from clearhead.masks.base import Mask
 
 
 class Watched(NamedTuple):
@@ -78,15 +79,14 @@ class Recording(nn.Module):
 
     def _record(self, query: Any, key: Any, *, fresh: bool = False, **options: Any) -> None:
         """Keep a call: no copies but of what may change. `fresh`: nobody but the module has query and key."""
-        if torch.compiler.is_compiling() or _passing(query) or _passing(key):
+        if torch.compiler.is_compiling() or any(map(_passing, _tensors([query, key, *options.values()]))):
             self._last = None
             return
         kept = {name: _keep(option) for name, option in options.items() if option is not None}
         query, key = _keep(query, fresh), _keep(key, fresh)
-        named = {"query": query, "key": key, **{name: o for name, o in kept.items() if not isinstance(o, nn.Module)}}
         watched = [
             Watched(name, tensor, tensor._version)
-            for name, thing in named.items()
+            for name, thing in {"query": query, "key": key, **kept}.items()
             for tensor in _tensors(thing)
             if not tensor.is_inference()
         ]
@@ -110,23 +110,32 @@ def _keep(thing: Any, fresh: bool = False) -> Any:
 
 
 def _frozen(module: nn.Module) -> nn.Module:
-    """The module itself where it has no tensors, else a copy that nothing trains."""
+    """The module itself where nothing in it is trained, else a copy that nothing trains.
+
+    Its parameters are copied, because an optimizer writes to them; its buffers are watched, because they may be large.
+    """
     memo: dict[int, Any] = {id(p): nn.Parameter(p.detach().clone(), False) for p in module.parameters()}
-    memo |= {id(b): b.detach().clone() for b in module.buffers()}
-    return copy.deepcopy(module, memo) if memo else module
+    buffers = list(module.buffers())
+    if not memo and not any(buffer.requires_grad for buffer in buffers):
+        return module
+    memo |= {id(buffer): _keep(buffer) for buffer in buffers}
+    return copy.deepcopy(module, memo)
 
 
 def _tensors(thing: Any) -> Iterator[Tensor]:
-    """The tensors in a mask, however it is combined."""
+    """The tensors in a mask, however it is combined, or in a score."""
     if isinstance(thing, Tensor):
         yield thing
+    elif isinstance(thing, nn.Module):
+        yield from thing.parameters()
+        yield from thing.buffers()
     elif isinstance(thing, list | tuple):
         for part in thing:
             yield from _tensors(part)
-    elif hasattr(thing, "__dict__") and not isinstance(thing, type):
+    elif isinstance(thing, Mask):
         yield from _tensors(list(vars(thing).values()))
 
 
-def _passing(tensor: Any) -> bool:
+def _passing(tensor: Tensor) -> bool:
     """Whether this is a tensor of a torch.func transform, which is over when the transform is."""
-    return isinstance(tensor, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)

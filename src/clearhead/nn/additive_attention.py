@@ -46,6 +46,8 @@ class AdditiveAttention(Recording):
     signature: Zhang et al., "Dive into Deep Learning".
     """
 
+    _score: tuple[Additive] | None = None  # in a tuple, its parameters are not counted twice
+
     def __init__(self, num_hiddens: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.num_hiddens = check_count(num_hiddens, 1, "num_hiddens")
@@ -59,13 +61,27 @@ class AdditiveAttention(Recording):
         for layer, array in ((self.W_q, query), (self.W_k, key)):
             if isinstance(layer, LazyModuleMixin):
                 _settle(layer, array)
-        # Not W_q(query): the score projects after attention() has seen to padding that is NaN.
-        score = on_shared(self.W_q.weight, self.W_k.weight, self.w_v)
+        score = self._on_parameters()
         mask = lengths_or_mask(valid_lens)
         dropout_p = self.dropout if self.training else 0.0
         output = attention(query, key, value, score=score, mask=mask, dropout_p=dropout_p)
         self._record(query, key, score=score, mask=mask)
         return output
+
+    def _on_parameters(self) -> Additive:
+        """The score that shares the parameters. It projects after attention() has seen to padding that is NaN."""
+        tensors: dict[str, Any] = {"W_q": self.W_q.weight, "W_k": self.W_k.weight, "w_v": self.w_v}
+        if self._score is not None:
+            score = self._score[0]
+            if all(score._parameters[name] is tensor for name, tensor in tensors.items()):
+                return score
+        # What torch.func and parametrizations put in place of a parameter is none, and is taken as it is.
+        score = Additive.__new__(Additive)
+        nn.Module.__init__(score)
+        score._parameters.update(tensors)
+        if all(isinstance(tensor, nn.Parameter) for tensor in tensors.values()):
+            self._score = (score,)
+        return score
 
     def extra_repr(self) -> str:
         return f"num_hiddens={self.num_hiddens}, dropout={self.dropout:g}"
@@ -80,11 +96,3 @@ def _settle(layer: Any, array: Any) -> None:
     width = shape[-1] if is_lazy(weight) else weight.shape[1]
     with torch.no_grad():
         layer(torch.empty(0, width, dtype=weight.dtype, device=weight.device))
-
-
-def on_shared(W_q: Any, W_k: Any, w_v: Any) -> Additive:
-    """The score on these tensors themselves, be they parameters, or what torch.func puts in their place."""
-    score = Additive.__new__(Additive)
-    nn.Module.__init__(score)
-    score._parameters.update(W_q=W_q, W_k=W_k, w_v=w_v)
-    return score

@@ -1,0 +1,176 @@
+"""torch.nn.MultiheadAttention, there and back: the same outputs, state dicts that load."""
+
+import pytest
+import torch
+from torch import nn
+
+import clearhead as ch
+from clearhead.nn import MultiHeadAttention, RotaryEmbedding
+
+E, H = 12, 4
+KINDS = {
+    "plain": {},
+    "without bias": {"bias": False},
+    "other widths": {"kdim": 6, "vdim": 10},
+    "other widths without bias": {"kdim": 6, "bias": False},
+    "the length first": {"batch_first": False},
+}
+
+
+def theirs(kind="plain", **options):
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(E, H, **{"batch_first": True} | KINDS.get(kind, {}) | options)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if "bias" in name:  # torch begins with zeros, which would hide a bias in the wrong place
+                parameter.normal_()
+    return module
+
+
+def inputs(module, dtype=torch.float32):
+    torch.manual_seed(1)
+    return [
+        torch.randn(3, length, width, dtype=dtype) for length, width in ((5, E), (7, module.kdim), (7, module.vdim))
+    ]
+
+
+def call(module, query, key, value, **options):
+    if not module.batch_first:
+        query, key, value = (t.transpose(0, 1) for t in (query, key, value))
+    output, weights = module(query, key, value, average_attn_weights=False, **options)
+    return output if module.batch_first else output.transpose(0, 1), weights
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_from_torch_gives_the_same(kind):
+    module = theirs(kind)
+    ours = MultiHeadAttention.from_torch(module)
+    query, key, value = inputs(module)
+    expected, weights = call(module, query, key, value)
+    torch.testing.assert_close(ours(query, key, value), expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(ours.attention_weights.dense(), weights, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_there_and_back(kind):
+    module = theirs(kind)
+    again = MultiHeadAttention.from_torch(module).to_torch()
+    assert again.batch_first
+    assert {n: p.shape for n, p in again.named_parameters()} == {n: p.shape for n, p in module.named_parameters()}
+    for name, parameter in module.named_parameters():
+        assert torch.equal(again.get_parameter(name), parameter), name
+    query, key, value = inputs(module)
+    torch.testing.assert_close(call(again, query, key, value), call(module, query, key, value))
+
+
+def test_masks_are_the_other_way_round():
+    module = theirs()
+    ours = MultiHeadAttention.from_torch(module)
+    query, key, value = inputs(module)
+    padding = torch.arange(7) >= torch.tensor([3, 7, 1])[:, None]  # True: may not
+    expected, _ = call(module, query, key, value, key_padding_mask=padding)
+    for mask in (ch.Padding(~padding), ch.Lengths([3, 7, 1]), ~padding[:, None]):
+        torch.testing.assert_close(ours(query, key, value, mask), expected, atol=1e-6, rtol=1e-5)
+    not_allowed = torch.rand(3 * H, 5, 7) > 0.6
+    not_allowed[..., 0] = False
+    expected, _ = call(module, query, key, value, attn_mask=not_allowed)
+    torch.testing.assert_close(
+        ours(query, key, value, ~not_allowed.unflatten(0, (3, H))), expected, atol=1e-6, rtol=1e-5
+    )
+    added = torch.randn(3 * H, 5, 7)
+    expected, _ = call(module, query, key, value, attn_mask=added)
+    torch.testing.assert_close(ours(query, key, value, added.unflatten(0, (3, H))), expected, atol=1e-6, rtol=1e-5)
+    causal = nn.Transformer.generate_square_subsequent_mask(5)
+    expected, _ = call(module, query, query, query, attn_mask=causal, is_causal=True)
+    for mask in (ch.Causal(), causal):
+        torch.testing.assert_close(ours(query, query, query, mask), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_gradients_are_the_same():
+    module = theirs()
+    ours = MultiHeadAttention.from_torch(module)
+    x = inputs(module)[0]
+    module(x, x, x)[0].square().sum().backward()
+    ours(x, x, x).square().sum().backward()
+    packed = torch.cat([ours.W_q.weight.grad, ours.W_k.weight.grad, ours.W_v.weight.grad])
+    torch.testing.assert_close(packed, module.in_proj_weight.grad, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(ours.W_o.weight.grad, module.out_proj.weight.grad, atol=1e-5, rtol=1e-4)
+
+
+def test_what_else_is_carried():
+    module = theirs(dropout=0.3).double().eval()
+    module.in_proj_weight.requires_grad_(False)
+    ours = MultiHeadAttention.from_torch(module)
+    assert ours.dropout == 0.3 and not ours.training and ours.W_v.weight.dtype == torch.float64
+    assert not ours.W_q.weight.requires_grad and ours.W_q.bias.requires_grad and ours.W_o.weight.requires_grad
+    again = ours.to_torch()
+    assert again.dropout == 0.3 and not again.training and not again.in_proj_weight.requires_grad
+    assert again.in_proj_bias.requires_grad and again.in_proj_bias.dtype == torch.float64
+    meta = MultiHeadAttention.from_torch(theirs().to("meta"))
+    assert meta.W_q.weight.device.type == "meta"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_copies_and_no_random_number_is_drawn(kind):
+    module = theirs(kind)
+    state = torch.get_rng_state()
+    ours = MultiHeadAttention.from_torch(module)
+    back = ours.to_torch()
+    assert torch.equal(torch.get_rng_state(), state)
+    for copied, source in ((ours, module), (back, ours)):
+        pointers = {p.untyped_storage().data_ptr() for p in source.parameters()}
+        assert not pointers & {p.untyped_storage().data_ptr() for p in copied.parameters()}
+
+
+@pytest.mark.parametrize("kind", ["plain", "without bias"])
+def test_state_dicts_load_strictly(kind):
+    bias = kind == "plain"
+    module = theirs(kind)
+    ours = MultiHeadAttention.from_torch(module)
+    fresh = MultiHeadAttention(H, E, bias=bias).eval()
+    fresh.load_state_dict(ours.state_dict(), strict=True)
+    fresh_theirs = nn.MultiheadAttention(E, H, bias=bias, batch_first=True)
+    fresh_theirs.load_state_dict(ours.to_torch().state_dict(), strict=True)
+    query, key, value = inputs(module)
+    expected, _ = call(module, query, key, value)
+    torch.testing.assert_close(fresh(query, key, value), expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(call(fresh_theirs, query, key, value)[0], expected)
+
+
+@pytest.mark.parametrize("option", ["add_bias_kv", "add_zero_attn"])
+def test_from_torch_refuses_keys_that_are_not_in_the_input(option):
+    with pytest.raises(ch.UnsupportedError, match=option):
+        MultiHeadAttention.from_torch(theirs(**{option: True}))
+
+
+def frozen():
+    module = MultiHeadAttention(H, E)
+    module.W_k.weight.requires_grad_(False)
+    return module
+
+
+CANNOT = {
+    "another score": (lambda: MultiHeadAttention(H, E, score=ch.Cosine()), ["the score is Cosine"]),
+    "another scale": (lambda: MultiHeadAttention(H, E, score=ch.Dot(scale=1.0)), ["Dot(scale=1.0)"]),
+    "a softcap": (lambda: MultiHeadAttention(H, E, score=ch.Dot(softcap=1.0)), ["softcap"]),
+    "sinks": (lambda: MultiHeadAttention(H, E, score=ch.Dot(sinks=torch.zeros(H))), ["sinks"]),
+    "groups": (lambda: MultiHeadAttention(H, E, num_key_heads=2), ["4 query heads share 2 key heads"]),
+    "dim_k": (lambda: MultiHeadAttention(H, E, dim_k=5), ["dim_k is 5", "12 / 4"]),
+    "rotary": (lambda: MultiHeadAttention(H, E, rotary=RotaryEmbedding(2)), ["rotary"]),
+    "frozen apart": (frozen, ["W_k", "frozen"]),
+    "several": (lambda: MultiHeadAttention(H, E, dim_k=5, num_key_heads=1), ["dim_k", "share"]),
+}
+
+
+@pytest.mark.parametrize("name", CANNOT)
+def test_to_torch_says_what_torch_cannot(name):
+    module, says = CANNOT[name]
+    with pytest.raises(ch.UnsupportedError) as caught:
+        module().to_torch()
+    assert all(word in str(caught.value) for word in ["nn.MultiheadAttention can't", *says]), caught.value
+
+
+def test_a_scale_that_is_the_default_is_the_default():
+    ours = MultiHeadAttention(H, E, dropout=0.0, score=ch.Dot(scale=3**-0.5))
+    x = torch.randn(2, 5, E)
+    torch.testing.assert_close(ours.to_torch()(x, x, x)[0], ours(x, x, x), atol=1e-6, rtol=1e-5)
