@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -79,18 +78,18 @@ class Recording(nn.Module):
 
     def _record(self, query: Any, key: Any, *, fresh: bool = False, **options: Any) -> None:
         """Keep a call: no copies but of what may change. `fresh`: nobody but the module has query and key."""
-        if torch.compiler.is_compiling() or any(map(_passing, _tensors([query, key, *options.values()]))):
+        if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
             self._last = None
             return
         kept = {name: _keep(option) for name, option in options.items() if option is not None}
         query, key = _keep(query, fresh), _keep(key, fresh)
         watched = [
             Watched(name, tensor, tensor._version)
-            for name, thing in {"query": query, "key": key, **kept}.items()
+            for name, thing in (("query", query), ("key", key), *kept.items())
             for tensor in _tensors(thing)
             if not tensor.is_inference()
         ]
-        self._last = Call(query, key, watched, kept)
+        self.__dict__["_last"] = Call(query, key, watched, kept)  # a module's own way to set it is slow
 
     def __getstate__(self) -> dict[str, Any]:  # pickle and copy ask for it
         return {name: value for name, value in self.__dict__.items() if name != "_last"}
@@ -110,32 +109,33 @@ def _keep(thing: Any, fresh: bool = False) -> Any:
 
 
 def _frozen(module: nn.Module) -> nn.Module:
-    """The module itself where nothing in it is trained, else a copy that nothing trains.
+    """A copy that nothing trains; the module itself where it holds nothing.
 
     Its parameters are copied, because an optimizer writes to them; its buffers are watched, because they may be large.
     """
-    memo: dict[int, Any] = {id(p): nn.Parameter(p.detach().clone(), False) for p in module.parameters()}
-    buffers = list(module.buffers())
-    if not memo and not any(buffer.requires_grad for buffer in buffers):
+    if not (module._parameters or module._buffers or module._modules):
         return module
-    memo |= {id(buffer): _keep(buffer) for buffer in buffers}
-    return copy.deepcopy(module, memo)
+    copied = module.__new__(type(module))
+    copied.__dict__ = module.__dict__.copy()
+    copied.__dict__["_parameters"] = {name: _own(p) for name, p in module._parameters.items()}
+    copied.__dict__["_buffers"] = {name: None if b is None else _keep(b) for name, b in module._buffers.items()}
+    copied.__dict__["_modules"] = {name: None if m is None else _frozen(m) for name, m in module._modules.items()}
+    return copied
+
+
+def _own(parameter: nn.Parameter | None) -> nn.Parameter | None:
+    return None if parameter is None else nn.Parameter(parameter.detach().clone(), requires_grad=False)
 
 
 def _tensors(thing: Any) -> Iterator[Tensor]:
-    """The tensors in a mask, however it is combined, or in a score."""
+    """The tensors in a mask, however it is combined, or in a score or bias: those that somebody may write to."""
     if isinstance(thing, Tensor):
         yield thing
     elif isinstance(thing, nn.Module):
-        yield from thing.parameters()
-        yield from thing.buffers()
+        if thing._buffers or thing._modules:
+            yield from thing.buffers()
     elif isinstance(thing, list | tuple):
         for part in thing:
             yield from _tensors(part)
     elif isinstance(thing, Mask):
         yield from _tensors(list(vars(thing).values()))
-
-
-def _passing(tensor: Tensor) -> bool:
-    """Whether this is a tensor of a torch.func transform, which is over when the transform is."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
