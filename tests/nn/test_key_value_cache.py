@@ -118,6 +118,10 @@ def test_masks_count_the_cached_keys():
         decode(attend, x[:, :4], cache, [4])
         token = x[:, 4:]
         output = attend(token, token, token, ch.Causal("lower_right") & ch.Padding(keep), cache=cache)
+        cache = KeyValueCache()
+        decode(attend, x[:, :4], cache, [4])
+        raw = torch.ones(2, 6).tril(4).bool() & keep.bool()[:, None]  # (B, Lq, Lk)
+        torch.testing.assert_close(attend(token, token, token, raw, cache=cache), output, atol=1e-6, rtol=1e-6)
         whole = attend(x, x, x, ch.Causal() & ch.Padding(keep))
     torch.testing.assert_close(output, whole[:, 4:], atol=1e-5, rtol=1e-5)
 

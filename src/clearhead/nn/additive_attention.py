@@ -35,7 +35,8 @@ class AdditiveAttention(Recording):
     Σ_h w_v[h] · tanh((W_q query_i)[h] + (W_k key_j)[h]).
 
     `num_hiddens`: the width of the tanh network. The widths of query and key are taken from the first call, or from a
-    state dict. An optimizer made before the first call holds the same parameters, as with torch's lazy modules.
+    state dict. An optimizer made before the first call holds the same parameters, as with torch's lazy modules; make
+    the first call before torch.compile.
     `dropout`: the probability with which a weight is dropped while training.
     query (..., Lq, Eq), key (..., Lk, Ek), value (..., Lk, Ev); `valid_lens`: integers (B,) or (B, Lq), how many keys
     may be seen; or a `Mask`, or a bool tensor (True: may attend).
