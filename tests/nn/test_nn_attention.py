@@ -51,6 +51,7 @@ MASKS = {
     "one length a query": (torch.arange(15).reshape(3, 5).clamp(max=7), PER_QUERY),
     "a mask": (ch.Lengths([2, 0, 7]) & ch.Causal("lower_right"), PER_SEQUENCE & torch.ones(5, 7).tril(2).bool()),
     "a bool tensor": (PER_QUERY, PER_QUERY),
+    "a bool array": (PER_QUERY.numpy(), PER_QUERY),
 }
 
 
@@ -63,7 +64,7 @@ def test_output_and_weights_are_the_formula(attend, name):
     torch.testing.assert_close(
         attend.attention_weights.dense(), formula(scores, torch.eye(7), keep), atol=1e-5, rtol=1e-5
     )
-    if keep is not None and name not in ("one length a query", "a bool tensor"):
+    if keep is not None and name not in ("one length a query", "a bool tensor", "a bool array"):
         assert (output[1] == 0).all()  # no valid key
 
 

@@ -121,13 +121,19 @@ def test_a_bias_written_to_or_trained():
     raw.add_(1)
     with pytest.raises(ch.ClearheadError, match="the bias of the recorded call"):
         _ = attend.attention_weights
-    learnt = ch.DenseBias(torch.nn.Parameter(torch.zeros(4, 5)))
-    attend(query, key, value, bias=learnt)
-    expected = attend.attention_weights.dense()
-    attend(query, key, value, bias=learnt)
-    with torch.no_grad():
-        learnt.tensor.copy_(torch.randn(4, 5))
-    torch.testing.assert_close(attend.attention_weights.dense(), expected)
+    buffer = torch.zeros(4, 5)
+    attend(query, key, value, bias=ch.DenseBias(buffer))
+    buffer.add_(1)
+    with pytest.raises(ch.ClearheadError, match="the bias of the recorded call"):
+        _ = attend.attention_weights
+    parameter = torch.nn.Parameter(torch.zeros(4, 5))
+    for learnt in (ch.DenseBias(parameter), ch.DenseBias(parameter) + ch.ALiBi(2, "lower_right")):
+        attend(query, key, value, bias=learnt)
+        expected = attend.attention_weights.dense()
+        attend(query, key, value, bias=learnt)
+        with torch.no_grad():
+            parameter.copy_(torch.randn(4, 5))
+        torch.testing.assert_close(attend.attention_weights.dense(), expected)
     needs = torch.zeros(4, 5).requires_grad_()
     attend(query, key, value, bias=ch.DenseBias(needs * 1))
     assert not attend.attention_weights.dense().requires_grad

@@ -52,6 +52,7 @@ class MultiHeadAttention(Recording):
     ones alone, attended to together with those in the cache, and it keeps them.
     Returns (B, Lq, E), or (Lq, E), of the projections' dtype, and never a tuple: `attention_weights` has the weights of
     the last call, lazy, (B, H, Lq, Lk) with B = 1 where there was none. A query that may see nothing gives W_o's bias.
+    Padding that is NaN reaches no output, but the gradients of W_k and W_v, which project it too: fill it with 0 first.
     Raises a `ClearheadError`, or a `ShapeError`; a refused call leaves the cache as it was.
     Cost: 4·L·E·H·dim_k multiplications for the projections, and that of `clearhead.attention`.
     Sources: Vaswani et al. 2017, "Attention Is All You Need"; grouped queries: Ainslie et al. 2023, "GQA".
