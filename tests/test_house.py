@@ -20,6 +20,7 @@ ORDER = [
     "nn",
     "inspection",
     "_attention",
+    "_compiled",
     "engines",
     "_pieces",
     "_backward",

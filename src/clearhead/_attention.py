@@ -11,9 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clearhead import _compiled
 from clearhead._errors import ClearheadError
 from clearhead._problem import Problem, make_problem
 from clearhead._tiles import softmax
+from clearhead._values import compiling, without_autocast
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose, reasons
 from clearhead.masks.base import Mask
@@ -72,7 +74,9 @@ def attention(
     tensors = isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)
     numpy = not tensors and is_numpy(query=query, key=key, value=value)
     problem = make_problem(query, key, value, score=score, mask=mask, bias=bias, dropout_p=dropout_p)
-    output = problem.sizes.restore(choose(problem, engine).run(problem))
+    with without_autocast(problem.sizes.device):
+        found = _compiled.run(problem, engine) if compiling() else choose(problem, engine).run(problem)
+    output = problem.sizes.restore(found)
     return output.detach().numpy() if numpy else output
 
 

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from clearhead._align import check_one_alignment
 from clearhead._dropout import draw_seed
-from clearhead._errors import ClearheadError
+from clearhead._errors import ClearheadError, UnsupportedError
 from clearhead._shapes import Sizes, as_inputs, fit, to_tensor
 from clearhead._unseen import Unseen, finite, group, seen, where_unseen, zero
+from clearhead._values import any_autocast, autocast, compiling, readable, transformed
 from clearhead.biases.base import Added, Bias
 from clearhead.biases.dense import DenseBias
 from clearhead.masks.base import Mask, Spans
@@ -76,7 +77,9 @@ class Problem(NamedTuple):
         return self.lowered is None or any(t is not None and t.requires_grad for t in tensors)
 
     def stamp(self) -> tuple[int, ...]:
-        """Changes when a tensor that the problem reads is written to."""
+        """Changes when a tensor that the problem reads is written to; empty where that cannot be told."""
+        if compiling() or transformed():
+            return ()
         low = self.lowered
         lowered = () if low is None else (low.query, low.key, low.weight, low.sinks)
         residual = () if self.spans is None else self.spans.reads
@@ -85,7 +88,7 @@ class Problem(NamedTuple):
 
     def check_stamp(self, stamp: tuple[int, ...]) -> None:
         """Raise where a backward pass would compute with other numbers than the forward did."""
-        if self.stamp() != stamp:
+        if stamp and self.stamp() != stamp:
             raise ClearheadError(
                 "an input or a mask of attention() was modified in place after the forward pass, and the backward pass "
                 "needs it as it was. Pass a copy: tensor.clone()."
@@ -105,27 +108,38 @@ def make_problem(
     """Check everything, and bring it to normal form. Nothing that was passed is written to."""
     query, key = to_tensor_float(query, "query"), to_tensor_float(key, "key")
     value = None if value is _ABSENT else to_tensor_float(value, "value")
+    if any_autocast():
+        query, key, value = autocast(query), autocast(key), None if value is None else autocast(value)
     query, key, value, sizes = as_inputs(query, key, value)
     score = _as_score(score)
     score.check(query, key)
     if mask is None and bias is None and dropout_p == 0.0:
-        return Problem(query, key, value, sizes, score, score.lower(query, key), None, None)
+        return Problem(query, key, value, sizes, score, _lower(score, query, key), None, None)
     seed = draw_seed(sizes.device) if _check_dropout(dropout_p) else None
     allowed, float_mask = _as_mask(mask, sizes, query.dtype)
     added = _as_bias(bias, mask, sizes)
     if float_mask is not None:
         added = Added(dense=float_mask) if added is None else added.plus(Added(dense=float_mask))
     if allowed is None:
-        lowered = score.lower(query, key)
+        lowered = _lower(score, query, key)
         return Problem(query, key, value, sizes, score, lowered, None, None, added, "none", dropout_p, seed)
-    if allowed.unseen != "none" and not all(t is None or finite(t) for t in (query, key, value)):
+    hidden = compiling() and not any(True for _ in score.parameters())  # then the engine is early enough
+    if allowed.unseen != "none" and not hidden and not all(t is None or finite(t) for t in (query, key, value)):
         # before the score's own projections, whose gradients would meet what is not finite
         keys, queries = seen(allowed.spans, sizes)
         keys = group(keys, key.shape[1])
         query, key = zero(query, queries, only_not_finite=True), zero(key, keys, only_not_finite=True)
         value = None if value is None else zero(value, keys, only_not_finite=True)
-    lowered = score.lower(query, key)
+    lowered = _lower(score, query, key)
     return Problem(query, key, value, sizes, score, lowered, *allowed[:2], added, allowed.unseen, dropout_p, seed)
+
+
+def _lower(score: Score, query: Tensor, key: Tensor) -> Pairwise | None:
+    """A score's normal form; under autocast, which may have widened what it projected, of the inputs' dtype."""
+    lowered = score.lower(query, key)
+    if lowered is None or not any_autocast():
+        return lowered
+    return lowered._replace(query=lowered.query.to(query.dtype), key=lowered.key.to(query.dtype))
 
 
 def _check_dropout(dropout_p: Any) -> float:
@@ -162,10 +176,10 @@ def _as_score(score: Any) -> Score:
 
 
 class Allowed(NamedTuple):
-    """A mask's spans, their edges on the host, and whether some key is seen by nobody."""
+    """A mask's spans, their edges on the host (None while compiling), and whether some key is seen by nobody."""
 
     spans: Spans
-    edges: tuple[np.ndarray, np.ndarray]
+    edges: tuple[np.ndarray, np.ndarray] | None
     unseen: Unseen
 
 
@@ -173,17 +187,34 @@ _remembered: dict[Any, Allowed] = {}  # the spans of masks that are plain values
 
 
 def _resolve(mask: Mask, sizes: Sizes) -> Allowed:
+    if compiling():
+        return Allowed(mask.resolve(sizes), None, "inside")
     signature = mask.signature()
     if signature is not None and (signature, sizes) in _remembered:
         return _remembered[signature, sizes]
-    spans = mask.resolve(sizes)
-    edges = spans.host()
-    allowed = Allowed(spans, edges, where_unseen(spans, *edges, sizes))
+    allowed = _edged(mask.resolve(sizes), sizes)
+    spans = allowed.spans
     if signature is not None and type(spans.start) is Tensor:
         if len(_remembered) >= 64:
             _remembered.clear()
         _remembered[signature, sizes] = allowed
     return allowed
+
+
+def _edged(spans: Spans, sizes: Sizes) -> Allowed:
+    if not (readable(spans.start) and readable(spans.stop)):
+        raise UnsupportedError(
+            "the mask differs along a dimension that torch.func.vmap has hidden, and engines must read it. Give the "
+            "mask a batch dimension, and call attention() on the whole batch."
+        )
+    edges = spans.host()
+    return Allowed(spans, edges, where_unseen(spans, *edges, sizes))
+
+
+def with_edges(problem: Problem, spans: Spans) -> Problem:
+    """The same problem under a mask given as spans."""
+    allowed = _edged(spans, problem.sizes)
+    return problem._replace(spans=spans, edges=allowed.edges, unseen=allowed.unseen)
 
 
 def _as_mask(mask: Any, sizes: Sizes, dtype: torch.dtype) -> tuple[Allowed | None, Tensor | None]:

@@ -82,8 +82,8 @@ def blocks(problem: Problem, budget: int) -> Iterator[Block]:
 def _bands(problem: Problem) -> Iterator[tuple[slice, list[tuple[slice, slice, bool]]]]:
     """For each group of sequences with the same spans: bands of queries, the hull of their keys, if it has holes."""
     sizes, spans = problem.sizes, problem.spans
-    if spans is None or problem.edges is None:
-        yield slice(0, sizes.batch), [(slice(0, sizes.queries), slice(0, sizes.keys), False)]
+    if spans is None or problem.edges is None:  # no mask, or one whose edges are hidden
+        yield slice(0, sizes.batch), [(slice(0, sizes.queries), slice(0, sizes.keys), spans is not None)]
         return
     start, stop = problem.edges
     for batch in batch_groups(start, stop, sizes.batch):

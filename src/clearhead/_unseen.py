@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from clearhead._shapes import Sizes, unflatten
+from clearhead._values import compiling, readable
 from clearhead.masks.base import Spans
 
 # Whether some key is seen by nobody: none; only outside the hull of its sequence's spans; perhaps inside it too.
@@ -33,7 +34,9 @@ def where_unseen(spans: Spans, start: np.ndarray, stop: np.ndarray, sizes: Sizes
 
 def seen(spans: Spans, sizes: Sizes) -> tuple[Tensor, Tensor]:
     """Which keys some query sees, (B or 1, H or 1, Lk), and which queries see some key, (B or 1, H or 1, Lq or 1)."""
-    every, rows = slice(None), 256
+    if spans.residual is None:
+        return _covered(spans, sizes), spans.stop > spans.start
+    every, rows = slice(None), sizes.queries if compiling() else 256
     keys, queries = [], []
     for row in range(0, sizes.queries, rows):
         keep = spans.keep(every, every, slice(row, row + rows), every, sizes.keys)
@@ -45,6 +48,16 @@ def seen(spans: Spans, sizes: Sizes) -> tuple[Tensor, Tensor]:
         nothing = torch.zeros(1, 1, 1, dtype=torch.bool, device=sizes.device)
         return nothing, nothing
     return torch.stack(keys).any(0), torch.cat(queries, -1)
+
+
+def _covered(spans: Spans, sizes: Sizes) -> Tensor:
+    """The keys inside some query's span, (B or 1, H or 1, Lk): how many have begun, less how many have ended."""
+    stop = torch.maximum(spans.start, spans.stop)
+    start = spans.start.expand_as(stop)
+    change = torch.zeros(*start.shape[:2], sizes.keys + 1, dtype=torch.int64, device=start.device)
+    one = torch.ones((), dtype=torch.int64, device=start.device).expand(start.shape)
+    change = change.scatter_add(-1, start, one).scatter_add(-1, stop, -one)
+    return change.cumsum(-1)[..., : sizes.keys] > 0
 
 
 def group(keys: Tensor, key_heads: int) -> Tensor:
@@ -59,6 +72,8 @@ def zero(tensor: Tensor, visible: Tensor, only_not_finite: bool = False) -> Tens
 
 
 def finite(tensor: Tensor) -> bool:
-    """Whether every entry is finite. One pass: a sum is finite only if its terms are, but for overflow."""
+    """Whether every entry is known to be finite. One pass: a sum is finite only if its terms are, but for overflow."""
+    if not readable(tensor):
+        return False  # who asks then does what is right for both
     with torch.no_grad():
         return math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())

@@ -14,16 +14,16 @@ from torch import Tensor
 from clearhead._errors import ClearheadError, UnsupportedError
 
 _functorch = torch._C._functorch
+_interpreters = _functorch.peek_interpreter_stack
+any_autocast = torch._C._is_any_autocast_enabled  # one question, before those that cost more
+_NOTHING = nullcontext()
 
-
-def compiling() -> bool:
-    """Whether this code is being compiled or exported, not run."""
-    return torch.compiler.is_compiling()
+compiling = torch.compiler.is_compiling  # whether this code is being compiled or exported, not run
 
 
 def transformed() -> bool:
     """Whether a transform of `torch.func` is at work."""
-    return _functorch.peek_interpreter_stack() is not None
+    return _interpreters() is not None and not compiling()
 
 
 def batched(tensor: Tensor) -> bool:
@@ -53,8 +53,20 @@ def ensure(good: Tensor, error: Callable[[], ClearheadError], short: str) -> Non
         raise error()
 
 
+def autocasting(device: torch.device) -> bool:
+    """Whether `torch.autocast` is at work on this device."""
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+
+
+def autocast(tensor: Tensor) -> Tensor:
+    """What `torch.autocast` makes of an input, as of that of a matrix product: all but float64 becomes its dtype."""
+    if not autocasting(tensor.device) or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(tensor.device.type))
+
+
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Where scores are computed in float32 at least, whatever `torch.autocast` says."""
-    if torch.is_autocast_enabled(device.type):
+    if any_autocast() and autocasting(device):
         return torch.autocast(device.type, enabled=False)
-    return nullcontext()
+    return _NOTHING

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from clearhead import _tiles
 from clearhead._pieces import Piece, pieces
 from clearhead._problem import Problem, zero_unseen
+from clearhead._values import batched, readable, transformed
 from clearhead.engines.base import Engine
 
 
@@ -41,10 +42,12 @@ class Sdpa(Engine):
             found.append("the fused kernel has no sinks")
         if problem.dropout_p:
             found.append("the fused kernel's dropout is another one, which no other engine can repeat")
-        if torch.is_grad_enabled() and any(t.requires_grad for t in problem.added):
+        if problem.bias is not None and torch.is_grad_enabled() and any(t.requires_grad for t in problem.added):
             found.append("the bias needs a gradient, for which SDPA would make the whole matrix")
-        if problem.needs_grad and any(_far_below_zero(t) for t in problem.added):
+        if problem.bias is not None and problem.needs_grad and any(_far_below_zero(t) for t in problem.added):
             found.append("a query's bias is below −100,000 for every key, where SDPA's backward loses its digits")
+        if transformed() and any(batched(t) for t in (lowered.query, lowered.key, problem.value)):
+            found.append("PyTorch has no batching rule for its fused kernel under torch.func.vmap")
         return found
 
     def notes(self, problem: Problem) -> list[str]:
@@ -64,7 +67,7 @@ class Sdpa(Engine):
             problem = zero_unseen(problem)
             lowered, value = problem.lowered, problem.value
             assert lowered is not None and value is not None
-        again = problem.needs_grad
+        again = problem.needs_grad and not transformed()
         batches = []
         for batch, parts in pieces(problem):
             query, key, val = (_part(t, 0, batch) for t in (lowered.query, lowered.key, value))
@@ -97,6 +100,8 @@ def _far_below_zero(bias: Tensor) -> bool:
     The kernel's backward pass takes exp(score − log-sum-exp), and next to such numbers float32 rounds the log-sum-exp.
     """
     top = bias.detach().amax(-1)
+    if not readable(top):
+        return False
     return bool(((top < -1e5) & (top > -torch.inf)).any())
 
 

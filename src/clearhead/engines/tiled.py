@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from clearhead import _tiles
-from clearhead._backward import gradients, operands, with_operands
+from clearhead._backward import Operands, gradients, operands, with_operands
 from clearhead._problem import Problem, guard
 from clearhead._tiles import Block
+from clearhead._values import compiling, transformed
 from clearhead.engines.base import Engine
 from clearhead.scores.base import accumulated
 
@@ -37,9 +38,9 @@ class Tiled(Engine):
         every = list(_tiles.blocks(problem, BUDGET))
         if not every or not problem.sizes.keys:
             return _tiles.no_keys(problem, problem.query)
-        if len(every) == 1 or not problem.needs_grad:
+        if len(every) == 1 or not problem.needs_grad or transformed():  # transforms take no checkpoints
             return _tiles.assemble([_block(problem, block) for block in every], every)
-        if problem.lowered is None:  # what the score closes over is unknown: autograd finds it
+        if problem.lowered is None or compiling():  # what the score closes over is unknown: autograd finds it
             return _checkpointed(problem, every)
         out: Tensor = _Recomputed.apply(problem, every, *operands(problem))  # type: ignore[no-untyped-call]
         return out
@@ -56,6 +57,12 @@ class Tiled(Engine):
         width = _tiles.width(problem)
         largest = max((block.area * width for block in _tiles.blocks(problem, BUDGET)), default=0)
         return 3 * accumulated(problem.query.dtype).itemsize * largest
+
+
+def gradients_of(problem: Problem, wanted: tuple[bool, ...], grad: Tensor) -> Operands:
+    """The gradients to the operands of a lowered problem, from that of its output."""
+    problem = guard(problem)
+    return gradients(problem, list(_tiles.blocks(problem, BUDGET)), wanted, grad)
 
 
 def _block(problem: Problem, block: Block) -> Tensor:

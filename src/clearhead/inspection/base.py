@@ -13,6 +13,7 @@ from torch import Tensor
 from clearhead._problem import Problem
 from clearhead._shapes import unflatten
 from clearhead._tiles import Block, may_be_empty, sinks
+from clearhead._values import without_autocast
 from clearhead.engines.base import Engine
 from clearhead.scores.base import accumulated
 
@@ -118,11 +119,12 @@ def per_query(problem: Problem, *extra: int) -> Tensor:
 @torch.no_grad()
 def stream(problem: Problem, engine: Engine, reductions: tuple[Reduction, ...]) -> tuple[Any, ...]:
     """All the reductions in one pass over the rows."""
-    every = [reduction.begin(problem) for reduction in reductions]
-    for look in looks(problem, engine):
-        for reduction, buffers in zip(reductions, every, strict=True):
-            reduction.look(buffers, look)
-    return tuple(r.end(buffers, problem) for r, buffers in zip(reductions, every, strict=True))
+    with without_autocast(problem.sizes.device):
+        every = [reduction.begin(problem) for reduction in reductions]
+        for look in looks(problem, engine):
+            for reduction, buffers in zip(reductions, every, strict=True):
+                reduction.look(buffers, look)
+        return tuple(r.end(buffers, problem) for r, buffers in zip(reductions, every, strict=True))
 
 
 def looks(problem: Problem, engine: Engine) -> Iterator[Look]:

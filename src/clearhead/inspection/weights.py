@@ -14,6 +14,7 @@ from clearhead._attention import ScoreLike, human_bytes, is_numpy
 from clearhead._errors import ClearheadError
 from clearhead._problem import Problem, guard, make_problem
 from clearhead._tiles import EVERY, Block
+from clearhead._values import without_autocast
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose
 from clearhead.inspection import plot
@@ -119,20 +120,23 @@ class Weights:
     def __getitem__(self, index: Any) -> Any:
         """The exact weights at any basic index: integers, slices, `...` and None."""
         part = parse(index, self.shape, self._sizes)
-        return self._out(part.restore([self._weights(b, part) for b in part.batches]))
+        problem = self._guarded
+        with without_autocast(problem.sizes.device):
+            return self._out(part.restore([self._weights(problem, b, part) for b in part.batches]))
 
     def scores(self, index: Any = ...) -> Any:
         """The raw scores at an index, before mask and bias: what `score(query, key)[index]` would be."""
         part = parse(index, self.shape, self._sizes)
-        parts = []
-        for batch in part.batches:
-            problem = restrict(self._problem, batch, part.heads, part.queries)
-            parts.append(_tiles.raw_scores(problem, Block(EVERY, EVERY, EVERY, part.keys, masked=False)))
+        whole, parts = self._problem, []
+        with without_autocast(whole.sizes.device):
+            for batch in part.batches:
+                problem = restrict(whole, batch, part.heads, part.queries)
+                parts.append(_tiles.raw_scores(problem, Block(EVERY, EVERY, EVERY, part.keys, masked=False)))
         return self._out(part.restore(parts))
 
-    def _weights(self, batch: slice, part: Part) -> Tensor:
+    def _weights(self, problem: Problem, batch: slice, part: Part) -> Tensor:
         """exp(score − log-sum-exp), the log-sum-exp over the whole of these rows."""
-        problem = restrict(self._guarded, batch, part.heads, part.queries)
+        problem = restrict(problem, batch, part.heads, part.queries)
         if part.whole_rows or problem.needs_grad:
             whole = Block(EVERY, EVERY, EVERY, EVERY, masked=True)
             rows = _tiles.scores(problem, whole)
@@ -167,7 +171,7 @@ class Weights:
             return self[...]
         sizes = self._problem.sizes
         dense = torch.zeros(sizes.shape, dtype=self.dtype, device=sizes.device)
-        with torch.no_grad():
+        with torch.no_grad(), without_autocast(sizes.device):
             for look in looks(self._problem, self._engine):
                 dense[(*look.at, look.block.keys)] = look.weights
         return self._out(sizes.restore(dense))
@@ -235,7 +239,8 @@ class Weights:
         """The attention output for these values, by the fastest engine that can."""
         numpy = is_numpy(query=self._inputs[0], value=value)
         problem = make_problem(*self._inputs, value, **self._options)
-        output = problem.sizes.restore(choose(problem, None).run(problem))
+        with without_autocast(problem.sizes.device):
+            output = problem.sizes.restore(choose(problem, None).run(problem))
         return output.detach().numpy() if numpy else output
 
     def _out(self, tensor: Tensor) -> Any:

@@ -31,8 +31,9 @@ class Documents(Mask):
 
     Rule: query i sees the keys j with ids[j] = ids[i + p], where p is the position of query 0; none, where i + p is no
     key's position.
-    `ids`: integers (Lk,) or (B, Lk), a list, array or tensor: each key's document. A document is an interval where its keys stand together; ids
-    that recur apart work too, at the cost of a comparison a pair. `align`: as for `Causal`, needed where Lq ≠ Lk.
+    `ids`: integers (Lk,) or (B, Lk), a list, array or tensor: each key's document. A document is an interval where its
+    keys stand together; ids that recur apart work too, at the cost of a comparison a pair.
+    `align`: as for `Causal`, needed where Lq ≠ Lk.
     Raises a `ClearheadError` for other dtypes and shapes. Cost: O(Lk log Lk).
     """
 
@@ -54,8 +55,8 @@ class Documents(Mask):
         lengths = check_lengths(lengths, "Documents: lengths")
         if lengths.ndim != 1:
             raise ShapeError(
-                f"Documents: lengths has shape {tuple(lengths.shape)}; expected (n,). For a batch of different packings "
-                "pass ids, (B, Lk)."
+                f"Documents: lengths has shape {tuple(lengths.shape)}; expected (n,). For a batch of different "
+                "packings pass ids, (B, Lk)."
             )
         return cls(torch.arange(lengths.shape[0], device=lengths.device).repeat_interleave(lengths), align)
 

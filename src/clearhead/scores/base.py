@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from clearhead._errors import ClearheadError, ShapeError
 from clearhead._shapes import as_inputs, check_count, columns, to_tensor
+from clearhead._values import autocasting
 
 Phi = Literal["mul", "tanh_add", "sq_diff"]
 
@@ -56,8 +57,9 @@ class Score(nn.Module, ABC):
 
     def check(self, query: Tensor, key: Tensor) -> None:
         """Raise a `ClearheadError` for widths or dtypes this score cannot take."""
+        casts = autocasting(query.device)  # then what a parameter meets is cast with it
         for name, parameter in self.named_parameters():
-            if parameter.dtype != query.dtype or parameter.device != query.device:
+            if (parameter.dtype != query.dtype and not casts) or parameter.device != query.device:
                 dtype = str(query.dtype).removeprefix("torch.")
                 raise ClearheadError(
                     f"the score's parameter {name} is {parameter.dtype} on {parameter.device}, and the query is "

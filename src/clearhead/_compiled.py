@@ -1,0 +1,155 @@
+"""attention() inside compiled and exported code.
+
+A problem in normal form is a handful of tensors and numbers, so it can be one operation of PyTorch's, which runs as
+eager code does: spans are read when it runs, and what they leave out is skipped. What is plain is left to the compiler,
+and so are scores with `tile()` alone, which no operation can be given. A mask's residual has to be a tensor here, of
+the size it broadcasts from.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from clearhead._problem import Problem, with_edges
+from clearhead._shapes import Sizes, part
+from clearhead._tiles import pairwise
+from clearhead.biases.base import Added
+from clearhead.engines.base import Engine
+from clearhead.engines.choose import choose
+from clearhead.engines.tiled import gradients_of
+from clearhead.masks.base import Spans
+from clearhead.scores.base import Pairwise
+from clearhead.scores.function import Function
+
+
+def run(problem: Problem, engine: str | Engine | None) -> Tensor:
+    """The output, (B, H, Lq, Ev)."""
+    chosen = choose(problem, engine)
+    lowered, value = problem.lowered, problem.value
+    plain = problem.plain and chosen.name == "sdpa"
+    if plain or lowered is None or value is None or isinstance(engine, Engine) or engine == "reference":
+        return chosen.run(problem)
+    spans, added = problem.spans, problem.bias or Added()
+    keep = None
+    if spans is not None and spans.residual is not None:
+        every = slice(None)
+        keep = spans.residual(every, every, every, every)
+    result: Tensor = attend(
+        lowered.query,
+        lowered.key,
+        value,
+        lowered.weight,
+        lowered.sinks,
+        added.dense,
+        added.relative,
+        None if spans is None else spans.start,
+        None if spans is None else spans.stop,
+        keep,
+        problem.seed,
+        lowered.phi,
+        lowered.scale,
+        lowered.softcap,
+        problem.dropout_p,
+        engine,
+    )
+    return result
+
+
+@torch.library.custom_op("clearhead::attend", mutates_args=())
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor | None,
+    sinks: Tensor | None,
+    dense: Tensor | None,
+    relative: Tensor | None,
+    start: Tensor | None,
+    stop: Tensor | None,
+    keep: Tensor | None,
+    seed: Tensor | None,
+    phi: str,
+    scale: float,
+    softcap: float | None,
+    dropout_p: float,
+    engine: str | None,
+) -> Tensor:
+    """A problem in normal form, by the engine named or the first that can: (B, H, Lq, Ev)."""
+    tensors = (query, key, value, weight, sinks, dense, relative, start, stop, keep, seed)
+    problem = _problem(tensors, phi, scale, softcap, dropout_p)
+    return choose(problem, engine).run(problem).contiguous()
+
+
+@attend.register_fake
+def _(query, key, value, *_):  # type: ignore[no-untyped-def]
+    return value.new_empty(*query.shape[:3], value.shape[-1])
+
+
+@torch.library.custom_op("clearhead::attend_backward", mutates_args=())
+def attend_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor | None,
+    sinks: Tensor | None,
+    dense: Tensor | None,
+    relative: Tensor | None,
+    start: Tensor | None,
+    stop: Tensor | None,
+    keep: Tensor | None,
+    seed: Tensor | None,
+    phi: str,
+    scale: float,
+    softcap: float | None,
+    dropout_p: float,
+    wanted: list[bool],
+) -> list[Tensor]:
+    """The gradients to the first seven tensors, empty where not wanted."""
+    tensors = (query, key, value, weight, sinks, dense, relative, start, stop, keep, seed)
+    problem = _problem(tensors, phi, scale, softcap, dropout_p)
+    found = gradients_of(problem, tuple(wanted), grad)
+    return [grad.new_empty(0) if gradient is None else gradient for gradient in found]
+
+
+@attend_backward.register_fake
+def _(grad, *arguments):  # type: ignore[no-untyped-def]
+    tensors, wanted = arguments[:7], arguments[-1]
+    return [
+        torch.empty_like(t, memory_format=torch.contiguous_format) if t is not None and want else grad.new_empty(0)
+        for t, want in zip(tensors, wanted, strict=True)
+    ]
+
+
+def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    ctx.save_for_backward(*inputs[:11])
+    ctx.numbers = inputs[11:15]
+
+
+def _backward(ctx, grad):  # type: ignore[no-untyped-def]
+    wanted = [bool(need) for need in ctx.needs_input_grad[:7]]
+    found = attend_backward(grad, *ctx.saved_tensors, *ctx.numbers, wanted)
+    return (*(g if want else None for g, want in zip(found, wanted, strict=True)), *(None,) * 9)
+
+
+attend.register_autograd(_backward, setup_context=_setup)
+
+
+def _problem(
+    tensors: tuple[Tensor | None, ...], phi: str, scale: float, softcap: float | None, dropout_p: float
+) -> Problem:
+    """The problem that these are the parts of."""
+    query, key, value, weight, sinks, dense, relative, start, stop, keep, seed = (
+        None if t is None else t.detach() for t in tensors
+    )
+    assert query is not None and key is not None and value is not None
+    lowered = Pairwise(phi, query, key, weight, scale, softcap, sinks)  # type: ignore[arg-type]
+    sizes = Sizes(query.shape[0], query.shape[1], query.shape[2], key.shape[2], query.device)
+    score = Function(lambda query, key: pairwise(lowered, query, key))
+    bias = Added(dense, relative) if dense is not None or relative is not None else None
+    problem = Problem(query, key, value, sizes, score, lowered, None, None, bias, "none", dropout_p, seed)
+    if start is None or stop is None:
+        return problem
+    residual = None if keep is None else lambda *sides: part(keep, *sides)
+    return with_edges(problem, Spans(start, stop, residual))

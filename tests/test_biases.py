@@ -1,0 +1,97 @@
+"""Biases against the papers' own words, and against the models that have them."""
+
+import math
+
+import pytest
+import torch
+
+import clearhead as ch
+
+
+def test_slopes_of_alibi_are_the_papers():
+    assert ch.ALiBi(8).slopes.tolist() == [2**-h for h in range(1, 9)]
+    want = [2 ** (-h / 2) for h in range(1, 17)]
+    assert ch.ALiBi(16).slopes.tolist() == pytest.approx(want)
+    assert ch.ALiBi(12).slopes.tolist() == pytest.approx([2**-h for h in range(1, 9)] + want[0:8:2])
+
+
+def test_alibi_penalises_the_distance():
+    bias = ch.ALiBi(2, align="lower_right")(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 5, 4))
+    distance = (torch.arange(5)[None] - (torch.arange(3)[:, None] + 2)).abs()
+    torch.testing.assert_close(bias[0], -distance * torch.tensor([2**-4, 2**-8])[:, None, None])
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(("queries", "keys"), [(9, 9), (4, 300)])
+def test_relative_bias_is_t5s(bidirectional, queries, keys):
+    t5 = pytest.importorskip("transformers.models.t5.modeling_t5", reason="the extra [models] is not installed")
+    config = t5.T5Config(num_heads=4, d_model=32, is_decoder=not bidirectional)
+    own = t5.T5Attention(config, has_relative_attention_bias=True)
+    bias = ch.RelativeBias(4, bidirectional=bidirectional, align="upper_left")
+    bias.load_state_dict({"weight": own.relative_attention_bias.weight})
+    want = own.compute_bias(queries, keys)
+    torch.testing.assert_close(bias(torch.zeros(1, 4, queries, 2), torch.zeros(1, 4, keys, 2)), want, atol=0, rtol=0)
+
+
+def test_relative_biases_take_no_matrix():
+    """Only what a block needs of the bias exists: one number a distance is kept."""
+    sizes = ch.masks.base.Sizes(1, 8, 4096, 4096)
+    for bias in (ch.ALiBi(8), ch.RelativeBias(8)):
+        assert sum(t.numel() for t in bias.lower(sizes).tensors) == 8 * (2 * 4096 - 1)
+
+
+@pytest.mark.parametrize("engine", ["reference", "tiled"])
+@pytest.mark.parametrize("bias", [ch.ALiBi(2), ch.RelativeBias(2, 8, 20), ch.DenseBias(torch.rand(6, 6))], ids=str)
+def test_gradients_repeat(bias, engine):
+    bias.requires_grad_()
+    for buffer in bias.buffers():
+        buffer.requires_grad_()
+    learnt = [*bias.parameters(), *bias.buffers()]
+    x = torch.rand(3, 2, 6, 4, generator=torch.Generator().manual_seed(0))
+    once, again = (
+        torch.autograd.grad(ch.attention(x, x, x, bias=bias, engine=engine).square().sum(), learnt)[0] for _ in range(2)
+    )
+    assert torch.equal(once, again) and once.abs().sum() > 0
+
+
+def test_a_float_mask_and_a_bias_are_both_added():
+    x = torch.rand(2, 3, 5, 4, generator=torch.Generator().manual_seed(0))
+    first, second = torch.randn(5, 5), torch.randn(2, 1, 1, 5)
+    got = ch.attention(x, x, x, mask=first, bias=ch.DenseBias(second) + ch.ALiBi(3))
+    scores = x @ x.transpose(-1, -2) / 2 + first + second + ch.ALiBi(3)(x, x)
+    torch.testing.assert_close(got, scores.softmax(-1) @ x)
+    torch.testing.assert_close(
+        ch.weights(x, x, mask=first, bias=second)[1, 2, 3],
+        ((x @ x.transpose(-1, -2) / 2 + first + second).softmax(-1)[1, 2, 3]),
+    )
+
+
+@pytest.mark.parametrize(
+    "index", [(0, 1), (0, 1, 3), (slice(None), 1, slice(1, 6, 2)), (0, ..., 4), (0, 1, slice(2, 5), 3)]
+)
+def test_a_part_of_the_weights_has_its_part_of_the_bias(index):
+    query, key = (torch.rand(2, 4, 7, 8, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
+    options = {"bias": ch.RelativeBias(4, 8, 20) + ch.DenseBias(torch.rand(7, 7)), "mask": ch.Causal()}
+    options["bias"].requires_grad_(False)
+    for score in (ch.Dot(), ch.Dot(sinks=torch.randn(4)).requires_grad_(False)):
+        weights = ch.weights(query, key, score=score, **options)
+        whole = ch.weights(query, key, score=score, engine="reference", **options).dense()
+        torch.testing.assert_close(weights[index], whole[index])
+
+
+def test_weights_with_sinks_sum_to_less_than_one():
+    query, key = (torch.randn(2, 4, 7, 8, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
+    sinks = torch.tensor([-50.0, 0.0, 1.0, 50.0])
+    weights = ch.weights(query, key, score=ch.Dot(sinks=sinks).requires_grad_(False), mask=ch.Lengths([7, 0]))
+    scores = query @ key.transpose(-1, -2) / math.sqrt(8)
+    denominator = scores.exp().sum(-1) + sinks.exp()[:, None]
+    want = scores.exp() / denominator.unsqueeze(-1)
+    dense = weights.dense()
+    torch.testing.assert_close(dense[0], want[0])
+    assert (dense[1] == 0).all() and (weights.logsumexp[1] == -torch.inf).all() and (weights.entropy()[1] == 0).all()
+    torch.testing.assert_close(weights.logsumexp[0], denominator.log()[0])
+    torch.testing.assert_close(weights.entropy()[0], -torch.xlogy(want, want).sum(-1)[0])
+    values, indices = weights.topk(7)
+    torch.testing.assert_close(values[0], want[0].gather(-1, indices[0]))
+    torch.testing.assert_close(weights.pool(7)[0], want[0])
+    torch.testing.assert_close(weights.received()[0], want[0].sum(-2))

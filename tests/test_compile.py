@@ -1,0 +1,238 @@
+"""torch.compile(fullgraph=True), torch.export, torch.func and opcheck: the same as eager code."""
+
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead import _compiled
+from clearhead.masks.base import And
+from clearhead.testing import Inputs, biases, masks, scores
+
+named = {"ids": lambda x: x.__name__ if isinstance(x, type) else str(x)}
+SMOOTH = lambda query, key: -torch.sqrt(1 + (query.unsqueeze(-2) - key.unsqueeze(-3)).square()).sum(-1)
+name = lambda score: getattr(score, "__name__", str(score))
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+Q, K, V = draw(2, 4, 9, 8), draw(2, 4, 9, 8, seed=1), draw(2, 4, 9, 8, seed=2)
+
+
+def same(function, *inputs, parameters=(), backend="aot_eager"):
+    """Outputs and gradients, eager and compiled, of one seed."""
+    found = []
+    for call in (function, torch.compile(function, fullgraph=True, backend=backend)):
+        torch.manual_seed(0)
+        output = call(*inputs)
+        wanted = [t for t in (*inputs, *parameters) if t.requires_grad]
+        found.append([output, *torch.autograd.grad(output.sin().sum(), wanted)])
+    for compiled, eager in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(compiled, eager)
+
+
+@pytest.mark.parametrize("score", scores(), **named)
+@pytest.mark.parametrize("mask", [None, *masks()], **named)
+def test_every_score_and_mask(score, mask):
+    example = score.example()
+    inputs = Inputs.draw(example, (7, 9), torch.float32)
+    made = None if mask is None else mask.example(inputs.sizes)
+    attend = lambda *inputs: ch.attention(*inputs, score=example[0], mask=made)
+    with torch.no_grad():
+        compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(*inputs.all()), attend(*inputs.all()))
+
+
+PAIRS = [(score, And) for score in scores()] + [(ch.Additive, mask) for mask in [None, *masks()]]
+
+
+@pytest.mark.parametrize(("score", "mask"), PAIRS, **named)
+def test_gradients_of_every_score_and_of_every_mask(score, mask):
+    example = score.example()
+    inputs = Inputs.draw(example, (7, 9), torch.float32)
+    made = None if mask is None else mask.example(inputs.sizes)
+    leaves = [t.requires_grad_() for t in inputs.all()]
+    same(lambda *i: ch.attention(*i, score=example[0], mask=made), *leaves, parameters=list(example[0].parameters()))
+
+
+@pytest.mark.parametrize("bias", biases(), **named)
+def test_every_bias(bias):
+    inputs = Inputs.draw(ch.Dot.example(), (7, 9), torch.float32)
+    made = bias.example(inputs.sizes)
+    learnt = [t for t in (*made.parameters(), *made.buffers()) if t.requires_grad]
+    leaves = [t.requires_grad_() for t in inputs.all()]
+    same(lambda *i: ch.attention(*i, bias=made, mask=ch.Causal("lower_right")), *leaves, parameters=learnt)
+
+
+MADE_INSIDE = {
+    "lengths": (lambda given: ch.Lengths(given) & ch.Causal(), torch.tensor([3, 9])),
+    "padding": (ch.Padding, torch.rand(2, 9, generator=torch.Generator().manual_seed(3)) > 0.5),
+    "0/1 padding": (ch.Padding, torch.ones(2, 9, dtype=torch.long).triu()),
+    "documents": (ch.Documents, torch.tensor([0, 0, 1, 1, 1, 0, 2, 2, 2]).expand(2, -1)),
+    "prefix": (ch.PrefixLM, torch.tensor([2, 5])),
+    "positions": (lambda at: ch.Causal(at) & ch.SlidingWindow(3, align=at), torch.tensor([0, 2])),
+    "bool tensor": (lambda given: given, torch.ones(9, 9, dtype=torch.bool).tril(2)),
+    "float tensor": (lambda given: given, torch.ones(9, 9).tril(2)),
+}
+
+
+@pytest.mark.parametrize("name", MADE_INSIDE)
+def test_masks_made_inside_compiled_code(name):
+    make, given = MADE_INSIDE[name]
+    same(lambda q, k, v, given: ch.attention(q, k, v, mask=make(given)), Q, K, V, given)
+
+
+def test_values_are_asserted_when_compiled_code_runs():
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def lengths(x, given):
+        return ch.attention(x, x, x, mask=ch.Lengths(given))
+
+    assert lengths(Q, torch.tensor([3, 9])).shape == Q.shape
+    for wrong in ([3, 10], [-1, 3]):
+        with pytest.raises(RuntimeError, match="a length is"):
+            lengths(Q, torch.tensor(wrong))
+    different = torch.compile(
+        lambda x, a, b: ch.attention(x, x, x, mask=ch.Causal(a) & ch.SlidingWindow(3, align=b)),
+        fullgraph=True,
+        backend="aot_eager",
+    )
+    with pytest.raises(RuntimeError, match="place query 0 differently"):
+        different(Q, torch.tensor([0, 1]), torch.tensor([0, 2]))
+
+
+def test_errors_and_engines_are_those_of_eager_code():
+    run = lambda engine, score=None: torch.compile(
+        lambda x: ch.attention(x, x, x, score=score, mask=ch.Causal(), engine=engine), backend="aot_eager"
+    )
+    for engine in ("sdpa", "tiled", "reference"):
+        torch.testing.assert_close(run(engine)(Q), ch.attention(Q, Q, Q, mask=ch.Causal()))
+    with pytest.raises(ch.UnsupportedError, match="can't run this"):
+        run("sdpa", ch.Gaussian())(Q)
+
+
+def test_compiled_code_skips_what_the_mask_leaves_out(monkeypatch):
+    """The engine inside the operation sees the spans' values: padding it is not to touch may hold anything."""
+    computed = []
+    run = _compiled.choose
+
+    def choose(problem, engine):
+        found = run(problem, engine)
+        if problem.edges is not None:
+            computed.append(found.pairs(problem))
+        return found
+
+    monkeypatch.setattr(_compiled, "choose", choose)
+    mask = ch.Lengths([3, 5])
+    with torch.no_grad():
+        torch.compile(lambda x: ch.attention(x, x, x, mask=mask), fullgraph=True, backend="aot_eager")(Q)
+    assert computed == [4 * 9 * (3 + 5)]
+    dirty = K.detach().clone()
+    dirty[0, :, 3:] = torch.nan
+    score = ch.Additive(8, 8, 6)
+    leaves = [Q.detach().requires_grad_(), dirty.requires_grad_(), V.detach().requires_grad_()]
+    same(lambda *i: ch.attention(*i, score=score, mask=mask), *leaves, parameters=list(score.parameters()))
+
+
+def test_dropout_is_that_of_the_seed():
+    same(lambda q, k, v: ch.attention(q, k, v, dropout_p=0.4, mask=ch.Causal()), Q, K, V)
+
+
+INDUCTOR = {
+    "plain": {},
+    "causal": {"mask": ch.Causal()},
+    "function": {"score": SMOOTH, "mask": ch.Causal()},
+    "additive, lengths": {"score": ch.Additive(8, 8, 6), "mask": ch.Lengths([3, 9])},
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
+@pytest.mark.parametrize("name", INDUCTOR)
+def test_inductor(name):
+    same(lambda q, k, v: ch.attention(q, k, v, **INDUCTOR[name]), Q, K, V, backend="inductor")
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.score, self.bias = ch.Additive(8, 8, 6), ch.RelativeBias(4)
+
+    def forward(self, query, key, value, lengths):
+        return ch.attention(query, key, value, score=self.score, mask=ch.Lengths(lengths), bias=self.bias)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_export(strict, dynamic):
+    model, lengths = Model(), torch.tensor([3, 9])
+    size = torch.export.Dim("length", min=2, max=1000)
+    shapes = ({2: size}, {2: size}, {2: size}, None) if dynamic else None
+    exported = torch.export.export(model, (Q, K, V, lengths), dynamic_shapes=shapes, strict=strict).module()
+    inputs = [(Q, K, V)] + ([tuple(draw(2, 4, 17, 8, seed=s) for s in range(3))] if dynamic else [])
+    for each in inputs:
+        torch.testing.assert_close(exported(*each, lengths), model(*each, lengths))
+
+
+@pytest.mark.parametrize("score", [None, ch.Dot(softcap=3.0), ch.Additive(8, 8, 6), ch.Gaussian(), SMOOTH], ids=name)
+@pytest.mark.parametrize("mask", [None, ch.Causal(), ch.Lengths([3, 9])], ids=lambda m: m is not None and m.title())
+def test_vmap_and_grad(score, mask):
+    many = draw(5, 2, 4, 9, 8).detach()
+    attend = lambda x: ch.attention(x, x, x, score=score, mask=mask)
+    loss = lambda x: attend(x).sin().sum()
+    apart = [x.clone().requires_grad_() for x in many]
+    torch.testing.assert_close(torch.vmap(attend)(many), torch.stack([attend(x) for x in apart]))
+    want = torch.stack([torch.autograd.grad(loss(x), x)[0] for x in apart])
+    torch.testing.assert_close(torch.func.grad(loss)(many[0]), want[0])
+    torch.testing.assert_close(torch.vmap(torch.func.grad(loss))(many), want)
+    torch.testing.assert_close(torch.func.grad(lambda xs: torch.vmap(loss)(xs).sum())(many), want)
+
+
+def test_what_vmap_hides_is_a_clear_error():
+    x = torch.rand(3, 2, 9, 8)
+    with pytest.raises(ch.UnsupportedError, match="batch dimension"):
+        torch.vmap(lambda a, lens: ch.attention(a, a, a, mask=ch.Lengths(lens)))(x, torch.ones(3, 2, dtype=torch.long))
+    with pytest.raises(ch.UnsupportedError, match="batch dimension"):
+        torch.vmap(lambda a, keep: ch.attention(a, a, a, mask=keep))(x, torch.ones(3, 9, 9, dtype=torch.bool))
+
+
+def test_opcheck():
+    start, stop = torch.zeros(1, 1, 1, dtype=torch.long), torch.arange(1, 10).view(1, 1, -1)
+    keep = torch.ones(1, 1, 9, 9, dtype=torch.bool).triu(-3)
+    plain = (Q, K, V, None, None, None, None, start, stop, None, None, "mul", 0.3, None, 0.0, None)
+    query, key, weight = draw(2, 4, 9, 6), draw(2, 2, 9, 6), draw(6)
+    all_of_it = (query, key, draw(2, 2, 9, 5), weight, draw(4), draw(1, 4, 9, 9), draw(1, 4, 17), start, stop, keep)
+    full = (*all_of_it, torch.tensor(5), "tanh_add", 1.0, 2.0, 0.3, "tiled")
+    for arguments in (plain, full):
+        torch.library.opcheck(_compiled.attend, arguments)
+    detached = [t.detach() if isinstance(t, torch.Tensor) else t for t in full[:-1]]
+    for wanted in ([True] * 7, [True, False] * 3 + [False]):
+        torch.library.opcheck(_compiled.attend_backward, (draw(2, 4, 9, 5).detach(), *detached, wanted))
+
+
+AUTOCAST = [None, ch.Bilinear(8, 8), ch.Additive(8, 8, 6), ch.Cosine(), ch.Gaussian(), SMOOTH, ch.Dot(sinks=draw(4))]
+
+
+@pytest.mark.parametrize("score", AUTOCAST, ids=name)
+@pytest.mark.parametrize("engine", [None, "tiled", "reference"])
+def test_autocast_is_that_of_sdpa(score, engine):
+    """Inputs become the low precision, what is computed from them has float32 at least; gradients are float32."""
+    options = {"score": score, "mask": ch.Causal()}
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.nn.functional.scaled_dot_product_attention(Q, K, V).dtype == torch.bfloat16
+        output = ch.attention(Q, K, V, engine=engine, **options)
+        weights = ch.weights(Q.detach(), K.detach(), **options)
+        shown = [weights.dense(), weights[0, 1], weights.scores(), weights.entropy(), weights.logsumexp]
+        assert ch.attention(Q.double(), K.double(), V.double(), mask=ch.Causal()).dtype == torch.float64
+    assert output.dtype == torch.bfloat16 and all(t.dtype == torch.float32 for t in shown)
+    wide = ch.attention(Q, K, V, **options)
+    assert (output - wide).abs().max() < 0.05
+    for low, high in zip(*(torch.autograd.grad(o.float().sum(), (Q, K, V)) for o in (output, wide)), strict=True):
+        assert low.dtype == torch.float32 and (low - high).abs().max() < 0.1
+    same_in_compiled = torch.compile(lambda q, k, v: ch.attention(q, k, v, **options), fullgraph=True, backend="eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(same_in_compiled(Q, K, V), ch.attention(Q, K, V, **options))
