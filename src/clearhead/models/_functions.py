@@ -1,4 +1,4 @@
-"""The second source: direct calls of PyTorch's scaled_dot_product_attention."""
+"""The second and the third source: PyTorch's own attention functions, called by its modules or by any code."""
 
 from __future__ import annotations
 
@@ -6,18 +6,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.nn.functional as F
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode_temporarily
 
-from clearhead.masks.causal import Causal
+from clearhead.models import _multihead, _sdpa
+from clearhead.models._patch import replaced
 from clearhead.models.recorder import Recorder
+
+READERS: dict[Any, Callable[..., None]] = {
+    F.scaled_dot_product_attention: _sdpa.read,
+    F.multi_head_attention_forward: _multihead.read,  # nn.MultiheadAttention
+    torch._native_multi_head_attention: _multihead.read_native,  # its fast path
+    torch._transformer_encoder_layer_fwd: _multihead.read_layer,  # that of nn.TransformerEncoderLayer
+}
 
 
 @contextmanager
 def source(recorder: Recorder) -> Iterator[None]:
-    """See every call of the function, under whatever name it was imported."""
-    with _Mode(recorder):
+    """See every call of these functions, under whatever name they were imported."""
+    mode = _Mode(recorder)
+    with replaced(torch.overrides, "has_torch_function", mode.overlooked), mode:
         yield
 
 
@@ -30,22 +39,24 @@ class _Mode(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention and not self.recorder.busy:
-            _record(self.recorder, *args, **kwargs)
-        return func(*args, **kwargs)
+        read = READERS.get(func)
+        if read is None or self.recorder.idle:
+            return func(*args, **kwargs)
+        read(self.recorder, *args, **kwargs)
+        with self.recorder.inside():
+            return func(*args, **kwargs)
 
+    def overlooked(self, has_torch_function: Callable[..., bool]) -> Callable[..., bool]:
+        """PyTorch's modules leave their fast path where a function mode is active: they are not to find this one.
 
-def _record(
-    recorder: Recorder,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> None:
-    causal = Causal(align="upper_left") if is_causal else None
-    recorder.record(query, key, mask=attn_mask, causal=causal, scale=scale, backend="sdpa")
+        Their outputs would move, by much where a batch has padding.
+        """
+
+        def asked(args: Any) -> bool:
+            active: list[TorchFunctionMode] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+            if not active or active[-1] is not self:
+                return has_torch_function(args)
+            with _pop_mode_temporarily():
+                return has_torch_function(args)
+
+        return asked

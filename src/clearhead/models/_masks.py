@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask, intervals
@@ -25,26 +26,64 @@ class Recorded:
     bias: Tensor | None = None
     uniform: Tensor | None = None
 
+    def plus(self, other: Recorded) -> Recorded:
+        """Both at once: who may see whom by the one and by the other, and the sum of what they add."""
+        mask = self.mask if other.mask is None else other.mask if self.mask is None else self.mask & other.mask
+        bias = self.bias if other.bias is None else other.bias if self.bias is None else self.bias + other.bias
+        uniform = self.uniform if other.uniform is None else other.uniform
+        if self.uniform is not None and other.uniform is not None:
+            uniform = self.uniform | other.uniform
+        if bias is not None and uniform is not None:
+            bias = bias.masked_fill(uniform, 0.0)
+        return Recorded(mask, bias, uniform)
+
+    def tensors(self) -> list[Tensor | None]:
+        """All that tells this from another."""
+        mask = self.mask
+        edges = (mask.start, mask.stop, None) if isinstance(mask, Intervals) else (None, None)
+        return [*edges, mask.keep if isinstance(mask, DenseMask) else None, self.bias, self.uniform]
+
 
 class MaskStore:
-    """Converts mask tensors, and remembers them: models share one tensor among their layers.
+    """Converts mask tensors, and remembers what came of them: models give one mask to many layers.
 
     A bool tensor is a mask. A float tensor is added to the scores: entries at or below half of its dtype's least
-    value mean "not allowed", and if all the others are 0 no bias is left.
+    value mean "not allowed", and if all the others are 0 no bias is left. The tensors themselves are not kept.
     """
 
     def __init__(self) -> None:
-        self._known: dict[Any, tuple[tuple[Tensor | None, ...], Recorded]] = {}
+        self._known: dict[Any, tuple[list[StorageWeakRef], Recorded]] = {}
+        self._distinct: dict[Any, list[Recorded]] = {}
 
-    def convert(self, mask: Tensor | None, bias: Tensor | None = None) -> Recorded:
-        """`bias` is a position bias that the model passes beside its mask."""
-        if mask is None and bias is None:
+    def convert(self, mask: Tensor | None, bias: Tensor | None = None, nonzero_blocks: bool = False) -> Recorded:
+        """`bias` is a position bias that the model passes beside its mask.
+
+        `nonzero_blocks`: whatever is not 0 in the mask means "not allowed", as in PyTorch's own modules.
+        """
+        given = [tensor for tensor in (mask, bias) if tensor is not None]
+        if not given:
             return Recorded()
-        key = (_identity(mask), _identity(bias))
-        if key not in self._known:
-            # the tensors are kept as long as the store, so that their addresses stay theirs
-            self._known[key] = ((mask, bias), _convert(mask, bias))
-        return self._known[key][1]
+        key = (_identity(mask), _identity(bias), nonzero_blocks)
+        known = self._known.get(key)
+        if known is not None and not any(storage.expired() for storage in known[0]):  # type: ignore[no-untyped-call]
+            return known[1]
+        found = self._shared(_convert(_allowed(mask) if nonzero_blocks else mask, bias))
+        if not any(tensor.is_inference() for tensor in given):  # these could be written to unseen
+            if len(self._known) >= 64:  # a long generation makes a mask a step
+                self._known = {k: (s, r) for k, (s, r) in self._known.items() if not any(w.expired() for w in s)}  # type: ignore[no-untyped-call]
+            storages = [StorageWeakRef(t.untyped_storage()) for t in given]  # type: ignore[no-untyped-call]
+            self._known[key] = (storages, found)
+        return found
+
+    def _shared(self, new: Recorded) -> Recorded:
+        """An equal one from before, if there is one: some models make the same mask anew for every layer."""
+        kind = tuple(None if t is None else (tuple(t.shape), t.dtype, t.device) for t in new.tensors())
+        alike = self._distinct.setdefault(kind, [])
+        for old in alike:
+            if all(a is None or torch.equal(a, b) for a, b in zip(old.tensors(), new.tensors(), strict=True)):  # type: ignore[arg-type]
+                return old
+        alike[:] = [*alike[-7:], new]  # the last few are enough to find it
+        return new
 
 
 def _identity(tensor: Tensor | None) -> Any:
@@ -52,6 +91,14 @@ def _identity(tensor: Tensor | None) -> Any:
         return None
     version = 0 if tensor.is_inference() else tensor._version
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, version
+
+
+def _allowed(mask: Tensor | None) -> Tensor | None:
+    """What is 0; a dimension that repeats one row is made once."""
+    if mask is None:
+        return None
+    once = mask.detach()[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride())]
+    return once == 0
 
 
 @torch.no_grad()

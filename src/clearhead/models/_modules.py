@@ -3,49 +3,63 @@
 from __future__ import annotations
 
 import inspect
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from clearhead.models._patch import replaced
+
+Kind = Literal["self", "cross"]
+
 # What models call the sequence that the keys of cross attention come from.
-SOURCES = ("key_value_states", "encoder_hidden_states", "cross_attention_states", "context")
+SOURCES = ("key_value_states", "encoder_hidden_states", "cross_attention_states", "context", "memory")
 
 
 class Stack:
-    """The modules being run, outermost first, kept by hooks that touch neither inputs nor outputs."""
+    """The modules being run, outermost first, each thread its own.
+
+    They are seen through `nn.Module.__call__`. Hooks would not do: PyTorch's Transformer layers leave their fast path
+    where a module inside has one, and their outputs move.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.names = {id(module): name or type(model).__name__ for name, module in model.named_modules()}
-        self._running: list[tuple[nn.Module, Literal["self", "cross"]]] = []
-        self._handles: list[Any] = []
-        self._model = model
+        self._model = model  # so that the ids stay theirs
+        self._running = _Running()
 
-    def __enter__(self) -> Stack:
-        for module in self._model.modules():
-            self._handles.append(module.register_forward_pre_hook(self._push, with_kwargs=True))
-            self._handles.append(module.register_forward_hook(self._pop, always_call=True))
-        return self
+    def entered(self) -> AbstractContextManager[None]:
+        return replaced(nn.Module, "__call__", self._watched)
 
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
+    def _watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if id(module) not in self.names:
+                return call(module, *args, **kwargs)
+            self._running.stack.append((module, _kind(module, args, kwargs)))
+            try:
+                return call(module, *args, **kwargs)
+            finally:
+                self._running.stack.pop()
 
-    def _push(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._running.append((module, _kind(module, args, kwargs)))
+        return __call__
 
-    def _pop(self, module: nn.Module, *_: Any) -> None:
-        while self._running and self._running.pop()[0] is not module:
-            pass
+    @property
+    def innermost(self) -> tuple[nn.Module, Kind] | None:
+        """The innermost module running, and the kind of attention its inputs speak for."""
+        return self._running.stack[-1] if self._running.stack else None
 
-    def innermost(self) -> tuple[str, Literal["self", "cross"]] | None:
-        """The name of the innermost module running, and the kind of attention its inputs speak for."""
-        if not self._running:
-            return None
-        module, kind = self._running[-1]
-        return self.names[id(module)], kind
+    def name_of(self, module: nn.Module) -> str | None:
+        return self.names.get(id(module))
 
 
-def _kind(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Literal["self", "cross"]:
+class _Running(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[tuple[nn.Module, Kind]] = []
+
+
+def _kind(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kind:
     """Cross, if the module was given a second sequence."""
     named = dict(kwargs)
     if len(args) > 1:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
 
-from clearhead.masks.base import Mask
-from clearhead.masks.causal import Causal
-from clearhead.models._masks import MaskStore
-from clearhead.models._modules import Stack
+from clearhead._errors import UnsupportedError
+from clearhead.models._masks import MaskStore, Recorded
+from clearhead.models._modules import Kind, Stack
 from clearhead.models.call import Call
 from clearhead.scores.dot import Dot
 
@@ -34,8 +34,10 @@ class Recorder:
             self._inside -= 1
 
     @property
-    def busy(self) -> bool:
-        return self._inside > 0
+    def idle(self) -> bool:
+        """Nothing to record: no module of the model runs, or the call is a part of one that is recorded already."""
+        # gradient checkpointing runs a module again in the backward pass: the same calls
+        return self.stack.innermost is None or self._inside > 0 or torch._C._current_graph_task_id() != -1
 
     def record(
         self,
@@ -43,30 +45,39 @@ class Recorder:
         key: Tensor,
         *,
         name: str | None = None,
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-        causal: Causal | None = None,
+        kind: Kind | None = None,
+        masks: Recorded,
         scale: float | None = None,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
         backend: str,
     ) -> None:
-        """Copy what went in: it may be written over, a key/value cache for one."""
-        running = self.stack.innermost()
-        if running is None:  # a call of something else than the model
-            return
-        inner, kind = running
-        found = self.masks.convert(mask, bias)
-        allowed: Mask | None = causal if found.mask is None else found.mask if causal is None else found.mask & causal
+        """Copy what went in: it may be written over, a key/value cache for one.
+
+        query (B, H, Lq, E), key (B, Hk, Lk, E). `name`, `kind`: None asks the innermost module that runs. `masks`:
+        what `self.masks` made of the call's own.
+        """
+        innermost = self.stack.innermost
+        assert innermost is not None, "a source asks `idle` first"
+        module, spoken = innermost
+        name = name or self.stack.names[id(module)]
+        if query.is_nested or key.is_nested:
+            raise UnsupportedError(
+                f"{name} called attention with nested tensors, which watch() reads from torch.nn.TransformerEncoder "
+                "alone. Run the model on a padded batch and a mask."
+            )
+        if sinks is not None:
+            sinks = sinks.detach().to(query.dtype)
         self.calls.append(
             Call(
-                name=inner if name is None else name,
-                kind=kind,
+                name=name,
+                kind=kind or spoken,
                 query=query.detach().clone(),
                 key=key.detach().clone(),
-                mask=allowed,
-                bias=found.bias,
-                score=Dot(scale=scale, softcap=softcap),
+                mask=masks.mask,
+                bias=masks.bias,
+                score=Dot(scale=scale, softcap=softcap, sinks=sinks).requires_grad_(False),
                 backend=backend,
-                uniform=found.uniform,
+                uniform=masks.uniform,
             )
         )

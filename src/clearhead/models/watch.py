@@ -7,8 +7,9 @@ from contextlib import ExitStack, contextmanager
 
 from torch import nn
 
-from clearhead._errors import ClearheadError, UnsupportedError
-from clearhead.models import _sdpa, _transformers
+from clearhead._errors import ClearheadError
+from clearhead.models import _functions, _transformers
+from clearhead.models._compiled import refuse_compiled
 from clearhead.models.recorder import Recorder
 from clearhead.models.seen import Seen
 
@@ -29,34 +30,27 @@ def watch(model: nn.Module) -> Iterator[Seen]:
     >>> seen.calls[0].weights[0, 2, 7].shape
     torch.Size([10])
 
-    `model`: any nn.Module. Recognised are the models of transformers, on whatever backend they run, and direct calls
-    of `torch.nn.functional.scaled_dot_product_attention`. Gives a `Seen`: `seen.calls`, and by module `seen[name]`.
-    Each `Call` keeps copies of query and key, and shares the mask with the calls that were given the same one; its
-    `weights` are those before dropout.
-    Raises a `ClearheadError` at the end of the `with` if no call was recognised: the result is never empty.
+    `model`: any nn.Module. Recognised are the models of transformers, on whatever backend they run;
+    `torch.nn.MultiheadAttention` and the Transformer layers of `torch.nn`, their fast path left in place; and direct
+    calls of `torch.nn.functional.scaled_dot_product_attention`. Gives a `Seen`: `seen.calls`, and by module
+    `seen[name]`. Each `Call` keeps copies of query and key, and shares the mask with the calls that were given the
+    same one; its `weights` are those before dropout.
+    Raises a `ClearheadError` at the end of the `with` if no call was recognised: the result is never empty. Raises an
+    `UnsupportedError` for a compiled model: watch the one that was compiled.
     Cost: a copy of query and key a call; O(Lq + Lk) memory each, and the mask's own tensor once where its rows are
-    no intervals.
+    no intervals. `torch.nn` projects queries and keys inside: a record projects them once more.
     """
     if not isinstance(model, nn.Module):
         raise ClearheadError(f"watch takes a torch.nn.Module; got a {type(model).__name__}.")
-    _refuse_multihead(model)
+    refuse_compiled(model)
     recorder = Recorder(model)
     with ExitStack() as stack:
-        stack.enter_context(recorder.stack)
+        stack.enter_context(recorder.stack.entered())
         stack.enter_context(_transformers.source(recorder))
-        stack.enter_context(_sdpa.source(recorder))
+        stack.enter_context(_functions.source(recorder))
         yield Seen(recorder.calls)
     if not recorder.calls:
         raise ClearheadError(_nothing_seen(model))
-
-
-def _refuse_multihead(model: nn.Module) -> None:
-    found = [name for name, module in model.named_modules() if isinstance(module, nn.MultiheadAttention)]
-    if found:
-        raise UnsupportedError(
-            f"{type(model).__name__} has torch.nn.MultiheadAttention, at {found[0]!r}, which watch() does not "
-            "support yet: it records transformers models and direct calls of F.scaled_dot_product_attention."
-        )
 
 
 def _nothing_seen(model: nn.Module) -> str:
@@ -65,8 +59,9 @@ def _nothing_seen(model: nn.Module) -> str:
     if backend is not None:
         lines.append(f"Its attention backend is {backend!r}.")
     lines.append(
-        "Run the model inside the `with`. Recognised are models of transformers that use its attention interface, and "
-        "direct calls of torch.nn.functional.scaled_dot_product_attention; a model that computes attention in its own "
-        "code (DeBERTa, Bloom, GPT-J) can be recorded once that code calls one of these."
+        "Run the model itself inside the `with`, in the same thread, and not what torch.compile() made of it. Recognised are models of transformers that use its "
+        "attention interface, torch.nn.MultiheadAttention and torch.nn's Transformer layers, and direct calls of "
+        "torch.nn.functional.scaled_dot_product_attention; a model that computes attention in its own code (DeBERTa, "
+        "Bloom, GPT-J), or in TorchScript, can be recorded once that code calls one of these."
     )
     return "\n".join(lines)

@@ -1,0 +1,40 @@
+"""Functions of other packages, replaced while something is watched, and given back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+_lock = threading.Lock()
+_active: dict[tuple[int, str], tuple[Callable[..., Any], list[Wrap]]] = {}
+
+
+@contextmanager
+def replaced(owner: Any, name: str, wrap: Wrap) -> Iterator[None]:
+    """`owner.name` is `wrap(owner.name)` inside the `with`.
+
+    Two watches may end in another order than they began, in two threads: each end wraps anew what is left.
+    """
+    key = (id(owner), name)
+    with _lock:
+        original, wraps = _active.setdefault(key, (getattr(owner, name), []))
+        wraps.append(wrap)
+        setattr(owner, name, _wrapped(original, wraps))
+    try:
+        yield
+    finally:
+        with _lock:
+            wraps.remove(wrap)
+            setattr(owner, name, _wrapped(original, wraps))
+            if not wraps:
+                del _active[key]
+
+
+def _wrapped(function: Callable[..., Any], wraps: list[Wrap]) -> Callable[..., Any]:
+    for wrap in wraps:
+        function = wrap(function)
+    return function
