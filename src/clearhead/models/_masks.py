@@ -37,6 +37,15 @@ class Recorded:
             bias = bias.masked_fill(uniform, 0.0)
         return Recorded(mask, bias, uniform)
 
+    def with_sinks(self, keys: int) -> Recorded:
+        """With sinks a query that was left nothing gives all its weight to the sink, and none to a key."""
+        if self.uniform is None:
+            return self
+        stop = torch.where(self.uniform[..., 0], 0, keys)
+        return (
+            Recorded(None, self.bias).plus(Recorded(Intervals(torch.zeros_like(stop), stop))).plus(Recorded(self.mask))
+        )
+
     def tensors(self) -> list[Tensor | None]:
         """All that tells this from another."""
         mask = self.mask

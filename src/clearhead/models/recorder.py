@@ -67,7 +67,7 @@ class Recorder:
                 "alone. Run the model on a padded batch and a mask."
             )
         if sinks is not None:
-            sinks = sinks.detach().to(query.dtype)
+            sinks, masks = sinks.detach().to(query.dtype), masks.with_sinks(key.shape[2])
         self.calls.append(
             Call(
                 name=name,

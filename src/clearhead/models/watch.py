@@ -58,10 +58,13 @@ def _nothing_seen(model: nn.Module) -> str:
     lines = [f"the model {type(model).__name__} made no attention call that clearhead recognises."]
     if backend is not None:
         lines.append(f"Its attention backend is {backend!r}.")
+    if backend == "eager":
+        lines.append("Some models make such calls on another one: load it with attn_implementation='sdpa', if it can.")
     lines.append(
-        "Run the model itself inside the `with`, in the same thread, and not what torch.compile() made of it. Recognised are models of transformers that use its "
-        "attention interface, torch.nn.MultiheadAttention and torch.nn's Transformer layers, and direct calls of "
-        "torch.nn.functional.scaled_dot_product_attention; a model that computes attention in its own code (DeBERTa, "
-        "Bloom, GPT-J), or in TorchScript, can be recorded once that code calls one of these."
+        "Run the model itself inside the `with`, in the same thread, and not what torch.compile() made of it. "
+        "Recognised are models of transformers that use its attention interface, torch.nn.MultiheadAttention and "
+        "torch.nn's Transformer layers, and direct calls of torch.nn.functional.scaled_dot_product_attention; a model "
+        "that computes attention in its own code (DeBERTa, Bloom, GPT-J), or in TorchScript, can be recorded once that "
+        "code calls one of these."
     )
     return "\n".join(lines)

@@ -1,0 +1,96 @@
+"""Running a model of transformers on clearhead."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+
+from clearhead._attention import attention
+from clearhead._errors import ClearheadError, require
+from clearhead._values import compiling
+from clearhead.masks.base import Mask
+from clearhead.masks.causal import Causal
+from clearhead.models._masks import _compact as compact
+from clearhead.scores.dot import Dot
+
+NAME = "clearhead"
+
+
+def use_in_transformers(model: Any) -> Any:
+    """Run a model of transformers on clearhead's engines: its attention, and its masks.
+
+    >>> import torch, clearhead as ch
+    >>> from transformers import LlamaConfig, LlamaModel
+    >>> model = LlamaModel(LlamaConfig(vocab_size=100, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
+    ...                                num_attention_heads=8, num_key_value_heads=2)).eval()
+    >>> ch.use_in_transformers(model)(input_ids=torch.arange(10)[None]).last_hidden_state.shape
+    torch.Size([1, 10, 64])
+
+    `model`: a transformers model whose backend can be set (`set_attn_implementation`). It is changed, and returned.
+    Softcaps, sinks, position biases, grouped heads, windows and padding are taken as the model gives them; what its
+    masks leave out is skipped, and a mask is converted once for all layers. A query that may see nothing gets 0.
+    `model.set_attn_implementation("sdpa")` sets it back.
+    Raises a `ClearheadError` for anything else. Cost: as `attention`.
+    """
+    transformers = require("transformers", "models", "use_in_transformers")
+    if not isinstance(model, transformers.PreTrainedModel):
+        raise ClearheadError(f"use_in_transformers takes a model of transformers; got a {type(model).__name__}.")
+    transformers.AttentionInterface.register(NAME, _attend)
+    transformers.AttentionMaskInterface.register(NAME, _mask)
+    if not model._can_set_attn_implementation():
+        raise ClearheadError(
+            f"{type(model).__name__} computes attention in its own code: transformers cannot give it another backend."
+        )
+    model.set_attn_implementation(NAME)
+    return model
+
+
+def _mask(*args: Any, **kwargs: Any) -> Tensor | None:
+    """The bool mask that SDPA would get, with its normal form beside it."""
+    masking = require("transformers.masking_utils", "models", "use_in_transformers")
+    mask: Any = masking.sdpa_mask(*args, **kwargs)
+    if mask is not None and not compiling():
+        mask.clearhead = compact(mask)  # all layers are given this one tensor
+    return mask  # type: ignore[no-any-return]
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """What the attention interface asks for: (B, Lq, H, Ev), and no weights."""
+    mask: Tensor | Mask | None = getattr(attention_mask, "clearhead", attention_mask)
+    causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
+    if attention_mask is None and causal and query.shape[2] > 1:
+        mask = Causal("upper_left")
+    bias = kwargs.get("position_bias")
+    sinks = kwargs.get("s_aux")
+    score = _dot(scaling, kwargs.get("softcap")) if sinks is None else _with_sinks(module, scaling, kwargs)
+    out = attention(query, key, value, score=score, mask=mask, bias=bias, dropout_p=dropout)
+    return out.transpose(1, 2).contiguous(), None
+
+
+@cache
+def _dot(scale: float | None, softcap: float | None) -> Dot:
+    return Dot(scale, softcap)
+
+
+_scores: WeakKeyDictionary[nn.Module, Dot] = WeakKeyDictionary()
+
+
+def _with_sinks(module: nn.Module, scale: float | None, kwargs: dict[str, Any]) -> Dot:
+    sinks = kwargs["s_aux"]
+    found = _scores.get(module)
+    if found is None or found.sinks is not sinks:
+        found = _scores[module] = Dot(scale, kwargs.get("softcap"), sinks)
+    return found

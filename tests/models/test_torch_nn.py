@@ -1,0 +1,269 @@
+"""torch.nn.MultiheadAttention and the Transformer layers: their outputs stay, and records equal their own weights."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+import clearhead as ch
+
+pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor", "ignore:The PyTorch API of nested")
+
+PADDING = torch.tensor([[0] * 6, [0, 0, 0, 0, 1, 1]]).bool()  # True: padding
+CAUSAL = torch.ones(6, 6).triu(1).bool()  # True: not allowed
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def float_mask(mask):
+    return torch.zeros(mask.shape).masked_fill(mask, -torch.inf)
+
+
+def multihead(seed=0, **options):
+    torch.manual_seed(seed)
+    module = nn.MultiheadAttention(16, 4, **options).eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(std=0.5)
+    return module
+
+
+BY_HEAD = (random(8, 6, 6, seed=3) > 0.5) & ~torch.eye(6, dtype=torch.bool)
+MASKS = {
+    "none": {},
+    "padding": {"key_padding_mask": PADDING},
+    "float padding": {"key_padding_mask": float_mask(PADDING)},
+    "padding that adds": {"key_padding_mask": random(2, 6, seed=4)},
+    "causal": {"attn_mask": CAUSAL},
+    "causal, hinted": {"attn_mask": CAUSAL, "is_causal": True},
+    "float causal": {"attn_mask": float_mask(CAUSAL)},
+    "bias": {"attn_mask": random(6, 6, seed=5)},
+    "a mask a head": {"attn_mask": BY_HEAD},
+    "a bias a head": {"attn_mask": random(8, 6, 6, seed=6)},
+    "causal and padding": {"attn_mask": CAUSAL, "key_padding_mask": PADDING},
+    "causal, hinted, and padding": {"attn_mask": CAUSAL, "is_causal": True, "key_padding_mask": PADDING},
+    "bias and padding that adds": {"attn_mask": random(6, 6, seed=5), "key_padding_mask": random(2, 6, seed=4)},
+}
+MODULES = {
+    "batch first": {"batch_first": True},
+    "sequence first": {},
+    "no bias": {"batch_first": True, "bias": False},
+    "a learnt key": {"batch_first": True, "add_bias_kv": True},
+    "a key of zeros": {"add_zero_attn": True},
+    "both": {"add_bias_kv": True, "add_zero_attn": True, "batch_first": True},
+}
+
+
+def check(module, *inputs, **options):
+    """Watching changes no output; the one record has the module's own weights."""
+    for need_weights, grad, training in itertools.product((True, False), (True, False), (True, False)):
+        module.train(training)
+        with torch.set_grad_enabled(grad):
+            plain = module(*inputs, need_weights=need_weights, **options)[0]
+            with ch.watch(module) as seen:
+                watched = module(*inputs, need_weights=need_weights, **options)[0]
+        assert torch.equal(plain, watched) and plain.requires_grad == watched.requires_grad
+        (call,) = seen.calls
+        weights = module(*inputs, need_weights=True, average_attn_weights=False, **options)[1]
+        recorded = call.weights.dense()
+        if "is_causal" in options and "key_padding_mask" not in options and recorded.shape[-1] > 6 and not need_weights:
+            assert (recorded[..., 6:] == 0).all()  # the kernel's flag hides the keys that the module adds
+            continue
+        torch.testing.assert_close(recorded if weights.ndim == 4 else recorded[0], weights, atol=1e-5, rtol=0)
+        assert call.name == "MultiheadAttention" and not call.query.requires_grad and not call.key.requires_grad
+    return call
+
+
+@pytest.mark.parametrize("masks", MASKS)
+@pytest.mark.parametrize("kind", MODULES)
+def test_multihead_attention(kind, masks):
+    x = random(2, 6, 16) if MODULES[kind].get("batch_first") else random(6, 2, 16)
+    call = check(multihead(**MODULES[kind]), x, x, x, **MASKS[masks])
+    assert call.kind == "self" and call.query.shape == (2, 4, 6, 4)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_cross_attention_with_other_widths(batch_first):
+    module = multihead(kdim=10, vdim=12, batch_first=batch_first)
+    query, key, value = random(2, 6, 16), random(2, 5, 10, seed=1), random(2, 5, 12, seed=2)
+    inputs = [t if batch_first else t.transpose(0, 1) for t in (query, key, value)]
+    call = check(module, *inputs, key_padding_mask=torch.tensor([[0] * 5, [0, 0, 1, 1, 1]]).bool())
+    assert call.kind == "cross" and call.weights.shape == (2, 4, 6, 5)
+    module = multihead(batch_first=batch_first)
+    same = inputs[0]
+    assert check(module, same, same, same * 2).kind == "self"
+    assert check(module, same, same * 2, same).kind == "cross"
+
+
+def test_unbatched():
+    x, padding = random(6, 16), PADDING[1]
+    assert check(multihead(batch_first=True), x, x, x, key_padding_mask=padding).query.shape == (1, 4, 6, 4)
+    check(multihead(), x, x, x, attn_mask=BY_HEAD[:4])
+
+
+def test_the_masks_of_the_modules_become_intervals():
+    module, x = multihead(batch_first=True), random(2, 6, 16)
+    with torch.no_grad(), ch.watch(module) as seen:
+        module(x, x, x, key_padding_mask=PADDING)
+        module(x, x, x, key_padding_mask=float_mask(PADDING))
+        module(x, x, x, attn_mask=CAUSAL)
+    assert [type(call.mask).__name__ for call in seen.calls] == ["Intervals"] * 3
+    assert all(call.bias is None for call in seen.calls) and seen.calls[0].mask is seen.calls[1].mask
+
+
+def encoder(depth=2, **options):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 4, 32, **{"batch_first": True, "dropout": 0.1, **options})
+    model = nn.TransformerEncoder(layer, depth).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.5)
+    return model
+
+
+def own_weights(model, x, mask, padding):
+    """Each layer's need_weights=True weights, on the path without nested tensors."""
+    found, layers = [], model.layers
+    for layer in layers:
+        inside = layer.norm1(x) if layer.norm_first else x
+        options = {"attn_mask": mask, "key_padding_mask": padding, "average_attn_weights": False}
+        found.append(layer.self_attn(inside, inside, inside, **options)[1])
+        x = layer(x, mask, padding)
+    return found
+
+
+@pytest.mark.parametrize("padding", [None, PADDING, PADDING.flip(1)], ids=["no padding", "right", "left"])
+@pytest.mark.parametrize("mask", [None, CAUSAL, BY_HEAD], ids=["no mask", "causal", "by head"])
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_transformer_encoder(batch_first, norm_first, mask, padding):
+    model = encoder(batch_first=batch_first, norm_first=norm_first)
+    x = random(2, 6, 16) if batch_first else random(6, 2, 16)
+    own = own_weights(model, x, mask, padding)
+    for grad, training in itertools.product((False, True), (False, True)):
+        model.train(training)
+        with torch.set_grad_enabled(grad):
+            torch.manual_seed(1)  # of the dropout
+            plain = model(x, mask, padding)
+            torch.manual_seed(1)
+            with ch.watch(model) as seen:
+                watched = model(x, mask, padding)
+        assert torch.equal(plain.nan_to_num(7), watched.nan_to_num(7)), "watching changed the output"
+        assert [call.name for call in seen.calls] == ["layers.0.self_attn", "layers.1.self_attn"]
+        fast = batch_first and not grad and not training
+        assert {"fwd" in call.backend for call in seen.calls} == {fast}
+        assert {call.kind for call in seen.calls} == {"self"}
+        if training:
+            continue
+        for call, weights in zip(seen.calls, own, strict=True):
+            recorded, rows = call.weights.dense(), torch.ones(2, 4, 6, dtype=torch.bool)
+            if type(call.mask) is ch.Lengths:  # nested: what is padding was not computed
+                rows = ~PADDING[:, None].expand(2, 4, 6)
+                assert (recorded[~rows] == 0).all()
+            rows = rows & ~weights.isnan().any(-1)  # that see nothing
+            assert rows.sum() > 24
+            torch.testing.assert_close(recorded[rows], weights[rows], atol=1e-5, rtol=0)
+
+
+def test_padded_batches_stay_nested_and_their_outputs_zero_at_padding():
+    model, x = encoder(), random(2, 6, 16)
+    with torch.no_grad(), ch.watch(model) as seen:
+        output = model(x, src_key_padding_mask=PADDING)
+    assert (output[1, 4:] == 0).all() and all(isinstance(call.mask, ch.Lengths) for call in seen.calls)
+    assert seen.calls[0].weights[1, 0].shape == (6, 6)
+    torch.testing.assert_close(seen.calls[0].weights[1, 0].sum(-1), torch.tensor([1.0, 1, 1, 1, 0, 0]))
+
+
+def test_a_layer_given_a_nested_tensor():
+    layer = encoder(1, norm_first=True).layers[0]
+    rows = [random(6, 16), random(4, 16, seed=1)]
+    with torch.no_grad(), ch.watch(layer) as seen:
+        layer(torch.nested.nested_tensor(rows))
+    for row, got in zip(rows, seen.calls[0].weights.dense(), strict=True):
+        x = layer.norm1(row)
+        want = layer.self_attn(x, x, x, average_attn_weights=False)[1]
+        torch.testing.assert_close(got[:, : len(row), : len(row)], want, atol=1e-5, rtol=0)
+
+
+def test_the_fast_path_takes_a_float_mask_for_a_bool_one_and_so_does_its_record():
+    # torch.nn.TransformerEncoderLayer, in eval and without gradients: what is not 0 is not allowed
+    layer, x = encoder(1).layers[0], random(2, 6, 16)
+    bias = torch.zeros(6, 6)
+    bias[0, 1] = -0.5
+    with torch.no_grad(), ch.watch(layer) as seen:
+        biased = layer(x, bias)
+        blocked = layer(x, bias != 0)
+    assert torch.equal(biased, blocked)
+    assert seen.calls[0].weights[0, 0, 0, 1] == 0 and seen.calls[0].bias is None
+    with ch.watch(layer) as seen:
+        layer(x, bias)
+    assert seen.calls[0].weights[0, 0, 0, 1] > 0 and seen.calls[0].bias is not None
+
+
+def test_transformer_decoder_and_whole_transformer():
+    torch.manual_seed(0)
+    model = nn.Transformer(16, 4, 1, 2, 32, dropout=0.0, batch_first=True).eval()
+    source, target = random(2, 6, 16), random(2, 5, 16, seed=1)
+    mask = nn.Transformer.generate_square_subsequent_mask(5)
+    inputs = {"tgt_mask": mask, "src_key_padding_mask": PADDING, "memory_key_padding_mask": PADDING}
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            plain = model(source, target, **inputs)
+            with ch.watch(model) as seen:
+                watched = model(source, target, **inputs)
+        assert torch.equal(plain, watched)
+        names = [name.removesuffix("_attn").removesuffix("head") for name in seen]
+        assert names == ["encoder.layers.0.self"] + [
+            f"decoder.layers.{i}.{k}" for i in (0, 1) for k in ("self", "multi")
+        ]
+        assert [call.kind for call in seen.calls] == ["self", "self", "cross", "self", "cross"]
+        cross = seen["decoder.layers.0.multihead_attn"][0]
+        assert cross.weights.shape == (2, 4, 5, 6) and (cross.weights[1, :, :, 4:] == 0).all()
+    layer = model.decoder.layers[0]
+    memory = model.encoder(source, src_key_padding_mask=PADDING)
+    x = layer.self_attn(target, target, target, attn_mask=mask, average_attn_weights=False)
+    torch.testing.assert_close(seen.calls[1].weights.dense(), x[1], atol=1e-5, rtol=0)
+    x = layer.norm1(target + x[0])
+    own = layer.multihead_attn(x, memory, memory, key_padding_mask=PADDING, average_attn_weights=False)[1]
+    torch.testing.assert_close(cross.weights.dense(), own, atol=1e-5, rtol=0)
+
+
+def test_a_query_that_may_see_nothing_has_weights_0():
+    layer, x = encoder(1).layers[0], random(2, 6, 16)
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad), ch.watch(layer) as seen:
+            layer(x, src_key_padding_mask=torch.ones(2, 6, dtype=torch.bool))
+        assert (seen.calls[0].weights.dense() == 0).all()
+
+
+def test_autocast_and_gradients():
+    module, x = multihead(batch_first=True).train(), random(2, 6, 16)
+    gradients = []
+    for watched in (False, True):
+        module.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            if watched:
+                with ch.watch(module) as seen:
+                    output = module(x, x, x)[0]
+            else:
+                output = module(x, x, x)[0]
+        output.float().square().sum().backward()
+        gradients.append([parameter.grad.clone() for parameter in module.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+    assert seen.calls[0].query.dtype == torch.bfloat16
+
+
+def test_the_report_of_a_padded_batch(tmp_path):
+    model, x = encoder(), random(2, 6, 16)
+    with torch.no_grad(), ch.watch(model) as seen:
+        model(x, src_key_padding_mask=PADDING)
+    for layer, call in zip(seen.layers(list("abcdef"), sequence=1), seen.calls, strict=True):
+        assert layer.name == call.name and layer.query_tokens == list("abcdef")
+        torch.testing.assert_close(torch.as_tensor(layer.received), call.weights.received()[1])
+        assert layer.stop[0].tolist() == [4, 4, 4, 4, 0, 0]
+    page = seen.report(tmp_path / "page.html", list("abcdef"), sequence=1).read_text(encoding="utf-8")
+    assert "layers.1.self_attn" in page

@@ -1,0 +1,140 @@
+"""Models of transformers run on clearhead: outputs are their own."""
+
+import os
+
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.models import use
+from clearhead.models.load import bundled
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
+
+IDS = torch.randint(3, 100, (2, 9), generator=torch.Generator().manual_seed(0))
+RIGHT = torch.tensor([[1] * 9, [1] * 5 + [0] * 4])
+SMALL = {
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+GROUPED = {**SMALL, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0}
+T5 = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+BART = {
+    "vocab_size": 100,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+}
+MODELS = {
+    "bert": lambda: transformers.BertModel(transformers.BertConfig(**SMALL)),
+    "llama": lambda: transformers.LlamaModel(transformers.LlamaConfig(**GROUPED)),
+    "mistral": lambda: transformers.MistralModel(transformers.MistralConfig(**GROUPED, sliding_window=4)),
+    "gemma2": lambda: transformers.Gemma2Model(
+        transformers.Gemma2Config(**GROUPED, sliding_window=4, attn_logit_softcapping=5.0)
+    ),
+    "gpt-oss": lambda: transformers.GptOssModel(
+        transformers.GptOssConfig(**GROUPED, num_local_experts=2, num_experts_per_tok=1, sliding_window=4)
+    ),
+    "gpt2": lambda: transformers.GPT2Model(
+        transformers.GPT2Config(vocab_size=100, n_embd=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0)
+    ),
+    "t5": lambda: transformers.T5Model(transformers.T5Config(**T5)),
+    "bart": lambda: transformers.BartModel(transformers.BartConfig(**BART)),
+    "deepseek": lambda: transformers.DeepseekV3Model(
+        transformers.DeepseekV3Config(
+            **SMALL,
+            num_key_value_heads=4,
+            q_lora_rank=16,
+            kv_lora_rank=16,
+            qk_rope_head_dim=4,
+            qk_nope_head_dim=8,
+            v_head_dim=6,
+            n_routed_experts=4,
+            num_experts_per_tok=1,
+            moe_intermediate_size=16,
+            n_group=1,
+            topk_group=1,
+        )
+    ),
+}
+
+
+def seen_positions(mask):
+    """Outputs at padding mean nothing, and backends differ there."""
+    return torch.ones_like(IDS, dtype=torch.bool) if mask is None else mask.bool()
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("mask", [None, RIGHT, RIGHT.flip(1)], ids=["whole", "right padding", "left padding"])
+def test_outputs_are_the_models_own(name, mask, monkeypatch):
+    torch.manual_seed(0)
+    model = MODELS[name]().eval()
+    inputs = {"input_ids": IDS, "attention_mask": mask}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = IDS[:, :5]
+    calls = []
+    attend = use.attention
+    monkeypatch.setattr(use, "attention", lambda *a, **k: calls.append(1) or attend(*a, **k))
+    with torch.no_grad():
+        own = model(**inputs)[0]
+        assert ch.use_in_transformers(model) is model
+        got = model(**inputs)[0]
+    assert len(calls) >= 2
+    keep = slice(None) if model.config.is_encoder_decoder else seen_positions(mask)
+    torch.testing.assert_close(got[keep], own[keep], atol=1e-5, rtol=0)
+
+
+def test_the_real_bert():
+    model = transformers.AutoModel.from_pretrained(bundled(), local_files_only=True).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(bundled(), local_files_only=True)
+    inputs = tokenizer(["The pump in Broad Street was closed.", "It was."], padding=True, return_tensors="pt")
+    keep = inputs["attention_mask"].bool()
+    with torch.no_grad():
+        own = model(**inputs).last_hidden_state
+        got = ch.use_in_transformers(model)(**inputs).last_hidden_state
+        with ch.watch(model) as seen:
+            watched = model(**inputs).last_hidden_state
+    torch.testing.assert_close(got[keep], own[keep], atol=1e-5, rtol=0)
+    assert torch.equal(watched, got) and seen.calls[0].backend == "clearhead"
+    assert len({id(call.mask) for call in seen.calls}) == 1
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt-oss"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generation(name, cache):
+    torch.manual_seed(0)
+    config = MODELS[name]().config
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    options = {"max_new_tokens": 6, "do_sample": False, "cache_implementation": cache, "pad_token_id": 0}
+    options |= {"attention_mask": RIGHT.flip(1), "eos_token_id": None, "disable_compile": True}
+    own = model.generate(IDS, **options)
+    assert torch.equal(ch.use_in_transformers(model).generate(IDS, **options), own)
+
+
+def test_training_gives_the_same_gradients():
+    torch.manual_seed(0)
+    model = MODELS["llama"]().train()
+    found = []
+    for _ in range(2):
+        model.zero_grad()
+        model(input_ids=IDS, attention_mask=RIGHT)[0][RIGHT.bool()].sin().sum().backward()
+        found.append([p.grad.clone() for p in model.parameters()])
+        ch.use_in_transformers(model)
+    for got, own in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(got, own, atol=1e-5, rtol=1e-4)
+
+
+def test_what_it_cannot_take_is_a_clear_error():
+    with pytest.raises(ch.ClearheadError, match="takes a model of transformers; got a Linear"):
+        ch.use_in_transformers(torch.nn.Linear(2, 2))
+    config = transformers.DebertaV2Config(**SMALL)
+    with pytest.raises(ch.ClearheadError, match="own code"):
+        ch.use_in_transformers(transformers.DebertaV2Model(config))
