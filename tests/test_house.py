@@ -19,6 +19,7 @@ ORDER = [
     "explanation",
     "nn",
     "inspection",
+    "_drop_in",
     "_attention",
     "_compiled",
     "engines",

@@ -2,19 +2,24 @@
 
     attention, plan, weights           compute it; say what would run; look into it at any length
     Dot Bilinear Additive Cosine Gaussian Score                           how a query meets a key
-    Lengths Padding Causal SlidingWindow DenseMask Mask                   who may see whom: & | ~
+    Lengths Padding Causal SlidingWindow Documents PrefixLM DenseMask Where Mask      who may see whom: & | ~
+    ALiBi RelativeBias DenseBias Bias                                     what is added to the scores: +
     Entropy TopK Received Pool Distance                                   what weights(...).reduce takes
-    watch                              record the attention of a real model
+    nn                                 modules: MultiHeadAttention, AdditiveAttention, positions, …
+    watch, use_in_transformers         record the attention of a real model; run one on clearhead
+    scaled_dot_product_attention       torch's own signature
     masked_softmax, check_shape        the small parts
     ClearheadError ShapeError UnsupportedError
 
 `help(clearhead.attention)` is where to begin.
 """
 
+from clearhead import nn as nn
 from clearhead._attention import Plan as Plan
 from clearhead._attention import attention as attention
 from clearhead._attention import masked_softmax as masked_softmax
 from clearhead._attention import plan as plan
+from clearhead._drop_in import scaled_dot_product_attention as scaled_dot_product_attention
 from clearhead._errors import ClearheadError as ClearheadError
 from clearhead._errors import ShapeError as ShapeError
 from clearhead._errors import UnsupportedError as UnsupportedError
@@ -41,6 +46,7 @@ from clearhead.masks import SlidingWindow as SlidingWindow
 from clearhead.masks import Where as Where
 from clearhead.models.call import Call as Call
 from clearhead.models.seen import Seen as Seen
+from clearhead.models.use import use_in_transformers as use_in_transformers
 from clearhead.models.watch import watch as watch
 from clearhead.scores import Additive as Additive
 from clearhead.scores import Bilinear as Bilinear

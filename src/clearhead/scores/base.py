@@ -116,7 +116,8 @@ def checked_tile(score: Score, query: Tensor, key: Tensor) -> Tensor:
         tile = score.tile(query, key)
     else:
         wide = {f"score.{name}": parameter.to(dtype) for name, parameter in score.named_parameters()}
-        tile = torch.func.functional_call(_Tile(score), wide, (query.to(dtype), key.to(dtype)))
+        query, key = query.to(dtype), key.to(dtype)
+        tile = torch.func.functional_call(_Tile(score), wide, (query, key)) if wide else score.tile(query, key)
     expected = (*query.shape[:-1], key.shape[-2])
     if not isinstance(tile, Tensor) or tile.shape != expected:
         got = tuple(tile.shape) if isinstance(tile, Tensor) else type(tile).__name__

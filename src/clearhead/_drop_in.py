@@ -1,0 +1,74 @@
+"""torch's own signature."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from torch import Tensor
+
+from clearhead._attention import attention
+from clearhead._errors import ClearheadError, ShapeError
+from clearhead._shapes import columns
+from clearhead.masks.base import Mask
+from clearhead.masks.causal import Causal
+from clearhead.scores.dot import Dot
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention`, its signature and its semantics, by clearhead's engines.
+
+    >>> import torch, clearhead as ch
+    >>> x = torch.rand(2, 8, 10, 16)
+    >>> mine = ch.scaled_dot_product_attention(x, x, x, is_causal=True)
+    >>> torch.allclose(mine, torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True), atol=1e-6)
+    True
+
+    Formula: softmax(query · keyᵀ · scale + attn_mask) · value, then as `attention`.
+    query (..., Lq, E), key (..., Lk, E), value (..., Lk, Ev). `attn_mask`: bool (True: may attend) or float (added),
+    broadcast from the right as torch does: of three dimensions beside inputs of four, the first is the heads.
+    `is_causal`: query 0 stands at key 0, whatever the lengths. `scale`: None is 1/√E. `enable_gqa`: key heads may be
+    fewer than query heads, and divide them.
+    Unlike torch's, its dropout is the same on every engine, and what a mask leaves out is skipped.
+    Returns (..., Lq, Ev) of the value's dtype. Raises a `ClearheadError` for attn_mask together with is_causal, and for
+    key heads that differ without enable_gqa. Cost: as `attention`. Source: as `Dot`.
+    """
+    mask: Tensor | Mask | None = None
+    bias = None
+    if attn_mask is not None:
+        if is_causal:
+            raise ClearheadError(
+                "attn_mask and is_causal=True: pass one. To join them: "
+                "attention(..., mask=DenseMask(attn_mask) & Causal('upper_left'))."
+            )
+        depth = max(query.ndim, key.ndim, value.ndim)
+        wide = attn_mask.reshape((1,) * (depth - attn_mask.ndim) + tuple(attn_mask.shape))
+        mask, bias = (None, wide) if wide.is_floating_point() else (wide, None)
+    elif is_causal:
+        mask = _UPPER_LEFT
+    heads, key_heads = (t.shape[-3] if t.ndim > 3 else 1 for t in (query, key))
+    if not enable_gqa and heads != key_heads and 1 not in (heads, key_heads):
+        raise ShapeError(
+            "query and key differ in their heads, and enable_gqa is False.\n"
+            + columns({"query": tuple(query.shape), "key": tuple(key.shape)}, -3)
+            + "\nFor groups of query heads that share a key head pass enable_gqa=True."
+        )
+    score = None if scale is None else _scaled(float(scale))
+    output: Tensor = attention(query, key, value, score=score, mask=mask, bias=bias, dropout_p=dropout_p)
+    return output
+
+
+_UPPER_LEFT = Causal("upper_left")
+
+
+@cache
+def _scaled(scale: float) -> Dot:
+    return Dot(scale)

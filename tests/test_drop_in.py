@@ -1,0 +1,76 @@
+"""The drop-in for torch's scaled_dot_product_attention: against torch itself."""
+
+import inspect
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import clearhead as ch
+
+KEEP = torch.rand(6, 9, generator=torch.Generator().manual_seed(0)) > 0.4
+FLOAT = torch.randn(6, 9, generator=torch.Generator().manual_seed(1))
+CASES = {
+    "plain": ((2, 4, 6, 8), (2, 4, 9, 8), (2, 4, 9, 5), {}),
+    "two dimensions": ((6, 8), (9, 8), (9, 8), {}),
+    "three dimensions": ((3, 6, 8), (3, 9, 8), (3, 9, 8), {"attn_mask": KEEP.expand(3, 6, 9)}),
+    "five dimensions": ((2, 3, 4, 6, 8), (2, 3, 4, 9, 8), (2, 3, 4, 9, 8), {"is_causal": True}),
+    "causal, more keys": ((2, 4, 6, 8), (2, 4, 9, 8), (2, 4, 9, 8), {"is_causal": True}),
+    "causal, more queries": ((2, 4, 9, 8), (2, 4, 6, 8), (2, 4, 6, 8), {"is_causal": True}),
+    "scale": ((2, 4, 6, 8), (2, 4, 9, 8), (2, 4, 9, 8), {"scale": 0.7}),
+    "bool": ((2, 4, 6, 8), (2, 4, 9, 8), (2, 4, 9, 8), {"attn_mask": KEEP}),
+    "a row of nothing": (
+        (2, 4, 6, 8),
+        (2, 4, 9, 8),
+        (2, 4, 9, 8),
+        {"attn_mask": KEEP & (torch.arange(6) != 2)[:, None]},
+    ),
+    "float": ((2, 4, 6, 8), (2, 4, 9, 8), (2, 4, 9, 8), {"attn_mask": FLOAT}),
+    "minus infinity": ((2, 4, 6, 8), (2, 4, 9, 8), (2, 4, 9, 8), {"attn_mask": FLOAT.masked_fill(~KEEP, -torch.inf)}),
+    "a mask a head": ((2, 4, 6, 8), (2, 4, 9, 8), (2, 4, 9, 8), {"attn_mask": torch.stack([KEEP] * 3 + [~KEEP])}),
+    "a mask a sequence": ((2, 4, 6, 8), (2, 4, 9, 8), (2, 4, 9, 8), {"attn_mask": torch.stack([KEEP, ~KEEP])[:, None]}),
+    "grouped": ((2, 4, 6, 8), (2, 2, 9, 8), (2, 2, 9, 8), {"enable_gqa": True, "attn_mask": KEEP}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_it_is_torchs(name, dtype):
+    *shapes, options = CASES[name]
+    inputs = [torch.randn(*s, generator=torch.Generator().manual_seed(i)).to(dtype) for i, s in enumerate(shapes)]
+    leaves = [t.requires_grad_() for t in inputs]
+    if dtype == torch.float64 and "attn_mask" in options and options["attn_mask"].is_floating_point():
+        options = {**options, "attn_mask": options["attn_mask"].double()}
+    got, want = (f(*leaves, **options) for f in (ch.scaled_dot_product_attention, F.scaled_dot_product_attention))
+    assert got.dtype == want.dtype and got.shape == want.shape
+    atol = 2e-2 if dtype == torch.bfloat16 else 2e-6  # torch's own error in bfloat16 is of this size
+    torch.testing.assert_close(got, want, atol=atol, rtol=atol)
+    if dtype != torch.bfloat16:
+        grads = [torch.autograd.grad(o.sin().sum(), leaves) for o in (got, want)]
+        for a, b in zip(*grads, strict=True):
+            torch.testing.assert_close(a, b, atol=atol, rtol=atol)
+
+
+def test_the_signature_is_torchs():
+    names = list(inspect.signature(ch.scaled_dot_product_attention).parameters)
+    described = F.scaled_dot_product_attention.__doc__.split("scaled_dot_product_attention(")[1].split(")")[0]
+    assert names == [part.split("=")[0].strip() for part in described.replace("*,", "").split(",") if part.strip()]
+
+
+def test_dropout_keeps_the_mean():
+    x = torch.randn(2, 4, 6, 8, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    many = ch.scaled_dot_product_attention(*[x.repeat(2000, 1, 1, 1)] * 3, dropout_p=0.2)
+    torch.testing.assert_close(
+        many.unflatten(0, (2000, 2)).mean(0), F.scaled_dot_product_attention(x, x, x), atol=0.1, rtol=0
+    )
+
+
+def test_what_torch_refuses():
+    x = torch.rand(2, 4, 6, 8)
+    with pytest.raises(ch.ClearheadError, match="attn_mask and is_causal"):
+        ch.scaled_dot_product_attention(x, x, x, attn_mask=torch.ones(6, 6, dtype=torch.bool), is_causal=True)
+    with pytest.raises(ch.ShapeError, match="enable_gqa=True"):
+        ch.scaled_dot_product_attention(x, x[:, :2], x[:, :2])
+    with pytest.raises(ch.ClearheadError, match="int64"):
+        ch.scaled_dot_product_attention(x, x, x, attn_mask=torch.ones(6, 6, dtype=torch.long))
