@@ -10,7 +10,7 @@ from torch import Tensor
 from clearhead._align import Align, check_align, query_offset
 from clearhead._errors import ShapeError
 from clearhead._shapes import Sizes, check_count
-from clearhead.biases.base import Added, Bias, distances
+from clearhead.biases.base import Added, Bias, distances, wide
 
 
 class ALiBi(Bias):
@@ -53,7 +53,7 @@ class ALiBi(Bias):
                 f"{(*sizes.shown, sizes.queries, sizes.keys)}; pass ALiBi({sizes.heads})."
             )
         far = distances(sizes, query_offset(self.align, sizes, "ALiBi")).abs()
-        slopes = self.slopes.to(sizes.device)
+        slopes = wide(self.slopes.to(sizes.device))
         return Added(relative=far[:, None].to(slopes.dtype) * slopes.neg()[:, None])
 
     def extra_repr(self) -> str:

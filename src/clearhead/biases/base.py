@@ -140,3 +140,8 @@ def distances(sizes: Sizes, offset: int | Tensor) -> Tensor:
     count = max(sizes.queries + sizes.keys - 1, 0)
     apart = torch.arange(count, device=sizes.device)[None] - (sizes.queries - 1)
     return apart - (offset.view(-1, 1) if isinstance(offset, Tensor) else offset)
+
+
+def wide(learnt: Tensor) -> Tensor:
+    """In float32 at least: a gradient summed over many distances is rounded once."""
+    return learnt if learnt.dtype == torch.float64 else learnt.float()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from clearhead._align import Align, check_align, query_offset
 from clearhead._errors import ClearheadError, ShapeError
 from clearhead._shapes import Sizes, check_count
-from clearhead.biases.base import Added, Bias, distances
+from clearhead.biases.base import Added, Bias, distances, wide
 
 
 class RelativeBias(Bias):
@@ -70,7 +70,7 @@ class RelativeBias(Bias):
             )
         apart = distances(sizes, query_offset(self.align, sizes, "RelativeBias"))
         # one row a distance: the gradient is a sum over distances, in a fixed order
-        return Added(relative=F.embedding(self.bucket(apart), self.weight).transpose(-1, -2))
+        return Added(relative=F.embedding(self.bucket(apart), wide(self.weight)).transpose(-1, -2))
 
     def bucket(self, apart: Tensor) -> Tensor:
         """The bucket of each distance (key position less query position)."""
