@@ -1,0 +1,43 @@
+"""An engine: it takes what it can, and says in words what it can't."""
+
+import math
+
+import torch
+
+from clearhead.engines.base import Engine
+
+
+class Einsum(Engine):
+    """Dot products by two calls of einsum, every pair at once."""
+
+    name = "einsum"
+
+    def objections(self, problem):
+        found = []
+        if problem.value is None:
+            found.append("it does not give the weights")
+        if problem.lowered is None or problem.lowered.phi != "mul":
+            found.append(f"{problem.score} is no dot product")
+        elif problem.lowered.softcap is not None or problem.lowered.sinks is not None:
+            found.append("it has no softcap and no sinks")
+        if problem.bias is not None or problem.dropout_p:
+            found.append("it has no bias and no dropout")
+        return found
+
+    def run(self, problem):
+        lowered, every = problem.lowered, slice(None)
+        query = lowered.query if lowered.weight is None else lowered.query * lowered.weight
+        key, value = (t.repeat_interleave(problem.groups, dim=1) for t in (lowered.key, problem.value))
+        scores = torch.einsum("bhid,bhjd->bhij", query, key) * lowered.scale
+        if problem.spans is not None:
+            keep = problem.spans.keep(every, every, every, every, problem.sizes.keys)
+            scores = scores.masked_fill(~keep, -torch.inf)
+        blind = scores.amax(-1, keepdim=True) == -torch.inf
+        weights = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+        return torch.einsum("bhij,bhjd->bhid", weights, value)
+
+    def pairs(self, problem):
+        return math.prod(problem.sizes.shape)
+
+    def extra_bytes(self, problem):
+        return 2 * self.pairs(problem) * problem.query.element_size()
