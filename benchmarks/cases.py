@@ -120,6 +120,51 @@ def training_memory() -> Result:
     return Result(what, extra, "MiB", "≤ 300", extra <= 300, {})
 
 
+def _trained(module: torch.nn.Module, x: Tensor, **options: bool) -> Callable[[], Tensor]:
+    """Forward and backward, self-attention."""
+
+    def step() -> Tensor:
+        with torch.enable_grad():
+            out = module(x, x, x, **options)
+            out = out[0] if isinstance(out, tuple) else out
+            module.zero_grad()
+            x.grad = None
+            out.sum().backward()
+        return out.detach()
+
+    return step
+
+
+def multi_head(weights: bool) -> Result:
+    own = torch.nn.MultiheadAttention(512, 8, dropout=0.0, batch_first=True)
+    x = torch.randn(8, 512, 512, requires_grad=True)
+    calls = {
+        f"torch, need_weights={weights}": _trained(own, x, need_weights=weights),
+        "clearhead": _trained(ch.nn.MultiHeadAttention.from_torch(own), x),
+    }
+    what = f"MultiHeadAttention forward + backward at (8,512,512), 8 heads, over torch's, need_weights={weights}"
+    return _faster(what, 2 if weights else 1, calls, 15)
+
+
+def multi_head_memory() -> Result:
+    own, theirs = peak_mib("multi_head_8192"), peak_mib("torch_multi_head_8192")
+    what = (
+        f"the same, training at (1,8192,512): extra memory {own:.0f} MiB, torch's with need_weights=True {theirs:.0f}"
+    )
+    return Result(what, own / theirs, "×", "≤ 0.1", own / theirs <= 0.1, {})
+
+
+def dropout() -> Result:
+    q = torch.randn(1, 8, 2048, 64)
+    calls = {
+        "without": lambda: ch.attention(q, q, q, engine="tiled"),
+        "dropout": lambda: ch.attention(q, q, q, engine="tiled", dropout_p=0.1),
+    }
+    seconds = interleaved(calls, 7, 1)
+    ratio = seconds["dropout"] / seconds["without"]
+    return Result("dropout on tiled at (1,8,2048,64), over none", ratio, "×", "", True, _times(seconds))
+
+
 CASES: dict[str, Callable[[], Result]] = {
     "overhead-small": overhead_small,
     "overhead-512": overhead_512,
@@ -131,4 +176,8 @@ CASES: dict[str, Callable[[], Result]] = {
     "reduce-16384": lambda: inspection(16384, 3),
     "reduce-memory": reduce_memory,
     "training-memory": training_memory,
+    "multi-head": lambda: multi_head(weights=False),
+    "multi-head-weights": lambda: multi_head(weights=True),
+    "multi-head-memory": multi_head_memory,
+    "dropout": dropout,
 }

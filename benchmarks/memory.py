@@ -24,7 +24,28 @@ def tiled_training_16384() -> float:
     return extra_mib(lambda: ch.attention(*inputs, engine="tiled").sum().backward())
 
 
-CASES = {case.__name__: case for case in (reduce_16384, tiled_training_16384)}
+def _multi_head(own: bool) -> float:
+    module = torch.nn.MultiheadAttention(512, 8, dropout=0.0, batch_first=True)
+    layer = ch.nn.MultiHeadAttention.from_torch(module) if own else module
+
+    def step(length: int) -> None:
+        x = torch.randn(1, length, 512, requires_grad=True)
+        out = layer(x, x, x)
+        (out if own else out[0]).sum().backward()
+
+    step(64)
+    return extra_mib(lambda: step(8192))
+
+
+def multi_head_8192() -> float:
+    return _multi_head(own=True)
+
+
+def torch_multi_head_8192() -> float:
+    return _multi_head(own=False)
+
+
+CASES = {case.__name__: case for case in (reduce_16384, tiled_training_16384, multi_head_8192, torch_multi_head_8192)}
 
 if __name__ == "__main__":
     torch.manual_seed(0)

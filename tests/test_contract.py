@@ -89,6 +89,29 @@ def test_second_derivatives_over_many_blocks(score, monkeypatch):
     assert torch.autograd.gradgradcheck(run, (query, key, value))
 
 
+@pytest.mark.parametrize("engine", ["reference", "tiled"])
+def test_derivatives_with_all_there_is(engine, monkeypatch):
+    """First and second ones, to every input, over many blocks: softcap, sinks, both forms of bias, dropout, a mask."""
+    monkeypatch.setattr(tiled, "BUDGET", 20)
+    draw = lambda seed, *shape: torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, requires_grad=True
+    )
+    score, relative = ch.Dot(softcap=2.0, sinks=draw(0, 2)), ch.RelativeBias(2, 8, 20, align="lower_right").double()
+    inputs = (draw(1, 1, 2, 3, 2), draw(2, 1, 1, 4, 2), draw(3, 1, 1, 4, 2), draw(4, 3, 4))
+
+    def run(query, key, value, dense):
+        torch.manual_seed(0)
+        bias = ch.DenseBias(dense) + relative
+        return ch.attention(
+            query, key, value, score=score, mask=ch.Causal("lower_right"), bias=bias, dropout_p=0.3, engine=engine
+        )
+
+    assert torch.autograd.gradcheck(run, inputs)
+    assert torch.autograd.gradgradcheck(run, inputs)
+    # to what the modules have learnt, too
+    assert torch.autograd.gradcheck(lambda *_: run(*inputs), (score.sinks, relative.weight))
+
+
 @SCORES
 def test_score(score):
     check_score(score)

@@ -40,7 +40,7 @@ def flash(monkeypatch):
     monkeypatch.setitem(AttentionMaskInterface._global_mapping, FAKE, flash_attention_mask)
 
 
-def models(implementation):
+def models(implementation, window=4):
     config = {
         "vocab_size": 100,
         "hidden_size": 32,
@@ -48,7 +48,7 @@ def models(implementation):
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "sliding_window": 4,
+        "sliding_window": window,
         "pad_token_id": 0,
         "eos_token_id": None,
         "initializer_range": 0.3,
@@ -80,9 +80,10 @@ def test_the_masks_of_flash_attention(flash, mask):
         assert mask is None or (recorded[~rows] == 0).all()
 
 
+@pytest.mark.parametrize("window", [4, None])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_flash_attention_with_a_cache(flash, cache):
-    fast, slow = models(FAKE)
+def test_flash_attention_with_a_cache(flash, cache, window):
+    fast, slow = models(FAKE, window)
     options = {"attention_mask": RIGHT.flip(1), "max_new_tokens": 3, "do_sample": False}
     options |= {"return_dict_in_generate": True, "cache_implementation": cache}
     with ch.watch(fast) as seen:
@@ -94,6 +95,20 @@ def test_flash_attention_with_a_cache(flash, cache):
         recorded = call.weights.dense()[:, :, -1]
         assert recorded.shape[-1] <= want.shape[-1] and want[:, :, -1, recorded.shape[-1] :].abs().sum() == 0
         torch.testing.assert_close(recorded, want[:, :, -1, : recorded.shape[-1]], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("window", [4, None])
+def test_flash_attention_on_what_comes_after_a_first_part(flash, window):
+    fast, slow = models(FAKE, window)
+    inputs = {"input_ids": IDS[:, 5:], "past_key_values": None}
+    with torch.no_grad(), ch.watch(fast) as seen:
+        fast(**{**inputs, "past_key_values": fast(input_ids=IDS[:, :5]).past_key_values})
+        past = slow(input_ids=IDS[:, :5]).past_key_values
+        own = slow(**{**inputs, "past_key_values": past}, output_attentions=True).attentions
+    for call, weights in zip(seen.calls[2:], own, strict=True):
+        recorded = call.weights.dense()
+        assert recorded.shape[2] == 4
+        torch.testing.assert_close(recorded, weights[..., -recorded.shape[-1] :], atol=1e-5, rtol=0)
 
 
 def test_packed_sequences_on_flash_attention_are_refused(flash):

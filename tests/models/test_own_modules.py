@@ -139,7 +139,14 @@ class Checkpointed(nn.Module):
 
 
 def test_gradient_checkpointing_does_not_record_a_call_again():
-    torch.manual_seed(0)
+    transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    llama = transformers.LlamaModel(transformers.LlamaConfig(vocab_size=20, **sizes)).train()
+    for reentrant in (False, True):
+        llama.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        with ch.watch(llama) as seen:
+            llama(inputs_embeds=random(1, 5, 32).requires_grad_())[0].sum().backward()
+        assert len(seen.calls) == 2
     model = Checkpointed()
     with ch.watch(model) as seen:
         model(random(2, 7, 16)).sum().backward()
@@ -155,6 +162,23 @@ def test_a_mask_written_over_is_converted_again():
                 own[:, size:] = False
                 model(x, x, x, attn_mask=own)
         assert [int((call.weights[0, 0, 0] > 0).sum()) for call in seen.calls] == [4, 3, 2]
+
+
+def test_a_new_mask_at_the_place_of_an_old_one_is_converted():
+    model, x = Raw(), random(1, 1, 4, 8)
+    with ch.watch(model) as seen:
+        for size in (4, 3, 2, 1):
+            mask = torch.ones(4, 4, dtype=torch.bool)
+            mask[:, size:] = False
+            model(x, x, x, attn_mask=mask)
+            del mask  # the next takes its memory
+    assert [int((call.weights[0, 0, 0] > 0).sum()) for call in seen.calls] == [4, 3, 2, 1]
+
+
+def test_transforms_are_refused():
+    model = Block(True)
+    with pytest.raises(ch.UnsupportedError, match=r"inside a transform of torch\.func"), ch.watch(model):
+        torch.func.vmap(model)(random(3, 2, 7, 16))
 
 
 def test_compiled_models_are_refused_with_what_to_do_instead():
