@@ -19,7 +19,8 @@ class Call:
 
     `query` (B, H, Lq, E) and `key` (B, Hk, Lk, E) are detached copies, the key heads unrepeated; `mask` is a `Mask` or
     None, `bias` what the model added to the scores, or None. `kind`: "self", or "cross" where the keys come from
-    another sequence than the queries. `backend`: what computed it. `uniform`: queries that the mask left
+    another sequence than the queries. `score`: the dot product, with the call's scale, softcap and sinks. `backend`:
+    what computed it. `uniform`: queries that the mask left
     nothing, and to which the backend gave one weight for every key, as it does where a mask is a large negative number.
     """
 

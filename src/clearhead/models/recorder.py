@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._errors import UnsupportedError
+from clearhead._values import transformed
 from clearhead.models._masks import MaskStore, Recorded
 from clearhead.models._modules import Kind, Stack
 from clearhead.models.call import Call
@@ -65,6 +66,11 @@ class Recorder:
             raise UnsupportedError(
                 f"{name} called attention with nested tensors, which watch() reads from torch.nn.TransformerEncoder "
                 "alone. Run the model on a padded batch and a mask."
+            )
+        if transformed():
+            raise UnsupportedError(
+                f"{name} was called inside a transform of torch.func (vmap, grad), whose tensors have no values of "
+                "their own to record. Watch the model where it is called without one."
             )
         if sinks is not None:
             sinks, masks = sinks.detach().to(query.dtype), masks.with_sinks(key.shape[2])
