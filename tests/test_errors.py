@@ -164,6 +164,12 @@ CASES = {
         ch.ClearheadError,
         ["float32", "(2, 5)", "from_lengths"],
     ),
+    "ragged ids": (lambda: ch.Documents([[0, 0], [1]]), ch.ClearheadError, ["Documents: ids", "no array of integers"]),
+    "a bias on another device": (
+        lambda: ch.attention(X3, X3, X3, bias=zeros(5, 5, device="meta")),
+        ch.ClearheadError,
+        ["bias is on meta", "cpu", ".to("],
+    ),
     "ids for other keys": (
         lambda: ch.attention(X3, X3, X3, mask=ch.Documents.from_lengths([2, 2])),
         ch.ShapeError,

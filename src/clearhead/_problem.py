@@ -115,7 +115,8 @@ def make_problem(
     score.check(query, key)
     if mask is None and bias is None and dropout_p == 0.0:
         return Problem(query, key, value, sizes, score, _lower(score, query, key), None, None)
-    seed = draw_seed(sizes.device) if _check_dropout(dropout_p) else None
+    dropout_p = _check_dropout(dropout_p)
+    seed = draw_seed(sizes.device) if dropout_p else None
     allowed, float_mask = _as_mask(mask, sizes, query.dtype)
     added = _as_bias(bias, mask, sizes)
     if float_mask is not None:
@@ -143,9 +144,13 @@ def _lower(score: Score, query: Tensor, key: Tensor) -> Pairwise | None:
 
 
 def _check_dropout(dropout_p: Any) -> float:
-    if isinstance(dropout_p, bool) or not isinstance(dropout_p, int | float) or not 0.0 <= dropout_p < 1.0:
+    if (
+        isinstance(dropout_p, bool)
+        or not isinstance(dropout_p, int | float | np.floating)
+        or not 0.0 <= dropout_p < 1.0
+    ):
         raise ClearheadError(f"dropout_p is {dropout_p!r}; expected a probability: 0 ≤ dropout_p < 1.")
-    return dropout_p
+    return float(dropout_p)
 
 
 def _as_bias(bias: Any, mask: Any, sizes: Sizes) -> Added | None:

@@ -11,8 +11,9 @@
     check_score(MyScore), check_mask(MyMask), check_bias(MyBias)      classes, with an example() to try
     check_engine("tiled"), check_engine(MyEngine())                   a name, or an engine of your own
 
-A package outside clearhead can do this in its own tests: `examples/own_parts` is one, whole. Each check raises an `AssertionError` that says what disagreed. What is compared against is the reference engine in
-float64, which computes the formula as it stands.
+A package outside clearhead can do this in its own tests: `examples/own_parts` is one, whole. Each check raises an
+`AssertionError` that says what disagreed. What is compared against is the reference engine in float64, which computes
+the formula as it stands.
 """
 
 from __future__ import annotations

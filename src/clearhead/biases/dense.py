@@ -49,7 +49,11 @@ class DenseBias(Bias):
         return cls(tensor[(None,) * (len(sizes.shown) - 1)].requires_grad_())
 
     def lower(self, sizes: Sizes) -> Added:
-        return Added(dense=fit(self.tensor.to(sizes.device), sizes, "bias"))
+        if self.tensor.device != sizes.device:
+            raise ClearheadError(
+                f"the bias is on {self.tensor.device}, the inputs on {sizes.device}; pass bias.to(query.device)."
+            )
+        return Added(dense=fit(self.tensor, sizes, "bias"))
 
     def extra_repr(self) -> str:
         return f"<{'×'.join(map(str, self.tensor.shape))}>"

@@ -13,15 +13,20 @@ from clearhead._shapes import to_tensor
 from clearhead._values import ensure
 
 
-def check_lengths(lengths: Any, name: str) -> Tensor:
-    """A copy as int64; raise for anything but integers, 0 or more, in at most two dimensions."""
-    if isinstance(lengths, int | np.integer | list | tuple | range):
+def as_tensor(numbers: Any, name: str) -> Tensor:
+    """Numbers, lists of them, arrays and tensors, as a tensor; an empty list as one of integers."""
+    if isinstance(numbers, int | np.integer | list | tuple | range):
         try:
-            lengths = torch.tensor(lengths)
+            numbers = torch.tensor(numbers)
         except (ValueError, TypeError) as ragged:
             raise ClearheadError(f"{name} is no array of integers: {ragged}.") from None
-        lengths = lengths if lengths.numel() else lengths.long()
-    lens = to_tensor(lengths, name.split()[-1])
+        numbers = numbers if numbers.numel() else numbers.long()
+    return to_tensor(numbers, name.split()[-1])
+
+
+def check_lengths(lengths: Any, name: str) -> Tensor:
+    """A copy as int64; raise for anything but integers, 0 or more, in at most two dimensions."""
+    lens = as_tensor(lengths, name)
     if lens.is_floating_point() or lens.is_complex() or lens.dtype == torch.bool:
         raise ClearheadError(
             f"{name} has dtype {lens.dtype}, shape {tuple(lens.shape)}; expected integers. "

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from clearhead._align import Align, check_align, query_offset
 from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import Sizes, columns, part, to_tensor
+from clearhead._shapes import Sizes, columns, part
 from clearhead._values import readable
-from clearhead.masks._lengths import check_lengths
+from clearhead.masks._lengths import as_tensor, check_lengths
 from clearhead.masks.base import Mask, Spans
 
 
@@ -38,7 +37,7 @@ class Documents(Mask):
     """
 
     def __init__(self, ids: Any, align: Align = None) -> None:
-        ids = to_tensor(np.asarray(ids) if isinstance(ids, list | tuple) else ids, "ids")
+        ids = as_tensor(ids, "Documents: ids")
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool or not 1 <= ids.ndim <= 2:
             raise ClearheadError(
                 f"Documents: ids has dtype {ids.dtype}, shape {tuple(ids.shape)}; expected integers (Lk,) or (B, Lk), "
@@ -46,7 +45,7 @@ class Documents(Mask):
             )
         self.ids: Tensor = ids.detach().long().clone()
         self.align = check_align(align, "Documents")
-        self.first, self.last, together = _extents(self.ids.reshape(-1, self.ids.shape[-1]))
+        self.first, self.last, together = _extents(_rows(self.ids))
         self.together = readable(together) and bool(together)
 
     @classmethod
@@ -94,7 +93,7 @@ class Documents(Mask):
         offset = query_offset(self.align, sizes, "Documents")
         own = torch.arange(sizes.queries, device=sizes.device).view(1, 1, -1) + offset  # (B or 1, 1, Lq)
         inside = (own >= 0) & (own < sizes.keys)
-        ids, first, last = (t.to(sizes.device).reshape(-1, sizes.keys) for t in (self.ids, self.first, self.last))
+        ids, first, last = (_rows(t.to(sizes.device)) for t in (self.ids, self.first, self.last))
         if not sizes.keys:
             return Spans(torch.zeros_like(own), torch.zeros_like(own))
         batch = max(ids.shape[0], own.shape[0])
@@ -109,6 +108,10 @@ class Documents(Mask):
             return rows == part(ids, batch)[:, None, None, keys]
 
         return Spans(start, stop, residual)
+
+
+def _rows(ids: Tensor) -> Tensor:
+    return ids if ids.ndim == 2 else ids[None]
 
 
 def _extents(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
