@@ -124,6 +124,21 @@ def test_grouped_heads_and_scale():
     torch.testing.assert_close(seen.calls[0].weights.dense(), want, atol=1e-5, rtol=0)
 
 
+def test_autocast_of_two_dtypes():
+    q, k = random(2, 4, 5, 8), random(2, 4, 6, 8, seed=1).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16), ch.watch(model := Raw()) as seen:
+        model(q, k, k)
+    torch.testing.assert_close(seen.calls[0].weights.dense(), (q @ k.float().mT / 8**0.5).softmax(-1))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_torchscript_is_no_empty_result():
+    x = random(2, 4, 5, 8)
+    model = torch.jit.trace(Raw(), (x, x, x))
+    with pytest.raises(ch.ClearheadError, match="or in TorchScript"), ch.watch(model):
+        model(x, x, x)
+
+
 def test_nested_tensors_of_ones_own_are_refused():
     rows = torch.nested.nested_tensor([random(3, 2, 8), random(5, 2, 8)], layout=torch.jagged).transpose(1, 2)
     with pytest.raises(ch.UnsupportedError, match="nested tensors"), ch.watch(model := Raw()):

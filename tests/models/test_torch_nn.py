@@ -98,6 +98,34 @@ def test_cross_attention_with_other_widths(batch_first):
     assert check(module, same, same * 2, same).kind == "cross"
 
 
+def test_weights_that_are_computed_and_the_function_called_without_the_module():
+    module, x = multihead(), random(6, 2, 16)
+    nn.utils.parametrizations.weight_norm(module, "in_proj_weight")
+    with ch.watch(nn.Sequential(module)) as seen:
+        own = module(x, x, x, average_attn_weights=False)[1]
+    assert list(seen) == ["0"]
+    torch.testing.assert_close(seen.calls[0].weights.dense(), own, atol=1e-5, rtol=0)
+
+    class Pool(nn.Module):  # as in CLIP's ResNet: the mean looks at every place
+        def __init__(self):
+            super().__init__()
+            self.q, self.k, self.v, self.out = (nn.Linear(16, 16) for _ in range(4))
+
+        def forward(self, x, need_weights=False):
+            biases = torch.cat([self.q.bias, self.k.bias, self.v.bias])
+            rest = None, biases, None, None, False, 0.0, self.out.weight, self.out.bias
+            projections = {f"{name}_proj_weight": getattr(self, name).weight for name in "qkv"}
+            options = {"use_separate_proj_weight": True, "average_attn_weights": False, "need_weights": need_weights}
+            query = x.mean(0, keepdim=True)
+            return nn.functional.multi_head_attention_forward(query, x, x, 16, 4, *rest, **projections, **options)
+
+    pool = Pool()
+    with ch.watch(pool) as seen:
+        pool(x)
+    assert seen.calls[0].kind == "cross" and list(seen) == ["Pool"]
+    torch.testing.assert_close(seen.calls[0].weights.dense(), pool(x, True)[1], atol=1e-5, rtol=0)
+
+
 def test_unbatched():
     x, padding = random(6, 16), PADDING[1]
     assert check(multihead(batch_first=True), x, x, x, key_padding_mask=padding).query.shape == (1, 4, 6, 4)

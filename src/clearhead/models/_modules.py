@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -50,9 +50,6 @@ class Stack:
         """The innermost module running, and the kind of attention its inputs speak for."""
         return self._running.stack[-1] if self._running.stack else None
 
-    def name_of(self, module: nn.Module) -> str | None:
-        return self.names.get(id(module))
-
 
 class _Running(threading.local):
     def __init__(self) -> None:
@@ -63,6 +60,6 @@ def _kind(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> K
     """Cross, if the module was given a second sequence."""
     named = dict(kwargs)
     if len(args) > 1:
-        names = list(inspect.signature(module.forward).parameters)
-        named.update(zip(names, args, strict=False))
+        with suppress(ValueError):  # TorchScript's forward has no signature
+            named.update(zip(inspect.signature(module.forward).parameters, args, strict=False))
     return "cross" if any(isinstance(named.get(source), Tensor) for source in SOURCES) else "self"

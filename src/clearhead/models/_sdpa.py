@@ -33,8 +33,7 @@ def read(
 def _four(query: Tensor, key: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """(B, H, L, E): all but the last three dimensions, or without heads all but the last two, are the batch."""
     leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])  # type: ignore[no-untyped-call]
-    heads = leading[-1:] if len(leading) > 2 else (1,)
-    batch = leading[:-1] if len(leading) > 2 else leading
+    batch, heads = (leading[:-1], leading[-1:]) if len(leading) > 2 else (leading, (1,))
     if mask is not None and mask.ndim > 2:
         mask = mask.expand(*leading, -1, -1).reshape(-1, *heads, *mask.shape[-2:])
     query, key = (t.expand(*leading, -1, -1).reshape(batch.numel(), *heads, *t.shape[-2:]) for t in (query, key))

@@ -72,14 +72,15 @@ class Recorder:
                 f"{name} was called inside a transform of torch.func (vmap, grad), whose tensors have no values of "
                 "their own to record. Watch the model where it is called without one."
             )
+        dtype = torch.promote_types(query.dtype, key.dtype)  # autocast takes two
         if sinks is not None:
-            sinks, masks = sinks.detach().to(query.dtype), masks.with_sinks(key.shape[2])
+            sinks, masks = sinks.detach().to(dtype), masks.with_sinks(key.shape[2])
         self.calls.append(
             Call(
                 name=name,
                 kind=kind or spoken,
-                query=query.detach().clone(),
-                key=key.detach().clone(),
+                query=query.detach().to(dtype, copy=True),
+                key=key.detach().to(dtype, copy=True),
                 mask=masks.mask,
                 bias=masks.bias,
                 score=Dot(scale=scale, softcap=softcap, sinks=sinks).requires_grad_(False),
