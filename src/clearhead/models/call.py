@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead.inspection.weights import Weights
 from clearhead.masks.base import Mask
-from clearhead.scores.dot import Dot
+from clearhead.scores.base import Score
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,7 +19,8 @@ class Call:
 
     `query` (B, H, Lq, E) and `key` (B, Hk, Lk, E) are detached copies, the key heads unrepeated; `mask` is a `Mask` or
     None, `bias` what the model added to the scores, or None. `kind`: "self", or "cross" where the keys come from
-    another sequence than the queries. `score`: the dot product, with the call's scale, softcap and sinks. `backend`:
+    another sequence than the queries. `score`: the dot product with
+    the call's scale, softcap and sinks, or what clearhead's own attention was given. `backend`:
     what computed it. `uniform`: queries that the mask left
     nothing, and to which the backend gave one weight for every key, as it does where a mask is a large negative number.
     """
@@ -30,7 +31,7 @@ class Call:
     key: Tensor
     mask: Mask | None
     bias: Tensor | None
-    score: Dot
+    score: Score
     backend: str
     uniform: Tensor | None = None
 

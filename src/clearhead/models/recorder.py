@@ -13,6 +13,7 @@ from clearhead._values import transformed
 from clearhead.models._masks import MaskStore, Recorded
 from clearhead.models._modules import Kind, Stack
 from clearhead.models.call import Call
+from clearhead.scores.base import Score
 from clearhead.scores.dot import Dot
 
 
@@ -51,12 +52,13 @@ class Recorder:
         scale: float | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        score: Score | None = None,
         backend: str,
     ) -> None:
         """Copy what went in: it may be written over, a key/value cache for one.
 
         query (B, H, Lq, E), key (B, Hk, Lk, E). `name`, `kind`: None asks the innermost module that runs. `masks`:
-        what `self.masks` made of the call's own.
+        what `self.masks` made of the call's own. `score`: None is the dot product with this scale, softcap and sinks.
         """
         innermost = self.stack.innermost
         assert innermost is not None, "a source asks `idle` first"
@@ -75,6 +77,7 @@ class Recorder:
         dtype = torch.promote_types(query.dtype, key.dtype)  # autocast takes two
         if sinks is not None:
             sinks, masks = sinks.detach().to(dtype), masks.with_sinks(key.shape[2])
+        score = Dot(scale=scale, softcap=softcap, sinks=sinks) if score is None else score
         self.calls.append(
             Call(
                 name=name,
@@ -83,7 +86,7 @@ class Recorder:
                 key=key.detach().to(dtype, copy=True),
                 mask=masks.mask,
                 bias=masks.bias,
-                score=Dot(scale=scale, softcap=softcap, sinks=sinks).requires_grad_(False),
+                score=score.requires_grad_(False),
                 backend=backend,
                 uniform=masks.uniform,
             )

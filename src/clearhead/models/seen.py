@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from clearhead._errors import ClearheadError, ShapeError
+from clearhead._errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.models.call import Call
 from clearhead.report import Layer, render
 from clearhead.report.from_call import layer_from_call
@@ -69,6 +69,12 @@ class Seen:
             batch = call.query.shape[0] if call.query.ndim == 4 else 1
             if not -batch <= sequence < batch:
                 raise ClearheadError(f"sequence is {sequence}, and {call.name} was given a batch of {batch}.")
+            lowered = call.weights.problem.lowered
+            if lowered is None or lowered.phi != "mul":
+                raise UnsupportedError(
+                    f"{call.name} scores by {type(call.score).__name__}, and the page computes dot products alone. "
+                    "Look at call.weights."
+                )
             queries, keys = call.weights.shape[-2:]
             own, other = tokens or (), source_tokens or tokens or ()
             if call.kind == "self" and len(own) != keys:

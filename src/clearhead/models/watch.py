@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from torch import nn
 
 from clearhead._errors import ClearheadError
-from clearhead.models import _functions, _transformers
+from clearhead.models import _functions, _own, _transformers
 from clearhead.models._compiled import refuse_compiled
 from clearhead.models.recorder import Recorder
 from clearhead.models.seen import Seen
@@ -31,10 +31,10 @@ def watch(model: nn.Module) -> Iterator[Seen]:
     torch.Size([10])
 
     `model`: any nn.Module. Recognised are the models of transformers, on whatever backend they run;
-    `torch.nn.MultiheadAttention` and the Transformer layers of `torch.nn`, their fast path left in place; and direct
-    calls of `torch.nn.functional.scaled_dot_product_attention`. Gives a `Seen`: `seen.calls`, and by module
-    `seen[name]`. Each `Call` keeps copies of query and key, and shares the mask with the calls that were given the
-    same one; its `weights` are those before dropout.
+    `torch.nn.MultiheadAttention` and the Transformer layers of `torch.nn`, their fast path left in place; direct calls
+    of `torch.nn.functional.scaled_dot_product_attention`; and `clearhead.attention`, with any score. Gives a `Seen`:
+    `seen.calls`, and by module `seen[name]`. Each `Call` keeps copies of query and key, and shares the mask with the
+    calls that were given the same one; its `weights` are those before dropout.
     Raises a `ClearheadError` at the end of the `with` if no call was recognised: the result is never empty. Raises an
     `UnsupportedError` for a compiled model: watch the one that was compiled.
     Cost: a copy of query and key a call; O(Lq + Lk) memory each, and the mask's own tensor once where its rows are
@@ -48,6 +48,7 @@ def watch(model: nn.Module) -> Iterator[Seen]:
         stack.enter_context(recorder.stack.entered())
         stack.enter_context(_transformers.source(recorder))
         stack.enter_context(_functions.source(recorder))
+        stack.enter_context(_own.source(recorder))
         yield Seen(recorder.calls)
     if not recorder.calls:
         raise ClearheadError(_nothing_seen(model))

@@ -1,0 +1,71 @@
+"""The last source: clearhead's own attention, called by a model or by the modules of `clearhead.nn`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import copy, deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead import _attention
+from clearhead._problem import Problem
+from clearhead.engines.base import Engine
+from clearhead.masks.base import Mask, Spans
+from clearhead.masks.dense import DenseMask
+from clearhead.masks.intervals import Intervals
+from clearhead.models._masks import Recorded
+from clearhead.models._patch import replaced
+from clearhead.models.recorder import Recorder
+
+EVERY = (slice(None),) * 4
+
+
+@contextmanager
+def source(recorder: Recorder) -> Iterator[None]:
+    """Record the problem as the engine is given it: an engine may compute it in pieces, by many calls."""
+
+    def wrap(choose: Callable[..., Engine]) -> Callable[..., Engine]:
+        def chosen(problem: Problem, engine: Any) -> Engine:
+            found = choose(problem, engine)
+            return found if recorder.idle else _recording(recorder, found)
+
+        return chosen
+
+    with replaced(_attention, "choose", wrap):
+        yield
+
+
+def _recording(recorder: Recorder, engine: Engine) -> Engine:
+    def run(problem: Problem) -> Tensor:
+        _read(recorder, problem, f"clearhead {engine.name}")
+        with recorder.inside():
+            return engine.run(problem)
+
+    one = copy(engine)
+    object.__setattr__(one, "run", run)
+    return one
+
+
+def _read(recorder: Recorder, problem: Problem, backend: str) -> None:
+    masks = Recorded()
+    if problem.spans is not None:
+        masks = Recorded(_mask(problem, problem.spans))
+    if problem.bias is not None:
+        masks = Recorded(masks.mask, problem.bias.tile(*EVERY, problem.sizes).detach().clone())
+    low = problem.lowered
+    if low is not None and low.phi == "mul" and low.weight is None:
+        query, key, scale, softcap = low.query, low.key, low.scale, low.softcap
+        recorder.record(query, key, masks=masks, scale=scale, softcap=softcap, sinks=low.sinks, backend=backend)
+    else:
+        score = deepcopy(problem.score)
+        recorder.record(problem.query, problem.key, masks=masks, backend=backend, score=score)
+
+
+def _mask(problem: Problem, spans: Spans) -> Mask:
+    if spans.residual is not None:
+        return DenseMask(spans.keep(*EVERY, problem.sizes.keys).clone())
+    # of one shape; the sums are copies
+    return Intervals(spans.start + torch.zeros_like(spans.stop), spans.stop + torch.zeros_like(spans.start))

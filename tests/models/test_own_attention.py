@@ -1,0 +1,88 @@
+"""clearhead's own attention inside a watched model: one record a call, however many pieces an engine makes of it."""
+
+import pytest
+import torch
+from torch import nn
+
+import clearhead as ch
+
+X = torch.randn(2, 4, 512, 8, generator=torch.Generator().manual_seed(0))
+LENGTHS = [512, 300]
+
+
+class Attend(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.options = options
+        self.score = options.get("score")
+
+    def forward(self, x):
+        return ch.attention(x, x, x, **self.options)
+
+
+OPTIONS = {
+    "nothing": {},
+    "window": {"mask": ch.Causal() & ch.SlidingWindow(before=15)},
+    "lengths": {"mask": ch.Lengths(LENGTHS)},
+    "holes": {"mask": ch.Where(lambda b, h, i, j: (i + j) % 3 != 0)},
+    "bias": {"bias": ch.ALiBi(4), "mask": ch.Causal()},
+    "softcap and sinks": {"score": ch.Dot(0.9, softcap=2.0, sinks=torch.randn(4))},
+    "bilinear": {"score": ch.Bilinear(8, 8)},
+    "gaussian": {"score": ch.Gaussian(), "mask": ch.Causal()},
+    "additive": {"score": ch.Additive(8, 8, 4), "mask": ch.Lengths(LENGTHS)},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("engine", [None, "tiled"])
+def test_one_call_one_record(name, engine, tmp_path):
+    options = OPTIONS[name]
+    model = Attend(**options, engine=engine)
+    x = X[..., :32, :] if name in ("additive", "holes") else X
+    if name == "additive":
+        model.options["mask"] = ch.Lengths([32, 20])
+    plain = model(x)
+    with ch.watch(model) as seen:
+        watched = model(x)
+    assert torch.equal(plain, watched)
+    (call,) = seen.calls
+    assert call.backend.startswith("clearhead ") and call.name == "Attend" and not call.query.requires_grad
+    assert not any(parameter.requires_grad for parameter in call.score.parameters())
+    rest = {key: value for key, value in model.options.items() if key != "engine"}
+    want = ch.weights(x, x, **rest)[:, 1, ::7].detach()
+    torch.testing.assert_close(call.weights[:, 1, ::7], want, atol=1e-5, rtol=0)
+    if name in ("gaussian", "additive"):
+        with pytest.raises(ch.UnsupportedError, match="the page computes dot products alone"):
+            seen.report(tmp_path / "page.html")
+    else:
+        seen.layers()
+
+
+def test_a_record_outlives_a_change_of_the_scores_parameters():
+    model = Attend(score=ch.Additive(8, 8, 4))
+    x = X[..., :8, :]
+    with ch.watch(model) as seen:
+        model(x)
+    before = ch.weights(x, x, score=model.score).dense().detach()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    torch.testing.assert_close(seen.calls[0].weights.dense(), before)
+
+
+def test_the_modules_of_clearhead_and_plan_inside_a_model():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attn = ch.nn.MultiHeadAttention(4, 16)
+
+        def forward(self, x):
+            ch.plan(x, x, x)
+            return self.attn(x, x, x)
+
+    torch.manual_seed(0)
+    model, x = Model().eval(), torch.randn(2, 10, 16)
+    with ch.watch(model) as seen:
+        model(x)
+    assert list(seen) == ["attn"] and len(seen.calls) == 1
+    torch.testing.assert_close(seen.calls[0].weights.dense(), model.attn.attention_weights.dense(), atol=1e-5, rtol=0)
