@@ -58,8 +58,8 @@ def test_bias(bias):
 
 
 def test_engine_in_many_small_blocks(monkeypatch):
-    """Biases, dropout and sinks over blocks of a few rows: their gradients are written out by hand there."""
-    monkeypatch.setattr(tiled, "BUDGET", 150)
+    """Biases, dropout and sinks over several blocks: their gradients are written out by hand there."""
+    monkeypatch.setattr(tiled, "BUDGET", 1500)
     check_engine("tiled")
 
 

@@ -48,7 +48,8 @@ def factors(
     spare = torch.empty_like(x)  # new memory for each step would cost more than the step
     _shift(x, 16, spare).mul_(_FIRST)
     _shift(x, 15, spare).mul_(_SECOND)
-    return (x >= round(p * 2**32) - 2**31).to(dtype).mul_(1 / (1 - p))
+    kept = torch.empty(x.shape, dtype=dtype, device=x.device)
+    return torch.ge(x, round(p * 2**32) - 2**31, out=kept).mul_(1 / (1 - p))
 
 
 def _mix(x: Tensor) -> Tensor:
@@ -61,5 +62,5 @@ def _mix(x: Tensor) -> Tensor:
 
 def _shift(x: Tensor, bits: int, spare: Tensor) -> Tensor:
     """x ⊕= x ≫ bits, the shift filling with zeros: PyTorch's fills with the sign."""
-    spare.copy_(x).bitwise_right_shift_(bits).bitwise_and_(2 ** (32 - bits) - 1)
+    torch.bitwise_right_shift(x, bits, out=spare).bitwise_and_(2 ** (32 - bits) - 1)
     return x.bitwise_xor_(spare)

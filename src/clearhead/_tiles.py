@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead._dropout import factors
@@ -185,8 +186,11 @@ def softmax(tile: Tensor, may_be_empty: bool, sinks: Tensor | None = None) -> Te
         empty = tile.detach().amax(-1, keepdim=True) == -torch.inf
         tile = tile.masked_fill(empty, 0.0)
     weights = tile.softmax(-1)
-    if sinks is not None:  # e^s / (Σ e^s + e^sink) is the softmax over the keys, times σ(log Σ e^s − sink)
-        weights = weights * torch.sigmoid(tile.logsumexp(-1, keepdim=True) - sinks.unsqueeze(-1))
+    if sinks is not None:
+        # e^s / (Σ e^s + e^sink) is the softmax over the keys, times σ(log Σ e^s − sink); written so that the gradient,
+        # the sink's own weight, keeps its digits where it is small
+        above = sinks.unsqueeze(-1) - tile.logsumexp(-1, keepdim=True)
+        weights = weights * torch.exp(-F.softplus(above))
     return weights.masked_fill(empty, 0.0) if may_be_empty else weights
 
 

@@ -29,5 +29,5 @@ def test_all_of_them_together():
     torch.testing.assert_close(
         ch.attention(x, x, x, mask=Dilated(2), engine=Einsum()), ch.attention(x, x, x, mask=Dilated(2))
     )
-    with pytest.raises(ch.UnsupportedError, match="einsum.*\n.*no dot product"):
+    with pytest.raises(ch.UnsupportedError, match=r"einsum.*\n.*no dot product"):
         ch.attention(x, x, x, score=Manhattan(6), engine=Einsum())

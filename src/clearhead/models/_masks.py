@@ -129,7 +129,7 @@ def _convert(mask: Tensor | None, bias: Tensor | None) -> Recorded:
             added = None if added is None else added.masked_fill(blind, 0.0)
     if added is not None and not bool(added.any()):
         added = None
-    return Recorded(None if keep is None else _compact(keep), None if added is None else added.clone(), uniform)
+    return Recorded(None if keep is None else compact(keep), None if added is None else added.clone(), uniform)
 
 
 def _four(mask: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ def _four(mask: Tensor) -> Tensor:
     return mask.reshape((1,) * (4 - mask.ndim) + tuple(mask.shape)) if mask.ndim < 4 else mask
 
 
-def _compact(keep: Tensor) -> Mask | None:
+def compact(keep: Tensor) -> Mask | None:
     """None where all is allowed, spans where every row is an interval, else the mask itself."""
     if bool(keep.all()):
         return None

@@ -13,7 +13,7 @@ from clearhead._errors import ClearheadError, require
 from clearhead._values import compiling
 from clearhead.masks.base import Mask
 from clearhead.masks.causal import Causal
-from clearhead.models._masks import _compact as compact
+from clearhead.models._masks import compact
 from clearhead.scores.dot import Dot
 
 NAME = "clearhead"
