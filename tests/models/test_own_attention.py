@@ -86,3 +86,16 @@ def test_the_modules_of_clearhead_and_plan_inside_a_model():
         model(x)
     assert list(seen) == ["attn"] and len(seen.calls) == 1
     torch.testing.assert_close(seen.calls[0].weights.dense(), model.attn.attention_weights.dense(), atol=1e-5, rtol=0)
+
+
+def test_a_bias_of_distances_stays_one():
+    """ALiBi at a long context: the record holds one number a distance, and no matrix."""
+    model = Attend(bias=ch.ALiBi(4), mask=ch.Causal())
+    with ch.watch(model) as seen:
+        model(X)
+    (call,) = seen.calls
+    assert sum(buffer.numel() for buffer in call.bias.buffers()) == 4 * (2 * 512 - 1)
+    both = Attend(bias=ch.ALiBi(4) + ch.DenseBias(torch.ones(512, 512)))
+    with ch.watch(both) as seen:
+        both(X)
+    torch.testing.assert_close(seen.calls[0].weights[0, 1, 5], ch.weights(X, X, bias=ch.ALiBi(4))[0, 1, 5])

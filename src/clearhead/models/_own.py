@@ -12,6 +12,9 @@ from torch import Tensor
 
 from clearhead import _attention
 from clearhead._problem import Problem
+from clearhead.biases.base import Added, Bias
+from clearhead.biases.dense import DenseBias
+from clearhead.biases.distance import DistanceBias
 from clearhead.engines.base import Engine
 from clearhead.masks.base import Mask, Spans
 from clearhead.masks.dense import DenseMask
@@ -19,6 +22,8 @@ from clearhead.masks.intervals import Intervals
 from clearhead.models._masks import Recorded
 from clearhead.models._patch import replaced
 from clearhead.models.recorder import Recorder
+from clearhead.scores.base import Score
+from clearhead.scores.dot import Dot
 
 EVERY = (slice(None),) * 4
 
@@ -53,15 +58,21 @@ def _read(recorder: Recorder, problem: Problem, backend: str) -> None:
     masks = Recorded()
     if problem.spans is not None:
         masks = Recorded(_mask(problem, problem.spans))
-    if problem.bias is not None:
-        masks = Recorded(masks.mask, problem.bias.tile(*EVERY, problem.sizes).detach().clone())
+    bias = None if problem.bias is None else _bias(problem.bias)
     low = problem.lowered
     if low is not None and low.phi == "mul" and low.weight is None:
-        query, key, scale, softcap = low.query, low.key, low.scale, low.softcap
-        recorder.record(query, key, masks=masks, scale=scale, softcap=softcap, sinks=low.sinks, backend=backend)
+        score: Score = Dot(low.scale, low.softcap, None if low.sinks is None else low.sinks.detach())
+        query, key = low.query, low.key
     else:
-        score = deepcopy(problem.score)
-        recorder.record(problem.query, problem.key, masks=masks, backend=backend, score=score)
+        score, query, key = deepcopy(problem.score), problem.query, problem.key
+    recorder.record(query, key, masks=masks, bias=bias, backend=backend, score=score)
+
+
+def _bias(added: Added) -> Bias:
+    dense, relative = (None if t is None else t.detach().clone() for t in added)
+    if relative is None:
+        return DenseBias(dense)
+    return DistanceBias(relative) if dense is None else DistanceBias(relative) + DenseBias(dense)
 
 
 def _mask(problem: Problem, spans: Spans) -> Mask:

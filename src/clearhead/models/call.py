@@ -8,6 +8,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from clearhead.biases.base import Bias
 from clearhead.inspection.weights import Weights
 from clearhead.masks.base import Mask
 from clearhead.scores.base import Score
@@ -30,7 +31,7 @@ class Call:
     query: Tensor
     key: Tensor
     mask: Mask | None
-    bias: Tensor | None
+    bias: Tensor | Bias | None
     score: Score
     backend: str
     uniform: Tensor | None = None

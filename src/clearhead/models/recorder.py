@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from clearhead._errors import UnsupportedError
 from clearhead._values import transformed
+from clearhead.biases.base import Bias
 from clearhead.models._masks import MaskStore, Recorded
 from clearhead.models._modules import Kind, Stack
 from clearhead.models.call import Call
@@ -49,6 +50,7 @@ class Recorder:
         name: str | None = None,
         kind: Kind | None = None,
         masks: Recorded,
+        bias: Bias | None = None,
         scale: float | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
@@ -58,7 +60,8 @@ class Recorder:
         """Copy what went in: it may be written over, a key/value cache for one.
 
         query (B, H, Lq, E), key (B, Hk, Lk, E). `name`, `kind`: None asks the innermost module that runs. `masks`:
-        what `self.masks` made of the call's own. `score`: None is the dot product with this scale, softcap and sinks.
+        what `self.masks` made of the call's own; `bias` is one that clearhead was given. `score`: None is the dot
+        product with this scale, softcap and sinks.
         """
         innermost = self.stack.innermost
         assert innermost is not None, "a source asks `idle` first"
@@ -85,7 +88,7 @@ class Recorder:
                 query=query.detach().to(dtype, copy=True),
                 key=key.detach().to(dtype, copy=True),
                 mask=masks.mask,
-                bias=masks.bias,
+                bias=masks.bias if bias is None else bias,
                 score=score.requires_grad_(False),
                 backend=backend,
                 uniform=masks.uniform,

@@ -1,0 +1,62 @@
+"""A bias given as one number a distance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead._errors import ClearheadError, ShapeError
+from clearhead._shapes import Sizes, to_tensor
+from clearhead.biases.base import Added, Bias
+
+
+class DistanceBias(Bias):
+    """Any numbers, one for each distance from a query to a key.
+
+    >>> import torch
+    >>> from clearhead.biases import DistanceBias
+    >>> DistanceBias(torch.tensor([-2., -1., 0., 9., 9.]))(torch.zeros(3, 4), torch.zeros(3, 4))
+    tensor([[ 0.,  9.,  9.],
+            [-1.,  0.,  9.],
+            [-2., -1.,  0.]])
+
+    Formula: b_ij = table[..., j − i + Lq − 1]: the first entry is for the last query and the first key.
+    `table`: float, (Lq + Lk − 1,), (H, Lq + Lk − 1) or (B, H, Lq + Lk − 1), sizes of 1 broadcast. It is kept as it is.
+    Raises a `ClearheadError` for other dtypes and shapes. What a recorded bias becomes where it is of this form.
+    """
+
+    table: Tensor
+
+    def __init__(self, table: Any) -> None:
+        super().__init__()
+        table = to_tensor(table, "table")
+        if not table.is_floating_point() or not 1 <= table.ndim <= 3:
+            raise ClearheadError(
+                f"DistanceBias: table has dtype {table.dtype}, shape {tuple(table.shape)}; expected floating-point "
+                "numbers (Lq + Lk − 1,), (H, Lq + Lk − 1) or (B, H, Lq + Lk − 1)."
+            )
+        if isinstance(table, torch.nn.Parameter):
+            self.table = table
+        else:
+            self.register_buffer("table", table, persistent=False)
+
+    @classmethod
+    def example(cls, sizes: Sizes) -> Bias:
+        return cls(torch.linspace(-2.0, 1.0, max(sizes.queries + sizes.keys - 1, 0)).sin().requires_grad_())
+
+    def lower(self, sizes: Sizes) -> Added:
+        table = self.table.reshape((1,) * (3 - self.table.ndim) + tuple(self.table.shape))
+        expected = (sizes.batch, sizes.heads, max(sizes.queries + sizes.keys - 1, 0))
+        if table.shape[2] != expected[2] or any(
+            n not in (1, size) for n, size in zip(table.shape, expected, strict=True)
+        ):
+            raise ShapeError(
+                f"DistanceBias: table has shape {tuple(self.table.shape)}; expected something that broadcasts to "
+                f"(B, H, Lq + Lk − 1) = {expected}."
+            )
+        return Added(relative=table.to(sizes.device))
+
+    def extra_repr(self) -> str:
+        return f"<{'×'.join(map(str, self.table.shape))}>"
