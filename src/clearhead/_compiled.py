@@ -11,9 +11,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from clearhead._backward import Operands, operands, with_operands
 from clearhead._problem import Problem, with_edges
 from clearhead._shapes import Sizes, part
 from clearhead._tiles import pairwise
+from clearhead._values import with_autograd
 from clearhead.biases.base import Added
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose
@@ -104,13 +106,18 @@ def attend_backward(
     scale: float,
     softcap: float | None,
     dropout_p: float,
+    engine: str | None,
     wanted: list[bool],
 ) -> list[Tensor]:
     """The gradients to the first seven tensors, empty where not wanted."""
     tensors = (query, key, value, weight, sinks, dense, relative, start, stop, keep, seed)
     problem = _problem(tensors, phi, scale, softcap, dropout_p)
-    found = gradients_of(problem, tuple(wanted), grad)
-    return [grad.new_empty(0) if gradient is None else gradient for gradient in found]
+    chosen = choose(problem, engine)
+    if chosen.name == "tiled" or any(wanted[3:]):  # what is learnt has its gradients written out there
+        found = gradients_of(problem, tuple(wanted), grad)
+    else:
+        found = _differentiated(chosen, problem, wanted, grad)
+    return [grad.new_empty(0) if gradient is None else gradient.contiguous() for gradient in found]
 
 
 @attend_backward.register_fake
@@ -122,14 +129,26 @@ def _(grad, *arguments):  # type: ignore[no-untyped-def]
     ]
 
 
+def _differentiated(engine: Engine, problem: Problem, wanted: list[bool], grad: Tensor) -> Operands:
+    """By autograd, from the engine's own forward pass: it runs once more, and only for a fused kernel's sake."""
+    with with_autograd():
+        leaves = [
+            t if t is None else t.detach().requires_grad_(w) for t, w in zip(operands(problem), wanted, strict=True)
+        ]
+        output = engine.run(with_operands(problem, tuple(leaves)))
+        some = [t for t, want in zip(leaves, wanted, strict=True) if want and t is not None]
+        found = iter(torch.autograd.grad(output, some, grad))
+    return tuple(next(found) if want else None for want in wanted)
+
+
 def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
     ctx.save_for_backward(*inputs[:11])
-    ctx.numbers = inputs[11:15]
+    ctx.options = inputs[11:]
 
 
 def _backward(ctx, grad):  # type: ignore[no-untyped-def]
     wanted = [bool(need) for need in ctx.needs_input_grad[:7]]
-    found = attend_backward(grad, *ctx.saved_tensors, *ctx.numbers, wanted)
+    found = attend_backward(grad, *ctx.saved_tensors, *ctx.options, wanted)
     return (*(g if want else None for g, want in zip(found, wanted, strict=True)), *(None,) * 9)
 
 

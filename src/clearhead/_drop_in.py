@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 from torch import Tensor
 
 from clearhead._attention import attention
@@ -69,6 +67,11 @@ def scaled_dot_product_attention(
 _UPPER_LEFT = Causal("upper_left")
 
 
-@cache
+_dots: dict[float, Dot] = {}
+
+
 def _scaled(scale: float) -> Dot:
-    return Dot(scale)
+    found = _dots.get(scale)
+    if found is None:
+        found = _dots[scale] = Dot(scale)
+    return found

@@ -5,8 +5,8 @@ They are hidden while code is compiled or exported, and inside `torch.func.vmap`
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -51,6 +51,16 @@ def ensure(good: Tensor, error: Callable[[], ClearheadError], short: str) -> Non
         )
     elif not bool(good.all()):
         raise error()
+
+
+@contextmanager
+def with_autograd() -> Iterator[None]:
+    """Where autograd is at work inside an operation of PyTorch's, which runs without it."""
+    key = torch._C.DispatchKey
+    without = torch._C._dispatch_tls_local_exclude_set()
+    without = without.remove(key.AutogradFunctionality).remove(key.ADInplaceOrView)
+    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), without), torch.enable_grad():
+        yield
 
 
 def autocasting(device: torch.device) -> bool:

@@ -132,6 +132,17 @@ def test_training_gives_the_same_gradients():
         torch.testing.assert_close(got, own, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_a_compiled_model(name):
+    torch.manual_seed(0)
+    model = ch.use_in_transformers(MODELS[name]().eval())
+    inputs = {"input_ids": IDS, "attention_mask": RIGHT}
+    torch._dynamo.reset()
+    with torch.no_grad():
+        got = torch.compile(model, fullgraph=True, backend="aot_eager")(**inputs)[0]
+        torch.testing.assert_close(got[RIGHT.bool()], model(**inputs)[0][RIGHT.bool()], atol=1e-5, rtol=0)
+
+
 def test_what_it_cannot_take_is_a_clear_error():
     with pytest.raises(ch.ClearheadError, match="takes a model of transformers; got a Linear"):
         ch.use_in_transformers(torch.nn.Linear(2, 2))

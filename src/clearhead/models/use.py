@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -39,7 +40,7 @@ def use_in_transformers(model: Any) -> Any:
     if not isinstance(model, transformers.PreTrainedModel):
         raise ClearheadError(f"use_in_transformers takes a model of transformers; got a {type(model).__name__}.")
     transformers.AttentionInterface.register(NAME, _attend)
-    transformers.AttentionMaskInterface.register(NAME, _mask)
+    transformers.AttentionMaskInterface.register(NAME, partial(_mask, transformers.masking_utils.sdpa_mask))
     if not model._can_set_attn_implementation():
         raise ClearheadError(
             f"{type(model).__name__} computes attention in its own code: transformers cannot give it another backend."
@@ -48,10 +49,9 @@ def use_in_transformers(model: Any) -> Any:
     return model
 
 
-def _mask(*args: Any, **kwargs: Any) -> Tensor | None:
+def _mask(sdpa_mask: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor | None:
     """The bool mask that SDPA would get, with its normal form beside it."""
-    masking = require("transformers.masking_utils", "models", "use_in_transformers")
-    mask: Any = masking.sdpa_mask(*args, **kwargs)
+    mask: Any = sdpa_mask(*args, **kwargs)
     if mask is not None and not compiling():
         mask.clearhead = compact(mask)  # all layers are given this one tensor
     return mask  # type: ignore[no-any-return]
@@ -80,9 +80,14 @@ def _attend(
     return out.transpose(1, 2).contiguous(), None
 
 
-@cache
+_dots: dict[tuple[float | None, float | None], Dot] = {}
+
+
 def _dot(scale: float | None, softcap: float | None) -> Dot:
-    return Dot(scale, softcap)
+    found = _dots.get((scale, softcap))
+    if found is None:
+        found = _dots[scale, softcap] = Dot(scale, softcap)
+    return found
 
 
 _scores: WeakKeyDictionary[nn.Module, Dot] = WeakKeyDictionary()

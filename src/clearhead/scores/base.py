@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any, Literal, NamedTuple
 
@@ -153,7 +154,7 @@ def check_equal_width(score: Score, query: Tensor, key: Tensor) -> None:
 
 def check_number(value: Any, name: str) -> float:
     """A finite number, Python's or NumPy's."""
-    if isinstance(value, bool | Tensor) or not isinstance(value, int | float | np.number) or not np.isfinite(value):
+    if isinstance(value, bool | Tensor) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
         raise ClearheadError(f"{name} is {value!r}; expected a finite number.")
     return float(value)
 
