@@ -270,3 +270,14 @@ def test_words_for_the_report_are_words(tmp_path):
     for wrong in ("abcdef", torch.arange(6)):
         with pytest.raises(ch.ClearheadError, match="list of words"):
             seen.report(tmp_path / "page.html", wrong)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("scale", [-1.0, 0.0])
+def test_scales_that_are_not_positive(dtype, scale):
+    """PyTorch's kernel gives NaN there in low precision: it masks first and scales then."""
+    x = torch.randn(2, 3, 40, 4, generator=torch.Generator().manual_seed(0))
+    for mask in (ch.Causal(), ch.SlidingWindow(5), ch.Lengths([0, 20])):
+        got = ch.attention(*[x.to(dtype)] * 3, score=ch.Dot(scale), mask=mask, engine="sdpa")
+        want = ch.attention(*[x.to(dtype).double()] * 3, score=ch.Dot(scale), mask=mask, engine="reference")
+        assert (got.double() - want).abs().max() < 0.05

@@ -110,6 +110,8 @@ def full(
 ) -> Tensor:
     """One call of the fused kernel, its inputs made such that it does not fall back to the whole matrix."""
     width, shape, key_heads = value.shape[-1], query.shape, key.shape[1]
+    if scale <= 0:  # in low precision the kernel scales what it has masked: −∞ would become +∞, or NaN
+        query, scale = query * scale, 1.0
     if shape[-1] != width:  # the kernel wants one width; zeros change no score
         wide = max(query.shape[-1], width)
         query, key, value = (
