@@ -281,3 +281,30 @@ def test_scales_that_are_not_positive(dtype, scale):
         got = ch.attention(*[x.to(dtype)] * 3, score=ch.Dot(scale), mask=mask, engine="sdpa")
         want = ch.attention(*[x.to(dtype).double()] * 3, score=ch.Dot(scale), mask=mask, engine="reference")
         assert (got.double() - want).abs().max() < 0.05
+
+
+def test_what_a_newcomer_met():
+    x = torch.rand(2, 4, 6, 8)
+    assert isinstance(sum([ch.ALiBi(4), ch.ALiBi(4)]), ch.Bias)
+    keep = torch.ones(6, 6, dtype=torch.bool)
+    for wrong in (lambda: keep & ch.Causal(), lambda: keep.numpy() | ch.Causal()):
+        with pytest.raises(ch.ClearheadError, match=r"left one is a .* Wrap a bool tensor in DenseMask"):
+            wrong()
+    with pytest.raises(ch.ClearheadError, match="left one is a Tensor"):
+        torch.zeros(6, 6) + ch.ALiBi(4)
+    with pytest.raises(ch.ClearheadError, match=r"pass query\[None\]"):
+        ch.attention(x[0], x[0], x[0], bias=ch.ALiBi(8))
+    rule = ch.Where(lambda b, h, i, j: (i > j) and (j > 2))
+    with pytest.raises(ch.ClearheadError, match="join conditions with"):
+        ch.attention(x, x, x, mask=rule)
+    assert repr(rule) == "Where(<lambda>)"
+    with pytest.raises(ch.ClearheadError, match="For a Mask call attention"):
+        ch.scaled_dot_product_attention(x, x, x, attn_mask=ch.Causal())
+
+    class Tensorial(ch.Bias):
+        def lower(self, sizes):
+            return torch.zeros(1, 1, 6, 6)
+
+    with pytest.raises(ch.ClearheadError, match=r"lower gave a Tensor; expected Added"):
+        ch.attention(x, x, x, bias=Tensorial())
+    assert "align=[1, 2]" in repr(ch.Documents([0, 0, 1, 1, 1, 1], align=torch.tensor([1, 2])))

@@ -37,6 +37,11 @@ def check_align(align: Any, who: str) -> Any:
     return positions.detach().long().clamp(-FAR, FAR)
 
 
+def say_align(align: str | Tensor) -> str:
+    """An alignment as it was given."""
+    return repr(align) if isinstance(align, str) else repr(align.tolist())
+
+
 def query_offset(align: Any, sizes: Sizes, who: str) -> int | Tensor:
     """The position of query 0 among the keys: a number, or a tensor (B, 1, 1)."""
     if isinstance(align, Tensor):

@@ -42,6 +42,11 @@ def scaled_dot_product_attention(
     mask: Tensor | Mask | None = None
     bias = None
     if attn_mask is not None:
+        if not isinstance(attn_mask, Tensor):
+            raise ClearheadError(
+                f"attn_mask is a {type(attn_mask).__name__}; expected a tensor, as torch has it. "
+                "For a Mask call attention(query, key, value, mask=...)."
+            )
         if is_causal:
             raise ClearheadError(
                 "attn_mask and is_causal=True: pass one. To join them: "

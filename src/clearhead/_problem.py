@@ -163,7 +163,13 @@ def _as_bias(bias: Any, mask: Any, sizes: Sizes) -> Added | None:
         what = f"the class {bias.__name__}" if isinstance(bias, type) else f"{bias!r:.60}"
         raise ClearheadError(f"bias is {what}; expected a Bias, such as ALiBi(num_heads), or a float tensor.")
     check_one_alignment([*(mask.offsets(sizes) if isinstance(mask, Mask) else ()), *bias.offsets(sizes)])
-    return bias.lower(sizes)
+    added = bias.lower(sizes)
+    if not isinstance(added, Added):
+        raise ClearheadError(
+            f"{type(bias).__name__}.lower gave a {type(added).__name__}; expected Added(dense=...), one number a pair, "
+            "or Added(relative=...), one a distance."
+        )
+    return added
 
 
 def _as_score(score: Any) -> Score:

@@ -159,6 +159,13 @@ def unflatten(tensor: Tensor, dim: int, *sizes: int) -> Tensor:
     return result
 
 
+def no_heads(sizes: Sizes) -> str:
+    """What to say where a number of heads does not fit inputs that have none."""
+    if len(sizes.shown) > 1:
+        return ""
+    return "\nInputs of fewer than four dimensions have no heads: if their first is the heads, pass query[None], …"
+
+
 def check_count(number: Any, least: int, name: str) -> int:
     """A whole number, Python's or NumPy's, of at least `least`."""
     try:
@@ -338,7 +345,7 @@ def fit(tensor: Tensor, sizes: Sizes, name: str) -> Tensor:
         raise ShapeError(
             f"{name} has shape {tuple(tensor.shape)}, which does not broadcast to the scores (..., Lq, Lk).\n"
             + columns(rows, wrong[0])
-            + f"\nFor one row a sequence, (B, Lk), pass Padding({name}); for lengths, Lengths(valid_lens)."
+            + ("" if name == "bias" else f"\nFor one row a sequence pass Padding({name}); for lengths, Lengths.")
         )
     if len(shown) > 4:
         tensor = tensor.expand(shown).reshape(sizes.shape)

@@ -133,6 +133,9 @@ def compare(
     dropout_p: float = 0.0,
 ) -> None:
     """An engine against the reference, both in float64: output and all gradients. Engines that object are left out."""
+    if isinstance(engine, str):
+        known = [candidate.name for candidate in ENGINES]
+        assert engine in known, f"no engine is named {engine!r}: there are {known}, or pass an Engine itself"
     inputs = Inputs.draw(score, lengths)
     module = score[0].double()
     bias = None if bias is None else bias.double()

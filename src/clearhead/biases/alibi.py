@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead._align import Align, check_align, query_offset
 from clearhead._errors import ShapeError
-from clearhead._shapes import Sizes, check_count
+from clearhead._shapes import Sizes, check_count, no_heads
 from clearhead.biases.base import Added, Bias, distances, wide
 
 
@@ -50,7 +50,7 @@ class ALiBi(Bias):
         if sizes.heads != self.slopes.shape[0]:
             raise ShapeError(
                 f"ALiBi has {self.slopes.shape[0]} heads and the scores have {sizes.heads}, "
-                f"{(*sizes.shown, sizes.queries, sizes.keys)}; pass ALiBi({sizes.heads})."
+                f"{(*sizes.shown, sizes.queries, sizes.keys)}; pass ALiBi({sizes.heads})." + no_heads(sizes)
             )
         far = distances(sizes, query_offset(self.align, sizes, "ALiBi")).abs()
         slopes = wide(self.slopes.to(sizes.device))

@@ -62,6 +62,8 @@ class Bias(nn.Module, ABC):
     `bias(query, key)` it gives the whole of it, (..., Lq, Lk).
     """
 
+    __array_ufunc__ = None  # so that NumPy's arrays leave + to the bias
+
     @abstractmethod
     def lower(self, sizes: Sizes) -> Added:
         """The normal form for a (B, H, Lq, Lk) matrix. Raises a `ClearheadError` where the bias does not fit it."""
@@ -71,9 +73,9 @@ class Bias(nn.Module, ABC):
         return []
 
     @classmethod
-    @abstractmethod
     def example(cls, sizes: Sizes) -> Bias:
-        """A bias to try this class with, that fits these sizes."""
+        """A bias to try this class with, that fits these sizes: what `clearhead.testing.check_bias` asks for."""
+        raise NotImplementedError(f"{cls.__name__} needs a classmethod example(sizes) -> Bias, to be checked with.")
 
     def forward(self, query: Any, key: Any) -> Tensor:
         """The bias of every pair, (..., Lq, Lk), with the inputs' leading dimensions. O(Lq · Lk) memory.
@@ -91,11 +93,20 @@ class Bias(nn.Module, ABC):
         return sizes.restore(tile.expand(sizes.shape))
 
     def __add__(self, other: Bias) -> Bias:
-        if not isinstance(other, Bias):
-            raise ClearheadError(
-                f"+ joins two biases; the right one is a {type(other).__name__}. Wrap a tensor in DenseBias(tensor)."
-            )
-        return Sum(self, other)
+        return Sum(self, _check_bias(other, "right"))
+
+    def __radd__(self, other: Any) -> Bias:
+        if isinstance(other, int) and other == 0:  # where sum() begins
+            return self
+        return Sum(_check_bias(other, "left"), self)
+
+
+def _check_bias(other: Any, side: str) -> Bias:
+    if isinstance(other, Bias):
+        return other
+    raise ClearheadError(
+        f"+ joins two biases; the {side} one is a {type(other).__name__}. Wrap a tensor in DenseBias(tensor)."
+    )
 
 
 class Sum(Bias):

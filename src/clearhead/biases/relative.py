@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from clearhead._align import Align, check_align, query_offset
 from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import Sizes, check_count
+from clearhead._shapes import Sizes, check_count, no_heads
 from clearhead.biases.base import Added, Bias, distances, wide
 
 
@@ -66,7 +66,7 @@ class RelativeBias(Bias):
         if sizes.heads != self.weight.shape[1]:
             raise ShapeError(
                 f"RelativeBias has {self.weight.shape[1]} heads and the scores have {sizes.heads}, "
-                f"{(*sizes.shown, sizes.queries, sizes.keys)}; pass RelativeBias({sizes.heads})."
+                f"{(*sizes.shown, sizes.queries, sizes.keys)}; pass RelativeBias({sizes.heads})." + no_heads(sizes)
             )
         apart = distances(sizes, query_offset(self.align, sizes, "RelativeBias"))
         # one row a distance: the gradient is a sum over distances, in a fixed order

@@ -21,6 +21,8 @@ def as_tensor(numbers: Any, name: str) -> Tensor:
         except (ValueError, TypeError) as ragged:
             raise ClearheadError(f"{name} is no array of integers: {ragged}.") from None
         numbers = numbers if numbers.numel() else numbers.long()
+    if not isinstance(numbers, Tensor | np.ndarray):
+        raise ClearheadError(f"{name} is {numbers!r:.40}; expected an integer, or integers: a list, array or tensor.")
     return to_tensor(numbers, name.split()[-1])
 
 

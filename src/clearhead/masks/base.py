@@ -64,8 +64,11 @@ class Mask(ABC):
     · · · ■ ■ ·
     · · · · ■ ■
 
-    A mask of your own is a subclass with `lower(sizes)`, which gives its `Spans`.
+    A mask of your own is a subclass with `lower(sizes)`, which gives its `Spans`. In code that is compiled `&` and `|`
+    are understood; write `~` outside of it, since the compiler knows no such operator of a class.
     """
+
+    __array_ufunc__ = None  # so that NumPy's arrays leave operators to the mask
 
     @abstractmethod
     def lower(self, sizes: Sizes) -> Spans:
@@ -84,9 +87,9 @@ class Mask(ABC):
         return Sizes(1, 1, 0, 0)
 
     @classmethod
-    @abstractmethod
     def example(cls, sizes: Sizes) -> Mask:
-        """A mask to try this class with, that fits these sizes."""
+        """A mask to try this class with, that fits these sizes: what `clearhead.testing.check_mask` asks for."""
+        raise NotImplementedError(f"{cls.__name__} needs a classmethod example(sizes) -> Mask, to be checked with.")
 
     def resolve(self, sizes: Sizes) -> Spans:
         """`lower`, after a check that the whole expression has one alignment."""
@@ -118,6 +121,12 @@ class Mask(ABC):
     def __invert__(self) -> Mask:
         return Not(self)
 
+    def __rand__(self, other: Any) -> Mask:
+        return And(check_mask(other, "&", "left"), self)
+
+    def __ror__(self, other: Any) -> Mask:
+        return Or(check_mask(other, "|", "left"), self)
+
     def __bool__(self) -> bool:
         raise ClearheadError("A mask has no truth value: combine masks with &, | and ~, not with and, or, not.")
 
@@ -132,12 +141,11 @@ class Mask(ABC):
         if queries == 1 and self.offsets(Sizes(free.batch, free.heads, side, side)):
             queries = keys  # one row for all, but for a part that depends on the query
         sizes = Sizes(free.batch, free.heads, queries, keys)
-        try:
-            spans = self.resolve(sizes)
-        except ClearheadError:  # parts that fit no one matrix, or need an alignment: the words say it
-            return self.title()
         batch, heads, rows, columns = (slice(0, size) for size in (4, 3, LARGEST, LARGEST))
-        keep = spans.keep(batch, heads, rows, columns, sizes.keys)
+        try:
+            keep = self.resolve(sizes).keep(batch, heads, rows, columns, sizes.keys)
+        except ClearheadError:  # parts that fit no one matrix, need an alignment, or fail: the words say it
+            return self.title()
         shown = [min(size, limit) for size, limit in zip(sizes.shape, (4, 3, LARGEST, LARGEST), strict=True)]
         return f"{self.title()}\n{draw(keep.expand(shown), sizes.shape)}"
 
@@ -147,11 +155,11 @@ def dense(spans: Spans, sizes: Sizes) -> Tensor:
     return spans.keep(every, every, every, every, sizes.keys).expand(sizes.shape)
 
 
-def check_mask(other: Any, operator: str) -> Mask:
+def check_mask(other: Any, operator: str, side: str = "right") -> Mask:
     if isinstance(other, Mask):
         return other
     raise ClearheadError(
-        f"{operator} joins two masks; the right one is a {type(other).__name__}. "
+        f"{operator} joins two masks; the {side} one is a {type(other).__name__}. "
         "Wrap a bool tensor in DenseMask(tensor)."
     )
 

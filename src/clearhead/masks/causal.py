@@ -7,7 +7,7 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from clearhead._align import Align, check_align, query_offset
+from clearhead._align import Align, check_align, query_offset, say_align
 from clearhead._shapes import Sizes
 from clearhead.masks.base import Mask, Spans
 
@@ -38,7 +38,7 @@ class Causal(Mask):
         return cls(align="lower_right")
 
     def title(self) -> str:
-        return "Causal()" if self.align is None else f"Causal(align={_short(self.align)})"
+        return "Causal()" if self.align is None else f"Causal(align={say_align(self.align)})"
 
     def offsets(self, sizes: Sizes) -> list[tuple[str, int | Tensor]]:
         return [("Causal", query_offset(self.align, sizes, "Causal"))]
@@ -53,7 +53,3 @@ class Causal(Mask):
         own = torch.arange(1, sizes.queries + 1, device=sizes.device).view(1, 1, -1)
         own = own + query_offset(self.align, sizes, "Causal")
         return Spans(torch.zeros_like(own[:1, :, :1]), own.clamp(0, sizes.keys))
-
-
-def _short(align: str | Tensor) -> str:
-    return repr(align) if isinstance(align, str) else repr(align.tolist())

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead._align import Align, check_align, query_offset
+from clearhead._align import Align, check_align, query_offset, say_align
 from clearhead._errors import ClearheadError, ShapeError
 from clearhead._shapes import Sizes, columns, part
 from clearhead._values import readable
@@ -50,7 +50,10 @@ class Documents(Mask):
 
     @classmethod
     def from_lengths(cls, lengths: Any, align: Align = None) -> Documents:
-        """Documents of these lengths, one after the other: whole numbers (n,), a list, array or tensor."""
+        """Documents of these lengths, one after the other: whole numbers (n,), a list, array or tensor.
+
+        Its size depends on their values: make it outside of code that is compiled.
+        """
         lengths = check_lengths(lengths, "Documents: lengths")
         if lengths.ndim != 1:
             raise ShapeError(
@@ -66,7 +69,7 @@ class Documents(Mask):
         return cls(ids, align="lower_right")
 
     def title(self) -> str:
-        align = "" if self.align is None else f", align={self.align if isinstance(self.align, str) else '…'!r}"
+        align = "" if self.align is None else f", align={say_align(self.align)}"
         return f"Documents(<{'×'.join(map(str, self.ids.shape))}>{align})"
 
     def offsets(self, sizes: Sizes) -> list[tuple[str, int | Tensor]]:

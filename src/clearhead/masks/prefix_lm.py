@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead._align import Align, check_align, query_offset
+from clearhead._align import Align, check_align, query_offset, say_align
 from clearhead._errors import ShapeError
 from clearhead._shapes import Sizes, columns
 from clearhead.masks._lengths import check_lengths
@@ -46,7 +46,7 @@ class PrefixLM(Mask):
 
     def title(self) -> str:
         lengths = self.lengths.tolist() if self.lengths.numel() <= 8 else f"<{self.lengths.numel()} lengths>"
-        align = "" if self.align is None else f", align={self.align if isinstance(self.align, str) else '…'!r}"
+        align = "" if self.align is None else f", align={say_align(self.align)}"
         return f"PrefixLM({lengths}{align})"
 
     def offsets(self, sizes: Sizes) -> list[tuple[str, int | Tensor]]:

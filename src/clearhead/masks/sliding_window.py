@@ -7,7 +7,7 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from clearhead._align import FAR, Align, check_align, query_offset
+from clearhead._align import FAR, Align, check_align, query_offset, say_align
 from clearhead._shapes import Sizes, check_count
 from clearhead.masks.base import Mask, Spans
 
@@ -45,7 +45,7 @@ class SlidingWindow(Mask):
     def title(self) -> str:
         parts = [f"before={self.before}"] + [f"after={self.after}"] * (self.after > 0)
         if self.align is not None:
-            parts.append(f"align={self.align if isinstance(self.align, str) else self.align.tolist()!r}")
+            parts.append(f"align={say_align(self.align)}")
         return f"SlidingWindow({', '.join(parts)})"
 
     def offsets(self, sizes: Sizes) -> list[tuple[str, int | Tensor]]:

@@ -50,6 +50,16 @@ class Where(Mask):
     def title(self) -> str:
         return f"Where({getattr(self.fn, '__name__', type(self.fn).__name__)})"
 
+    def _ask(self, indices: list[Tensor]) -> object:
+        try:
+            return self.fn(*indices)
+        except Exception as error:
+            raise ClearheadError(
+                f"{self.title()} failed on {[tuple(index.shape) for index in indices]}: {type(error).__name__}: {error}"
+                "\nIt is called with four index tensors, (batch, head, query_index, key_index); join conditions with & "
+                "and |, not with and, or."
+            ) from error
+
     def lower(self, sizes: Sizes) -> Spans:
         def residual(*sides: slice) -> Tensor:
             indices = []
@@ -57,7 +67,7 @@ class Where(Mask):
                 place = range(size)[side]
                 index = torch.arange(place.start, max(place.stop, place.start), place.step, device=sizes.device)
                 indices.append(index.view((1,) * dim + (-1,) + (1,) * (3 - dim)))
-            return _checked(self.fn(*indices), [index.numel() for index in indices], self.title())
+            return _checked(self._ask(indices), [index.numel() for index in indices], self.title())
 
         whole = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
         return Spans(whole, whole + sizes.keys, residual)

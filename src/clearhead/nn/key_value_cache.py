@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import NamedTuple
 
 import torch
@@ -93,6 +94,9 @@ class KeyValueCache:
                 buffer.append(self._state.key, self._state.value)
         buffer.append(key, value)
         return _State(buffer, buffer.key[:, :, :end], buffer.value[:, :, :end])
+
+    def __deepcopy__(self, memo: object) -> KeyValueCache:
+        return copy.copy(self)  # as independent as a deep one: nothing given out is written again
 
     def __repr__(self) -> str:
         if self._state is None:

@@ -203,7 +203,7 @@ def _refuse_shape(name: str, inputs: dict[str, Tensor], width: int) -> None:
     raise ShapeError(
         f"{name} has shape {tuple(inputs[name].shape)}; expected (B, L, {width}), or (L, {width}) as all three.\n"
         + columns({n: tuple(t.shape) for n, t in inputs.items() if isinstance(t, Tensor)})
-        + f"\nThe module makes the heads by itself, of {name}s of width {width}; it was built for that emb_dim."
+        + f"\nThe module makes the heads by itself, of a {name} of width {width}; it was built for that emb_dim."
     )
 
 

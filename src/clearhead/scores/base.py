@@ -136,7 +136,7 @@ def checked_tile(score: Score, query: Tensor, key: Tensor) -> Tensor:
 def check_width(score: Score, tensor: Tensor, width: int, name: str) -> None:
     if tensor.shape[-1] != width:
         raise ShapeError(
-            f"{name} has width {tensor.shape[-1]}, shape {tuple(tensor.shape)}; {score} takes {name}s of "
+            f"{name} has width {tensor.shape[-1]}, shape {tuple(tensor.shape)}; {score} takes one of "
             f"width {width}.\nBuild the score with {name}_dim={tensor.shape[-1]}, or project the {name} first."
         )
 
