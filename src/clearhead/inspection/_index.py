@@ -133,17 +133,11 @@ def restrict(problem: Problem, batch: slice, heads: slice, queries: slice) -> Pr
 
 
 def _bias_of_rows(bias: Added, batch: slice, heads: slice, queries: slice, sizes: Sizes) -> Added:
-    dense = None if bias.dense is None else part(bias.dense, batch, heads, queries)
-    if bias.relative is None:
-        return Added(dense)
     rows = range(sizes.queries)[queries]
+    if bias.relative is None or rows.step != 1:  # some rows of a step apart are no longer one number a distance
+        return Added(bias.tile(batch, heads, queries, EVERY, sizes))
+    dense = None if bias.dense is None else part(bias.dense, batch, heads, queries)
     relative = part(bias.relative, batch, heads)
-    if rows.step != 1:  # no longer one number a distance
-        return (
-            Added(Added(dense, relative).tile(EVERY, EVERY, queries, EVERY, sizes))
-            if dense is None
-            else Added(dense + Added(None, relative).tile(EVERY, EVERY, queries, EVERY, sizes))
-        )
     first = sizes.queries - rows.stop
     return Added(dense, relative[..., first : first + max(len(rows) + sizes.keys - 1, 0)])
 
