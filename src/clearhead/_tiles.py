@@ -23,6 +23,8 @@ from clearhead.scores.base import Pairwise, accumulated, checked_tile
 
 ROWS = 256  # the most queries to a block where the mask depends on the query: more would skip less
 EVERY = slice(None)
+BUDGET = 2**21  # elements of a block's scores, or of what is made on the way to them
+LOOK = 2**20  # the same for an inspection, which makes a few passes over each block: it should stay in the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,12 @@ def raw_scores(problem: Problem, block: Block) -> Tensor:
 def scores(problem: Problem, block: Block) -> Tensor:
     """The scores of a block, with the bias, and −∞ where a pair is not allowed."""
     return finish(problem, block, raw_scores(problem, block))
+
+
+def stream(problem: Problem) -> Iterator[tuple[Block, Tensor]]:
+    """The scores of a guarded problem, block by block."""
+    for block in blocks(problem, LOOK):
+        yield block, scores(problem, block)
 
 
 def finish(problem: Problem, block: Block, tile: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from clearhead._errors import UnsupportedError
+from clearhead._native import Found, Sought
 from clearhead._problem import Problem
 from clearhead._tiles import Block
 
@@ -34,9 +35,17 @@ class Engine(ABC):
     def extra_bytes(self, problem: Problem) -> int:
         """About how much memory it needs at once beyond inputs and output, forward."""
 
+    def reservations(self, problem: Problem) -> list[str]:
+        """Why it would rather not, though it can: then it runs only when asked for, or when no other engine can."""
+        return []
+
     def tiles(self, problem: Problem) -> Iterator[tuple[Block, Tensor]]:
         """The scores block by block, with bias, −∞ where a pair is not allowed; a block has all its rows' keys."""
         raise UnsupportedError(f"the engine {self.name!r} does not give the weights; pass engine=None or 'tiled'.")
+
+    def look(self, problem: Problem, sought: Sought) -> Found | None:
+        """What a look at the weights finds, in one fused pass; None where the engine has none, and `tiles` must do."""
+        return None
 
     def notes(self, problem: Problem) -> list[str]:
         """What a person should know before running this problem on this engine."""

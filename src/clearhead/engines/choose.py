@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import math
-
 from clearhead._errors import UnsupportedError
 from clearhead._problem import Problem
 from clearhead.engines.base import Engine
+from clearhead.engines.cpu import Cpu
 from clearhead.engines.reference import Reference
 from clearhead.engines.sdpa import Sdpa
 from clearhead.engines.tiled import Tiled
 
-# In order of preference: the first without objections runs.
-ENGINES: tuple[Engine, ...] = (Sdpa(), Tiled(), Reference())
-
-# The reference engine makes every matrix in full: above this many pairs it runs only when asked for by name.
-REFERENCE_PAIRS = 2**22
+# In order of preference: the first without objections or reservations runs. Tiled never has any.
+ENGINES: tuple[Engine, ...] = (Cpu(), Sdpa(), Tiled(), Reference())
 
 
 def choose(problem: Problem, engine: str | Engine | None) -> Engine:
     """The engine asked for, by name or itself, which runs or raises with its objections; None: the first that can."""
     if engine is None:
         for candidate in ENGINES:
-            if not candidate.objections(problem):
+            if not candidate.objections(problem) and not candidate.reservations(problem):
                 return candidate
     if isinstance(engine, Engine):
         return _willing(engine, problem)
@@ -46,7 +42,5 @@ def reasons(problem: Problem, chosen: Engine, asked: bool) -> dict[str, list[str
 
 
 def _declined(problem: Problem, other: Engine, chosen: Engine, asked: bool) -> list[str]:
-    objections = other.objections(problem)
-    if other.name == "reference" and math.prod(problem.sizes.shape) > REFERENCE_PAIRS:
-        objections = [*objections, f"makes every pair at once, more than {REFERENCE_PAIRS:,}: only when asked for"]
-    return objections or [f"could run it; {chosen.name} {'was asked for' if asked else 'comes first'}"]
+    against = [*other.objections(problem), *other.reservations(problem)]
+    return against or [f"could run it; {chosen.name} {'was asked for' if asked else 'comes first'}"]

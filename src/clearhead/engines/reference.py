@@ -15,6 +15,8 @@ from clearhead.engines.base import Engine
 from clearhead.masks.base import dense
 from clearhead.scores.base import accumulated, checked_tile
 
+PAIRS = 2**22  # every matrix is made in full: above so many it runs only when asked for by name
+
 
 class Reference(Engine):
     """Dense and eager, the oracle of every test.
@@ -26,6 +28,11 @@ class Reference(Engine):
 
     def objections(self, problem: Problem) -> list[str]:
         return []
+
+    def reservations(self, problem: Problem) -> list[str]:
+        if math.prod(problem.sizes.shape) <= PAIRS:
+            return []
+        return [f"makes every pair at once, more than {PAIRS:,}: only when asked for"]
 
     def run(self, problem: Problem) -> Tensor:
         problem = guard(problem)

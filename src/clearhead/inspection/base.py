@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead._native import Found, Sought
 from clearhead._problem import Problem
 from clearhead._shapes import unflatten
 from clearhead._tiles import Block, may_be_empty, sinks
@@ -108,6 +109,14 @@ class Reduction(ABC):
         """The result from the buffers: tensors that begin with (B, H)."""
         return buffers
 
+    def sought(self, problem: Problem) -> Sought | None:
+        """What an engine's own pass would have to find for this; None where it cannot be had so."""
+        return None
+
+    def found(self, found: Found, problem: Problem) -> Any:
+        """The result, from what that pass found."""
+        raise NotImplementedError
+
 
 def per_query(problem: Problem, *extra: int) -> Tensor:
     """Zeros (B, H, Lq, ...), of the dtype that weights have."""
@@ -118,13 +127,34 @@ def per_query(problem: Problem, *extra: int) -> Tensor:
 
 @torch.no_grad()
 def stream(problem: Problem, engine: Engine, reductions: tuple[Reduction, ...]) -> tuple[Any, ...]:
-    """All the reductions in one pass over the rows."""
+    """All the reductions: in one pass of the engine's own where it has one for them, the others in one over tiles."""
     with without_autocast(problem.sizes.device):
-        every = [reduction.begin(problem) for reduction in reductions]
-        for look in looks(problem, engine):
-            for reduction, buffers in zip(reductions, every, strict=True):
-                reduction.look(buffers, look)
-        return tuple(r.end(buffers, problem) for r, buffers in zip(reductions, every, strict=True))
+        begun = [reduction.begin(problem) for reduction in reductions]
+        results = _from_engine(problem, engine, reductions)
+        left = [i for i in range(len(reductions)) if i not in results]
+        if left:
+            for look in looks(problem, engine):
+                for i in left:
+                    reductions[i].look(begun[i], look)
+        return tuple(
+            results[i] if i in results else r.end(begun[i], problem) for i, r in enumerate(reductions)
+        )
+
+
+def _from_engine(problem: Problem, engine: Engine, reductions: tuple[Reduction, ...]) -> dict[int, Any]:
+    """The results that the engine's own pass gives, by the place of their reduction."""
+    all_sought = Sought()
+    places = []
+    for i, reduction in enumerate(reductions):
+        sought = reduction.sought(problem)
+        both = None if sought is None else all_sought.with_also(sought)
+        if both is not None:
+            all_sought = both
+            places.append(i)
+    if not places:
+        return {}
+    found = engine.look(problem, all_sought)
+    return {} if found is None else {i: reductions[i].found(found, problem) for i in places}
 
 
 def looks(problem: Problem, engine: Engine) -> Iterator[Look]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from clearhead._native import Found, Sought
 from clearhead._problem import Problem
 from clearhead.inspection.base import Look, Reduction, per_query
 
@@ -32,3 +33,9 @@ class Entropy(Reduction):
         log_sum = look.log_sum if look.mass is None else look.log_sum * look.mass
         entropy = (log_sum - expected).clamp_(min=0.0)
         buffers[look.at] = entropy.masked_fill_(look.blind, 0.0).abs_()
+
+    def sought(self, problem: Problem) -> Sought:
+        return Sought(entropy=True)
+
+    def found(self, found: Found, problem: Problem) -> Tensor | None:
+        return found.entropy

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from clearhead._native import Found, Sought
 from clearhead._problem import Problem
 from clearhead.inspection.base import Look, Reduction, per_query
 
@@ -20,6 +21,13 @@ class LogSumExp(Reduction):
 
     def look(self, buffers: Tensor, look: Look) -> None:
         buffers[look.at] = (look.top + look.log_sum).masked_fill_(look.blind, -torch.inf)
+
+    def sought(self, problem: Problem) -> Sought:
+        return Sought(normaliser=True)
+
+    def found(self, found: Found, problem: Problem) -> Tensor:
+        assert found.largest is not None and found.rest is not None
+        return (found.largest + found.rest).masked_fill_(found.largest == torch.inf, -torch.inf)
 
 
 @dataclass(frozen=True)
@@ -37,3 +45,9 @@ class Normaliser(Reduction):
         largest, rest = buffers
         largest[look.at] = look.top.masked_fill(look.blind, torch.inf)
         rest[look.at] = look.log_sum
+
+    def sought(self, problem: Problem) -> Sought:
+        return Sought(normaliser=True)
+
+    def found(self, found: Found, problem: Problem) -> tuple[Tensor | None, Tensor | None]:
+        return found.largest, found.rest

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead._errors import ClearheadError
+from clearhead._native import Found, Sought
 from clearhead._problem import Problem
 from clearhead.inspection.base import Look, Reduction, chunks
 from clearhead.scores.base import accumulated
@@ -64,12 +65,20 @@ class Pool(Reduction):
         target.copy_(target + part if self.how == "mean" else torch.maximum(target, part))
 
     def end(self, buffers: tuple[Tensor, tuple[int, int]], problem: Problem) -> Tensor:
-        cells, (rows, columns) = buffers
-        if self.how == "mean":
-            edges = ((problem.sizes.queries, rows, cells.shape[2]), (problem.sizes.keys, columns, cells.shape[3]))
-            height, width = (
-                torch.tensor([min(step, total - i * step) for i in range(n)], device=cells.device)
-                for total, step, n in edges
-            )
-            cells = cells / (height[:, None] * width[None, :])
-        return cells
+        cells, step = buffers
+        return self._mean(cells, step, problem) if self.how == "mean" else cells
+
+    def _mean(self, cells: Tensor, step: tuple[int, int], problem: Problem) -> Tensor:
+        """The sums over the cells, divided by their pairs."""
+        totals = (problem.sizes.queries, problem.sizes.keys)
+        height, width = (
+            torch.tensor([min(each, total - i * each) for i in range(n)], device=cells.device)
+            for total, each, n in zip(totals, step, cells.shape[2:], strict=True)
+        )
+        return cells / (height[:, None] * width[None, :])
+
+    def sought(self, problem: Problem) -> Sought:
+        return Sought(mean=self.cell(problem)) if self.how == "mean" else Sought(peak=self.cell(problem))
+
+    def found(self, found: Found, problem: Problem) -> Tensor | None:
+        return found.peak if found.mean is None or self.how == "max" else self._mean(found.mean, self.cell(problem), problem)

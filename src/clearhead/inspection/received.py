@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from clearhead._native import Found, Sought
 from clearhead._problem import Problem
 from clearhead.inspection.base import Look, Reduction
 from clearhead.scores.base import accumulated
@@ -31,3 +32,9 @@ class Received(Reduction):
     def look(self, buffers: Tensor, look: Look) -> None:
         batch, heads, _ = look.at
         buffers[batch, heads, look.block.keys] += look.weights.sum(2)
+
+    def sought(self, problem: Problem) -> Sought:
+        return Sought(received=True)
+
+    def found(self, found: Found, problem: Problem) -> Tensor | None:
+        return found.received

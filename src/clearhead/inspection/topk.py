@@ -8,8 +8,11 @@ import torch
 from torch import Tensor
 
 from clearhead._errors import ClearheadError
+from clearhead._native import Found, Sought
 from clearhead._problem import Problem
 from clearhead.inspection.base import PEAK, Look, Reduction, per_query
+
+FEW = 64  # more are found by a tournament: the fused pass keeps the largest in a list, in order
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,12 @@ class TopK(Reduction):
 
     def end(self, buffers: tuple[Tensor, Tensor, int], problem: Problem) -> tuple[Tensor, Tensor]:
         return buffers[0], buffers[1]
+
+    def sought(self, problem: Problem) -> Sought | None:
+        return Sought(top=self.k) if self.k <= FEW else None
+
+    def found(self, found: Found, problem: Problem) -> tuple[Tensor | None, Tensor | None]:
+        return found.values, found.indices
 
 
 def largest(scores: Tensor, peaks: Tensor, count: int) -> Tensor:

@@ -1,0 +1,300 @@
+"""The compiled kernels: a problem as they see it, in float32 and as pointers, and calls of them.
+
+What they compute and how is in csrc/ and docs/maths/. A call holds no lock: other Python threads run on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from clearhead._backward import Operands
+from clearhead._problem import Problem
+from clearhead._shapes import part
+from clearhead.biases.base import Added
+
+PHI = {"mul": 0, "tanh_add": 1, "sq_diff": 2}
+FEW_QUERIES = 4  # up to so many, keys are read where they lie: packing them would cost more than it saves
+ROWS = 48  # queries to a tile, as csrc/tile.h has it
+KEEP_BYTES = 2**26  # of a mask's residual, made for some queries at a time
+
+EVERY = slice(None)
+
+
+@cache
+def kernels() -> Any:
+    """The extension module, or None where this installation has none."""
+    try:
+        return importlib.import_module("clearhead._kernels")
+    except ImportError:
+        return None
+
+
+@cache
+def chosen(instructions: str | None = None) -> Any:
+    """The kernels for the best instruction set of this CPU, or for the one named."""
+    module = kernels()
+    return module.Cpu(instructions or module.available()[0])
+
+
+class Call:
+    """One call's problem and the tensors that its pointers lead to, which must outlive it."""
+
+    def __init__(self, problem: Problem, queries: slice = EVERY) -> None:
+        self.module, self.problem = kernels(), problem
+        self.native = native = self.module.Problem()
+        self._held: list[Tensor] = []
+        lowered, sizes = problem.lowered, problem.sizes
+        assert lowered is not None
+        rows = range(sizes.queries)[queries]
+        query = lowered.query if queries is EVERY else lowered.query[:, :, queries]
+        native.phi = PHI[lowered.phi]
+        native.batch, native.heads, native.queries, native.width = query.shape
+        native.key_heads, native.keys = lowered.key.shape[1:3]
+        native.threads = torch.get_num_threads()
+        native.scale = lowered.scale
+        native.query, native.key = self.numbers(query), self.numbers(lowered.key)
+        if problem.value is not None:
+            native.value_width = problem.value.shape[-1]
+            native.value = self.numbers(problem.value)
+        if lowered.weight is not None:
+            native.weight = self.vector(lowered.weight)
+        if problem.plain and lowered.softcap is None:
+            return
+        native.softcap = lowered.softcap or 0.0
+        if lowered.sinks is not None:
+            native.sinks = self.vector(lowered.sinks)
+        if problem.spans is not None:
+            self._mask(problem, queries)
+        if problem.bias is not None:
+            self._bias(problem.bias, rows, sizes.queries)
+        if problem.poison is not None:
+            query_poison, key_poison = problem.poison
+            native.bad_queries = self.broadcast(query_poison[:, :, queries, 0].float())
+            native.bad_keys = self.broadcast(key_poison[:, :, 0].float())
+        if problem.seed is not None:
+            native.dropout_p, native.seed = problem.dropout_p, int(problem.seed) & (2**64 - 1)
+            native.first_query = rows.start if len(rows) else 0
+
+    def _mask(self, problem: Problem, queries: slice) -> None:
+        spans = problem.spans
+        assert spans is not None
+        for name, edge in (("start", spans.start), ("stop", spans.stop)):
+            setattr(self.native, name, self.broadcast(part(edge, EVERY, EVERY, queries)))
+        if spans.residual is not None:
+            shown = slice(*queries.indices(problem.sizes.queries))
+            keep = spans.residual(*(slice(0, size) for size in problem.sizes.shape[:2]), shown, slice(0, self.native.keys))
+            self.native.keep = self.broadcast(keep)
+
+    def _bias(self, bias: Added, rows: range, queries: int) -> None:
+        if bias.dense is not None:
+            self.native.dense = self.broadcast(part(bias.dense, EVERY, EVERY, slice(rows.start, rows.stop)).float())
+        if bias.relative is not None:
+            along = bias.relative[..., queries - rows.stop :].float()
+            self.native.relative = self.broadcast(along if along.stride(-1) == 1 else along.contiguous())
+
+    def numbers(self, tensor: Tensor) -> Any:
+        """A (B, H, L, width) tensor in float32, its columns side by side."""
+        if tensor.dtype != torch.float32 or tensor.is_neg():
+            tensor = tensor.resolve_neg().to(torch.float32)
+        if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
+            tensor = tensor.contiguous()
+        self._held.append(tensor)
+        return self.module.Array(tensor.data_ptr(), *tensor.stride())
+
+    def vector(self, tensor: Tensor) -> Any:
+        tensor = tensor.resolve_neg().to(torch.float32)
+        self._held.append(tensor)
+        return self.module.Array(tensor.data_ptr(), tensor.stride(0))
+
+    def broadcast(self, tensor: Tensor) -> Any:
+        """A tensor whose dimensions of size 1 are repeated."""
+        tensor = tensor.resolve_neg()
+        self._held.append(tensor)
+        strides = (0 if size == 1 else step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+        return self.module.Array(tensor.data_ptr(), *strides)
+
+
+def bands(problem: Problem) -> Iterator[slice]:
+    """All queries at once, or, where a mask has a residual to be made, as many as that allows."""
+    spans, sizes = problem.spans, problem.sizes
+    if spans is None or spans.residual is None:
+        yield EVERY
+        return
+    one = spans.residual(*(slice(0, size) for size in (sizes.batch, sizes.heads, 1, sizes.keys)))
+    rows = max(1, KEEP_BYTES // max(1, math.prod(one.shape[:2]) * sizes.keys) // ROWS) * ROWS
+    for row in range(0, sizes.queries, rows):
+        yield slice(row, min(row + rows, sizes.queries)) if rows < sizes.queries else EVERY
+
+
+class Forward(NamedTuple):
+    """The output in float32, what the gradients need besides it, and whether all that was looked at was finite."""
+
+    output: Tensor  # (B, H, Lq, Ev)
+    stats: Tensor  # (B, H, Lq, 2), empty where not asked for
+    finite: bool
+
+
+def forward(problem: Problem, keep_stats: bool) -> Forward:
+    """The output of a lowered problem that has a value and keys."""
+    lowered, value, sizes = problem.lowered, problem.value, problem.sizes
+    assert lowered is not None and value is not None
+    lead = lowered.query.shape[:3]
+    output = torch.empty(*lead, value.shape[-1])
+    stats = torch.empty(*lead, 2) if keep_stats else torch.empty(0)
+    finite = True
+    for rows in bands(problem):
+        call = Call(problem, rows)
+        native = call.native
+        native.out = call.numbers(output[:, :, rows])
+        if keep_stats:
+            native.stats = call.numbers(stats[:, :, rows])
+        few = native.queries <= FEW_QUERIES and problem.groups * native.queries <= ROWS
+        cpu = chosen()
+        finite &= cpu.decode(native) if few else cpu.forward(native)
+    return Forward(output, stats, finite)
+
+
+def gradients(problem: Problem, wanted: tuple[bool, ...], grad: Tensor, kept: Forward) -> Operands:
+    """The gradients to the operands (see `_backward`), each of its operand's dtype; None where not wanted."""
+    lowered, value, added = problem.lowered, problem.value, problem.bias or Added()
+    assert lowered is not None and value is not None
+    operands = (lowered.query, lowered.key, value, lowered.weight, lowered.sinks, added.dense, added.relative)
+    sums: list[Tensor | None] = [
+        torch.zeros(t.shape) if t is not None and (want or i < 3) else None
+        for i, (t, want) in enumerate(zip(operands, wanted, strict=True))
+    ]
+    delta = torch.empty(kept.stats.shape[:3])
+    for rows in bands(problem):
+        _add_gradients(problem, rows, sums, grad, delta, kept)
+    if sums[4] is not None:
+        share = torch.exp(lowered.sinks.detach().float().view(1, -1, 1) - kept.stats[..., 0]) * kept.stats[..., 1]
+        sums[4] = -(share * delta).sum((0, 2))
+    return tuple(
+        s.to(t.dtype) if s is not None and t is not None and want else None
+        for s, t, want in zip(sums, operands, wanted, strict=True)
+    )
+
+
+def _add_gradients(
+    problem: Problem, rows: slice, sums: list[Tensor | None], grad: Tensor, delta: Tensor, kept: Forward
+) -> None:
+    call = Call(problem, rows)
+    native, found = call.native, call.module.Gradients()
+    native.out, native.stats = call.numbers(kept.output[:, :, rows]), call.numbers(kept.stats[:, :, rows])
+    found.grad, found.delta = call.numbers(grad[:, :, rows]), call.broadcast(delta[:, :, rows])
+    query, key, value, weight, _, dense, relative = sums
+    assert query is not None and key is not None and value is not None
+    found.query = call.numbers(query[:, :, rows])
+    whole = rows == EVERY
+    # a part of the queries has keys, weight and distances of its own, which are added
+    own = [t if t is None or whole else torch.zeros_like(t) for t in (key, value, weight)]
+    found.key, found.value = call.numbers(own[0]), call.numbers(own[1])
+    if own[2] is not None:
+        found.weight = call.vector(own[2])
+    own_dense = dense if dense is None or whole else torch.zeros_like(part(dense, EVERY, EVERY, rows))
+    if own_dense is not None:
+        found.dense, found.dense_size = call.broadcast(own_dense), own_dense.numel()
+    along = None
+    if relative is not None:
+        shown = range(problem.sizes.queries)[rows]
+        place = slice(problem.sizes.queries - shown.stop, relative.shape[-1] - shown.start)
+        along = relative if whole else torch.zeros_like(relative[..., place])
+        found.relative, found.relative_size = call.broadcast(along), along.numel()
+    chosen().backward(native, found)
+    if whole:
+        return
+    for total, mine in zip((key, value, weight), own, strict=True):
+        if total is not None and mine is not None:
+            total.add_(mine)
+    if dense is not None and own_dense is not None:
+        part(dense, EVERY, EVERY, rows).add_(own_dense)
+    if relative is not None and along is not None:
+        relative[..., place].add_(along)
+
+
+class Sought(NamedTuple):
+    """What a look at the weights is to find."""
+
+    output: bool = False  # the attention output, for the problem's value
+    entropy: bool = False
+    normaliser: bool = False
+    top: int = 0  # how many of the largest weights
+    received: bool = False
+    mean: tuple[int, int] | None = None  # the sum over cells of so many queries and keys
+    peak: tuple[int, int] | None = None  # their maximum
+
+    def with_also(self, other: Sought) -> Sought | None:
+        """Both in one pass; None where they want different things of one name."""
+        both = {}
+        for name, mine, theirs, nothing in zip(self._fields, self, other, Sought(), strict=True):
+            if nothing not in (mine, theirs) and mine != theirs:
+                return None
+            both[name] = theirs if mine == nothing else mine
+        cells = {both["mean"], both["peak"]} - {None}
+        return Sought(**both) if len(cells) < 2 else None  # type: ignore[arg-type]
+
+
+class Found(NamedTuple):
+    """What it found, float32; None where it was not sought."""
+
+    output: Tensor | None  # (B, H, Lq, Ev)
+    entropy: Tensor | None  # (B, H, Lq)
+    largest: Tensor | None  # (B, H, Lq); with the next: see `Normaliser`
+    rest: Tensor | None
+    values: Tensor | None  # (B, H, Lq, k)
+    indices: Tensor | None  # the same, int64
+    received: Tensor | None  # (B, H, Lk)
+    mean: Tensor | None  # (B, H, rows, columns), sums
+    peak: Tensor | None
+
+
+def look(problem: Problem, sought: Sought) -> Found | None:
+    """One pass over a guarded problem; None where its mask has a residual too large to be made at once."""
+    if next(bands(problem)) != EVERY:
+        return None
+    sizes = problem.sizes
+    call = Call(problem if sought.output else problem._replace(value=None))
+    native, summary = call.native, call.module.Summary()
+    lead = (sizes.batch, sizes.heads, sizes.queries)
+    cell_rows, cell_columns = sought.mean or sought.peak or (max(sizes.queries, 1), max(sizes.keys, 1))
+    cells = (sizes.batch, sizes.heads, -(-sizes.queries // cell_rows), -(-sizes.keys // cell_columns))
+    width = native.value_width
+    found = Found(
+        output=torch.empty(*lead, width) if sought.output else None,
+        entropy=torch.empty(lead) if sought.entropy else None,
+        largest=torch.empty(lead) if sought.normaliser else None,
+        rest=torch.empty(lead) if sought.normaliser else None,
+        values=torch.empty(*lead, sought.top) if sought.top else None,
+        indices=torch.empty(*lead, sought.top, dtype=torch.int64) if sought.top else None,
+        received=torch.empty(sizes.batch, sizes.heads, sizes.keys) if sought.received else None,
+        mean=torch.zeros(cells) if sought.mean else None,
+        peak=torch.zeros(cells) if sought.peak else None,
+    )
+    for name, tensor in zip(found._fields, found, strict=True):
+        if tensor is None:
+            continue
+        if name == "output":
+            native.out = call.numbers(tensor)
+        else:
+            setattr(summary, name, call.module.Array(tensor.data_ptr(), *tensor.stride()))
+    summary.k, summary.cell_rows, summary.cell_columns = sought.top, cell_rows, cell_columns
+    chosen().summarise(native, summary)
+    return found
+
+
+def forward_bytes(problem: Problem) -> int:
+    """The work memory of a forward pass, and copies of inputs in another dtype."""
+    sizes, value = problem.sizes, problem.value
+    if 0 in sizes.shape or value is None:
+        return 0
+    rows = next(bands(problem))
+    call = Call(problem, rows)
+    copied = sum(t.numel() for t in (problem.query, problem.key, value) if t.dtype != torch.float32)
+    return int(chosen().forward_bytes(call.native)) + 4 * copied

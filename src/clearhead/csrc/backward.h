@@ -1,0 +1,236 @@
+// The gradients, a panel of keys at a time over the tiles of queries that see it: the scores are computed again, and nothing
+// of the matrix is kept (docs/maths/softmax.md).
+#pragma once
+
+#include "forward.h"
+
+namespace clearhead::CLEARHEAD_ISA {
+
+// How the work is shared: the units are the key heads of all sequences, times `parts` of their panels. Each owns the keys of
+// its panels, and has its own sum of what goes to the queries, which are added up at the end in one order: so the result
+// depends on the number of threads, and not on which thread came first. A bias that is wanted makes all sequences and heads
+// one, since they may share it.
+struct Shares {
+    int64_t heads, parts;
+
+    Shares(const Problem& p, const Gradients& g) {
+        const bool bias = g.dense || g.relative;
+        heads = bias ? 1 : p.batch * p.key_heads;
+        const bool enough = heads >= 3 * p.threads || heads % p.threads == 0;
+        parts = !bias && enough ? 1 : (2 * p.threads + heads - 1) / most(heads, 1);
+        parts = most(1, least(parts, panels(p)));
+    }
+};
+
+// The memory that all threads share.
+template <class Score>
+struct BackwardShared {
+    float *to_query, *to_dense, *to_relative, *query_factor, *key_factor;
+    double* to_weight;
+    int64_t* hull;  // of each tile of queries: the first key that it sees, and the one after the last
+
+    void take(const Problem& p, const Gradients& g, Memory& memory) {
+        const Shares shares(p, g);
+        const int64_t wide = Score::wide(p), of_heads = p.batch * p.heads;
+        to_query = memory.take(shares.parts * of_heads * p.queries * wide);
+        to_weight = reinterpret_cast<double*>(memory.take(2 * shares.heads * shares.parts * weight_sums(p)));
+        hull = reinterpret_cast<int64_t*>(memory.take(4 * of_heads * query_tiles(p)));
+        to_dense = split_dense(g) ? memory.take(shares.parts * g.dense_size) : nullptr;
+        to_relative = g.relative ? memory.take(shares.parts * g.relative_size) : nullptr;
+        query_factor = memory.take(wide), key_factor = memory.take(wide);
+    }
+
+    static int64_t weight_sums(const Problem& p) { return Score::wide(p) + LANES; }
+    // A dense bias that is the same for all keys is shared by the parts.
+    static bool split_dense(const Gradients& g) { return g.dense && g.dense.strides[3] == 0; }
+};
+
+template <class Score>
+struct Backward {
+    float *queries, *grad, *panel, *keys, *values, *tile, *slopes, *capped, *to_key, *to_value;
+
+    void take(const Problem& p, Memory& memory) {
+        const int64_t wide = value_wide(p);
+        queries = memory.take(Score::query_floats(p)), grad = memory.take(ROWS * wide);
+        panel = memory.take(Score::panel_floats(p)), keys = memory.take(Score::key_floats(p));
+        values = memory.take(p.value_width * PANEL);
+        tile = memory.take(ROWS * PANEL), slopes = memory.take(ROWS * PANEL);
+        capped = memory.take(p.softcap > 0 ? ROWS * PANEL : 0);
+        to_key = memory.take(PANEL * Score::wide(p)), to_value = memory.take(PANEL * wide);
+    }
+
+    // One panel of one key head, over all the queries that see it.
+    void run(const Problem& p, const Gradients& g, const BackwardShared<Score>& shared, int64_t part, int64_t batch,
+             int64_t key_head, int64_t index, double* to_weight) {
+        const int64_t begin = index * PANEL, count = keys_of(p, index), wide = Score::wide(p), out_wide = value_wide(p);
+        const float* key = p.key.at<float>(batch, key_head, begin);
+        float finite = 0.0f;
+        Score::pack_panel(p, key, p.key.strides[2], count, panel, finite);
+        Score::pack_keys(p, key, p.key.strides[2], count, keys);
+        transpose(p.value.at<float>(batch, key_head, begin), p.value.strides[2], count, p.value_width, values);
+        memset(to_key, 0, sizeof(float) * (size_t)(PANEL * wide));
+        memset(to_value, 0, sizeof(float) * (size_t)(PANEL * out_wide));
+        const int64_t tiles = query_tiles(p);
+        for (int64_t head = key_head * p.groups(); head < (key_head + 1) * p.groups(); head++)
+            for (int64_t t = 0; t < tiles; t++) {
+                const int64_t* hull = shared.hull + 2 * ((batch * p.heads + head) * tiles + t);
+                if (hull[0] < begin + count && hull[1] > begin)
+                    pair(p, g, shared, part, batch, head, t * ROWS, index, to_weight);
+            }
+        for (int64_t j = 0; j < count; j++) {
+            float* to = g.key.at<float>(batch, key_head, begin + j);
+            for (int64_t d = 0; d < p.width; d++) to[d] = to_key[j * wide + d] * shared.key_factor[d];
+            memcpy(g.value.at<float>(batch, key_head, begin + j), to_value + j * out_wide,
+                   sizeof(float) * (size_t)p.value_width);
+        }
+    }
+
+    // A tile of queries with the panel.
+    void pair(const Problem& p, const Gradients& g, const BackwardShared<Score>& shared, int64_t part, int64_t batch,
+              int64_t head, int64_t first, int64_t index, double* to_weight) {
+        const int64_t rows = least(ROWS, p.queries - first), begin = index * PANEL, out_wide = value_wide(p);
+        const Seen seen(p, batch, head, first, rows);
+        const Columns at(seen.low, seen.high, index);
+        float finite = 0.0f;
+        Score::pack_queries(p, p.query.at<float>(batch, head, first), p.query.strides[2], rows, queries, finite);
+        copy_rows(g.grad.at<float>(batch, head, first), g.grad.strides[2], rows, p.value_width, grad, out_wide);
+        Score::scores(p, queries, rows, panel, p.key.at<float>(batch, head / p.groups(), begin), p.key.strides[2], at, tile);
+        product<false>(rows, at.right - at.left, p.value_width, grad, out_wide, 1, values + at.left, PANEL,
+                       slopes + at.left, PANEL);
+        Dropout dropout;
+        if (p.dropout_p > 0) dropout.begin(p, batch, head), dropout.panel(begin);
+        V all{};
+        for (int64_t r = 0; r < rows; r++) {
+            const int64_t i = first + r;
+            float *s = tile + r * PANEL, *slope = slopes + r * PANEL, *cap = p.softcap > 0 ? capped + r * PANEL : nullptr;
+            finish(p, batch, head, i, begin, at, seen.start[r], seen.stop[r], s, cap);
+            const float *stats = p.stats.at<float>(batch, head, i), delta = *g.delta.at<float>(batch, head, i);
+            for (int64_t c = at.left; c < at.right; c += LANES) {
+                V weight = exp(load(s + c) - stats[0]) * stats[1], upstream = load(slope + c), kept = weight;
+                if (p.dropout_p > 0) {
+                    const V factor = dropout.factors(p, i, c);
+                    kept *= factor, upstream *= factor;
+                }
+                store(s + c, kept);
+                // not 0 * inf where a value that others may see is huge
+                const V steep = weight == 0.0f ? V{} : weight * (upstream - delta);
+                store(slope + c, steep);
+            }
+            add_bias(g, shared, part, batch, head, i, begin, at, p.queries, slope);
+            for (int64_t c = at.left; c < at.right; c += LANES) {
+                V steep = load(slope + c);
+                if (cap) {
+                    const V share = load(cap + c) * (float)(1.0 / p.softcap);
+                    steep = steep == 0.0f ? steep : steep * (1.0f - share * share);
+                    store(slope + c, steep);
+                }
+                all += steep;
+            }
+        }
+        to_weight[Score::wide(p)] += sum(all);
+        product<true>(at.last - at.first, out_wide, rows, tile + at.first, 1, PANEL, grad, out_wide,
+                      to_value + at.first * out_wide, out_wide);
+        float* to_query = shared.to_query +
+                          (((part * p.batch + batch) * p.heads + head) * p.queries + first) * Score::wide(p);
+        Score::gradients(p, queries, rows, panel, keys, slopes, at, to_query, to_key, to_weight);
+    }
+
+    // The bias is added last, so its gradient is the slope.
+    static void add_bias(const Gradients& g, const BackwardShared<Score>& shared, int64_t part, int64_t batch,
+                         int64_t head, int64_t i, int64_t begin, const Columns& at, int64_t queries, const float* slope) {
+        if (g.dense) {
+            const int64_t step = g.dense.strides[3];
+            float* to = g.dense.at<float>(batch, head, i) + begin * step;
+            if (shared.to_dense) to = shared.to_dense + part * g.dense_size + (to - static_cast<float*>(g.dense.data));
+            for (int64_t c = at.first; c < at.last; c++) to[c * step] += slope[c];
+        }
+        if (g.relative) {
+            float* to = shared.to_relative + part * g.relative_size + batch * g.relative.strides[0] +
+                        head * g.relative.strides[1] + begin - i + queries - 1;
+            for (int64_t c = at.first; c < at.last; c++) to[c] += slope[c];
+        }
+    }
+};
+
+template <class Score>
+int64_t backward_floats(const Problem& p, const Gradients& g) {
+    Memory shared, own;
+    BackwardShared<Score>().take(p, g, shared);
+    Backward<Score>().take(p, own);
+    return shared.used + p.threads * own.used;
+}
+
+template <class Score>
+void backward(const Problem& p, const Gradients& g, float* workspace) {
+    Memory memory{workspace}, counted;
+    BackwardShared<Score> shared;
+    shared.take(p, g, memory);
+    Backward<Score>().take(p, counted);
+    const Shares shares(p, g);
+    const int64_t wide = Score::wide(p), sums = shared.weight_sums(p), tiles = query_tiles(p), count = panels(p);
+    const int64_t of_heads = p.batch * p.heads, units = shares.heads * shares.parts;
+    const int64_t each = p.batch * p.key_heads / most(shares.heads, 1);
+    memset(shared.to_weight, 0, sizeof(double) * (size_t)(units * sums));
+    if (shared.to_dense) memset(shared.to_dense, 0, sizeof(float) * (size_t)(shares.parts * g.dense_size));
+    if (shared.to_relative) memset(shared.to_relative, 0, sizeof(float) * (size_t)(shares.parts * g.relative_size));
+    for (int64_t d = 0; d < p.width; d++)
+        shared.query_factor[d] = Score::query_factor(p, d), shared.key_factor[d] = Score::key_factor(p, d);
+#pragma omp parallel num_threads(p.threads)
+    {
+        Memory own{workspace + memory.used + thread() * counted.used};
+        Backward<Score> mine;
+        mine.take(p, own);
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < of_heads * tiles; i++) {
+            const int64_t batch = i / tiles / p.heads, head = i / tiles % p.heads, first = i % tiles * ROWS;
+            const int64_t rows = least(ROWS, p.queries - first);
+            const Seen seen(p, batch, head, first, rows);
+            shared.hull[2 * i] = seen.low, shared.hull[2 * i + 1] = seen.high;
+            for (int64_t r = 0; r < rows; r++) {
+                const float *out = p.out.at<float>(batch, head, first + r), *grad = g.grad.at<float>(batch, head, first + r);
+                float delta = 0.0f;
+#pragma omp simd reduction(+ : delta)
+                for (int64_t e = 0; e < p.value_width; e++) delta += out[e] * grad[e];
+                *g.delta.at<float>(batch, head, first + r) = delta;
+            }
+            for (int64_t part = 0; part < shares.parts; part++)
+                memset(shared.to_query + ((part * of_heads + i / tiles) * p.queries + first) * wide, 0,
+                       sizeof(float) * (size_t)(rows * wide));
+        }
+#pragma omp for schedule(dynamic)
+        for (int64_t unit = 0; unit < units; unit++) {
+            const int64_t part = unit % shares.parts;
+            double* to_weight = shared.to_weight + unit * sums;
+            for (int64_t of = unit / shares.parts * each; of < (unit / shares.parts + 1) * each; of++)
+                for (int64_t index = part; index < count; index += shares.parts)
+                    mine.run(p, g, shared, part, of / p.key_heads, of % p.key_heads, index, to_weight);
+        }
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < of_heads * p.queries; i++) {
+            float *to = g.query.at<float>(i / p.queries / p.heads, i / p.queries % p.heads, i % p.queries);
+            for (int64_t d = 0; d < p.width; d++) {
+                float all = 0.0f;
+                for (int64_t part = 0; part < shares.parts; part++)
+                    all += shared.to_query[(part * of_heads * p.queries + i) * wide + d];
+                to[d] = all * shared.query_factor[d];
+            }
+        }
+    }
+    if (g.weight)
+        for (int64_t d = 0; d < p.width; d++) {
+            double total[2] = {0, 0};
+            for (int64_t unit = 0; unit < units; unit++)
+                total[0] += shared.to_weight[unit * sums + d], total[1] += shared.to_weight[unit * sums + wide];
+            g.weight.at<float>(d, 0)[0] = (float)Score::weight_gradient(p, total[0], total[1]);
+        }
+    for (int64_t part = 0; part < shares.parts; part++) {
+        if (shared.to_dense)
+            for (int64_t i = 0; i < g.dense_size; i++)
+                static_cast<float*>(g.dense.data)[i] += shared.to_dense[part * g.dense_size + i];
+        if (shared.to_relative)
+            for (int64_t i = 0; i < g.relative_size; i++)
+                static_cast<float*>(g.relative.data)[i] += shared.to_relative[part * g.relative_size + i];
+    }
+}
+
+}  // namespace clearhead::CLEARHEAD_ISA

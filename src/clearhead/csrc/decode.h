@@ -1,0 +1,156 @@
+// Few queries and many keys, as where a model writes one token at a time: every key is read once, where it lies, and
+// nothing is packed. All query heads that share a key head are computed together; long caches are split among the threads,
+// and the parts are joined by their sums.
+#pragma once
+
+#include "forward.h"
+
+namespace clearhead::CLEARHEAD_ISA {
+
+// How the keys are split: `splits` runs of `length` keys, a whole number of panels.
+struct Splits {
+    int64_t heads, splits, length;
+
+    explicit Splits(const Problem& p) {
+        heads = p.batch * p.key_heads;
+        splits = heads >= 3 * p.threads || heads % p.threads == 0 ? 1 : (2 * p.threads + heads - 1) / most(heads, 1);
+        length = round_up((p.keys + splits - 1) / splits, PANEL);
+        splits = most(1, length ? (p.keys + length - 1) / length : 1);
+    }
+};
+
+template <class Score>
+struct Decode {
+    float *queries, *key, *values, *tile;
+
+    void take(const Problem& p, Memory& memory) {
+        queries = memory.take(Score::query_floats(p));
+        key = memory.take(Score::wide(p));
+        values = memory.take(p.value_width == value_wide(p) ? 0 : PANEL * value_wide(p));
+        tile = memory.take(ROWS * PANEL);
+    }
+
+    static int64_t rows(const Problem& p) { return p.groups() * p.queries; }
+    static int64_t head_of(const Problem& p, int64_t key_head, int64_t r) { return key_head * p.groups() + r / p.queries; }
+
+    // A split of one key head's keys: for each row its sums over them in `out`, then m and the sum of the weights.
+    void run(const Problem& p, int64_t batch, int64_t key_head, int64_t from, int64_t to, float* out, float& finite) {
+        const int64_t rows = Decode::rows(p), wide = value_wide(p), width = Score::wide(p);
+        Seen seen(p);
+        Softmax softmax;
+        for (int64_t r = 0; r < rows; r++) {
+            seen.add(p, batch, head_of(p, key_head, r), r % p.queries, r);
+            softmax.begin(r, -INFINITY);
+        }
+        for (int64_t head = key_head * p.groups(), r = 0; r < rows; head++, r += p.queries)
+            pack(p, batch, head, r, finite);
+        memset(out, 0, sizeof(float) * (size_t)(rows * (wide + LANES)));
+        const int64_t low = most(seen.low, from), high = least(seen.high, to);
+        for (int64_t panel = low / PANEL; panel * PANEL < high; panel++) {
+            const int64_t begin = panel * PANEL;
+            const Columns at(low, high, panel);
+            for (int64_t c = at.first; c < at.last; c++) {
+                const float* k = p.key.at<float>(batch, key_head, begin + c);
+                if (p.width != width) copy_rows(k, 0, 1, p.width, key, width), k = key;
+                Score::key_scores(p, queries, rows, k, tile + c);
+                check_finite(k, p.width, finite);
+            }
+            for (int64_t r = 0; r < rows; r++) {
+                float *s = tile + r * PANEL, *o = out + r * (wide + LANES), apart;
+                for (int64_t c = at.left; c < at.first; c++) s[c] = 0.0f;
+                for (int64_t c = at.last; c < at.right; c++) s[c] = 0.0f;
+                finish(p, batch, head_of(p, key_head, r), r % p.queries, begin, at, most(seen.start[r], low),
+                       least(seen.stop[r], high), s);
+                const float factor = softmax.rise(r, tops_of(s, at.left, at.right), apart),
+                            m = softmax.reference(r);
+                if (factor != 1.0f)
+                    for (int64_t e = 0; e < wide; e += LANES) store(o + e, load(o + e) * factor);
+                for (int64_t c = at.left; c < at.right; c += LANES) {
+                    const V weight = exp(load(s + c) - m);
+                    softmax.sums[r] += weight;
+                    store(s + c, weight);
+                }
+                if (p.dropout_p > 0) {
+                    Dropout dropout;
+                    dropout.begin(p, batch, head_of(p, key_head, r)), dropout.panel(begin);
+                    dropout.apply(p, r % p.queries, at, s);
+                }
+            }
+            const float* value = p.value.at<float>(batch, key_head, begin + at.first);
+            int64_t row = p.value.strides[2];
+            if (p.value_width != wide)
+                copy_rows(value, row, at.last - at.first, p.value_width, values, wide), value = values, row = wide;
+            product<true>(rows, wide, at.last - at.first, tile + at.first, PANEL, 1, value, row, out, wide + LANES);
+        }
+        for (int64_t r = 0; r < rows; r++) {
+            float* o = out + r * (wide + LANES) + wide;
+            o[0] = softmax.largest[r], o[1] = sum(softmax.sums[r]);
+        }
+    }
+
+    // The queries of one head, at row r of the tile.
+    void pack(const Problem& p, int64_t batch, int64_t head, int64_t r, float& finite) {
+        Score::pack_queries(p, p.query.at<float>(batch, head), p.query.strides[2], p.queries, queries, finite, r);
+    }
+
+    // Joins the splits of one row.
+    void join(const Problem& p, const Splits& by, const float* parts, int64_t batch, int64_t key_head, int64_t r,
+              float& finite) {
+        const int64_t wide = value_wide(p), size = rows(p) * (wide + LANES), head = head_of(p, key_head, r);
+        const float sink = sink_of(p, head), *first = parts + r * (wide + LANES);
+        float largest = sink;
+        for (int64_t s = 0; s < by.splits; s++)
+            if (first[s * size + wide] > largest) largest = first[s * size + wide];
+        const float m = largest == -INFINITY ? 0.0f : largest;
+        float total = sink == -INFINITY ? 0.0f : exp_of(sink - m), *out = p.out.at<float>(batch, head, r % p.queries);
+        for (int64_t s = 0; s < by.splits; s++) total += exp_of(first[s * size + wide] - m) * first[s * size + wide + 1];
+        const float inverse = Softmax::inverse(total);
+        for (int64_t e = 0; e < p.value_width; e++) out[e] = 0.0f;
+        for (int64_t s = 0; s < by.splits; s++) {
+            const float factor = exp_of(first[s * size + wide] - m) * inverse;
+            for (int64_t e = 0; e < p.value_width; e++) out[e] += factor * first[s * size + e];
+        }
+        check_finite(out, p.value_width, finite);
+        if (p.stats) {
+            float* stats = p.stats.at<float>(batch, head, r % p.queries);
+            stats[0] = m, stats[1] = inverse;
+        }
+    }
+};
+
+template <class Score>
+int64_t decode_floats(const Problem& p) {
+    const Splits by(p);
+    Memory shared, own;
+    shared.take(by.heads * by.splits * Decode<Score>::rows(p) * (value_wide(p) + LANES));
+    Decode<Score>().take(p, own);
+    return shared.used + p.threads * own.used;
+}
+
+template <class Score>
+bool decode(const Problem& p, float* workspace) {
+    const Splits by(p);
+    Memory shared{workspace}, counted;
+    const int64_t rows = Decode<Score>::rows(p), size = rows * (value_wide(p) + LANES);
+    float *parts = shared.take(by.heads * by.splits * size), finite = 0.0f;
+    Decode<Score>().take(p, counted);
+#pragma omp parallel num_threads(p.threads) reduction(+ : finite)
+    {
+        Memory own{workspace + shared.used + thread() * counted.used};
+        Decode<Score> mine;
+        mine.take(p, own);
+#pragma omp for schedule(dynamic)
+        for (int64_t i = 0; i < by.heads * by.splits; i++) {
+            const int64_t of = i / by.splits, from = i % by.splits * by.length;
+            mine.run(p, of / p.key_heads, of % p.key_heads, from, least(from + by.length, p.keys), parts + i * size, finite);
+        }
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < by.heads * rows; i++) {
+            const int64_t of = i / rows;
+            mine.join(p, by, parts + of * by.splits * size, of / p.key_heads, of % p.key_heads, i % rows, finite);
+        }
+    }
+    return finite == 0.0f;
+}
+
+}  // namespace clearhead::CLEARHEAD_ISA

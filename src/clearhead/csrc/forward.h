@@ -1,0 +1,213 @@
+// The output, a tile of queries at a time over the panels of keys that it sees (docs/maths/softmax.md).
+#pragma once
+
+#include "mul.h"
+#include "softmax.h"
+#include "sq_diff.h"
+#include "tanh_add.h"
+
+namespace clearhead::CLEARHEAD_ISA {
+
+INLINE int64_t panels(const Problem& p) { return (p.keys + PANEL - 1) / PANEL; }
+INLINE int64_t query_tiles(const Problem& p) { return (p.queries + ROWS - 1) / ROWS; }
+INLINE int64_t value_wide(const Problem& p) { return round_up(p.value_width, LANES); }
+INLINE int64_t keys_of(const Problem& p, int64_t panel) { return least(p.keys - panel * PANEL, PANEL); }
+
+// Memory in pieces of whole cache lines: first counted, then handed out.
+struct Memory {
+    float* at = nullptr;
+    int64_t used = 0;
+
+    float* take(int64_t floats) {
+        float* piece = at ? at + used : nullptr;
+        used += round_up(floats, 16);
+        return piece;
+    }
+};
+
+// Keys and values, made ready once for all tiles: values are copied only where their width is no whole vector.
+template <class Score>
+struct Packed {
+    float *panel = nullptr, *values = nullptr;
+    int64_t panel_floats = 0;
+
+    void take(const Problem& p, Memory& memory) {
+        panel_floats = round_up(Score::panel_floats(p), 16);
+        panel = memory.take(p.batch * p.key_heads * panels(p) * panel_floats);
+        if (p.value.data && p.value_width != value_wide(p))
+            values = memory.take(p.batch * p.key_heads * p.keys * value_wide(p));
+    }
+
+    float* panel_at(const Problem& p, int64_t batch, int64_t key_head, int64_t i) const {
+        return panel + ((batch * p.key_heads + key_head) * panels(p) + i) * panel_floats;
+    }
+
+    const float* value_at(const Problem& p, int64_t batch, int64_t key_head, int64_t key, int64_t& row) const {
+        if (!values) {
+            row = p.value.strides[2];
+            return p.value.at<float>(batch, key_head, key);
+        }
+        row = value_wide(p);
+        return values + ((batch * p.key_heads + key_head) * p.keys + key) * row;
+    }
+
+    // One panel; called by all threads, each with panels of its own.
+    void pack(const Problem& p, int64_t batch, int64_t key_head, int64_t i, float& finite) {
+        const int64_t first = i * PANEL, count = keys_of(p, i);
+        Score::pack_panel(p, p.key.at<float>(batch, key_head, first), p.key.strides[2], count,
+                          panel_at(p, batch, key_head, i), finite);
+        if (values) {
+            const int64_t wide = value_wide(p);
+            copy_rows(p.value.at<float>(batch, key_head, first), p.value.strides[2], count, p.value_width,
+                      values + ((batch * p.key_heads + key_head) * p.keys + first) * wide, wide);
+        }
+    }
+};
+
+// Who only wants the output looks at nothing. `Summarise` (summarise.h) has the same members.
+struct NoLook {
+    static constexpr bool LOOKS = false;
+    float* tile(int64_t, float* own) { return own; }
+    void rescale(int64_t, float, float, V) {}
+    void scores(int64_t, const float*, int64_t, int64_t, int64_t) {}
+    void weights(int64_t, V, V) {}
+    void panel(int64_t, int64_t, const Softmax&) {}
+};
+
+template <class Score>
+struct Forward {
+    float *queries, *tile, *out;
+
+    void take(const Problem& p, Memory& memory) {
+        queries = memory.take(Score::query_floats(p));
+        tile = memory.take(ROWS * PANEL);
+        out = memory.take(ROWS * value_wide(p));
+    }
+
+    // From the scores s[left ... right) of row r to its weights, in place; `out` is what the row has collected.
+    template <class Look>
+    static INLINE void weigh(int64_t r, float* s, int64_t left, int64_t right, int64_t begin, float* out, int64_t wide,
+                             Softmax& softmax, Look& look) {
+        float apart;
+        const V before = softmax.sums[r];
+        const float factor = softmax.rise(r, tops_of(s, left, right), apart);
+        if (factor != 1.0f) {
+            for (int64_t e = 0; e < wide; e += LANES) store(out + e, load(out + e) * factor);
+            look.rescale(r, factor, apart, before);
+        }
+        look.scores(r, s, left, right, begin);
+        const float m = softmax.reference(r);
+        V sums = softmax.sums[r];
+        for (int64_t c = left; c < right; c += LANES) {
+            const V above = load(s + c) - m, weight = exp(above);
+            sums += weight;
+            look.weights(r, weight, above);
+            store(s + c, weight);
+        }
+        softmax.sums[r] = sums;
+    }
+
+    // A tile of queries from `first` on, past all that they see; `softmax` and `out` are the result, not yet divided.
+    template <class Look>
+    void pass(const Problem& p, const Packed<Score>& packed, int64_t batch, int64_t head, int64_t first, int64_t rows,
+              Softmax& softmax, Look& look, float& finite) {
+        const int64_t key_head = head / p.groups(), wide = value_wide(p);
+        const Seen seen(p, batch, head, first, rows);
+        const float sink = sink_of(p, head);
+        for (int64_t r = 0; r < rows; r++) softmax.begin(r, sink);
+        Dropout dropout;
+        if (p.dropout_p > 0) dropout.begin(p, batch, head);
+        Score::pack_queries(p, p.query.at<float>(batch, head, first), p.query.strides[2], rows, queries, finite);
+        memset(out, 0, sizeof(float) * (size_t)(rows * wide));
+        for (int64_t panel = seen.low / PANEL; panel * PANEL < seen.high; panel++) {
+            const int64_t begin = panel * PANEL;
+            const Columns at(seen.low, seen.high, panel);
+            float* scores = look.tile(panel, tile);
+            Score::scores(p, queries, rows, packed.panel_at(p, batch, key_head, panel),
+                          p.key.at<float>(batch, key_head, begin), p.key.strides[2], at, scores);
+            if (p.dropout_p > 0) dropout.panel(begin);
+            for (int64_t r = 0; r < rows; r++) {
+                float* s = scores + r * PANEL;
+                finish(p, batch, head, first + r, begin, at, seen.start[r], seen.stop[r], s);
+                if (at.left == 0 && at.right == PANEL)
+                    weigh(r, s, 0, PANEL, begin, out + r * wide, wide, softmax, look);
+                else
+                    weigh(r, s, at.left, at.right, begin, out + r * wide, wide, softmax, look);
+                if (p.dropout_p > 0) dropout.apply(p, first + r, at, s);
+            }
+            look.panel(panel, rows, softmax);
+            if (!wide) continue;
+            int64_t row;
+            const float* values = packed.value_at(p, batch, key_head, begin + at.first, row);
+            product<true>(rows, wide, at.last - at.first, scores + at.first, PANEL, 1, values, row, out, wide);
+        }
+    }
+
+    // The output's rows, divided by the sum of the weights.
+    void write(const Problem& p, int64_t batch, int64_t head, int64_t i, int64_t r, float inverse, float& finite) {
+        const int64_t wide = value_wide(p);
+        float* o = out + r * wide;
+        for (int64_t e = 0; e < wide; e += LANES) store(o + e, load(o + e) * inverse);
+        memcpy(p.out.at<float>(batch, head, i), o, sizeof(float) * (size_t)p.value_width);
+        check_finite(o, p.value_width, finite);
+    }
+
+    void run(const Problem& p, const Packed<Score>& packed, int64_t batch, int64_t head, int64_t first, float& finite) {
+        const int64_t rows = least(ROWS, p.queries - first);
+        Softmax softmax;
+        NoLook look;
+        pass(p, packed, batch, head, first, rows, softmax, look, finite);
+        for (int64_t r = 0; r < rows; r++) {
+            const float inverse = Softmax::inverse(softmax.total(r, sink_of(p, head)));
+            write(p, batch, head, first + r, r, inverse, finite);
+            if (!p.stats) continue;
+            float* stats = p.stats.at<float>(batch, head, first + r);
+            stats[0] = softmax.reference(r), stats[1] = inverse;
+        }
+    }
+};
+
+// Packs all panels; inside a parallel region, whose threads share them.
+template <class Score>
+INLINE void pack_all(const Problem& p, Packed<Score>& packed, float& finite) {
+    const int64_t count = panels(p);
+#pragma omp for schedule(dynamic)
+    for (int64_t i = 0; i < p.batch * p.key_heads * count; i++) {
+        const int64_t of = i / count;
+        packed.pack(p, of / p.key_heads, of % p.key_heads, i % count, finite);
+    }
+}
+
+template <class Score>
+int64_t forward_floats(const Problem& p) {
+    Memory shared, own;
+    Packed<Score>().take(p, shared);
+    Forward<Score>().take(p, own);
+    return shared.used + p.threads * own.used;
+}
+
+// Whether all that was looked at, and the output, is finite.
+template <class Score>
+bool forward(const Problem& p, float* workspace) {
+    Memory shared{workspace}, counted;
+    Packed<Score> packed;
+    packed.take(p, shared);
+    Forward<Score>().take(p, counted);
+    const int64_t tiles = query_tiles(p);
+    float finite = 0.0f;
+#pragma omp parallel num_threads(p.threads) reduction(+ : finite)
+    {
+        Memory own{workspace + shared.used + thread() * counted.used};
+        Forward<Score> mine;
+        mine.take(p, own);
+        pack_all(p, packed, finite);
+#pragma omp for schedule(dynamic)
+        for (int64_t i = 0; i < p.batch * p.heads * tiles; i++) {
+            const int64_t of = i / tiles;
+            mine.run(p, packed, of / p.heads, of % p.heads, i % tiles * ROWS, finite);
+        }
+    }
+    return finite == 0.0f;
+}
+
+}  // namespace clearhead::CLEARHEAD_ISA

@@ -1,0 +1,32 @@
+// All kernels for one instruction set: this file is compiled once for each (CMakeLists.txt), under a name of its own.
+#include "kernels.h"
+
+#include "forward.h"
+#include "backward.h"
+#include "decode.h"
+#include "summarise.h"
+
+namespace clearhead::CLEARHEAD_ISA {
+
+// The function for the problem's phi.
+#define FOR_PHI(FUNCTION, ...)                                \
+    switch (p.phi) {                                          \
+        case MUL: return FUNCTION<Mul>(__VA_ARGS__);          \
+        case TANH_ADD: return FUNCTION<TanhAdd>(__VA_ARGS__); \
+        default: return FUNCTION<SqDiff>(__VA_ARGS__);        \
+    }
+
+static int64_t forward_memory(const Problem& p) { FOR_PHI(forward_floats, p) }
+static bool run_forward(const Problem& p, float* workspace) { FOR_PHI(forward, p, workspace) }
+static int64_t decode_memory(const Problem& p) { FOR_PHI(decode_floats, p) }
+static bool run_decode(const Problem& p, float* workspace) { FOR_PHI(decode, p, workspace) }
+static int64_t backward_memory(const Problem& p, const Gradients& g) { FOR_PHI(backward_floats, p, g) }
+static void run_backward(const Problem& p, const Gradients& g, float* workspace) { FOR_PHI(backward, p, g, workspace) }
+static int64_t summary_memory(const Problem& p, const Summary& s) { FOR_PHI(summary_floats, p, s) }
+static void run_summary(const Problem& p, const Summary& s, float* workspace) { FOR_PHI(summarise, p, s, workspace) }
+
+extern const Kernels KERNELS;
+const Kernels KERNELS{LANES,           forward_memory, run_forward,    decode_memory, run_decode,
+                      backward_memory, run_backward,   summary_memory, run_summary};
+
+}  // namespace clearhead::CLEARHEAD_ISA

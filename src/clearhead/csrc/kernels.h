@@ -1,0 +1,20 @@
+// What each instruction set offers. A kernel allocates nothing: its caller asks how many floats it needs, and gives them.
+#pragma once
+
+#include "problem.h"
+
+namespace clearhead {
+
+struct Kernels {
+    int lanes;  // floats to a vector register
+    int64_t (*forward_floats)(const Problem&);
+    bool (*forward)(const Problem&, float* workspace);  // whether everything looked at was finite
+    int64_t (*decode_floats)(const Problem&);
+    bool (*decode)(const Problem&, float* workspace);
+    int64_t (*backward_floats)(const Problem&, const Gradients&);
+    void (*backward)(const Problem&, const Gradients&, float* workspace);
+    int64_t (*summary_floats)(const Problem&, const Summary&);
+    void (*summarise)(const Problem&, const Summary&, float* workspace);
+};
+
+}  // namespace clearhead

@@ -1,0 +1,98 @@
+// phi = q * k: the scaled dot product. Keys lie in panels [D][64], so that 64 scores of a query stand side by side.
+#pragma once
+
+#include "product.h"
+#include "tile.h"
+
+namespace clearhead::CLEARHEAD_ISA {
+
+// `count` rows to [width][PANEL], the columns past `count` zero.
+INLINE void transpose(const float* rows, int64_t row, int64_t count, int64_t width, float* panel) {
+    for (int64_t d0 = 0; d0 < width; d0 += 16) {
+        const int64_t d1 = least(d0 + 16, width);
+        for (int64_t j = 0; j < PANEL; j++)
+            for (int64_t d = d0; d < d1; d++) panel[d * PANEL + j] = j < count ? rows[j * row + d] : 0.0f;
+    }
+}
+
+// `count` rows to rows of `wide` floats, filled up with zeros.
+INLINE void copy_rows(const float* rows, int64_t row, int64_t count, int64_t width, float* out, int64_t wide) {
+    for (int64_t i = 0; i < count; i++) {
+        memcpy(out + i * wide, rows + i * row, sizeof(float) * (size_t)width);
+        for (int64_t d = width; d < wide; d++) out[i * wide + d] = 0.0f;
+    }
+}
+
+// What a score is to the passes over the tiles; TanhAdd and SqDiff have the same members.
+struct Mul {
+    static int64_t wide(const Problem& p) { return round_up(p.width, LANES); }
+    static int64_t query_floats(const Problem& p) { return ROWS * wide(p); }     // a tile of queries, made ready
+    static int64_t panel_floats(const Problem& p) { return p.width * PANEL; }    // a panel of keys, for the scores
+    static int64_t key_floats(const Problem& p) { return PANEL * wide(p); }      // and what its gradients need besides
+
+    // As rows `at` and on of a tile. The scale and the weight go with the query. `finite` becomes NaN where a number is not finite.
+    static void pack_queries(const Problem& p, const float* queries, int64_t row, int64_t rows, float* out,
+                             float& finite, int64_t at = 0) {
+        const float scale = (float)p.scale;
+        const float* weight = static_cast<const float*>(p.weight.data);
+        const int64_t wide = Mul::wide(p);
+        out += at * wide;
+        copy_rows(queries, row, rows, p.width, out, wide);
+        check_finite(out, rows * wide, finite);
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t d = 0; d < p.width; d++)
+                out[r * wide + d] *= weight ? weight[d * p.weight.strides[0]] * scale : scale;
+    }
+
+    static void pack_panel(const Problem& p, const float* keys, int64_t row, int64_t count, float* panel,
+                           float& finite) {
+        transpose(keys, row, count, p.width, panel);
+        check_finite(panel, p.width * PANEL, finite);
+    }
+
+    static void pack_keys(const Problem& p, const float* keys, int64_t row, int64_t count, float* out) {
+        copy_rows(keys, row, count, p.width, out, wide(p));
+    }
+
+    // tile[r][c] for the columns `at`; `keys` are the panel's own rows.
+    static void scores(const Problem& p, float* queries, int64_t rows, const float* panel, const float*, int64_t,
+                       const Columns& at, float* tile) {
+        product<false>(rows, at.right - at.left, p.width, queries, wide(p), 1, panel + at.left, PANEL, tile + at.left,
+                       PANEL);
+    }
+
+    // The scores of `rows` queries with one key, whose `wide` numbers are read where they lie: tile[r * PANEL].
+    static void key_scores(const Problem& p, float* queries, int64_t rows, const float* key, float* tile) {
+        const int64_t wide = Mul::wide(p);
+        int64_t r = 0;
+        for (; r + 4 <= rows; r += 4) key_rows<4>(wide, queries + r * wide, key, tile + r * PANEL);
+        for (; r < rows; r++) key_rows<1>(wide, queries + r * wide, key, tile + r * PANEL);
+    }
+
+    template <int QUERIES>
+    static INLINE void key_rows(int64_t wide, const float* queries, const float* key, float* tile) {
+        V acc[QUERIES];
+        for (int r = 0; r < QUERIES; r++) acc[r] = V{};
+        for (int64_t d = 0; d < wide; d += LANES) {
+            const V k = load(key + d);
+            for (int r = 0; r < QUERIES; r++) acc[r] += load(queries + r * wide + d) * k;
+        }
+        for (int r = 0; r < QUERIES; r++) tile[r * PANEL] = sum(acc[r]);
+    }
+
+    // Adds what the slopes (the gradient to the scores) give to the queries, the keys and the weight, each less its factor.
+    static void gradients(const Problem& p, const float* queries, int64_t rows, const float*, const float* keys,
+                          const float* slopes, const Columns& at, float* to_query, float* to_key, double*) {
+        const int64_t wide = Mul::wide(p), count = at.last - at.first;
+        product<true>(rows, wide, count, slopes + at.first, PANEL, 1, keys + at.first * wide, wide, to_query, wide);
+        product<true>(count, wide, rows, slopes + at.first, 1, PANEL, queries, wide, to_key + at.first * wide, wide);
+    }
+
+    static float query_factor(const Problem& p, int64_t d) {
+        return (float)p.scale * (p.weight ? p.weight.at<float>(d, 0)[0] : 1.0f);
+    }
+    static float key_factor(const Problem&, int64_t) { return 1.0f; }
+    static double weight_gradient(const Problem&, double, double) { return 0.0; }  // the caller multiplies the query
+};
+
+}  // namespace clearhead::CLEARHEAD_ISA

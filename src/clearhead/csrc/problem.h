@@ -1,0 +1,76 @@
+// One attention, as the kernels see it: plain numbers and pointers, the same for every instruction set.
+#pragma once
+
+#include <cstdint>
+
+namespace clearhead {
+
+// An array somewhere in memory, of up to four dimensions (batch, head, row, column). Strides count elements; a stride of
+// 0 repeats. No data: there is no such array.
+struct Array {
+    void* data = nullptr;
+    int64_t strides[4] = {0, 0, 0, 0};
+
+    explicit operator bool() const { return data != nullptr; }
+
+    template <class T>
+    T* at(int64_t batch, int64_t head, int64_t row = 0) const {
+        return static_cast<T*>(data) + batch * strides[0] + head * strides[1] + row * strides[2];
+    }
+};
+
+enum Phi : int { MUL = 0, TANH_ADD = 1, SQ_DIFF = 2 };
+
+// scores = softcap(scale * sum_d weight_d phi(query_d, key_d)) + bias, -inf outside the spans and `keep`;
+// weights = softmax over keys, with the sinks in its denominator; out = dropout(weights) * value.
+struct Problem {
+    int64_t phi = MUL;
+    int64_t batch = 0, heads = 0, key_heads = 0, queries = 0, keys = 0, width = 0, value_width = 0;
+    int64_t threads = 1;
+    double scale = 1.0;
+    double softcap = 0.0;  // 0: none
+
+    Array query, key, value;  // float (B, H, Lq, D), (B, Hk, Lk, D), (B, Hk, Lk, Ev); columns stand side by side
+    Array weight;             // float (D): strides[0]; none: ones
+    Array sinks;              // float (H): strides[0]
+    Array start, stop;        // int64 (B, H, Lq): query i sees the keys start <= j < stop
+    Array keep;               // uint8 (B, H, Lq, Lk): and of those the ones where this is not 0
+    Array dense;              // float (B, H, Lq, Lk), added to the scores
+    Array relative;           // float (B, H, Lq + Lk - 1), added along the diagonals: entry j - i + Lq - 1
+    Array bad_queries;        // float (B, H, Lq), 0 or NaN, added to the scores
+    Array bad_keys;           // float (B, Hk, Lk), the same
+
+    double dropout_p = 0.0;
+    uint64_t seed = 0;
+    int64_t first_query = 0;  // what query 0 is called in the dropout's hash, where this is some rows of a longer one
+
+    Array out;    // float (B, H, Lq, Ev)
+    Array stats;  // float (B, H, Lq, 2): the largest score m, and 1 / sum_j exp(s_j - m), 0 where nothing is seen
+
+    int64_t groups() const { return heads / key_heads; }
+
+    // Whether nothing but the spans comes between the scores and their softmax.
+    bool plain() const { return !(softcap > 0) && !keep && !dense && !relative && !bad_keys; }
+};
+
+// What a look at the weights is to find; each array may be missing. All are float but `indices`.
+struct Summary {
+    Array entropy;          // (B, H, Lq)
+    Array largest, rest;    // (B, H, Lq): log-sum-exp = largest + rest; largest is +inf where nothing is seen
+    Array values, indices;  // (B, H, Lq, k) and int64: the largest weights, and their keys
+    Array received;         // (B, H, Lk)
+    Array mean, peak;       // (B, H, rows, columns): sums and maxima of the cells of a map
+    int64_t k = 0;
+    int64_t cell_rows = 1, cell_columns = 1;
+};
+
+// Where the gradients go; `grad` is the output's, `delta` is scratch for sum_e grad * out.
+struct Gradients {
+    Array grad, delta;       // float (B, H, Lq, Ev), (B, H, Lq)
+    Array query, key, value; // float, as the problem's
+    Array weight;            // float (D)
+    Array dense, relative;   // float, as the problem's bias, of strides 0 where it is broadcast; missing: not wanted
+    int64_t dense_size = 0, relative_size = 0;  // elements in all
+};
+
+}  // namespace clearhead

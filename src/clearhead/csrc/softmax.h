@@ -1,0 +1,49 @@
+// The softmax of rows that come in tiles: what was seen so far is scaled down when a larger score turns up.
+#pragma once
+
+#include "tile.h"
+
+namespace clearhead::CLEARHEAD_ISA {
+
+INLINE float exp_of(float x) { return exp(splat(x))[0]; }
+INLINE float sink_of(const Problem& p, int64_t head) { return p.sinks ? *p.sinks.at<float>(head, 0) : -INFINITY; }
+
+// The largest of s[left ... right), lane by lane.
+INLINE V tops_of(const float* s, int64_t left, int64_t right) {
+    V tops = load(s + left);
+    for (int64_t c = left + LANES; c < right; c += LANES) tops = larger(load(s + c), tops);
+    return tops;
+}
+
+// The rows of a tile, in units of e^m: m is the largest score so far, or the sink; -inf at first.
+struct Softmax {
+    float largest[ROWS];
+    V sums[ROWS];  // over the keys
+
+    INLINE void begin(int64_t r, float sink) { largest[r] = sink, sums[r] = V{}; }
+
+    // Takes the largest of some scores in. What stands in units of the old m has to be multiplied by what this gives; `apart`
+    // becomes old m - new m.
+    INLINE float rise(int64_t r, V tops, float& apart) {
+        const float before = largest[r];
+        apart = 0.0f;
+        if (!any_above(tops, before)) return 1.0f;
+        largest[r] = top(tops);
+        if (before == -INFINITY) return 0.0f;
+        apart = before - largest[r];
+        const float factor = exp_of(apart);
+        sums[r] *= factor;
+        return factor;
+    }
+
+    INLINE float reference(int64_t r) const { return largest[r] == -INFINITY ? 0.0f : largest[r]; }
+
+    // The softmax's denominator, and 1 over it; 0 where nothing is seen.
+    INLINE float total(int64_t r, float sink) const {
+        const float keys = sum(sums[r]);
+        return sink == -INFINITY ? keys : keys + exp_of(sink - largest[r]);
+    }
+    static INLINE float inverse(float total) { return total == 0.0f ? 0.0f : 1.0f / total; }
+};
+
+}  // namespace clearhead::CLEARHEAD_ISA

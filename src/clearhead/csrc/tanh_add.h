@@ -1,0 +1,317 @@
+// phi = tanh(q + k): the additive score, without a tanh (docs/maths/additive.md).
+//
+//     sum_h w_h tanh(q_h + k_h) = sum_h w_h - 2 sum_h w_h / t_h,    t_h = 1 + e^(2 q_h) e^(2 k_h)
+//
+// The exponentials are taken once for each query and each key, and four terms share one reciprocal. That is right as long
+// as the product of the four t stays below 2^126; each pair of tiles is looked at, and there are three forms:
+//     FOLDED   w is in t, which saves four products:  t / w = (A / w) B + 1 / w
+//     CLAMPED  t is at most 2^31, where 1 / t is 0 to float32's digits;  |q| and |k| are below 43
+//     DIRECT   t from e^(2 (q + k)), clamped in the same way: any numbers
+#pragma once
+
+#include "mul.h"
+
+namespace clearhead::CLEARHEAD_ISA {
+
+struct TanhAdd {
+    enum Form { FOLDED, CLAMPED, DIRECT };
+    static constexpr float REACH = 43.0f;             // e^(2 * 43) < 2^126
+    static constexpr float BITS = 2.88539008f;        // log2(e^2)
+    static constexpr float LIMIT = 2147483648.0f;     // 2^31
+    static constexpr float LIMIT_LOG = 21.4875626f;   // and its natural logarithm
+    static constexpr float LEAST = 1.0f / (1 << 30);  // of |w| over the largest: below, w counts as this
+
+    static int64_t wide(const Problem& p) { return round_up(p.width, LANES); }
+
+    // A tile of queries: e^2q, e^2q / w, q; then rows of w / max |w| turned over, w, bits of 1 / w, tops of q in bits,
+    // where the last two say how large t may become; three numbers; and room for a panel of k as it is.
+    struct Queries {
+        float *raised, *folded, *plain, *inverse, *weight, *spare, *top, *numbers, *panel;
+        Queries(const Problem& p, float* at) {
+            const int64_t wide = TanhAdd::wide(p);
+            raised = at, folded = raised + ROWS * wide, plain = folded + ROWS * wide, inverse = plain + ROWS * wide;
+            weight = inverse + wide, spare = weight + wide, top = spare + wide, numbers = top + wide;
+            panel = numbers + LANES;
+        }
+    };
+    enum Number { LARGEST_WEIGHT, ALL_WEIGHTS, WITHIN };  // of Queries.numbers
+
+    // A panel of keys: e^2k, [wide][PANEL]; the tops of k in bits; whether all are within REACH.
+    static int64_t query_floats(const Problem& p) { return (3 * ROWS + 4 + PANEL) * wide(p) + LANES; }
+    static int64_t panel_floats(const Problem& p) { return (PANEL + 1) * wide(p) + LANES; }
+    static int64_t key_floats(const Problem& p) { return 2 * PANEL * wide(p); }  // e^2k and k, by rows
+
+    static INLINE V raise(V x) { return exp(2.0f * smaller(splat(REACH + 1), x)); }  // NaN stays NaN
+
+    static void pack_queries(const Problem& p, const float* queries, int64_t row, int64_t rows, float* out,
+                             float& finite, int64_t at = 0) {
+        const int64_t wide = TanhAdd::wide(p);
+        const Queries to(p, out);
+        float largest = 0.0f;
+        double all = 0.0;
+        for (int64_t d = 0; d < wide; d++) {
+            to.weight[d] = d >= p.width ? 0.0f : p.weight ? *p.weight.at<float>(d, 0) : 1.0f;
+            const float size = __builtin_fabsf(to.weight[d]);
+            if (size > largest) largest = size;
+            all += to.weight[d];
+        }
+        for (int64_t d = 0; d < wide; d++) {
+            float w = largest > 0 ? to.weight[d] / largest : 0.0f;
+            if (__builtin_fabsf(w) < LEAST) w = LEAST;
+            to.inverse[d] = 1.0f / w;
+            to.spare[d] = 1.0f + __builtin_log2f(__builtin_fabsf(to.inverse[d]));
+            to.top[d] = -INFINITY;
+        }
+        to.numbers[LARGEST_WEIGHT] = (float)(p.scale * largest), to.numbers[ALL_WEIGHTS] = (float)(p.scale * all);
+        copy_rows(queries, row, rows, p.width, to.plain + at * wide, wide);
+        check_finite(to.plain + at * wide, rows * wide, finite);
+        V within = splat(0.0f);
+        for (int64_t d = 0; d < wide; d += LANES) {
+            V top = splat(-INFINITY);
+            for (int64_t r = at; r < at + rows; r++) {
+                const V q = load(to.plain + r * wide + d);
+                within = larger(q < 0 ? -q : q, within);
+                top = larger(q, top);
+                const V raised = raise(q);
+                store(to.raised + r * wide + d, raised);
+                store(to.folded + r * wide + d, raised * load(to.inverse + d));
+            }
+            store(to.top + d, top * BITS);
+        }
+        to.numbers[WITHIN] = clearhead::CLEARHEAD_ISA::top(within) < REACH;
+    }
+
+    static void pack_panel(const Problem& p, const float* keys, int64_t row, int64_t count, float* panel,
+                           float& finite) {
+        const int64_t wide = TanhAdd::wide(p);
+        float* top = panel + PANEL * wide;
+        transpose(keys, row, count, p.width, panel);
+        memset(panel + p.width * PANEL, 0, sizeof(float) * (size_t)((wide - p.width) * PANEL));
+        check_finite(panel, wide * PANEL, finite);
+        V within{};
+        for (int64_t d = 0; d < wide; d++) {
+            V highest = splat(-INFINITY);
+            for (int64_t c = 0; c < PANEL; c += LANES) {
+                const V k = load(panel + d * PANEL + c);
+                within = larger(k < 0 ? -k : k, within);
+                highest = larger(k, highest);
+                store(panel + d * PANEL + c, raise(k));
+            }
+            top[d] = clearhead::CLEARHEAD_ISA::top(highest) * BITS;
+        }
+        top[wide] = clearhead::CLEARHEAD_ISA::top(within) < REACH;
+    }
+
+    static void pack_keys(const Problem& p, const float* keys, int64_t row, int64_t count, float* out) {
+        const int64_t wide = TanhAdd::wide(p);
+        float* plain = out + PANEL * wide;
+        copy_rows(keys, row, count, p.width, plain, wide);
+        for (int64_t at = 0; at < count * wide; at += LANES)
+            store(out + at, raise(load(plain + at)));
+    }
+
+    static bool within(const Problem& p, const Queries& queries, const float* panel) {
+        return queries.numbers[WITHIN] != 0.0f && panel[(PANEL + 1) * wide(p)] != 0.0f;
+    }
+
+    // The form for the scores, where four dimensions share a reciprocal, with w in t.
+    static Form score_form(const Problem& p, const Queries& queries, const float* panel) {
+        if (!within(p, queries, panel)) return DIRECT;
+        const float* top = panel + PANEL * wide(p);
+        for (int64_t d = 0; d < p.width; d += 4) {
+            float bits = 0.0f;
+            for (int64_t x = d; x < d + 4; x++) {
+                const float reach = queries.top[x] + top[x];
+                bits += (reach > 0 ? reach : 0.0f) + queries.spare[x];
+                if (queries.top[x] + queries.spare[x] > 126.0f) return CLAMPED;  // A / w alone
+            }
+            if (bits > 126.0f) return CLAMPED;
+        }
+        return FOLDED;
+    }
+
+    // The form for the gradients, where four queries do, without w; FOLDED is then t as it is.
+    static Form gradient_form(const Problem& p, const Queries& queries, const float* panel) {
+        if (!within(p, queries, panel)) return DIRECT;
+        const float* top = panel + PANEL * wide(p);
+        float reach = 0.0f;
+        for (int64_t d = 0; d < p.width; d++)
+            if (queries.top[d] + top[d] > reach) reach = queries.top[d] + top[d];
+        return 4.0f * (reach + 1.0f) < 126.0f ? FOLDED : CLAMPED;
+    }
+
+    static INLINE V direct(V both) {
+        const V x = 2.0f * both;
+        return 1.0f + exp(x > LIMIT_LOG ? splat(LIMIT_LOG) : x);
+    }
+
+    template <Form FORM>
+    static INLINE V term(float query, V key, float one) {
+        V t;
+        if constexpr (FORM == DIRECT)
+            t = direct(query + key);
+        else
+            t = query * key + one;
+        if constexpr (FORM == CLAMPED) t = t > LIMIT ? splat(LIMIT) : t;
+        return t;
+    }
+
+    // sum_h w_h / t_h for some queries and LANES keys.
+    template <Form FORM, int QUERIES>
+    static INLINE void sum_rows(int64_t wide, int64_t width, const float* queries, const float* factor,
+                                const float* panel, float scale, float offset, float* tile) {
+        V acc[QUERIES];
+        for (int r = 0; r < QUERIES; r++) acc[r] = V{};
+        for (int64_t h = 0; h < width; h += 4) {
+            V key[4];
+            for (int x = 0; x < 4; x++) key[x] = load(panel + (h + x) * PANEL);
+            const float* w = factor + h;
+            for (int r = 0; r < QUERIES; r++) {
+                V t[4];
+                for (int x = 0; x < 4; x++)
+                    t[x] = term<FORM>(queries[r * wide + h + x], key[x], FORM == FOLDED ? w[x] : 1.0f);
+                const V left = t[0] * t[1], right = t[2] * t[3];
+                V above;
+                if constexpr (FORM == FOLDED)
+                    above = (t[0] + t[1]) * right + (t[2] + t[3]) * left;
+                else
+                    above = (w[0] * t[1] + w[1] * t[0]) * right + (w[2] * t[3] + w[3] * t[2]) * left;
+                acc[r] += above * reciprocal(left * right);
+            }
+        }
+        for (int r = 0; r < QUERIES; r++) store(tile + r * PANEL, offset - scale * acc[r]);
+    }
+
+    template <Form FORM>
+    static void sums(const Problem& p, const float* queries, const float* factor, int64_t rows, const float* panel,
+                     const Columns& at, float scale, float offset, float* tile) {
+        const int64_t wide = TanhAdd::wide(p), width = round_up(p.width, 4);
+        for (int64_t c = at.left; c < at.right; c += LANES) {
+            int64_t r = 0;
+            for (; r + 2 <= rows; r += 2)
+                sum_rows<FORM, 2>(wide, width, queries + r * wide, factor, panel + c, scale, offset, tile + r * PANEL + c);
+            for (; r < rows; r++)
+                sum_rows<FORM, 1>(wide, width, queries + r * wide, factor, panel + c, scale, offset, tile + r * PANEL + c);
+        }
+    }
+
+    static void scores(const Problem& p, float* packed, int64_t rows, const float* panel, const float* keys, int64_t row,
+                       const Columns& at, float* tile) {
+        const Queries queries(p, packed);
+        const float offset = queries.numbers[ALL_WEIGHTS], scale = 2.0f * (float)p.scale;
+        switch (score_form(p, queries, panel)) {
+            case FOLDED:
+                sums<FOLDED>(p, queries.folded, queries.inverse, rows, panel, at, 2.0f * queries.numbers[LARGEST_WEIGHT],
+                             offset, tile);
+                break;
+            case CLAMPED:
+                sums<CLAMPED>(p, queries.raised, queries.weight, rows, panel, at, scale, offset, tile);
+                break;
+            case DIRECT:
+                transpose(keys, row, at.last, p.width, queries.panel);
+                memset(queries.panel + p.width * PANEL, 0, sizeof(float) * (size_t)((wide(p) - p.width) * PANEL));
+                sums<DIRECT>(p, queries.plain, queries.weight, rows, queries.panel, at, scale, offset, tile);
+        }
+    }
+
+    // Here the exponential of the sum is taken, key by key, and clamped: any numbers are right, and the memory is slower.
+    static void key_scores(const Problem& p, float* packed, int64_t rows, const float* key, float* tile) {
+        const Queries queries(p, packed);
+        const int64_t wide = TanhAdd::wide(p);
+        for (int64_t r = 0; r < rows; r++) {
+            const float* query = queries.plain + r * wide;
+            V acc{};
+            int64_t d = 0;
+            for (; d + 4 * LANES <= wide; d += 4 * LANES) {
+                V t[4], w[4];
+                for (int x = 0; x < 4; x++) {
+                    t[x] = direct(load(query + d + x * LANES) + load(key + d + x * LANES));
+                    w[x] = load(queries.weight + d + x * LANES);
+                }
+                const V left = t[0] * t[1], right = t[2] * t[3];
+                acc += ((w[0] * t[1] + w[1] * t[0]) * right + (w[2] * t[3] + w[3] * t[2]) * left) *
+                       reciprocal(left * right);
+            }
+            for (; d < wide; d += LANES)
+                acc += load(queries.weight + d) * reciprocal(direct(load(query + d) + load(key + d)));
+            tile[r * PANEL] = queries.numbers[ALL_WEIGHTS] - 2.0f * (float)p.scale * sum(acc);
+        }
+    }
+
+    // With r = 1 / t, tanh' = 4 (r - r^2) and tanh = 1 - 2 r. For LANES dimensions, four queries (or one) and all keys: four
+    // r share a reciprocal.
+    template <Form FORM, int QUERIES>
+    static INLINE void pull_rows(const float* queries, const float* keys, int64_t wide, const float* slopes,
+                                 const Columns& at, float* to_query, float* to_key, V& to_weight) {
+        V acc[QUERIES], query[QUERIES], weight = to_weight;
+        for (int r = 0; r < QUERIES; r++) acc[r] = load(to_query + r * wide), query[r] = load(queries + r * wide);
+        for (int64_t j = at.first; j < at.last; j++) {
+            const V key = load(keys + j * wide);
+            V t[QUERIES], inverse[QUERIES], back = load(to_key + j * wide);
+            for (int r = 0; r < QUERIES; r++) {
+                if constexpr (FORM == DIRECT)
+                    t[r] = direct(query[r] + key);
+                else
+                    t[r] = query[r] * key + 1.0f;
+                if constexpr (FORM == CLAMPED) t[r] = t[r] > LIMIT ? splat(LIMIT) : t[r];
+            }
+            if constexpr (QUERIES == 4) {
+                const V left = t[0] * t[1], right = t[2] * t[3], all = reciprocal(left * right);
+                const V first = all * right, second = all * left;
+                inverse[0] = first * t[1], inverse[1] = first * t[0];
+                inverse[2] = second * t[3], inverse[3] = second * t[2];
+            } else {
+                for (int r = 0; r < QUERIES; r++) inverse[r] = reciprocal(t[r]);
+            }
+            for (int r = 0; r < QUERIES; r++) {
+                const V slope = splat(slopes[r * PANEL + j]), bend = inverse[r] - inverse[r] * inverse[r];
+                acc[r] += slope * bend, back += slope * bend, weight += slope * inverse[r];
+            }
+            store(to_key + j * wide, back);
+        }
+        for (int r = 0; r < QUERIES; r++) store(to_query + r * wide, acc[r]);
+        to_weight = weight;
+    }
+
+    template <Form FORM>
+    static void pulls(const Problem& p, const float* queries, int64_t rows, const float* keys, const float* slopes,
+                      const Columns& at, float* to_query, float* to_key, double* to_weight) {
+        const int64_t wide = TanhAdd::wide(p);
+        for (int64_t d = 0; d < wide; d += LANES) {
+            V weight{};
+            int64_t r = 0;
+            for (; r + 4 <= rows; r += 4)
+                pull_rows<FORM, 4>(queries + r * wide + d, keys + d, wide, slopes + r * PANEL, at,
+                                   to_query + r * wide + d, to_key + d, weight);
+            for (; r < rows; r++)
+                pull_rows<FORM, 1>(queries + r * wide + d, keys + d, wide, slopes + r * PANEL, at,
+                                   to_query + r * wide + d, to_key + d, weight);
+            for (int x = 0; x < LANES; x++) to_weight[d + x] += weight[x];
+        }
+    }
+
+    static void gradients(const Problem& p, float* packed, int64_t rows, const float* panel, const float* keys,
+                          const float* slopes, const Columns& at, float* to_query, float* to_key, double* to_weight) {
+        const Queries queries(p, packed);
+        const float* plain = keys + PANEL * wide(p);
+        switch (gradient_form(p, queries, panel)) {
+            case FOLDED:
+                pulls<FOLDED>(p, queries.raised, rows, keys, slopes, at, to_query, to_key, to_weight);
+                break;
+            case CLAMPED:
+                pulls<CLAMPED>(p, queries.raised, rows, keys, slopes, at, to_query, to_key, to_weight);
+                break;
+            case DIRECT:
+                pulls<DIRECT>(p, queries.plain, rows, plain, slopes, at, to_query, to_key, to_weight);
+        }
+    }
+
+    static float query_factor(const Problem& p, int64_t d) {
+        return 4.0f * (float)p.scale * (p.weight ? *p.weight.at<float>(d, 0) : 1.0f);
+    }
+    static float key_factor(const Problem& p, int64_t d) { return query_factor(p, d); }
+    // `slopes`, the sum of all slopes, is 0 but for rounding, sinks and the softcap.
+    static double weight_gradient(const Problem& p, double sum, double slopes) { return p.scale * (slopes - 2.0 * sum); }
+};
+
+}  // namespace clearhead::CLEARHEAD_ISA

@@ -1,0 +1,132 @@
+"""The compiled kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead import _native, _tiles
+from clearhead._backward import operands
+from clearhead._differentiable import differentiated_again
+from clearhead._native import Forward, Found, Sought
+from clearhead._problem import Problem, guard
+from clearhead._tiles import Block
+from clearhead._values import transformed
+from clearhead.engines.base import Engine
+
+KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Cpu(Engine):
+    """Kernels in C++: a tile of scores at a time, in registers and cache, over the spans alone.
+
+    Dot, additive and Gaussian scores in float32, with masks, biases, softcap, sinks, dropout and grouped heads, their
+    gradients, and what `Weights.reduce` finds, in one pass. Lower precision is computed in float32 from copies of the
+    inputs. Results depend on the number of threads in their last digits, and on nothing else.
+    """
+
+    name = "cpu"
+
+    def objections(self, problem: Problem) -> list[str]:
+        if _native.kernels() is None:
+            return ["its compiled part is missing: install clearhead from a wheel, or from source with a C++ compiler"]
+        found = []
+        lowered, dtype = problem.lowered, problem.query.dtype
+        if problem.sizes.device.type != "cpu":
+            found.append(f"the inputs are on {problem.sizes.device}")
+        if lowered is None:
+            found.append(f"{problem.score} has only tile(): the kernels know dot, additive and Gaussian scores")
+        if dtype not in KERNEL_DTYPES:
+            found.append(f"it computes in float32, and the inputs are {dtype}")
+        if transformed():
+            found.append("torch.func transforms look into PyTorch's own operations only")
+        return found
+
+    def reservations(self, problem: Problem) -> list[str]:
+        lowered = problem.lowered
+        low = problem.query.dtype != torch.float32
+        if low and lowered is not None and lowered.phi == "mul" and problem.spans is None and problem.value is not None:
+            return [f"PyTorch's own kernel is faster in {problem.query.dtype} where nothing is masked"]
+        return []
+
+    def run(self, problem: Problem) -> Tensor:
+        problem = _weighted(problem)
+        if not problem.sizes.keys or 0 in problem.query.shape[:3]:
+            return _tiles.no_keys(problem, problem.query)
+        if problem.needs_grad:
+            out: Tensor = _Fused.apply(problem, *operands(problem))  # type: ignore[no-untyped-call]
+            return out
+        assert problem.value is not None
+        return _forward(problem, keep_stats=False)[1].output.to(problem.value.dtype)
+
+    def tiles(self, problem: Problem) -> Iterator[tuple[Block, Tensor]]:
+        return _tiles.stream(guard(problem))
+
+    def look(self, problem: Problem, sought: Sought) -> Found | None:
+        if not problem.sizes.keys or 0 in problem.query.shape[:3]:
+            return None
+        return _native.look(guard(_weighted(problem)), sought)
+
+    def pairs(self, problem: Problem) -> int:
+        sizes = problem.sizes
+        if problem.edges is None:
+            return sizes.batch * sizes.heads * sizes.queries * sizes.keys
+        start, stop = (np.broadcast_to(edge, (*edge.shape[:2], sizes.queries)) for edge in problem.edges)
+        first = np.arange(0, sizes.queries, _native.ROWS)
+        if not len(first):
+            return 0
+        some = stop > start
+        low = np.minimum.reduceat(np.where(some, start, sizes.keys), first, -1)
+        high = np.maximum.reduceat(stop, first, -1)
+        area = (np.maximum(high - low, 0) * np.diff(np.append(first, sizes.queries))).sum()
+        return int(area) * (sizes.batch // start.shape[0]) * (sizes.heads // start.shape[1])
+
+    def extra_bytes(self, problem: Problem) -> int:
+        return _native.forward_bytes(_weighted(problem))
+
+
+def _weighted(problem: Problem) -> Problem:
+    """The same problem with the weight of a dot product in its query."""
+    lowered = problem.lowered
+    if lowered is None or lowered.phi != "mul" or lowered.weight is None:
+        return problem
+    return problem._replace(lowered=lowered._replace(query=lowered.query * lowered.weight, weight=None))
+
+
+@torch.no_grad()
+def _forward(problem: Problem, keep_stats: bool) -> tuple[Problem, Forward]:
+    """The output, and the problem it was computed of: a guarded one where something was not finite."""
+    kept = _native.forward(problem, keep_stats)
+    if kept.finite or problem.spans is None:
+        return problem, kept
+    guarded = guard(problem)
+    return (problem, kept) if guarded is problem else (guarded, _native.forward(guarded, keep_stats))
+
+
+class _Fused(torch.autograd.Function):
+    """Forward and backward by the kernels, as one step for autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, problem: Problem, *tensors: Tensor | None) -> Tensor:
+        assert problem.value is not None
+        ctx.stamp = problem.stamp()
+        ctx.problem, kept = _forward(problem, keep_stats=True)
+        output = kept.output.to(problem.value.dtype)
+        ctx.save_for_backward(*tensors, kept.output, kept.stats)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        problem: Problem = ctx.problem
+        problem.check_stamp(ctx.stamp)
+        *tensors, output, stats = ctx.saved_tensors
+        needed = ctx.needs_input_grad[1:]
+        if torch.is_grad_enabled():  # the gradient is to be differentiated
+            every = list(_tiles.blocks(problem, _tiles.BUDGET))
+            return (None, *differentiated_again(problem, every, tuple(tensors), needed, grads[0]))
+        return (None, *_native.gradients(problem, needed, grads[0], Forward(output, stats, True)))
+
