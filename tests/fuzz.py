@@ -22,10 +22,9 @@ import torch
 from torch import Tensor
 
 import clearhead as ch
-from clearhead import _dropout
+from clearhead import _dropout, _tiles
 from clearhead._problem import make_problem
 from clearhead._shapes import Sizes
-from clearhead.engines import tiled
 from clearhead.engines.choose import ENGINES
 from clearhead.masks import Intervals
 from clearhead.testing import EXACT
@@ -271,17 +270,17 @@ def check(case: Case) -> Iterator[str]:
 
 def fuzz(numbers: Iterator[int] | range, progress: Callable[[Any], Any] = iter) -> list[str]:
     """The failures of these problems."""
-    failures, budget = [], tiled.BUDGET
+    failures, budget = [], _tiles.BUDGET
     for number in progress(numbers):
         case = draw(number)
         _given.clear()
-        tiled.BUDGET = case.budget
+        _tiles.BUDGET = case.budget
         try:
             failures += [f"{case}\n    {problem}" for problem in check(case)]
         except Exception as error:  # a crash is a failure too, and the next problem is another
             failures.append(f"{case}\n    {type(error).__name__}: {error}")
         finally:
-            tiled.BUDGET = budget
+            _tiles.BUDGET = budget
     return failures
 
 

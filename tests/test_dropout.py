@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead import _dropout
+from clearhead import _dropout, _tiles
 from clearhead._shapes import Sizes
-from clearhead.engines import tiled
 
 EVERY = slice(None)
 
@@ -81,7 +80,7 @@ def test_the_seed_is_torchs_and_the_engine_does_not_matter(monkeypatch):
     for engine in ("reference", "tiled", None):
         torch.manual_seed(3)
         found.append(ch.attention(x, x, x, dropout_p=0.4, mask=ch.Causal(), engine=engine))
-    monkeypatch.setattr(tiled, "BUDGET", 100)
+    monkeypatch.setattr(_tiles, "BUDGET", 100)
     torch.manual_seed(3)
     found.append(ch.attention(x, x, x, dropout_p=0.4, mask=ch.Causal()))
     for other in found[1:]:

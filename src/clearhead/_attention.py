@@ -65,7 +65,7 @@ def attention(
     `bias`: a `Bias`, such as `ALiBi(num_heads)`, or a float tensor, added to the scores; or None.
     `dropout_p`: each weight is set to 0 with this probability, the others divided by 1 − dropout_p; its seed is drawn
     from torch's generator, so that `torch.manual_seed` makes it repeat, the same on every engine.
-    `engine`: "sdpa", "tiled", "reference", an `Engine` of your own, or None for the first that can; see `plan`.
+    `engine`: "cpu", "sdpa", "tiled", "reference", an `Engine` of your own, or None for the first that can; see `plan`.
     Returns (..., Lq, Ev) of the value's dtype; NumPy arrays give a NumPy array. Differentiable in all inputs.
     Raises `ClearheadError`, `ShapeError` or `UnsupportedError`; nothing that was passed is changed.
     Cost: the allowed pairs' work; memory O(Lq + Lk) but on the engine "reference".
@@ -137,15 +137,15 @@ def plan(
 
     >>> import torch, clearhead as ch
     >>> x = torch.rand(1, 8, 4096, 64)
-    >>> ch.plan(x, x, x, mask=ch.SlidingWindow(before=255))
+    >>> ch.plan(x, x, x, mask=ch.SlidingWindow(before=255))  # doctest: +ELLIPSIS
     plan: query (1, 8, 4096, 64), key (1, 8, 4096, 64), value (1, 8, 4096, 64)
-      engine        sdpa
-      not tiled     could run it; sdpa comes first
+      engine        cpu
+      not sdpa      could run it; cpu comes first
+      not tiled     could run it; cpu comes first
       not reference makes every pair at once, more than 4,194,304: only when asked for
-      note          a NaN or infinite key that only some queries may see leaks into the others (tiled guards it)
-      operations    4.09e+09
-      extra memory  511 KiB
-      skipped       88.1% of 134,217,728 pairs
+      operations    2.46e+09
+      extra memory  8.0... MiB
+      skipped       92.8% of 134,217,728 pairs
 
     Arguments as for `attention`. Returns a `Plan`, with the same as attributes. Nothing is computed but projections.
     Operations count the score and the weighted sum of the pairs the engine computes; extra memory is an estimate of

@@ -113,7 +113,7 @@ def attend_backward(
     tensors = (query, key, value, weight, sinks, dense, relative, start, stop, keep, seed)
     problem = _problem(tensors, phi, scale, softcap, dropout_p)
     chosen = choose(problem, engine)
-    if chosen.name == "tiled" or any(wanted[3:]):  # what is learnt has its gradients written out there
+    if chosen.name == "tiled" or (chosen.name == "sdpa" and any(wanted[3:])):  # written out, for what is learnt too
         found = gradients_of(problem, tuple(wanted), grad)
     else:
         found = _differentiated(chosen, problem, wanted, grad)

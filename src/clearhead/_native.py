@@ -16,8 +16,10 @@ from torch import Tensor
 
 from clearhead._backward import Operands
 from clearhead._problem import Problem
-from clearhead._shapes import part
+from clearhead._shapes import Sizes, part
+from clearhead._tiles import Block, head_part
 from clearhead.biases.base import Added
+from clearhead.masks.base import Spans
 
 PHI = {"mul": 0, "tanh_add": 1, "sq_diff": 2}
 FEW_QUERIES = 4  # up to so many, keys are read where they lie: packing them would cost more than it saves
@@ -36,6 +38,12 @@ def kernels() -> Any:
         return None
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def available() -> bool:
+    """Whether this installation has the kernels; compiled code takes the answer as it is."""
+    return kernels() is not None
+
+
 @cache
 def chosen(instructions: str | None = None) -> Any:
     """The kernels for the best instruction set of this CPU, or for the one named."""
@@ -44,23 +52,27 @@ def chosen(instructions: str | None = None) -> Any:
 
 
 class Call:
-    """One call's problem and the tensors that its pointers lead to, which must outlive it."""
+    """One call's problem, or a block of it, and the tensors that its pointers lead to, which must outlive it."""
 
-    def __init__(self, problem: Problem, queries: slice = EVERY) -> None:
+    def __init__(self, problem: Problem, queries: slice = EVERY, block: Block | None = None) -> None:
         self.module, self.problem = kernels(), problem
         self.native = native = self.module.Problem()
         self._held: list[Tensor] = []
         lowered, sizes = problem.lowered, problem.sizes
         assert lowered is not None
-        rows = range(sizes.queries)[queries]
-        query = lowered.query if queries is EVERY else lowered.query[:, :, queries]
+        query, key = lowered.query, lowered.key
+        if block is not None:
+            query, key = query[block.batch, block.heads, block.queries], head_part(key, problem.groups, block)
+            key = key[:, :, block.keys]
+        elif queries != EVERY:
+            query = query[:, :, queries]
         native.phi = PHI[lowered.phi]
         native.batch, native.heads, native.queries, native.width = query.shape
-        native.key_heads, native.keys = lowered.key.shape[1:3]
+        native.key_heads, native.keys = key.shape[1:3]
         native.threads = torch.get_num_threads()
         native.scale = lowered.scale
-        native.query, native.key = self.numbers(query), self.numbers(lowered.key)
-        if problem.value is not None:
+        native.query, native.key = self.numbers(query), self.numbers(key)
+        if problem.value is not None and block is None:
             native.value_width = problem.value.shape[-1]
             native.value = self.numbers(problem.value)
         if lowered.weight is not None:
@@ -68,36 +80,44 @@ class Call:
         if problem.plain and lowered.softcap is None:
             return
         native.softcap = lowered.softcap or 0.0
+        if block is None:
+            block = Block(
+                slice(0, sizes.batch), slice(0, sizes.heads), _ends(queries, sizes.queries), slice(0, sizes.keys), True
+            )
+        shape = (native.batch, native.heads, native.queries, native.keys)
         if lowered.sinks is not None:
-            native.sinks = self.vector(lowered.sinks)
-        if problem.spans is not None:
-            self._mask(problem, queries)
+            native.sinks = self.vector(lowered.sinks[block.heads])
+        if problem.spans is not None and block.masked:
+            self._mask(problem.spans, block, shape)
         if problem.bias is not None:
-            self._bias(problem.bias, rows, sizes.queries)
+            self._bias(problem.bias, block, shape, sizes)
         if problem.poison is not None:
             query_poison, key_poison = problem.poison
-            native.bad_queries = self.broadcast(query_poison[:, :, queries, 0].float())
-            native.bad_keys = self.broadcast(key_poison[:, :, 0].float())
+            native.bad_queries = self.broadcast(query_poison[block.batch, block.heads, block.queries, 0].float())
+            keys = head_part(key_poison, problem.groups, block)[:, :, 0, block.keys]
+            native.bad_keys = self.broadcast(keys.float())
         if problem.seed is not None:
             native.dropout_p, native.seed = problem.dropout_p, int(problem.seed) & (2**64 - 1)
-            native.first_query = rows.start if len(rows) else 0
+            native.first_query = block.queries.start
 
-    def _mask(self, problem: Problem, queries: slice) -> None:
-        spans = problem.spans
-        assert spans is not None
+    def _mask(self, spans: Spans, block: Block, shape: tuple[int, ...]) -> None:
+        batch, heads, queries, keys = block.sides
         for name, edge in (("start", spans.start), ("stop", spans.stop)):
-            setattr(self.native, name, self.broadcast(part(edge, EVERY, EVERY, queries)))
+            edge = part(edge, batch, heads, queries)
+            setattr(self.native, name, self.broadcast(edge - keys.start if keys.start else edge, shape[:3]))
         if spans.residual is not None:
-            shown = slice(*queries.indices(problem.sizes.queries))
-            keep = spans.residual(*(slice(0, size) for size in problem.sizes.shape[:2]), shown, slice(0, self.native.keys))
-            self.native.keep = self.broadcast(keep)
+            self.native.keep = self.broadcast(spans.residual(batch, heads, queries, keys), shape)
 
-    def _bias(self, bias: Added, rows: range, queries: int) -> None:
+    def _bias(self, bias: Added, block: Block, shape: tuple[int, ...], sizes: Sizes) -> None:
+        batch, heads, queries, keys = block.sides
         if bias.dense is not None:
-            self.native.dense = self.broadcast(part(bias.dense, EVERY, EVERY, slice(rows.start, rows.stop)).float())
+            self.native.dense = self.broadcast(part(bias.dense, batch, heads, queries, keys).float(), shape)
         if bias.relative is not None:
-            along = bias.relative[..., queries - rows.stop :].float()
-            self.native.relative = self.broadcast(along if along.stride(-1) == 1 else along.contiguous())
+            first = sizes.queries - queries.stop + keys.start
+            along = part(bias.relative, batch, heads)[..., first : first + shape[2] + shape[3] - 1].float()
+            if along.stride(-1) != 1:
+                along = along.contiguous()
+            self.native.relative = self.broadcast(along, (*shape[:2], along.shape[-1]))
 
     def numbers(self, tensor: Tensor) -> Any:
         """A (B, H, L, width) tensor in float32, its columns side by side."""
@@ -113,12 +133,17 @@ class Call:
         self._held.append(tensor)
         return self.module.Array(tensor.data_ptr(), tensor.stride(0))
 
-    def broadcast(self, tensor: Tensor) -> Any:
+    def broadcast(self, tensor: Tensor, shape: tuple[int, ...] | None = None) -> Any:
         """A tensor whose dimensions of size 1 are repeated."""
         tensor = tensor.resolve_neg()
+        if shape is not None:
+            tensor = tensor.expand(shape)
         self._held.append(tensor)
-        strides = (0 if size == 1 else step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-        return self.module.Array(tensor.data_ptr(), *strides)
+        return self.module.Array(tensor.data_ptr(), *tensor.stride())
+
+
+def _ends(some: slice, size: int) -> slice:
+    return slice(*some.indices(size)[:2])
 
 
 def bands(problem: Problem) -> Iterator[slice]:
@@ -127,8 +152,12 @@ def bands(problem: Problem) -> Iterator[slice]:
     if spans is None or spans.residual is None:
         yield EVERY
         return
-    one = spans.residual(*(slice(0, size) for size in (sizes.batch, sizes.heads, 1, sizes.keys)))
-    rows = max(1, KEEP_BYTES // max(1, math.prod(one.shape[:2]) * sizes.keys) // ROWS) * ROWS
+    if math.prod(sizes.shape) <= KEEP_BYTES:
+        yield EVERY
+        return
+    batch, heads, queries, keys = (slice(0, size) for size in (sizes.batch, sizes.heads, 1, sizes.keys))
+    one = spans.residual(batch, heads, queries, keys)  # how far it broadcasts
+    rows = max(1, KEEP_BYTES // max(1, one.numel()) // ROWS) * ROWS
     for row in range(0, sizes.queries, rows):
         yield slice(row, min(row + rows, sizes.queries)) if rows < sizes.queries else EVERY
 
@@ -143,10 +172,11 @@ class Forward(NamedTuple):
 
 def forward(problem: Problem, keep_stats: bool) -> Forward:
     """The output of a lowered problem that has a value and keys."""
-    lowered, value, sizes = problem.lowered, problem.value, problem.sizes
+    lowered, value = problem.lowered, problem.value
     assert lowered is not None and value is not None
     lead = lowered.query.shape[:3]
-    output = torch.empty(*lead, value.shape[-1])
+    # as SDPA lays it out: heads side by side, so that modules need no copy to join them
+    output = torch.empty(lead[0], lead[2], lead[1], value.shape[-1]).transpose(1, 2)
     stats = torch.empty(*lead, 2) if keep_stats else torch.empty(0)
     finite = True
     for rows in bands(problem):
@@ -167,13 +197,20 @@ def gradients(problem: Problem, wanted: tuple[bool, ...], grad: Tensor, kept: Fo
     assert lowered is not None and value is not None
     operands = (lowered.query, lowered.key, value, lowered.weight, lowered.sinks, added.dense, added.relative)
     sums: list[Tensor | None] = [
-        torch.zeros(t.shape) if t is not None and (want or i < 3) else None
-        for i, (t, want) in enumerate(zip(operands, wanted, strict=True))
+        torch.zeros_like(t, dtype=torch.float32, memory_format=torch.contiguous_format)
+        if t is not None and want
+        else None
+        for t, want in zip(operands, wanted, strict=True)
     ]
+    for i, t in enumerate((lowered.query, lowered.key, value)):  # which the kernel fills, laid out as they are
+        sums[i] = torch.empty_like(t if t.stride(-1) == 1 else t.contiguous(), dtype=torch.float32)
     delta = torch.empty(kept.stats.shape[:3])
-    for rows in bands(problem):
+    parts = list(bands(problem))
+    if len(parts) > 1:
+        sums[1], sums[2] = (torch.zeros_like(t) for t in sums[1:3] if t is not None)
+    for rows in parts:
         _add_gradients(problem, rows, sums, grad, delta, kept)
-    if sums[4] is not None:
+    if sums[4] is not None and lowered.sinks is not None:
         share = torch.exp(lowered.sinks.detach().float().view(1, -1, 1) - kept.stats[..., 0]) * kept.stats[..., 1]
         sums[4] = -(share * delta).sum((0, 2))
     return tuple(
@@ -194,23 +231,26 @@ def _add_gradients(
     found.query = call.numbers(query[:, :, rows])
     whole = rows == EVERY
     # a part of the queries has keys, weight and distances of its own, which are added
-    own = [t if t is None or whole else torch.zeros_like(t) for t in (key, value, weight)]
-    found.key, found.value = call.numbers(own[0]), call.numbers(own[1])
-    if own[2] is not None:
-        found.weight = call.vector(own[2])
+    own_key, own_value = (t if whole else torch.empty_like(t) for t in (key, value))
+    own_weight = weight if weight is None or whole else torch.zeros_like(weight)
+    found.key, found.value = call.numbers(own_key), call.numbers(own_value)
+    if own_weight is not None:
+        found.weight = call.vector(own_weight)
     own_dense = dense if dense is None or whole else torch.zeros_like(part(dense, EVERY, EVERY, rows))
     if own_dense is not None:
-        found.dense, found.dense_size = call.broadcast(own_dense), own_dense.numel()
+        shape = (native.batch, native.heads, native.queries, native.keys)
+        found.dense, found.dense_size = call.broadcast(own_dense, shape), own_dense.numel()
     along = None
     if relative is not None:
         shown = range(problem.sizes.queries)[rows]
         place = slice(problem.sizes.queries - shown.stop, relative.shape[-1] - shown.start)
         along = relative if whole else torch.zeros_like(relative[..., place])
-        found.relative, found.relative_size = call.broadcast(along), along.numel()
+        distances = (native.batch, native.heads, along.shape[-1])
+        found.relative, found.relative_size = call.broadcast(along, distances), along.numel()
     chosen().backward(native, found)
     if whole:
         return
-    for total, mine in zip((key, value, weight), own, strict=True):
+    for total, mine in ((key, own_key), (value, own_value), (weight, own_weight)):
         if total is not None and mine is not None:
             total.add_(mine)
     if dense is not None and own_dense is not None:
@@ -287,6 +327,16 @@ def look(problem: Problem, sought: Sought) -> Found | None:
     summary.k, summary.cell_rows, summary.cell_columns = sought.top, cell_rows, cell_columns
     chosen().summarise(native, summary)
     return found
+
+
+def scores(problem: Problem, block: Block) -> Tensor:
+    """The scores of a block of a guarded problem, (b, h, q, k), with bias, −∞ where a pair is not allowed."""
+    call = Call(problem, block=block)
+    native = call.native
+    tile = torch.empty(native.batch, native.heads, native.queries, native.keys)
+    native.out = call.numbers(tile)
+    chosen().scores(native)
+    return tile
 
 
 def forward_bytes(problem: Problem) -> int:

@@ -167,7 +167,7 @@ def stream(problem: Problem) -> Iterator[tuple[Block, Tensor]]:
 def finish(problem: Problem, block: Block, tile: Tensor) -> Tensor:
     """A block's raw scores with its part of the bias, the poison, and −∞ where a pair is not allowed."""
     if problem.bias is not None:
-        tile = tile + problem.bias.tile(*block.sides, problem.sizes)
+        tile = tile + problem.bias.tile(*block.sides, problem.sizes).to(tile.dtype)
     if problem.poison is not None:
         query, key = problem.poison
         keys = head_part(key, problem.groups, block)[..., block.keys]

@@ -153,5 +153,5 @@ def test_low_precision_inputs_have_float32_weights():
 def test_repr_says_what_it_is():
     x = torch.zeros(2, 5, 4)
     text = repr(ch.weights(x, x, mask=ch.Causal()))
-    assert text.startswith("Weights((2, 5, 5), torch.float32, engine='tiled', mask=Causal()")
+    assert text.startswith("Weights((2, 5, 5), torch.float32, engine='cpu', mask=Causal()")
     assert len(ch.weights(x, x)) == 2

@@ -188,10 +188,10 @@ void backward(const Problem& p, const Gradients& g, float* workspace) {
             shared.hull[2 * i] = seen.low, shared.hull[2 * i + 1] = seen.high;
             for (int64_t r = 0; r < rows; r++) {
                 const float *out = p.out.at<float>(batch, head, first + r), *grad = g.grad.at<float>(batch, head, first + r);
-                float delta = 0.0f;
+                double delta = 0.0;
 #pragma omp simd reduction(+ : delta)
-                for (int64_t e = 0; e < p.value_width; e++) delta += out[e] * grad[e];
-                *g.delta.at<float>(batch, head, first + r) = delta;
+                for (int64_t e = 0; e < p.value_width; e++) delta += (double)out[e] * grad[e];
+                *g.delta.at<float>(batch, head, first + r) = (float)delta;
             }
             for (int64_t part = 0; part < shares.parts; part++)
                 memset(shared.to_query + ((part * of_heads + i / tiles) * p.queries + first) * wide, 0,

@@ -92,6 +92,10 @@ struct Cpu {
         nb::gil_scoped_release release;
         kernels->summarise(p, s, Workspace(kernels->summary_floats(p, s)).data());
     }
+    void scores(const Problem& p) const {
+        nb::gil_scoped_release release;
+        kernels->scores(p, Workspace(kernels->scores_floats(p)).data());
+    }
     int64_t forward_bytes(const Problem& p) const { return 4 * kernels->forward_floats(p); }
 };
 
@@ -164,6 +168,7 @@ NB_MODULE(_kernels, m) {
         .def("decode", &Cpu::decode)
         .def("backward", &Cpu::backward)
         .def("summarise", &Cpu::summarise)
+        .def("scores", &Cpu::scores)
         .def("forward_bytes", &Cpu::forward_bytes);
     m.def("available", &available);
 }

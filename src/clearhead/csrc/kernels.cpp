@@ -1,9 +1,10 @@
 // All kernels for one instruction set: this file is compiled once for each (CMakeLists.txt), under a name of its own.
 #include "kernels.h"
 
-#include "forward.h"
 #include "backward.h"
 #include "decode.h"
+#include "forward.h"
+#include "scores.h"
 #include "summarise.h"
 
 namespace clearhead::CLEARHEAD_ISA {
@@ -24,9 +25,11 @@ static int64_t backward_memory(const Problem& p, const Gradients& g) { FOR_PHI(b
 static void run_backward(const Problem& p, const Gradients& g, float* workspace) { FOR_PHI(backward, p, g, workspace) }
 static int64_t summary_memory(const Problem& p, const Summary& s) { FOR_PHI(summary_floats, p, s) }
 static void run_summary(const Problem& p, const Summary& s, float* workspace) { FOR_PHI(summarise, p, s, workspace) }
+static int64_t scores_memory(const Problem& p) { FOR_PHI(scores_floats, p) }
+static void run_scores(const Problem& p, float* workspace) { FOR_PHI(scores, p, workspace) }
 
 extern const Kernels KERNELS;
 const Kernels KERNELS{LANES,           forward_memory, run_forward,    decode_memory, run_decode,
-                      backward_memory, run_backward,   summary_memory, run_summary};
+                      backward_memory, run_backward,   summary_memory, run_summary, scores_memory, run_scores};
 
 }  // namespace clearhead::CLEARHEAD_ISA

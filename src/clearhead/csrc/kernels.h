@@ -15,6 +15,8 @@ struct Kernels {
     void (*backward)(const Problem&, const Gradients&, float* workspace);
     int64_t (*summary_floats)(const Problem&, const Summary&);
     void (*summarise)(const Problem&, const Summary&, float* workspace);
+    int64_t (*scores_floats)(const Problem&);
+    void (*scores)(const Problem&, float* workspace);
 };
 
 }  // namespace clearhead

@@ -9,9 +9,17 @@ namespace clearhead::CLEARHEAD_ISA {
 // `count` rows to [width][PANEL], the columns past `count` zero.
 INLINE void transpose(const float* rows, int64_t row, int64_t count, int64_t width, float* panel) {
     for (int64_t d0 = 0; d0 < width; d0 += 16) {
-        const int64_t d1 = least(d0 + 16, width);
-        for (int64_t j = 0; j < PANEL; j++)
-            for (int64_t d = d0; d < d1; d++) panel[d * PANEL + j] = j < count ? rows[j * row + d] : 0.0f;
+        const int64_t some = least(16, width - d0);
+        float* to = panel + d0 * PANEL;
+        for (int64_t j = 0; j < count; j++) {
+            const float* from = rows + j * row + d0;
+            if (some == 16)
+                for (int64_t d = 0; d < 16; d++) to[d * PANEL + j] = from[d];
+            else
+                for (int64_t d = 0; d < some; d++) to[d * PANEL + j] = from[d];
+        }
+        for (int64_t d = 0; d < some; d++)
+            for (int64_t j = count; j < PANEL; j++) to[d * PANEL + j] = 0.0f;
     }
 }
 

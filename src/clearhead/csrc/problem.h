@@ -44,7 +44,7 @@ struct Problem {
     uint64_t seed = 0;
     int64_t first_query = 0;  // what query 0 is called in the dropout's hash, where this is some rows of a longer one
 
-    Array out;    // float (B, H, Lq, Ev)
+    Array out;    // float (B, H, Lq, Ev); where the scores are asked for, (B, H, Lq, Lk)
     Array stats;  // float (B, H, Lq, 2): the largest score m, and 1 / sum_j exp(s_j - m), 0 where nothing is seen
 
     int64_t groups() const { return heads / key_heads; }

@@ -140,16 +140,17 @@ struct TanhAdd {
         return 4.0f * (reach + 1.0f) < 126.0f ? FOLDED : CLAMPED;
     }
 
+    // e^(2 (q + k)), at most 2^31.
     static INLINE V direct(V both) {
         const V x = 2.0f * both;
-        return 1.0f + exp(x > LIMIT_LOG ? splat(LIMIT_LOG) : x);
+        return exp(x > LIMIT_LOG ? splat(LIMIT_LOG) : x);
     }
 
     template <Form FORM>
     static INLINE V term(float query, V key, float one) {
         V t;
         if constexpr (FORM == DIRECT)
-            t = direct(query + key);
+            t = 1.0f + direct(query + key);
         else
             t = query * key + one;
         if constexpr (FORM == CLAMPED) t = t > LIMIT ? splat(LIMIT) : t;
@@ -188,8 +189,8 @@ struct TanhAdd {
         const int64_t wide = TanhAdd::wide(p), width = round_up(p.width, 4);
         for (int64_t c = at.left; c < at.right; c += LANES) {
             int64_t r = 0;
-            for (; r + 2 <= rows; r += 2)
-                sum_rows<FORM, 2>(wide, width, queries + r * wide, factor, panel + c, scale, offset, tile + r * PANEL + c);
+            for (; r + 4 <= rows; r += 4)
+                sum_rows<FORM, 4>(wide, width, queries + r * wide, factor, panel + c, scale, offset, tile + r * PANEL + c);
             for (; r < rows; r++)
                 sum_rows<FORM, 1>(wide, width, queries + r * wide, factor, panel + c, scale, offset, tile + r * PANEL + c);
         }
@@ -225,7 +226,7 @@ struct TanhAdd {
             for (; d + 4 * LANES <= wide; d += 4 * LANES) {
                 V t[4], w[4];
                 for (int x = 0; x < 4; x++) {
-                    t[x] = direct(load(query + d + x * LANES) + load(key + d + x * LANES));
+                    t[x] = 1.0f + direct(load(query + d + x * LANES) + load(key + d + x * LANES));
                     w[x] = load(queries.weight + d + x * LANES);
                 }
                 const V left = t[0] * t[1], right = t[2] * t[3];
@@ -233,12 +234,12 @@ struct TanhAdd {
                        reciprocal(left * right);
             }
             for (; d < wide; d += LANES)
-                acc += load(queries.weight + d) * reciprocal(direct(load(query + d) + load(key + d)));
+                acc += load(queries.weight + d) * reciprocal(1.0f + direct(load(query + d) + load(key + d)));
             tile[r * PANEL] = queries.numbers[ALL_WEIGHTS] - 2.0f * (float)p.scale * sum(acc);
         }
     }
 
-    // With r = 1 / t, tanh' = 4 (r - r^2) and tanh = 1 - 2 r. For LANES dimensions, four queries (or one) and all keys: four
+    // With r = 1 / t, tanh = 1 - 2 r, and tanh' = 4 (t - 1) r^2, which keeps its digits where r is near 1. For LANES dimensions, four queries (or one) and all keys: four
     // r share a reciprocal.
     template <Form FORM, int QUERIES>
     static INLINE void pull_rows(const float* queries, const float* keys, int64_t wide, const float* slopes,
@@ -247,13 +248,11 @@ struct TanhAdd {
         for (int r = 0; r < QUERIES; r++) acc[r] = load(to_query + r * wide), query[r] = load(queries + r * wide);
         for (int64_t j = at.first; j < at.last; j++) {
             const V key = load(keys + j * wide);
-            V t[QUERIES], inverse[QUERIES], back = load(to_key + j * wide);
+            V power[QUERIES], t[QUERIES], inverse[QUERIES], back = load(to_key + j * wide);
             for (int r = 0; r < QUERIES; r++) {
-                if constexpr (FORM == DIRECT)
-                    t[r] = direct(query[r] + key);
-                else
-                    t[r] = query[r] * key + 1.0f;
-                if constexpr (FORM == CLAMPED) t[r] = t[r] > LIMIT ? splat(LIMIT) : t[r];
+                power[r] = FORM == DIRECT ? direct(query[r] + key) : query[r] * key;
+                if constexpr (FORM == CLAMPED) power[r] = power[r] > LIMIT ? splat(LIMIT) : power[r];
+                t[r] = 1.0f + power[r];
             }
             if constexpr (QUERIES == 4) {
                 const V left = t[0] * t[1], right = t[2] * t[3], all = reciprocal(left * right);
@@ -264,7 +263,7 @@ struct TanhAdd {
                 for (int r = 0; r < QUERIES; r++) inverse[r] = reciprocal(t[r]);
             }
             for (int r = 0; r < QUERIES; r++) {
-                const V slope = splat(slopes[r * PANEL + j]), bend = inverse[r] - inverse[r] * inverse[r];
+                const V slope = splat(slopes[r * PANEL + j]), bend = power[r] * inverse[r] * inverse[r];
                 acc[r] += slope * bend, back += slope * bend, weight += slope * inverse[r];
             }
             store(to_key + j * wide, back);

@@ -125,7 +125,7 @@ struct Dropout {
         U x;
         memcpy(&x, columns + c, sizeof x);
         x += mix(sequence + (uint32_t)(i + p.first_query));
-        x ^= x >> 16, x *= 0x7feb352du, x ^= x >> 15, x *= 0x846ca68bu, x ^= x >> 16;
+        x ^= x >> 16, x *= 0x7feb352du, x ^= x >> 15, x *= 0x846ca68bu;
         return (I)x >= threshold ? splat(kept) : V{};
     }
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from clearhead import _tiles
 from clearhead._errors import UnsupportedError
 from clearhead._native import Found, Sought
 from clearhead._problem import Problem
@@ -42,6 +43,10 @@ class Engine(ABC):
     def tiles(self, problem: Problem) -> Iterator[tuple[Block, Tensor]]:
         """The scores block by block, with bias, −∞ where a pair is not allowed; a block has all its rows' keys."""
         raise UnsupportedError(f"the engine {self.name!r} does not give the weights; pass engine=None or 'tiled'.")
+
+    def scores(self, problem: Problem, block: Block) -> Tensor:
+        """The scores of one block of a guarded problem, as `tiles` gives them; differentiable where that is needed."""
+        return _tiles.scores(problem, block)
 
     def look(self, problem: Problem, sought: Sought) -> Found | None:
         """What a look at the weights finds, in one fused pass; None where the engine has none, and `tiles` must do."""

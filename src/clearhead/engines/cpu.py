@@ -32,7 +32,7 @@ class Cpu(Engine):
     name = "cpu"
 
     def objections(self, problem: Problem) -> list[str]:
-        if _native.kernels() is None:
+        if not _native.available():
             return ["its compiled part is missing: install clearhead from a wheel, or from source with a C++ compiler"]
         found = []
         lowered, dtype = problem.lowered, problem.query.dtype
@@ -64,7 +64,19 @@ class Cpu(Engine):
         return _forward(problem, keep_stats=False)[1].output.to(problem.value.dtype)
 
     def tiles(self, problem: Problem) -> Iterator[tuple[Block, Tensor]]:
-        return _tiles.stream(guard(problem))
+        problem = guard(_weighted(problem))
+        for block in _tiles.blocks(problem, _tiles.LOOK):
+            yield block, self.scores(problem, block)
+
+    def scores(self, problem: Problem, block: Block) -> Tensor:
+        batch, heads, queries, keys = (
+            slice(*side.indices(size)) for side, size in zip(block.sides, problem.sizes.shape, strict=True)
+        )
+        sides = (batch, heads, queries, keys)
+        regular = all(side.step == 1 and side.stop > side.start for side in sides)
+        if not regular or problem.needs_grad:
+            return _tiles.scores(problem, block)
+        return _native.scores(_weighted(problem), Block(batch, heads, queries, keys, block.masked))
 
     def look(self, problem: Problem, sought: Sought) -> Found | None:
         if not problem.sizes.keys or 0 in problem.query.shape[:3]:
@@ -72,6 +84,7 @@ class Cpu(Engine):
         return _native.look(guard(_weighted(problem)), sought)
 
     def pairs(self, problem: Problem) -> int:
+        """By tiles of queries, and the hull of what they see."""
         sizes = problem.sizes
         if problem.edges is None:
             return sizes.batch * sizes.heads * sizes.queries * sizes.keys
@@ -83,7 +96,8 @@ class Cpu(Engine):
         low = np.minimum.reduceat(np.where(some, start, sizes.keys), first, -1)
         high = np.maximum.reduceat(stop, first, -1)
         area = (np.maximum(high - low, 0) * np.diff(np.append(first, sizes.queries))).sum()
-        return int(area) * (sizes.batch // start.shape[0]) * (sizes.heads // start.shape[1])
+        copies: int = (sizes.batch // start.shape[0]) * (sizes.heads // start.shape[1])
+        return int(area.item()) * copies
 
     def extra_bytes(self, problem: Problem) -> int:
         return _native.forward_bytes(_weighted(problem))
@@ -129,4 +143,3 @@ class _Fused(torch.autograd.Function):
             every = list(_tiles.blocks(problem, _tiles.BUDGET))
             return (None, *differentiated_again(problem, every, tuple(tensors), needed, grads[0]))
         return (None, *_native.gradients(problem, needed, grads[0], Forward(output, stats, True)))
-

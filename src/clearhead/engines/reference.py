@@ -60,7 +60,7 @@ def scores(problem: Problem) -> Tensor:
     tile = checked_tile(problem.score, problem.query, key).to(accumulated(key.dtype))
     if problem.bias is not None:
         every = slice(None)
-        tile = tile + problem.bias.tile(every, every, every, every, problem.sizes)
+        tile = tile + problem.bias.tile(every, every, every, every, problem.sizes).to(tile.dtype)
     if problem.poison is not None:
         query_poison, key_poison = problem.poison
         tile = tile + query_poison + key_poison.repeat_interleave(problem.groups, dim=1)

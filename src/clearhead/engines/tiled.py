@@ -18,7 +18,6 @@ from clearhead.engines.base import Engine
 from clearhead.scores.base import accumulated
 
 
-
 class Tiled(Engine):
     """PyTorch operations over blocks of queries, keys sliced to the block's spans; the backward computes blocks again.
 

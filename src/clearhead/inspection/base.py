@@ -136,9 +136,7 @@ def stream(problem: Problem, engine: Engine, reductions: tuple[Reduction, ...]) 
             for look in looks(problem, engine):
                 for i in left:
                     reductions[i].look(begun[i], look)
-        return tuple(
-            results[i] if i in results else r.end(begun[i], problem) for i, r in enumerate(reductions)
-        )
+        return tuple(results[i] if i in results else r.end(begun[i], problem) for i, r in enumerate(reductions))
 
 
 def _from_engine(problem: Problem, engine: Engine, reductions: tuple[Reduction, ...]) -> dict[int, Any]:

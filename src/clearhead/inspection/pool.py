@@ -81,4 +81,8 @@ class Pool(Reduction):
         return Sought(mean=self.cell(problem)) if self.how == "mean" else Sought(peak=self.cell(problem))
 
     def found(self, found: Found, problem: Problem) -> Tensor | None:
-        return found.peak if found.mean is None or self.how == "max" else self._mean(found.mean, self.cell(problem), problem)
+        return (
+            found.peak
+            if found.mean is None or self.how == "max"
+            else self._mean(found.mean, self.cell(problem), problem)
+        )

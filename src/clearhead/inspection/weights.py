@@ -139,9 +139,9 @@ class Weights:
         problem = restrict(problem, batch, part.heads, part.queries)
         if part.whole_rows or problem.needs_grad:
             whole = Block(EVERY, EVERY, EVERY, EVERY, masked=True)
-            rows = _tiles.scores(problem, whole)
+            rows = self._engine.scores(problem, whole)
             return (_tiles.weights(problem, whole, rows) if rows.shape[-1] else rows)[..., part.keys]
-        tile = _tiles.scores(problem, Block(EVERY, EVERY, EVERY, part.keys, masked=True))
+        tile = self._engine.scores(problem, Block(EVERY, EVERY, EVERY, part.keys, masked=True))
         if "_normaliser" in self._known:  # all rows' have been computed before
             largest, rest = (t[batch, part.heads, part.queries] for t in self._known["_normaliser"])
         else:

@@ -1,0 +1,71 @@
+// The scores themselves, for a part of the matrix that somebody looks at.
+#pragma once
+
+#include "forward.h"
+
+namespace clearhead::CLEARHEAD_ISA {
+
+template <class Score>
+struct Scores {
+    float *queries, *tile;
+
+    void take(const Problem& p, Memory& memory) {
+        queries = memory.take(Score::query_floats(p));
+        tile = memory.take(ROWS * PANEL);
+    }
+
+    // A tile of queries, to the problem's `out` (B, H, Lq, Lk); -inf where nothing is to be seen.
+    void run(const Problem& p, const Packed<Score>& packed, int64_t batch, int64_t head, int64_t first, float& finite) {
+        const int64_t rows = least(ROWS, p.queries - first), key_head = head / p.groups();
+        const Seen seen(p, batch, head, first, rows);
+        Score::pack_queries(p, p.query.at<float>(batch, head, first), p.query.strides[2], rows, queries, finite);
+        for (int64_t r = 0; r < rows; r++) {
+            float* to = p.out.at<float>(batch, head, first + r);
+            for (int64_t j = 0; j < p.keys; j++) to[j] = -INFINITY;
+        }
+        for (int64_t panel = seen.low / PANEL; panel * PANEL < seen.high; panel++) {
+            const int64_t begin = panel * PANEL;
+            const Columns at(seen.low, seen.high, panel);
+            Score::scores(p, queries, rows, packed.panel_at(p, batch, key_head, panel),
+                          p.key.at<float>(batch, key_head, begin), p.key.strides[2], at, tile);
+            for (int64_t r = 0; r < rows; r++) {
+                float* s = tile + r * PANEL;
+                finish(p, batch, head, first + r, begin, at, seen.start[r], seen.stop[r], s);
+                memcpy(p.out.at<float>(batch, head, first + r) + begin + at.first, s + at.first,
+                       sizeof(float) * (size_t)(at.last - at.first));
+            }
+        }
+    }
+};
+
+template <class Score>
+int64_t scores_floats(const Problem& p) {
+    Memory shared, own;
+    Packed<Score>().take(p, shared);
+    Scores<Score>().take(p, own);
+    return shared.used + p.threads * own.used;
+}
+
+template <class Score>
+void scores(const Problem& p, float* workspace) {
+    Memory shared{workspace}, counted;
+    Packed<Score> packed;
+    packed.take(p, shared);
+    Scores<Score>().take(p, counted);
+    const int64_t tiles = query_tiles(p);
+    float finite = 0.0f;
+#pragma omp parallel num_threads(p.threads) reduction(+ : finite)
+    {
+        Memory own{workspace + shared.used + thread() * counted.used};
+        Scores<Score> mine;
+        mine.take(p, own);
+        pack_all(p, packed, finite);
+#pragma omp for schedule(dynamic)
+        for (int64_t i = 0; i < p.batch * p.heads * tiles; i++) {
+            const int64_t of = i / tiles;
+            mine.run(p, packed, of / p.heads, of % p.heads, i % tiles * ROWS, finite);
+        }
+    }
+}
+
+}  // namespace clearhead::CLEARHEAD_ISA
