@@ -69,7 +69,7 @@ def window() -> Result:
         "sdpa, bool mask": lambda: sdpa(q, k, v, attn_mask=keep),
         "clearhead": lambda: ch.attention(q, k, v, mask=mask),
     }
-    return _faster("window of 256 at (1,8,8192,64), over SDPA with a bool mask", 8, calls, 7)
+    return _faster("window of 256 at (1,8,8192,64), over SDPA with a bool mask", 25, calls, 7)
 
 
 def padded() -> Result:
@@ -92,7 +92,7 @@ def padded() -> Result:
 def grouped_decode() -> Result:
     q, k, v = torch.randn(1, 32, 1, 128), torch.randn(1, 8, 8192, 128), torch.randn(1, 8, 8192, 128)
     calls = {"sdpa, enable_gqa": lambda: sdpa(q, k, v, enable_gqa=True), "clearhead": lambda: ch.attention(q, k, v)}
-    return _faster("decoding, 32 heads over 8, 8192 keys, D 128, over enable_gqa", 1.7, calls, 60)
+    return _faster("decoding, 32 heads over 8, 8192 keys, D 128, over enable_gqa", 2.1, calls, 60)
 
 
 def inspection(size: int, rounds: int) -> Result:
@@ -100,18 +100,19 @@ def inspection(size: int, rounds: int) -> Result:
     lazy = ch.weights(q, k)
     calls = {
         "sdpa forward": lambda: sdpa(q, k, v),
-        "reduce": lambda: lazy.reduce(ch.Entropy(), ch.TopK(5), ch.Received(), ch.Pool(128)),
+        "reduce": lambda: lazy.reduce(ch.Output(v), ch.Entropy(), ch.TopK(5), ch.Received(), ch.Pool(128)),
     }
+    _agree(calls["reduce"]()[0], calls["sdpa forward"]())
     seconds = interleaved(calls, rounds, 1)
     ratio = seconds["reduce"] / seconds["sdpa forward"]
-    what = f"entropy, top-5, received, 128² map at (1,8,{size},64), over one SDPA forward"
-    reached = ratio <= 4 if size == 16384 else True
-    return Result(what, ratio, "×", "≤ 4" if size == 16384 else "", reached, _times(seconds))
+    bar = {1024: 1.2, 4096: 1.05, 16384: 1.0}[size]
+    what = f"output, entropy, top-5, received, 128² map at (1,8,{size},64), over one SDPA forward"
+    return Result(what, ratio, "×", f"≤ {bar}", ratio <= bar, _times(seconds))
 
 
 def reduce_memory() -> Result:
     extra = peak_mib("reduce_16384")
-    return Result("the same at 16384: extra memory", extra, "MiB", "≤ 200", extra <= 200, {})
+    return Result("the same at 16384: extra memory", extra, "MiB", "≤ 100", extra <= 100, {})
 
 
 def training_memory() -> Result:
@@ -165,6 +166,83 @@ def dropout() -> Result:
     return Result("dropout on tiled at (1,8,2048,64), over none", ratio, "×", "", True, _times(seconds))
 
 
+def _leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
+    return [torch.randn(shape, requires_grad=True) for shape in shapes]
+
+
+def _additive(query: Tensor, key: Tensor, value: Tensor, w: Tensor) -> Tensor:
+    """The eager formula, over projected query and key."""
+    return torch.softmax(torch.tanh(query[:, :, None] + key[:, None]) @ w, -1) @ value
+
+
+def additive(
+    batch: int, queries: int, keys: int, hidden: int, against: str, bar: float, train: bool, rounds: int
+) -> Result:
+    q, k, v = _leaves((batch, queries, hidden), (batch, keys, hidden), (batch, keys, hidden))
+    score = ch.Additive.from_weights(None, None, (torch.rand(hidden) * 2 - 1) / hidden**0.5)
+    grad = torch.randn(batch, queries, hidden)
+    formula = torch.compile(_additive, dynamic=False) if against == "compile" else _additive
+
+    def run(attend: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        def step() -> Tensor:
+            with torch.set_grad_enabled(train):
+                out = attend()
+                return torch.autograd.grad(out, (q, k, v, score.w_v), grad)[1] if train else out
+
+        return step
+
+    calls = {
+        against: run(lambda: formula(q, k, v, score.w_v)),
+        "clearhead": run(lambda: ch.attention(q, k, v, score=score)),
+    }
+    shape = (batch, queries, keys, hidden)
+    what = f"additive {'forward + backward' if train else 'forward'} at {shape}, over {against}"
+    return _faster(what, bar, calls, rounds)
+
+
+def additive_memory() -> Result:
+    extra = peak_mib("additive_training_4096")
+    what = "additive, forward + backward at (1,4096,4096,64): extra memory"
+    return Result(what, extra, "MiB", "≤ 64", extra <= 64, {})
+
+
+def dense_dot(causal: bool, bar: float) -> Result:
+    q, k, v = torch.randn(3, 2, 8, 2048, 64)
+    mask = ch.Causal() if causal else None
+    calls = {
+        "sdpa": lambda: sdpa(q, k, v, is_causal=causal),
+        "clearhead": lambda: ch.attention(q, k, v, mask=mask),
+    }
+    return _faster(f"dot {'causal' if causal else 'dense'} at (2,8,2048,64), over SDPA", bar, calls, 15)
+
+
+def window_training() -> Result:
+    q, k, v = _leaves(*3 * [(1, 8, 8192, 64)])
+    mask, grad = ch.SlidingWindow(before=255), torch.randn(1, 8, 8192, 64)
+    keep = mask.dense(q, k)
+
+    def step(attend: Callable[[], Tensor]) -> Tensor:
+        with torch.enable_grad():
+            return torch.autograd.grad(attend(), (q, k, v), grad)[0]
+
+    calls = {
+        "sdpa, bool mask": lambda: step(lambda: sdpa(q, k, v, attn_mask=keep)),
+        "clearhead": lambda: step(lambda: ch.attention(q, k, v, mask=mask)),
+    }
+    return _faster("the same window, forward + backward", 15, calls, 3)
+
+
+def documents() -> Result:
+    q, k, v = torch.randn(3, 1, 8, 4096, 64)
+    mask = ch.Documents.from_lengths([512] * 8) & ch.Causal()
+    keep = mask.dense(q, k)
+    calls = {
+        "sdpa, bool mask": lambda: sdpa(q, k, v, attn_mask=keep),
+        "clearhead": lambda: ch.attention(q, k, v, mask=mask),
+    }
+    return _faster("8 packed causal documents at (1,8,4096,64), over SDPA with a bool mask", 12, calls, 7)
+
+
 CASES: dict[str, Callable[[], Result]] = {
     "overhead-small": overhead_small,
     "overhead-512": overhead_512,
@@ -180,4 +258,16 @@ CASES: dict[str, Callable[[], Result]] = {
     "multi-head-weights": lambda: multi_head(weights=True),
     "multi-head-memory": multi_head_memory,
     "dropout": dropout,
+    "additive-256": lambda: additive(4, 256, 256, 256, "compile", 20, False, 15),
+    "additive-1024": lambda: additive(2, 1024, 1024, 128, "compile", 20, False, 7),
+    "additive-256-eager": lambda: additive(4, 256, 256, 256, "eager", 50, False, 9),
+    "additive-1024-eager": lambda: additive(2, 1024, 1024, 128, "eager", 50, False, 3),
+    "additive-256-training": lambda: additive(4, 256, 256, 256, "compile", 25, True, 7),
+    "additive-1024-training": lambda: additive(2, 1024, 1024, 128, "compile", 25, True, 3),
+    "additive-decode": lambda: additive(32, 1, 512, 512, "compile", 4.5, False, 31),
+    "additive-memory": additive_memory,
+    "dense": lambda: dense_dot(causal=False, bar=1.2),
+    "causal": lambda: dense_dot(causal=True, bar=1.35),
+    "window-training": window_training,
+    "documents": documents,
 }

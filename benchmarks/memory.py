@@ -24,6 +24,14 @@ def tiled_training_16384() -> float:
     return extra_mib(lambda: ch.attention(*inputs, engine="tiled").sum().backward())
 
 
+def additive_training_4096() -> float:
+    score = ch.Additive.from_weights(None, None, torch.rand(64))
+    draw = lambda n: [torch.randn(1, n, 64, requires_grad=True) for _ in range(3)]  # noqa: E731
+    ch.attention(*draw(300), score=score).sum().backward()
+    inputs = draw(4096)
+    return extra_mib(lambda: ch.attention(*inputs, score=score).sum().backward())
+
+
 def _multi_head(own: bool) -> float:
     module = torch.nn.MultiheadAttention(512, 8, dropout=0.0, batch_first=True)
     layer = ch.nn.MultiHeadAttention.from_torch(module) if own else module
@@ -45,7 +53,16 @@ def torch_multi_head_8192() -> float:
     return _multi_head(own=False)
 
 
-CASES = {case.__name__: case for case in (reduce_16384, tiled_training_16384, multi_head_8192, torch_multi_head_8192)}
+CASES = {
+    case.__name__: case
+    for case in (
+        reduce_16384,
+        tiled_training_16384,
+        additive_training_4096,
+        multi_head_8192,
+        torch_multi_head_8192,
+    )
+}
 
 if __name__ == "__main__":
     torch.manual_seed(0)

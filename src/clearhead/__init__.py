@@ -4,7 +4,7 @@
     Dot Bilinear Additive Cosine Gaussian Score                           how a query meets a key
     Lengths Padding Causal SlidingWindow Documents PrefixLM DenseMask Where Mask      who may see whom: & | ~
     ALiBi RelativeBias DenseBias Bias                                     what is added to the scores: +
-    Entropy TopK Received Pool Distance                                   what weights(...).reduce takes
+    Entropy TopK Received Pool Distance Output                            what weights(...).reduce takes
     nn                                 modules: MultiHeadAttention, AdditiveAttention, positions, …
     watch, use_in_transformers         record the attention of a real model; run one on clearhead
     scaled_dot_product_attention       torch's own signature
@@ -30,6 +30,7 @@ from clearhead.biases import DenseBias as DenseBias
 from clearhead.biases import RelativeBias as RelativeBias
 from clearhead.inspection.distance import Distance as Distance
 from clearhead.inspection.entropy import Entropy as Entropy
+from clearhead.inspection.output import Output as Output
 from clearhead.inspection.pool import Pool as Pool
 from clearhead.inspection.received import Received as Received
 from clearhead.inspection.topk import TopK as TopK

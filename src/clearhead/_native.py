@@ -121,12 +121,18 @@ class Call:
 
     def numbers(self, tensor: Tensor) -> Any:
         """A (B, H, L, width) tensor in float32, its columns side by side."""
-        if tensor.dtype != torch.float32 or tensor.is_neg():
+        if tensor.dtype is not torch.float32 or tensor.is_neg():
             tensor = tensor.resolve_neg().to(torch.float32)
-        if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
+        strides = tensor.stride()
+        if strides[-1] != 1 and tensor.shape[-1] > 1:
             tensor = tensor.contiguous()
+            strides = tensor.stride()
         self._held.append(tensor)
-        return self.module.Array(tensor.data_ptr(), *tensor.stride())
+        return self.module.Array(tensor.data_ptr(), *strides)
+
+    def rows_of(self, tensor: Tensor, rows: slice) -> Any:
+        """Some rows of a float32 tensor that is to be written or was written here."""
+        return self.numbers(tensor if rows == EVERY else tensor[:, :, rows])
 
     def vector(self, tensor: Tensor) -> Any:
         tensor = tensor.resolve_neg().to(torch.float32)
@@ -166,7 +172,7 @@ class Forward(NamedTuple):
     """The output in float32, what the gradients need besides it, and whether all that was looked at was finite."""
 
     output: Tensor  # (B, H, Lq, Ev)
-    stats: Tensor  # (B, H, Lq, 2), empty where not asked for
+    stats: Tensor  # (B, H, Lq, 2), where they were asked for
     finite: bool
 
 
@@ -176,15 +182,17 @@ def forward(problem: Problem, keep_stats: bool) -> Forward:
     assert lowered is not None and value is not None
     lead = lowered.query.shape[:3]
     # as SDPA lays it out: heads side by side, so that modules need no copy to join them
-    output = torch.empty(lead[0], lead[2], lead[1], value.shape[-1]).transpose(1, 2)
-    stats = torch.empty(*lead, 2) if keep_stats else torch.empty(0)
+    batch, heads, queries, width = *lead, value.shape[-1]
+    strides = (queries * heads * width, width, heads * width, 1)
+    output = torch.empty_strided((batch, heads, queries, width), strides, dtype=torch.float32)
+    stats = torch.empty(*lead, 2) if keep_stats else output
     finite = True
     for rows in bands(problem):
         call = Call(problem, rows)
         native = call.native
-        native.out = call.numbers(output[:, :, rows])
+        native.out = call.rows_of(output, rows)
         if keep_stats:
-            native.stats = call.numbers(stats[:, :, rows])
+            native.stats = call.rows_of(stats, rows)
         few = native.queries <= FEW_QUERIES and problem.groups * native.queries <= ROWS
         cpu = chosen()
         finite &= cpu.decode(native) if few else cpu.forward(native)
@@ -224,11 +232,11 @@ def _add_gradients(
 ) -> None:
     call = Call(problem, rows)
     native, found = call.native, call.module.Gradients()
-    native.out, native.stats = call.numbers(kept.output[:, :, rows]), call.numbers(kept.stats[:, :, rows])
-    found.grad, found.delta = call.numbers(grad[:, :, rows]), call.broadcast(delta[:, :, rows])
+    native.out, native.stats = call.rows_of(kept.output, rows), call.rows_of(kept.stats, rows)
+    found.grad, found.delta = call.rows_of(grad, rows), call.broadcast(delta[:, :, rows])
     query, key, value, weight, _, dense, relative = sums
     assert query is not None and key is not None and value is not None
-    found.query = call.numbers(query[:, :, rows])
+    found.query = call.rows_of(query, rows)
     whole = rows == EVERY
     # a part of the queries has keys, weight and distances of its own, which are added
     own_key, own_value = (t if whole else torch.empty_like(t) for t in (key, value))

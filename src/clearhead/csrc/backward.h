@@ -64,8 +64,7 @@ struct Backward {
              int64_t key_head, int64_t index, double* to_weight) {
         const int64_t begin = index * PANEL, count = keys_of(p, index), wide = Score::wide(p), out_wide = value_wide(p);
         const float* key = p.key.at<float>(batch, key_head, begin);
-        float finite = 0.0f;
-        Score::pack_panel(p, key, p.key.strides[2], count, panel, finite);
+        Score::pack_panel(p, key, p.key.strides[2], count, panel);
         Score::pack_keys(p, key, p.key.strides[2], count, keys);
         transpose(p.value.at<float>(batch, key_head, begin), p.value.strides[2], count, p.value_width, values);
         memset(to_key, 0, sizeof(float) * (size_t)(PANEL * wide));

@@ -54,8 +54,9 @@ struct Packed {
     // One panel; called by all threads, each with panels of its own.
     void pack(const Problem& p, int64_t batch, int64_t key_head, int64_t i, float& finite) {
         const int64_t first = i * PANEL, count = keys_of(p, i);
-        Score::pack_panel(p, p.key.at<float>(batch, key_head, first), p.key.strides[2], count,
-                          panel_at(p, batch, key_head, i), finite);
+        const float* key = p.key.at<float>(batch, key_head, first);
+        Score::pack_panel(p, key, p.key.strides[2], count, panel_at(p, batch, key_head, i));
+        for (int64_t j = 0; j < count; j++) check_finite(key + j * p.key.strides[2], p.width, finite);
         if (values) {
             const int64_t wide = value_wide(p);
             copy_rows(p.value.at<float>(batch, key_head, first), p.value.strides[2], count, p.value_width,

@@ -6,7 +6,7 @@
 
 namespace clearhead::CLEARHEAD_ISA {
 
-// `count` rows to [width][PANEL], the columns past `count` zero.
+// `count` rows to [width][PANEL], the columns past `count` zero up to a whole vector.
 INLINE void transpose(const float* rows, int64_t row, int64_t count, int64_t width, float* panel) {
     for (int64_t d0 = 0; d0 < width; d0 += 16) {
         const int64_t some = least(16, width - d0);
@@ -19,7 +19,7 @@ INLINE void transpose(const float* rows, int64_t row, int64_t count, int64_t wid
                 for (int64_t d = 0; d < some; d++) to[d * PANEL + j] = from[d];
         }
         for (int64_t d = 0; d < some; d++)
-            for (int64_t j = count; j < PANEL; j++) to[d * PANEL + j] = 0.0f;
+            for (int64_t j = count; j < round_up(count, LANES); j++) to[d * PANEL + j] = 0.0f;
     }
 }
 
@@ -52,10 +52,8 @@ struct Mul {
                 out[r * wide + d] *= weight ? weight[d * p.weight.strides[0]] * scale : scale;
     }
 
-    static void pack_panel(const Problem& p, const float* keys, int64_t row, int64_t count, float* panel,
-                           float& finite) {
+    static void pack_panel(const Problem& p, const float* keys, int64_t row, int64_t count, float* panel) {
         transpose(keys, row, count, p.width, panel);
-        check_finite(panel, p.width * PANEL, finite);
     }
 
     static void pack_keys(const Problem& p, const float* keys, int64_t row, int64_t count, float* out) {

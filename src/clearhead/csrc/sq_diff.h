@@ -19,9 +19,8 @@ struct SqDiff {
         for (int64_t d = 0; d < wide(p); d++) weight[d] = d < p.width ? 0.5f * query_factor(p, d) : 0.0f;
     }
 
-    static void pack_panel(const Problem& p, const float* keys, int64_t row, int64_t count, float* panel,
-                           float& finite) {
-        Mul::pack_panel(p, keys, row, count, panel, finite);
+    static void pack_panel(const Problem& p, const float* keys, int64_t row, int64_t count, float* panel) {
+        transpose(keys, row, count, p.width, panel);
     }
 
     static void pack_keys(const Problem& p, const float* keys, int64_t row, int64_t count, float* out) {

@@ -81,17 +81,15 @@ struct TanhAdd {
         to.numbers[WITHIN] = clearhead::CLEARHEAD_ISA::top(within) < REACH;
     }
 
-    static void pack_panel(const Problem& p, const float* keys, int64_t row, int64_t count, float* panel,
-                           float& finite) {
-        const int64_t wide = TanhAdd::wide(p);
+    static void pack_panel(const Problem& p, const float* keys, int64_t row, int64_t count, float* panel) {
+        const int64_t wide = TanhAdd::wide(p), columns = round_up(count, LANES);
         float* top = panel + PANEL * wide;
         transpose(keys, row, count, p.width, panel);
         memset(panel + p.width * PANEL, 0, sizeof(float) * (size_t)((wide - p.width) * PANEL));
-        check_finite(panel, wide * PANEL, finite);
         V within{};
         for (int64_t d = 0; d < wide; d++) {
             V highest = splat(-INFINITY);
-            for (int64_t c = 0; c < PANEL; c += LANES) {
+            for (int64_t c = 0; c < columns; c += LANES) {
                 const V k = load(panel + d * PANEL + c);
                 within = larger(k < 0 ? -k : k, within);
                 highest = larger(k, highest);

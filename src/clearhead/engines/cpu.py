@@ -18,6 +18,7 @@ from clearhead._tiles import Block
 from clearhead._values import transformed
 from clearhead.engines.base import Engine
 
+FEW_PAIRS = 2**16  # fewer are computed sooner than the kernels here are called
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -51,17 +52,22 @@ class Cpu(Engine):
         low = problem.query.dtype != torch.float32
         if low and lowered is not None and lowered.phi == "mul" and problem.spans is None and problem.value is not None:
             return [f"PyTorch's own kernel is faster in {problem.query.dtype} where nothing is masked"]
+        if problem.plain and lowered is not None and lowered.phi == "mul" and lowered.softcap is None:
+            sizes = problem.sizes
+            if sizes.batch * sizes.heads * sizes.queries * sizes.keys < FEW_PAIRS and problem.value is not None:
+                return ["PyTorch's own kernel is called faster, and this is little work"]
         return []
 
     def run(self, problem: Problem) -> Tensor:
         problem = _weighted(problem)
-        if not problem.sizes.keys or 0 in problem.query.shape[:3]:
+        if 0 in problem.sizes.shape:
             return _tiles.no_keys(problem, problem.query)
-        if problem.needs_grad:
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands(problem)):
             out: Tensor = _Fused.apply(problem, *operands(problem))  # type: ignore[no-untyped-call]
             return out
         assert problem.value is not None
-        return _forward(problem, keep_stats=False)[1].output.to(problem.value.dtype)
+        output = _forward(problem, keep_stats=False)[1].output
+        return output if problem.value.dtype is torch.float32 else output.to(problem.value.dtype)
 
     def tiles(self, problem: Problem) -> Iterator[tuple[Block, Tensor]]:
         problem = guard(_weighted(problem))
@@ -79,7 +85,7 @@ class Cpu(Engine):
         return _native.scores(_weighted(problem), Block(batch, heads, queries, keys, block.masked))
 
     def look(self, problem: Problem, sought: Sought) -> Found | None:
-        if not problem.sizes.keys or 0 in problem.query.shape[:3]:
+        if 0 in problem.sizes.shape:
             return None
         return _native.look(guard(_weighted(problem)), sought)
 
@@ -111,13 +117,13 @@ def _weighted(problem: Problem) -> Problem:
     return problem._replace(lowered=lowered._replace(query=lowered.query * lowered.weight, weight=None))
 
 
-@torch.no_grad()
 def _forward(problem: Problem, keep_stats: bool) -> tuple[Problem, Forward]:
     """The output, and the problem it was computed of: a guarded one where something was not finite."""
     kept = _native.forward(problem, keep_stats)
     if kept.finite or problem.spans is None:
         return problem, kept
-    guarded = guard(problem)
+    with torch.no_grad():
+        guarded = guard(problem)
     return (problem, kept) if guarded is problem else (guarded, _native.forward(guarded, keep_stats))
 
 

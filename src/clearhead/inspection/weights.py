@@ -22,6 +22,7 @@ from clearhead.inspection._index import Part, parse, restrict
 from clearhead.inspection.base import Reduction, looks, stream
 from clearhead.inspection.entropy import Entropy
 from clearhead.inspection.logsumexp import Normaliser
+from clearhead.inspection.output import Output
 from clearhead.inspection.pool import Pool
 from clearhead.inspection.received import Received
 from clearhead.inspection.topk import TopK
@@ -190,7 +191,13 @@ class Weights:
         if wrong:
             raise ClearheadError(f"reduce takes reductions such as Entropy() or TopK(5), not {wrong[0]!r}.")
         restore = self._sizes.restore
-        results = stream(self._problem, self._engine, reductions)
+        problem = self._problem
+        outputs = [r for r in reductions if isinstance(r, Output)]
+        if len(outputs) > 1:
+            raise ClearheadError("reduce takes one Output(value); join the values along their last dimension.")
+        if outputs:
+            problem = make_problem(*self._inputs, outputs[0].value, **self._options)
+        results = stream(problem, self._engine, reductions)
         return tuple(
             tuple(self._out(restore(t)) for t in result) if isinstance(result, tuple) else self._out(restore(result))
             for result in results
