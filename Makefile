@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench sanitize clean
 
 demo: $(READY)
 	@$(BIN)/clearhead report --file examples/paragraph.txt -o demo.html
@@ -19,6 +19,15 @@ lint: $(READY)
 # Side by side, in ratios. It refuses to report while the tests are red.
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+# The kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer, in a build of their own.
+sanitize: $(READY)
+	$(BIN)/pip install -q --disable-pip-version-check cmake ninja "$$(grep '^nanobind==' constraints.txt)"
+	$(BIN)/cmake -G Ninja -S . -B build/sanitize -DCLEARHEAD_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	  -DPython_EXECUTABLE=$(abspath $(BIN))/python -Dnanobind_DIR="$$($(BIN)/python -m nanobind --cmake_dir)" >/dev/null
+	$(BIN)/cmake --build build/sanitize
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
+	  OMP_NUM_THREADS=2 $(BIN)/pytest --kernels build/sanitize tests/test_native.py
 
 # The report's tests open it in a real Chromium: the system's, else one that Playwright brings.
 .PHONY: browser

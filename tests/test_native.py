@@ -1,0 +1,209 @@
+"""The compiled kernels: every instruction set, odd sizes, threads, memory, and what happens without them."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead import _native
+from clearhead._problem import make_problem
+from clearhead.masks.dense import DenseMask
+from clearhead.testing import ROUNDED
+
+SETS = _native.kernels().available()
+SCORES = {
+    "dot": lambda: ch.Dot(),
+    "softcap and sinks": lambda: ch.Dot(softcap=2.0, sinks=torch.tensor([0.5, -1.0])),
+    "additive": lambda: ch.Additive(20, 20, hidden=37),
+    "gaussian": lambda: ch.Gaussian(3.0),
+}
+LENGTHS = [(1, 1), (3, 65), (4, 1000), (7, 9), (48, 64), (49, 63), (97, 130)]
+
+
+@pytest.fixture(params=SETS)
+def instructions(request, monkeypatch):
+    """Runs a test once for each instruction set that this CPU has."""
+    kernels = _native.chosen(request.param)
+    monkeypatch.setattr(_native, "chosen", lambda: kernels)
+    return request.param
+
+
+def draw(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def gradients(inputs, **options):
+    leaves = [t.detach().clone().requires_grad_() for t in inputs]
+    score = options["score"]
+    learnt = [p for p in score.parameters() if p.requires_grad]
+    out = ch.attention(*leaves, **options)
+    loss = draw(*out.shape, seed=9).to(out.dtype)
+    return [out.detach(), *torch.autograd.grad(out, [*leaves, *learnt], loss)]
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("name", SCORES)
+def test_every_instruction_set(instructions, name, lengths):
+    """Outputs and gradients of masked problems, at lengths and widths that are no multiple of anything."""
+    queries, keys = lengths
+    inputs = draw(2, 2, queries, 20), draw(2, 1, keys, 20, seed=1), draw(2, 1, keys, 11, seed=2)
+    masks = [None, ch.Causal("lower_right"), DenseMask(draw(queries, keys, seed=3) > 0) & ch.Lengths([keys, keys // 2])]
+    for mask in masks:
+        score = SCORES[name]()
+        got = gradients(inputs, score=score, mask=mask, engine="cpu")
+        near = gradients(inputs, score=score, mask=mask, engine="reference")
+        want = gradients([t.double() for t in inputs], score=score.double(), mask=mask, engine="reference")
+        for i, truth in enumerate(want):
+            allowed = 2 * (near[i].double() - truth).abs().max() + 4 * ROUNDED * max(1.0, truth.abs().max())
+            assert (got[i].double() - truth).abs().max() <= allowed, (mask, i)
+
+
+def test_large_additive_inputs(instructions):
+    """Each form of the additive score, up to inputs of 1e4: as good as a float64 tanh, rounded."""
+    for scale in (1.0, 4.0, 12.0, 30.0, 50.0, 1e4):
+        query, key, value = draw(70, 24) * scale, draw(90, 24, seed=1) * scale, draw(90, 8, seed=2)
+        for weight in (draw(24, seed=3), torch.zeros(24), draw(24, seed=3) * (draw(24, seed=4) > 0)):
+            score = ch.Additive.from_weights(None, None, weight)
+            for rows in (70, 2):  # tiles, and the path of few queries
+                inputs = query[:rows], key, value
+                got = gradients(inputs, score=score.float(), engine="cpu")
+                near = gradients(inputs, score=score, engine="reference")
+                want = gradients([t.double() for t in inputs], score=score.double(), engine="reference")
+                for i, truth in enumerate(want):
+                    allowed = 2 * (near[i].double() - truth).abs().max() + 4 * ROUNDED * max(1.0, truth.abs().max())
+                    assert (got[i].double() - truth).abs().max() <= allowed, (scale, rows, i)
+
+
+BORDER = 64
+
+
+def guarded(*shape):
+    """Memory filled with 7, and the array in its middle."""
+    memory = torch.full((torch.Size(shape).numel() + 2 * BORDER,), 7.0)
+    return memory, memory[BORDER:-BORDER].view(shape)
+
+
+def test_nothing_is_written_past_a_border():
+    """Outputs and gradients that lie in the middle of larger memory leave the rest as it was."""
+    kernels, module = _native.chosen(), _native.kernels()
+    for queries, keys, width, value_width in ((1, 1, 1, 1), (5, 70, 7, 3), (50, 65, 17, 33), (96, 128, 64, 64)):
+        problem = make_problem(draw(1, 2, queries, width), draw(1, 2, keys, width), draw(1, 2, keys, value_width))
+        call = _native.Call(problem)
+        memory = {"out": guarded(1, 2, queries, value_width), "stats": guarded(1, 2, queries, 2)}
+        call.native.out, call.native.stats = (call.numbers(memory[n][1]) for n in ("out", "stats"))
+        assert kernels.forward(call.native)
+        found = module.Gradients()
+        memory |= {
+            "delta": guarded(1, 2, queries),
+            "query": guarded(1, 2, queries, width),
+            "key": guarded(1, 2, keys, width),
+            "value": guarded(1, 2, keys, value_width),
+        }
+        found.grad = call.numbers(draw(1, 2, queries, value_width, seed=5))
+        found.delta = call.broadcast(memory["delta"][1])
+        for name in ("query", "key", "value"):
+            setattr(found, name, call.numbers(memory[name][1]))
+        kernels.backward(call.native, found)
+        for name, (whole, inner) in memory.items():
+            assert bool((whole[:BORDER] == 7).all() and (whole[-BORDER:] == 7).all()), name
+            assert bool(inner.isfinite().all()), name
+
+
+def test_threads_change_rounding_alone():
+    x = draw(1, 3, 300, 32)
+    score = ch.Additive.from_weights(None, None, draw(32, seed=1))
+    before = torch.get_num_threads()
+    try:
+        found = []
+        for threads in (1, 2, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(gradients((x, x, x), score=score, mask=ch.Causal(), engine="cpu"))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(found[1], found[2], strict=True))
+    for other in found[1:]:
+        for a, b in zip(found[0], other, strict=True):
+            torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+
+
+def test_calls_from_several_threads():
+    inputs = [draw(2, 4, 200, 16, seed=i) for i in range(8)]
+    want = [ch.attention(x, x, x, engine="cpu") for x in inputs]
+    got = [None] * len(inputs)
+
+    def run(i):
+        for _ in range(20):
+            got[i] = ch.attention(inputs[i], inputs[i], inputs[i], engine="cpu")
+
+    workers = [threading.Thread(target=run, args=(i,)) for i in range(len(inputs))]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
+
+
+def test_memory_that_cannot_be_had_is_a_memory_error():
+    problem = make_problem(draw(1, 1, 5, 4), draw(1, 1, 6, 4), draw(1, 1, 6, 4))
+    call = _native.Call(problem)
+    call.native.threads = 2**44  # each would have work memory of its own
+    with pytest.raises(MemoryError):
+        _native.chosen().forward(call.native)
+
+
+def test_views_and_negated_views():
+    x = draw(2, 60, 3, 16)
+    views = [x.transpose(1, 2), x.transpose(1, 2)[:, :, ::2], torch.complex(x, x).conj().imag.transpose(1, 2)]
+    views += [x.transpose(1, 2)[..., ::2], x[:, :, :1].transpose(1, 2).expand(2, 3, 60, 16)]
+    for view in views:
+        plain = view.resolve_neg().contiguous()
+        want = ch.attention(plain, plain, plain, engine="cpu", mask=ch.Causal())
+        torch.testing.assert_close(ch.attention(view, view, view, engine="cpu", mask=ch.Causal()), want)
+
+
+def test_many_keys():
+    query, key, value = draw(2, 8), draw(100_000, 8, seed=1), draw(100_000, 4, seed=2)
+    for rows in (query, query.repeat(30, 1)):
+        got = ch.attention(rows, key, value, engine="cpu")
+        want = ch.attention(rows.double(), key.double(), value.double(), engine="reference")
+        torch.testing.assert_close(got.double(), want, atol=1e-6, rtol=1e-5)
+
+
+def test_masks_with_a_residual_go_band_by_band(monkeypatch):
+    monkeypatch.setattr(_native, "KEEP_BYTES", 100 * 48)
+    inputs = draw(2, 2, 150, 8), draw(2, 1, 100, 8, seed=1), draw(2, 1, 100, 4, seed=2)
+    bias = ch.RelativeBias(2, align="upper_left") + ch.DenseBias(draw(150, 1, seed=3).requires_grad_())
+    mask = ch.Where(lambda batch, head, query, key: (query + key) % 3 > 0)
+    found = []
+    for engine in ("cpu", "reference"):
+        leaves = [t.detach().clone().requires_grad_() for t in inputs]
+        torch.manual_seed(0)
+        out = ch.attention(*leaves, mask=mask, bias=bias, dropout_p=0.2, engine=engine)
+        learnt = list(bias.parameters())
+        found.append([out, *torch.autograd.grad(out.square().sum(), [*leaves, *learnt])])
+    assert len(list(_native.bands(make_problem(*inputs, mask=mask)))) > 2
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+
+
+def test_without_the_compiled_part():
+    """Everything else works, and the engine says what to install."""
+    code = """
+import sys
+sys.modules["clearhead._kernels"] = None
+import torch, clearhead as ch
+x = torch.rand(1, 2, 300, 8)
+print(ch.plan(x, x, x).engine, ch.plan(x, x, x, score=ch.Gaussian()).engine, ch.plan(x, x, x).declined["cpu"][0])
+ch.attention(x, x, x, mask=ch.Causal()), ch.weights(x, x).entropy()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.startswith("sdpa tiled its compiled part is missing: install"), done.stdout + done.stderr
+
+
+def test_importing_clearhead_loads_no_kernel():
+    code = "import clearhead, sys; print('clearhead._kernels' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "False", done.stderr
