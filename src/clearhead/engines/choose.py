@@ -18,7 +18,7 @@ def choose(problem: Problem, engine: str | Engine | None) -> Engine:
     """The engine asked for, by name or itself, which runs or raises with its objections; None: the first that can."""
     if engine is None:
         for candidate in ENGINES:
-            if not candidate.objections(problem) and not candidate.reservations(problem):
+            if not candidate.reservations(problem) and not candidate.objections(problem):
                 return candidate
     if isinstance(engine, Engine):
         return _willing(engine, problem)
