@@ -55,7 +55,7 @@ class Call:
     """One call's problem, or a block of it, and the tensors that its pointers lead to, which must outlive it."""
 
     def __init__(self, problem: Problem, queries: slice = EVERY, block: Block | None = None) -> None:
-        self.module, self.problem = kernels(), problem
+        self.module = kernels()
         self.native = native = self.module.Problem()
         self._held: list[Tensor] = []
         lowered, sizes = problem.lowered, problem.sizes

@@ -67,7 +67,6 @@ struct Packed {
 
 // Who only wants the output looks at nothing. `Summarise` (summarise.h) has the same members.
 struct NoLook {
-    static constexpr bool LOOKS = false;
     float* tile(int64_t, float* own) { return own; }
     void rescale(int64_t, float, float, V) {}
     void scores(int64_t, const float*, int64_t, int64_t, int64_t) {}

@@ -37,7 +37,7 @@ class Engine(ABC):
         """About how much memory it needs at once beyond inputs and output, forward."""
 
     def reservations(self, problem: Problem) -> list[str]:
-        """Why it would rather not, though it can: then it runs only when asked for, or when no other engine can."""
+        """Why it would rather not, though it can: then it runs only when asked for by name."""
         return []
 
     def tiles(self, problem: Problem) -> Iterator[tuple[Block, Tensor]]:

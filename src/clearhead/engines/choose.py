@@ -15,7 +15,7 @@ ENGINES: tuple[Engine, ...] = (Cpu(), Sdpa(), Tiled(), Reference())
 
 
 def choose(problem: Problem, engine: str | Engine | None) -> Engine:
-    """The engine asked for, by name or itself, which runs or raises with its objections; None: the first that can."""
+    """The engine asked for, by name or itself, which runs or raises with its objections; None: the first in line."""
     if engine is None:
         for candidate in ENGINES:
             if not candidate.reservations(problem) and not candidate.objections(problem):
