@@ -178,27 +178,28 @@ INLINE void pack_all(const Problem& p, Packed<Score>& packed, float& finite) {
     }
 }
 
-template <class Score>
-int64_t forward_floats(const Problem& p) {
+// What goes through all tiles of queries over packed keys: `Pass` is Forward or Scores.
+template <class Score, class Pass>
+int64_t tiles_floats(const Problem& p) {
     Memory shared, own;
     Packed<Score>().take(p, shared);
-    Forward<Score>().take(p, own);
+    Pass().take(p, own);
     return shared.used + p.threads * own.used;
 }
 
 // Whether all that was looked at, and the output, is finite.
-template <class Score>
-bool forward(const Problem& p, float* workspace) {
+template <class Score, class Pass>
+bool each_tile(const Problem& p, float* workspace) {
     Memory shared{workspace}, counted;
     Packed<Score> packed;
     packed.take(p, shared);
-    Forward<Score>().take(p, counted);
+    Pass().take(p, counted);
     const int64_t tiles = query_tiles(p);
     float finite = 0.0f;
 #pragma omp parallel num_threads(p.threads) reduction(+ : finite)
     {
         Memory own{workspace + shared.used + thread() * counted.used};
-        Forward<Score> mine;
+        Pass mine;
         mine.take(p, own);
         pack_all(p, packed, finite);
 #pragma omp for schedule(dynamic)
@@ -209,5 +210,10 @@ bool forward(const Problem& p, float* workspace) {
     }
     return finite == 0.0f;
 }
+
+template <class Score>
+int64_t forward_floats(const Problem& p) { return tiles_floats<Score, Forward<Score>>(p); }
+template <class Score>
+bool forward(const Problem& p, float* workspace) { return each_tile<Score, Forward<Score>>(p, workspace); }
 
 }  // namespace clearhead::CLEARHEAD_ISA

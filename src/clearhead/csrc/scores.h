@@ -39,33 +39,8 @@ struct Scores {
 };
 
 template <class Score>
-int64_t scores_floats(const Problem& p) {
-    Memory shared, own;
-    Packed<Score>().take(p, shared);
-    Scores<Score>().take(p, own);
-    return shared.used + p.threads * own.used;
-}
-
+int64_t scores_floats(const Problem& p) { return tiles_floats<Score, Scores<Score>>(p); }
 template <class Score>
-void scores(const Problem& p, float* workspace) {
-    Memory shared{workspace}, counted;
-    Packed<Score> packed;
-    packed.take(p, shared);
-    Scores<Score>().take(p, counted);
-    const int64_t tiles = query_tiles(p);
-    float finite = 0.0f;
-#pragma omp parallel num_threads(p.threads) reduction(+ : finite)
-    {
-        Memory own{workspace + shared.used + thread() * counted.used};
-        Scores<Score> mine;
-        mine.take(p, own);
-        pack_all(p, packed, finite);
-#pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < p.batch * p.heads * tiles; i++) {
-            const int64_t of = i / tiles;
-            mine.run(p, packed, of / p.heads, of % p.heads, i % tiles * ROWS, finite);
-        }
-    }
-}
+void scores(const Problem& p, float* workspace) { each_tile<Score, Scores<Score>>(p, workspace); }
 
 }  // namespace clearhead::CLEARHEAD_ISA
