@@ -19,6 +19,10 @@ struct Splits {
     }
 };
 
+INLINE void prefetch(const float* from, int64_t count) {
+    for (int64_t i = 0; i < count; i += 16) __builtin_prefetch(from + i);
+}
+
 template <class Score>
 struct Decode {
     float *queries, *key, *values, *tile;
@@ -38,6 +42,7 @@ struct Decode {
         const int64_t rows = Decode::rows(p), wide = value_wide(p), width = Score::wide(p);
         Seen seen(p);
         Softmax softmax;
+        V odd{};
         for (int64_t r = 0; r < rows; r++) {
             seen.add(p, batch, head_of(p, key_head, r), r % p.queries, r);
             softmax.begin(r, -INFINITY);
@@ -51,9 +56,10 @@ struct Decode {
             const Columns at(low, high, panel);
             for (int64_t c = at.first; c < at.last; c++) {
                 const float* k = p.key.at<float>(batch, key_head, begin + c);
+                if (Score::AHEAD) prefetch(k + Score::AHEAD * p.key.strides[2], p.width);
+                prefetch(p.value.at<float>(batch, key_head, begin + c), p.value_width);
                 if (p.width != width) copy_rows(k, 0, 1, p.width, key, width), k = key;
-                Score::key_scores(p, queries, rows, k, tile + c);
-                check_finite(k, p.width, finite);
+                Score::key_scores(p, queries, rows, k, tile + c, odd);
             }
             for (int64_t r = 0; r < rows; r++) {
                 float *s = tile + r * PANEL, *o = out + r * (wide + LANES), apart;
@@ -80,8 +86,9 @@ struct Decode {
             int64_t row = p.value.strides[2];
             if (p.value_width != wide)
                 copy_rows(value, row, at.last - at.first, p.value_width, values, wide), value = values, row = wide;
-            product<true>(rows, wide, at.last - at.first, tile + at.first, PANEL, 1, value, row, out, wide + LANES);
+            product_by_rows(rows, wide, at.last - at.first, tile + at.first, PANEL, value, row, out, wide + LANES);
         }
+        finite += sum(0.0f * odd);
         for (int64_t r = 0; r < rows; r++) {
             float* o = out + r * (wide + LANES) + wide;
             o[0] = softmax.largest[r], o[1] = sum(softmax.sums[r]);
@@ -90,7 +97,7 @@ struct Decode {
 
     // The queries of one head, at row r of the tile.
     void pack(const Problem& p, int64_t batch, int64_t head, int64_t r, float& finite) {
-        Score::pack_queries(p, p.query.at<float>(batch, head), p.query.strides[2], p.queries, queries, finite, r);
+        Score::pack_few(p, p.query.at<float>(batch, head), p.query.strides[2], p.queries, queries, finite, r);
     }
 
     // Joins the splits of one row.

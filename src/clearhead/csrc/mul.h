@@ -33,14 +33,16 @@ INLINE void copy_rows(const float* rows, int64_t row, int64_t count, int64_t wid
 
 // What a score is to the passes over the tiles; TanhAdd and SqDiff have the same members.
 struct Mul {
+    static constexpr int64_t AHEAD = 4;  // keys that decode.h asks the memory for before their turn
     static int64_t wide(const Problem& p) { return round_up(p.width, LANES); }
     static int64_t query_floats(const Problem& p) { return ROWS * wide(p); }     // a tile of queries, made ready
     static int64_t panel_floats(const Problem& p) { return p.width * PANEL; }    // a panel of keys, for the scores
     static int64_t key_floats(const Problem& p) { return PANEL * wide(p); }      // and what its gradients need besides
 
-    // As rows `at` and on of a tile. The scale and the weight go with the query. `finite` becomes NaN where a number is not finite.
-    static void pack_queries(const Problem& p, const float* queries, int64_t row, int64_t rows, float* out,
-                             float& finite, int64_t at = 0) {
+    // What `key_scores` needs, as rows `at` and on of a tile. The scale and the weight go with the query. `finite` becomes NaN
+    // where a number is not finite.
+    static void pack_few(const Problem& p, const float* queries, int64_t row, int64_t rows, float* out, float& finite,
+                         int64_t at) {
         const float scale = (float)p.scale;
         const float* weight = static_cast<const float*>(p.weight.data);
         const int64_t wide = Mul::wide(p);
@@ -50,6 +52,12 @@ struct Mul {
         for (int64_t r = 0; r < rows; r++)
             for (int64_t d = 0; d < p.width; d++)
                 out[r * wide + d] *= weight ? weight[d * p.weight.strides[0]] * scale : scale;
+    }
+
+    // What everything else needs.
+    static void pack_queries(const Problem& p, const float* queries, int64_t row, int64_t rows, float* out,
+                             float& finite) {
+        pack_few(p, queries, row, rows, out, finite, 0);
     }
 
     static void pack_panel(const Problem& p, const float* keys, int64_t row, int64_t count, float* panel) {
@@ -67,23 +75,24 @@ struct Mul {
                        PANEL);
     }
 
-    // The scores of `rows` queries with one key, whose `wide` numbers are read where they lie: tile[r * PANEL].
-    static void key_scores(const Problem& p, float* queries, int64_t rows, const float* key, float* tile) {
+    // The scores of `rows` queries with one key, whose `wide` numbers are read where they lie: tile[r * PANEL]. `odd`
+    // does not stay finite where a number of the key is not.
+    static void key_scores(const Problem& p, float* queries, int64_t rows, const float* key, float* tile, V& odd) {
         const int64_t wide = Mul::wide(p);
         int64_t r = 0;
-        for (; r + 4 <= rows; r += 4) key_rows<4>(wide, queries + r * wide, key, tile + r * PANEL);
-        for (; r < rows; r++) key_rows<1>(wide, queries + r * wide, key, tile + r * PANEL);
+        for (; r + 4 <= rows; r += 4) key_rows<4>(wide, queries + r * wide, key, tile + r * PANEL, odd);
+        for (; r < rows; r++) key_rows<1>(wide, queries + r * wide, key, tile + r * PANEL, odd);
     }
 
     template <int QUERIES>
-    static INLINE void key_rows(int64_t wide, const float* queries, const float* key, float* tile) {
+    static INLINE void key_rows(int64_t wide, const float* queries, const float* key, float* tile, V& odd) {
         V acc[QUERIES];
         for (int r = 0; r < QUERIES; r++) acc[r] = V{};
         for (int64_t d = 0; d < wide; d += LANES) {
             const V k = load(key + d);
             for (int r = 0; r < QUERIES; r++) acc[r] += load(queries + r * wide + d) * k;
         }
-        for (int r = 0; r < QUERIES; r++) tile[r * PANEL] = sum(acc[r]);
+        for (int r = 0; r < QUERIES; r++) tile[r * PANEL] = sum(acc[r]), odd += acc[r];
     }
 
     // Adds what the slopes (the gradient to the scores) give to the queries, the keys and the weight, each less its factor.

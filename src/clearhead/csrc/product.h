@@ -1,4 +1,5 @@
-// C += A * B for tiles that are in the cache: the one matrix product of all kernels.
+// The matrix product of all kernels, C += A * B: by blocks of C where the tiles are in the cache, and row by row of B where
+// those come from memory.
 #pragma once
 
 #include "vector.h"
@@ -50,6 +51,40 @@ inline void product(int64_t rows, int64_t columns, int64_t depth, const float* a
         product_columns<2, ADD>(rows, depth, a, row, step, b + x, b_row, c + x, c_row);
     for (; x < columns; x += LANES)
         product_columns<1, ADD>(rows, depth, a, row, step, b + x, b_row, c + x, c_row);
+}
+
+// Four rows of B at a time, from end to end as they lie in memory, into some rows of C.
+template <int ROWS, int DEPTH>
+INLINE void product_rows(int64_t columns, const float* a, int64_t row, const float* b, int64_t b_row, float* c,
+                         int64_t c_row) {
+    V left[ROWS][DEPTH];
+    for (int i = 0; i < ROWS; i++)
+        for (int k = 0; k < DEPTH; k++) left[i][k] = splat(a[i * row + k]);
+    for (int64_t x = 0; x < columns; x += LANES) {
+        V right[DEPTH];
+        for (int k = 0; k < DEPTH; k++) right[k] = load(b + k * b_row + x);
+        for (int i = 0; i < ROWS; i++) {
+            V acc = load(c + i * c_row + x);
+            for (int k = 0; k < DEPTH; k++) acc += left[i][k] * right[k];
+            store(c + i * c_row + x, acc);
+        }
+    }
+}
+
+template <int DEPTH>
+INLINE void product_rows(int64_t rows, int64_t columns, const float* a, int64_t row, const float* b, int64_t b_row,
+                         float* c, int64_t c_row) {
+    int64_t i = 0;
+    for (; i + 4 <= rows; i += 4) product_rows<4, DEPTH>(columns, a + i * row, row, b, b_row, c + i * c_row, c_row);
+    for (; i < rows; i++) product_rows<1, DEPTH>(columns, a + i * row, row, b, b_row, c + i * c_row, c_row);
+}
+
+// C += A * B for few rows of C.
+inline void product_by_rows(int64_t rows, int64_t columns, int64_t depth, const float* a, int64_t row, const float* b,
+                            int64_t b_row, float* c, int64_t c_row) {
+    int64_t k = 0;
+    for (; k + 4 <= depth; k += 4) product_rows<4>(rows, columns, a + k, row, b + k * b_row, b_row, c, c_row);
+    for (; k < depth; k++) product_rows<1>(rows, columns, a + k, row, b + k * b_row, b_row, c, c_row);
 }
 
 }  // namespace clearhead::CLEARHEAD_ISA

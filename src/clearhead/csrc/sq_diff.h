@@ -6,17 +6,23 @@
 namespace clearhead::CLEARHEAD_ISA {
 
 struct SqDiff {
+    static constexpr int64_t AHEAD = 4;
     static int64_t wide(const Problem& p) { return round_up(p.width, LANES); }
     static int64_t query_floats(const Problem& p) { return (ROWS + 1) * wide(p); }  // and a row of scale * weight
     static int64_t panel_floats(const Problem& p) { return p.width * PANEL; }
     static int64_t key_floats(const Problem& p) { return PANEL * wide(p); }
 
-    static void pack_queries(const Problem& p, const float* queries, int64_t row, int64_t rows, float* out,
-                             float& finite, int64_t at = 0) {
+    static void pack_few(const Problem& p, const float* queries, int64_t row, int64_t rows, float* out, float& finite,
+                         int64_t at) {
         copy_rows(queries, row, rows, p.width, out + at * wide(p), wide(p));
         check_finite(out + at * wide(p), rows * wide(p), finite);
         float* weight = out + ROWS * wide(p);
         for (int64_t d = 0; d < wide(p); d++) weight[d] = d < p.width ? 0.5f * query_factor(p, d) : 0.0f;
+    }
+
+    static void pack_queries(const Problem& p, const float* queries, int64_t row, int64_t rows, float* out,
+                             float& finite) {
+        pack_few(p, queries, row, rows, out, finite, 0);
     }
 
     static void pack_panel(const Problem& p, const float* keys, int64_t row, int64_t count, float* panel) {
@@ -53,7 +59,7 @@ struct SqDiff {
         }
     }
 
-    static void key_scores(const Problem& p, float* queries, int64_t rows, const float* key, float* tile) {
+    static void key_scores(const Problem& p, float* queries, int64_t rows, const float* key, float* tile, V& odd) {
         const float* weight = queries + ROWS * wide(p);
         for (int64_t r = 0; r < rows; r++) {
             V acc{};
@@ -61,7 +67,7 @@ struct SqDiff {
                 const V apart = load(queries + r * wide(p) + d) - load(key + d);
                 acc += load(weight + d) * apart * apart;
             }
-            tile[r * PANEL] = sum(acc);
+            tile[r * PANEL] = sum(acc), odd += acc;
         }
     }
 

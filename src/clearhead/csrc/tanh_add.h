@@ -21,6 +21,7 @@ struct TanhAdd {
     static constexpr float LIMIT_LOG = 21.4875626f;   // and its natural logarithm
     static constexpr float LEAST = 1.0f / (1 << 30);  // of |w| over the largest: below, w counts as this
 
+    static constexpr int64_t AHEAD = 0;  // the work on a key is long enough for the processor's own guess
     static int64_t wide(const Problem& p) { return round_up(p.width, LANES); }
 
     // A tile of queries: e^2q, e^2q / w, q; then rows of w / max |w| turned over, w, bits of 1 / w, tops of q in bits,
@@ -41,34 +42,42 @@ struct TanhAdd {
     static int64_t panel_floats(const Problem& p) { return (PANEL + 1) * wide(p) + LANES; }
     static int64_t key_floats(const Problem& p) { return 2 * PANEL * wide(p); }  // e^2k and k, by rows
 
-    static INLINE V raise(V x) { return exp(2.0f * smaller(splat(REACH + 1), x)); }  // NaN stays NaN
+    static INLINE V raise(V x) { return exp(smaller(splat(REACH + 1), x), 2.0f); }  // NaN stays NaN
 
-    static void pack_queries(const Problem& p, const float* queries, int64_t row, int64_t rows, float* out,
-                             float& finite, int64_t at = 0) {
+    // What `key_scores` needs of the queries, as rows `at` and on.
+    static void pack_few(const Problem& p, const float* queries, int64_t row, int64_t rows, float* out, float& finite,
+                         int64_t at) {
         const int64_t wide = TanhAdd::wide(p);
         const Queries to(p, out);
-        float largest = 0.0f;
         double all = 0.0;
         for (int64_t d = 0; d < wide; d++) {
             to.weight[d] = d >= p.width ? 0.0f : p.weight ? *p.weight.at<float>(d, 0) : 1.0f;
-            const float size = __builtin_fabsf(to.weight[d]);
-            if (size > largest) largest = size;
             all += to.weight[d];
         }
+        to.numbers[ALL_WEIGHTS] = (float)(p.scale * all);
+        copy_rows(queries, row, rows, p.width, to.plain + at * wide, wide);
+        check_finite(to.plain + at * wide, rows * wide, finite);
+    }
+
+    static void pack_queries(const Problem& p, const float* queries, int64_t row, int64_t rows, float* out,
+                             float& finite) {
+        pack_few(p, queries, row, rows, out, finite, 0);
+        const int64_t wide = TanhAdd::wide(p);
+        const Queries to(p, out);
+        float largest = 0.0f;
+        for (int64_t d = 0; d < wide; d++)
+            if (__builtin_fabsf(to.weight[d]) > largest) largest = __builtin_fabsf(to.weight[d]);
         for (int64_t d = 0; d < wide; d++) {
             float w = largest > 0 ? to.weight[d] / largest : 0.0f;
             if (__builtin_fabsf(w) < LEAST) w = LEAST;
             to.inverse[d] = 1.0f / w;
             to.spare[d] = 1.0f + __builtin_log2f(__builtin_fabsf(to.inverse[d]));
-            to.top[d] = -INFINITY;
         }
-        to.numbers[LARGEST_WEIGHT] = (float)(p.scale * largest), to.numbers[ALL_WEIGHTS] = (float)(p.scale * all);
-        copy_rows(queries, row, rows, p.width, to.plain + at * wide, wide);
-        check_finite(to.plain + at * wide, rows * wide, finite);
+        to.numbers[LARGEST_WEIGHT] = (float)(p.scale * largest);
         V within = splat(0.0f);
         for (int64_t d = 0; d < wide; d += LANES) {
             V top = splat(-INFINITY);
-            for (int64_t r = at; r < at + rows; r++) {
+            for (int64_t r = 0; r < rows; r++) {
                 const V q = load(to.plain + r * wide + d);
                 within = larger(q < 0 ? -q : q, within);
                 top = larger(q, top);
@@ -140,8 +149,7 @@ struct TanhAdd {
 
     // e^(2 (q + k)), at most 2^31.
     static INLINE V direct(V both) {
-        const V x = 2.0f * both;
-        return exp(x > LIMIT_LOG ? splat(LIMIT_LOG) : x);
+        return exp(smaller(splat(0.5f * LIMIT_LOG), both), 2.0f);
     }
 
     template <Form FORM>
@@ -151,7 +159,7 @@ struct TanhAdd {
             t = 1.0f + direct(query + key);
         else
             t = query * key + one;
-        if constexpr (FORM == CLAMPED) t = t > LIMIT ? splat(LIMIT) : t;
+        if constexpr (FORM == CLAMPED) t = smaller(splat(LIMIT), t);
         return t;
     }
 
@@ -214,7 +222,7 @@ struct TanhAdd {
     }
 
     // Here the exponential of the sum is taken, key by key, and clamped: any numbers are right, and the memory is slower.
-    static void key_scores(const Problem& p, float* packed, int64_t rows, const float* key, float* tile) {
+    static void key_scores(const Problem& p, float* packed, int64_t rows, const float* key, float* tile, V& odd) {
         const Queries queries(p, packed);
         const int64_t wide = TanhAdd::wide(p);
         for (int64_t r = 0; r < rows; r++) {
@@ -222,17 +230,21 @@ struct TanhAdd {
             V acc{};
             int64_t d = 0;
             for (; d + 4 * LANES <= wide; d += 4 * LANES) {
-                V t[4], w[4];
+                V k[4], t[4], w[4];
                 for (int x = 0; x < 4; x++) {
-                    t[x] = 1.0f + direct(load(query + d + x * LANES) + load(key + d + x * LANES));
-                    w[x] = load(queries.weight + d + x * LANES);
+                    k[x] = load(key + d + x * LANES), w[x] = load(queries.weight + d + x * LANES);
+                    t[x] = 1.0f + direct(load(query + d + x * LANES) + k[x]);
                 }
                 const V left = t[0] * t[1], right = t[2] * t[3];
                 acc += ((w[0] * t[1] + w[1] * t[0]) * right + (w[2] * t[3] + w[3] * t[2]) * left) *
                        reciprocal(left * right);
+                odd += k[0] * k[1], odd += k[2] * k[3];
             }
-            for (; d < wide; d += LANES)
-                acc += load(queries.weight + d) * reciprocal(1.0f + direct(load(query + d) + load(key + d)));
+            for (; d < wide; d += LANES) {
+                const V k = load(key + d);
+                acc += load(queries.weight + d) * reciprocal(1.0f + direct(load(query + d) + k));
+                odd += k;
+            }
             tile[r * PANEL] = queries.numbers[ALL_WEIGHTS] - 2.0f * (float)p.scale * sum(acc);
         }
     }
@@ -249,7 +261,7 @@ struct TanhAdd {
             V power[QUERIES], t[QUERIES], inverse[QUERIES], back = load(to_key + j * wide);
             for (int r = 0; r < QUERIES; r++) {
                 power[r] = FORM == DIRECT ? direct(query[r] + key) : query[r] * key;
-                if constexpr (FORM == CLAMPED) power[r] = power[r] > LIMIT ? splat(LIMIT) : power[r];
+                if constexpr (FORM == CLAMPED) power[r] = smaller(splat(LIMIT), power[r]);
                 t[r] = 1.0f + power[r];
             }
             if constexpr (QUERIES == 4) {
