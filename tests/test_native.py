@@ -77,6 +77,24 @@ def test_large_additive_inputs(instructions):
                     assert (got[i].double() - truth).abs().max() <= allowed, (scale, rows, i)
 
 
+@pytest.mark.parametrize("k", [1, 4, 5, 16, 17, 40])
+def test_looks_at_ties_and_at_parts(instructions, k):
+    """Whole numbers, whose scores tie: the largest in the order of the keys. Each reduction alone, too."""
+    query, key = draw(1, 3, 101, 4).mul(2).round(), draw(1, 3, 230, 4, seed=1).mul(2).round()
+    cells = ch.Pool((7, 23), "mean"), ch.Pool((101, 230)), ch.Received(), ch.Entropy()
+    for mask in (None, ch.SlidingWindow(60, align="lower_right"), ch.Lengths([3])):
+        weights = ch.weights(query, key, mask=mask, engine="cpu")
+        truth = ch.weights(query.double(), key.double(), mask=mask, engine="reference")
+        wanted = truth.reduce(*cells)
+        (values, indices), *together = weights.reduce(ch.TopK(k), *cells)
+        largest, order = (part[..., :k] for part in truth.dense().sort(dim=-1, descending=True, stable=True))
+        assert torch.equal(indices[largest > 0], order[largest > 0])
+        torch.testing.assert_close(values.double(), truth.dense().gather(-1, indices), atol=1e-6, rtol=1e-5)
+        for cell, one, want in zip(cells, together, wanted, strict=True):
+            torch.testing.assert_close(one.double(), want, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(weights.reduce(cell)[0], one, atol=1e-6, rtol=1e-5)
+
+
 BORDER = 64
 
 

@@ -69,7 +69,7 @@ struct Packed {
 struct NoLook {
     float* tile(int64_t, float* own) { return own; }
     void rescale(int64_t, float, float, V) {}
-    void scores(int64_t, const float*, int64_t, int64_t, int64_t) {}
+    void scores(const float*, int64_t, const Columns&, int64_t) {}
     void weights(int64_t, V, V) {}
     void panel(int64_t, int64_t, const Softmax&) {}
 };
@@ -86,7 +86,7 @@ struct Forward {
 
     // From the scores s[left ... right) of row r to its weights, in place; `out` is what the row has collected.
     template <class Look>
-    static INLINE void weigh(int64_t r, float* s, int64_t left, int64_t right, int64_t begin, float* out, int64_t wide,
+    static INLINE void weigh(int64_t r, float* s, int64_t left, int64_t right, float* out, int64_t wide,
                              Softmax& softmax, Look& look) {
         float apart;
         const V before = softmax.sums[r];
@@ -95,7 +95,6 @@ struct Forward {
             for (int64_t e = 0; e < wide; e += LANES) store(out + e, load(out + e) * factor);
             look.rescale(r, factor, apart, before);
         }
-        look.scores(r, s, left, right, begin);
         const float m = softmax.reference(r);
         V sums = softmax.sums[r];
         for (int64_t c = left; c < right; c += LANES) {
@@ -126,13 +125,15 @@ struct Forward {
             Score::scores(p, queries, rows, packed.panel_at(p, batch, key_head, panel),
                           p.key.at<float>(batch, key_head, begin), p.key.strides[2], at, scores);
             if (p.dropout_p > 0) dropout.panel(begin);
+            for (int64_t r = 0; r < rows; r++)
+                finish(p, batch, head, first + r, begin, at, seen.start[r], seen.stop[r], scores + r * PANEL);
+            look.scores(scores, rows, at, begin);
             for (int64_t r = 0; r < rows; r++) {
                 float* s = scores + r * PANEL;
-                finish(p, batch, head, first + r, begin, at, seen.start[r], seen.stop[r], s);
                 if (at.left == 0 && at.right == PANEL)
-                    weigh(r, s, 0, PANEL, begin, out + r * wide, wide, softmax, look);
+                    weigh(r, s, 0, PANEL, out + r * wide, wide, softmax, look);
                 else
-                    weigh(r, s, at.left, at.right, begin, out + r * wide, wide, softmax, look);
+                    weigh(r, s, at.left, at.right, out + r * wide, wide, softmax, look);
                 if (p.dropout_p > 0) dropout.apply(p, first + r, at, s);
             }
             look.panel(panel, rows, softmax);

@@ -8,20 +8,34 @@
 
 namespace clearhead::CLEARHEAD_ISA {
 
-// The k largest scores of a row, in order; equal ones in the order of the keys, which come in that order.
+// The k largest scores of a row, in order; equal ones in the order of the keys, which come in that order. They are kept in
+// whole vectors, the last of which has room for a few more.
 struct Best {
     float* scores;
-    int64_t* keys;
+    int32_t* keys;
     int64_t k;
 
+    static int64_t room(int64_t k) { return round_up(k, LANES); }
+
     INLINE void begin() const {
-        for (int64_t t = 0; t < k; t++) scores[t] = -INFINITY, keys[t] = -1;
+        for (int64_t t = 0; t < room(k); t++) scores[t] = -INFINITY, keys[t] = -1;
     }
-    INLINE void take(float score, int64_t key) const {
-        if (!(score > scores[k - 1])) return;
-        int64_t t = k - 1;
-        for (; t > 0 && scores[t - 1] < score; t--) scores[t] = scores[t - 1], keys[t] = keys[t - 1];
-        scores[t] = score, keys[t] = key;
+    INLINE float least() const { return scores[k - 1]; }
+
+    // All lower scores move up by one, and the new one comes where the first of them was.
+    INLINE void take(float score, int32_t key) const {
+        float left = INFINITY;
+        int32_t left_key = -1;
+        for (int64_t t = 0; t < k; t += LANES) {
+            const V now = load(scores + t), before = pushed(now, left);
+            const I now_key = load(keys + t);
+            I before_key = (I)pushed((V)now_key, 0.0f);
+            before_key[0] = left_key;
+            left = scores[t + LANES - 1], left_key = keys[t + LANES - 1];
+            const I lower = score > now, moved = score > before;
+            store(scores + t, lower ? (moved ? before : splat(score)) : now);
+            store(keys + t, lower ? (moved ? before_key : key - I{}) : now_key);
+        }
     }
     // Fewer than k keys were seen: the others are of weight 0, from key `from` on, each another one.
     void fill(int64_t from, int64_t all) const {
@@ -29,7 +43,7 @@ struct Best {
             for (; keys[t] < 0; from++) {
                 bool taken = false;
                 for (int64_t u = 0; u < k; u++) taken = taken || keys[u] == from % all;
-                if (!taken) keys[t] = from % all;
+                if (!taken) keys[t] = (int32_t)(from % all);
             }
         }
     }
@@ -38,11 +52,11 @@ struct Best {
 // One tile of queries as it is looked at; the look of Forward::pass.
 template <class Score>
 struct Summarise {
-    float *all, *before, *shares, *sums, *tops, *best;  // `all`: the tiles of every panel; `before`: m at each of them
-    int64_t* keys;
+    float *all, *before, *sums, *tops, *scores_found;  // `all`: the tiles of every panel; `before`: m at each of them
+    int32_t* keys_found;
     V entropy[ROWS];
     const Summary* summary;
-    int64_t first_panel, seen_panels;
+    int64_t first_panel, seen_panels, low, high;
 
     static bool keeps(const Summary& s) { return s.received || s.mean || s.peak; }
 
@@ -50,12 +64,15 @@ struct Summarise {
         summary = &s;
         all = memory.take(keeps(s) ? panels(p) * ROWS * PANEL : 0);
         before = memory.take(keeps(s) ? panels(p) * ROWS : 0);
-        shares = memory.take(ROWS), sums = memory.take(PANEL), tops = memory.take(PANEL);
-        best = memory.take(ROWS * s.k);
-        keys = reinterpret_cast<int64_t*>(memory.take(2 * ROWS * s.k));
+        sums = memory.take(keeps(s) ? panels(p) * PANEL : 0), tops = memory.take(keeps(s) ? panels(p) * PANEL : 0);
+        scores_found = memory.take(ROWS * Best::room(s.k));
+        keys_found = reinterpret_cast<int32_t*>(memory.take(ROWS * Best::room(s.k)));
     }
 
-    Best best_of(int64_t r) const { return Best{best + r * summary->k, keys + r * summary->k, summary->k}; }
+    INLINE Best best_of(int64_t r) const {
+        const int64_t at = r * Best::room(summary->k);
+        return Best{scores_found + at, keys_found + at, summary->k};
+    }
 
     void begin(int64_t rows) {
         first_panel = -1, seen_panels = 0;
@@ -77,14 +94,27 @@ struct Summarise {
         entropy[r] = factor * (entropy[r] + apart * weights);
     }
 
-    INLINE void scores(int64_t r, const float* s, int64_t left, int64_t right, int64_t begin) {
+    // The scores of a panel. Which rows have a better one is found without a branch, and so are the keys: a row's branch would be
+    // guessed wrong each time there is something to take.
+    void scores(const float* tile, int64_t rows, const Columns& at, int64_t begin) {
         if (!summary->k) return;
-        const Best found = best_of(r);
-        if (!any_above(tops_of(s, left, right), found.scores[found.k - 1])) return;
-        for (int64_t c = left; c < right; c += LANES) {
-            const V v = load(s + c);
-            if (any_above(v, found.scores[found.k - 1]))
-                for (int x = 0; x < LANES; x++) found.take(v[x], begin + c + x);
+        uint64_t better = 0;
+        for (int64_t r = 0; r < rows; r++)
+            better |= (uint64_t)any_above(tops_of(tile + r * PANEL, at.left, at.right), best_of(r).least()) << r;
+        for (; better; better &= better - 1) {
+            const int64_t r = __builtin_ctzll(better);
+            const Best found = best_of(r);
+            // while the list is not full the limit rises with each vector
+            const int64_t step = found.least() == -INFINITY ? LANES : PANEL;
+            for (int64_t from = at.left; from < at.right; from += step) {
+                uint64_t bits = 0;
+                for (int64_t c = from; c < least(at.right, from + step); c += LANES)
+                    bits |= (uint64_t)above(load(tile + r * PANEL + c), found.least()) << c;
+                for (; bits; bits &= bits - 1) {
+                    const int64_t c = __builtin_ctzll(bits);
+                    found.take(tile[r * PANEL + c], (int32_t)(begin + c));
+                }
+            }
         }
     }
 
@@ -113,58 +143,93 @@ struct Summarise {
             const Best found = best_of(r);
             found.fill(p.start ? most(*p.start.at<int64_t>(batch, head, i), 0) : 0, p.keys);
             float* values = s.values.at<float>(batch, head, i);
-            for (int64_t t = 0; t < s.k; t++) values[t] = exp_of(found.scores[t] - m) * inverse;
-            memcpy(s.indices.at<int64_t>(batch, head, i), found.keys, sizeof(int64_t) * (size_t)s.k);
+            for (int64_t t = 0; t < s.k; t += LANES)
+                store(found.scores + t, exp(load(found.scores + t) - m) * inverse);
+            memcpy(values, found.scores, sizeof(float) * (size_t)s.k);
+            int64_t* indices = s.indices.at<int64_t>(batch, head, i);
+            for (int64_t t = 0; t < s.k; t++) indices[t] = found.keys[t];
         }
     }
 
-    // What the keys of a panel receive from the rows [from, to), all of one row of cells: `inverse` is 1 / sum of each.
-    void columns(const Problem& p, int64_t batch, int64_t head, int64_t cell_row, int64_t panel, int64_t from, int64_t to,
-                 const Columns& at, const Softmax& softmax, const float* inverse, float* received) {
-        const Summary& s = *summary;
-        const float *tile = all + (panel - first_panel) * ROWS * PANEL, *then = before + (panel - first_panel) * ROWS;
-        const int64_t begin = panel * PANEL, cell = s.cell_columns;
-        for (int64_t r = from; r < to; r++) shares[r] = exp_of(then[r] - softmax.reference(r)) * inverse[r];
-        if (s.received || s.mean) {
-            product<false>(1, at.right - at.left, to - from, shares + from, 1, 1, tile + from * PANEL + at.left, PANEL,
-                           sums + at.left, PANEL);
-            if (s.received)
-                for (int64_t c = at.first; c < at.last; c++) received[begin + c] += sums[c];
-            if (s.mean) {
-                float* to_cells = s.mean.at<float>(batch, head, cell_row);
-                for (int64_t c = at.first; c < at.last;) {
-                    const int64_t which = (begin + c) / cell, end = least(at.last, (which + 1) * cell - begin);
-                    float part = 0.0f;
-                    for (; c < end; c++) part += sums[c];
-                    to_cells[which] += part;
-                }
-            }
-        }
-        if (s.peak) {
+    // The factors that make weights of what stands in the tiles, in the place of `before`; `inverse` is 1 / sum of each row.
+    void divide(int64_t rows, const Softmax& softmax, const float* inverse) {
+        float now[ROWS];
+        for (int64_t r = 0; r < ROWS; r++) now[r] = r < rows ? softmax.reference(r) : 0.0f;
+        for (float* at = before; at < before + seen_panels * ROWS; at += ROWS)
+            for (int64_t r = 0; r < rows; r += LANES)
+                store(at + r, exp(load(at + r) - load(now + r)) * load(inverse + r));
+    }
+
+    // Adds what the keys of a panel receive from the rows [from, to), all of one row of cells, to that row's sums.
+    void columns(int64_t panel, int64_t from, int64_t to, const Columns& at) {
+        const float *tile = all + (panel - first_panel) * ROWS * PANEL, *share = before + (panel - first_panel) * ROWS;
+        const int64_t begin = panel * PANEL;
+        if (summary->received || summary->mean)
+            product<true>(1, at.right - at.left, to - from, share + from, 1, 1, tile + from * PANEL + at.left, PANEL,
+                          sums + begin + at.left, PANEL);
+        if (summary->peak)
             for (int64_t c = at.left; c < at.right; c += LANES) {
-                V high{};
-                for (int64_t r = from; r < to; r++) high = larger(load(tile + r * PANEL + c) * shares[r], high);
-                store(tops + c, high);
+                V high = load(tops + begin + c);
+                for (int64_t r = from; r < to; r++) high = larger(load(tile + r * PANEL + c) * share[r], high);
+                store(tops + begin + c, high);
             }
-            float* to_cells = s.peak.at<float>(batch, head, cell_row);
-            for (int64_t c = at.first; c < at.last;) {
-                const int64_t which = (begin + c) / cell, end = least(at.last, (which + 1) * cell - begin);
-                float part = to_cells[which];
-                for (; c < end; c++) part = tops[c] > part ? tops[c] : part;
-                to_cells[which] = part;
-            }
+    }
+
+    // The end of a row of cells: its sums and maxima go where they belong, and are 0 again.
+    void pool(const Problem& p, int64_t batch, int64_t head, int64_t cell_row, float* received) {
+        const Summary& s = *summary;
+        const int64_t stop = least(high, p.keys);
+        if (received)
+            for (int64_t j = low; j < stop; j++) received[j] += sums[j];
+        int64_t j = low;
+        for (int64_t cell = low / s.cell_columns; j < stop && (s.mean || s.peak); cell++) {
+            const int64_t end = least(stop, (cell + 1) * s.cell_columns);
+            float all = 0.0f, most = 0.0f;
+            for (; j < end; j++) all += sums[j], most = tops[j] > most ? tops[j] : most;
+            if (s.mean) s.mean.at<float>(batch, head, cell_row)[cell] = all;
+            if (s.peak) s.peak.at<float>(batch, head, cell_row)[cell] = most;
         }
+        clear(p);
+    }
+
+    // A tile of queries that has seen all its keys, cut where a row of cells ends; `last` is the end of the thread's share.
+    void add(const Problem& p, int64_t cell_rows, int64_t batch, int64_t head, int64_t first, int64_t rows, int64_t last,
+             const Softmax& softmax, const float* inverse, float* received) {
+        const Seen seen(p, batch, head, first, rows);
+        divide(rows, softmax, inverse);
+        for (int64_t from = 0, to; from < rows; from = to) {
+            const int64_t cell_row = (first + from) / cell_rows, end = least(last, (cell_row + 1) * cell_rows);
+            to = least(rows, end - first);
+            for (int64_t panel = first_panel; panel < first_panel + seen_panels; panel++)
+                columns(panel, from, to, Columns(seen.low, seen.high, panel));
+            if (seen_panels) low = least(low, seen.low / LANES * LANES), high = most(high, round_up(seen.high, LANES));
+            if (first + to == end) pool(p, batch, head, cell_row, received);
+        }
+    }
+
+    // `sums` and `tops` hold 0 but for the keys [low, high).
+    void start(const Problem& p) {
+        low = 0, high = keeps(*summary) ? panels(p) * PANEL : 0;
+        clear(p);
+    }
+    void clear(const Problem& p) {
+        const int64_t from = least(low, high), count = high - from;
+        memset(sums + from, 0, sizeof(float) * (size_t)count), memset(tops + from, 0, sizeof(float) * (size_t)count);
+        low = p.keys, high = 0;
     }
 };
 
 // The work: each head's queries in `parts`, cut where rows of cells end, each with a sum of its own of what the keys receive.
+// All threads are on one head at a time, and share what they read of it.
 struct LookShares {
-    int64_t heads, parts, queries;
+    int64_t heads, parts, queries, cell_rows;  // where no map is wanted, a part counts as one row of cells
 
     LookShares(const Problem& p, const Summary& s) {
         heads = p.batch * p.heads;
-        parts = heads >= 3 * p.threads || heads % p.threads == 0 ? 1 : (2 * p.threads + heads - 1) / most(heads, 1);
-        queries = round_up((p.queries + parts - 1) / parts, s.cell_rows);
+        parts = most(p.threads, (2 * p.threads + heads - 1) / most(heads, 1));
+        const bool map = s.mean || s.peak;
+        queries = round_up((p.queries + parts - 1) / parts, map ? s.cell_rows : 1);
+        cell_rows = map ? s.cell_rows : queries;
         parts = most(1, queries ? (p.queries + queries - 1) / queries : 1);
     }
 };
@@ -194,7 +259,7 @@ void summarise(const Problem& p, const Summary& s, float* workspace) {
         Memory own{workspace + shared.used + thread() * counted.used};
         Forward<Score> pass;
         Summarise<Score> look;
-        pass.take(p, own), look.take(p, s, own);
+        pass.take(p, own), look.take(p, s, own), look.start(p);
         Softmax softmax;
         float finite = 0.0f, inverse[ROWS];
         pack_all(p, packed, finite);
@@ -213,16 +278,7 @@ void summarise(const Problem& p, const Summary& s, float* workspace) {
                     look.row(p, batch, head, first + r, r, softmax, inverse[r]);
                     if (p.out) pass.write(p, batch, head, first + r, r, inverse[r], finite);
                 }
-                if (!look.keeps(s) || look.first_panel < 0) continue;
-                const Seen seen(p, batch, head, first, rows);
-                for (int64_t from = 0; from < rows;) {
-                    const int64_t cell_row = (first + from) / s.cell_rows;
-                    const int64_t to = least(rows, (cell_row + 1) * s.cell_rows - first);
-                    for (int64_t i = look.first_panel; i < look.first_panel + look.seen_panels; i++)
-                        look.columns(p, batch, head, cell_row, i, from, to, Columns(seen.low, seen.high, i), softmax,
-                                     inverse, to_keys);
-                    from = to;
-                }
+                if (look.keeps(s)) look.add(p, by.cell_rows, batch, head, first, rows, end, softmax, inverse, to_keys);
             }
         }
         if (received) {

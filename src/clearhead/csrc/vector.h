@@ -40,6 +40,12 @@ INLINE V load(const float* from) {
     memcpy(&v, from, sizeof v);
     return v;
 }
+INLINE I load(const int32_t* from) {
+    I v;
+    memcpy(&v, from, sizeof v);
+    return v;
+}
+INLINE void store(int32_t* to, I v) { memcpy(to, &v, sizeof v); }
 INLINE void store(float* to, V v) { memcpy(to, &v, sizeof v); }
 INLINE V splat(float x) { return x - V{}; }
 
@@ -70,15 +76,40 @@ INLINE float top(V4 v) {
     v = v > other ? v : other;
     return v[0] > v[1] ? v[0] : v[1];
 }
+// Each lane's left neighbour, and `first` in the first.
+INLINE V4 pushed(V4 v, float first) {
+    v = __builtin_shufflevector(v, v, 0, 0, 1, 2);
+    v[0] = first;
+    return v;
+}
+INLINE V8 pushed(V8 v, float first) {
+    v = __builtin_shufflevector(v, v, 0, 0, 1, 2, 3, 4, 5, 6);
+    v[0] = first;
+    return v;
+}
+INLINE V16 pushed(V16 v, float first) {
+    v = __builtin_shufflevector(v, v, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14);
+    v[0] = first;
+    return v;
+}
 template <class W>
 INLINE float sum(W v) { return sum(low(v) + high(v)); }
 template <class W>
 INLINE float top(W v) { return top(low(v) > high(v) ? low(v) : high(v)); }
 
-// Whether a lane is above a number: a compare and a jump on AVX-512, where `top` takes a dozen steps.
+// The lanes that are above a number, as bits; NaN is not. AVX-512 has them from one compare.
+INLINE uint32_t above(V v, float limit) {
+#ifdef __AVX512F__
+    return _mm512_cmp_ps_mask((__m512)v, _mm512_set1_ps(limit), _CMP_GT_OQ);
+#else
+    uint32_t bits = 0;
+    for (int x = 0; x < LANES; x++) bits |= (uint32_t)(v[x] > limit) << x;
+    return bits;
+#endif
+}
 INLINE bool any_above(V v, float limit) {
 #ifdef __AVX512F__
-    return _mm512_cmp_ps_mask((__m512)v, _mm512_set1_ps(limit), _CMP_GT_OQ) != 0;
+    return above(v, limit) != 0;
 #else
     return top(v) > limit;
 #endif
