@@ -45,7 +45,7 @@ class Sizes(NamedTuple):
 
     def restore(self, tensor: Tensor) -> Tensor:
         """A (B, H, ...) tensor with the caller's leading dimensions."""
-        if len(self.shown) == 2:
+        if self.leading is None or len(self.leading) == 2:
             return tensor
         return tensor.reshape(*self.shown, *tensor.shape[2:])
 

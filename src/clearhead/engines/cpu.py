@@ -49,15 +49,15 @@ class Cpu(Engine):
 
     def reservations(self, problem: Problem) -> list[str]:
         lowered = problem.lowered
-        low = problem.query.dtype != torch.float32
-        if low and lowered is not None and lowered.phi == "mul" and problem.spans is None and problem.value is not None:
-            return [f"PyTorch's own kernel is faster in {problem.query.dtype} where nothing is masked"]
-        if compiling():  # whose code should do for other sizes too
+        if lowered is None or lowered.phi != "mul" or problem.value is None:
             return []
-        if problem.plain and lowered is not None and lowered.phi == "mul" and lowered.softcap is None:
-            sizes = problem.sizes
-            if sizes.batch * sizes.heads * sizes.queries * sizes.keys < FEW_PAIRS and problem.value is not None:
-                return ["PyTorch's own kernel is called faster, and this is little work"]
+        dtype = problem.query.dtype
+        if dtype is not torch.float32 and problem.spans is None:
+            return [f"PyTorch's own kernel is faster in {dtype} where nothing is masked"]
+        batch, heads, queries, keys = problem.sizes.shape
+        few = batch * heads * queries * keys < FEW_PAIRS
+        if few and lowered.softcap is None and problem.plain and not compiling():  # whose code should do for more
+            return ["PyTorch's own kernel is called faster, and this is little work"]
         return []
 
     def run(self, problem: Problem) -> Tensor:
