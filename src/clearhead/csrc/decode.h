@@ -19,9 +19,7 @@ struct Splits {
     }
 };
 
-INLINE void prefetch(const float* from, int64_t count) {
-    for (int64_t i = 0; i < count; i += 16) __builtin_prefetch(from + i);
-}
+constexpr int64_t AHEAD = 512;  // numbers between a key and the one that is asked for meanwhile
 
 template <class Score>
 struct Decode {
@@ -50,16 +48,16 @@ struct Decode {
         for (int64_t head = key_head * p.groups(), r = 0; r < rows; head++, r += p.queries)
             pack(p, batch, head, r, finite);
         memset(out, 0, sizeof(float) * (size_t)(rows * (wide + LANES)));
+        const int64_t ahead = most(1, AHEAD / width) * p.key.strides[2];
         const int64_t low = most(seen.low, from), high = least(seen.high, to);
         for (int64_t panel = low / PANEL; panel * PANEL < high; panel++) {
             const int64_t begin = panel * PANEL;
             const Columns at(low, high, panel);
             for (int64_t c = at.first; c < at.last; c++) {
                 const float* k = p.key.at<float>(batch, key_head, begin + c);
-                if (Score::AHEAD) prefetch(k + Score::AHEAD * p.key.strides[2], p.width);
-                prefetch(p.value.at<float>(batch, key_head, begin + c), p.value_width);
+                const Soon soon{k + ahead, p.value.at<float>(batch, key_head, begin + c)};
                 if (p.width != width) copy_rows(k, 0, 1, p.width, key, width), k = key;
-                Score::key_scores(p, queries, rows, k, tile + c, odd);
+                Score::key_scores(p, queries, rows, k, soon, tile + c, odd);
             }
             for (int64_t r = 0; r < rows; r++) {
                 float *s = tile + r * PANEL, *o = out + r * (wide + LANES), apart;

@@ -31,9 +31,15 @@ INLINE void copy_rows(const float* rows, int64_t row, int64_t count, int64_t wid
     }
 }
 
+// What decode.h will read next. It is asked for a line at a time, while a key is worked on: many at once would have to queue.
+struct Soon {
+    const float *key, *value;
+
+    INLINE void fetch(int64_t d) const { __builtin_prefetch(key + d), __builtin_prefetch(value + d); }
+};
+
 // What a score is to the passes over the tiles; TanhAdd and SqDiff have the same members.
 struct Mul {
-    static constexpr int64_t AHEAD = 4;  // keys that decode.h asks the memory for before their turn
     static int64_t wide(const Problem& p) { return round_up(p.width, LANES); }
     static int64_t query_floats(const Problem& p) { return ROWS * wide(p); }     // a tile of queries, made ready
     static int64_t panel_floats(const Problem& p) { return p.width * PANEL; }    // a panel of keys, for the scores
@@ -77,18 +83,21 @@ struct Mul {
 
     // The scores of `rows` queries with one key, whose `wide` numbers are read where they lie: tile[r * PANEL]. `odd`
     // does not stay finite where a number of the key is not.
-    static void key_scores(const Problem& p, float* queries, int64_t rows, const float* key, float* tile, V& odd) {
+    static void key_scores(const Problem& p, float* queries, int64_t rows, const float* key, const Soon& soon, float* tile,
+                           V& odd) {
         const int64_t wide = Mul::wide(p);
         int64_t r = 0;
-        for (; r + 4 <= rows; r += 4) key_rows<4>(wide, queries + r * wide, key, tile + r * PANEL, odd);
-        for (; r < rows; r++) key_rows<1>(wide, queries + r * wide, key, tile + r * PANEL, odd);
+        for (; r + 4 <= rows; r += 4) key_rows<4>(wide, queries + r * wide, key, soon, tile + r * PANEL, odd);
+        for (; r < rows; r++) key_rows<1>(wide, queries + r * wide, key, soon, tile + r * PANEL, odd);
     }
 
     template <int QUERIES>
-    static INLINE void key_rows(int64_t wide, const float* queries, const float* key, float* tile, V& odd) {
+    static INLINE void key_rows(int64_t wide, const float* queries, const float* key, const Soon& soon, float* tile,
+                                V& odd) {
         V acc[QUERIES];
         for (int r = 0; r < QUERIES; r++) acc[r] = V{};
         for (int64_t d = 0; d < wide; d += LANES) {
+            soon.fetch(d);
             const V k = load(key + d);
             for (int r = 0; r < QUERIES; r++) acc[r] += load(queries + r * wide + d) * k;
         }

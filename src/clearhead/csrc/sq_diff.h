@@ -6,7 +6,6 @@
 namespace clearhead::CLEARHEAD_ISA {
 
 struct SqDiff {
-    static constexpr int64_t AHEAD = 4;
     static int64_t wide(const Problem& p) { return round_up(p.width, LANES); }
     static int64_t query_floats(const Problem& p) { return (ROWS + 1) * wide(p); }  // and a row of scale * weight
     static int64_t panel_floats(const Problem& p) { return p.width * PANEL; }
@@ -59,11 +58,13 @@ struct SqDiff {
         }
     }
 
-    static void key_scores(const Problem& p, float* queries, int64_t rows, const float* key, float* tile, V& odd) {
+    static void key_scores(const Problem& p, float* queries, int64_t rows, const float* key, const Soon& soon, float* tile,
+                           V& odd) {
         const float* weight = queries + ROWS * wide(p);
         for (int64_t r = 0; r < rows; r++) {
             V acc{};
             for (int64_t d = 0; d < wide(p); d += LANES) {
+                soon.fetch(d);
                 const V apart = load(queries + r * wide(p) + d) - load(key + d);
                 acc += load(weight + d) * apart * apart;
             }

@@ -21,7 +21,6 @@ struct TanhAdd {
     static constexpr float LIMIT_LOG = 21.4875626f;   // and its natural logarithm
     static constexpr float LEAST = 1.0f / (1 << 30);  // of |w| over the largest: below, w counts as this
 
-    static constexpr int64_t AHEAD = 0;  // the work on a key is long enough for the processor's own guess
     static int64_t wide(const Problem& p) { return round_up(p.width, LANES); }
 
     // A tile of queries: e^2q, e^2q / w, q; then rows of w / max |w| turned over, w, bits of 1 / w, tops of q in bits,
@@ -222,7 +221,8 @@ struct TanhAdd {
     }
 
     // Here the exponential of the sum is taken, key by key, and clamped: any numbers are right, and the memory is slower.
-    static void key_scores(const Problem& p, float* packed, int64_t rows, const float* key, float* tile, V& odd) {
+    static void key_scores(const Problem& p, float* packed, int64_t rows, const float* key, const Soon& soon, float* tile,
+                           V& odd) {
         const Queries queries(p, packed);
         const int64_t wide = TanhAdd::wide(p);
         for (int64_t r = 0; r < rows; r++) {
@@ -232,6 +232,7 @@ struct TanhAdd {
             for (; d + 4 * LANES <= wide; d += 4 * LANES) {
                 V k[4], t[4], w[4];
                 for (int x = 0; x < 4; x++) {
+                    soon.fetch(d + x * LANES);
                     k[x] = load(key + d + x * LANES), w[x] = load(queries.weight + d + x * LANES);
                     t[x] = 1.0f + direct(load(query + d + x * LANES) + k[x]);
                 }
@@ -241,6 +242,7 @@ struct TanhAdd {
                 odd += k[0] * k[1], odd += k[2] * k[3];
             }
             for (; d < wide; d += LANES) {
+                soon.fetch(d);
                 const V k = load(key + d);
                 acc += load(queries.weight + d) * reciprocal(1.0f + direct(load(query + d) + k));
                 odd += k;
