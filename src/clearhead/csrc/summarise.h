@@ -192,7 +192,7 @@ struct Summarise {
         clear(p);
     }
 
-    // A tile of queries that has seen all its keys, cut where a row of cells ends; `last` is the end of the thread's share.
+    // A tile of queries that has seen all its keys, cut where a row of cells ends; `last` is the end of its group.
     void add(const Problem& p, int64_t cell_rows, int64_t batch, int64_t head, int64_t first, int64_t rows, int64_t last,
              const Softmax& softmax, const float* inverse, float* received) {
         const Seen seen(p, batch, head, first, rows);
@@ -219,18 +219,18 @@ struct Summarise {
     }
 };
 
-// The work: each head's queries in `parts`, cut where rows of cells end, each with a sum of its own of what the keys receive.
-// All threads are on one head at a time, and share what they read of it.
+// The work: each head's queries in groups of some tiles, cut where rows of cells end, and dealt out to `parts`, each with a
+// sum of its own of what the keys receive. All threads are on one head at a time, and share what they read of it; and where
+// the mask is causal, the parts are of one size.
 struct LookShares {
-    int64_t heads, parts, queries, cell_rows;  // where no map is wanted, a part counts as one row of cells
+    int64_t heads, parts, queries, cell_rows;  // where no map is wanted, a tile counts as a row of cells
 
     LookShares(const Problem& p, const Summary& s) {
         heads = p.batch * p.heads;
+        cell_rows = s.mean || s.peak ? s.cell_rows : ROWS;
+        queries = cell_rows > ROWS ? cell_rows : ROWS / cell_rows * cell_rows;
         parts = most(p.threads, (2 * p.threads + heads - 1) / most(heads, 1));
-        const bool map = s.mean || s.peak;
-        queries = round_up((p.queries + parts - 1) / parts, map ? s.cell_rows : 1);
-        cell_rows = map ? s.cell_rows : queries;
-        parts = most(1, queries ? (p.queries + queries - 1) / queries : 1);
+        parts = most(1, least(parts, (p.queries + queries - 1) / queries));
     }
 };
 
@@ -268,17 +268,19 @@ void summarise(const Problem& p, const Summary& s, float* workspace) {
             const int64_t of = unit / by.parts, part = unit % by.parts, batch = of / p.heads, head = of % p.heads;
             float* to_keys = received ? received + (part * by.heads + of) * p.keys : nullptr;
             if (to_keys) memset(to_keys, 0, sizeof(float) * (size_t)p.keys);
-            const int64_t end = least(p.queries, (part + 1) * by.queries);
-            for (int64_t first = part * by.queries; first < end; first += ROWS) {
-                const int64_t rows = least(ROWS, end - first);
-                look.begin(rows);
-                pass.pass(p, packed, batch, head, first, rows, softmax, look, finite);
-                for (int64_t r = 0; r < rows; r++) {
-                    inverse[r] = Softmax::inverse(softmax.total(r, sink_of(p, head)));
-                    look.row(p, batch, head, first + r, r, softmax, inverse[r]);
-                    if (p.out) pass.write(p, batch, head, first + r, r, inverse[r], finite);
+            for (int64_t start = part * by.queries; start < p.queries; start += by.parts * by.queries) {
+                const int64_t end = least(p.queries, start + by.queries);
+                for (int64_t first = start; first < end; first += ROWS) {
+                    const int64_t rows = least(ROWS, end - first);
+                    look.begin(rows);
+                    pass.pass(p, packed, batch, head, first, rows, softmax, look, finite);
+                    for (int64_t r = 0; r < rows; r++) {
+                        inverse[r] = Softmax::inverse(softmax.total(r, sink_of(p, head)));
+                        look.row(p, batch, head, first + r, r, softmax, inverse[r]);
+                        if (p.out) pass.write(p, batch, head, first + r, r, inverse[r], finite);
+                    }
+                    if (look.keeps(s)) look.add(p, by.cell_rows, batch, head, first, rows, end, softmax, inverse, to_keys);
                 }
-                if (look.keeps(s)) look.add(p, by.cell_rows, batch, head, first, rows, end, softmax, inverse, to_keys);
             }
         }
         if (received) {
