@@ -94,8 +94,12 @@ def chunks(tensor: Tensor, size: int, start: int, reduce: Any) -> Tensor:
 class Reduction(ABC):
     """A summary of the weights that one pass over their rows can build up.
 
-    `begin` makes its buffers, `look` adds one block's rows to them, `end` gives the result.
+    `begin` makes its buffers, `look` adds one block's rows to them, `end` gives the result. Where the engine's own pass
+    finds the same, `sought` says what that is, and `found` gives the result.
     """
+
+    def check(self, problem: Problem) -> None:  # noqa: B027 - most can be asked of any weights
+        """Raise where this cannot be asked of such weights."""
 
     @abstractmethod
     def begin(self, problem: Problem) -> Any:
@@ -129,13 +133,14 @@ def per_query(problem: Problem, *extra: int) -> Tensor:
 def stream(problem: Problem, engine: Engine, reductions: tuple[Reduction, ...]) -> tuple[Any, ...]:
     """All the reductions: in one pass of the engine's own where it has one for them, the others in one over tiles."""
     with without_autocast(problem.sizes.device):
-        begun = [reduction.begin(problem) for reduction in reductions]
+        for reduction in reductions:
+            reduction.check(problem)
         results = _from_engine(problem, engine, reductions)
-        left = [i for i in range(len(reductions)) if i not in results]
-        if left:
+        begun = {i: r.begin(problem) for i, r in enumerate(reductions) if i not in results}
+        if begun:
             for look in looks(problem, engine):
-                for i in left:
-                    reductions[i].look(begun[i], look)
+                for i, buffers in begun.items():
+                    reductions[i].look(buffers, look)
         return tuple(results[i] if i in results else r.end(begun[i], problem) for i, r in enumerate(reductions))
 
 

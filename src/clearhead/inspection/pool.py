@@ -36,12 +36,14 @@ class Pool(Reduction):
         rows, columns = (self.size, self.size) if isinstance(self.size, int) else self.size
         return -(-problem.sizes.queries // rows) or 1, -(-problem.sizes.keys // columns) or 1
 
-    def begin(self, problem: Problem) -> tuple[Tensor, tuple[int, int]]:
+    def check(self, problem: Problem) -> None:
         sizes = self.size if isinstance(self.size, tuple) else (self.size, self.size)
         if len(sizes) != 2 or not all(isinstance(s, int) and not isinstance(s, bool) and s > 0 for s in sizes):
             raise ClearheadError(f"size is {self.size!r}; expected a number above 0, or a pair (rows, columns).")
         if self.how not in ("max", "mean"):
             raise ClearheadError(f"how is {self.how!r}; expected 'max' or 'mean'.")
+
+    def begin(self, problem: Problem) -> tuple[Tensor, tuple[int, int]]:
         rows, columns = self.cell(problem)
         shape = (-(-problem.sizes.queries // rows), -(-problem.sizes.keys // columns))
         dtype = accumulated(problem.query.dtype)

@@ -31,9 +31,11 @@ class TopK(Reduction):
 
     k: int
 
-    def begin(self, problem: Problem) -> tuple[Tensor, Tensor, int]:
+    def check(self, problem: Problem) -> None:
         if isinstance(self.k, bool) or not isinstance(self.k, int) or not 1 <= self.k <= problem.sizes.keys:
             raise ClearheadError(f"k is {self.k!r}, and there are {problem.sizes.keys} keys; pass 1 ≤ k ≤ Lk.")
+
+    def begin(self, problem: Problem) -> tuple[Tensor, Tensor, int]:
         values = per_query(problem, self.k)
         return values, torch.zeros_like(values, dtype=torch.int64), problem.sizes.keys
 
