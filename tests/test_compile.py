@@ -207,12 +207,15 @@ def test_opcheck():
     plain = (Q, K, V, None, None, None, None, start, stop, None, None, "mul", 0.3, None, 0.0, None)
     query, key, weight = draw(2, 4, 9, 6), draw(2, 2, 9, 6), draw(6)
     all_of_it = (query, key, draw(2, 2, 9, 5), weight, draw(4), draw(1, 4, 9, 9), draw(1, 4, 17), start, stop, keep)
-    full = (*all_of_it, torch.tensor(5), "tanh_add", 1.0, 2.0, 0.3, "tiled")
-    for arguments in (plain, full):
+    full = (*all_of_it, torch.tensor(5), "tanh_add", 1.0, 2.0, 0.3)
+    for arguments in (plain, (*full, "tiled"), (*full, "cpu")):
         torch.library.opcheck(_compiled.attend, arguments)
-    detached = [t.detach() if isinstance(t, torch.Tensor) else t for t in full[:-1]]
-    for wanted in ([True] * 7, [True, False] * 3 + [False]):
-        torch.library.opcheck(_compiled.attend_backward, (draw(2, 4, 9, 5).detach(), *detached, "tiled", wanted))
+    detached = [t.detach() if isinstance(t, torch.Tensor) else t for t in full]
+    for engine in ("tiled", "cpu"):
+        kept = _compiled.attend(*detached, engine)
+        for wanted in ([True] * 7, [True, False] * 3 + [False]):
+            arguments = (draw(2, 4, 9, 5).detach(), *kept, *detached, engine, wanted)
+            torch.library.opcheck(_compiled.attend_backward, arguments)
 
 
 AUTOCAST = [None, ch.Bilinear(8, 8), ch.Additive(8, 8, 6), ch.Cosine(), ch.Gaussian(), SMOOTH, ch.Dot(sinks=draw(4))]

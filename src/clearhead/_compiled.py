@@ -19,6 +19,7 @@ from clearhead._values import with_autograd
 from clearhead.biases.base import Added
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose
+from clearhead.engines.cpu import Cpu
 from clearhead.engines.tiled import gradients_of
 from clearhead.masks.base import Spans
 from clearhead.scores.base import Pairwise
@@ -54,7 +55,7 @@ def run(problem: Problem, engine: str | Engine | None) -> Tensor:
         lowered.softcap,
         problem.dropout_p,
         engine,
-    )
+    )[0]
     return result
 
 
@@ -76,21 +77,32 @@ def attend(
     softcap: float | None,
     dropout_p: float,
     engine: str | None,
-) -> Tensor:
-    """A problem in normal form, by the engine named or the first that can: (B, H, Lq, Ev)."""
+) -> tuple[Tensor, Tensor]:
+    """A problem in normal form, by the engine named or the first that can: (B, H, Lq, Ev).
+
+    And (B, H, Lq, 2), which the compiled kernels' backward pass begins with; zeros from other engines.
+    """
     tensors = (query, key, value, weight, sinks, dense, relative, start, stop, keep, seed)
     problem = _problem(tensors, phi, scale, softcap, dropout_p)
-    return choose(problem, engine).run(problem).contiguous()
+    chosen = choose(problem, engine)
+    kept = chosen.run_kept(problem) if isinstance(chosen, Cpu) else None
+    if kept is not None:
+        return kept[0].contiguous(), kept[1]
+    output = chosen.run(problem).contiguous()
+    return output, output.new_zeros(*output.shape[:3], 2, dtype=torch.float32)
 
 
 @attend.register_fake
 def _(query, key, value, *_):  # type: ignore[no-untyped-def]
-    return value.new_empty(*query.shape[:3], value.shape[-1])
+    lead = query.shape[:3]
+    return value.new_empty(*lead, value.shape[-1]), value.new_empty(*lead, 2, dtype=torch.float32)
 
 
 @torch.library.custom_op("clearhead::attend_backward", mutates_args=())
 def attend_backward(
     grad: Tensor,
+    output: Tensor,
+    stats: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -113,15 +125,18 @@ def attend_backward(
     tensors = (query, key, value, weight, sinks, dense, relative, start, stop, keep, seed)
     problem = _problem(tensors, phi, scale, softcap, dropout_p)
     chosen = choose(problem, engine)
-    if chosen.name == "tiled" or (chosen.name == "sdpa" and any(wanted[3:])):  # written out, for what is learnt too
+    found = None
+    if isinstance(chosen, Cpu):
+        found = chosen.gradients_kept(problem, tuple(wanted), grad, output, stats)
+    elif chosen.name == "tiled" or any(wanted[3:]):  # written out, for what is learnt too
         found = gradients_of(problem, tuple(wanted), grad)
-    else:
+    if found is None:
         found = _differentiated(chosen, problem, wanted, grad)
     return [grad.new_empty(0) if gradient is None else gradient.contiguous() for gradient in found]
 
 
 @attend_backward.register_fake
-def _(grad, *arguments):  # type: ignore[no-untyped-def]
+def _(grad, output, stats, *arguments):  # type: ignore[no-untyped-def]
     tensors, wanted = arguments[:7], arguments[-1]
     return [
         torch.empty_like(t, memory_format=torch.contiguous_format) if t is not None and want else grad.new_empty(0)
@@ -130,7 +145,7 @@ def _(grad, *arguments):  # type: ignore[no-untyped-def]
 
 
 def _differentiated(engine: Engine, problem: Problem, wanted: list[bool], grad: Tensor) -> Operands:
-    """By autograd, from the engine's own forward pass: it runs once more, and only for a fused kernel's sake."""
+    """By autograd, from the engine's own forward pass, which runs once more."""
     with with_autograd():
         leaves = [
             t if t is None else t.detach().requires_grad_(w) for t, w in zip(operands(problem), wanted, strict=True)
@@ -142,11 +157,11 @@ def _differentiated(engine: Engine, problem: Problem, wanted: list[bool], grad: 
 
 
 def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(*inputs[:11])
+    ctx.save_for_backward(*output, *inputs[:11])
     ctx.options = inputs[11:]
 
 
-def _backward(ctx, grad):  # type: ignore[no-untyped-def]
+def _backward(ctx, grad, _):  # type: ignore[no-untyped-def]
     wanted = [bool(need) for need in ctx.needs_input_grad[:7]]
     found = attend_backward(grad, *ctx.saved_tensors, *ctx.options, wanted)
     return (*(g if want else None for g, want in zip(found, wanted, strict=True)), *(None,) * 9)

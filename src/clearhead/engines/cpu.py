@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from clearhead import _native, _tiles
-from clearhead._backward import operands
+from clearhead._backward import Operands, operands
 from clearhead._differentiable import differentiated_again
 from clearhead._native import Forward, Found, Sought
 from clearhead._problem import Problem, guard
@@ -71,6 +71,22 @@ class Cpu(Engine):
         output = _forward(problem, keep_stats=False)[1].output
         return output if problem.value.dtype is torch.float32 else output.to(problem.value.dtype)
 
+    def run_kept(self, problem: Problem) -> tuple[Tensor, Tensor] | None:
+        """The output and what `gradients_kept` needs besides it; None where a gradient has to go another way."""
+        if not _keeps(problem):
+            return None
+        kept = _forward(problem, keep_stats=True)[1]
+        return kept.output, kept.stats
+
+    def gradients_kept(
+        self, problem: Problem, wanted: tuple[bool, ...], grad: Tensor, output: Tensor, stats: Tensor
+    ) -> Operands | None:
+        """The gradients to the operands (see `_backward`), of a problem that `run_kept` gave this output for."""
+        if not _keeps(problem):
+            return None
+        guarded = problem if problem.spans is None else guard(problem)
+        return _native.gradients(guarded, wanted, grad, Forward(output, stats, True))
+
     def tiles(self, problem: Problem) -> Iterator[tuple[Block, Tensor]]:
         problem = guard(_weighted(problem))
         for block in _tiles.blocks(problem, _tiles.LOOK):
@@ -109,6 +125,14 @@ class Cpu(Engine):
 
     def extra_bytes(self, problem: Problem) -> int:
         return _native.forward_bytes(_weighted(problem))
+
+
+def _keeps(problem: Problem) -> bool:
+    """Whether the output in its own dtype, of the operands as they are, will do for the gradients."""
+    lowered, value = problem.lowered, problem.value
+    if lowered is None or value is None or value.dtype != torch.float32 or 0 in problem.sizes.shape:
+        return False
+    return _weighted(problem) is problem
 
 
 def _weighted(problem: Problem) -> Problem:
