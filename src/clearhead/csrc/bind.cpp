@@ -102,6 +102,7 @@ struct Cpu {
 }  // namespace
 
 NB_MODULE(_kernels, m) {
+    nb::set_leak_warnings(false);  // compiled code of torch's may hold these objects until the process ends
     nb::class_<Array>(m, "Array")
         .def("__init__", [](Array* a, uintptr_t data, int64_t batch, int64_t head, int64_t row, int64_t column) {
             new (a) Array{reinterpret_cast<void*>(data), {batch, head, row, column}};
