@@ -95,6 +95,20 @@ def test_looks_at_ties_and_at_parts(instructions, k):
             torch.testing.assert_close(weights.reduce(cell)[0], one, atol=1e-6, rtol=1e-5)
 
 
+def test_looks_at_scores_far_below_zero(instructions):
+    """A tile whose later queries see nothing of its first keys, and then scores of which e^−score is infinite."""
+    query, key = draw(1, 2, 200, 8) + 30, draw(1, 2, 200, 8, seed=1)
+    cells, mask = (ch.Received(), ch.Pool(10), ch.Pool(10, "mean"), ch.Entropy()), ch.SlidingWindow(before=20)
+    found = ch.weights(query, key, score=ch.Gaussian(2.0), mask=mask, engine="cpu").reduce(*cells)
+    truth = ch.weights(query.double(), key.double(), score=ch.Gaussian(2.0), mask=mask, engine="reference").reduce(
+        *cells
+    )
+    for one, want in zip(found, truth, strict=True):
+        torch.testing.assert_close(
+            one.double(), want, atol=1e-3, rtol=1e-3
+        )  # float32 scores near −870 have three digits
+
+
 BORDER = 64
 
 

@@ -151,13 +151,14 @@ struct Summarise {
         }
     }
 
-    // The factors that make weights of what stands in the tiles, in the place of `before`; `inverse` is 1 / sum of each row.
+    // The factors that make weights of what stands in the tiles, in the place of `before`; `inverse` is 1 / sum of each row. m
+    // only rises, but for a row that had seen nothing, whose weights of 0 are not to meet an infinite factor.
     void divide(int64_t rows, const Softmax& softmax, const float* inverse) {
         float now[ROWS];
         for (int64_t r = 0; r < ROWS; r++) now[r] = r < rows ? softmax.reference(r) : 0.0f;
         for (float* at = before; at < before + seen_panels * ROWS; at += ROWS)
             for (int64_t r = 0; r < rows; r += LANES)
-                store(at + r, exp(load(at + r) - load(now + r)) * load(inverse + r));
+                store(at + r, exp(smaller(V{}, load(at + r) - load(now + r))) * load(inverse + r));
     }
 
     // Adds what the keys of a panel receive from the rows [from, to), all of one row of cells, to that row's sums.
