@@ -224,13 +224,16 @@ struct Summarise {
 // sum of its own of what the keys receive. All threads are on one head at a time, and share what they read of it; and where
 // the mask is causal, the parts are of one size.
 struct LookShares {
+    static constexpr int64_t SUMS = 1 << 22;  // about so many numbers in all, if that is enough
+
     int64_t heads, parts, queries, cell_rows;  // where no map is wanted, a tile counts as a row of cells
 
     LookShares(const Problem& p, const Summary& s) {
         heads = p.batch * p.heads;
         cell_rows = s.mean || s.peak ? s.cell_rows : ROWS;
         queries = cell_rows > ROWS ? cell_rows : ROWS / cell_rows * cell_rows;
-        parts = most(p.threads, (2 * p.threads + heads - 1) / most(heads, 1));
+        const int64_t busy = (2 * p.threads + heads - 1) / most(heads, 1);  // for all threads to have work
+        parts = most(busy, least(p.threads, SUMS / most(1, heads * p.keys)));
         parts = most(1, least(parts, (p.queries + queries - 1) / queries));
     }
 };
