@@ -54,9 +54,11 @@ class Cpu(Engine):
         dtype = problem.query.dtype
         if dtype is not torch.float32 and problem.spans is None:
             return [f"PyTorch's own kernel is faster in {dtype} where nothing is masked"]
+        # compiled code should do for other sizes too, so it is not asked for its own
+        if compiling() or lowered.softcap is not None or not problem.plain:
+            return []
         batch, heads, queries, keys = problem.sizes.shape
-        few = batch * heads * queries * keys < FEW_PAIRS
-        if few and lowered.softcap is None and problem.plain and not compiling():  # whose code should do for more
+        if batch * heads * queries * keys < FEW_PAIRS:
             return ["PyTorch's own kernel is called faster, and this is little work"]
         return []
 
@@ -132,7 +134,7 @@ def _keeps(problem: Problem) -> bool:
     lowered, value = problem.lowered, problem.value
     if lowered is None or value is None or value.dtype != torch.float32 or 0 in problem.sizes.shape:
         return False
-    return _weighted(problem) is problem
+    return lowered.phi != "mul" or lowered.weight is None  # see `_weighted`
 
 
 def _weighted(problem: Problem) -> Problem:
