@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from clearhead._align import check_one_alignment
-from clearhead._dropout import draw_seed
+from clearhead._dropout import check_dropout, draw_seed
 from clearhead._errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead._reads import tensors_in
 from clearhead._shapes import Sizes, as_inputs, fit, to_tensor
@@ -20,6 +20,7 @@ from clearhead._unseen import Unseen, finite, group, seen, where_unseen, zero
 from clearhead._values import (
     any_autocast,
     autocast,
+    autocasting,
     batched,
     compiling,
     readable,
@@ -116,7 +117,7 @@ def make_problem(
     score.check(query, key)
     if mask is None and bias is None and dropout_p == 0.0:
         return Problem(query, key, value, sizes, score, _lower(score, query, key), None, None)
-    dropout_p = _check_dropout(dropout_p)
+    dropout_p = check_dropout(dropout_p, "dropout_p")
     seed = draw_seed(sizes.device) if dropout_p else None
     allowed, float_mask = _as_mask(mask, sizes, query.dtype)
     added = _as_bias(bias, mask, sizes)
@@ -141,8 +142,8 @@ def _refuse_distributed(inputs: dict[str, Tensor | None]) -> None:
     for name, tensor in inputs.items():
         if module is not None and type(tensor) is not Tensor and isinstance(tensor, module.DTensor):
             raise UnsupportedError(
-                f"{name} is a DTensor, shape {tuple(tensor.shape)}; masks, biases and dropout make plain tensors, which "
-                f"PyTorch does not mix with it. Pass {name}.to_local() and each rank's part of the mask, or "
+                f"{name} is a DTensor, shape {tuple(tensor.shape)}; masks, biases and dropout are plain tensors, "
+                f"which PyTorch does not mix with it. Pass {name}.to_local() and each rank's part of the mask, or "
                 f"{name}.full_tensor()."
             )
 
@@ -155,16 +156,6 @@ def _lower(score: Score, query: Tensor, key: Tensor) -> Pairwise | None:
     if any_autocast():
         lowered = lowered._replace(query=lowered.query.to(query.dtype), key=lowered.key.to(query.dtype))
     return check_pairwise(lowered, query, key, type(score).__name__)
-
-
-def _check_dropout(dropout_p: Any) -> float:
-    if (
-        isinstance(dropout_p, bool)
-        or not isinstance(dropout_p, int | float | np.floating)
-        or not 0.0 <= dropout_p < 1.0
-    ):
-        raise ClearheadError(f"dropout_p is {dropout_p!r}; expected a probability: 0 ≤ dropout_p < 1.")
-    return float(dropout_p)
 
 
 def _as_bias(bias: Any, mask: Any, sizes: Sizes) -> Added | None:
@@ -262,7 +253,7 @@ def _as_mask(mask: Any, sizes: Sizes, dtype: torch.dtype) -> tuple[Allowed | Non
         raise ClearheadError(f"mask is on {tensor.device}, the inputs on {sizes.device}; pass mask.to(query.device).")
     if not tensor.is_floating_point():
         return _resolve(DenseMask(check_keep(tensor, "mask")), sizes), None
-    if tensor.dtype != dtype:
+    if tensor.dtype != dtype and not autocasting(tensor.device):  # which has changed the inputs' dtype, not the mask's
         raise ClearheadError(
             f"mask has dtype {tensor.dtype}, shape {tuple(tensor.shape)}, and is added to scores of {dtype}; "
             "pass mask.to(query.dtype), or a bool tensor if it only says who may attend."

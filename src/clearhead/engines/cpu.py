@@ -57,7 +57,7 @@ class Cpu(Engine):
         if lowered is None or lowered.phi != "mul" or problem.value is None:
             return []
         dtype = problem.query.dtype
-        if dtype is not torch.float32 and problem.spans is None:
+        if dtype is not torch.float32 and problem.spans is None and problem.bias is None:
             return [f"PyTorch's own kernel is faster in {dtype} where nothing is masked"]
         # compiled code should do for other sizes too, so it is not asked for its own
         if compiling() or lowered.softcap is not None or not problem.plain:

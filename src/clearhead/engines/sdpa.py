@@ -109,6 +109,8 @@ def _far_below_zero(bias: Tensor) -> bool:
 
     The kernel's backward pass takes exp(score − log-sum-exp), and next to such numbers float32 rounds the log-sum-exp.
     """
+    if not bias.shape[-1]:
+        return False
     top = bias.detach().amax(-1)
     if not readable(top):
         return False
@@ -121,7 +123,7 @@ def full(
     """One call of the fused kernel, its inputs made such that it does not fall back to the whole matrix."""
     width, shape, key_heads = value.shape[-1], query.shape, key.shape[1]
     if scale <= 0:  # in low precision the kernel scales what it has masked: −∞ would become +∞, or NaN
-        query, scale = query * scale, 1.0
+        query, scale = (-query, -scale) if scale else (query * 0, 1.0)  # neither rounds
     if shape[-1] != width:  # the kernel wants one width; zeros change no score
         wide = max(query.shape[-1], width)
         query, key, value = (

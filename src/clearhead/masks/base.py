@@ -175,8 +175,8 @@ def check_spans(spans: Any, sizes: Sizes, mask: Mask) -> Spans:
         if not fits or edge.dtype != torch.int64 or edge.device != sizes.device:
             got = f"{tuple(edge.shape)} of {edge.dtype} on {edge.device}" if isinstance(edge, Tensor) else repr(edge)
             raise ShapeError(
-                f"{mask.title()}: lower gave a {name} {got}; expected int64 on {sizes.device} that broadcasts to (B, H, Lq) = "
-                f"{sizes.shape[:3]}."
+                f"{mask.title()}: lower gave a {name} {got}; expected int64 on {sizes.device} that broadcasts to "
+                f"(B, H, Lq) = {sizes.shape[:3]}."
             )
     return spans
 
