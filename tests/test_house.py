@@ -30,10 +30,12 @@ ORDER = [
     "_tiles",
     "_problem",
     "_unseen",
+    "_reads",
     "scores masks biases",
     "_align",
     "_dropout",
     "_shapes",
+    "_versions",
     "_values",
     "_errors",
 ]

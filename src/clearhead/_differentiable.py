@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from clearhead import _tiles
 from clearhead._backward import Operands, operands, with_operands, without_operands
 from clearhead._problem import Problem
-from clearhead._tiles import Block
+from clearhead._tiles import EVERY, Block
 from clearhead._values import batched, dispatches, with_memory
 
 Kept = tuple[Tensor, ...]
@@ -101,7 +101,7 @@ class _OneByOne(torch.autograd.Function):
 def block_output(problem: Problem, block: Block) -> Tensor:
     """The output of one block's rows: all the keys they may see are in it."""
     assert problem.value is not None
-    if block.keys.stop <= block.keys.start:
+    if block.keys != EVERY and block.keys.stop <= block.keys.start:
         return _tiles.no_keys(problem, problem.query[block.batch, block.heads, block.queries])
     weights = _tiles.weights(problem, block, _tiles.scores(problem, block))
     value = _tiles.head_part(problem.value, problem.groups, block)[:, :, block.keys]

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from clearhead._errors import ClearheadError, UnsupportedError
-from clearhead._shapes import Sizes
+from clearhead._shapes import Sizes, extent
 from clearhead._values import vectorized
 
 _FIRST, _SECOND = 0x7FEB352D, 0x846CA68B - 2**32  # as signed numbers, which PyTorch's words are
@@ -57,8 +57,8 @@ def factors(
 ) -> Tensor:
     """What dropout multiplies a part of the weights by: 0 with probability p, else 1 / (1 − p)."""
     b, h, i, j = (
-        torch.arange(r.start, r.stop, r.step, dtype=torch.int32, device=seed.device)
-        for r in (range(size)[s] for size, s in zip(sizes.shape, sides, strict=True))
+        torch.arange(*extent(side, size), dtype=torch.int32, device=seed.device)
+        for size, side in zip(sizes.shape, sides, strict=True)
     )
     low, high = (seed.bitwise_and(2**32 - 1) - 2**31).int() ^ -(2**31), (seed >> 32).int()
     sequence = _mix(_mix(_mix(low) + high) + b)  # (b,)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from clearhead._errors import ClearheadError, ShapeError
+from clearhead._values import compiling
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -330,6 +331,17 @@ def placed(tensor: Tensor, device: torch.device, who: str) -> Tensor:
             f"{device}. Make it outside of `torch.device('meta')`."
         )
     return tensor.to(device)
+
+
+def extent(side: slice, size: int) -> tuple[int, int, int]:
+    """Where a slice of a dimension begins, ends, and its step.
+
+    In compiled code, whose slices lie inside, it is not held against the size: the code then holds for other sizes too.
+    """
+    if compiling():
+        return side.start or 0, size if side.stop is None else side.stop, side.step or 1
+    found = range(size)[side]
+    return found.start, max(found.stop, found.start), found.step
 
 
 def part(tensor: Tensor, *slices: slice) -> Tensor:

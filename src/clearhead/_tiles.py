@@ -19,11 +19,13 @@ from torch import Tensor
 from clearhead._dropout import factors
 from clearhead._problem import Problem
 from clearhead._shapes import Sizes, unflatten
+from clearhead._values import compiling
 from clearhead.scores.base import Pairwise, accumulated, checked_tile
 
 ROWS = 256  # the most queries to a block where the mask depends on the query: more would skip less
 EVERY = slice(None)
 BUDGET = 2**21  # elements of a block's scores, or of what is made on the way to them
+TRACED = 2**24  # the same in compiled code, where more blocks than one hold for one size alone
 LOOK = 2**20  # the same for an inspection, which makes a few passes over each block: it should stay in the cache
 
 
@@ -68,6 +70,10 @@ def blocks(problem: Problem, budget: int) -> Iterator[Block]:
     """
     sizes, groups = problem.sizes, problem.groups
     if not sizes.batch or not sizes.heads or not sizes.queries:
+        return
+    if compiling() and math.prod(sizes.shape) * width(problem) <= TRACED:
+        # a slice with an end would tie the code to this size
+        yield Block(EVERY, EVERY, EVERY, EVERY, masked=problem.spans is not None)
         return
     for batch, bands in _bands(problem):
         row = max(1, max(keys.stop - keys.start for _, keys, _ in bands) * width(problem))

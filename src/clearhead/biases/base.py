@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from clearhead._align import check_one_alignment
 from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import Sizes, array_sizes, part
+from clearhead._shapes import Sizes, array_sizes, extent, part
 
 
 class Added(NamedTuple):
@@ -40,14 +40,15 @@ class Added(NamedTuple):
             assert dense is not None
             return dense
         along = part(self.relative, batch, heads)
-        rows, columns = range(sizes.queries)[queries], range(sizes.keys)[keys]
-        if not len(rows) or not len(columns):
-            spread = along.new_zeros(*along.shape[:2], len(rows), len(columns))
+        top, bottom, row_step = extent(queries, sizes.queries)
+        left, right, column_step = extent(keys, sizes.keys)
+        if bottom <= top or right <= left:
+            count = [len(range(*ends)) for ends in ((top, bottom, row_step), (left, right, column_step))]
+            spread = along.new_zeros(*along.shape[:2], *count)
         else:
             # row i is a window of the distances, and the window of the row after it begins one distance earlier
-            every = along[..., sizes.queries - 1 - rows[-1] + columns[0] : sizes.queries - rows[0] + columns[-1]]
-            spread = every.unfold(-1, columns[-1] - columns[0] + 1, 1).flip(-2)
-            spread = spread[..., :: rows.step, :: columns.step]
+            every = along[..., sizes.queries - bottom + left : sizes.queries - top + right - 1]
+            spread = every.unfold(-1, right - left, 1).flip(-2)[..., ::row_step, ::column_step]
         return spread if dense is None else wide(spread) + wide(dense)
 
 

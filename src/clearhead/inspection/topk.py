@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from clearhead._errors import ClearheadError
 from clearhead._native import Found, Sought
 from clearhead._problem import Problem
-from clearhead._shapes import check_count
 from clearhead.inspection.base import PEAK, Look, Reduction, per_query
 
 FEW = 64  # more are found by a tournament: the fused pass keeps the largest in a list, in order
@@ -33,7 +33,8 @@ class TopK(Reduction):
     k: int
 
     def check(self, problem: Problem) -> None:
-        if check_count(self.k, 1, "k") > problem.sizes.keys:
+        whole = isinstance(self.k, int | np.integer) and not isinstance(self.k, bool)
+        if not whole or not 1 <= self.k <= problem.sizes.keys:
             raise ClearheadError(f"k is {self.k!r}, and there are {problem.sizes.keys} keys; pass 1 ≤ k ≤ Lk.")
 
     def begin(self, problem: Problem) -> tuple[Tensor, Tensor, int]:

@@ -83,7 +83,7 @@ class Weights:
 
     def _engine(self, problem: Problem) -> Engine:
         """The engine for where this is looked at: under a transform it may be another one."""
-        return choose(problem, self._asked)
+        return choose(problem._replace(value=None), self._asked)
 
     @property
     def problem(self) -> Problem:

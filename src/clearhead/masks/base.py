@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clearhead._align import check_one_alignment
 from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import Sizes, array_sizes, part
+from clearhead._shapes import Sizes, array_sizes, extent, part
 from clearhead._values import on_host, readable
 from clearhead.masks._draw import LARGEST, draw
 
@@ -35,8 +35,7 @@ class Spans(NamedTuple):
     def keep(self, batch: slice, heads: slice, queries: slice, keys: slice, size: int) -> Tensor:
         """The part of the mask that these slices name, bool; `size` is Lk."""
         start, stop = (part(edge, batch, heads, queries).unsqueeze(-1) for edge in (self.start, self.stop))
-        place = range(size)[keys]
-        positions = torch.arange(place.start, max(place.stop, place.start), place.step, device=self.start.device)
+        positions = torch.arange(*extent(keys, size), device=self.start.device)
         keep = (positions >= start) & (positions < stop)
         return keep if self.residual is None else keep & self.rest(batch, heads, queries, keys)
 
@@ -44,13 +43,13 @@ class Spans(NamedTuple):
         """What the residual gives for this part, checked."""
         assert self.residual is not None
         keep = self.residual(*sides)
-        if not isinstance(keep, Tensor) or keep.dtype != torch.bool or keep.ndim != 4:
+        if not isinstance(keep, Tensor) or keep.dtype != torch.bool or keep.ndim > 4:
             got = f"{tuple(keep.shape)} of {keep.dtype}" if isinstance(keep, Tensor) else repr(keep)[:60]
             raise ShapeError(
-                f"the residual of a mask's spans gave {got}; expected a bool tensor of four dimensions that broadcasts "
-                "to the (batch, heads, queries, keys) it was asked for."
+                f"the residual of a mask's spans gave {got}; expected a bool tensor that broadcasts to the "
+                "(batch, heads, queries, keys) it was asked for."
             )
-        return keep
+        return keep if keep.ndim == 4 else keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape))
 
     def host(self) -> tuple[np.ndarray, np.ndarray]:
         """Starts and stops on the host, of one shape; (0, 0) where nothing is allowed."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import Sizes
+from clearhead._shapes import Sizes, extent
 from clearhead._values import compiling
 from clearhead._versions import read_by
 from clearhead.masks.base import Mask, Spans
@@ -71,8 +71,7 @@ class Where(Mask):
         def residual(*sides: slice) -> Tensor:
             indices = []
             for dim, (size, side) in enumerate(zip(sizes.shape, sides, strict=True)):
-                place = range(size)[side]
-                index = torch.arange(place.start, max(place.stop, place.start), place.step, device=sizes.device)
+                index = torch.arange(*extent(side, size), device=sizes.device)
                 indices.append(index.view((1,) * dim + (-1,) + (1,) * (3 - dim)))
             return _checked(self._ask(indices), [index.numel() for index in indices], self.title())
 
