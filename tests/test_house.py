@@ -132,5 +132,35 @@ def test_every_file_is_small():
     assert max(long.values()) <= 400, sorted(long.items(), key=lambda item: -item[1])[:3]
 
 
+FACTORIES = {"empty", "zeros", "ones", "full", "tensor", "arange", "linspace", "eye", "empty_strided", "rand", "randn"}
+
+
+def test_new_tensors_do_not_take_the_callers_defaults():
+    """Under a default dtype or device of the caller's they would be other numbers, or not numbers at all."""
+    loose = []
+    for name, path, _ in modules():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        # what a module learns, or holds beside it, is made with the defaults, as in torch.nn; so are examples for tests
+        kept = {"Parameter", "register_buffer"}
+        allowed = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "attr", "") in kept]
+        allowed += [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == "example"]
+        inside = {id(inner) for outer in allowed for inner in ast.walk(outer)}
+        for call in ast.walk(tree):
+            function = getattr(call, "func", None)
+            if not isinstance(call, ast.Call) or id(call) in inside or not isinstance(function, ast.Attribute):
+                continue
+            if (
+                not isinstance(function.value, ast.Name)
+                or function.value.id != "torch"
+                or function.attr not in FACTORIES
+            ):
+                continue
+            given = {keyword.arg for keyword in call.keywords}
+            integers = function.attr in ("arange", "tensor")  # of whole numbers: int64 under every default
+            if "device" not in given or not ("dtype" in given or integers):
+                loose.append(f"{name}:{call.lineno} torch.{function.attr}")
+    assert not loose
+
+
 def test_types_are_shipped():
     assert (SOURCE / "py.typed").exists()

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from clearhead._errors import ClearheadError, ShapeError
-from clearhead._values import compiling
+from clearhead._values import as_followed, compiling
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -317,7 +317,9 @@ def _refuse_mixture(named: Mapping[str, Tensor]) -> None:
 
 def array_sizes(query: Any, key: Any) -> Sizes:
     """The sizes of the score matrix of two arrays; their values do not matter."""
-    query_shape, key_shape = (torch.empty(tuple(array.shape), device="meta") for array in (query, key))
+    query_shape, key_shape = (
+        torch.empty(tuple(array.shape), dtype=torch.float32, device="meta") for array in (query, key)
+    )
     *_, sizes = as_inputs(query_shape, key_shape, None)
     device = query.device if isinstance(query, Tensor) else torch.device("cpu")
     return Sizes(*sizes.shape, device, sizes.leading)
@@ -330,7 +332,7 @@ def placed(tensor: Tensor, device: torch.device, who: str) -> Tensor:
             f"{who} is on the meta device, shape {tuple(tensor.shape)}, which holds no values, and the inputs are on "
             f"{device}. Make it outside of `torch.device('meta')`."
         )
-    return tensor.to(device)
+    return as_followed(tensor).to(device)
 
 
 def extent(side: slice, size: int) -> tuple[int, int, int]:

@@ -100,6 +100,12 @@ def plain(tensor: Tensor) -> bool:
     )
 
 
+def as_followed(tensor: Tensor) -> Tensor:
+    """A tensor made outside, as PyTorch's fake tensors take it where they are at work."""
+    mode = torch._C._get_dispatch_mode(_KEYS.FAKE) if traced() else None
+    return tensor if mode is None or isinstance(tensor, FakeTensor) else mode.from_tensor(tensor)
+
+
 def with_memory(tensor: Tensor) -> Tensor:
     """The tensor; of zeros without memory, which PyTorch's own kernels read as if they had some, real ones."""
     if not tensor._is_zerotensor():

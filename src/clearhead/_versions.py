@@ -81,8 +81,12 @@ def _held(things: Iterable[Any], names: Iterable[str], depth: int) -> Iterator[T
             if depth:
                 yield from read_by(thing, depth - 1)
         elif not isinstance(thing, type | types.ModuleType | types.BuiltinFunctionType):
-            parts = [_attribute(thing, name) for name in names]
-            yield from (part for part in parts if isinstance(part, Tensor))
+            for name in names:
+                part, method = _attribute(thing, name), getattr(type(thing), name, None)
+                if isinstance(part, Tensor):
+                    yield part
+                elif isinstance(method, types.FunctionType) and depth:
+                    yield from read_by(types.MethodType(method, thing), depth - 1)
 
 
 def _attribute(thing: Any, name: str) -> Any:

@@ -23,6 +23,8 @@ class Sdpa(Engine):
     squares use the kernel's own flag, a window becomes one call over overlapping views of the keys. Only what is
     left gets a mask tile. Grouped heads fold into the query axis where the mask allows it.
 
+    Where the sum of a row's values over its keys is above the largest float32, it overflows, as PyTorch's kernel does.
+
     A key that is NaN or infinite and masked for some queries only leaks into them: the fused kernel multiplies it by
     a weight of 0. Keys that no query may see are safe. The engines `tiled` and `reference` guard both.
     """

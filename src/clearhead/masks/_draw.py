@@ -26,11 +26,12 @@ def draw(keep: Tensor, shape: tuple[int, int, int, int]) -> str:
 def _matrix(keep: Tensor) -> list[str]:
     if not keep.numel():
         return [f"(no pairs: {keep.shape[0]} queries, {keep.shape[1]} keys)"]
-    rows, columns = (torch.arange(n) * min(n, CELLS) // n for n in keep.shape)
+    keep = keep.cpu()
+    rows, columns = (torch.arange(n, device="cpu") * min(n, CELLS) // n for n in keep.shape)
     shape = (int(rows[-1]) + 1, int(columns[-1]) + 1)
     cell = (rows[:, None] * shape[1] + columns[None, :]).flatten()
-    counts = torch.zeros(2, shape[0] * shape[1])
-    counts[0].index_add_(0, cell, keep.cpu().float().flatten())
-    counts[1].index_add_(0, cell, torch.ones(cell.numel()))
+    counts = torch.zeros(2, shape[0] * shape[1], dtype=torch.float32, device="cpu")
+    counts[0].index_add_(0, cell, keep.float().flatten())
+    counts[1].index_add_(0, cell, torch.ones(cell.numel(), dtype=torch.float32, device="cpu"))
     text = ["■" if some == every else "▪" if some else "·" for some, every in counts.T.tolist()]
     return [" ".join(text[i * shape[1] : (i + 1) * shape[1]]) for i in range(shape[0])]

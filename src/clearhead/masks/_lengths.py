@@ -17,7 +17,7 @@ def as_tensor(numbers: Any, name: str) -> Tensor:
     """Numbers, lists of them, arrays and tensors, as a tensor; an empty list as one of integers."""
     if isinstance(numbers, int | np.integer | list | tuple | range):
         try:
-            numbers = torch.tensor(numbers)
+            numbers = torch.tensor(numbers, device="cpu")
         except (ValueError, TypeError) as ragged:
             raise ClearheadError(f"{name} is no array of integers: {ragged}.") from None
         numbers = numbers if numbers.numel() else numbers.long()

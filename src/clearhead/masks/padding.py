@@ -81,7 +81,7 @@ def _hull(keep: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """From the first kept key to after the last one, (B,) each, and whether nothing is left out between them."""
     if not keep.shape[1]:
         nothing = torch.zeros(keep.shape[0], dtype=torch.int64, device=keep.device)
-        return nothing, nothing, torch.ones((), dtype=torch.bool)
+        return nothing, nothing, torch.ones((), dtype=torch.bool, device=keep.device)
     count = keep.sum(-1)
     start = keep.int().argmax(-1)
     stop = torch.where(count > 0, keep.shape[1] - keep.flip(-1).int().argmax(-1), start)

@@ -33,7 +33,7 @@ class Tabled(nn.Module):
             length = max(LEAST, 1 << (stop - 1).bit_length())
             # not a tensor of inference mode: training may use the table next. float64 is not on every device
             with torch.inference_mode(False), torch.no_grad():
-                table = self._rows(torch.arange(length, dtype=torch.float64)).to(device, dtype)
+                table = self._rows(torch.arange(length, dtype=torch.float64, device="cpu")).to(device, dtype)
             self._table = table
         return table
 

@@ -76,7 +76,7 @@ def _allowed(problem: Problem, sequence: int) -> tuple[Array, Array, Array | Non
         every = slice(None)
         of = problem.bias.tile(slice(sequence, sequence + 1), every, every, every, problem.sizes)[0]
         bias = of.float().expand(of.shape[0], queries, keys)
-    start, stop = torch.zeros(1, queries, dtype=torch.int64), torch.full((1, queries), keys)
+    start, stop = (torch.full((1, queries), edge, dtype=torch.int64, device="cpu") for edge in (0, keys))
     spans = problem.spans
     if spans is not None:
         start, stop = (

@@ -15,6 +15,7 @@ from clearhead._shapes import as_inputs, check_count, columns, to_tensor
 from clearhead._values import autocasting, compiling, with_memory
 
 Phi = Literal["mul", "tanh_add", "sq_diff"]
+PHIS = get_args(Phi)
 
 
 class Pairwise(NamedTuple):
@@ -40,11 +41,15 @@ def check_pairwise(lowered: Pairwise, query: Tensor, key: Tensor, who: str) -> P
     """
     if type(lowered) is Pairwise and lowered.query is query and lowered.key is key and type(lowered.scale) is float:
         learnt = (lowered.weight, lowered.sinks)
-        if learnt == (None, None) and (lowered.softcap is None or type(lowered.softcap) is float):
+        if (
+            learnt == (None, None)
+            and lowered.phi in PHIS
+            and (lowered.softcap is None or type(lowered.softcap) is float)
+        ):
             return lowered  # plain dot products, told at little cost
-    if not isinstance(lowered, Pairwise) or lowered.phi not in get_args(Phi):
+    if not isinstance(lowered, Pairwise) or lowered.phi not in PHIS:
         raise ClearheadError(
-            f"{who}.lower gave a {type(lowered).__name__}; expected a Pairwise of a φ among {get_args(Phi)}, or None."
+            f"{who}.lower gave a {type(lowered).__name__}; expected a Pairwise of a φ among {PHIS}, or None."
         )
     width = lowered.query.shape[-1:]
     expected = {

@@ -1,0 +1,611 @@
+"""What surrounds a call: the caller's defaults, modes, transforms and threads, and what a tensor may be."""
+
+import gc
+import subprocess
+import sys
+import weakref
+
+import numpy as np
+import pytest
+import torch
+import torch._dynamo.testing
+import torch.autograd.forward_ad as forward_ad
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.checkpoint import checkpoint
+
+import clearhead as ch
+from clearhead import _native
+from clearhead.biases.base import Added
+from clearhead.masks.base import Spans
+from clearhead.scores.base import Pairwise
+
+MASKS = {
+    "none": None,
+    "causal": ch.Causal(),
+    "lengths": ch.Lengths([3, 50]),
+    "union": ch.SlidingWindow(2) | ch.Lengths([4, 9]),
+    "rule": ch.Where(lambda batch, head, query, key: (query - key) % 3 != 1),
+    "documents": ch.Causal() & ch.Documents(torch.arange(50) // 7),
+}
+ENGINES = [None, "cpu", "sdpa", "tiled", "reference"]
+named = pytest.mark.parametrize("name", MASKS)
+
+
+def draw(*shape, seed=0, **options):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), **options)
+
+
+def inputs(**options):
+    return [draw(2, 3, 50, 8, seed=i, **options) for i in range(3)]
+
+
+def both(engine, query, key, value, **options):
+    """The output and the query's gradient, by an engine; nothing where it says why it can't."""
+    query = query.detach().requires_grad_()
+    try:
+        out = ch.attention(query, key, value, engine=engine, **options)
+    except ch.UnsupportedError:
+        return None
+    return out.detach(), torch.autograd.grad(out.sin().sum(), query)[0]
+
+
+def close(got, want, tolerance=1e-5):
+    torch.testing.assert_close(got, want, atol=tolerance, rtol=tolerance, check_dtype=False)
+
+
+# ------------------------------------------------------------------ defaults, modes
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@named
+def test_the_default_dtype_changes_nothing(name, dtype):
+    query, key, value = inputs()
+    looks = (ch.Entropy(), ch.TopK(3), ch.Received(), ch.Pool(4), ch.Pool(4, "mean"), ch.Output(value))
+
+    def everything():
+        weights = ch.weights(query, key, mask=MASKS[name])
+        found = [*weights.reduce(*looks), weights.logsumexp, weights[0, 1, 2:5, 3:9], weights.dense()]
+        return [*both(None, query, key, value, mask=MASKS[name]), *(f if torch.is_tensor(f) else f[0] for f in found)]
+
+    want = everything()
+    torch.set_default_dtype(dtype)
+    try:
+        got = everything()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@named
+def test_the_default_device_changes_nothing(name):
+    query, key, value = inputs()
+    value[0, 0, 3] = torch.nan  # what is not finite takes another path
+    want = [ch.attention(query, key, value, mask=MASKS[name]), ch.weights(query, key, mask=MASKS[name]).entropy()]
+    with torch.device("meta"):
+        got = [ch.attention(query, key, value, mask=MASKS[name]), ch.weights(query, key, mask=MASKS[name]).entropy()]
+        assert isinstance(repr(MASKS[name]), str)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@named
+def test_inference_mode_leaves_nothing_behind(name, engine):
+    query, key, value = inputs()
+    mask = ch.Lengths([7, 41]) if name == "lengths" else MASKS[name]  # not remembered from another test
+    with torch.inference_mode():
+        try:
+            want = ch.attention(query, key, value, mask=mask, engine=engine)
+        except ch.UnsupportedError:
+            return
+    out, gradient = both(engine, query, key, value, mask=mask)
+    close(out, want)
+    assert gradient.isfinite().all()
+
+
+@named
+def test_shapes_alone(name):
+    with FakeTensorMode():
+        fake = torch.empty(2, 3, 50, 8)
+        assert ch.attention(fake, fake, fake, mask=MASKS[name]).shape == (2, 3, 50, 8)
+    meta = torch.empty(2, 3, 50, 8, device="meta")
+    assert ch.attention(meta, meta, meta, mask=MASKS[name]).device.type == "meta"
+
+
+def test_a_mask_without_values_on_inputs_with_values():
+    query, key, value = inputs()
+    lengths = torch.empty(2, dtype=torch.int64, device="meta")
+    keep = torch.empty(50, 50, dtype=torch.bool, device="meta")
+    for mask in (ch.Lengths(lengths), ch.DenseMask(keep), ch.Causal(lengths), ch.PrefixLM(lengths)):
+        assert repr(mask)
+        with pytest.raises(ch.ClearheadError, match="meta"):
+            ch.attention(query, key, value, mask=mask)
+
+
+# ------------------------------------------------------------------ what a tensor may be
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@named
+def test_a_subclass_that_dispatches_goes_where_no_pointer_is_taken(name, engine):
+    plain = inputs()
+    wrapped = [TwoTensor(t.clone(), t.clone()) for t in plain]
+    want, found = both(engine, *plain, mask=MASKS[name]), both(engine, *wrapped, mask=MASKS[name])
+    if found is None:
+        assert engine in ("cpu", "sdpa")
+        return
+    close(found[0].a, want[0])
+    close(found[1].b, want[1])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_zeros_without_memory(engine):
+    query, key, value = inputs()
+    nothing = torch._efficientzerotensor(query.shape)
+    zeros = torch.zeros(query.shape)
+    for some in (0, 1, 2):
+        given = [nothing if i == some else t for i, t in enumerate((query, key, value))]
+        real = [zeros if i == some else t for i, t in enumerate((query, key, value))]
+        close(both(engine, *given, mask=ch.Causal())[0], both(engine, *real, mask=ch.Causal())[0])
+    leaf = query.clone().requires_grad_()
+    out = ch.attention(leaf, key, value, mask=ch.Causal(), engine=engine)
+    assert (torch.autograd.grad(out, leaf, torch._efficientzerotensor(out.shape))[0] == 0).all()
+
+
+def test_a_subclass_that_holds_numbers_is_a_tensor():
+    class Named(torch.Tensor):
+        pass
+
+    plain = inputs()
+    out = ch.attention(*(t.as_subclass(Named) for t in plain), mask=ch.Causal(), engine="cpu")
+    assert torch.equal(out.as_subclass(torch.Tensor), ch.attention(*plain, mask=ch.Causal(), engine="cpu"))
+
+
+@pytest.mark.parametrize("engine", ["cpu", "tiled", "reference"])
+@pytest.mark.parametrize("length", [5, 40])
+def test_gradients_of_overlapping_windows(engine, length):
+    """A view whose rows share memory has strides that are no layout to allocate."""
+    series = draw(length + 19, seed=3)
+
+    def gradients(by):
+        leaf = series.clone().requires_grad_()
+        windows = leaf.unfold(-1, 20, 1)[None, None]
+        out = ch.attention(windows, windows, windows[..., :7], mask=ch.Causal(), engine=by)
+        return torch.autograd.grad(out, [leaf, windows], draw(*out.shape, seed=4))
+
+    for got, want in zip(gradients(engine), gradients("reference"), strict=True):
+        close(got, want)
+
+
+@pytest.mark.parametrize("score", ["Dot", "Cosine", "Gaussian"])
+@pytest.mark.parametrize("queries", [1, 2, 4, 5, 60])
+def test_width_0(score, queries):
+    query, key = torch.zeros(1, 2, queries, 0), torch.zeros(1, 2, 70, 0)
+    value = draw(1, 2, 70, 3)
+    made = getattr(ch, score)()
+    for engine in ENGINES:
+        out = both(engine, query, key, value, score=made, mask=ch.Causal("lower_right"))
+        want = both("reference", query, key, value, score=made, mask=ch.Causal("lower_right"))
+        assert out is None or torch.allclose(out[0], want[0], atol=1e-6)
+
+
+# ------------------------------------------------------------------ derivatives
+
+DERIVATIVES = """
+import torch, clearhead as ch
+torch.manual_seed(0)
+query, key, value = torch.randn(3, 1, 2, 6, 4).double()
+mask = {mask}
+by = lambda engine: lambda q: ch.attention(q, key, value, mask=mask, engine=engine).sin().sum()
+for transform in (torch.func.grad, torch.func.jacrev, torch.func.hessian,
+                  lambda f: lambda q: torch.func.vjp(f, q)[1](torch.ones(()).double()),
+                  lambda f: lambda q: torch.func.jvp(f, (q,), (q.sin(),)),
+                  lambda f: lambda q: torch.func.vmap(torch.func.grad(f))(torch.stack([q, 2 * q]))):
+    got, want = transform(by(None))(query), transform(by("reference"))(query)
+    torch.testing.assert_close(got, want)
+print("equal")
+"""
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        "ch.Causal()",
+        "ch.Lengths([4])",
+        "torch.rand(6, 6) > 0.4",
+        "ch.Causal(torch.tensor([1]))",
+        "ch.Causal() & ch.Where(lambda b, h, i, j: i - j < 3)",
+        "~ch.SlidingWindow(1, 1)",
+    ],
+)
+def test_transforms_in_a_fresh_process(mask):
+    """Nothing that an earlier call has left behind helps here."""
+    done = subprocess.run([sys.executable, "-c", DERIVATIVES.format(mask=mask)], capture_output=True, text=True)
+    assert done.stdout.strip() == "equal", done.stderr[-2000:]
+
+
+@named
+@pytest.mark.parametrize("engine", ["cpu", "tiled"])
+@pytest.mark.parametrize("score", [ch.Dot(), ch.Additive(8, 8, 5)], ids=["dot", "additive"])
+def test_batched_gradients(name, engine, score, monkeypatch):
+    monkeypatch.setattr("clearhead._tiles.BUDGET", 2000)  # many blocks
+    query, key, value = inputs()
+    query.requires_grad_(), value.requires_grad_()
+    out = ch.attention(query, key, value, mask=MASKS[name], engine=engine, score=score)
+    gradients = draw(4, *out.shape, seed=7)
+    each = [torch.autograd.grad(out, (query, value), g, retain_graph=True) for g in gradients]
+    joined = torch.autograd.grad(out, (query, value), gradients, is_grads_batched=True, retain_graph=True)
+    mapped = torch.func.vmap(lambda g: torch.autograd.grad(out, (query, value), g, retain_graph=True))(gradients)
+    for i, parts in enumerate(zip(*each, strict=True)):
+        want = torch.stack(parts)
+        assert torch.equal(joined[i], want) and torch.equal(mapped[i], want)
+
+
+def test_a_jacobian_in_one_call():
+    query, key, value = (t[:1, :1, :4] for t in inputs())
+    run = lambda query: ch.attention(query, key, value, mask=ch.Causal(), engine="cpu")
+    joined, plain = (torch.autograd.functional.jacobian(run, query, vectorize=v) for v in (True, False))
+    close(joined, plain)
+
+
+@named
+def test_forward_mode_keeps_the_tangent(name):
+    query, key, value = (t.double() for t in inputs())
+    step = draw(*query.shape, seed=9).double()
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(query, step)
+        out = ch.attention(dual, key, value, mask=MASKS[name])
+        tangent = forward_ad.unpack_dual(out).tangent
+    run = lambda query: ch.attention(query, key, value, mask=MASKS[name], engine="reference")
+    close(tangent, torch.func.jvp(run, (query,), (step,))[1], 1e-10)
+    with forward_ad.dual_level(), pytest.raises(ch.UnsupportedError, match="forward mode"):
+        ch.attention(forward_ad.make_dual(query.float(), step.float()), key.float(), value.float(), engine="cpu")
+
+
+@pytest.mark.parametrize("engine", ["cpu", "tiled", "sdpa", "reference"])
+@pytest.mark.parametrize("name", ["none", "causal", "rule"])
+@pytest.mark.parametrize("score", [None, ch.Additive(8, 8, 4), lambda q, k: q @ k.mT], ids=["dot", "additive", "tile"])
+def test_a_checkpoint_frees_the_operands(engine, name, score, monkeypatch):
+    monkeypatch.setattr("clearhead._tiles.BUDGET", 2000)
+    alive = []
+    leaf = draw(1, 2, 50, 8).requires_grad_()
+
+    def block(leaf):
+        operands = leaf * 1, leaf * 2, leaf * 3
+        alive.extend(map(weakref.ref, operands))
+        return ch.attention(*operands, mask=MASKS[name], score=score, engine=engine)
+
+    try:
+        out = checkpoint(block, leaf, use_reentrant=False)
+    except ch.UnsupportedError:
+        return
+    gc.collect()
+    assert [ref() for ref in alive] == [None, None, None]
+    (got,) = torch.autograd.grad(out.sin().sum(), leaf)
+    (want,) = torch.autograd.grad(block(leaf).sin().sum(), leaf)
+    close(got, want)
+
+
+# ------------------------------------------------------------------ what has been written to since
+
+
+class Holder:
+    def __init__(self):
+        self.ids = torch.arange(50) // 9
+
+    def rule(self, batch, head, query, key):
+        return self.ids[query] == self.ids[key]
+
+
+def a_rule_over(ids):
+    return lambda batch, head, query, key: ids[query] == ids[key]
+
+
+@pytest.mark.parametrize("engine", ["cpu", "sdpa", "tiled"])
+@pytest.mark.parametrize("way", ["closure", "self", "callee", "reads"])
+def test_a_rule_whose_tensor_has_changed(engine, way, monkeypatch):
+    monkeypatch.setattr("clearhead._tiles.BUDGET", 2000)
+    holder = Holder()
+    rules = {
+        "closure": ch.Where(a_rule_over(holder.ids)),
+        "self": ch.Where(holder.rule),
+        "callee": ch.Where(lambda *indices: holder.rule(*indices)),
+        "reads": ch.Where(eval("lambda b, h, i, j: get()[i] == get()[j]", {"get": lambda: holder.ids}), [holder.ids]),
+    }
+    query, key, value = inputs()
+    query.requires_grad_()
+    out = ch.attention(query, key, value, mask=rules[way], engine=engine)
+    out.sum().backward()
+    out = ch.attention(query, key, value, mask=rules[way], engine=engine)
+    holder.ids.add_(torch.arange(50) % 2)
+    with pytest.raises(ch.ClearheadError, match="modified in place"):
+        out.sum().backward()
+
+
+def test_a_score_whose_tensor_has_changed(monkeypatch):
+    monkeypatch.setattr("clearhead._tiles.BUDGET", 2000)
+    table = torch.ones(8)
+    query, key, value = inputs()
+    query.requires_grad_()
+    out = ch.attention(query, key, value, score=lambda q, k: (q * table) @ k.mT)
+    table.mul_(2)
+    with pytest.raises(ch.ClearheadError, match="modified in place"):
+        out.sum().backward()
+
+
+def test_statistics_are_those_of_the_tensors_as_they_are():
+    query, key, _ = (t[0, 0] for t in inputs())
+    keep = torch.ones(50, 50, dtype=torch.bool)
+    weights = ch.weights(query, key, mask=ch.DenseMask(keep))
+    assert weights.logsumexp.isfinite().all()
+    keep[:, 10:] = False
+    close(weights[0, 0:10].sum(), torch.tensor(1.0))
+    query.mul_(2)
+    close(weights[0, 0:10], weights.dense()[0, 0:10])
+    with torch.inference_mode():  # whose tensors do not count their writes
+        hidden = query.clone()
+        weights = ch.weights(hidden, key)
+        assert weights.logsumexp.isfinite().all()
+        hidden.mul_(3)
+        close(weights[0, 0:10], ch.weights(hidden, key).dense()[0, 0:10])
+
+
+def test_numpy_inputs_are_copied_where_the_result_outlives_the_call():
+    query, keep = inputs()[0][0, 0].numpy(), np.tril(np.ones((50, 50), dtype=bool))
+    weights, mask = ch.weights(query, query, mask=keep), ch.DenseMask(keep)
+    before = weights[7, 0:8].copy()
+    assert np.isfinite(weights.logsumexp).all()
+    query[:], keep[:] = 0, False
+    assert np.array_equal(weights[7, 0:8], before) and mask.dense(query, query).sum() == 50 * 51 / 2
+
+
+# ------------------------------------------------------------------ parts of a person's own
+
+
+class Scaled(ch.Score):
+    def __init__(self):
+        super().__init__()
+        self.log = torch.nn.Parameter(torch.tensor(0.3))
+
+    def tile(self, query, key):
+        return query @ key.mT * self.log.exp()
+
+    def lower(self, query, key):
+        return Pairwise("mul", query, key, scale=self.log.exp())
+
+
+def with_bandwidth():
+    score = ch.Gaussian()
+    score.bandwidth = torch.nn.Parameter(torch.tensor(1.7))
+    return score
+
+
+@pytest.mark.parametrize("score", [Scaled(), with_bandwidth()], ids=["scale", "bandwidth"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_scale_that_is_learnt_has_a_gradient(score, engine):
+    query, key, value = inputs()
+    (parameter,) = score.parameters()
+    try:
+        out = ch.attention(query, key, value, score=score, engine=engine)
+    except ch.UnsupportedError:
+        return
+    reference = ch.attention(query, key, value, score=score, engine="reference")
+    got, want = (torch.autograd.grad(o.sin().sum(), parameter)[0] for o in (out, reference))
+    close(got, want, 1e-4)
+
+
+class Part(ch.Bias):
+    def __init__(self, added):
+        super().__init__()
+        self.added = added
+
+    def lower(self, sizes):
+        return self.added
+
+
+class Marked(ch.Mask):
+    def __init__(self, start, stop, rest=None):
+        self.spans_of_it = Spans(start, stop, rest)
+
+    def lower(self, sizes):
+        return self.spans_of_it
+
+
+class Lowered(ch.Score):
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def tile(self, query, key):
+        return query @ key.mT
+
+    def lower(self, query, key):
+        return self.change(Pairwise("mul", query, key))
+
+
+edge = lambda *shape, of=0, dtype=torch.int64: torch.full(shape, of, dtype=dtype)
+WRONG = {
+    "a short relative bias": {"bias": Part(Added(relative=torch.zeros(1, 1, 60)))},
+    "a dense bias of another size": {"bias": Part(Added(dense=torch.zeros(1, 1, 50, 49)))},
+    "a bias of nothing": {"bias": Part(Added())},
+    "a bias of integers": {"bias": Part(Added(dense=torch.zeros(1, 1, 50, 50, dtype=torch.int64)))},
+    "too few sinks": {"score": Lowered(lambda low: low._replace(sinks=torch.zeros(2)))},
+    "a short key": {"score": Lowered(lambda low: low._replace(key=low.key[:, :, :20]))},
+    "a narrow query": {"score": Lowered(lambda low: low._replace(query=low.query[..., :5]))},
+    "another phi": {"score": Lowered(lambda low: low._replace(phi="max"))},
+    "a weight too long": {"score": Lowered(lambda low: low._replace(weight=torch.ones(9)))},
+    "a key in another dtype": {"score": Lowered(lambda low: low._replace(key=low.key.double()))},
+    "spans of int32": {"mask": Marked(edge(1, 1, 1, dtype=torch.int32), edge(1, 1, 1, of=9, dtype=torch.int32))},
+    "spans beyond the keys": {"mask": Marked(edge(1, 1, 1), edge(1, 1, 1, of=51))},
+    "spans before the keys": {"mask": Marked(edge(1, 1, 1, of=-3), edge(1, 1, 1, of=9))},
+    "spans of another length": {"mask": Marked(edge(1, 1, 49), edge(1, 1, 49, of=9))},
+    "a residual of numbers": {"mask": Marked(edge(1, 1, 1), edge(1, 1, 1, of=50), lambda *_: torch.ones(1, 1, 1, 1))},
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_part_of_the_wrong_size_is_refused(name):
+    with pytest.raises(ch.ClearheadError, match=r"lower|gave|spans"):
+        ch.attention(*inputs(), **WRONG[name])
+
+
+# ------------------------------------------------------------------ extremes
+
+
+@pytest.mark.parametrize("engine", ["cpu", "tiled", "reference"])
+def test_entropy_where_a_later_key_is_far_above_the_others(engine):
+    key = torch.zeros(65, 1)
+    key[:64], key[64] = torch.linspace(-2, 2, 64)[:, None], 120.0
+    assert ch.weights(torch.ones(1, 1), key, engine=engine).entropy().item() < 1e-6
+    query, key = draw(1, 1, 256, 64) * 3, draw(1, 1, 256, 64, seed=1) * 3
+    want = ch.weights(query.double(), key.double(), score=ch.Dot(scale=1.0), engine="reference").entropy()
+    close(ch.weights(query, key, score=ch.Dot(scale=1.0), engine=engine).entropy(), want, 1e-4)
+
+
+@pytest.mark.parametrize("engine", ["cpu", "tiled", "reference"])
+@pytest.mark.parametrize("k", [65, 129, 200, 300])
+def test_many_of_the_largest_under_a_mask(engine, k):
+    x = draw(300, 8)
+    weights = ch.weights(x, x, mask=ch.Causal(), engine=engine)
+    (values, indices), entropy = weights.reduce(ch.TopK(np.int64(k)), ch.Entropy())
+    dense = ch.weights(x, x, mask=ch.Causal(), engine="reference").dense()
+    close(values, dense.topk(k).values)
+    close(dense.gather(1, indices), values)
+    assert all(len(set(row)) == k for row in indices.tolist())
+    close(entropy, -torch.xlogy(dense, dense).sum(-1))
+
+
+@pytest.mark.parametrize("engine", ["cpu", "tiled", "reference"])
+def test_a_sink_far_above_the_scores(engine):
+    x = draw(1, 1, 70, 8)
+    weights = ch.weights(x, x, score=ch.Dot(sinks=torch.tensor([200.0])), mask=ch.Causal(), engine=engine)
+    assert (weights.logsumexp == 200).all() and (weights.entropy() == 0).all() and (weights.received() == 0).all()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_score_of_infinity_makes_its_row_nan(engine):
+    query, key, value = (t[:1, :1] for t in inputs())
+    bias = torch.zeros(50, 50)
+    bias[3, 20], bias[7, 5] = torch.inf, torch.inf
+    out = ch.attention(query, key, value, mask=ch.Causal(), bias=bias, engine=engine)
+    assert out[0, 0].isnan().all(-1).nonzero().flatten().tolist() == [7]  # key 20 is not seen by query 3
+    if engine != "sdpa":
+        weights = ch.weights(query, key, mask=ch.Causal(), bias=bias, engine=engine)
+        for told in (weights.logsumexp, weights.entropy(), weights.topk(3)[0].sum(-1)):
+            assert told[0, 0].isnan().nonzero().flatten().tolist() == [7]
+
+
+@pytest.mark.parametrize("engine", ["cpu", "tiled", "reference"])
+@pytest.mark.parametrize("queries", [2, 60])
+def test_sums_of_values_near_the_largest_number(engine, queries):
+    query, key, value = draw(1, 1, queries, 8), draw(1, 1, 3000, 8, seed=1), draw(1, 1, 3000, 4, seed=2).abs() * 1e37
+    want = ch.attention(query.double(), key.double(), value.double(), engine="reference")
+    close(ch.attention(query, key, value, engine=engine) / 1e37, want / 1e37)
+    out, _ = ch.weights(query, key, engine=engine).reduce(ch.Output(value), ch.Entropy())
+    close(out / 1e37, want / 1e37)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_bias_in_float32_beside_inputs_in_low_precision(dtype, engine):
+    query, key, value = (t.to(dtype) for t in inputs())
+    bias = 1000 + draw(50, 50, seed=5)
+    bias[0, 0] = 70000.0
+    try:
+        out = ch.attention(query, key, value, bias=bias, engine=engine)
+    except ch.UnsupportedError as refusal:
+        assert engine == "sdpa" and "round the bias" in str(refusal)
+        return
+    want = ch.attention(query.double(), key.double(), value.double(), bias=bias.double(), engine="reference")
+    close(out, want, 0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_a_negative_scale_is_as_exact_as_a_positive_one(dtype):
+    query, key, value = (t.to(dtype) for t in inputs())
+    for mask in (None, ch.Lengths([3, 50])):
+        negative = ch.attention(query, key, value, score=ch.Dot(scale=-0.3), mask=mask, engine="sdpa")
+        assert torch.equal(
+            negative, ch.attention(-query, key, value, score=ch.Dot(scale=0.3), mask=mask, engine="sdpa")
+        )
+
+
+@pytest.mark.parametrize("queries", [2, 60])
+@pytest.mark.parametrize(("size", "weight"), [(1e-4, 1e4), (1e-4, 1.0), (0.01, 100.0), (0.5, 1e3), (2.0, 1e3)])
+def test_additive_scores_keep_their_digits(queries, size, weight):
+    query, key = draw(1, 1, queries, 37) * size, draw(1, 1, 130, 37, seed=1) * size
+    vector = draw(37, seed=2) * weight
+    scores = {}
+    for engine, dtype in (("cpu", torch.float32), ("tiled", torch.float32), ("reference", torch.float64)):
+        score = ch.Additive.from_weights(None, None, vector.to(dtype)).requires_grad_(False)
+        scores[engine] = ch.weights(query.to(dtype), key.to(dtype), score=score, engine=engine).logsumexp
+    error = {engine: (scores[engine] - scores["reference"]).abs().max() for engine in ("cpu", "tiled")}
+    assert error["cpu"] <= 3 * error["tiled"] + 1e-6 * scores["reference"].abs().max().clamp(min=1)
+
+
+def test_the_smallest_steps_of_dropout():
+    query, key, value = inputs()
+    for p in (1.0, 1 - 2.0**-40, 1 - 2.0**-33):
+        with pytest.raises(ch.ClearheadError, match="dropout_p"):
+            ch.attention(query, key, value, dropout_p=p)
+    assert (ch.attention(query, key, value, dropout_p=1 - 2.0**-32) == 0).all()
+
+
+def test_every_instruction_set_sees_the_same_borders(monkeypatch):
+    """The mended kernels, on each: a sink, a far key, large values, small tanh."""
+    for chosen in [_native.chosen(name) for name in _native.kernels().available()]:
+        monkeypatch.setattr(_native, "chosen", lambda chosen=chosen: chosen)
+        test_a_sink_far_above_the_scores("cpu")
+        test_entropy_where_a_later_key_is_far_above_the_others("cpu")
+        test_sums_of_values_near_the_largest_number("cpu", 60)
+        test_a_score_of_infinity_makes_its_row_nan("cpu")
+        test_additive_scores_keep_their_digits(60, 1e-4, 1e4)
+        test_width_0("Gaussian", 2)
+
+
+# ------------------------------------------------------------------ transforms that cannot be served say so
+
+
+def test_under_vmap_weights_are_served_or_refused_in_words():
+    query, key, value = inputs()
+    attend = lambda q, k, v: ch.attention(q, k, v, dropout_p=0.5)
+    with pytest.raises(ch.UnsupportedError, match=r"dropout inside torch\.func\.vmap"):
+        torch.func.vmap(attend)(query, key, value)
+    for look in (lambda w: w.entropy(), lambda w: w.topk(2), lambda w: w.received(), lambda w: w.pool(4)):
+        with pytest.raises(ch.UnsupportedError, match="reductions"):
+            torch.func.vmap(lambda q, k, look=look: look(ch.weights(q, k)))(query, key)
+    dense = torch.func.vmap(lambda q, k: ch.weights(q, k, mask=ch.Causal()).dense())(query, key)
+    close(dense, ch.weights(query, key, mask=ch.Causal()).dense())
+
+
+def test_a_float_mask_under_autocast():
+    query, key, value = inputs()
+    mask = draw(50, 50)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = ch.attention(query, key, value, mask=mask)
+    close(out, ch.attention(query, key, value, mask=mask), 0.05)
+
+
+def test_empty_weights_can_be_indexed():
+    for batch, heads, queries, keys in ((0, 3, 5, 5), (3, 0, 5, 5), (2, 3, 0, 5), (2, 3, 5, 0)):
+        query, key = torch.zeros(batch, heads, queries, 4), torch.zeros(batch, heads, keys, 4)
+        for engine in ("cpu", "tiled", "reference"):
+            weights = ch.weights(query, key, engine=engine)
+            assert weights[...].shape == (batch, heads, queries, keys)
+            assert weights.pool(3).shape[:2] == (batch, heads) and weights.entropy().shape == (batch, heads, queries)
+
+
+@pytest.mark.parametrize("name", ["union", "rule", "score", "plain"])
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_compiled_code_holds_for_every_length(name, needs_grad):
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    mask = {"union": ch.SlidingWindow(2) | ch.Lengths([4]), "rule": MASKS["rule"]}.get(name)
+    score = (lambda q, k: -(q.unsqueeze(-2) - k.unsqueeze(-3)).square().sum(-1)) if name == "score" else None
+    attend = lambda x: ch.attention(x, x, x, mask=mask, score=score)
+    compiled = torch.compile(attend, backend=counter, fullgraph=True)
+    for length in (20, 30, 37, 64, 100, 130, 200, 77, 9):
+        x = draw(1, 2, length, 8).requires_grad_(needs_grad)
+        close(compiled(x), attend(x))
+    assert counter.frame_count <= 2
