@@ -14,6 +14,7 @@ from torch import Tensor
 from clearhead import _compiled
 from clearhead._errors import ClearheadError
 from clearhead._problem import Problem, make_problem
+from clearhead._shapes import check_float
 from clearhead._tiles import softmax
 from clearhead._values import compiling, without_autocast
 from clearhead.engines.base import Engine
@@ -197,9 +198,9 @@ def masked_softmax(scores: Any, valid_lens: Any = None, *, dim: int = -1) -> Any
         except ValueError as ragged:
             raise ClearheadError(f"scores is no array: {ragged}. Pad its rows, and pass their valid_lens.") from None
     tensor = to_tensor_float(scores, "scores")
-    if not tensor.is_floating_point():
-        raise ClearheadError(f"scores has dtype {tensor.dtype}, shape {tuple(tensor.shape)}; pass scores.float().")
-    if not tensor.ndim or not isinstance(dim, int) or not -tensor.ndim <= dim < tensor.ndim:
+    check_float(tensor, "scores")
+    whole = isinstance(dim, int) and not isinstance(dim, bool)
+    if not tensor.ndim or not whole or not -tensor.ndim <= dim < tensor.ndim:
         raise ClearheadError(f"dim is {dim}, and scores has shape {tuple(tensor.shape)}.")
     tile = tensor.movedim(dim, -1)
     if valid_lens is not None:

@@ -6,9 +6,10 @@ from torch import Tensor
 
 from clearhead._attention import attention
 from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import columns
+from clearhead._shapes import check_flag, check_float, columns
 from clearhead.masks.base import Mask
 from clearhead.masks.causal import Causal
+from clearhead.scores.base import check_number
 from clearhead.scores.dot import Dot
 
 
@@ -39,6 +40,11 @@ def scaled_dot_product_attention(
     Returns (..., Lq, Ev) of the value's dtype. Raises a `ClearheadError` for attn_mask together with is_causal, and for
     key heads that differ without enable_gqa. Cost: as `attention`. Source: as `Dot`.
     """
+    for name, given in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(given, Tensor):
+            raise ClearheadError(f"{name} is a {type(given).__name__}; torch's signature takes tensors.")
+        check_float(given, name)
+    is_causal, enable_gqa = check_flag(is_causal, "is_causal"), check_flag(enable_gqa, "enable_gqa")
     mask: Tensor | Mask | None = None
     bias = None
     if attn_mask is not None:
@@ -52,6 +58,8 @@ def scaled_dot_product_attention(
                 "attn_mask and is_causal=True: pass one. To join them: "
                 "attention(..., mask=DenseMask(attn_mask) & Causal('upper_left'))."
             )
+        if attn_mask.is_floating_point():
+            check_float(attn_mask, "attn_mask")
         depth = max(query.ndim, key.ndim, value.ndim)
         wide = attn_mask.reshape((1,) * (depth - attn_mask.ndim) + tuple(attn_mask.shape))
         mask, bias = (None, wide) if wide.is_floating_point() else (wide, None)
@@ -64,7 +72,11 @@ def scaled_dot_product_attention(
             + columns({"query": tuple(query.shape), "key": tuple(key.shape)}, -3)
             + "\nFor groups of query heads that share a key head pass enable_gqa=True."
         )
-    score = None if scale is None else _scaled(float(scale))
+    score = (
+        None
+        if scale is None
+        else _scaled(check_number(scale.item() if isinstance(scale, Tensor) and scale.numel() == 1 else scale, "scale"))
+    )
     output: Tensor = attention(query, key, value, score=score, mask=mask, bias=bias, dropout_p=dropout_p)
     return output
 

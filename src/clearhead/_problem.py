@@ -111,12 +111,11 @@ def make_problem(
     if any_autocast():
         query, key, value = autocast(query), autocast(key), None if value is None else autocast(value)
     query, key, value, sizes = as_inputs(query, key, value)
-    if mask is not None or bias is not None or dropout_p:
-        _refuse_distributed({"query": query, "key": key, "value": value})
     score = _as_score(score)
     score.check(query, key)
-    if mask is None and bias is None and dropout_p == 0.0:
+    if mask is None and bias is None and type(dropout_p) in (float, int) and not dropout_p:
         return Problem(query, key, value, sizes, score, _lower(score, query, key), None, None)
+    _refuse_distributed({"query": query, "key": key, "value": value})
     dropout_p = check_dropout(dropout_p, "dropout_p")
     seed = draw_seed(sizes.device) if dropout_p else None
     allowed, float_mask = _as_mask(mask, sizes, query.dtype)
@@ -176,7 +175,7 @@ def _as_score(score: Any) -> Score:
         return _DOT
     if isinstance(score, Score):
         return score
-    if isinstance(score, type) and issubclass(score, Score):
+    if isinstance(score, type):
         raise ClearheadError(f"score is the class {score.__name__}; pass an instance: {score.__name__}(...).")
     if callable(score):
         return Function(score)

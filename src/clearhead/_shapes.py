@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from clearhead._errors import ClearheadError, ShapeError
-from clearhead._values import as_followed, compiling
+from clearhead._values import as_followed, compiling, empty_of_values
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -83,11 +83,13 @@ def check_shape(tensor: Any, spec: str | Sequence[int | str | None]) -> dict[str
     (the same name twice must be the same size), `_` or None (any size); one `...` stands for any dimensions.
     Returns a dict from each name to its size. Raises `ShapeError`, with both shapes aligned. Cost: none to speak of.
     """
+    if not isinstance(spec, str | list | tuple):
+        raise ClearheadError(f"check_shape: spec is {spec!r:.60}; expected a tuple of sizes and names, or a string.")
     parts: list[Any] = spec.split() if isinstance(spec, str) else list(spec)
     parts = [int(p) if isinstance(p, str) and p.lstrip("-").isdigit() else p for p in parts]
     parts = ["..." if p is Ellipsis else p for p in parts]
-    if not hasattr(tensor, "shape"):
-        raise ClearheadError(f"check_shape takes something with a .shape; got a {type(tensor).__name__}.")
+    if not hasattr(tensor, "shape") or getattr(tensor, "is_nested", False):
+        raise ClearheadError(f"check_shape takes something with a .shape of numbers; got a {type(tensor).__name__}.")
     got = tuple(tensor.shape)
     if parts.count("...") > 1:
         raise ShapeError(f"check_shape: {spec!r} has more than one '...'; keep one.")
@@ -172,8 +174,11 @@ def no_heads(sizes: Sizes) -> str:
     return "\nInputs of fewer than four dimensions have no heads: if their first is the heads, pass query[None], …"
 
 
-def check_count(number: Any, least: int, name: str) -> int:
-    """A whole number, Python's or NumPy's, of at least `least`."""
+MOST = 2**40  # of a size, a count or a position: more could not be held
+
+
+def check_count(number: Any, least: int, name: str, most: float = MOST) -> int:
+    """A whole number, Python's or NumPy's, of at least `least` and at most `most`."""
     try:
         if isinstance(number, bool | np.bool_):
             raise TypeError
@@ -181,11 +186,22 @@ def check_count(number: Any, least: int, name: str) -> int:
     except TypeError:
         count = least - 1
     if count < least:
-        raise ClearheadError(f"{name} is {number!r}; expected a whole number, {least} or more.")
+        raise ClearheadError(f"{name} is {number!r:.60}; expected a whole number, {least} or more.")
+    if count > most:
+        raise ClearheadError(f"{name} is {count:,}; expected {most:,} at most.")
     return count
 
 
+def check_flag(flag: Any, name: str) -> bool:
+    """True or False, Python's or NumPy's."""
+    if not isinstance(flag, bool | np.bool_):
+        raise ClearheadError(f"{name} is {flag!r:.60}; expected True or False.")
+    return bool(flag)
+
+
 def check_float(tensor: Tensor, name: str) -> None:
+    if tensor.is_nested:
+        raise ClearheadError(f"{name} is nested; pass {name}.to_padded_tensor(0.0) and mask=Lengths(valid_lens).")
     if tensor.layout != torch.strided:
         raise ClearheadError(f"{name} has the layout {tensor.layout}; pass a dense tensor: {name}.to_dense().")
     if tensor.dtype not in FLOATS:
@@ -211,6 +227,7 @@ def as_inputs(query: Tensor, key: Tensor, value: Tensor | None) -> tuple[Tensor,
             )
     if any(t.dtype != query.dtype or t.device != query.device for t in named.values()):
         _refuse_mixture(named)
+    _refuse_fakes(named)
     if value is not None and value.shape[-2] != key.shape[-2]:
         raise ShapeError(
             "key and value disagree in their length Lk: each key needs its value.\n"
@@ -245,6 +262,8 @@ def _plain(query: Tensor, key: Tensor, value: Tensor) -> Sizes | None:
     """The sizes in the common case, told without overhead: four dimensions, nothing to broadcast or to refuse."""
     q, k, v = query.shape, key.shape, value.shape
     dtype, device = query.dtype, query.device
+    if not type(query) is type(key) is type(value) is Tensor:
+        return None
     if not len(q) == len(k) == len(v) == 4 or (k != v and k[:3] != v[:3]) or q[0] != k[0] or not k[1] or q[1] % k[1]:
         return None
     if (
@@ -304,6 +323,13 @@ def _fold(tensor: Tensor, outer: tuple[int, ...], heads: int) -> Tensor:
     return tensor if tensor.ndim == 4 else tensor.reshape(math.prod(outer), *wanted[-3:])
 
 
+def _refuse_fakes(named: Mapping[str, Tensor]) -> None:
+    fakes = {name: not compiling() and empty_of_values(tensor) for name, tensor in named.items()}
+    if len(set(fakes.values())) > 1:
+        listed = " and ".join(name for name, fake in fakes.items() if fake)
+        raise ClearheadError(f"{listed} has a shape alone (a fake tensor) and the others have values; pass one kind.")
+
+
 def _refuse_mixture(named: Mapping[str, Tensor]) -> None:
     dtypes = {n: str(t.dtype).removeprefix("torch.") for n, t in named.items()}
     devices = {n: str(t.device) for n, t in named.items()}
@@ -317,6 +343,11 @@ def _refuse_mixture(named: Mapping[str, Tensor]) -> None:
 
 def array_sizes(query: Any, key: Any) -> Sizes:
     """The sizes of the score matrix of two arrays; their values do not matter."""
+    for name, array in (("query", query), ("key", key)):
+        if not isinstance(array, Tensor | np.ndarray):
+            raise ClearheadError(f"{name} is a {type(array).__name__}; pass a tensor or an array of its shape.")
+        if isinstance(array, Tensor) and array.is_nested:
+            check_float(array, name)
     query_shape, key_shape = (
         torch.empty(tuple(array.shape), dtype=torch.float32, device="meta") for array in (query, key)
     )

@@ -34,7 +34,7 @@ class ALiBi(Bias):
     def __init__(self, num_heads: int, align: Align = None) -> None:
         super().__init__()
         self.align = check_align(align, "ALiBi")
-        slopes = _slopes(check_count(num_heads, 1, "ALiBi: num_heads"))
+        slopes = _slopes(check_count(num_heads, 1, "ALiBi: num_heads", most=2**16))
         self.register_buffer("slopes", torch.tensor(slopes), persistent=False)
 
     @classmethod

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from clearhead._errors import ClearheadError
-from clearhead._shapes import Sizes, fit, owned
+from clearhead._shapes import Sizes, check_float, fit, owned
 from clearhead.biases.base import Added, Bias
 
 
@@ -31,7 +31,9 @@ class DenseBias(Bias):
     def __init__(self, tensor: Any) -> None:
         super().__init__()
         tensor = owned(tensor, "tensor")
-        if not tensor.is_floating_point():
+        if tensor.is_floating_point():
+            check_float(tensor, "DenseBias: tensor")
+        else:
             raise ClearheadError(
                 f"DenseBias: tensor has dtype {tensor.dtype}, shape {tuple(tensor.shape)}; expected floating-point "
                 "numbers to add to the scores. For a bool matrix that says who may attend pass mask=DenseMask(keep)."

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import Sizes, owned, placed
+from clearhead._shapes import Sizes, check_float, owned, placed
 from clearhead.biases.base import Added, Bias
 
 
@@ -32,6 +32,8 @@ class DistanceBias(Bias):
     def __init__(self, table: Any) -> None:
         super().__init__()
         table = owned(table, "table")
+        if table.is_floating_point():
+            check_float(table, "DistanceBias: table")
         if not table.is_floating_point() or not 1 <= table.ndim <= 3:
             raise ClearheadError(
                 f"DistanceBias: table has dtype {table.dtype}, shape {tuple(table.shape)}; expected floating-point "

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from clearhead._align import Align, check_align, query_offset
 from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import Sizes, check_count, no_heads
+from clearhead._shapes import Sizes, check_count, check_flag, no_heads
 from clearhead.biases.base import Added, Bias, distances, wide
 
 
@@ -41,10 +41,10 @@ class RelativeBias(Bias):
         align: Align = None,
     ) -> None:
         super().__init__()
-        least = 4 if bidirectional else 2
+        least = 4 if bidirectional is not False else 2
         self.num_buckets = check_count(num_buckets, least, "RelativeBias: num_buckets")
-        self.max_distance = check_count(max_distance, 1, "RelativeBias: max_distance")
-        self.bidirectional = bidirectional
+        self.max_distance = check_count(max_distance, 1, "RelativeBias: max_distance", most=math.inf)
+        self.bidirectional = check_flag(bidirectional, "RelativeBias: bidirectional")
         exact = num_buckets // least
         if self.max_distance <= exact:
             raise ClearheadError(

@@ -11,7 +11,7 @@ from clearhead import _tiles
 from clearhead._backward import without_operands
 from clearhead._pieces import Piece, pieces
 from clearhead._problem import Problem, zero_unseen
-from clearhead._values import batched, compiling, dispatches, forward_mode, readable, transformed
+from clearhead._values import batched, compiling, dispatches, forward_mode, readable, transformed, unwrapped
 from clearhead._versions import Versions
 from clearhead.engines.base import Engine
 
@@ -46,7 +46,9 @@ class Sdpa(Engine):
             found.append("the fused kernel has no sinks")
         if problem.dropout_p:
             found.append("the fused kernel's dropout is another one, which no other engine can repeat")
-        if problem.bias is not None and torch.is_grad_enabled() and any(t.requires_grad for t in problem.added):
+        # inside a transform of torch.func a tensor's gradient outside of it is hidden
+        learnt = any(t.requires_grad or unwrapped(t).requires_grad for t in problem.added)
+        if learnt and (torch.is_grad_enabled() or transformed()):
             found.append("the bias needs a gradient, for which SDPA would make the whole matrix")
         if problem.bias is not None and problem.needs_grad and any(_far_below_zero(t) for t in problem.added):
             found.append("a query's bias is below −100,000 for every key, where SDPA's backward loses its digits")
@@ -64,7 +66,7 @@ class Sdpa(Engine):
 
     def notes(self, problem: Problem) -> list[str]:
         if problem.plain:
-            return []
+            return ["a NaN in a query or key may give 0, as PyTorch's kernel does (tiled gives NaN)"]
         return ["a NaN or infinite key that only some queries may see leaks into the others (tiled guards it)"]
 
     def run(self, problem: Problem) -> Tensor:

@@ -28,6 +28,10 @@ def draw(
         (key_labels, shape[1], "key_labels", ax.xaxis),
     ):
         if labels is not None:
+            if not hasattr(labels, "__len__") or getattr(labels, "shape", None) == () or isinstance(labels, type):
+                raise ClearheadError(
+                    f"{name} is a {type(labels).__name__}; pass a list of words, one for each position."
+                )
             if len(labels) != size:
                 raise ClearheadError(f"{name} has {len(labels)} words for {size} positions; pass one for each.")
             # matplotlib reads $…$ as mathematics; a word is a word

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,8 +43,8 @@ class Pool(Reduction):
         if len(sizes) != 2:
             raise ClearheadError(f"size is {self.size!r}; expected a number above 0, or a pair (rows, columns).")
         for size in sizes:
-            check_count(size, 1, "a size of pool")
-        if self.how not in ("max", "mean"):
+            check_count(size, 1, "a size of pool", most=math.inf)
+        if not isinstance(self.how, str) or self.how not in ("max", "mean"):
             raise ClearheadError(f"how is {self.how!r}; expected 'max' or 'mean'.")
 
     def begin(self, problem: Problem) -> tuple[Tensor, tuple[int, int]]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from clearhead._align import Align, check_align, query_offset, say_align
 from clearhead._errors import ClearheadError, ShapeError
 from clearhead._shapes import Sizes, columns, part, placed
-from clearhead._values import readable
+from clearhead._values import empty_of_values, readable
 from clearhead.masks._lengths import as_tensor, check_lengths
 from clearhead.masks.base import Mask, Spans
 
@@ -55,6 +55,10 @@ class Documents(Mask):
         Its size depends on their values: make it outside of code that is compiled.
         """
         lengths = check_lengths(lengths, "Documents: lengths")
+        if empty_of_values(lengths):
+            raise ClearheadError(
+                "Documents: lengths has a shape alone (meta or fake), and the size depends on its values."
+            )
         if lengths.ndim != 1:
             raise ShapeError(
                 f"Documents: lengths has shape {tuple(lengths.shape)}; expected (n,). For a batch of different "

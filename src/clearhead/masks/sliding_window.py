@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 
 import torch
@@ -34,7 +35,8 @@ class SlidingWindow(Mask):
 
     def __init__(self, before: int, after: int = 0, align: Align = None) -> None:
         self.before, self.after = (
-            check_count(size, 0, f"SlidingWindow: {name}") for name, size in (("before", before), ("after", after))
+            check_count(size, 0, f"SlidingWindow: {name}", most=math.inf)
+            for name, size in (("before", before), ("after", after))
         )
         self.align = check_align(align, "SlidingWindow")
 

@@ -28,4 +28,4 @@ def check_offset(offset: Any, who: str) -> int:
             f"{who}: offset is a tensor {tuple(offset.shape)}; expected a whole number: int(offset). "
             "One position a sequence is what RotaryEmbedding takes."
         )
-    return check_count(offset, 0, f"{who}: offset")
+    return check_count(offset, 0, f"{who}: offset", most=2**24)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from clearhead._errors import ClearheadError
 from clearhead._problem import Problem
 from clearhead._reads import tensors_in
+from clearhead._shapes import check_flag
 from clearhead.inspection.weights import Weights
 
 
@@ -69,7 +70,7 @@ class Recording(nn.Module):
 
     def __init__(self, record_gradients: bool = False) -> None:
         super().__init__()
-        self.record_gradients = record_gradients
+        self.record_gradients = check_flag(record_gradients, "record_gradients")
 
     @property
     def attention_weights(self) -> Weights | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import columns
+from clearhead._shapes import check_float, columns
 
 LEAST = 16  # positions that the first buffer has
 
@@ -69,6 +69,15 @@ class KeyValueCache:
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Add keys (B, Hk, L, Ek) and values (B, Hk, L, Ev); returns all there are. Do not write to them."""
+        for name, tensor in (("key", key), ("value", value)):
+            if not isinstance(tensor, Tensor):
+                raise ClearheadError(f"{name} is a {type(tensor).__name__}; expected a tensor (B, Hk, L, E).")
+            check_float(tensor, name)
+            if tensor.ndim != 4 or tensor.shape[2] != key.shape[2]:
+                raise ShapeError(
+                    f"{name} has shape {tuple(tensor.shape)}; expected (B, Hk, L, E), keys and values of one length.\n"
+                    + columns({"key": tuple(key.shape), "value": tuple(getattr(value, "shape", ()))})
+                )
         self._state = self._extended(key, value)
         return self._state.key, self._state.value
 

@@ -49,6 +49,8 @@ class LearnedPositionalEncoding(nn.Module):
                 f"positions; max_len is {self.max_len}.\nCut the sequence, or build it with max_len={stop}. "
                 "SinusoidalPositionalEncoding and RotaryEmbedding take any length."
             )
+        if x.device != self.P.device:
+            raise ClearheadError(f"LearnedPositionalEncoding: x is on {x.device}, and its table on {self.P.device}.")
         output: Tensor = self.dropout(x + self.P[start:stop])
         return output
 

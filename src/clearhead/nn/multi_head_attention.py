@@ -11,7 +11,7 @@ from clearhead._attention import ScoreLike, attention
 from clearhead._dropout import check_dropout
 from clearhead._errors import ClearheadError, ShapeError
 from clearhead._problem import _as_score
-from clearhead._shapes import check_count, check_float, columns, unflatten
+from clearhead._shapes import check_count, check_flag, check_float, columns, unflatten
 from clearhead.nn import _torch_module
 from clearhead.nn._head_mask import head_mask
 from clearhead.nn._record import Recording
@@ -88,6 +88,7 @@ class MultiHeadAttention(Recording):
         if rotary is not None and rotary.dim > self.dim_k:
             raise ClearheadError(f"rotary turns {rotary.dim} entries, and a head has dim_k = {self.dim_k}.")
         self.rotary = rotary
+        bias = check_flag(bias, "bias")
         width, key_width = self.num_heads * self.dim_k, self.num_key_heads * self.dim_k
         self.W_q = nn.Linear(self.emb_dim, width, bias)
         self.W_k = nn.Linear(self.emb_dim, key_width, bias)
@@ -163,7 +164,8 @@ class MultiHeadAttention(Recording):
                     f"{name} is a {type(tensor).__name__}; MultiHeadAttention takes tensors: torch.as_tensor({name})."
                 )
             check_float(tensor, name)
-            width = getattr(layer, "in_features", tensor.shape[-1])  # another layer in its place checks for itself
+            # another layer in its place checks for itself
+            width = getattr(layer, "in_features", tensor.shape[-1] if tensor.ndim else 0)
             if tensor.ndim not in (2, 3) or tensor.ndim != query.ndim or tensor.shape[-1] != width:
                 _refuse_shape(name, inputs, width)
             _check_dtype(name, tensor, layer)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import check_count, check_float
+from clearhead._shapes import check_count, check_flag, check_float
 from clearhead.nn._table import Tabled
 from clearhead.scores.base import accumulated, check_positive
 
@@ -44,7 +44,7 @@ class RotaryEmbedding(Tabled):
         if self.dim % 2:
             raise ClearheadError(f"RotaryEmbedding: dim is {dim}; entries turn in pairs, so it must be even.")
         self.base = check_positive(base, "base")
-        self.interleaved = bool(interleaved)
+        self.interleaved = check_flag(interleaved, "interleaved")
 
     def forward(self, x: Tensor, offset: int | Tensor = 0) -> Tensor:
         self._check(x)

@@ -70,7 +70,7 @@ class Additive(Score):
 
         `order` says which comes first in the concatenation; `key_dim` is Ek, by default half of the width.
         """
-        if order not in ("key_query", "query_key"):
+        if not isinstance(order, str) or order not in ("key_query", "query_key"):
             raise ClearheadError(f"order is {order!r}; expected 'key_query' or 'query_key'.")
         joint = given_parameter(weight, "weight", 2)
         width = joint.shape[1]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import as_inputs, check_count, columns, to_tensor
+from clearhead._shapes import as_inputs, check_count, check_float, columns, to_tensor
 from clearhead._values import autocasting, compiling, with_memory
 
 Phi = Literal["mul", "tanh_add", "sq_diff"]
@@ -225,8 +225,7 @@ def given_parameter(weight: Any, name: str, ndim: int) -> nn.Parameter:
     else:
         tensor = to_tensor_float(weight, name).detach().clone()
         parameter = nn.Parameter(tensor, requires_grad=tensor.is_floating_point())
-    if not parameter.is_floating_point():
-        raise ClearheadError(f"{name} has dtype {parameter.dtype}; expected floating-point weights.")
+    check_float(parameter, name)
     if parameter.ndim != ndim:
         expected = {1: "one dimension", 2: "(out, in), as nn.Linear has it"}[ndim]
         raise ShapeError(f"{name} has shape {tuple(parameter.shape)}; expected {expected}.")
