@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,7 @@ class MaskStore:
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()  # a model may run in several threads
         self._known: dict[Any, tuple[list[StorageWeakRef], Recorded]] = {}
         self._distinct: dict[Any, list[Recorded]] = {}
 
@@ -72,6 +74,12 @@ class MaskStore:
         given = [tensor for tensor in (mask, bias) if tensor is not None]
         if not given:
             return Recorded()
+        with self._lock:
+            return self._remembered(mask, bias, nonzero_blocks, given)
+
+    def _remembered(
+        self, mask: Tensor | None, bias: Tensor | None, nonzero_blocks: bool, given: list[Tensor]
+    ) -> Recorded:
         key = (_identity(mask), _identity(bias), nonzero_blocks)
         known = self._known.get(key)
         if known is not None and not any(storage.expired() for storage in known[0]):  # type: ignore[no-untyped-call]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -25,22 +26,23 @@ class Recorder:
         self.calls: list[Call] = []
         self.stack = Stack(model)
         self.masks = MaskStore()
-        self._inside = 0
+        self.unattributed: list[None] = []  # one for each call that a thread made which runs no module
+        self._inside = _Inside()
 
     @contextmanager
     def inside(self) -> Iterator[None]:
         """While a recorded call runs: what it calls in turn is the same call."""
-        self._inside += 1
+        self._inside.depth += 1
         try:
             yield
         finally:
-            self._inside -= 1
+            self._inside.depth -= 1
 
     @property
     def idle(self) -> bool:
         """Nothing to record: no module of the model runs, or the call is a part of one that is recorded already."""
         # gradient checkpointing runs a module again in the backward pass: the same calls
-        return self.stack.innermost is None or self._inside > 0 or torch._C._current_graph_task_id() != -1
+        return self.stack.innermost is None or self._inside.depth > 0 or torch._C._current_graph_task_id() != -1
 
     def record(
         self,
@@ -94,3 +96,7 @@ class Recorder:
                 uniform=masks.uniform,
             )
         )
+
+
+class _Inside(threading.local):
+    depth = 0

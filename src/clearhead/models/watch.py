@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -50,19 +51,33 @@ def watch(model: nn.Module) -> Iterator[Seen]:
         stack.enter_context(_functions.source(recorder))
         stack.enter_context(_own.source(recorder))
         yield Seen(recorder.calls)
+    lost = len(recorder.unattributed)
     if not recorder.calls:
-        raise ClearheadError(_nothing_seen(model))
+        raise ClearheadError(_nothing_seen(model, lost))
+    if lost:
+        warnings.warn(_lost(lost), stacklevel=3)  # past contextlib, to the `with`
 
 
-def _nothing_seen(model: nn.Module) -> str:
+def _lost(calls: int) -> str:
+    return (
+        f"{calls} calls of scaled_dot_product_attention are not in the record: they were made while the model ran, in "
+        "threads that ran no module, so which module they belong to is unknown. If the model's forward hands its "
+        "attention to a pool of threads, call a module of the model there, or run it in one thread; if they were not "
+        "the model's, nothing is missing."
+    )
+
+
+def _nothing_seen(model: nn.Module, lost: int) -> str:
     backend = getattr(getattr(model, "config", None), "_attn_implementation", None)
     lines = [f"the model {type(model).__name__} made no attention call that clearhead recognises."]
     if backend is not None:
         lines.append(f"Its attention backend is {backend!r}.")
     if backend == "eager":
         lines.append("Some models make such calls on another one: load it with attn_implementation='sdpa', if it can.")
+    if lost:
+        lines.append(_lost(lost))
     lines.append(
-        "Run the model itself inside the `with`, in the same thread, and not what torch.compile() made of it. "
+        "Run the model itself inside the `with`, and not what torch.compile() made of it. "
         "Recognised are models of transformers that use its attention interface, torch.nn.MultiheadAttention and "
         "torch.nn's Transformer layers, and direct calls of torch.nn.functional.scaled_dot_product_attention; a model "
         "that computes attention in its own code (DeBERTa, Bloom, GPT-J), or in TorchScript, can be recorded once that "
