@@ -14,7 +14,11 @@ from clearhead._errors import ClearheadError, require
 from clearhead._values import compiling
 from clearhead.masks.base import Mask
 from clearhead.masks.causal import Causal
-from clearhead.models._masks import compact
+from clearhead.masks.dense import DenseMask
+from clearhead.models import _keywords
+from clearhead.models._masks import compact, converted
+from clearhead.models._packed import documents
+from clearhead.models._selected import selected
 from clearhead.scores.dot import Dot
 
 NAME = "clearhead"
@@ -74,10 +78,28 @@ def _attend(
     if attention_mask is None and causal and query.shape[2] > 1:
         mask = Causal("upper_left")
     bias = kwargs.get("position_bias")
+    _keywords.check(type(module).__name__, NAME, kwargs)
+    narrower = _narrower(module, (*query.shape[:3], key.shape[2]), attention_mask is not None, kwargs)
+    if narrower is not None:
+        if attention_mask is None and kwargs.get("block_indices") is not None:
+            mask = None  # these are causal already, by the model's positions
+        if isinstance(mask, Tensor):
+            given = converted(mask, None)
+            mask, bias = given.mask, given.bias if bias is None else bias if given.bias is None else bias + given.bias
+        mask = narrower if mask is None else mask & narrower
     sinks = kwargs.get("s_aux")
     score = _dot(scaling, kwargs.get("softcap")) if sinks is None else _with_sinks(module, scaling, kwargs)
     out = attention(query, key, value, score=score, mask=mask, bias=bias, dropout_p=dropout)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _narrower(module: nn.Module, shape: tuple[int, int, int, int], masked: bool, kwargs: dict[str, Any]) -> Mask | None:
+    """What keywords say about who may see whom, beside the mask."""
+    chosen = selected(module, kwargs, shape, masked)
+    packed = documents(kwargs, shape[0], *shape[2:])
+    if chosen is None:
+        return packed
+    return DenseMask(chosen) if packed is None else DenseMask(chosen) & packed
 
 
 _dots: dict[tuple[float | None, float | None], Dot] = {}
