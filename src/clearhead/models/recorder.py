@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._errors import UnsupportedError
+from clearhead._shapes import Sizes
 from clearhead._values import transformed
 from clearhead.biases.base import Bias
 from clearhead.models._masks import MaskStore, Recorded
 from clearhead.models._modules import Kind, Stack
+from clearhead.models._padding import as_said, fits, of_call
 from clearhead.models.call import Call
 from clearhead.scores.base import Score
 from clearhead.scores.dot import Dot
@@ -22,8 +24,10 @@ from clearhead.scores.dot import Dot
 class Recorder:
     """Makes a record of each call. One seen by two sources is recorded once: see `inside`."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, padding: Tensor | None = None) -> None:
         self.calls: list[Call] = []
+        self.padding = padding  # what a person said of it
+        self.fitted = False  # whether it fitted any call
         self.stack = Stack(model)
         self.masks = MaskStore()
         self.unattributed: list[None] = []  # one for each call that a thread made which runs no module
@@ -67,8 +71,7 @@ class Recorder:
         """
         innermost = self.stack.innermost
         assert innermost is not None, "a source asks `idle` first"
-        module, spoken = innermost
-        name = name or self.stack.names[id(module)]
+        name, kind = name or self.stack.names[id(innermost.module)], kind or innermost.kind
         if query.is_nested or key.is_nested:
             raise UnsupportedError(
                 f"{name} called attention with nested tensors, which watch() reads from torch.nn.TransformerEncoder "
@@ -82,11 +85,15 @@ class Recorder:
         dtype = torch.promote_types(query.dtype, key.dtype)  # autocast takes two
         if sinks is not None:
             sinks, masks = sinks.detach().to(dtype), masks.with_sinks(key.shape[2])
+        sizes = Sizes(query.shape[0], query.shape[1], query.shape[2], key.shape[2], query.device)
+        padding = of_call(innermost.told, kind, masks, sizes)
+        if self.padding is not None and fits(self.padding, kind, sizes):
+            padding, self.fitted = as_said(self.padding, kind, masks, sizes), True
         score = Dot(scale=scale, softcap=softcap, sinks=sinks) if score is None else score
         self.calls.append(
             Call(
                 name=name,
-                kind=kind or spoken,
+                kind=kind,
                 query=query.detach().to(dtype, copy=True),
                 key=key.detach().to(dtype, copy=True),
                 mask=masks.mask,
@@ -94,6 +101,7 @@ class Recorder:
                 score=score.requires_grad_(False),
                 backend=backend,
                 uniform=masks.uniform,
+                padding=padding,
             )
         )
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from torch import nn
 
-from clearhead._errors import ClearheadError
+from clearhead._errors import ClearheadError, ShapeError
 from clearhead.models import _functions, _own, _transformers
 from clearhead.models._compiled import refuse_compiled
+from clearhead.models._padding import checked
 from clearhead.models.recorder import Recorder
 from clearhead.models.seen import Seen
 
 
 @contextmanager
-def watch(model: nn.Module) -> Iterator[Seen]:
+def watch(model: nn.Module, padding: Any = None) -> Iterator[Seen]:
     """Record every attention call that the model makes inside the `with`, its outputs bit-identical.
 
     >>> import torch, torch.nn.functional as F, clearhead as ch
@@ -36,7 +38,11 @@ def watch(model: nn.Module) -> Iterator[Seen]:
     of `torch.nn.functional.scaled_dot_product_attention`; and `clearhead.attention`, with any score. Gives a `Seen`:
     `seen.calls`, and by module `seen[name]`. Each `Call` keeps copies of query and key, and shares the mask with the
     calls that were given the same one; its `weights` are those before dropout.
-    Raises a `ClearheadError` at the end of the `with` if no call was recognised: the result is never empty. Raises an
+    `padding`: which positions are words and not padding, a tokenizer's attention mask (B, L), 1 for a word. None takes
+    it from the `attention_mask` of that shape that the model is called with. Statistics and reports leave padding out,
+    and `call.padding` says what was left out.
+    Raises a `ClearheadError` at the end of the `with` if no call was recognised: the result is never empty; and where
+    `padding` fits none. Raises an
     `UnsupportedError` for a compiled model: watch the one that was compiled.
     Cost: a copy of query and key a call; O(Lq + Lk) memory each, and the mask's own tensor once where its rows are
     no intervals. `torch.nn` projects queries and keys inside: a record projects them once more.
@@ -44,7 +50,7 @@ def watch(model: nn.Module) -> Iterator[Seen]:
     if not isinstance(model, nn.Module):
         raise ClearheadError(f"watch takes a torch.nn.Module; got a {type(model).__name__}.")
     refuse_compiled(model)
-    recorder = Recorder(model)
+    recorder = Recorder(model, None if padding is None else checked(padding))
     with ExitStack() as stack:
         stack.enter_context(recorder.stack.entered())
         stack.enter_context(_transformers.source(recorder))
@@ -54,8 +60,19 @@ def watch(model: nn.Module) -> Iterator[Seen]:
     lost = len(recorder.unattributed)
     if not recorder.calls:
         raise ClearheadError(_nothing_seen(model, lost))
+    if recorder.padding is not None and not recorder.fitted:
+        raise ShapeError(_fits_none(recorder))
     if lost:
         warnings.warn(_lost(lost), stacklevel=3)  # past contextlib, to the `with`
+
+
+def _fits_none(recorder: Recorder) -> str:
+    assert recorder.padding is not None
+    sizes = sorted({(call.query.shape[0], call.key.shape[2]) for call in recorder.calls})
+    return (
+        f"watch: padding has shape {tuple(recorder.padding.shape)}, and the calls have (batch, keys) "
+        f"{', '.join(map(str, sizes[:6]))}. Pass the attention mask of the batch that the model was given, (B, L)."
+    )
 
 
 def _lost(calls: int) -> str:
