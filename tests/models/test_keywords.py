@@ -14,7 +14,7 @@ from clearhead.models._keywords import NOT_READ, READ, REFUSED
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
 
-KNOWN = {*READ, *NOT_READ, *REFUSED}
+LISTED = {*READ, *NOT_READ, *REFUSED}
 OWN = {"query", "key", "value", "attention_mask"}  # the interface's own arguments, by name
 BACKEND = "the backend"
 
@@ -101,7 +101,7 @@ def test_every_keyword_that_a_model_passes_is_known():
             for word in Source(path).keywords():
                 passed[word].add(path.stem)
     assert len(passed["scaling"]) > 300 and {"position_ids", "s_aux", "indices", "block_indices"} <= set(passed)
-    assert {word: sorted(files) for word, files in passed.items() if word not in KNOWN} == {}
+    assert {word: sorted(files) for word, files in passed.items() if word not in LISTED} == {}
 
 
 def llama(**options):
