@@ -114,7 +114,7 @@ def test_what_is_no_whole_number_is_an_error(seen, sequence):
 
 @pytest.mark.parametrize(
     ("path", "said"),
-    [("a\0b.html", "null"), (None, "NoneType"), (3, "int"), (b"a.html", "bytes"), ("\ud800", "surrogate")],
+    [("a\0b", "null"), (None, "NoneType"), (3, "int"), (b"a.html", "bytes"), ("\ud800", "surrogate")],
 )
 def test_a_path_that_is_none_is_an_error(seen, path, said):
     with pytest.raises(ch.ClearheadError, match=rf"^cannot write the report to .*{said}"):

@@ -69,6 +69,8 @@ REFUSED = {
     "sinks": "one logit a query in the softmax's denominator",
 }
 
+KNOWN = READ | NOT_READ.keys()
+
 
 def check(name: str, backend: str, keywords: Mapping[str, Any]) -> None:
     """Raise where a backend is given something that may change the weights and is not read."""

@@ -19,6 +19,7 @@ from clearhead.models._packed import documents
 from clearhead.models._patch import replaced
 from clearhead.models._selected import selected
 from clearhead.models.recorder import Recorder
+from clearhead.models.use import MASKED, NAME
 
 
 @contextmanager
@@ -76,7 +77,7 @@ def _recorded(recorder: Recorder, function: Callable[..., Any], backend: str) ->
             scale=kwargs.get("scaling"),
             softcap=kwargs.get("softcap"),
             sinks=kwargs.get("s_aux"),
-            backend=backend,
+            backend=NAME if backend == MASKED else backend,
         )
         with recorder.inside():
             return function(module, query, key, value, attention_mask, **kwargs)
@@ -125,10 +126,13 @@ def _masks(
     else:
         if own == "flex_attention_forward" and mask is not None:  # it adds the mask, that of the first head for all
             mask = mask[:, :1, :, : shape[3]].to(torch.float32 if mask.dtype == torch.bool else mask.dtype)
-        found = recorder.masks.convert(mask, kwargs.get("position_bias"))
-        # where they are given no mask, SDPA and what is registered beside it are causal by themselves; eager and
-        # FlexAttention are not
-        alone = mask is None and backend != "eager" and own != "flex_attention_forward"
+        bias = kwargs.get("position_bias")
+        if backend in (NAME, MASKED) and hasattr(mask, "clearhead"):  # the normal form that it runs on
+            found = Recorded(mask.clearhead).plus(recorder.masks.convert(None, bias))  # type: ignore[union-attr]
+        else:
+            found = recorder.masks.convert(mask, bias)
+        # where they are given no mask, SDPA and what is registered beside it are causal by themselves; these are not
+        alone = mask is None and backend not in ("eager", MASKED) and own != "flex_attention_forward"
         if alone and is_causal and shape[2] > 1 and kwargs.get("block_indices") is None:
             found = found.plus(Recorded(Causal(align="upper_left")))
         if read:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
 from clearhead._attention import attention
@@ -22,6 +23,10 @@ from clearhead.models._selected import selected
 from clearhead.scores.dot import Dot
 
 NAME = "clearhead"
+# For models that transformers runs on no SDPA. Their modules need not say whether they are causal, since eager
+# attention is given every causal mask; and what they compute in their own code adds it. So the mask is eager's, and a
+# call without one is not causal.
+MASKED = "clearhead_masked"
 
 
 def use_in_transformers(model: Any) -> Any:
@@ -43,25 +48,30 @@ def use_in_transformers(model: Any) -> Any:
     transformers = require("transformers", "models", "use_in_transformers")
     if not isinstance(model, transformers.PreTrainedModel):
         raise ClearheadError(f"use_in_transformers takes a model of transformers; got a {type(model).__name__}.")
-    transformers.AttentionInterface.register(NAME, _attend)
-    transformers.AttentionMaskInterface.register(NAME, partial(_mask, transformers.masking_utils.sdpa_mask))
+    masks = transformers.masking_utils
+    for backend, make in ((NAME, masks.sdpa_mask), (MASKED, masks.eager_mask)):
+        transformers.AttentionInterface.register(backend, partial(_attend, backend))
+        transformers.AttentionMaskInterface.register(backend, partial(_mask, make))
     if not model._can_set_attn_implementation():
         raise ClearheadError(
             f"{type(model).__name__} computes attention in its own code: transformers cannot give it another backend."
         )
-    model.set_attn_implementation(NAME)
+    parts = (part for part in model.modules() if isinstance(part, transformers.PreTrainedModel))
+    model.set_attn_implementation(NAME if all(part._supports_sdpa for part in parts) else MASKED)
     return model
 
 
-def _mask(sdpa_mask: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor | None:
-    """The bool mask that SDPA would get, with its normal form beside it."""
-    mask: Any = sdpa_mask(*args, **kwargs)
+def _mask(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor | None:
+    """The mask that SDPA or eager attention would get, with its normal form beside it."""
+    mask: Any = make(*args, **kwargs)
     if mask is not None and not compiling():
-        mask.clearhead = compact(mask)  # all layers are given this one tensor
+        # all layers are given this one tensor
+        mask.clearhead = compact(mask if mask.dtype == torch.bool else mask == 0)
     return mask  # type: ignore[no-any-return]
 
 
 def _attend(
+    backend: str,
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -75,10 +85,10 @@ def _attend(
     """What the attention interface asks for: (B, Lq, H, Ev), and no weights."""
     mask: Tensor | Mask | None = getattr(attention_mask, "clearhead", attention_mask)
     causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
-    if attention_mask is None and causal and query.shape[2] > 1:
+    if backend == NAME and attention_mask is None and causal and query.shape[2] > 1:
         mask = Causal("upper_left")
     bias = kwargs.get("position_bias")
-    _keywords.check(type(module).__name__, NAME, kwargs)
+    _keywords.check(type(module).__name__, backend, kwargs)
     narrower = _narrower(module, (*query.shape[:3], key.shape[2]), attention_mask is not None, kwargs)
     if narrower is not None:
         if attention_mask is None and kwargs.get("block_indices") is not None:
