@@ -55,7 +55,8 @@ class Source:
         for node in ast.walk(function):
             if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
                 target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-                if isinstance(target, ast.Name) and "get_interface" in ast.unparse(node.value):
+                asked = node.value.func if isinstance(node.value, ast.Call) else None
+                if isinstance(target, ast.Name) and isinstance(asked, ast.Attribute) and asked.attr == "get_interface":
                     named.add(target.id)
                 if isinstance(target, ast.Name) and isinstance(node.value, ast.Dict):
                     tables[target.id] = [key.value for key in node.value.keys if isinstance(key, ast.Constant)]
@@ -72,10 +73,10 @@ class Source:
             if isinstance(call.func, ast.Name) and call.func.id in named | {"attention_interface"}:
                 targets.add(BACKEND)
             for keyword in call.keywords:
-                shown = ast.unparse(keyword.value)
+                shown = keyword.value.id if isinstance(keyword.value, ast.Name) else None
                 words = [keyword.arg] if keyword.arg else tables.get(shown, [])
                 self.given += [(target, word) for target in targets for word in words]
-                if keyword.arg is None and shown == rest and function.name == "forward":
+                if keyword.arg is None and shown and shown == rest and function.name == "forward":
                     self.hands_on[owner] |= targets
 
     def arrives(self, target, word, path=()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -48,10 +47,10 @@ def use_in_transformers(model: Any) -> Any:
     transformers = require("transformers", "models", "use_in_transformers")
     if not isinstance(model, transformers.PreTrainedModel):
         raise ClearheadError(f"use_in_transformers takes a model of transformers; got a {type(model).__name__}.")
-    masks = transformers.masking_utils
-    for backend, make in ((NAME, masks.sdpa_mask), (MASKED, masks.eager_mask)):
+    for backend in (NAME, MASKED):
         transformers.AttentionInterface.register(backend, partial(_attend, backend))
-        transformers.AttentionMaskInterface.register(backend, partial(_mask, make))
+        made = partial(_mask, backend, transformers.masking_utils)
+        transformers.AttentionMaskInterface.register(backend, made)
     if not model._can_set_attn_implementation():
         raise ClearheadError(
             f"{type(model).__name__} computes attention in its own code: transformers cannot give it another backend."
@@ -61,8 +60,14 @@ def use_in_transformers(model: Any) -> Any:
     return model
 
 
-def _mask(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor | None:
-    """The mask that SDPA or eager attention would get, with its normal form beside it."""
+def _mask(backend: str, masks: Any, *args: Any, **kwargs: Any) -> Tensor | None:
+    """The mask that SDPA or eager attention would get, with its normal form beside it.
+
+    In compiled code nothing can stand beside it: there it is bool, which says as much.
+    """
+    if backend == MASKED:
+        kwargs["allow_is_causal_skip"] = False
+    make = masks.eager_mask if backend == MASKED and not compiling() else masks.sdpa_mask
     mask: Any = make(*args, **kwargs)
     if mask is not None and not compiling():
         # all layers are given this one tensor

@@ -35,15 +35,17 @@ def watch(model: nn.Module, padding: Any = None) -> Iterator[Seen]:
 
     `model`: any nn.Module. Recognised are the models of transformers, on whatever backend they run;
     `torch.nn.MultiheadAttention` and the Transformer layers of `torch.nn`, their fast path left in place; direct calls
-    of `torch.nn.functional.scaled_dot_product_attention`; and `clearhead.attention`, with any score. Gives a `Seen`:
-    `seen.calls`, and by module `seen[name]`. Each `Call` keeps copies of query and key, and shares the mask with the
-    calls that were given the same one; its `weights` are those before dropout.
+    of `torch.nn.functional.scaled_dot_product_attention`; and `clearhead.attention`, with any score; in every thread
+    that runs the model, or a module of it. Gives a `Seen`: `seen.calls`, and by module `seen[name]`. Each `Call` keeps
+    copies of query and key, and shares the mask with the calls that were given the same one; its `weights` are those
+    before dropout.
     `padding`: which positions are words and not padding, a tokenizer's attention mask (B, L), 1 for a word. None takes
     it from the `attention_mask` of that shape that the model is called with. Statistics and reports leave padding out,
     and `call.padding` says what was left out.
     Raises a `ClearheadError` at the end of the `with` if no call was recognised: the result is never empty; and where
-    `padding` fits none. Raises an
-    `UnsupportedError` for a compiled model: watch the one that was compiled.
+    `padding` fits none. Raises an `UnsupportedError` for a compiled model: watch the one that was compiled; and for a
+    backend that is given what may change the weights and cannot be read. Warns of calls in threads that run no module:
+    they are not recorded.
     Cost: a copy of query and key a call; O(Lq + Lk) memory each, and the mask's own tensor once where its rows are
     no intervals. `torch.nn` projects queries and keys inside: a record projects them once more.
     """
