@@ -28,18 +28,22 @@ class Source:
 
     def __init__(self, path):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        self.classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+        self.classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
         self.assigned = defaultdict(set)
-        for name, node in self.classes.items():
-            for line in ast.walk(node):
-                if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Attribute):
+        methods = [
+            (name, function, list(ast.walk(function)))
+            for name, node in self.classes.items()
+            for function in node.body
+            if isinstance(function, ast.FunctionDef)
+        ]
+        for name, _, nodes in methods:
+            for line in nodes:
+                if isinstance(line, ast.Assign) and _of_self(line.targets[0]):
                     made = {part.id for part in ast.walk(line.value) if isinstance(part, ast.Name)}
                     self.assigned[name, line.targets[0].attr] |= made & set(self.classes)
         self.given, self.hands_on, self.takes = [], defaultdict(set), {}
-        for name, node in self.classes.items():
-            for function in node.body:
-                if isinstance(function, ast.FunctionDef):
-                    self.read(name, function)
+        for method in methods:
+            self.read(*method)
 
     def attribute(self, owner, attribute):
         if (owner, attribute) in self.assigned:
@@ -47,12 +51,12 @@ class Source:
         bases = [base.id for base in self.classes[owner].bases if isinstance(base, ast.Name)]
         return set().union(*(self.attribute(base, attribute) for base in bases if base in self.classes))
 
-    def read(self, owner, function):
+    def read(self, owner, function, nodes):
         rest = function.args.kwarg and function.args.kwarg.arg
         if function.name == "forward":
             self.takes[owner] = {one.arg for one in function.args.args + function.args.kwonlyargs}
         named, from_loop, tables = set(), defaultdict(set), {}
-        for node in ast.walk(function):
+        for node in nodes:
             if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
                 target = node.targets[0] if isinstance(node, ast.Assign) else node.target
                 asked = node.value.func if isinstance(node.value, ast.Call) else None
@@ -65,7 +69,7 @@ class Source:
                 for part in ast.walk(node.target):
                     if isinstance(part, ast.Name):
                         from_loop[part.id] |= attributes
-        for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
+        for call in (node for node in nodes if isinstance(node, ast.Call)):
             attributes = {call.func.attr} if _of_self(call.func) else set()
             if isinstance(call.func, ast.Name):
                 attributes = from_loop.get(call.func.id, set())

@@ -214,6 +214,19 @@ def test_padding_can_be_said(padding, masked):
     torch.testing.assert_close(call.weights.entropy()[1, :, :5], want, atol=1e-5, rtol=0)
 
 
+class Square(torch.nn.Module):
+    def forward(self, x, attention_mask):
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=attention_mask)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float])
+def test_a_square_mask_is_no_padding_of_a_batch_as_large(dtype):
+    x = torch.randn(6, 3, 6, 8)
+    with ch.watch(model := Square()) as seen:
+        model(x, attention_mask=torch.ones(6, 6).tril().to(dtype))
+    assert seen.calls[0].padding is None and seen.calls[0].weights.entropy().isfinite().all()
+
+
 WRONG = {
     "one dimension": (RIGHT[0], r"padding has dtype torch.int64, shape \(9,\)"),
     "other numbers": (RIGHT * 2, "1 for a word and 0 for padding"),

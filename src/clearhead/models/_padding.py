@@ -14,6 +14,7 @@ from torch import Tensor
 from clearhead._errors import ClearheadError
 from clearhead._shapes import Sizes, to_tensor
 from clearhead._values import transformed
+from clearhead.masks.dense import DenseMask
 from clearhead.masks.intervals import Intervals
 from clearhead.models._masks import Recorded
 
@@ -102,6 +103,8 @@ def of_call(told: Given, kind: str, masks: Recorded, sizes: Sizes) -> Real | Non
     own = told.own
     if own is None or own.shape[0] != batch or not queries <= own.shape[1] or own.shape[1] > keys == queries:
         return None
+    if _batch(masks) == 1 and bool((own != own[:1]).any()):  # a mask (L, L) for all, where B = L
+        return None
     length = own.shape[1]
     of_keys = own[:, length - keys :] if length >= keys else F.pad(own, (0, keys - length))
     real = _real(own[:, length - queries :], of_keys, sizes)
@@ -132,6 +135,14 @@ def _real(queries: Tensor | None, keys: Tensor | None, sizes: Sizes) -> Real | N
     sides = (None if t is None or bool(t.all()) else t.to(sizes.device, copy=True) for t in (queries, keys))
     real = Real(*sides)
     return real if real != (None, None) else None
+
+
+def _batch(masks: Recorded) -> int | None:
+    """The batch that the call's mask speaks of, 1 for all alike; None where it does not show."""
+    mask = masks.mask
+    shown = mask.start if isinstance(mask, Intervals) else mask.keep if isinstance(mask, DenseMask) else None
+    shown = masks.bias if mask is None else shown
+    return None if shown is None else shown.shape[0]
 
 
 @torch.no_grad()
