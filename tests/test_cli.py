@@ -1,5 +1,7 @@
 """The command: its summary, its page and its errors."""
 
+import json
+import shutil
 import subprocess
 import sys
 
@@ -89,6 +91,16 @@ ERRORS = {
 }
 
 
+ERRORS |= {
+    "a text that is not UTF-8": (["caf\udce9"], ["text is not UTF-8"]),
+    "a NUL in the text's path": (["--file", "a\0b"], ["cannot read the text", "null"]),
+    "a folder for a text": (["--file", "."], ["cannot read the text", "directory"]),
+    "a NUL in the model's path": (["x", "--model", "a\0b"], ["no folder", "a\\x00b"]),
+    "a NUL in the page's path": (["x", "-o", "a\0b"], ["cannot write the report", "a\\x00b", "null"]),
+    "a folder for a page": (["x", "-o", "."], ["cannot write the report", "directory"]),
+}
+
+
 @pytest.mark.parametrize("name", ERRORS)
 def test_bad_input_is_one_line_and_status_2(name, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -97,6 +109,113 @@ def test_bad_input_is_one_line_and_status_2(name, tmp_path, capsys, monkeypatch)
     assert status == 2 and err.startswith("clearhead: ") and "Traceback" not in err
     assert all(word in err for word in says), err
     assert not list(tmp_path.iterdir()), "something was written"
+
+
+def cut(name, size):
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:size])
+
+
+def write(name, content):
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def configure(**options):
+    def edit(folder):
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | options), encoding="utf-8")
+
+    return edit
+
+
+def only_vocabulary(content):
+    def edit(folder):
+        (folder / "tokenizer.json").unlink()
+        (folder / "vocab.txt").write_bytes(content)
+
+    return edit
+
+
+def a_directory(name):
+    def edit(folder):
+        (folder / name).unlink()
+        (folder / name).mkdir()
+
+    return edit
+
+
+WEIGHTS = "model.safetensors"
+BROKEN = {
+    "weights cut at the head": (cut(WEIGHTS, 5000), "SafetensorError"),
+    "weights cut at the tail": (cut(WEIGHTS, 2**20), "SafetensorError"),
+    "weights of no bytes": (cut(WEIGHTS, 0), "SafetensorError"),
+    "weights that are none": (write(WEIGHTS, b"\x08\0\0\0\0\0\0\0{}      "), "lack"),
+    "weights of other shapes": (configure(hidden_size=96), "other shapes than its config.json says"),
+    "a smaller vocabulary": (configure(vocab_size=100), "other shapes than its config.json says"),
+    "layers that are not there": (configure(num_hidden_layers=8), "lack 32 tensors"),
+    "a folder for the weights": (a_directory(WEIGHTS), "no file named model.safetensors"),
+    "a configuration that is a list": (write("config.json", b"[1]"), "holds a list in JSON"),
+    "a configuration that is empty": (cut("config.json", 0), "config.json' cannot be read as JSON"),
+    "a configuration of nothing": (write("config.json", b"{}"), "model_type"),
+    "a configuration that is cut": (cut("config.json", 40), "config.json' cannot be read as JSON"),
+    "a configuration in no UTF-8": (write("config.json", b"\xff{}"), "config.json' cannot be read as JSON"),
+    "a configuration of words": (configure(hidden_size="wide"), "hidden_size"),
+    "a configuration of no heads": (configure(num_attention_heads=0), "cannot load"),
+    "a model that is unknown": (configure(model_type="nobody"), "nobody"),
+    "no layers": (configure(num_hidden_layers=0), "made no attention call"),
+    "a folder for a configuration": (a_directory("config.json"), "model_type"),
+    "a tokenizer that is cut": (cut("tokenizer.json", 100), "tokenizer.json' cannot be read as JSON"),
+    "a tokenizer that is a list": (write("tokenizer.json", b"[]"), "holds a list in JSON"),
+    "a tokenizer of nothing": (write("tokenizer.json", b"{}"), "cannot load"),
+    "options that are a list": (write("tokenizer_config.json", b"[]"), "holds a list in JSON"),
+    "a vocabulary in no UTF-8": (only_vocabulary(b"[PAD]\n[UNK]\n\xe9\n"), "UTF-8"),
+    "a vocabulary of no words": (only_vocabulary(b""), "vocabulary"),
+    "a shard that is not there": (
+        lambda folder: (
+            (folder / WEIGHTS).rename(folder / "model-00001-of-00002.safetensors"),
+            write("model.safetensors.index.json", b'{"metadata": {}, "weight_map": {"a": "b.safetensors"}}')(folder),
+        ),
+        "b.safetensors",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_folder_is_one_line_and_status_2(name, tmp_path, capfd):
+    from clearhead.models.load import bundled
+
+    edit, says = BROKEN[name]
+    folder = tmp_path / "model"
+    shutil.copytree(bundled(), folder)
+    edit(folder)
+    status = cli.main(["report", "A text.", "--model", str(folder), "-o", str(tmp_path / "page.html")])
+    err = capfd.readouterr().err
+    assert status == 2 and err.startswith("clearhead: ") and says in err, err
+    if name != "no layers":  # that one is of the record, which says more
+        assert len(err.strip().splitlines()) <= 2
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_model_and_a_tokenizer_that_do_not_belong_together(tmp_path, capsys):
+    from clearhead.models.load import bundled
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(bundled(), local_files_only=True)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    models = {
+        "words": transformers.BertModel(transformers.BertConfig(vocab_size=50, **sizes)),
+        "images": transformers.ViTModel(transformers.ViTConfig(image_size=16, patch_size=4, **sizes)),
+    }
+    for name, model in models.items():
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+        status, _, err = run(capsys, "report", "A text.", "--model", tmp_path / name, "-o", tmp_path / "page.html")
+        assert status == 2 and "cannot read the text" in err and "Traceback" not in err, err
+
+
+def test_bytes_of_a_path_that_are_no_text(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, out, err = run(capsys, "report", "A text.", "--layers", "0", "-o", "\udce9.html")
+    assert status == 0, err
+    assert "udce9.html" in out.encode().decode().replace("\n", "") and [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize(("missing", "extra"), [("rich.console", "terminal"), ("transformers", "models")])

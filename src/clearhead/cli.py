@@ -12,7 +12,7 @@ import torch
 
 from clearhead._errors import ClearheadError, require
 from clearhead.models.call import Call
-from clearhead.models.load import bundled, load
+from clearhead.models.load import bundled, load, reason
 from clearhead.models.seen import Seen, write_page
 from clearhead.models.watch import watch
 from clearhead.report import Layer, render
@@ -68,7 +68,7 @@ def _report(options: argparse.Namespace) -> None:
     title = f"Attention of {_name(model, folder)}"
     path = write_page(options.output, render(layers, title))
     _summary(console, title, dict(zip(chosen, layers, strict=True)), len(tokens))
-    console.print(f"The report: {path.resolve()}", soft_wrap=True, highlight=False, markup=False)
+    console.print(f"The report: {_printable(str(path.resolve()))}", soft_wrap=True, highlight=False, markup=False)
 
 
 def _name(model: Any, folder: Path) -> str:
@@ -79,14 +79,18 @@ def _text(options: argparse.Namespace) -> str:
     if options.file is not None:
         try:
             text = Path(options.file).read_text(encoding="utf-8")
-        except OSError as error:
-            raise ClearheadError(f"cannot read the text {options.file!r}: {error.strerror}.") from error
         except UnicodeDecodeError as error:
             raise ClearheadError(f"the text {options.file!r} is not UTF-8: {error}.") from error
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+            raise ClearheadError(
+                f"cannot read the text {options.file!r}: {getattr(error, 'strerror', None) or error}."
+            ) from error
     elif options.text is not None:
         text = options.text
     else:
         raise ClearheadError("no text: pass it as TEXT, or in a file with --file F.")
+    if any("\ud800" <= c <= "\udfff" for c in text):  # bytes of the command line that are no character
+        raise ClearheadError("the text is not UTF-8: pass it in a file, and convert that (iconv -t UTF-8).")
     if not text.strip():
         raise ClearheadError("the text is empty.")
     return text
@@ -94,6 +98,18 @@ def _text(options: argparse.Namespace) -> str:
 
 def _watch(model: Any, tokenizer: Any, text: str) -> tuple[Seen, list[str], int]:
     """What the model did, the tokens it read, and how many were left out."""
+    try:
+        return _read(model, tokenizer, text)
+    except ClearheadError:
+        raise
+    except Exception as error:  # whatever a tokenizer and a model that do not belong together raise
+        raise ClearheadError(
+            f"{type(model).__name__} cannot read the text: {reason(error)}\nThe folder needs a model of texts, and the "
+            "tokenizer that it was trained with."
+        ) from error
+
+
+def _read(model: Any, tokenizer: Any, text: str) -> tuple[Seen, list[str], int]:
     every = tokenizer(text, return_tensors="pt", verbose=False)
     limit = min(tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", None) or sys.maxsize)
     total = every["input_ids"].shape[1]
@@ -103,7 +119,9 @@ def _watch(model: Any, tokenizer: Any, text: str) -> tuple[Seen, list[str], int]
         inputs["decoder_input_ids"] = ids
     with torch.inference_mode(), watch(model) as seen:
         model(**inputs)
-    return seen, tokenizer.convert_ids_to_tokens(ids[0].tolist()), max(total - limit, 0)
+    numbers = ids[0].tolist()
+    words = [str(n) if w is None else w for n, w in zip(numbers, tokenizer.convert_ids_to_tokens(numbers), strict=True)]
+    return seen, words, max(total - limit, 0)
 
 
 def _choose(calls: int, layers: str | None) -> list[int]:
@@ -130,9 +148,14 @@ def _progress(console: Any, calls: Iterable[Call]) -> Iterator[Call]:
     yield from track(list(calls), description="Looking at each layer", console=console, transient=True)
 
 
+def _printable(text: str) -> str:
+    """Control characters, and bytes of a path that are no character, are shown and not sent to the terminal."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def _short(word: str) -> str:
-    """A token in one line, its control characters shown and not sent to the terminal."""
-    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in word)
+    """A token in one line."""
+    shown = _printable(word)
     return shown if len(shown) <= 12 else shown[:11] + "…"
 
 
@@ -141,7 +164,7 @@ def _summary(console: Any, title: str, layers: dict[int, Layer], tokens: int) ->
     escape = require("rich.markup", "terminal", "the report's summary").escape
     simple = require("rich.box", "terminal", "the report's summary").SIMPLE
     caption = "Heads with their mean entropy in nats; the sink with its share; the mean distance in tokens."
-    table = table_module.Table(title=f"{escape(title)}, {tokens} tokens", caption=caption, box=simple)
+    table = table_module.Table(title=f"{escape(_printable(title))}, {tokens} tokens", caption=caption, box=simple)
     for column in ("#", "layer", "most focused", "most diffuse", "sink", "distance"):
         table.add_column(column, justify="right" if column == "distance" else "left", no_wrap=column != "layer")
     table.columns[1].overflow = "fold"

@@ -1,4 +1,4 @@
-"""Backends that take their masks in other forms than a matrix, and those that cannot be recorded."""
+"""Backends that take their masks in other forms than a matrix, or none, and those that cannot be recorded."""
 
 import os
 
@@ -19,7 +19,7 @@ FAKE = "flash_for_tests"  # the mask of FlashAttention, without its kernels
 
 
 def attention(module, query, key, value, attention_mask, scaling, sliding_window=None, **options):
-    """What FlashAttention computes: the last query at the last key, padding taken out."""
+    """What FlashAttention computes: the last query at the last key, padding taken out, packed documents apart."""
     filled = key.shape[2] if attention_mask is None else attention_mask.shape[1]
     key, value = (t[:, :, :filled].repeat_interleave(module.num_key_value_groups, 1) for t in (key, value))
     place = torch.arange(filled)
@@ -29,8 +29,20 @@ def attention(module, query, key, value, attention_mask, scaling, sliding_window
         keep = keep & (place > own - sliding_window)
     if attention_mask is not None:
         keep = keep & attention_mask[:, None, None].bool()
+    elif (document := packed(query, options)) is not None:
+        keep = keep & (document[:, None] == document)
     scores = (query @ key.mT * scaling).masked_fill(~keep, -torch.inf)
     return (scores.softmax(-1).nan_to_num(0) @ value).transpose(1, 2), None
+
+
+def packed(query, options):
+    """The document of each token, as FlashAttention is told of them; None where there is one."""
+    starts, positions = options.get("cu_seq_lens_q"), options.get("position_ids")
+    if starts is not None:
+        return torch.searchsorted(starts, torch.arange(query.shape[2]), right=True)
+    if positions is not None and query.shape[0] == 1 and (positions.diff() != 1).any():
+        return (positions[0] == 0).cumsum(0)
+    return None
 
 
 @pytest.fixture
@@ -114,11 +126,117 @@ def test_flash_attention_on_what_comes_after_a_first_part(flash, window):
         torch.testing.assert_close(recorded, weights[..., -recorded.shape[-1] :], atol=1e-5, rtol=0)
 
 
-def test_packed_sequences_on_flash_attention_are_refused(flash):
-    fast, _ = models(FAKE)
-    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
-    with pytest.raises(ch.UnsupportedError, match="packed into one"), ch.watch(fast), torch.no_grad():
-        fast(input_ids=IDS[:1], position_ids=positions)
+PACKED = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+STARTS = torch.tensor([0, 4, 9], dtype=torch.int32)
+VARLEN = {"cu_seq_lens_q": STARTS, "cu_seq_lens_k": STARTS, "max_length_q": 5, "max_length_k": 5}
+
+
+@pytest.mark.parametrize(
+    ("told", "window"), [("positions", 3), ("positions", None), ("starts", 3), ("starts", None), ("other name", None)]
+)
+def test_packed_sequences_are_recorded_as_documents(flash, monkeypatch, told, window):
+    functions = transformers.modeling_utils.AttentionInterface._global_mapping
+    monkeypatch.setitem(functions, "varlen_for_tests", attention)  # no mask is made for a name that is not registered
+    fast, slow = models("varlen_for_tests" if told == "other name" else FAKE, window)
+    inputs = {"input_ids": IDS[:1], "position_ids": PACKED} | ({} if told == "positions" else VARLEN)
+    with torch.no_grad():
+        plain = fast(**inputs).logits
+        with ch.watch(fast) as seen:
+            watched = fast(**inputs).logits
+        own = slow(input_ids=IDS[:1], position_ids=PACKED, use_cache=False, output_attentions=True)
+    assert torch.equal(plain, watched)
+    torch.testing.assert_close(plain, own.logits, atol=1e-4, rtol=0)
+    for call, weights in zip(seen.calls, own.attentions, strict=True):
+        assert "Documents" in repr(call.mask)
+        torch.testing.assert_close(call.weights.dense(), weights, atol=1e-5, rtol=0)
+        assert call.weights[0, 0, 4, :4].sum() == 0
+
+
+def test_sdpa_and_eager_leave_starts_unread_and_their_records_too():
+    fast, slow = models("sdpa", None)
+    with torch.no_grad():
+        want = slow(input_ids=IDS[:1], output_attentions=True).attentions
+        for model in (fast, slow):
+            with ch.watch(model) as seen:
+                model(input_ids=IDS[:1], **VARLEN)
+            for call, weights in zip(seen.calls, want, strict=True):
+                torch.testing.assert_close(call.weights.dense(), weights, atol=1e-5, rtol=0)
+
+
+def test_use_in_transformers_keeps_packed_documents_apart():
+    fast, slow = models("sdpa", None)
+    ch.use_in_transformers(fast)
+    with torch.no_grad():
+        got = fast(input_ids=IDS[:1], position_ids=PACKED, **VARLEN).logits  # with a cache: its mask holds no documents
+        want = slow(input_ids=IDS[:1], position_ids=PACKED, use_cache=False).logits
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
+
+
+WRONG = {
+    "too short": ({"cu_seq_lens_q": STARTS[:2]}, "fill the whole sequence"),
+    "other keys": (
+        {"cu_seq_lens_q": STARTS, "cu_seq_lens_k": torch.tensor([0, 5, 9])},
+        "the same for queries and keys",
+    ),
+    "two rows": ({"cu_seq_lens_q": torch.tensor([0, 4, 18]), "rows": 2}, "from one sequence into the next"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_documents_that_cannot_be_read_are_refused(name):
+    options, said = WRONG[name]
+    fast, _ = models("sdpa", None)
+    ids = IDS[: options.get("rows", 1)]
+    given = {**VARLEN, **options, "cu_seq_lens_k": options.get("cu_seq_lens_k"), "rows": None}
+    with pytest.raises(ch.UnsupportedError, match=said), torch.no_grad():
+        ch.use_in_transformers(fast)(input_ids=ids, **given)
+
+
+def test_positions_that_begin_again_with_a_cache_are_refused(flash):
+    fast, _ = models(FAKE, None)
+    with torch.no_grad():
+        past = fast(input_ids=IDS[:1, :4]).past_key_values
+        with pytest.raises(ch.UnsupportedError, match="packed into one"), ch.watch(fast):
+            fast(input_ids=IDS[:1, 4:], position_ids=torch.tensor([[4, 5, 0, 1, 2]]), past_key_values=past)
+
+
+class Bare(torch.nn.Module):
+    """A layer that asks transformers for its backend, and passes no mask."""
+
+    is_causal = True
+    training = False
+
+    def __init__(self, backend):
+        super().__init__()
+        self.backend = backend
+
+    def forward(self, x, mask=None, **options):
+        functions = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
+        attend = functions.get_interface(self.backend, None)
+        return attend(self, x, x, x, mask, scaling=0.5, **options)[0]
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("backend", ["sdpa", "flex_attention"])
+@pytest.mark.parametrize("given", ["nothing", "not causal", "float", "bool"])
+def test_what_each_backend_does_without_a_mask_and_with_one(backend, given, monkeypatch):
+    x = torch.randn(2, 4, 6, 16, generator=torch.Generator().manual_seed(0))
+    keep = torch.ones(2, 1, 6, 6, dtype=torch.bool).tril(1)
+    mask = {"float": torch.zeros(2, 1, 6, 6).masked_fill(~keep, -torch.inf), "bool": keep}.get(given)
+    options = {"is_causal": False} if given == "not causal" else {}
+    from transformers.integrations import flex_attention as flex
+
+    # the same function, not compiled: that takes half a minute
+    monkeypatch.setattr(flex, "compile_friendly_flex_attention", lambda *a, training, **k: flex.flex_attention(*a, **k))
+    layer = Bare(backend)
+    with torch.no_grad():
+        plain = layer(x, mask, **options)
+        with ch.watch(layer) as seen:
+            assert torch.equal(layer(x, mask, **options), plain)
+    (call,) = seen.calls
+    torch.testing.assert_close((call.weights @ x).transpose(1, 2), plain, atol=1e-5, rtol=0)
+    if given == "nothing":
+        assert (call.mask is None) == (backend == "flex_attention")
 
 
 def test_what_is_no_tensor_is_refused(monkeypatch):

@@ -72,3 +72,57 @@ def test_report_writes_the_page_and_checks_the_words(tmp_path):
     with pytest.raises(ch.ClearheadError, match="cannot write"):
         seen.report(tmp_path / "no folder" / "page.html")
     assert not (tmp_path / "other.html").exists()
+
+
+WORDS = ["one", "two", "three", "four", "five"]
+
+
+@pytest.fixture
+def seen():
+    block, x = Block(), random(2, 2, 5, 4)
+    with ch.watch(block) as found:
+        block(x, x)
+    return found
+
+
+@pytest.mark.parametrize("make", [list, tuple, iter, np.array, lambda words: (w for w in words), lambda words: None])
+def test_words_in_any_order_that_there_is(seen, make):
+    (layer,) = seen.layers(make(WORDS), make(WORDS))
+    assert layer.query_tokens == layer.key_tokens == (["0", "1", "2", "3", "4"] if make(WORDS) is None else WORDS)
+
+
+@pytest.mark.parametrize(
+    "tokens", ["one two three", set(WORDS), dict.fromkeys(WORDS, 1), 3, torch.arange(5), [1] * 5, b"12345"]
+)
+@pytest.mark.parametrize("argument", ["tokens", "source_tokens"])
+def test_what_is_no_list_of_words_is_an_error(seen, argument, tokens):
+    with pytest.raises(ch.ClearheadError, match=rf"^{argument} takes words(.|\n)*convert_ids_to_tokens"):
+        seen.layers(**{argument: tokens})
+
+
+@pytest.mark.parametrize("sequence", [1, -1, np.int64(1), np.uint8(1), torch.tensor(1)])
+def test_a_sequence_is_a_whole_number(seen, sequence):
+    want = seen.calls[0].query[1].numpy()
+    np.testing.assert_array_equal(seen.layers(sequence=sequence)[0].query, want)
+
+
+@pytest.mark.parametrize("sequence", ["0", True, np.True_, 1.5, 1.0, None, [0]])
+def test_what_is_no_whole_number_is_an_error(seen, sequence):
+    with pytest.raises(ch.ClearheadError, match=r"^sequence is .*; pass a whole number"):
+        seen.layers(sequence=sequence)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [("a\0b", "null"), (None, "NoneType"), (3, "int"), (b"a.html", "bytes"), ("\ud800", "surrogate")],
+)
+def test_a_path_that_is_none_is_an_error(seen, path, said):
+    with pytest.raises(ch.ClearheadError, match=rf"^cannot write the report to .*{said}"):
+        seen.report(path)
+
+
+@pytest.mark.parametrize("title", [None, 3, b"A title"])
+def test_a_title_is_a_string(seen, title, tmp_path):
+    with pytest.raises(ch.ClearheadError, match=r"^title is .*pass a string"):
+        seen.report(tmp_path / "page.html", title=title)
+    assert not list(tmp_path.iterdir())

@@ -149,3 +149,39 @@ def test_what_it_cannot_take_is_a_clear_error():
     config = transformers.DebertaV2Config(**SMALL)
     with pytest.raises(ch.ClearheadError, match="own code"):
         ch.use_in_transformers(transformers.DebertaV2Model(config))
+
+
+WITHOUT_SDPA = {
+    "NllbMoe": {**BART, "num_experts": 4},
+    "PegasusX": BART,
+    "BigBirdPegasus": {**BART, "attention_type": "original_full"},
+    "Gemma2": GROUPED,
+}
+
+
+@pytest.mark.parametrize("mask", [None, RIGHT, RIGHT.flip(1)], ids=["whole", "right padding", "left padding"])
+@pytest.mark.parametrize("name", WITHOUT_SDPA)
+def test_models_whose_modules_do_not_say_whether_they_are_causal(name, mask):
+    torch.manual_seed(0)
+    config = getattr(transformers, name + "Config")(**WITHOUT_SDPA[name])
+    model = getattr(transformers, name + "Model")(config).eval()
+    assert not model._supports_sdpa
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight *= 4
+        inputs = {"input_ids": IDS, "attention_mask": mask}
+        if model.config.is_encoder_decoder:
+            inputs["decoder_input_ids"] = IDS
+        own = model(**inputs, output_attentions=True)
+        ch.use_in_transformers(model)
+        with ch.watch(model) as seen:
+            got = model(**inputs)
+    keep = slice(None) if model.config.is_encoder_decoder else seen_positions(mask)
+    torch.testing.assert_close(got[0][keep], own[0][keep], atol=1e-4, rtol=0)
+    last = own.decoder_attentions[-1] if model.config.is_encoder_decoder else own.attentions[-1]
+    call = [call for call in seen.calls if call.kind == "self"][-1]
+    rows = seen_positions(None if model.config.is_encoder_decoder else mask)[:, None].expand(last.shape[:3])
+    torch.testing.assert_close(call.weights.dense()[rows], last[rows], atol=1e-5, rtol=0)
+    if name == "Gemma2" and mask is not None and not mask[1, 0]:
+        assert call.weights[1, :, 0].sum() == 0 and call.uniform is None  # it sees nothing, and is given 0

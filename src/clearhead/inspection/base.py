@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -99,8 +99,11 @@ class Reduction(ABC):
     """A summary of the weights that one pass over their rows can build up.
 
     `begin` makes its buffers, `look` adds one block's rows to them, `end` gives the result. Where the engine's own pass
-    finds the same, `sought` says what that is, and `found` gives the result.
+    finds the same, `sought` says what that is, and `found` gives the result. `along`: what dimension 2 of its results
+    counts; None where it is neither.
     """
+
+    along: ClassVar[Literal["queries", "keys"] | None] = None
 
     def check(self, problem: Problem) -> None:  # noqa: B027 - most can be asked of any weights
         """Raise where this cannot be asked of such weights."""

@@ -26,6 +26,8 @@ class Distance(Reduction):
     Source: Vig and Belinkov 2019, "Analyzing the Structure of Attention in a Transformer Language Model".
     """
 
+    along = "queries"
+
     align: Align = None
 
     def begin(self, problem: Problem) -> tuple[Tensor, Tensor]:

@@ -25,6 +25,8 @@ class Entropy(Reduction):
     Source: Shannon 1948, "A Mathematical Theory of Communication".
     """
 
+    along = "queries"
+
     def begin(self, problem: Problem) -> Tensor:
         return per_query(problem)
 

@@ -16,6 +16,8 @@ from clearhead.inspection.base import Look, Reduction, per_query
 class LogSumExp(Reduction):
     """log Σ_j exp(s_ij) over the allowed keys, (..., Lq): a weight is exp(score − this). −∞ where none is allowed."""
 
+    along = "queries"
+
     def begin(self, problem: Problem) -> Tensor:
         return per_query(problem).fill_(-torch.inf)
 
@@ -37,6 +39,8 @@ class Normaliser(Reduction):
     A weight is exp((score − largest) − rest): this keeps its digits where the scores are large. The largest is +∞ where
     nothing is allowed, so that the weights are 0.
     """
+
+    along = "queries"
 
     def begin(self, problem: Problem) -> tuple[Tensor, Tensor]:
         return per_query(problem).fill_(torch.inf), per_query(problem)

@@ -27,6 +27,8 @@ class Output(Reduction):
     weights' dtype, without gradients. At most one in a call of `reduce`.
     """
 
+    along = "queries"
+
     value: Any
 
     def begin(self, problem: Problem) -> tuple[Tensor, Tensor, int]:

@@ -24,6 +24,8 @@ class Received(Reduction):
     Formula: r_j = Σ_i w_ij. Gives (..., Lk); over all keys it sums to the number of queries that see something.
     """
 
+    along = "keys"
+
     def begin(self, problem: Problem) -> Tensor:
         sizes = problem.sizes
         dtype = accumulated(problem.query.dtype)

@@ -30,6 +30,8 @@ class TopK(Reduction):
     Raises a `ClearheadError` where k is not from 1 to Lk.
     """
 
+    along = "queries"
+
     k: int
 
     def check(self, problem: Problem) -> None:

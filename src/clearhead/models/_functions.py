@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode_temporarily
 
 from clearhead.models import _multihead, _sdpa
@@ -24,10 +25,26 @@ READERS: dict[Any, Callable[..., None]] = {
 
 @contextmanager
 def source(recorder: Recorder) -> Iterator[None]:
-    """See every call of these functions, under whatever name they were imported."""
-    mode = _Mode(recorder)
-    with replaced(torch.overrides, "has_torch_function", mode.overlooked), mode:
-        yield
+    """See every call of these functions, under whatever name they were imported.
+
+    A function mode is one thread's: each thread enters it where it enters the model.
+    """
+
+    def counted(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
+            if recorder.stack.beside:
+                recorder.unattributed.append(None)  # a list: its append is safe in threads, a sum is not
+            return attend(*args, **kwargs)
+
+        return scaled_dot_product_attention
+
+    recorder.stack.around = _Mode(recorder)
+    overlooking = replaced(torch.overrides, "has_torch_function", _overlooked)
+    try:
+        with overlooking, replaced(F, "scaled_dot_product_attention", counted):
+            yield
+    finally:
+        recorder.stack.around = nullcontext()  # else the two would hold each other, and the records
 
 
 class _Mode(TorchFunctionMode):
@@ -46,17 +63,18 @@ class _Mode(TorchFunctionMode):
         with self.recorder.inside():
             return func(*args, **kwargs)
 
-    def overlooked(self, has_torch_function: Callable[..., bool]) -> Callable[..., bool]:
-        """PyTorch's modules leave their fast path where a function mode is active: they are not to find this one.
 
-        Their outputs would move, by much where a batch has padding.
-        """
+def _overlooked(has_torch_function: Callable[..., bool]) -> Callable[..., bool]:
+    """PyTorch's modules leave their fast path where a function mode is active: they are not to find these.
 
-        def asked(args: Any) -> bool:
-            active: list[TorchFunctionMode] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-            if not active or active[-1] is not self:
-                return has_torch_function(args)
-            with _pop_mode_temporarily():
-                return has_torch_function(args)
+    Their outputs would move, by much where a batch has padding.
+    """
 
-        return asked
+    def asked(args: Any) -> bool:
+        active: list[TorchFunctionMode] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        if not active or not isinstance(active[-1], _Mode):
+            return has_torch_function(args)
+        with _pop_mode_temporarily():
+            return asked(args)
+
+    return asked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,7 @@ class MaskStore:
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()  # a model may run in several threads
         self._known: dict[Any, tuple[list[StorageWeakRef], Recorded]] = {}
         self._distinct: dict[Any, list[Recorded]] = {}
 
@@ -72,11 +74,17 @@ class MaskStore:
         given = [tensor for tensor in (mask, bias) if tensor is not None]
         if not given:
             return Recorded()
+        with self._lock:
+            return self._remembered(mask, bias, nonzero_blocks, given)
+
+    def _remembered(
+        self, mask: Tensor | None, bias: Tensor | None, nonzero_blocks: bool, given: list[Tensor]
+    ) -> Recorded:
         key = (_identity(mask), _identity(bias), nonzero_blocks)
         known = self._known.get(key)
         if known is not None and not any(storage.expired() for storage in known[0]):  # type: ignore[no-untyped-call]
             return known[1]
-        found = self._shared(_convert(_allowed(mask) if nonzero_blocks else mask, bias))
+        found = self._shared(converted(_allowed(mask) if nonzero_blocks else mask, bias))
         if not any(tensor.is_inference() for tensor in given):  # these could be written to unseen
             if len(self._known) >= 64:  # a long generation makes a mask a step
                 self._known = {k: (s, r) for k, (s, r) in self._known.items() if not any(w.expired() for w in s)}  # type: ignore[no-untyped-call]
@@ -111,7 +119,8 @@ def _allowed(mask: Tensor | None) -> Tensor | None:
 
 
 @torch.no_grad()
-def _convert(mask: Tensor | None, bias: Tensor | None) -> Recorded:
+def converted(mask: Tensor | None, bias: Tensor | None) -> Recorded:
+    """What a mask tensor says, and a position bias beside it."""
     added = None if bias is None else _four(bias.detach()).float()
     keep, uniform = None, None
     if mask is not None:

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
+from clearhead.models._padding import Given, given
 from clearhead.models._patch import replaced
 
 Kind = Literal["self", "cross"]
 
 # What models call the sequence that the keys of cross attention come from.
 SOURCES = ("key_value_states", "encoder_hidden_states", "cross_attention_states", "context", "memory")
+
+
+class Running(NamedTuple):
+    """A module that runs. `kind`: the kind of attention its inputs speak for. `told`: what they say of padding."""
+
+    module: nn.Module
+    kind: Kind
+    told: Given
 
 
 class Stack:
@@ -29,37 +38,65 @@ class Stack:
         self.names = {id(module): name or type(model).__name__ for name, module in model.named_modules()}
         self._model = model  # so that the ids stay theirs
         self._running = _Running()
+        self._lock = threading.Lock()
+        self._threads = 0
+        self.around: AbstractContextManager[Any] = nullcontext()  # what holds while a thread runs the model
 
     def entered(self) -> AbstractContextManager[None]:
         return replaced(nn.Module, "__call__", self._watched)
 
     def _watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            running = self._running
             if id(module) not in self.names:
-                return call(module, *args, **kwargs)
-            self._running.stack.append((module, _kind(module, args, kwargs)))
-            try:
-                return call(module, *args, **kwargs)
-            finally:
-                self._running.stack.pop()
+                running.others += 1
+                try:
+                    return call(module, *args, **kwargs)
+                finally:
+                    running.others -= 1
+            with nullcontext() if running.stack else self._outermost():
+                running.stack.append(_entered(module, args, kwargs, running.stack))
+                try:
+                    return call(module, *args, **kwargs)
+                finally:
+                    running.stack.pop()
 
         return __call__
 
+    @contextmanager
+    def _outermost(self) -> Iterator[None]:
+        """This thread begins to run the model."""
+        with self._lock:
+            self._threads += 1
+        try:
+            with self.around:
+                yield
+        finally:
+            with self._lock:
+                self._threads -= 1
+
     @property
-    def innermost(self) -> tuple[nn.Module, Kind] | None:
-        """The innermost module running, and the kind of attention its inputs speak for."""
+    def beside(self) -> bool:
+        """This thread runs no module at all, while another one runs the model: it may have been given work by it."""
+        return not self._running.stack and not self._running.others and self._threads > 0
+
+    @property
+    def innermost(self) -> Running | None:
+        """The innermost module running."""
         return self._running.stack[-1] if self._running.stack else None
 
 
 class _Running(threading.local):
     def __init__(self) -> None:
-        self.stack: list[tuple[nn.Module, Kind]] = []
+        self.stack: list[Running] = []
+        self.others = 0  # modules running that are not the model's
 
 
-def _kind(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kind:
+def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], stack: list[Running]) -> Running:
     """Cross, if the module was given a second sequence."""
     named = dict(kwargs)
     if len(args) > 1:
         with suppress(ValueError):  # TorchScript's forward has no signature
             named.update(zip(inspect.signature(module.forward).parameters, args, strict=False))
-    return "cross" if any(isinstance(named.get(source), Tensor) for source in SOURCES) else "self"
+    kind: Kind = "cross" if any(isinstance(named.get(source), Tensor) for source in SOURCES) else "self"
+    return Running(module, kind, given(module.forward, named, stack[-1].told if stack else Given()))

@@ -136,7 +136,7 @@ def read_layer(
     """The fast path of nn.TransformerEncoderLayer, which calls no module inside."""
     x = F.layer_norm(src, (embed_dim,), norm_weight_1, norm_bias_1, eps) if norm_first else src
     innermost = recorder.stack.innermost
-    own = getattr(innermost[0], "self_attn", None) if innermost else None
+    own = getattr(innermost.module, "self_attn", None) if innermost else None
     weights = qkv_weight, qkv_bias, proj_weight, proj_bias
     name = recorder.stack.names.get(id(own))
     backend = "_transformer_encoder_layer_fwd"

@@ -8,17 +8,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from clearhead._errors import UnsupportedError
 from clearhead.masks.causal import Causal
-from clearhead.models import _flash
-from clearhead.models._masks import Recorded
+from clearhead.models import _flash, _keywords
+from clearhead.models._masks import Recorded, compact
+from clearhead.models._packed import documents
 from clearhead.models._patch import replaced
+from clearhead.models._selected import selected
 from clearhead.models.recorder import Recorder
-
-# What changes the weights, and has no place in a record yet.
-UNREAD = ("cache", "sinks")
+from clearhead.models.use import MASKED, NAME
 
 
 @contextmanager
@@ -63,9 +64,11 @@ def _recorded(recorder: Recorder, function: Callable[..., Any], backend: str) ->
         name = recorder.stack.names.get(id(module))
         _check(name or type(module).__name__, attention_mask, backend, kwargs)
         filled = key
-        if "flash" in backend and attention_mask is not None:
+        own = _own(function)
+        if (own == "flash_attention_forward" or "flash" in backend) and attention_mask is not None:
             filled = key[:, :, : attention_mask.shape[1]]  # of a static cache
-        masks = _masks(recorder, module, query, filled, attention_mask, backend, kwargs)
+        shape = (*query.shape[:3], filled.shape[2])
+        masks = _masks(recorder, module, shape, attention_mask, backend, own, kwargs)
         recorder.record(
             query,
             filled,
@@ -74,7 +77,7 @@ def _recorded(recorder: Recorder, function: Callable[..., Any], backend: str) ->
             scale=kwargs.get("scaling"),
             softcap=kwargs.get("softcap"),
             sinks=kwargs.get("s_aux"),
-            backend=backend,
+            backend=NAME if backend == MASKED else backend,
         )
         with recorder.inside():
             return function(module, query, key, value, attention_mask, **kwargs)
@@ -84,31 +87,54 @@ def _recorded(recorder: Recorder, function: Callable[..., Any], backend: str) ->
 
 def _check(name: str, mask: Any, backend: str, kwargs: dict[str, Any]) -> None:
     """Refuse what would be recorded wrong."""
-    unread = [argument for argument in UNREAD if kwargs.get(argument) is not None]
+    _keywords.check(name, backend, kwargs)
     if mask is not None and not isinstance(mask, Tensor):
-        unread.append(f"attention_mask of type {type(mask).__name__}")
-    if unread:
         raise UnsupportedError(
-            f"{name} was called on the backend {backend!r} with {' and '.join(unread)}, which watch() cannot record. "
-            "Load the model with attn_implementation='sdpa' or 'eager', and run it without continuous batching."
+            f"{name} was called on the backend {backend!r} with attention_mask of type {type(mask).__name__}, which "
+            "watch() cannot record. Load the model with attn_implementation='sdpa' or 'eager'."
         )
+
+
+def _own(function: Callable[..., Any]) -> str:
+    """The name of a backend's function that is one of transformers' own; "" for any other."""
+    module, name = (getattr(function, part, "") for part in ("__module__", "__name__"))
+    return str(name) if str(module).startswith("transformers.integrations.") else ""
 
 
 def _masks(
     recorder: Recorder,
     module: nn.Module,
-    query: Tensor,
-    key: Tensor,
+    shape: tuple[int, int, int, int],
     mask: Tensor | None,
     backend: str,
+    own: str,
     kwargs: dict[str, Any],
 ) -> Recorded:
+    """What this backend makes of its mask and keywords. `shape`: (B, H, Lq, Lk)."""
     is_causal = kwargs.get("is_causal")
     is_causal = bool(getattr(module, "is_causal", True)) if is_causal is None else bool(is_causal)
-    if "flash" in backend:
-        return _flash.masks(recorder, query, key, mask, is_causal, kwargs)
-    masks = recorder.masks.convert(mask, kwargs.get("position_bias"))
-    # the causal mask that other backends apply by themselves, where they are given none
-    if is_causal and mask is None and backend != "eager" and query.shape[2] > 1:
-        masks = masks.plus(Recorded(Causal(align="upper_left")))
-    return masks
+    # the models know these two by name, and put into their mask what the others are to read from keywords
+    read = not own and backend not in ("eager", "sdpa")
+    if own == "msa_attention_forward" and kwargs.get("block_indices") is not None:
+        raise UnsupportedError(
+            f"the backend {backend!r} chooses blocks of keys in a kernel of its own, which leaves the model's mask "
+            "unread; watch() cannot record that. Load the model with attn_implementation='sdpa'."
+        )
+    chosen = selected(module, kwargs, shape, masked=mask is not None) if read else None
+    if own == "flash_attention_forward" or "flash" in backend:
+        found = _flash.masks(recorder, shape, mask, is_causal, kwargs)
+    else:
+        if own == "flex_attention_forward" and mask is not None:  # it adds the mask, that of the first head for all
+            mask = mask[:, :1, :, : shape[3]].to(torch.float32 if mask.dtype == torch.bool else mask.dtype)
+        bias = kwargs.get("position_bias")
+        if backend in (NAME, MASKED) and hasattr(mask, "clearhead"):  # the normal form that it runs on
+            found = Recorded(mask.clearhead).plus(recorder.masks.convert(None, bias))  # type: ignore[union-attr]
+        else:
+            found = recorder.masks.convert(mask, bias)
+        # where they are given no mask, SDPA and what is registered beside it are causal by themselves; these are not
+        alone = mask is None and backend not in ("eager", MASKED) and own != "flex_attention_forward"
+        if alone and is_causal and shape[2] > 1 and kwargs.get("block_indices") is None:
+            found = found.plus(Recorded(Causal(align="upper_left")))
+        if read:
+            found = found.plus(Recorded(documents(kwargs, shape[0], *shape[2:])))
+    return found if chosen is None else found.plus(Recorded(compact(chosen)))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,10 @@ def bundled() -> Path:
 
 
 def load(folder: Path) -> tuple[Any, Any]:
-    """(model, tokenizer), in eval mode, on the model's default backend."""
+    """(model, tokenizer), in eval mode, on the model's default backend.
+
+    Raises a `ClearheadError` for a folder that cannot be loaded whole: what is missing would be random.
+    """
     transformers = require("transformers", "models", "loading a model")
     if not folder.is_dir():
         raise ClearheadError(f"no folder {str(folder)!r}: pass --model a folder saved with save_pretrained().")
@@ -36,11 +42,55 @@ def load(folder: Path) -> tuple[Any, Any]:
         raise ClearheadError(
             f"{str(folder)!r} holds no tokenizer: call tokenizer.save_pretrained({str(folder)!r}) as well."
         )
-    transformers.utils.logging.disable_progress_bar()
+    _check_json(folder)
     safe = {"local_files_only": True, "trust_remote_code": False}
+    options = {"use_safetensors": True, "output_loading_info": True}
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **safe)
-        model = transformers.AutoModel.from_pretrained(folder, use_safetensors=True, **safe)
-    except (OSError, ValueError, KeyError) as error:
-        raise ClearheadError(f"transformers cannot load {str(folder)!r}: {error}") from error
+        with _quiet(transformers.utils.logging):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **safe)
+            model, info = transformers.AutoModel.from_pretrained(folder, **options, **safe)
+    except Exception as error:  # whatever a broken file makes of transformers, tokenizers and safetensors
+        raise ClearheadError(f"transformers cannot load {str(folder)!r}: {reason(error)}") from error
+    missing = sorted(name for name in info["missing_keys"] if "pooler" not in name)  # it comes after all attention
+    if missing:
+        raise ClearheadError(
+            f"the *.safetensors files in {str(folder)!r} lack {len(missing)} tensors that config.json asks for, such "
+            f"as {missing[0]!r}: the model would run with random numbers there. Save it again with save_pretrained()."
+        )
     return model.eval(), tokenizer
+
+
+def _check_json(folder: Path) -> None:
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ClearheadError(f"{str(path)!r} cannot be read as JSON: {reason(error)}") from error
+        if not isinstance(found, dict):
+            raise ClearheadError(
+                f"{str(path)!r} holds a {type(found).__name__} in JSON; save_pretrained() writes an object."
+            )
+
+
+@contextmanager
+def _quiet(logging: Any) -> Iterator[None]:
+    """Without progress bars and reports, which transformers writes to standard error before it raises."""
+    before = logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def reason(error: Exception) -> str:
+    """An error of another package in one line."""
+    said = " ".join(str(error).split())
+    if "ignore_mismatched_sizes" in said:
+        return "its tensors have other shapes than its config.json says (vocab_size, hidden_size and the like)."
+    said = said if len(said) <= 300 else said[:299] + "…"
+    return said if isinstance(error, OSError) else f"{type(error).__name__}: {said}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._errors import UnsupportedError
+from clearhead._shapes import Sizes
 from clearhead._values import transformed
 from clearhead.biases.base import Bias
 from clearhead.models._masks import MaskStore, Recorded
 from clearhead.models._modules import Kind, Stack
+from clearhead.models._padding import as_said, fits, of_call
 from clearhead.models.call import Call
 from clearhead.scores.base import Score
 from clearhead.scores.dot import Dot
@@ -21,26 +24,29 @@ from clearhead.scores.dot import Dot
 class Recorder:
     """Makes a record of each call. One seen by two sources is recorded once: see `inside`."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, padding: Tensor | None = None) -> None:
         self.calls: list[Call] = []
+        self.padding = padding  # what a person said of it
+        self.fitted = False  # whether it fitted any call
         self.stack = Stack(model)
         self.masks = MaskStore()
-        self._inside = 0
+        self.unattributed: list[None] = []  # one for each call that a thread made which runs no module
+        self._inside = _Inside()
 
     @contextmanager
     def inside(self) -> Iterator[None]:
         """While a recorded call runs: what it calls in turn is the same call."""
-        self._inside += 1
+        self._inside.depth += 1
         try:
             yield
         finally:
-            self._inside -= 1
+            self._inside.depth -= 1
 
     @property
     def idle(self) -> bool:
         """Nothing to record: no module of the model runs, or the call is a part of one that is recorded already."""
         # gradient checkpointing runs a module again in the backward pass: the same calls
-        return self.stack.innermost is None or self._inside > 0 or torch._C._current_graph_task_id() != -1
+        return self.stack.innermost is None or self._inside.depth > 0 or torch._C._current_graph_task_id() != -1
 
     def record(
         self,
@@ -65,8 +71,7 @@ class Recorder:
         """
         innermost = self.stack.innermost
         assert innermost is not None, "a source asks `idle` first"
-        module, spoken = innermost
-        name = name or self.stack.names[id(module)]
+        name, kind = name or self.stack.names[id(innermost.module)], kind or innermost.kind
         if query.is_nested or key.is_nested:
             raise UnsupportedError(
                 f"{name} called attention with nested tensors, which watch() reads from torch.nn.TransformerEncoder "
@@ -80,11 +85,15 @@ class Recorder:
         dtype = torch.promote_types(query.dtype, key.dtype)  # autocast takes two
         if sinks is not None:
             sinks, masks = sinks.detach().to(dtype), masks.with_sinks(key.shape[2])
+        sizes = Sizes(query.shape[0], query.shape[1], query.shape[2], key.shape[2], query.device)
+        padding = of_call(innermost.told, kind, masks, sizes)
+        if self.padding is not None and fits(self.padding, kind, sizes):
+            padding, self.fitted = as_said(self.padding, kind, masks, sizes), True
         score = Dot(scale=scale, softcap=softcap, sinks=sinks) if score is None else score
         self.calls.append(
             Call(
                 name=name,
-                kind=kind or spoken,
+                kind=kind,
                 query=query.detach().to(dtype, copy=True),
                 key=key.detach().to(dtype, copy=True),
                 mask=masks.mask,
@@ -92,5 +101,10 @@ class Recorder:
                 score=score.requires_grad_(False),
                 backend=backend,
                 uniform=masks.uniform,
+                padding=padding,
             )
         )
+
+
+class _Inside(threading.local):
+    depth = 0

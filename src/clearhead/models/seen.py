@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from clearhead._errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.models.call import Call
@@ -43,32 +46,22 @@ class Seen:
 
     def layers(
         self,
-        tokens: Sequence[str] | None = None,
-        source_tokens: Sequence[str] | None = None,
+        tokens: Iterable[str] | None = None,
+        source_tokens: Iterable[str] | None = None,
         *,
         sequence: int = 0,
         progress: Progress | None = None,
     ) -> list[Layer]:
         """Each call with the statistics of its weights, as the report shows it. Arguments as for `report`."""
-        if tokens is not None:
-            sizes = {n for call in self.calls for n in call.weights.shape[-2:]}
-            given = {"tokens": tokens, "source_tokens": source_tokens}
-            for name, words in given.items():
-                if words is not None and (isinstance(words, str) or not all(isinstance(w, str) for w in words)):
-                    raise ClearheadError(
-                        f"{name} takes a list of words, one for each position; got a {type(words).__name__}. "
-                        "For token ids pass tokenizer.convert_ids_to_tokens(ids)."
-                    )
-                if words is not None and len(words) not in sizes:
-                    raise ShapeError(
-                        f"{name} has {len(words)} words, and the calls have {sorted(sizes)} queries or keys; pass one "
-                        "word for each position of the sequence that the model was given."
-                    )
+        number = _whole(sequence)
+        sizes = {n for call in self.calls for n in (*call.weights.shape[-2:], *_words_of(call, number))}
+        read = _words("tokens", tokens, sizes)
+        read_source = _words("source_tokens", source_tokens, sizes)
         layers = []
         for call in self.calls if progress is None else progress(self.calls):
-            batch = call.query.shape[0] if call.query.ndim == 4 else 1
-            if not -batch <= sequence < batch:
-                raise ClearheadError(f"sequence is {sequence}, and {call.name} was given a batch of {batch}.")
+            batch = call.query.shape[0]
+            if not -batch <= number < batch:
+                raise ClearheadError(f"sequence is {number}, and {call.name} was given a batch of {batch}.")
             lowered = call.weights.problem.lowered
             if lowered is None or lowered.phi != "mul":
                 raise UnsupportedError(
@@ -76,39 +69,79 @@ class Seen:
                     "Look at call.weights."
                 )
             queries, keys = call.weights.shape[-2:]
-            own, other = tokens or (), source_tokens or tokens or ()
-            if call.kind == "self" and len(own) != keys:
+            own, other = read, read_source or read
+            if call.kind == "self" and len(own) not in (keys, *_words_of(call, number)[1:]):
                 own = other  # an encoder's
             source = other if call.kind == "cross" else own
-            layers.append(layer_from_call(call, own[-queries:], source, sequence % batch))
+            layers.append(layer_from_call(call, own[-queries:], source, number % batch))
         return layers
 
     def report(
         self,
         path: str | Path,
-        tokens: Sequence[str] | None = None,
-        source_tokens: Sequence[str] | None = None,
+        tokens: Iterable[str] | None = None,
+        source_tokens: Iterable[str] | None = None,
         *,
         sequence: int = 0,
         title: str = "Attention",
     ) -> Path:
         """Write the report: one HTML page that opens from disk and needs no network.
 
-        `tokens`: a word for each position, (of the decoder, where there is one; `source_tokens` are the encoder's);
-        None numbers the positions. `sequence`: which one of the batch. Returns the path.
+        `tokens`: a word for each position, or for each that is no padding (of the decoder, where there is one;
+        `source_tokens` are the encoder's); None numbers the positions. `sequence`: which one of the batch. Padding is
+        left out, see `Call.padding`. Returns the path.
         Raises a `ClearheadError` for words that fit no call, and for a path that cannot be written.
         """
+        if not isinstance(title, str):
+            raise ClearheadError(f"title is {title!r}; pass a string, such as title='Attention'.")
         return write_page(path, render(self.layers(tokens, source_tokens, sequence=sequence), title))
+
+
+def _whole(sequence: Any) -> int:
+    try:
+        if isinstance(sequence, bool | np.bool_):
+            raise TypeError
+        return operator.index(sequence)
+    except TypeError:
+        raise ClearheadError(f"sequence is {sequence!r}; pass a whole number, which one of the batch.") from None
+
+
+def _words_of(call: Call, sequence: int) -> tuple[int, ...]:
+    """How many queries and keys are no padding, where some are: one number or two."""
+    batch = call.query.shape[0]
+    if call.padding is None or not -batch <= sequence < batch:
+        return ()
+    sides = zip(call.padding, call.weights.shape[-2:], strict=True)
+    return tuple(length if words is None else int(words[sequence].sum()) for words, length in sides)
+
+
+def _words(name: str, tokens: Any, sizes: set[int]) -> list[str]:
+    """The words that a person passed, in any form that has an order; none for None."""
+    if tokens is None:
+        return []
+    ordered = not isinstance(tokens, str | bytes | set | frozenset | dict) and hasattr(tokens, "__iter__")
+    words = list(tokens) if ordered else []
+    if not ordered or not all(isinstance(word, str) for word in words):
+        raise ClearheadError(
+            f"{name} takes words, one for each position; got a {type(tokens).__name__}. "
+            "For token ids pass tokenizer.convert_ids_to_tokens(ids)."
+        )
+    if len(words) not in sizes:
+        raise ShapeError(
+            f"{name} has {len(words)} words, and the calls have {sorted(sizes)} queries or keys; pass one "
+            "word for each position of the sequence that the model was given."
+        )
+    return words
 
 
 def write_page(path: Any, page: str) -> Path:
     """Write a page, or say why it cannot be written."""
-    target = Path(path)
     try:
+        target = Path(path)
         target.write_text(page, encoding="utf-8")
-    except OSError as error:
+    except (OSError, ValueError, TypeError) as error:  # ValueError: a NUL in the path; TypeError: no path at all
         raise ClearheadError(
-            f"cannot write the report to {str(path)!r}: {error.strerror}. Pass a file in a folder that exists and that "
-            "you may write to."
+            f"cannot write the report to {str(path)!r}: {getattr(error, 'strerror', None) or error}. Pass a file in a "
+            "folder that exists and that you may write to."
         ) from error
     return target

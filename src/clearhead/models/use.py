@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
 from clearhead._attention import attention
@@ -14,10 +14,18 @@ from clearhead._errors import ClearheadError, require
 from clearhead._values import compiling
 from clearhead.masks.base import Mask
 from clearhead.masks.causal import Causal
-from clearhead.models._masks import compact
+from clearhead.masks.dense import DenseMask
+from clearhead.models import _keywords
+from clearhead.models._masks import compact, converted
+from clearhead.models._packed import documents
+from clearhead.models._selected import selected
 from clearhead.scores.dot import Dot
 
 NAME = "clearhead"
+# For models that transformers runs on no SDPA. Their modules need not say whether they are causal, since eager
+# attention is given every causal mask; and what they compute in their own code adds it. So the mask is eager's, and a
+# call without one is not causal.
+MASKED = "clearhead_masked"
 
 
 def use_in_transformers(model: Any) -> Any:
@@ -39,25 +47,36 @@ def use_in_transformers(model: Any) -> Any:
     transformers = require("transformers", "models", "use_in_transformers")
     if not isinstance(model, transformers.PreTrainedModel):
         raise ClearheadError(f"use_in_transformers takes a model of transformers; got a {type(model).__name__}.")
-    transformers.AttentionInterface.register(NAME, _attend)
-    transformers.AttentionMaskInterface.register(NAME, partial(_mask, transformers.masking_utils.sdpa_mask))
+    for backend in (NAME, MASKED):
+        transformers.AttentionInterface.register(backend, partial(_attend, backend))
+        made = partial(_mask, backend, transformers.masking_utils)
+        transformers.AttentionMaskInterface.register(backend, made)
     if not model._can_set_attn_implementation():
         raise ClearheadError(
             f"{type(model).__name__} computes attention in its own code: transformers cannot give it another backend."
         )
-    model.set_attn_implementation(NAME)
+    parts = (part for part in model.modules() if isinstance(part, transformers.PreTrainedModel))
+    model.set_attn_implementation(NAME if all(part._supports_sdpa for part in parts) else MASKED)
     return model
 
 
-def _mask(sdpa_mask: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor | None:
-    """The bool mask that SDPA would get, with its normal form beside it."""
-    mask: Any = sdpa_mask(*args, **kwargs)
+def _mask(backend: str, masks: Any, *args: Any, **kwargs: Any) -> Tensor | None:
+    """The mask that SDPA or eager attention would get, with its normal form beside it.
+
+    In compiled code nothing can stand beside it: there it is bool, which says as much.
+    """
+    if backend == MASKED:
+        kwargs["allow_is_causal_skip"] = False
+    make = masks.eager_mask if backend == MASKED and not compiling() else masks.sdpa_mask
+    mask: Any = make(*args, **kwargs)
     if mask is not None and not compiling():
-        mask.clearhead = compact(mask)  # all layers are given this one tensor
+        # all layers are given this one tensor
+        mask.clearhead = compact(mask if mask.dtype == torch.bool else mask == 0)
     return mask  # type: ignore[no-any-return]
 
 
 def _attend(
+    backend: str,
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -71,13 +90,31 @@ def _attend(
     """What the attention interface asks for: (B, Lq, H, Ev), and no weights."""
     mask: Tensor | Mask | None = getattr(attention_mask, "clearhead", attention_mask)
     causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
-    if attention_mask is None and causal and query.shape[2] > 1:
+    if backend == NAME and attention_mask is None and causal and query.shape[2] > 1:
         mask = Causal("upper_left")
     bias = kwargs.get("position_bias")
+    _keywords.check(type(module).__name__, backend, kwargs)
+    narrower = _narrower(module, (*query.shape[:3], key.shape[2]), attention_mask is not None, kwargs)
+    if narrower is not None:
+        if attention_mask is None and kwargs.get("block_indices") is not None:
+            mask = None  # these are causal already, by the model's positions
+        if isinstance(mask, Tensor):
+            given = converted(mask, None)
+            mask, bias = given.mask, given.bias if bias is None else bias if given.bias is None else bias + given.bias
+        mask = narrower if mask is None else mask & narrower
     sinks = kwargs.get("s_aux")
     score = _dot(scaling, kwargs.get("softcap")) if sinks is None else _with_sinks(module, scaling, kwargs)
     out = attention(query, key, value, score=score, mask=mask, bias=bias, dropout_p=dropout)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _narrower(module: nn.Module, shape: tuple[int, int, int, int], masked: bool, kwargs: dict[str, Any]) -> Mask | None:
+    """What keywords say about who may see whom, beside the mask."""
+    chosen = selected(module, kwargs, shape, masked)
+    packed = documents(kwargs, shape[0], *shape[2:])
+    if chosen is None:
+        return packed
+    return DenseMask(chosen) if packed is None else DenseMask(chosen) & packed
 
 
 _dots: dict[tuple[float | None, float | None], Dot] = {}

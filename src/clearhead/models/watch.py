@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from torch import nn
 
-from clearhead._errors import ClearheadError
+from clearhead._errors import ClearheadError, ShapeError
 from clearhead.models import _functions, _own, _transformers
 from clearhead.models._compiled import refuse_compiled
+from clearhead.models._padding import checked
 from clearhead.models.recorder import Recorder
 from clearhead.models.seen import Seen
 
 
 @contextmanager
-def watch(model: nn.Module) -> Iterator[Seen]:
+def watch(model: nn.Module, padding: Any = None) -> Iterator[Seen]:
     """Record every attention call that the model makes inside the `with`, its outputs bit-identical.
 
     >>> import torch, torch.nn.functional as F, clearhead as ch
@@ -32,37 +35,68 @@ def watch(model: nn.Module) -> Iterator[Seen]:
 
     `model`: any nn.Module. Recognised are the models of transformers, on whatever backend they run;
     `torch.nn.MultiheadAttention` and the Transformer layers of `torch.nn`, their fast path left in place; direct calls
-    of `torch.nn.functional.scaled_dot_product_attention`; and `clearhead.attention`, with any score. Gives a `Seen`:
-    `seen.calls`, and by module `seen[name]`. Each `Call` keeps copies of query and key, and shares the mask with the
-    calls that were given the same one; its `weights` are those before dropout.
-    Raises a `ClearheadError` at the end of the `with` if no call was recognised: the result is never empty. Raises an
-    `UnsupportedError` for a compiled model: watch the one that was compiled.
+    of `torch.nn.functional.scaled_dot_product_attention`; and `clearhead.attention`, with any score; in every thread
+    that runs the model, or a module of it. Gives a `Seen`: `seen.calls`, and by module `seen[name]`. Each `Call` keeps
+    copies of query and key, and shares the mask with the calls that were given the same one; its `weights` are those
+    before dropout.
+    `padding`: which positions are words and not padding, a tokenizer's attention mask (B, L), 1 for a word. None takes
+    it from the `attention_mask` of that shape that the model is called with. Statistics and reports leave padding out,
+    and `call.padding` says what was left out.
+    Raises a `ClearheadError` at the end of the `with` if no call was recognised: the result is never empty; and where
+    `padding` fits none. Raises an `UnsupportedError` for a compiled model: watch the one that was compiled; and for a
+    backend that is given what may change the weights and cannot be read. Warns of calls in threads that run no module:
+    they are not recorded.
     Cost: a copy of query and key a call; O(Lq + Lk) memory each, and the mask's own tensor once where its rows are
     no intervals. `torch.nn` projects queries and keys inside: a record projects them once more.
     """
     if not isinstance(model, nn.Module):
         raise ClearheadError(f"watch takes a torch.nn.Module; got a {type(model).__name__}.")
     refuse_compiled(model)
-    recorder = Recorder(model)
+    recorder = Recorder(model, None if padding is None else checked(padding))
     with ExitStack() as stack:
         stack.enter_context(recorder.stack.entered())
         stack.enter_context(_transformers.source(recorder))
         stack.enter_context(_functions.source(recorder))
         stack.enter_context(_own.source(recorder))
         yield Seen(recorder.calls)
+    lost = len(recorder.unattributed)
     if not recorder.calls:
-        raise ClearheadError(_nothing_seen(model))
+        raise ClearheadError(_nothing_seen(model, lost))
+    if recorder.padding is not None and not recorder.fitted:
+        raise ShapeError(_fits_none(recorder))
+    if lost:
+        warnings.warn(_lost(lost), stacklevel=3)  # past contextlib, to the `with`
 
 
-def _nothing_seen(model: nn.Module) -> str:
+def _fits_none(recorder: Recorder) -> str:
+    assert recorder.padding is not None
+    sizes = sorted({(call.query.shape[0], call.key.shape[2]) for call in recorder.calls})
+    return (
+        f"watch: padding has shape {tuple(recorder.padding.shape)}, and the calls have (batch, keys) "
+        f"{', '.join(map(str, sizes[:6]))}. Pass the attention mask of the batch that the model was given, (B, L)."
+    )
+
+
+def _lost(calls: int) -> str:
+    return (
+        f"{calls} calls of scaled_dot_product_attention are not in the record: they were made while the model ran, in "
+        "threads that ran no module, so which module they belong to is unknown. If the model's forward hands its "
+        "attention to a pool of threads, call a module of the model there, or run it in one thread; if they were not "
+        "the model's, nothing is missing."
+    )
+
+
+def _nothing_seen(model: nn.Module, lost: int) -> str:
     backend = getattr(getattr(model, "config", None), "_attn_implementation", None)
     lines = [f"the model {type(model).__name__} made no attention call that clearhead recognises."]
     if backend is not None:
         lines.append(f"Its attention backend is {backend!r}.")
     if backend == "eager":
         lines.append("Some models make such calls on another one: load it with attn_implementation='sdpa', if it can.")
+    if lost:
+        lines.append(_lost(lost))
     lines.append(
-        "Run the model itself inside the `with`, in the same thread, and not what torch.compile() made of it. "
+        "Run the model itself inside the `with`, and not what torch.compile() made of it. "
         "Recognised are models of transformers that use its attention interface, torch.nn.MultiheadAttention and "
         "torch.nn's Transformer layers, and direct calls of torch.nn.functional.scaled_dot_product_attention; a model "
         "that computes attention in its own code (DeBERTa, Bloom, GPT-J), or in TorchScript, can be recorded once that "

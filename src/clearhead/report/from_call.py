@@ -15,13 +15,17 @@ from clearhead.inspection.logsumexp import LogSumExp
 from clearhead.inspection.pool import Pool
 from clearhead.inspection.received import Received
 from clearhead.inspection.weights import Weights
+from clearhead.report._words import Cells, Shown
 from clearhead.report.layer import Array, Layer
 
 THUMBNAIL = 32
 
 
 class CallLike(Protocol):
-    """What the page takes of a recorded call."""
+    """What the page takes of a recorded call.
+
+    `padding`: which positions are words, (B, Lq) and (B, Lk), each None where all are; None where there is no padding.
+    """
 
     @property
     def name(self) -> str: ...
@@ -32,39 +36,50 @@ class CallLike(Protocol):
     @property
     def weights(self) -> Weights: ...
 
+    @property
+    def padding(self) -> tuple[Tensor | None, Tensor | None] | None: ...
+
 
 def layer_from_call(call: CallLike, query_tokens: Sequence[str], key_tokens: Sequence[str], sequence: int = 0) -> Layer:
-    """One sequence of a call, with the statistics of its weights: one pass over them."""
+    """One sequence of a call, padding left out, with the statistics of its weights: one pass over them."""
     weights = call.weights
     problem = weights.problem
     lowered = problem.lowered
     assert lowered is not None and lowered.phi == "mul"
     queries, keys = problem.sizes.queries, problem.sizes.keys
-    wanted: list[Any] = [LogSumExp(), Entropy(), Received(), Pool(THUMBNAIL)]
+    real = call.padding or (None, None)
+    rows, columns = (
+        Shown(None if side is None else side[sequence], length, call.name)
+        for side, length in zip(real, (queries, keys), strict=True)
+    )
+    whole = rows.all and columns.all
+    thumbnail = Pool(THUMBNAIL) if whole else Cells(sequence, rows, columns, THUMBNAIL)
+    wanted: list[Any] = [LogSumExp(), Entropy(), Received(), thumbnail]
     if call.kind == "self":
         # with a key/value cache the last query stands at the last key
         wanted.append(Distance(align="lower_right"))
-    logsumexp, entropy, received, thumbnail, *distance = (
-        _numpy(result[sequence]) for result in weights.reduce(*wanted)
+    logsumexp, entropy, received, cells, *distance = (
+        _numpy(result[sequence if len(result) > 1 else 0]) for result in weights.reduce(*wanted)
     )
     start, stop, bias = _allowed(problem, sequence)
+    before = columns.before()
     return Layer(
         name=call.name,
         kind=call.kind,
-        query=_numpy(lowered.query[sequence].float()),
-        key=_numpy(lowered.key[sequence].float()),
+        query=rows.of(_numpy(lowered.query[sequence].float()), 1),
+        key=columns.of(_numpy(lowered.key[sequence].float()), 1),
         scale=lowered.scale,
         softcap=lowered.softcap,
-        start=start,
-        stop=stop,
-        bias=bias,
-        logsumexp=logsumexp.astype("float64"),
-        entropy=entropy,
-        received=received,
-        distance=distance[0] if distance else None,
-        thumbnail=thumbnail,
-        query_tokens=list(query_tokens) if len(query_tokens) == queries else [str(i) for i in range(queries)],
-        key_tokens=list(key_tokens) if len(key_tokens) == keys else [str(j) for j in range(keys)],
+        start=rows.of(before[start].astype("int32"), 1),
+        stop=rows.of(before[stop].astype("int32"), 1),
+        bias=None if bias is None else columns.of(rows.of(bias, 1), 2),
+        logsumexp=rows.of(logsumexp.astype("float64"), 1),
+        entropy=rows.of(entropy, 1),
+        received=columns.of(received, 1),
+        distance=rows.of(distance[0], 1) if distance else None,
+        thumbnail=cells,
+        query_tokens=rows.labels(query_tokens),
+        key_tokens=columns.labels(key_tokens),
     )
 
 
@@ -84,7 +99,7 @@ def _allowed(problem: Problem, sequence: int) -> tuple[Array, Array, Array | Non
         )
         if spans.residual is not None:
             one, every = slice(sequence, sequence + 1), slice(None)
-            holes = ~spans.keep(one, every, every, every, keys)[0]
+            holes = ~spans.keep(one, every, every, every, keys)[0].expand(-1, queries, keys)
             bias = (torch.zeros_like(holes, dtype=torch.float32) if bias is None else bias).masked_fill(
                 holes, -torch.inf
             )

@@ -1,0 +1,163 @@
+"""Which positions of a call are padding, by the attention mask that the model was given."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeGuard
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clearhead._errors import ClearheadError
+from clearhead._shapes import Sizes, to_tensor
+from clearhead._values import transformed
+from clearhead.masks.dense import DenseMask
+from clearhead.masks.intervals import Intervals
+from clearhead.models._masks import Recorded
+
+EVERY = (slice(None),) * 4
+
+
+class Real(NamedTuple):
+    """Which positions are words and not padding, bool, True for a word; None where all are.
+
+    `queries` (B, Lq), `keys` (B, Lk).
+    """
+
+    queries: Tensor | None
+    keys: Tensor | None
+
+
+class Given(NamedTuple):
+    """What a running module knows of its sequence, and of the one that cross attention looks at: (B, L), bool."""
+
+    own: Tensor | None = None
+    source: Tensor | None = None
+    mask: Tensor | None = None  # the tensor that `own` was read from: a model may pass it to every layer
+
+
+def given(forward: Callable[..., Any], named: Mapping[str, Any], outer: Given) -> Given:
+    """What a module's inputs say, by their names; where they say nothing, what the module around it was told."""
+    own, source, read = outer
+    mask = named.get("attention_mask")
+    if _is_mask(mask) and mask is not read:
+        if _takes_decoder_inputs(getattr(forward, "__func__", forward)):  # it is the encoder's
+            source, own, read = _words(mask), None, None
+            if _is_mask(decoders := named.get("decoder_attention_mask")):
+                own, read = _words(decoders), decoders
+        else:
+            own, read = _words(mask), mask
+    if _is_mask(encoders := named.get("encoder_attention_mask")):
+        source = _words(encoders)
+    return Given(own, source, read)
+
+
+def _is_mask(mask: Any) -> TypeGuard[Tensor]:
+    return isinstance(mask, Tensor) and mask.ndim == 2 and not mask.is_meta and not transformed()
+
+
+def _words(mask: Tensor) -> Tensor | None:
+    """True for a word, as tokenizers have it: 1 for a word, 0 for padding. None for no padding, and for other masks."""
+    words = mask.detach() == 1
+    if bool(words.all()) or not bool((words | (mask == 0)).all()):
+        return None
+    return words if bool(words.any()) or not mask.is_floating_point() else None  # zeros alone: nothing is added
+
+
+@lru_cache(maxsize=256)
+def _takes_decoder_inputs(forward: Callable[..., Any]) -> bool:
+    try:
+        return "decoder_input_ids" in inspect.signature(forward).parameters
+    except (TypeError, ValueError):  # TorchScript's forward has no signature
+        return False
+
+
+def checked(padding: Any) -> Tensor:
+    """The `padding` that a person passed to watch()."""
+    mask = to_tensor(padding, "padding")
+    if mask.ndim != 2 or not bool(((mask == 0) | (mask == 1)).all()):
+        raise ClearheadError(
+            f"watch: padding has dtype {mask.dtype}, shape {tuple(mask.shape)}; expected a tokenizer's attention mask, "
+            "(B, L), 1 for a word and 0 for padding."
+        )
+    return mask == 1
+
+
+def of_call(told: Given, kind: str, masks: Recorded, sizes: Sizes) -> Real | None:
+    """The padding of one call, where what the model was told fits its shape, and the call was given some mask.
+
+    With a cache the queries are the last words. Keys beyond the mask are the slots of a static cache.
+    """
+    if masks.mask is None and masks.bias is None:  # a sequence of the same length, such as the patches of an image
+        return None
+    batch, _, queries, keys = sizes.shape
+    if kind == "cross":
+        own, source = (
+            None if t is None or t.shape != (batch, length) else t
+            for t, length in ((told.own, queries), (told.source, keys))
+        )
+        return _real(own, source, sizes)
+    own = told.own
+    if own is None or own.shape[0] != batch or not queries <= own.shape[1] or own.shape[1] > keys == queries:
+        return None
+    if _batch(masks) == 1 and bool((own != own[:1]).any()):  # a mask (L, L) for all, where B = L
+        return None
+    length = own.shape[1]
+    of_keys = own[:, length - keys :] if length >= keys else F.pad(own, (0, keys - length))
+    real = _real(own[:, length - queries :], of_keys, sizes)
+    return real if length == keys or (real is not None and _hidden(real, masks, sizes)) else None
+
+
+def fits(padding: Tensor, kind: str, sizes: Sizes) -> bool:
+    """Whether a person's `padding` can be that of this call's keys."""
+    batch, _, queries, keys = sizes.shape
+    length = padding.shape[1]
+    with_cache = kind == "self" and queries < keys
+    return padding.shape[0] == batch and (length == keys or (with_cache and length < keys))
+
+
+def as_said(padding: Tensor, kind: str, masks: Recorded, sizes: Sizes) -> Real | None:
+    """The padding of one call, where a person said it. What follows with a cache are words, up to the last one seen."""
+    if kind == "cross":
+        return _real(None, padding, sizes)
+    filled, length = sizes.keys, padding.shape[1]
+    if isinstance(masks.mask, Intervals) and sizes.queries < sizes.keys:
+        filled = max(int(masks.mask.stop.max()), length)  # the last query sees itself, and no slot after it
+    words = F.pad(F.pad(padding, (0, filled - length), value=True), (0, sizes.keys - filled))
+    return _real(words[:, filled - sizes.queries : filled], words, sizes)
+
+
+def _real(queries: Tensor | None, keys: Tensor | None, sizes: Sizes) -> Real | None:
+    """None where there is no padding."""
+    sides = (None if t is None or bool(t.all()) else t.to(sizes.device, copy=True) for t in (queries, keys))
+    real = Real(*sides)
+    return real if real != (None, None) else None
+
+
+def _batch(masks: Recorded) -> int | None:
+    """The batch that the call's mask speaks of, 1 for all alike; None where it does not show."""
+    mask = masks.mask
+    shown = mask.start if isinstance(mask, Intervals) else mask.keep if isinstance(mask, DenseMask) else None
+    shown = masks.bias if mask is None else shown
+    return None if shown is None else shown.shape[0]
+
+
+@torch.no_grad()
+def _hidden(real: Real, masks: Recorded, sizes: Sizes) -> bool:
+    """Whether no word sees a key that is padding: if one does, this is another sequence than the model was told of."""
+    if masks.mask is None or real.keys is None:
+        return False
+    spans = masks.mask.lower(sizes)
+    if spans.residual is not None:
+        seen = (spans.keep(*EVERY, sizes.keys) & ~real.keys[:, None, None]).any(-1)
+    else:
+        before = F.pad((~real.keys).cumsum(-1), (1, 0))[:, None]  # padding keys before each place
+        start, stop = (edge.expand(sizes.batch, -1, sizes.queries) for edge in (spans.start, spans.stop))
+        before = before.expand(-1, start.shape[1], -1)
+        seen = (before.gather(-1, stop) - before.gather(-1, start) > 0) & (stop > start)
+    if real.queries is not None:
+        seen = seen & real.queries[:, None]
+    return not bool((seen if masks.uniform is None else seen & ~masks.uniform[..., 0]).any())

@@ -1,0 +1,81 @@
+"""Which positions of a call the page shows: all of them but padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead._errors import ClearheadError
+from clearhead._problem import Problem
+from clearhead.inspection.base import Look, Reduction
+from clearhead.scores.base import accumulated
+
+
+class Shown:
+    """The positions that one side of a call shows. `words`: bool (L,), or None for all of `length`."""
+
+    def __init__(self, words: Tensor | None, length: int, name: str) -> None:
+        self.length = length
+        self.places = np.arange(length) if words is None else np.flatnonzero(words.cpu().numpy())
+        if not len(self.places):
+            raise ClearheadError(f"{name} was given nothing but padding for this sequence; pass another sequence=.")
+
+    @property
+    def all(self) -> bool:
+        return len(self.places) == self.length
+
+    def of(self, array: Any, axis: int) -> Any:
+        """An array with what is not shown left out along `axis`."""
+        return array if self.all else np.ascontiguousarray(np.take(array, self.places, axis))
+
+    def before(self) -> Any:
+        """How many shown positions stand before each position, (length + 1,)."""
+        shown = np.zeros(self.length, dtype=np.int64)
+        shown[self.places] = 1
+        return np.concatenate([[0], np.cumsum(shown)])
+
+    def labels(self, tokens: Sequence[str]) -> list[str]:
+        """The words: of all positions, or of those that are shown; else the positions' numbers."""
+        if len(tokens) == self.length:
+            return [tokens[int(i)] for i in self.places]
+        return list(tokens) if len(tokens) == len(self.places) else [str(i) for i in self.places]
+
+
+class Cells(Reduction):
+    """The largest weights of one sequence in a map of at most size × size cells, as Pool's, of what is shown alone."""
+
+    def __init__(self, sequence: int, queries: Shown, keys: Shown, size: int) -> None:
+        self.sequence = sequence
+        self.cells = [_cells(side, size) for side in (queries, keys)]
+
+    def begin(self, problem: Problem) -> Tensor:
+        rows, columns = (int(cells.max()) + 1 for cells in self.cells)  # the last is thrown away
+        dtype = accumulated(problem.query.dtype)
+        return torch.zeros(1, problem.sizes.heads, rows, columns, dtype=dtype, device=problem.sizes.device)
+
+    def look(self, buffers: Tensor, look: Look) -> None:
+        batch, heads, _ = look.at
+        if not batch.start <= self.sequence < batch.stop or not look.weights.shape[-1]:
+            return
+        weights = look.weights[self.sequence - batch.start]
+        rows, columns = (t.to(weights.device)[s] for t, s in zip(self.cells, look.block.sides[2:], strict=True))
+        count, wide = len(weights), buffers.shape[3]
+        part = weights.new_zeros(count, len(rows), wide)
+        part.scatter_reduce_(2, columns.expand_as(weights), weights, "amax")
+        target = buffers[0, heads]
+        target.scatter_reduce_(1, rows.view(1, -1, 1).expand(count, -1, wide), part, "amax")
+
+    def end(self, buffers: Tensor, problem: Problem) -> Tensor:
+        return buffers[:, :, :-1, :-1]
+
+
+def _cells(side: Shown, size: int) -> Tensor:
+    """The cell of each position; that of what is not shown comes after the last."""
+    step = -(-len(side.places) // size)
+    cells = torch.full((side.length + 1,), -(-len(side.places) // step))
+    cells[torch.from_numpy(side.places)] = torch.arange(len(side.places)) // step
+    return cells
