@@ -72,11 +72,9 @@ def scaled_dot_product_attention(
             + columns({"query": tuple(query.shape), "key": tuple(key.shape)}, -3)
             + "\nFor groups of query heads that share a key head pass enable_gqa=True."
         )
-    score = (
-        None
-        if scale is None
-        else _scaled(check_number(scale.item() if isinstance(scale, Tensor) and scale.numel() == 1 else scale, "scale"))
-    )
+    if isinstance(scale, Tensor) and scale.numel() == 1:
+        scale = scale.item()
+    score = None if scale is None else _scaled(check_number(scale, "scale"))
     output: Tensor = attention(query, key, value, score=score, mask=mask, bias=bias, dropout_p=dropout_p)
     return output
 

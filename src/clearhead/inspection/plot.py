@@ -29,9 +29,7 @@ def draw(
     ):
         if labels is not None:
             if not hasattr(labels, "__len__") or getattr(labels, "shape", None) == () or isinstance(labels, type):
-                raise ClearheadError(
-                    f"{name} is a {type(labels).__name__}; pass a list of words, one for each position."
-                )
+                raise ClearheadError(f"{name} is a {type(labels).__name__}; pass a list of words, one a position.")
             if len(labels) != size:
                 raise ClearheadError(f"{name} has {len(labels)} words for {size} positions; pass one for each.")
             # matplotlib reads $…$ as mathematics; a word is a word
