@@ -84,8 +84,8 @@ class Child:
 
     def __init__(self, first: int, stop: int, options: list[str]) -> None:
         self.stop, self.number, self.since = stop, first, time.monotonic()
-        self.at, self.out = tempfile.NamedTemporaryFile(delete=False), tempfile.TemporaryFile("w+")
-        self.errors = tempfile.TemporaryFile("w+")
+        self.at = tempfile.NamedTemporaryFile(delete=False)  # noqa: SIM115 - closed in results()
+        self.out, self.errors = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.at.write(f"{first:<20}".encode())
         self.at.flush()
         command = [sys.executable, __file__, "--child", f"{first}:{stop}:{self.at.name}", *options]

@@ -48,6 +48,15 @@ class Truth:
             found.append(oracle.attend(moved(self.problem, step), loss, step))
         return found
 
+    @cached_property
+    def residue(self) -> float:
+        """What is left of a gradient that is 0 because two numbers cancel and are multiplied by what is nearly 0."""
+        if self.loss is None:
+            return 0.0
+        arrays = (*self.problem.inputs, *self.problem.score[2].values())
+        sizes = [np.abs(x[np.isfinite(x)]).max(initial=0.0) for x in (self.loss, self.problem.value, *arrays)]
+        return self.eps**2 * sizes[0] * sizes[1] * max(1.0, *sizes)
+
     def wrong(
         self, name: str, got: Array, measure: Measure, dtype: torch.dtype | None = None, of: Measure | None = None
     ) -> str | None:
@@ -77,7 +86,7 @@ class Truth:
         whole = of(self.found)
         kept = np.abs(whole) < np.inf
         size, apart = np.abs(whole[kept]).max(), lambda x: np.abs(x[kept] - whole[kept]).max()
-        budget = ROUNDINGS / 2 * self.eps * size + torch.finfo(dtype).tiny
+        budget = ROUNDINGS * self.eps * size + torch.finfo(dtype).tiny + self.residue
         budget += EXACT * max(1.0, size) if self.dtype == torch.float64 else torch.finfo(dtype).eps * size
         if off <= budget:
             return None

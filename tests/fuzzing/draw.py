@@ -114,10 +114,20 @@ class Draw:
         if surroundings == "unseen garbage":
             problem = self.garbage(problem, sizes)
             mask_as = "bool" if mask_as == "float" else mask_as  # a float mask is added: NaN stays NaN
+        work = math.prod(sizes.shape) * max(1, shapes[0][-1])
         return Spec(
-            self.number, task, surroundings, dtype, bias_dtype, problem, mask_as, bias_as,
-            r.random() < 0.5, layout, r.choice([1, 50, 300, 2**21]),
-        )  # fmt: skip
+            number=self.number,
+            task=task,
+            surroundings=surroundings,
+            dtype=dtype,
+            bias_dtype=bias_dtype,
+            problem=problem,
+            mask_as=mask_as,
+            bias_as=bias_as,
+            learn_bias=r.random() < 0.5,
+            layout=layout,
+            blocks=max(r.choice([1, 50, 300, 2**21]), work // 16),  # more of them would only cost time
+        )
 
     def shapes(self, tiny: bool, large: bool, may_broadcast: bool) -> tuple[list[tuple[int, ...]], int]:
         r = self.r
