@@ -54,6 +54,7 @@ SHAPES = dict.fromkeys(
     ("bool tensor", "integer tensor", "complex tensor", "float8 tensor", "NaN tensor", "tensor of another size"), "same"
 )
 SHAPES_TOGETHER = {kind: "same" for kind in SHAPES if kind != "tensor of another size"}
+UNREAD = {"NaN tensor": "same", "fake tensor": "same"}
 TENSORS = {"NaN tensor": "nan", "meta tensor": "shape", "fake tensor": "shape"}
 
 
@@ -146,8 +147,8 @@ ENTRIES: dict[str, Entry] = {
         "functions",
         lambda **given: torch.tensor(ch.plan(**given).pairs),
         QKV | OPTIONS | {"dropout_p": 0.0, "engine": None},
-        options(**dict.fromkeys(("query", "key", "value"), {"NaN tensor": "same", "fake tensor": "same"}))
-        | {"score": ABSENT | {"class": "same"}, "value": dict.fromkeys(WIDER, "same") | {"fake tensor": "same"}},
+        options(query=UNREAD, key=UNREAD)
+        | {"score": ABSENT | {"class": "same"}, "value": UNREAD | {"tensor of another size": "same"}},
         ("query", "key", "value"),
         dict.fromkeys(TENSORS, "same"),
     ),
@@ -481,7 +482,7 @@ ENTRIES: dict[str, Entry] = {
             "interleaved": {"bool": "else"},
         },
     ),
-    "nn.RotaryEmbedding()": E("nn", call_of(lambda: nn.RotaryEmbedding(4)), {"x": x3(), "offset": 1}, {"x": NAN}),
+    "nn.RotaryEmbedding()": E("nn", call_of(lambda: nn.RotaryEmbedding(4)), {"x": x3(), "offset": 1}, {"x": WIDER}),
     "nn.SinusoidalPositionalEncoding": E(
         "nn",
         module(nn.SinusoidalPositionalEncoding, x=x3()),
