@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import Sizes, to_tensor
-from clearhead._values import ensure
+from clearhead._shapes import Sizes, placed, to_tensor
+from clearhead._values import ensure, readable
 
 FAR = 2**40  # further than any sequence is long; sums of such numbers do not overflow
 
@@ -39,7 +39,9 @@ def check_align(align: Any, who: str) -> Any:
 
 def say_align(align: str | Tensor) -> str:
     """An alignment as it was given."""
-    return repr(align) if isinstance(align, str) else repr(align.tolist())
+    if isinstance(align, str):
+        return repr(align)
+    return repr(align.tolist()) if readable(align) else f"<{align.numel()} positions>"
 
 
 def query_offset(align: Any, sizes: Sizes, who: str) -> int | Tensor:
@@ -50,7 +52,7 @@ def query_offset(align: Any, sizes: Sizes, who: str) -> int | Tensor:
                 f"{who}: align has shape {tuple(align.shape)} and the batch is {sizes.batch}; expected "
                 f"({sizes.batch},): the position of query 0 of each sequence."
             )
-        return align.to(sizes.device).reshape(-1, 1, 1)
+        return placed(align, sizes.device, f"{who}: align").reshape(-1, 1, 1)
     if align == "lower_right":
         return sizes.keys - sizes.queries
     if align is None and sizes.queries != sizes.keys:

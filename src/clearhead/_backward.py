@@ -41,18 +41,27 @@ Operands = tuple[Tensor | None, ...]  # in the order of `Gradients`
 
 def operands(problem: Problem) -> Operands:
     """What the gradients are for."""
-    lowered, added = problem.lowered, problem.bias or Added()
-    assert lowered is not None
-    return lowered.query, lowered.key, problem.value, lowered.weight, lowered.sinks, added.dense, added.relative
+    low, added = problem.lowered, problem.bias or Added()
+    if low is None:
+        return problem.query, problem.key, problem.value, None, None, added.dense, added.relative
+    return low.query, low.key, problem.value, low.weight, low.sinks, added.dense, added.relative
 
 
 def with_operands(problem: Problem, tensors: Operands) -> Problem:
     """The same problem over other tensors."""
     query, key, value, weight, sinks, dense, relative = tensors
-    assert problem.lowered is not None and query is not None and key is not None
-    lowered = problem.lowered._replace(query=query, key=key, weight=weight, sinks=sinks)
+    assert query is not None and key is not None
+    lowered = problem.lowered
+    if lowered is not None:
+        lowered = lowered._replace(query=query, key=key, weight=weight, sinks=sinks)
     bias = None if problem.bias is None else Added(dense, relative)
-    return problem._replace(lowered=lowered, value=value, bias=bias)
+    return problem._replace(query=query, key=key, lowered=lowered, value=value, bias=bias)
+
+
+def without_operands(problem: Problem) -> Problem:
+    """What a graph may keep until the backward pass: the operands themselves are autograd's to save, and to free."""
+    nothing = torch.empty(0, device=problem.query.device, dtype=problem.query.dtype)
+    return with_operands(problem, (nothing, nothing, None, None, None, None, None))
 
 
 @torch.no_grad()

@@ -37,7 +37,7 @@ def run(problem: Problem, engine: str | Engine | None) -> Tensor:
     keep = None
     if spans is not None and spans.residual is not None:
         every = slice(None)
-        keep = spans.residual(every, every, every, every)
+        keep = spans.rest(every, every, every, every)
     result: Tensor = attend(
         lowered.query,
         lowered.key,

@@ -1,15 +1,101 @@
-"""The output block by block, in operations of PyTorch's: what autograd may differentiate as often as it likes."""
+"""The output as a step of autograd's.
+
+What is kept for the backward pass is what autograd saves: so it can be freed by a checkpoint, moved by hooks, and is
+checked for writes. Where a gradient is itself differentiated, or is not plain numbers, the blocks are computed in
+operations of PyTorch's.
+"""
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from clearhead import _tiles
-from clearhead._backward import Operands, with_operands
+from clearhead._backward import Operands, operands, with_operands, without_operands
 from clearhead._problem import Problem
 from clearhead._tiles import Block
+from clearhead._values import batched, dispatches, with_memory
+
+Kept = tuple[Tensor, ...]
+
+
+class Step(ABC):
+    """How an engine computes one output, and later its gradients; see `run`."""
+
+    @abstractmethod
+    def forward(self, problem: Problem) -> tuple[Tensor, Kept]:
+        """The output, of the value's dtype, and tensors that the gradients need besides the operands."""
+
+    @abstractmethod
+    def backward(self, problem: Problem, wanted: tuple[bool, ...], grad: Tensor, kept: Kept) -> Operands:
+        """The gradients to the operands (see `_backward`), each of its operand's dtype; None where not wanted."""
+
+
+def run(problem: Problem, step: Step) -> Tensor:
+    """The output of a lowered problem, differentiable in its operands."""
+    out: Tensor = _Run.apply(step, problem, *operands(problem))  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Run(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, step: Step, problem: Problem, *tensors: Tensor | None) -> Tensor:
+        output, kept = step.forward(problem)
+        ctx.save_for_backward(*tensors, *kept)
+        ctx.step, ctx.problem, ctx.reads = step, without_operands(problem), problem.reads()
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        ctx.reads.check()
+        saved, needed, grad = ctx.saved_tensors, ctx.needs_input_grad[2:], grads[0]
+        tensors, kept = saved[: len(needed)], saved[len(needed) :]
+        problem = with_operands(ctx.problem, tensors)
+        if torch.is_grad_enabled():  # the gradient is to be differentiated
+            return (None, None, *_by_autograd(problem, tensors, needed, grad, create_graph=True))
+        if dispatches(grad):
+            return (None, None, *_by_autograd(problem, tensors, needed, grad, create_graph=False))
+
+        def compute(grad: Tensor) -> Operands:
+            return ctx.step.backward(problem, needed, with_memory(grad), kept)  # type: ignore[no-any-return]
+
+        if torch._C._functorch.is_legacy_batchedtensor(grad):
+            return (None, None, *_each_of(compute, grad))
+        if batched(grad):
+            return (None, None, *_OneByOne.apply(compute, grad))  # type: ignore[no-untyped-call]
+        return (None, None, *compute(grad))
+
+
+def _each_of(compute: Callable[[Tensor], Operands], grad: Tensor) -> Operands:
+    """The gradients for each of a batch of gradients of the output, which `is_grads_batched=True` has joined."""
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    each = [compute(one) for one in torch._remove_batch_dim(grad, level, 0, 0).unbind()]
+    joined = (None if parts[0] is None else torch.stack(parts) for parts in zip(*each, strict=True))
+    return tuple(None if whole is None else torch._add_batch_dim(whole, 0, level) for whole in joined)
+
+
+class _OneByOne(torch.autograd.Function):
+    """The same where `torch.func.vmap` has joined them."""
+
+    @staticmethod
+    def forward(compute: Callable[[Tensor], Operands], grad: Tensor) -> Operands:
+        return compute(grad)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, compute: Callable[[Tensor], Operands], grad: Tensor) -> tuple[Any, Any]:
+        each = [_OneByOne.apply(compute, one) for one in grad.unbind(in_dims[1])]  # type: ignore[no-untyped-call]
+        joined = [None if parts[0] is None else torch.stack(parts) for parts in zip(*each, strict=True)]
+        return tuple(joined), tuple(None if whole is None else 0 for whole in joined)
 
 
 def block_output(problem: Problem, block: Block) -> Tensor:
@@ -23,23 +109,26 @@ def block_output(problem: Problem, block: Block) -> Tensor:
     return _tiles.grouped_product(weights, value.to(weights.dtype)).to(value.dtype)
 
 
-def checkpointed(problem: Problem, every: list[Block]) -> Tensor:
+def checkpointed(problem: Problem) -> Tensor:
     """Each block under a checkpoint: autograd computes it again, and may differentiate that in turn."""
-    stamp = problem.stamp()
+    rest, reads = without_operands(problem), problem.reads()
 
-    def again(block: Block) -> Tensor:
-        problem.check_stamp(stamp)
-        return block_output(problem, block)
+    def again(block: Block, *tensors: Tensor | None) -> Tensor:
+        reads.check()
+        return block_output(with_operands(rest, tensors), block)
 
-    parts = [checkpoint(again, block, use_reentrant=False, preserve_rng_state=False) for block in every]
+    every = list(_tiles.blocks(problem, _tiles.BUDGET))
+    tensors = operands(problem)
+    parts = [checkpoint(again, block, *tensors, use_reentrant=False, preserve_rng_state=False) for block in every]
     return _tiles.assemble(parts, every)
 
 
-def differentiated_again(
-    problem: Problem, every: list[Block], tensors: Operands, needed: tuple[bool, ...], grad: Tensor
+def _by_autograd(
+    problem: Problem, tensors: Operands, needed: tuple[bool, ...], grad: Tensor, create_graph: bool
 ) -> Operands:
-    """The gradients to the operands, joined to them and to `grad`, so that they can be differentiated in turn."""
+    """The gradients to the operands from plain operations; joined to them and to `grad`, if they are to be a graph."""
     wanted = [t for t, need in zip(tensors, needed, strict=True) if need and t is not None]
-    out = checkpointed(with_operands(problem, tensors), every)
-    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
+    with torch.enable_grad():
+        out = checkpointed(problem)
+    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=create_graph))
     return tuple(next(found) if need else None for need in needed)

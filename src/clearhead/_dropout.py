@@ -15,17 +15,36 @@ work of the tile itself; this much mixing, of words that are mixed already, abou
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from clearhead._errors import ClearheadError, UnsupportedError
 from clearhead._shapes import Sizes
+from clearhead._values import vectorized
 
 _FIRST, _SECOND = 0x7FEB352D, 0x846CA68B - 2**32  # as signed numbers, which PyTorch's words are
 _COLUMNS = 0x9E3779B9 - 2**32
 
 
+def check_dropout(p: Any, name: str) -> float:
+    """A probability below 1."""
+    if isinstance(p, bool) or not isinstance(p, int | float | np.number) or not 0.0 <= float(p) < 1.0:
+        raise ClearheadError(f"{name} is {p!r}; expected a probability: 0 ≤ {name} < 1.")
+    if p > 1 - 2.0**-32:
+        raise ClearheadError(f"{name} is {p!r}: its steps are of 2⁻³², so the last one below 1 is 1 − 2⁻³².")
+    return float(p)
+
+
 def draw_seed(device: torch.device) -> Tensor:
     """A seed from torch's generator: `torch.manual_seed` makes dropout repeat."""
+    if vectorized():
+        raise UnsupportedError(
+            "dropout inside torch.func.vmap would be the same for all that it joins: pass dropout_p=0, or give the "
+            "inputs a batch dimension of their own, and call attention() on the whole batch."
+        )
     return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=device)
 
 

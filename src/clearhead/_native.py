@@ -18,6 +18,7 @@ from clearhead._backward import Operands
 from clearhead._problem import Problem
 from clearhead._shapes import Sizes, part
 from clearhead._tiles import Block, head_part
+from clearhead._values import plain
 from clearhead.biases.base import Added
 from clearhead.masks.base import Spans
 
@@ -27,6 +28,25 @@ ROWS = 48  # queries to a tile, as csrc/tile.h has it
 KEEP_BYTES = 2**26  # of a mask's residual, made for some queries at a time
 
 EVERY = slice(None)
+
+
+def _new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Memory for a kernel to fill; its type and place are the kernel's, whatever the caller's defaults are."""
+    return torch.empty(shape, dtype=dtype, device="cpu")
+
+
+def _zeros(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.float32, device="cpu")
+
+
+def _gradient_of(tensor: Tensor) -> Tensor:
+    """Memory for a gradient, laid out as the tensor is where its columns stand side by side, else contiguous."""
+    new = torch.empty_like(tensor, dtype=torch.float32)
+    return new if _in_rows(new) else _new(*tensor.shape)
+
+
+def _in_rows(tensor: Tensor) -> bool:
+    return tensor.shape[-1] <= 1 or tensor.stride(-1) == 1
 
 
 @cache
@@ -106,7 +126,7 @@ class Call:
             edge = part(edge, batch, heads, queries)
             setattr(self.native, name, self.broadcast(edge - keys.start if keys.start else edge, shape[:3]))
         if spans.residual is not None:
-            self.native.keep = self.broadcast(spans.residual(batch, heads, queries, keys), shape)
+            self.native.keep = self.broadcast(spans.rest(batch, heads, queries, keys), shape)
 
     def _bias(self, bias: Added, block: Block, shape: tuple[int, ...], sizes: Sizes) -> None:
         batch, heads, queries, keys = block.sides
@@ -123,29 +143,25 @@ class Call:
         """A (B, H, L, width) tensor in float32, its columns side by side."""
         if tensor.dtype is not torch.float32 or tensor.is_neg():
             tensor = tensor.resolve_neg().to(torch.float32)
-        strides = tensor.stride()
-        if strides[-1] != 1 and tensor.shape[-1] > 1:
-            tensor = tensor.contiguous()
-            strides = tensor.stride()
-        self._held.append(tensor)
-        return self.module.Array(tensor.data_ptr(), *strides)
+        return self._array(tensor if _in_rows(tensor) else tensor.contiguous())
 
-    def rows_of(self, tensor: Tensor, rows: slice) -> Any:
-        """Some rows of a float32 tensor that is to be written or was written here."""
-        return self.numbers(tensor if rows == EVERY else tensor[:, :, rows])
+    def into(self, tensor: Tensor, rows: slice = EVERY) -> Any:
+        """Some rows of a float32 (B, H, L, width) tensor, to be written: itself, never a copy."""
+        assert tensor.dtype is torch.float32 and _in_rows(tensor), (tensor.dtype, tensor.shape, tensor.stride())
+        return self._array(tensor if rows == EVERY else tensor[:, :, rows])
+
+    def _array(self, tensor: Tensor) -> Any:
+        assert plain(tensor), f"a kernel was given a {type(tensor).__name__} on {tensor.device}"
+        self._held.append(tensor)
+        return self.module.Array(tensor.data_ptr(), *tensor.stride())
 
     def vector(self, tensor: Tensor) -> Any:
-        tensor = tensor.resolve_neg().to(torch.float32)
-        self._held.append(tensor)
-        return self.module.Array(tensor.data_ptr(), tensor.stride(0))
+        return self._array(tensor.resolve_neg().to(torch.float32))
 
     def broadcast(self, tensor: Tensor, shape: tuple[int, ...] | None = None) -> Any:
         """A tensor whose dimensions of size 1 are repeated."""
         tensor = tensor.resolve_neg()
-        if shape is not None:
-            tensor = tensor.expand(shape)
-        self._held.append(tensor)
-        return self.module.Array(tensor.data_ptr(), *tensor.stride())
+        return self._array(tensor if shape is None else tensor.expand(shape))
 
 
 def _ends(some: slice, size: int) -> slice:
@@ -162,7 +178,7 @@ def bands(problem: Problem) -> Iterator[slice]:
         yield EVERY
         return
     batch, heads, queries, keys = (slice(0, size) for size in (sizes.batch, sizes.heads, 1, sizes.keys))
-    one = spans.residual(batch, heads, queries, keys)  # how far it broadcasts
+    one = spans.rest(batch, heads, queries, keys)  # how far it broadcasts
     rows = max(1, KEEP_BYTES // max(1, one.numel()) // ROWS) * ROWS
     for row in range(0, sizes.queries, rows):
         yield slice(row, min(row + rows, sizes.queries)) if rows < sizes.queries else EVERY
@@ -184,15 +200,15 @@ def forward(problem: Problem, keep_stats: bool) -> Forward:
     # as SDPA lays it out: heads side by side, so that modules need no copy to join them
     batch, heads, queries, width = *lead, value.shape[-1]
     strides = (queries * heads * width, width, heads * width, 1)
-    output = torch.empty_strided((batch, heads, queries, width), strides, dtype=torch.float32)
-    stats = torch.empty(*lead, 2) if keep_stats else output
+    output = torch.empty_strided((batch, heads, queries, width), strides, dtype=torch.float32, device="cpu")
+    stats = _new(*lead, 2) if keep_stats else output
     finite = True
     for rows in bands(problem):
         call = Call(problem, rows)
         native = call.native
-        native.out = call.rows_of(output, rows)
+        native.out = call.into(output, rows)
         if keep_stats:
-            native.stats = call.rows_of(stats, rows)
+            native.stats = call.into(stats, rows)
         few = native.queries <= FEW_QUERIES and problem.groups * native.queries <= ROWS
         cpu = chosen()
         finite &= cpu.decode(native) if few else cpu.forward(native)
@@ -211,8 +227,8 @@ def gradients(problem: Problem, wanted: tuple[bool, ...], grad: Tensor, kept: Fo
         for t, want in zip(operands, wanted, strict=True)
     ]
     for i, t in enumerate((lowered.query, lowered.key, value)):  # which the kernel fills, laid out as they are
-        sums[i] = torch.empty_like(t if t.stride(-1) == 1 else t.contiguous(), dtype=torch.float32)
-    delta = torch.empty(kept.stats.shape[:3])
+        sums[i] = _gradient_of(t)
+    delta = _new(*kept.stats.shape[:3])
     parts = list(bands(problem))
     if len(parts) > 1:
         sums[1], sums[2] = (torch.zeros_like(t) for t in sums[1:3] if t is not None)
@@ -232,16 +248,17 @@ def _add_gradients(
 ) -> None:
     call = Call(problem, rows)
     native, found = call.native, call.module.Gradients()
-    native.out, native.stats = call.rows_of(kept.output, rows), call.rows_of(kept.stats, rows)
-    found.grad, found.delta = call.rows_of(grad, rows), call.broadcast(delta[:, :, rows])
+    known = (kept.output, kept.stats, grad)
+    native.out, native.stats, found.grad = (call.numbers(t if rows == EVERY else t[:, :, rows]) for t in known)
+    found.delta = call.broadcast(delta[:, :, rows])
     query, key, value, weight, _, dense, relative = sums
     assert query is not None and key is not None and value is not None
-    found.query = call.rows_of(query, rows)
+    found.query = call.into(query, rows)
     whole = rows == EVERY
     # a part of the queries has keys, weight and distances of its own, which are added
     own_key, own_value = (t if whole else torch.empty_like(t) for t in (key, value))
     own_weight = weight if weight is None or whole else torch.zeros_like(weight)
-    found.key, found.value = call.numbers(own_key), call.numbers(own_value)
+    found.key, found.value = call.into(own_key), call.into(own_value)
     if own_weight is not None:
         found.weight = call.vector(own_weight)
     own_dense = dense if dense is None or whole else torch.zeros_like(part(dense, EVERY, EVERY, rows))
@@ -301,6 +318,7 @@ class Found(NamedTuple):
     received: Tensor | None  # (B, H, Lk)
     mean: Tensor | None  # (B, H, rows, columns), sums
     peak: Tensor | None
+    finite: bool = True  # whether all that was looked at, and the output, is
 
 
 def look(problem: Problem, sought: Sought) -> Found | None:
@@ -315,34 +333,33 @@ def look(problem: Problem, sought: Sought) -> Found | None:
     cells = (sizes.batch, sizes.heads, -(-sizes.queries // cell_rows), -(-sizes.keys // cell_columns))
     width = native.value_width
     found = Found(
-        output=torch.empty(*lead, width) if sought.output else None,
-        entropy=torch.empty(lead) if sought.entropy else None,
-        largest=torch.empty(lead) if sought.normaliser else None,
-        rest=torch.empty(lead) if sought.normaliser else None,
-        values=torch.empty(*lead, sought.top) if sought.top else None,
-        indices=torch.empty(*lead, sought.top, dtype=torch.int64) if sought.top else None,
-        received=torch.empty(sizes.batch, sizes.heads, sizes.keys) if sought.received else None,
-        mean=torch.zeros(cells) if sought.mean else None,
-        peak=torch.zeros(cells) if sought.peak else None,
+        output=_new(*lead, width) if sought.output else None,
+        entropy=_new(*lead) if sought.entropy else None,
+        largest=_new(*lead) if sought.normaliser else None,
+        rest=_new(*lead) if sought.normaliser else None,
+        values=_new(*lead, sought.top) if sought.top else None,
+        indices=_new(*lead, sought.top, dtype=torch.int64) if sought.top else None,
+        received=_new(sizes.batch, sizes.heads, sizes.keys) if sought.received else None,
+        mean=_zeros(*cells) if sought.mean else None,
+        peak=_zeros(*cells) if sought.peak else None,
     )
-    for name, tensor in zip(found._fields, found, strict=True):
-        if tensor is None:
+    for name, tensor in found._asdict().items():
+        if not isinstance(tensor, Tensor):
             continue
         if name == "output":
-            native.out = call.numbers(tensor)
+            native.out = call.into(tensor)
         else:
-            setattr(summary, name, call.module.Array(tensor.data_ptr(), *tensor.stride()))
+            setattr(summary, name, call.broadcast(tensor))
     summary.k, summary.cell_rows, summary.cell_columns = sought.top, cell_rows, cell_columns
-    chosen().summarise(native, summary)
-    return found
+    return found._replace(finite=chosen().summarise(native, summary))
 
 
 def scores(problem: Problem, block: Block) -> Tensor:
     """The scores of a block of a guarded problem, (b, h, q, k), with bias, −∞ where a pair is not allowed."""
     call = Call(problem, block=block)
     native = call.native
-    tile = torch.empty(native.batch, native.heads, native.queries, native.keys)
-    native.out = call.numbers(tile)
+    tile = _new(native.batch, native.heads, native.queries, native.keys)
+    native.out = call.into(tile)
     chosen().scores(native)
     return tile
 

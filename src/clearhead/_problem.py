@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,16 +12,28 @@ import torch
 from torch import Tensor
 
 from clearhead._align import check_one_alignment
-from clearhead._dropout import draw_seed
-from clearhead._errors import ClearheadError, UnsupportedError
+from clearhead._dropout import check_dropout, draw_seed
+from clearhead._errors import ClearheadError, ShapeError, UnsupportedError
+from clearhead._reads import tensors_in
 from clearhead._shapes import Sizes, as_inputs, fit, to_tensor
 from clearhead._unseen import Unseen, finite, group, seen, where_unseen, zero
-from clearhead._values import any_autocast, autocast, compiling, readable, transformed
-from clearhead.biases.base import Added, Bias
+from clearhead._values import (
+    any_autocast,
+    autocast,
+    autocasting,
+    batched,
+    compiling,
+    readable,
+    traced,
+    transformed,
+    unwrapped,
+)
+from clearhead._versions import Versions
+from clearhead.biases.base import Added, Bias, check_added
 from clearhead.biases.dense import DenseBias
-from clearhead.masks.base import Mask, Spans
+from clearhead.masks.base import Mask, Spans, check_spans
 from clearhead.masks.dense import DenseMask, check_keep
-from clearhead.scores.base import Pairwise, Score, to_tensor_float
+from clearhead.scores.base import Pairwise, Score, check_pairwise, to_tensor_float
 from clearhead.scores.dot import Dot
 from clearhead.scores.function import Function
 
@@ -76,23 +89,10 @@ class Problem(NamedTuple):
         # a score with tile() alone may close over anything
         return self.lowered is None or any(t is not None and t.requires_grad for t in tensors)
 
-    def stamp(self) -> tuple[int, ...]:
-        """Changes when a tensor that the problem reads is written to; empty where that cannot be told."""
-        if compiling() or transformed():
-            return ()
-        low = self.lowered
-        lowered = () if low is None else (low.query, low.key, low.weight, low.sinks)
-        residual = () if self.spans is None else self.spans.reads
-        tensors = (self.query, self.key, self.value, *self.added, *lowered, *residual)
-        return tuple(t._version for t in tensors if t is not None and not t.is_inference())
-
-    def check_stamp(self, stamp: tuple[int, ...]) -> None:
-        """Raise where a backward pass would compute with other numbers than the forward did."""
-        if stamp and self.stamp() != stamp:
-            raise ClearheadError(
-                "an input or a mask of attention() was modified in place after the forward pass, and the backward pass "
-                "needs it as it was. Pass a copy: tensor.clone()."
-            )
+    def reads(self) -> Versions:
+        """What a backward pass reads again and autograd does not save: what the mask and a score by `tile()` hold."""
+        found = () if self.spans is None else self.spans.reads
+        return Versions(found if self.lowered is not None else (*found, *tensors_in(self.score)))
 
 
 def make_problem(
@@ -111,11 +111,13 @@ def make_problem(
     if any_autocast():
         query, key, value = autocast(query), autocast(key), None if value is None else autocast(value)
     query, key, value, sizes = as_inputs(query, key, value)
+    if mask is not None or bias is not None or dropout_p:
+        _refuse_distributed({"query": query, "key": key, "value": value})
     score = _as_score(score)
     score.check(query, key)
     if mask is None and bias is None and dropout_p == 0.0:
         return Problem(query, key, value, sizes, score, _lower(score, query, key), None, None)
-    dropout_p = _check_dropout(dropout_p)
+    dropout_p = check_dropout(dropout_p, "dropout_p")
     seed = draw_seed(sizes.device) if dropout_p else None
     allowed, float_mask = _as_mask(mask, sizes, query.dtype)
     added = _as_bias(bias, mask, sizes)
@@ -135,22 +137,25 @@ def make_problem(
     return Problem(query, key, value, sizes, score, lowered, *allowed[:2], added, allowed.unseen, dropout_p, seed)
 
 
+def _refuse_distributed(inputs: dict[str, Tensor | None]) -> None:
+    module = sys.modules.get("torch.distributed.tensor")  # None: no DTensor can exist
+    for name, tensor in inputs.items():
+        if module is not None and type(tensor) is not Tensor and isinstance(tensor, module.DTensor):
+            raise UnsupportedError(
+                f"{name} is a DTensor, shape {tuple(tensor.shape)}; masks, biases and dropout are plain tensors, "
+                f"which PyTorch does not mix with it. Pass {name}.to_local() and each rank's part of the mask, or "
+                f"{name}.full_tensor()."
+            )
+
+
 def _lower(score: Score, query: Tensor, key: Tensor) -> Pairwise | None:
     """A score's normal form; under autocast, which may have widened what it projected, of the inputs' dtype."""
     lowered = score.lower(query, key)
-    if lowered is None or not any_autocast():
-        return lowered
-    return lowered._replace(query=lowered.query.to(query.dtype), key=lowered.key.to(query.dtype))
-
-
-def _check_dropout(dropout_p: Any) -> float:
-    if (
-        isinstance(dropout_p, bool)
-        or not isinstance(dropout_p, int | float | np.floating)
-        or not 0.0 <= dropout_p < 1.0
-    ):
-        raise ClearheadError(f"dropout_p is {dropout_p!r}; expected a probability: 0 ≤ dropout_p < 1.")
-    return float(dropout_p)
+    if lowered is None:
+        return None
+    if any_autocast():
+        lowered = lowered._replace(query=lowered.query.to(query.dtype), key=lowered.key.to(query.dtype))
+    return check_pairwise(lowered, query, key, type(score).__name__)
 
 
 def _as_bias(bias: Any, mask: Any, sizes: Sizes) -> Added | None:
@@ -163,13 +168,7 @@ def _as_bias(bias: Any, mask: Any, sizes: Sizes) -> Added | None:
         what = f"the class {bias.__name__}" if isinstance(bias, type) else f"{bias!r:.60}"
         raise ClearheadError(f"bias is {what}; expected a Bias, such as ALiBi(num_heads), or a float tensor.")
     check_one_alignment([*(mask.offsets(sizes) if isinstance(mask, Mask) else ()), *bias.offsets(sizes)])
-    added = bias.lower(sizes)
-    if not isinstance(added, Added):
-        raise ClearheadError(
-            f"{type(bias).__name__}.lower gave a {type(added).__name__}; expected Added(dense=...), one number a pair, "
-            "or Added(relative=...), one a distance."
-        )
-    return added
+    return check_added(bias.lower(sizes), sizes, type(bias).__name__)
 
 
 def _as_score(score: Any) -> Score:
@@ -199,27 +198,37 @@ _remembered: dict[Any, Allowed] = {}  # the spans of masks that are plain values
 
 def _resolve(mask: Mask, sizes: Sizes) -> Allowed:
     if compiling():
-        return Allowed(mask.resolve(sizes), None, "inside")
-    signature = mask.signature()
+        return Allowed(check_spans(mask.resolve(sizes), sizes, mask), None, "inside")
+    signature = None if traced() else mask.signature()
     if signature is not None and (signature, sizes) in _remembered:
         return _remembered[signature, sizes]
-    allowed = _edged(mask.resolve(sizes), sizes)
-    spans = allowed.spans
-    if signature is not None and type(spans.start) is Tensor:
-        if len(_remembered) >= 64:
-            _remembered.clear()
-        _remembered[signature, sizes] = allowed
+    if signature is None or transformed():  # tensors made inside a transform end with it
+        return _edged(check_spans(mask.resolve(sizes), sizes, mask), sizes)
+    with torch.inference_mode(False):  # what is remembered may be used where gradients are wanted
+        allowed = _edged(check_spans(mask.resolve(sizes), sizes, mask), sizes)
+    if len(_remembered) >= 64:
+        _remembered.clear()
+    _remembered[signature, sizes] = allowed
     return allowed
 
 
 def _edged(spans: Spans, sizes: Sizes) -> Allowed:
-    if not (readable(spans.start) and readable(spans.stop)):
+    edges = [unwrapped(edge) for edge in (spans.start, spans.stop)]
+    if any(batched(edge) for edge in edges):
         raise UnsupportedError(
             "the mask differs along a dimension that torch.func.vmap has hidden, and engines must read it. Give the "
             "mask a batch dimension, and call attention() on the whole batch."
         )
-    edges = spans.host()
-    return Allowed(spans, edges, where_unseen(spans, *edges, sizes))
+    spans = spans._replace(start=edges[0], stop=edges[1])
+    if not all(map(readable, edges)):  # shapes alone: there is nothing to skip by
+        return Allowed(spans, None, "inside")
+    start, stop = spans.host()
+    if start.size and stop.size and (start.min() < 0 or stop.max() > sizes.keys):
+        raise ShapeError(
+            f"the spans of a mask reach from {start.min()} to {stop.max()}, and there are {sizes.keys} keys: lower() "
+            "must give 0 ≤ start and stop ≤ Lk."
+        )
+    return Allowed(spans, (start, stop), where_unseen(spans, start, stop, sizes))
 
 
 def with_edges(problem: Problem, spans: Spans) -> Problem:
@@ -244,7 +253,7 @@ def _as_mask(mask: Any, sizes: Sizes, dtype: torch.dtype) -> tuple[Allowed | Non
         raise ClearheadError(f"mask is on {tensor.device}, the inputs on {sizes.device}; pass mask.to(query.device).")
     if not tensor.is_floating_point():
         return _resolve(DenseMask(check_keep(tensor, "mask")), sizes), None
-    if tensor.dtype != dtype:
+    if tensor.dtype != dtype and not autocasting(tensor.device):  # which has changed the inputs' dtype, not the mask's
         raise ClearheadError(
             f"mask has dtype {tensor.dtype}, shape {tuple(tensor.shape)}, and is added to scores of {dtype}; "
             "pass mask.to(query.dtype), or a bool tensor if it only says who may attend."
@@ -309,4 +318,4 @@ def _finite_part(tensor: Tensor) -> Tensor:
 def _poison(tensors: list[Tensor]) -> Tensor:
     """0 where all the vectors are finite, NaN elsewhere: (B, H, L)."""
     bad = torch.stack([~t.detach().isfinite().all(-1) for t in tensors]).any(0)
-    return torch.zeros(bad.shape, device=bad.device).masked_fill(bad, math.nan)
+    return torch.zeros(bad.shape, dtype=torch.float32, device=bad.device).masked_fill(bad, math.nan)

@@ -134,6 +134,11 @@ def to_tensor(array: Any, name: str) -> Tensor:
     return torch.from_numpy(array)
 
 
+def owned(array: Any, name: str) -> Tensor:
+    """As `to_tensor`, for what outlives the call: a NumPy array is copied, since its writes cannot be seen."""
+    return to_tensor(array.copy() if isinstance(array, np.ndarray) else array, name)
+
+
 class _Memory:
     """Memory that NumPy takes as an array, and what keeps it alive."""
 
@@ -315,6 +320,16 @@ def array_sizes(query: Any, key: Any) -> Sizes:
     *_, sizes = as_inputs(query_shape, key_shape, None)
     device = query.device if isinstance(query, Tensor) else torch.device("cpu")
     return Sizes(*sizes.shape, device, sizes.leading)
+
+
+def placed(tensor: Tensor, device: torch.device, who: str) -> Tensor:
+    """A tensor of a mask or a bias on the inputs' device."""
+    if tensor.is_meta and device.type != "meta":
+        raise ClearheadError(
+            f"{who} is on the meta device, shape {tuple(tensor.shape)}, which holds no values, and the inputs are on "
+            f"{device}. Make it outside of `torch.device('meta')`."
+        )
+    return tensor.to(device)
 
 
 def part(tensor: Tensor, *slices: slice) -> Tensor:

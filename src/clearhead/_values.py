@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+import numpy as np
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from clearhead._errors import ClearheadError, UnsupportedError
 
@@ -17,6 +20,9 @@ _functorch = torch._C._functorch
 _interpreters = _functorch.peek_interpreter_stack
 any_autocast = torch._C._is_any_autocast_enabled  # one question, before those that cost more
 _NOTHING = nullcontext()
+_JVP, _VMAP = _functorch.TransformType.Jvp, _functorch.TransformType.Vmap
+_KEYS = torch._C._TorchDispatchModeKey
+_TRACERS = (_KEYS.FAKE, _KEYS.PROXY, _KEYS.FUNCTIONAL)
 
 compiling = torch.compiler.is_compiling  # whether this code is being compiled or exported, not run
 
@@ -35,15 +41,85 @@ def batched(tensor: Tensor) -> bool:
     return False
 
 
+def vectorized() -> bool:
+    """Whether `torch.func.vmap` is at work."""
+    return transformed() and any(i.key() == _VMAP for i in _functorch.get_interpreter_stack())
+
+
+def forward_mode() -> bool:
+    """Whether derivatives are being computed in forward mode, by `torch.func.jvp` or `torch.autograd.forward_ad`."""
+    if compiling():
+        return False
+    if forward_ad._current_level >= 0:
+        return True
+    return _interpreters() is not None and any(i.key() == _JVP for i in _functorch.get_interpreter_stack())
+
+
+def unwrapped(tensor: Tensor) -> Tensor:
+    """The tensor below the transforms of `torch.func` that differentiate: its values can be read."""
+    while _functorch.is_functorch_wrapped_tensor(tensor) and not _functorch.is_batchedtensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def on_host(tensor: Tensor) -> np.ndarray:
+    """The values of a tensor that needs no gradient, as they are below transforms of `torch.func`."""
+    if _interpreters() is None:
+        return tensor.cpu().numpy()
+    with torch._C._DisableFuncTorch():
+        return unwrapped(tensor).cpu().numpy()
+
+
+def empty_of_values(tensor: Tensor) -> bool:
+    """Whether the tensor has a shape alone: on the meta device, or PyTorch's fake tensors."""
+    return tensor.is_meta or (type(tensor) is not Tensor and isinstance(tensor, FakeTensor))
+
+
 def readable(tensor: Tensor) -> bool:
     """Whether the tensor's values can be read here."""
-    return not compiling() and not (transformed() and batched(tensor))
+    return not compiling() and not (transformed() and batched(tensor)) and not empty_of_values(tensor)
+
+
+def dispatches(tensor: Tensor) -> bool:
+    """Whether the tensor is of a subclass that runs operations in a way of its own, such as DTensor."""
+    return type(tensor) is not Tensor and type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
+
+
+def plain(tensor: Tensor) -> bool:
+    """Whether the tensor is dense numbers in the host's memory, at the address it gives.
+
+    Subclasses that dispatch to other tensors (DTensor, fake tensors), PyTorch's zeros without memory, and tensors
+    inside `torch.func` have an address of 0, or none that holds their numbers.
+    """
+    return (
+        not dispatches(tensor)
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and not tensor._is_zerotensor()
+        and not _functorch.is_functorch_wrapped_tensor(tensor)
+    )
+
+
+def with_memory(tensor: Tensor) -> Tensor:
+    """The tensor; of zeros without memory, which PyTorch's own kernels read as if they had some, real ones."""
+    if not tensor._is_zerotensor():
+        return tensor
+    return tensor + torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
+def traced() -> bool:
+    """Whether PyTorch writes down each operation (`make_fx`), or works out shapes alone (fake tensors)."""
+    if compiling() or not torch._C._len_torch_dispatch_stack():
+        return False
+    return any(torch._C._get_dispatch_mode(key) for key in _TRACERS)
 
 
 def ensure(good: Tensor, error: Callable[[], ClearheadError], short: str) -> None:
     """Raise the error unless all is true; while compiling, assert it, with a short message."""
     if compiling():
         torch._assert_async(good.all(), short)
+    elif empty_of_values(good):
+        return
     elif transformed() and batched(good):
         raise UnsupportedError(
             f"{short}: it cannot be checked inside torch.func.vmap. Give masks and alignments a batch dimension of "

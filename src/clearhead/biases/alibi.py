@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead._align import Align, check_align, query_offset
 from clearhead._errors import ShapeError
-from clearhead._shapes import Sizes, check_count, no_heads
+from clearhead._shapes import Sizes, check_count, no_heads, placed
 from clearhead.biases.base import Added, Bias, distances, wide
 
 
@@ -53,7 +53,7 @@ class ALiBi(Bias):
                 f"{(*sizes.shown, sizes.queries, sizes.keys)}; pass ALiBi({sizes.heads})." + no_heads(sizes)
             )
         far = distances(sizes, query_offset(self.align, sizes, "ALiBi")).abs()
-        slopes = wide(self.slopes.to(sizes.device))
+        slopes = wide(placed(self.slopes, sizes.device, "ALiBi"))
         return Added(relative=far[:, None].to(slopes.dtype) * slopes.neg()[:, None])
 
     def extra_repr(self) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._align import check_one_alignment
-from clearhead._errors import ClearheadError
+from clearhead._errors import ClearheadError, ShapeError
 from clearhead._shapes import Sizes, array_sizes, part
 
 
@@ -29,8 +29,9 @@ class Added(NamedTuple):
         return tuple(t for t in self if t is not None)
 
     def plus(self, other: Added) -> Added:
-        """The normal form of the sum."""
-        return Added(*(b if a is None else a if b is None else a + b for a, b in zip(self, other, strict=True)))
+        """The normal form of the sum, in float32 at least."""
+        pairs = zip(self, other, strict=True)
+        return Added(*(b if a is None else a if b is None else wide(a) + wide(b) for a, b in pairs))
 
     def tile(self, batch: slice, heads: slice, queries: slice, keys: slice, sizes: Sizes) -> Tensor:
         """The part of the bias that these slices name; it broadcasts to that part of the scores."""
@@ -47,7 +48,36 @@ class Added(NamedTuple):
             every = along[..., sizes.queries - 1 - rows[-1] + columns[0] : sizes.queries - rows[0] + columns[-1]]
             spread = every.unfold(-1, columns[-1] - columns[0] + 1, 1).flip(-2)
             spread = spread[..., :: rows.step, :: columns.step]
-        return spread if dense is None else spread + dense
+        return spread if dense is None else wide(spread) + wide(dense)
+
+
+def check_added(added: Any, sizes: Sizes, who: str) -> Added:
+    """The normal form that a bias's `lower` gave, its sizes checked: the kernels read as much as they say."""
+    if not isinstance(added, Added) or not added.tensors:
+        raise ClearheadError(
+            f"{who}.lower gave a {type(added).__name__}; expected Added(dense=...), one number a pair, or "
+            "Added(relative=...), one a distance."
+        )
+    distances = max(sizes.queries + sizes.keys - 1, 0)
+    for name, tensor, last in (
+        ("dense", added.dense, (sizes.queries, sizes.keys)),
+        ("relative", added.relative, (distances,)),
+    ):
+        if tensor is None:
+            continue
+        expected = (sizes.batch, sizes.heads, *last)
+        free = 2 if name == "relative" else 4  # the dimensions that may be of size 1
+        fits = tensor.ndim == len(expected) and all(
+            n == size or (n == 1 and i < free) for i, (n, size) in enumerate(zip(tensor.shape, expected, strict=True))
+        )
+        if not fits or not tensor.is_floating_point():
+            raise ShapeError(
+                f"{who}.lower gave {name} {tuple(tensor.shape)} of {tensor.dtype}; expected floating-point numbers "
+                f"that broadcast to {'(B, H, Lq, Lk)' if free == 4 else '(B, H, Lq + Lk − 1)'} = {expected}."
+            )
+        if tensor.device != sizes.device:
+            raise ClearheadError(f"{who}: the bias is on {tensor.device}, the inputs on {sizes.device}.")
+    return added
 
 
 class Bias(nn.Module, ABC):
@@ -154,5 +184,5 @@ def distances(sizes: Sizes, offset: int | Tensor) -> Tensor:
 
 
 def wide(learnt: Tensor) -> Tensor:
-    """In float32 at least: a gradient summed over many distances is rounded once."""
+    """In float32 at least: a sum, or a gradient summed over many distances, is rounded once."""
     return learnt if learnt.dtype == torch.float64 else learnt.float()

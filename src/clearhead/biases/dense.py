@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from clearhead._errors import ClearheadError
-from clearhead._shapes import Sizes, fit, to_tensor
+from clearhead._shapes import Sizes, fit, owned
 from clearhead.biases.base import Added, Bias
 
 
@@ -30,7 +30,7 @@ class DenseBias(Bias):
 
     def __init__(self, tensor: Any) -> None:
         super().__init__()
-        tensor = to_tensor(tensor, "tensor")
+        tensor = owned(tensor, "tensor")
         if not tensor.is_floating_point():
             raise ClearheadError(
                 f"DenseBias: tensor has dtype {tensor.dtype}, shape {tuple(tensor.shape)}; expected floating-point "

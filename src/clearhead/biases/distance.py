@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import Sizes, to_tensor
+from clearhead._shapes import Sizes, owned, placed
 from clearhead.biases.base import Added, Bias
 
 
@@ -31,7 +31,7 @@ class DistanceBias(Bias):
 
     def __init__(self, table: Any) -> None:
         super().__init__()
-        table = to_tensor(table, "table")
+        table = owned(table, "table")
         if not table.is_floating_point() or not 1 <= table.ndim <= 3:
             raise ClearheadError(
                 f"DistanceBias: table has dtype {table.dtype}, shape {tuple(table.shape)}; expected floating-point "
@@ -56,7 +56,7 @@ class DistanceBias(Bias):
                 f"DistanceBias: table has shape {tuple(self.table.shape)}; expected something that broadcasts to "
                 f"(B, H, Lq + Lk − 1) = {expected}."
             )
-        return Added(relative=table.to(sizes.device))
+        return Added(relative=placed(table, sizes.device, "DistanceBias"))
 
     def extra_repr(self) -> str:
         return f"<{'×'.join(map(str, self.table.shape))}>"

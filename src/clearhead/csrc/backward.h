@@ -126,12 +126,11 @@ struct Backward {
                 all += steep;
             }
         }
-        to_weight[Score::wide(p)] += sum(all);
         product<true>(at.last - at.first, out_wide, rows, tile + at.first, 1, PANEL, grad, out_wide,
                       to_value + at.first * out_wide, out_wide);
         float* to_query = shared.to_query +
                           (((part * p.batch + batch) * p.heads + head) * p.queries + first) * Score::wide(p);
-        Score::gradients(p, queries, rows, panel, keys, slopes, at, to_query, to_key, to_weight);
+        Score::gradients(p, queries, rows, panel, keys, slopes, at, to_query, to_key, to_weight, sum(all));
     }
 
     // The bias is added last, so its gradient is the slope.

@@ -88,9 +88,9 @@ struct Cpu {
         nb::gil_scoped_release release;
         kernels->backward(p, g, Workspace(kernels->backward_floats(p, g)).data());
     }
-    void summarise(const Problem& p, const Summary& s) const {
+    bool summarise(const Problem& p, const Summary& s) const {
         nb::gil_scoped_release release;
-        kernels->summarise(p, s, Workspace(kernels->summary_floats(p, s)).data());
+        return kernels->summarise(p, s, Workspace(kernels->summary_floats(p, s)).data());
     }
     void scores(const Problem& p) const {
         nb::gil_scoped_release release;

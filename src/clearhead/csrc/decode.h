@@ -43,12 +43,12 @@ struct Decode {
         V odd{};
         for (int64_t r = 0; r < rows; r++) {
             seen.add(p, batch, head_of(p, key_head, r), r % p.queries, r);
-            softmax.begin(r, -INFINITY);
+            softmax.begin(r);
         }
         for (int64_t head = key_head * p.groups(), r = 0; r < rows; head++, r += p.queries)
             pack(p, batch, head, r, finite);
         memset(out, 0, sizeof(float) * (size_t)(rows * (wide + LANES)));
-        const int64_t ahead = most(1, AHEAD / width) * p.key.strides[2];
+        const int64_t ahead = most(1, AHEAD / most(width, 1)) * p.key.strides[2];
         const int64_t low = most(seen.low, from), high = least(seen.high, to);
         for (int64_t panel = low / PANEL; panel * PANEL < high; panel++) {
             const int64_t begin = panel * PANEL;

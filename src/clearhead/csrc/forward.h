@@ -84,6 +84,14 @@ struct Forward {
         out = memory.take(ROWS * value_wide(p));
     }
 
+    // Puts what row r has collected in units of the new m. `before` was the sum of its weights.
+    template <class Look>
+    static INLINE void rescale(int64_t r, float factor, float apart, V before, float* out, int64_t wide, Look& look) {
+        if (factor == 1.0f) return;
+        for (int64_t e = 0; e < wide; e += LANES) store(out + e, load(out + e) * factor);
+        look.rescale(r, factor, apart, before);
+    }
+
     // From the scores s[left ... right) of row r to its weights, in place; `out` is what the row has collected.
     template <class Look>
     static INLINE void weigh(int64_t r, float* s, int64_t left, int64_t right, float* out, int64_t wide,
@@ -91,10 +99,7 @@ struct Forward {
         float apart;
         const V before = softmax.sums[r];
         const float factor = softmax.rise(r, tops_of(s, left, right), apart);
-        if (factor != 1.0f) {
-            for (int64_t e = 0; e < wide; e += LANES) store(out + e, load(out + e) * factor);
-            look.rescale(r, factor, apart, before);
-        }
+        rescale(r, factor, apart, before, out, wide, look);
         const float m = softmax.reference(r);
         V sums = softmax.sums[r];
         for (int64_t c = left; c < right; c += LANES) {
@@ -112,8 +117,7 @@ struct Forward {
               Softmax& softmax, Look& look, float& finite) {
         const int64_t key_head = head / p.groups(), wide = value_wide(p);
         const Seen seen(p, batch, head, first, rows);
-        const float sink = sink_of(p, head);
-        for (int64_t r = 0; r < rows; r++) softmax.begin(r, sink);
+        for (int64_t r = 0; r < rows; r++) softmax.begin(r);
         Dropout dropout;
         if (p.dropout_p > 0) dropout.begin(p, batch, head);
         Score::pack_queries(p, p.query.at<float>(batch, head, first), p.query.strides[2], rows, queries, finite);
@@ -141,6 +145,13 @@ struct Forward {
             int64_t row;
             const float* values = packed.value_at(p, batch, key_head, begin + at.first, row);
             product<true>(rows, wide, at.last - at.first, scores + at.first, PANEL, 1, values, row, out, wide);
+        }
+        const float sink = sink_of(p, head);
+        for (int64_t r = 0; r < rows; r++) {
+            float apart;
+            const V before = softmax.sums[r];
+            const float factor = softmax.end(r, sink, apart);
+            rescale(r, factor, apart, before, out + r * wide, wide, look);
         }
     }
 

@@ -24,7 +24,7 @@ static bool run_decode(const Problem& p, float* workspace) { FOR_PHI(decode, p, 
 static int64_t backward_memory(const Problem& p, const Gradients& g) { FOR_PHI(backward_floats, p, g) }
 static void run_backward(const Problem& p, const Gradients& g, float* workspace) { FOR_PHI(backward, p, g, workspace) }
 static int64_t summary_memory(const Problem& p, const Summary& s) { FOR_PHI(summary_floats, p, s) }
-static void run_summary(const Problem& p, const Summary& s, float* workspace) { FOR_PHI(summarise, p, s, workspace) }
+static bool run_summary(const Problem& p, const Summary& s, float* workspace) { FOR_PHI(summarise, p, s, workspace) }
 static int64_t scores_memory(const Problem& p) { FOR_PHI(scores_floats, p) }
 static void run_scores(const Problem& p, float* workspace) { FOR_PHI(scores, p, workspace) }
 

@@ -14,7 +14,7 @@ struct Kernels {
     int64_t (*backward_floats)(const Problem&, const Gradients&);
     void (*backward)(const Problem&, const Gradients&, float* workspace);
     int64_t (*summary_floats)(const Problem&, const Summary&);
-    void (*summarise)(const Problem&, const Summary&, float* workspace);
+    bool (*summarise)(const Problem&, const Summary&, float* workspace);
     int64_t (*scores_floats)(const Problem&);
     void (*scores)(const Problem&, float* workspace);
 };

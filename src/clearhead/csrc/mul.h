@@ -104,9 +104,10 @@ struct Mul {
         for (int r = 0; r < QUERIES; r++) tile[r * PANEL] = sum(acc[r]), odd += acc[r];
     }
 
-    // Adds what the slopes (the gradient to the scores) give to the queries, the keys and the weight, each less its factor.
+    // Adds what the slopes (the gradient to the scores) give to the queries, the keys and the weight, each less its factor;
+    // `all` is their sum.
     static void gradients(const Problem& p, const float* queries, int64_t rows, const float*, const float* keys,
-                          const float* slopes, const Columns& at, float* to_query, float* to_key, double*) {
+                          const float* slopes, const Columns& at, float* to_query, float* to_key, double*, double) {
         const int64_t wide = Mul::wide(p), count = at.last - at.first;
         product<true>(rows, wide, count, slopes + at.first, PANEL, 1, keys + at.first * wide, wide, to_query, wide);
         product<true>(count, wide, rows, slopes + at.first, 1, PANEL, queries, wide, to_key + at.first * wide, wide);

@@ -15,12 +15,13 @@ INLINE V tops_of(const float* s, int64_t left, int64_t right) {
     return tops;
 }
 
-// The rows of a tile, in units of e^m: m is the largest score so far, or the sink; -inf at first.
+// The rows of a tile, in units of e^m: m is the largest score so far, -inf at first; at the end the sink, where that is larger.
 struct Softmax {
     float largest[ROWS];
     V sums[ROWS];  // over the keys
+    bool blind[ROWS];  // at the end: the row may see no key
 
-    INLINE void begin(int64_t r, float sink) { largest[r] = sink, sums[r] = V{}; }
+    INLINE void begin(int64_t r) { largest[r] = -INFINITY, sums[r] = V{}; }
 
     // Takes the largest of some scores in. What stands in units of the old m has to be multiplied by what this gives; `apart`
     // becomes old m - new m.
@@ -31,6 +32,20 @@ struct Softmax {
         largest[r] = top(tops);
         if (before == -INFINITY) return 0.0f;
         apart = before - largest[r];
+        const float factor = exp_of(apart);
+        sums[r] *= factor;
+        return factor;
+    }
+
+    // After the last key: takes the sink in. Gives the same as `rise`.
+    INLINE float end(int64_t r, float sink, float& apart) {
+        const float before = largest[r];
+        apart = 0.0f;
+        blind[r] = before == -INFINITY && sum(sums[r]) == 0.0f;  // scores of NaN are no largest, and their sum is NaN
+        if (!(sink > before)) return 1.0f;
+        largest[r] = sink;
+        if (before == -INFINITY) return 0.0f;
+        apart = before - sink;
         const float factor = exp_of(apart);
         sums[r] *= factor;
         return factor;

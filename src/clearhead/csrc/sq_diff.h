@@ -92,7 +92,8 @@ struct SqDiff {
     }
 
     static void gradients(const Problem& p, const float* queries, int64_t rows, const float*, const float* keys,
-                          const float* slopes, const Columns& at, float* to_query, float* to_key, double* to_weight) {
+                          const float* slopes, const Columns& at, float* to_query, float* to_key, double* to_weight,
+                          double) {
         const int64_t wide = SqDiff::wide(p);
         for (int64_t d = 0; d < wide; d += LANES) {
             V weight{};

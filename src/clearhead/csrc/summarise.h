@@ -90,8 +90,8 @@ struct Summarise {
 
     // sum p y, y = s - m, when m becomes larger: `apart` is added to each y, and the sum of p was `weights`.
     void rescale(int64_t r, float factor, float apart, V weights) {
-        if (factor == 0.0f) return;  // nothing had been seen
-        entropy[r] = factor * (entropy[r] + apart * weights);
+        // a factor of 0: nothing had been seen, or nothing is left of it; and `apart` may be -inf
+        entropy[r] = factor == 0.0f ? V{} : factor * (entropy[r] + apart * weights);
     }
 
     // The scores of a panel. Which rows have a better one is found without a branch, and so are the keys: a row's branch would be
@@ -132,8 +132,9 @@ struct Summarise {
         const Summary& s = *summary;
         const float total = softmax.total(r, sink_of(p, head)), keys_sum = sum(softmax.sums[r]);
         const float m = softmax.reference(r), rest = total == 0.0f ? 0.0f : __builtin_logf(total);
-        const bool blind = keys_sum == 0.0f;
-        if (s.largest) *s.largest.at<float>(batch, head, i) = blind ? INFINITY : m;
+        const bool blind = softmax.blind[r];
+        // +inf says that nothing is seen, so a score of +inf, whose weights are NaN, is NaN here too
+        if (s.largest) *s.largest.at<float>(batch, head, i) = blind ? INFINITY : m == INFINITY ? NAN : m;
         if (s.rest) *s.rest.at<float>(batch, head, i) = blind ? 0.0f : rest;
         if (s.entropy) {  // -sum w log w, with log w = y - rest
             const float found = (rest * keys_sum - sum(entropy[r])) * inverse;
@@ -186,7 +187,7 @@ struct Summarise {
         for (int64_t cell = low / s.cell_columns; j < stop && (s.mean || s.peak); cell++) {
             const int64_t end = least(stop, (cell + 1) * s.cell_columns);
             float all = 0.0f, most = 0.0f;
-            for (; j < end; j++) all += sums[j], most = tops[j] > most ? tops[j] : most;
+            for (; j < end; j++) all += sums[j], most = tops[j] > most || tops[j] != tops[j] ? tops[j] : most;
             if (s.mean) s.mean.at<float>(batch, head, cell_row)[cell] = all;
             if (s.peak) s.peak.at<float>(batch, head, cell_row)[cell] = most;
         }
@@ -203,6 +204,8 @@ struct Summarise {
             to = least(rows, end - first);
             for (int64_t panel = first_panel; panel < first_panel + seen_panels; panel++)
                 columns(panel, from, to, Columns(seen.low, seen.high, panel));
+            for (int64_t r = from; r < to && summary->peak; r++)  // `larger` passes over what is NaN
+                for (int64_t j = seen.low; j < seen.high && inverse[r] != inverse[r]; j++) tops[j] = NAN;
             if (seen_panels) low = least(low, seen.low / LANES * LANES), high = most(high, round_up(seen.high, LANES));
             if (first + to == end) pool(p, batch, head, cell_row, received);
         }
@@ -249,8 +252,10 @@ int64_t summary_floats(const Problem& p, const Summary& s) {
     return shared.used + p.threads * own.used;
 }
 
+// Whether all that was looked at, and the output, is finite.
 template <class Score>
-void summarise(const Problem& p, const Summary& s, float* workspace) {
+bool summarise(const Problem& p, const Summary& s, float* workspace) {
+    float finite = 0.0f;
     Memory shared{workspace}, counted;
     Packed<Score> packed;
     packed.take(p, shared);
@@ -258,14 +263,14 @@ void summarise(const Problem& p, const Summary& s, float* workspace) {
     float* received = s.received ? shared.take(by.parts * by.heads * p.keys) : nullptr;
     Forward<Score>().take(p, counted);
     Summarise<Score>().take(p, s, counted);
-#pragma omp parallel num_threads(p.threads)
+#pragma omp parallel num_threads(p.threads) reduction(+ : finite)
     {
         Memory own{workspace + shared.used + thread() * counted.used};
         Forward<Score> pass;
         Summarise<Score> look;
         pass.take(p, own), look.take(p, s, own), look.start(p);
         Softmax softmax;
-        float finite = 0.0f, inverse[ROWS];
+        float inverse[ROWS];
         pack_all(p, packed, finite);
 #pragma omp for schedule(dynamic)
         for (int64_t unit = 0; unit < by.heads * by.parts; unit++) {
@@ -296,6 +301,7 @@ void summarise(const Problem& p, const Summary& s, float* workspace) {
             }
         }
     }
+    return finite == 0.0f;
 }
 
 }  // namespace clearhead::CLEARHEAD_ISA

@@ -3,7 +3,10 @@
 //     sum_h w_h tanh(q_h + k_h) = sum_h w_h - 2 sum_h w_h / t_h,    t_h = 1 + e^(2 q_h) e^(2 k_h)
 //
 // The exponentials are taken once for each query and each key, and four terms share one reciprocal. That is right as long
-// as the product of the four t stays below 2^126; each pair of tiles is looked at, and there are three forms:
+// as the product of the four t stays below 2^126. The difference of two sums has an error of a rounding of sum |w|, whatever is
+// left of it: too much where the weights are large, or all q + k near 0. Each pair of tiles is looked at, and there are five forms:
+//     SERIES   tanh by its series, where all |q + k| are below 0.625
+//     EXACT    tanh itself, where sum |w| is large
 //     FOLDED   w is in t, which saves four products:  t / w = (A / w) B + 1 / w
 //     CLAMPED  t is at most 2^31, where 1 / t is 0 to float32's digits;  |q| and |k| are below 43
 //     DIRECT   t from e^(2 (q + k)), clamped in the same way: any numbers
@@ -14,7 +17,8 @@
 namespace clearhead::CLEARHEAD_ISA {
 
 struct TanhAdd {
-    enum Form { FOLDED, CLAMPED, DIRECT };
+    enum Form { FOLDED, CLAMPED, DIRECT, SERIES, EXACT };
+    static constexpr float HEAVY = 32.0f;             // scale * sum |w| above this is large: a rounding of it is 4e-6
     static constexpr float REACH = 43.0f;             // e^(2 * 43) < 2^126
     static constexpr float BITS = 2.88539008f;        // log2(e^2)
     static constexpr float LIMIT = 2147483648.0f;     // 2^31
@@ -34,9 +38,9 @@ struct TanhAdd {
             panel = numbers + LANES;
         }
     };
-    enum Number { LARGEST_WEIGHT, ALL_WEIGHTS, WITHIN };  // of Queries.numbers
+    enum Number { LARGEST_WEIGHT, ALL_WEIGHTS, ABSOLUTE_WEIGHTS, LARGEST_QUERY };  // of Queries.numbers
 
-    // A panel of keys: e^2k, [wide][PANEL]; the tops of k in bits; whether all are within REACH.
+    // A panel of keys: e^2k, [wide][PANEL]; the tops of k in bits; the largest |k|.
     static int64_t query_floats(const Problem& p) { return (3 * ROWS + 4 + PANEL) * wide(p) + LANES; }
     static int64_t panel_floats(const Problem& p) { return (PANEL + 1) * wide(p) + LANES; }
     static int64_t key_floats(const Problem& p) { return 2 * PANEL * wide(p); }  // e^2k and k, by rows
@@ -48,12 +52,13 @@ struct TanhAdd {
                          int64_t at) {
         const int64_t wide = TanhAdd::wide(p);
         const Queries to(p, out);
-        double all = 0.0;
+        double all = 0.0, absolute = 0.0;
         for (int64_t d = 0; d < wide; d++) {
             to.weight[d] = d >= p.width ? 0.0f : p.weight ? *p.weight.at<float>(d, 0) : 1.0f;
-            all += to.weight[d];
+            all += to.weight[d], absolute += __builtin_fabsf(to.weight[d]);
         }
         to.numbers[ALL_WEIGHTS] = (float)(p.scale * all);
+        to.numbers[ABSOLUTE_WEIGHTS] = (float)(__builtin_fabs(p.scale) * absolute);
         copy_rows(queries, row, rows, p.width, to.plain + at * wide, wide);
         check_finite(to.plain + at * wide, rows * wide, finite);
     }
@@ -86,7 +91,7 @@ struct TanhAdd {
             }
             store(to.top + d, top * BITS);
         }
-        to.numbers[WITHIN] = clearhead::CLEARHEAD_ISA::top(within) < REACH;
+        to.numbers[LARGEST_QUERY] = clearhead::CLEARHEAD_ISA::top(within);
     }
 
     static void pack_panel(const Problem& p, const float* keys, int64_t row, int64_t count, float* panel) {
@@ -105,7 +110,7 @@ struct TanhAdd {
             }
             top[d] = clearhead::CLEARHEAD_ISA::top(highest) * BITS;
         }
-        top[wide] = clearhead::CLEARHEAD_ISA::top(within) < REACH;
+        top[wide] = clearhead::CLEARHEAD_ISA::top(within);
     }
 
     static void pack_keys(const Problem& p, const float* keys, int64_t row, int64_t count, float* out) {
@@ -116,12 +121,18 @@ struct TanhAdd {
             store(out + at, raise(load(plain + at)));
     }
 
+    static float largest_key(const Problem& p, const float* panel) { return panel[(PANEL + 1) * wide(p)]; }
     static bool within(const Problem& p, const Queries& queries, const float* panel) {
-        return queries.numbers[WITHIN] != 0.0f && panel[(PANEL + 1) * wide(p)] != 0.0f;
+        return queries.numbers[LARGEST_QUERY] < REACH && largest_key(p, panel) < REACH;
+    }
+    static bool near(const Problem& p, const Queries& queries, const float* panel) {
+        return queries.numbers[LARGEST_QUERY] + largest_key(p, panel) < NEAR;
     }
 
     // The form for the scores, where four dimensions share a reciprocal, with w in t.
     static Form score_form(const Problem& p, const Queries& queries, const float* panel) {
+        if (near(p, queries, panel)) return SERIES;
+        if (queries.numbers[ABSOLUTE_WEIGHTS] > HEAVY) return EXACT;
         if (!within(p, queries, panel)) return DIRECT;
         const float* top = panel + PANEL * wide(p);
         for (int64_t d = 0; d < p.width; d += 4) {
@@ -138,6 +149,7 @@ struct TanhAdd {
 
     // The form for the gradients, where four queries do, without w; FOLDED is then t as it is.
     static Form gradient_form(const Problem& p, const Queries& queries, const float* panel) {
+        if (near(p, queries, panel)) return SERIES;
         if (!within(p, queries, panel)) return DIRECT;
         const float* top = panel + PANEL * wide(p);
         float reach = 0.0f;
@@ -168,6 +180,17 @@ struct TanhAdd {
                                 const float* panel, float scale, float offset, float* tile) {
         V acc[QUERIES];
         for (int r = 0; r < QUERIES; r++) acc[r] = V{};
+        if constexpr (FORM == SERIES || FORM == EXACT) {
+            for (int64_t h = 0; h < width; h++) {
+                const V key = load(panel + h * PANEL), w = splat(factor[h]);
+                for (int r = 0; r < QUERIES; r++) {
+                    const V x = queries[r * wide + h] + key;
+                    acc[r] += w * (FORM == SERIES ? tanh_near(x) : tanh(x));
+                }
+            }
+            for (int r = 0; r < QUERIES; r++) store(tile + r * PANEL, scale * acc[r]);
+            return;
+        }
         for (int64_t h = 0; h < width; h += 4) {
             V key[4];
             for (int x = 0; x < 4; x++) key[x] = load(panel + (h + x) * PANEL);
@@ -205,7 +228,13 @@ struct TanhAdd {
                        const Columns& at, float* tile) {
         const Queries queries(p, packed);
         const float offset = queries.numbers[ALL_WEIGHTS], scale = 2.0f * (float)p.scale;
-        switch (score_form(p, queries, panel)) {
+        const Form form = score_form(p, queries, panel);
+        if (form != FOLDED && form != CLAMPED) {
+            transpose(keys, row, at.last, p.width, queries.panel);
+            memset(queries.panel + p.width * PANEL, 0, sizeof(float) * (size_t)((wide(p) - p.width) * PANEL));
+        }
+        const float own = (float)p.scale;
+        switch (form) {
             case FOLDED:
                 sums<FOLDED>(p, queries.folded, queries.inverse, rows, panel, at, 2.0f * queries.numbers[LARGEST_WEIGHT],
                              offset, tile);
@@ -214,9 +243,13 @@ struct TanhAdd {
                 sums<CLAMPED>(p, queries.raised, queries.weight, rows, panel, at, scale, offset, tile);
                 break;
             case DIRECT:
-                transpose(keys, row, at.last, p.width, queries.panel);
-                memset(queries.panel + p.width * PANEL, 0, sizeof(float) * (size_t)((wide(p) - p.width) * PANEL));
                 sums<DIRECT>(p, queries.plain, queries.weight, rows, queries.panel, at, scale, offset, tile);
+                break;
+            case SERIES:
+                sums<SERIES>(p, queries.plain, queries.weight, rows, queries.panel, at, own, 0.0f, tile);
+                break;
+            case EXACT:
+                sums<EXACT>(p, queries.plain, queries.weight, rows, queries.panel, at, own, 0.0f, tile);
         }
     }
 
@@ -225,6 +258,19 @@ struct TanhAdd {
                            V& odd) {
         const Queries queries(p, packed);
         const int64_t wide = TanhAdd::wide(p);
+        if (queries.numbers[ABSOLUTE_WEIGHTS] > HEAVY) {
+            for (int64_t r = 0; r < rows; r++) {
+                V acc{};
+                for (int64_t d = 0; d < wide; d += LANES) {
+                    soon.fetch(d);
+                    const V k = load(key + d);
+                    acc += load(queries.weight + d) * tanh(load(queries.plain + r * wide + d) + k);
+                    odd += k;
+                }
+                tile[r * PANEL] = (float)p.scale * sum(acc);
+            }
+            return;
+        }
         for (int64_t r = 0; r < rows; r++) {
             const float* query = queries.plain + r * wide;
             V acc{};
@@ -251,8 +297,8 @@ struct TanhAdd {
         }
     }
 
-    // With r = 1 / t, tanh = 1 - 2 r, and tanh' = 4 (t - 1) r^2, which keeps its digits where r is near 1. For LANES dimensions, four queries (or one) and all keys: four
-    // r share a reciprocal.
+    // With r = 1 / t, tanh = 1 - 2 r, and tanh' = 4 (t - 1) r^2, which keeps its digits where r is near 1. For LANES dimensions,
+    // four queries (or one) and all keys: four r share a reciprocal. Gives tanh' / 4, and for the weight r, or tanh (SERIES).
     template <Form FORM, int QUERIES>
     static INLINE void pull_rows(const float* queries, const float* keys, int64_t wide, const float* slopes,
                                  const Columns& at, float* to_query, float* to_key, V& to_weight) {
@@ -261,6 +307,15 @@ struct TanhAdd {
         for (int64_t j = at.first; j < at.last; j++) {
             const V key = load(keys + j * wide);
             V power[QUERIES], t[QUERIES], inverse[QUERIES], back = load(to_key + j * wide);
+            if constexpr (FORM == SERIES) {
+                for (int r = 0; r < QUERIES; r++) {
+                    const V slope = splat(slopes[r * PANEL + j]), th = tanh_near(query[r] + key);
+                    const V pull = slope * (0.25f - 0.25f * th * th);
+                    acc[r] += pull, back += pull, weight += slope * th;
+                }
+                store(to_key + j * wide, back);
+                continue;
+            }
             for (int r = 0; r < QUERIES; r++) {
                 power[r] = FORM == DIRECT ? direct(query[r] + key) : query[r] * key;
                 if constexpr (FORM == CLAMPED) power[r] = smaller(splat(LIMIT), power[r]);
@@ -297,22 +352,29 @@ struct TanhAdd {
             for (; r < rows; r++)
                 pull_rows<FORM, 1>(queries + r * wide + d, keys + d, wide, slopes + r * PANEL, at,
                                    to_query + r * wide + d, to_key + d, weight);
-            for (int x = 0; x < LANES; x++) to_weight[d + x] += weight[x];
+            // in the end `slopes` - 2 sum: that of tanh itself
+            for (int x = 0; x < LANES; x++) to_weight[d + x] += FORM == SERIES ? -0.5 * weight[x] : weight[x];
         }
     }
 
     static void gradients(const Problem& p, float* packed, int64_t rows, const float* panel, const float* keys,
-                          const float* slopes, const Columns& at, float* to_query, float* to_key, double* to_weight) {
+                          const float* slopes, const Columns& at, float* to_query, float* to_key, double* to_weight,
+                          double all) {
         const Queries queries(p, packed);
         const float* plain = keys + PANEL * wide(p);
-        switch (gradient_form(p, queries, panel)) {
+        const Form form = gradient_form(p, queries, panel);
+        if (form != SERIES) to_weight[wide(p)] += all;
+        switch (form) {
+            case SERIES:
+                pulls<SERIES>(p, queries.plain, rows, plain, slopes, at, to_query, to_key, to_weight);
+                break;
             case FOLDED:
                 pulls<FOLDED>(p, queries.raised, rows, keys, slopes, at, to_query, to_key, to_weight);
                 break;
             case CLAMPED:
                 pulls<CLAMPED>(p, queries.raised, rows, keys, slopes, at, to_query, to_key, to_weight);
                 break;
-            case DIRECT:
+            default:
                 pulls<DIRECT>(p, queries.plain, rows, plain, slopes, at, to_query, to_key, to_weight);
         }
     }

@@ -146,17 +146,23 @@ INLINE V exp(V x, float times = 1.0f) {
 }
 #endif
 
-// tanh, with its digits near 0: there by its series, elsewhere 1 - 2 / (1 + e^2x).
-INLINE V tanh(V x) {
-    V size = x < 0 ? -x : x;
-    V far = 1.0f - 2.0f / (1.0f + exp(2.0f * (size > 12.0f ? splat(12.0f) : size)));
-    V square = x * x;
+constexpr float NEAR = 0.625f;
+
+// tanh for |x| < NEAR, by its series: with all its digits, however small x is.
+INLINE V tanh_near(V x) {
+    const V square = x * x;
     V p = square * -5.70498872745e-3f + 2.06390887954e-2f;
     p = p * square - 5.37397155531e-2f;
     p = p * square + 1.33314422036e-1f;
     p = p * square - 3.33332819422e-1f;
-    V near = x + x * (square * p);
-    return size < 0.625f ? near : (x < 0 ? -far : far);
+    return x + x * (square * p);
+}
+
+// tanh: elsewhere 1 - 2 / (1 + e^2x).
+INLINE V tanh(V x) {
+    V size = x < 0 ? -x : x;
+    V far = 1.0f - 2.0f / (1.0f + exp(2.0f * (size > 12.0f ? splat(12.0f) : size)));
+    return size < NEAR ? tanh_near(x) : (x < 0 ? -far : far);
 }
 
 // 1 / x for 1 <= |x| < 2^126. On AVX-512 an estimate and one Newton step: by division the additive passes took 3 to 5 % longer.

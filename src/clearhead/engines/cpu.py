@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,11 +11,12 @@ from torch import Tensor
 
 from clearhead import _native, _tiles
 from clearhead._backward import Operands, operands
-from clearhead._differentiable import differentiated_again
+from clearhead._differentiable import Kept, Step, run
 from clearhead._native import Forward, Found, Sought
 from clearhead._problem import Problem, guard
 from clearhead._tiles import Block
-from clearhead._values import compiling, transformed
+from clearhead._unseen import finite
+from clearhead._values import compiling, forward_mode, plain, traced, transformed
 from clearhead.engines.base import Engine
 
 FEW_PAIRS = 2**16  # fewer are computed sooner than the kernels here are called
@@ -45,6 +46,10 @@ class Cpu(Engine):
             found.append(f"it computes in float32, and the inputs are {dtype}")
         if transformed():
             found.append("torch.func transforms look into PyTorch's own operations only")
+        elif forward_mode():
+            found.append("it has no derivatives in forward mode")
+        elif traced() or not (compiling() or all(map(plain, _read(problem)))):
+            found.append("the kernels read memory, and an input is no plain tensor in the host's memory")
         return found
 
     def reservations(self, problem: Problem) -> list[str]:
@@ -52,7 +57,7 @@ class Cpu(Engine):
         if lowered is None or lowered.phi != "mul" or problem.value is None:
             return []
         dtype = problem.query.dtype
-        if dtype is not torch.float32 and problem.spans is None:
+        if dtype is not torch.float32 and problem.spans is None and problem.bias is None:
             return [f"PyTorch's own kernel is faster in {dtype} where nothing is masked"]
         # compiled code should do for other sizes too, so it is not asked for its own
         if compiling() or lowered.softcap is not None or not problem.plain:
@@ -67,17 +72,16 @@ class Cpu(Engine):
         if 0 in problem.sizes.shape:
             return _tiles.no_keys(problem, problem.query)
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands(problem)):
-            out: Tensor = _Fused.apply(problem, *operands(problem))  # type: ignore[no-untyped-call]
-            return out
+            return run(problem, _Kernels())
         assert problem.value is not None
-        output = _forward(problem, keep_stats=False)[1].output
+        output = _forward(problem, keep_stats=False)[0].output
         return output if problem.value.dtype is torch.float32 else output.to(problem.value.dtype)
 
     def run_kept(self, problem: Problem) -> tuple[Tensor, Tensor] | None:
         """The output and what `gradients_kept` needs besides it; None where a gradient has to go another way."""
         if not _keeps(problem):
             return None
-        kept = _forward(problem, keep_stats=True)[1]
+        kept = _forward(problem, keep_stats=True)[0]
         return kept.output, kept.stats
 
     def gradients_kept(
@@ -107,7 +111,15 @@ class Cpu(Engine):
     def look(self, problem: Problem, sought: Sought) -> Found | None:
         if 0 in problem.sizes.shape:
             return None
-        return _native.look(guard(_weighted(problem)), sought)
+        problem = guard(_weighted(problem))
+        found = _native.look(problem, sought)
+        if found is None or found.output is None or found.finite or problem.value is None:
+            return found
+        if finite(problem.value):  # the sum before it is divided was too large
+            again = _native.look(problem._replace(value=shrunk(problem)), Sought(output=True))
+            assert again is not None and again.output is not None
+            fill_overflow(found.output, again.output, problem)
+        return found
 
     def pairs(self, problem: Problem) -> int:
         """By tiles of queries, and the hull of what they see."""
@@ -129,6 +141,14 @@ class Cpu(Engine):
         return _native.forward_bytes(_weighted(problem))
 
 
+def _read(problem: Problem) -> list[Tensor]:
+    """The tensors whose memory the kernels read, but for a mask's residual."""
+    low, spans = problem.lowered, problem.spans
+    edges = () if spans is None else (spans.start, spans.stop)
+    given = () if low is None else (low.query, low.key, low.weight, low.sinks)
+    return [t for t in (*given, problem.value, *problem.added, *edges) if t is not None]
+
+
 def _keeps(problem: Problem) -> bool:
     """Whether the output in its own dtype, of the operands as they are, will do for the gradients."""
     lowered, value = problem.lowered, problem.value
@@ -145,35 +165,49 @@ def _weighted(problem: Problem) -> Problem:
     return problem._replace(lowered=lowered._replace(query=lowered.query * lowered.weight, weight=None))
 
 
-def _forward(problem: Problem, keep_stats: bool) -> tuple[Problem, Forward]:
-    """The output, and the problem it was computed of: a guarded one where something was not finite."""
+def _forward(problem: Problem, keep_stats: bool) -> tuple[Forward, bool]:
+    """The output, and whether it was computed of a guarded problem, since something was not finite."""
     kept = _native.forward(problem, keep_stats)
-    if kept.finite or problem.spans is None:
-        return problem, kept
+    if kept.finite:
+        return kept, False
     with torch.no_grad():
-        guarded = guard(problem)
-    return (problem, kept) if guarded is problem else (guarded, _native.forward(guarded, keep_stats))
+        guarded = problem if problem.spans is None else guard(problem)
+        if guarded is not problem:
+            kept = _native.forward(guarded, keep_stats)
+        assert guarded.value is not None
+        if not kept.finite and finite(guarded.value):  # or the sum before it is divided was too large
+            again = _native.forward(guarded._replace(value=shrunk(guarded)), keep_stats=False)
+            fill_overflow(kept.output, again.output, guarded)
+    return kept, guarded is not problem
 
 
-class _Fused(torch.autograd.Function):
-    """Forward and backward by the kernels, as one step for autograd."""
+def _overflow(problem: Problem) -> float:
+    """A power of two above what the sum of weighted values, before it is divided, may be of the largest of them."""
+    return 2.0 ** math.ceil(math.log2(2 * problem.sizes.keys / (1 - problem.dropout_p)))
 
-    @staticmethod
-    def forward(ctx: Any, problem: Problem, *tensors: Tensor | None) -> Tensor:
+
+def shrunk(problem: Problem) -> Tensor:
+    """The values, so small that no sum of them overflows."""
+    assert problem.value is not None
+    return problem.value.float() / _overflow(problem)
+
+
+def fill_overflow(output: Tensor, small: Tensor, problem: Problem) -> None:
+    """Put in what is not finite in an output from the output for the shrunk values."""
+    torch.where(output.isfinite(), output, small * _overflow(problem), out=output)
+
+
+class _Kernels(Step):
+    """Forward and backward by the kernels."""
+
+    guarded = False
+
+    def forward(self, problem: Problem) -> tuple[Tensor, Kept]:
         assert problem.value is not None
-        ctx.stamp = problem.stamp()
-        ctx.problem, kept = _forward(problem, keep_stats=True)
-        output = kept.output.to(problem.value.dtype)
-        ctx.save_for_backward(*tensors, kept.output, kept.stats)
-        return output
+        kept, self.guarded = _forward(problem, keep_stats=True)
+        return kept.output.to(problem.value.dtype), (kept.output, kept.stats)
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        problem: Problem = ctx.problem
-        problem.check_stamp(ctx.stamp)
-        *tensors, output, stats = ctx.saved_tensors
-        needed = ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled():  # the gradient is to be differentiated
-            every = list(_tiles.blocks(problem, _tiles.BUDGET))
-            return (None, *differentiated_again(problem, every, tuple(tensors), needed, grads[0]))
-        return (None, *_native.gradients(problem, needed, grads[0], Forward(output, stats, True)))
+    def backward(self, problem: Problem, wanted: tuple[bool, ...], grad: Tensor, kept: Kept) -> Operands:
+        output, stats = kept
+        problem = guard(problem) if self.guarded else problem
+        return _native.gradients(problem, wanted, grad, Forward(output, stats, True))

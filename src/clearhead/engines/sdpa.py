@@ -8,9 +8,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from clearhead import _tiles
+from clearhead._backward import without_operands
 from clearhead._pieces import Piece, pieces
 from clearhead._problem import Problem, zero_unseen
-from clearhead._values import batched, readable, transformed
+from clearhead._values import batched, compiling, dispatches, forward_mode, readable, transformed
+from clearhead._versions import Versions
 from clearhead.engines.base import Engine
 
 
@@ -46,6 +48,14 @@ class Sdpa(Engine):
             found.append("the bias needs a gradient, for which SDPA would make the whole matrix")
         if problem.bias is not None and problem.needs_grad and any(_far_below_zero(t) for t in problem.added):
             found.append("a query's bias is below −100,000 for every key, where SDPA's backward loses its digits")
+        if problem.spans is not None and problem.edges is None and not compiling():
+            found.append("the mask's values are hidden, and its pieces are chosen by them")
+        if any(map(dispatches, (lowered.query, lowered.key, problem.value))):
+            found.append("an input is a tensor subclass with operations of its own, which may have no such kernel")
+        if forward_mode():
+            found.append("PyTorch's fused kernel has no derivatives in forward mode")
+        if any(t.dtype != problem.query.dtype for t in problem.added) and problem.query.element_size() < 4:
+            found.append(f"it would round the bias to {problem.query.dtype}")
         if transformed() and any(batched(t) for t in (lowered.query, lowered.key, problem.value)):
             found.append("PyTorch has no batching rule for its fused kernel under torch.func.vmap")
         return found
@@ -99,6 +109,8 @@ def _far_below_zero(bias: Tensor) -> bool:
 
     The kernel's backward pass takes exp(score − log-sum-exp), and next to such numbers float32 rounds the log-sum-exp.
     """
+    if not bias.shape[-1]:
+        return False
     top = bias.detach().amax(-1)
     if not readable(top):
         return False
@@ -111,7 +123,7 @@ def full(
     """One call of the fused kernel, its inputs made such that it does not fall back to the whole matrix."""
     width, shape, key_heads = value.shape[-1], query.shape, key.shape[1]
     if scale <= 0:  # in low precision the kernel scales what it has masked: −∞ would become +∞, or NaN
-        query, scale = query * scale, 1.0
+        query, scale = (-query, -scale) if scale else (query * 0, 1.0)  # neither rounds
     if shape[-1] != width:  # the kernel wants one width; zeros change no score
         wide = max(query.shape[-1], width)
         query, key, value = (
@@ -145,17 +157,22 @@ def _run_piece(
     if piece.kind == "band":
         return _band(query, key, value, scale, piece)
 
-    stamp = problem.stamp() if again else ()
+    # the graph keeps no operand but those that the checkpoint saves
+    rest, reads = without_operands(problem)._replace(bias=problem.bias), Versions(_read_again(problem))
 
     def masked(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        if again:
-            problem.check_stamp(stamp)
-        return full(query, key, value, scale, mask=_mask_tile(problem, batch, piece))
+        reads.check()
+        return full(query, key, value, scale, mask=_mask_tile(rest, batch, piece))
 
     if again:  # else the backward would hold every piece's mask tile
         out: Tensor = checkpoint(masked, query, key, value, use_reentrant=False, preserve_rng_state=False)
         return out
     return masked(query, key, value)
+
+
+def _read_again(problem: Problem) -> tuple[Tensor, ...]:
+    """What a mask tile is made of, and is again in the backward pass."""
+    return (*(() if problem.spans is None else problem.spans.reads), *problem.added)
 
 
 def _part(tensor: Tensor, dim: int, some: slice) -> Tensor:

@@ -66,11 +66,10 @@ def parse(index: Any, shape: torch.Size, sizes: Sizes) -> Part:
             found = _one(item, size, index, shape)
         slices.append(slice(found.start, max(found.stop, found.start), found.step))
     *outer, queries, keys = slices
-    flat = np.arange(int(np.prod(sizes.shown, dtype=np.int64))).reshape(sizes.shown)
     whole_rows = range(sizes.keys)[keys] == range(sizes.keys)
     heads = outer.pop() if len(sizes.shown) >= 2 else slice(0, 1)
-    batch = flat.reshape(*sizes.shown[:-1], sizes.heads)[..., 0] if len(sizes.shown) >= 2 else flat
-    rows = (batch // sizes.heads if len(sizes.shown) >= 2 else batch)[tuple(outer)].flatten()
+    folded = sizes.shown[:-1] if len(sizes.shown) >= 2 else sizes.shown
+    rows = np.arange(int(np.prod(folded, dtype=np.int64))).reshape(folded)[tuple(outer)].flatten()
     batches = [outer[0]] if len(outer) == 1 else [slice(int(b), int(b) + 1) for b in rows]
     return Part(batches or [slice(0, 0)], heads, queries, keys, whole_rows, tuple(result))
 

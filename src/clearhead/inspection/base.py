@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead._errors import UnsupportedError
 from clearhead._native import Found, Sought
 from clearhead._problem import Problem
 from clearhead._shapes import unflatten
 from clearhead._tiles import Block, may_be_empty, sinks
-from clearhead._values import without_autocast
+from clearhead._values import vectorized, without_autocast
 from clearhead.engines.base import Engine
 from clearhead.scores.base import accumulated
 
@@ -36,7 +37,8 @@ class Look:
         peaks = chunks(scores, PEAK, 0, torch.amax) if scores.shape[-1] else scores.new_zeros(*scores.shape[:-1], 0)
         top = peaks.amax(-1) if scores.shape[-1] else scores.new_full(scores.shape[:-1], -torch.inf)
         self.blind = top == -torch.inf  # (b, h, q)
-        self.top = top.masked_fill(self.blind, 0.0)
+        # a score of +∞ makes the weights of its row NaN, and so all that is told of the row
+        self.top = top.masked_fill(self.blind, 0.0).masked_fill_(top == torch.inf, torch.nan)
         self.scores = scores.sub_(self.top.unsqueeze(-1))  # (b, h, q, k)
         self._peaks = {PEAK: peaks.sub_(self.top.unsqueeze(-1))}
         self.weights = scores.softmax(-1)
@@ -88,6 +90,8 @@ def chunks(tensor: Tensor, size: int, start: int, reduce: Any) -> Tensor:
         parts.append(reduce(unflatten(tensor[..., first : first + whole * size], -1, whole, size), -1))
     if first + whole * size < tensor.shape[-1]:
         parts.append(reduce(tensor[..., first + whole * size :], -1, keepdim=True))
+    if not parts:
+        return tensor
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
@@ -132,6 +136,11 @@ def per_query(problem: Problem, *extra: int) -> Tensor:
 @torch.no_grad()
 def stream(problem: Problem, engine: Engine, reductions: tuple[Reduction, ...]) -> tuple[Any, ...]:
     """All the reductions: in one pass of the engine's own where it has one for them, the others in one over tiles."""
+    if vectorized():
+        raise UnsupportedError(
+            "reductions of weights write to buffers, which torch.func.vmap cannot follow. Give query and key a batch "
+            "dimension, and reduce the weights of the whole batch."
+        )
     with without_autocast(problem.sizes.device):
         for reduction in reductions:
             reduction.check(problem)

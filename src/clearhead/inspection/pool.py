@@ -11,6 +11,7 @@ from torch import Tensor
 from clearhead._errors import ClearheadError
 from clearhead._native import Found, Sought
 from clearhead._problem import Problem
+from clearhead._shapes import check_count
 from clearhead.inspection.base import Look, Reduction, chunks
 from clearhead.scores.base import accumulated
 
@@ -33,13 +34,15 @@ class Pool(Reduction):
 
     def cell(self, problem: Problem) -> tuple[int, int]:
         """The queries and keys to a cell."""
-        rows, columns = (self.size, self.size) if isinstance(self.size, int) else self.size
+        rows, columns = self.size if isinstance(self.size, tuple) else (self.size, self.size)
         return -(-problem.sizes.queries // rows) or 1, -(-problem.sizes.keys // columns) or 1
 
     def check(self, problem: Problem) -> None:
         sizes = self.size if isinstance(self.size, tuple) else (self.size, self.size)
-        if len(sizes) != 2 or not all(isinstance(s, int) and not isinstance(s, bool) and s > 0 for s in sizes):
+        if len(sizes) != 2:
             raise ClearheadError(f"size is {self.size!r}; expected a number above 0, or a pair (rows, columns).")
+        for size in sizes:
+            check_count(size, 1, "a size of pool")
         if self.how not in ("max", "mean"):
             raise ClearheadError(f"how is {self.how!r}; expected 'max' or 'mean'.")
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from clearhead._errors import ClearheadError
 from clearhead._native import Found, Sought
 from clearhead._problem import Problem
+from clearhead._shapes import check_count
 from clearhead.inspection.base import PEAK, Look, Reduction, per_query
 
 FEW = 64  # more are found by a tournament: the fused pass keeps the largest in a list, in order
@@ -32,11 +33,11 @@ class TopK(Reduction):
     k: int
 
     def check(self, problem: Problem) -> None:
-        if isinstance(self.k, bool) or not isinstance(self.k, int) or not 1 <= self.k <= problem.sizes.keys:
+        if check_count(self.k, 1, "k") > problem.sizes.keys:
             raise ClearheadError(f"k is {self.k!r}, and there are {problem.sizes.keys} keys; pass 1 ≤ k ≤ Lk.")
 
     def begin(self, problem: Problem) -> tuple[Tensor, Tensor, int]:
-        values = per_query(problem, self.k)
+        values = per_query(problem, int(self.k))
         return values, torch.zeros_like(values, dtype=torch.int64), problem.sizes.keys
 
     def look(self, buffers: tuple[Tensor, Tensor, int], look: Look) -> None:
@@ -45,7 +46,7 @@ class TopK(Reduction):
         # in a block of fewer than k keys the rest, of weight 0, are the keys after it, and then from the first on
         indices[look.at] = (torch.arange(self.k, device=indices.device) + look.start) % keys
         if count:
-            best = largest(look.finite_scores, look.peaks(PEAK), count)
+            best = largest(look.scores, look.peaks(PEAK), count)
             values[(*look.at, slice(0, count))] = look.weights.gather(-1, best)
             indices[(*look.at, slice(0, count))] = best + look.start
 
@@ -53,7 +54,7 @@ class TopK(Reduction):
         return buffers[0], buffers[1]
 
     def sought(self, problem: Problem) -> Sought | None:
-        return Sought(top=self.k) if self.k <= FEW else None
+        return Sought(top=int(self.k)) if self.k <= FEW else None
 
     def found(self, found: Found, problem: Problem) -> tuple[Tensor | None, Tensor | None]:
         return found.values, found.indices
@@ -63,19 +64,19 @@ def largest(scores: Tensor, peaks: Tensor, count: int) -> Tensor:
     """The places of the `count` largest scores, equal ones in order, by a tournament of chunks.
 
     Each round takes the first best chunk and the first best score in it, so a round reads one chunk, not the row.
+    What has been taken becomes −∞; what is not allowed is the least number, so that a chunk that is used up is never
+    taken for one that is masked.
     """
-    peaks = peaks.clone()
+    least = torch.finfo(scores.dtype).min
+    scores, peaks = scores.clamp(min=least), peaks.clamp(min=least)
     places = torch.arange(PEAK, device=scores.device)
-    taken, removed = [], []
+    taken = []
     for _ in range(count):
         chunk = peaks.argmax(-1, keepdim=True)
         near = (chunk * PEAK + places).clamp_(max=scores.shape[-1] - 1)
         local = scores.gather(-1, near)
         best = near.gather(-1, local.argmax(-1, keepdim=True))
-        removed.append(scores.gather(-1, best))
         scores.scatter_(-1, best, -torch.inf)
         peaks.scatter_(-1, chunk, local.masked_fill_(near == best, -torch.inf).amax(-1, keepdim=True))
         taken.append(best)
-    found = torch.cat(taken, -1)
-    scores.scatter_(-1, found, torch.cat(removed, -1))  # the tile as it was
-    return found
+    return torch.cat(taken, -1)

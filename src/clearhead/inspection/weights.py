@@ -13,8 +13,10 @@ from clearhead import _tiles
 from clearhead._attention import ScoreLike, human_bytes, is_numpy
 from clearhead._errors import ClearheadError
 from clearhead._problem import Problem, guard, make_problem
+from clearhead._reads import tensors_in
 from clearhead._tiles import EVERY, Block
-from clearhead._values import without_autocast
+from clearhead._values import vectorized, without_autocast
+from clearhead._versions import Versions
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose
 from clearhead.inspection import plot
@@ -27,7 +29,7 @@ from clearhead.inspection.pool import Pool
 from clearhead.inspection.received import Received
 from clearhead.inspection.topk import TopK
 from clearhead.masks.base import Mask
-from clearhead.scores.base import Score, accumulated
+from clearhead.scores.base import accumulated
 
 DENSE_BYTES = 2**28
 
@@ -53,34 +55,35 @@ class Weights:
 
     def __init__(self, query: Any, key: Any, *, engine: str | Engine | None = None, **options: Any) -> None:
         self._numpy = is_numpy(query=query, key=key)
-        self._inputs = (query, key)
-        self._options = options
+        # writes to NumPy arrays cannot be seen
+        self._inputs: tuple[Any, Any] = (query.copy(), key.copy()) if self._numpy else (query, key)
+        self._options: dict[str, Any] = {n: o.copy() if isinstance(o, np.ndarray) else o for n, o in options.items()}
         self._known: dict[str, Any] = {}  # what has been computed, as long as the inputs stay as they are
-        self._stamp: tuple[int, ...] = ()
+        self._asked = engine
         problem = self._problem
         self._sizes, self._dtype = problem.sizes, accumulated(problem.query.dtype)
-        self._engine = choose(problem, engine)
+        choose(problem, engine)
 
     @property
     def _problem(self) -> Problem:
         """The normal form of the inputs and parameters as they are now."""
-        stamp = self._versions()
         problem: Problem | None = self._known.get("problem")
-        # a graph through the score's projection serves one backward pass: with parameters, each use makes its own
-        used_up = problem is not None and problem.needs_grad and next(problem.score.parameters(), None) is not None
-        if problem is None or stamp != self._stamp or used_up:
+        if problem is None or not self._as_it_was(problem):
+            reads = Versions(tensors_in([*self._inputs, *self._options.values()]))
             problem = make_problem(*self._inputs, **self._options)
-            self._known = {"problem": problem}
-            self._stamp = stamp
+            self._known = {"problem": problem, "reads": reads}
         return problem
 
-    def _versions(self) -> tuple[int, ...]:
-        score, mask = self._options.get("score"), self._options.get("mask")
-        parameters = score.parameters() if isinstance(score, Score) else ()
-        bias = self._options.get("bias")
-        added = (bias,) if isinstance(bias, Tensor) else () if bias is None else (*bias.parameters(), *bias.buffers())
-        tensors = (*self._inputs, mask, *added, *parameters)
-        return tuple(t._version for t in tensors if isinstance(t, Tensor) and not t.is_inference())
+    def _as_it_was(self, problem: Problem) -> bool:
+        """Whether what was computed before may be used again."""
+        reads: Versions = self._known["reads"]
+        # a graph through the score's projection serves one backward pass: with parameters, each use makes its own
+        used_up = problem.needs_grad and next(problem.score.parameters(), None) is not None
+        return reads.known and reads.same and not used_up
+
+    def _engine(self, problem: Problem) -> Engine:
+        """The engine for where this is looked at: under a transform it may be another one."""
+        return choose(problem, self._asked)
 
     @property
     def problem(self) -> Problem:
@@ -100,7 +103,7 @@ class Weights:
     def __repr__(self) -> str:
         shown = {n: v.title() if isinstance(v, Mask) else _short(v) for n, v in self._options.items() if v is not None}
         options = "".join(f", {name}={value}" for name, value in shown.items())
-        return f"Weights({tuple(self.shape)}, {self.dtype}, engine={self._engine.name!r}{options})"
+        return f"Weights({tuple(self.shape)}, {self.dtype}, engine={self._engine(self._problem).name!r}{options})"
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -137,16 +140,17 @@ class Weights:
 
     def _weights(self, problem: Problem, batch: slice, part: Part) -> Tensor:
         """exp(score − log-sum-exp), the log-sum-exp over the whole of these rows."""
+        engine = self._engine(problem)
         problem = restrict(problem, batch, part.heads, part.queries)
         if part.whole_rows or problem.needs_grad:
             whole = Block(EVERY, EVERY, EVERY, EVERY, masked=True)
-            rows = self._engine.scores(problem, whole)
+            rows = engine.scores(problem, whole)
             return (_tiles.weights(problem, whole, rows) if rows.shape[-1] else rows)[..., part.keys]
-        tile = self._engine.scores(problem, Block(EVERY, EVERY, EVERY, part.keys, masked=True))
+        tile = engine.scores(problem, Block(EVERY, EVERY, EVERY, part.keys, masked=True))
         if "_normaliser" in self._known:  # all rows' have been computed before
             largest, rest = (t[batch, part.heads, part.queries] for t in self._known["_normaliser"])
         else:
-            largest, rest = stream(problem, self._engine, (Normaliser(),))[0]
+            largest, rest = stream(problem, engine, (Normaliser(),))[0]
         weights: Tensor = (tile - largest.unsqueeze(-1)).sub_(rest.unsqueeze(-1)).exp_()
         return weights
 
@@ -155,7 +159,7 @@ class Weights:
         """log Σ_j exp(s_ij) over the allowed keys and the sink, if any, (..., Lq); −∞ where a query sees nothing."""
         problem = self._problem
         if "_normaliser" not in self._known:
-            self._known["_normaliser"] = stream(problem, self._engine, (Normaliser(),))[0]
+            self._known["_normaliser"] = stream(problem, self._engine(problem), (Normaliser(),))[0]
         largest, rest = self._known["_normaliser"]
         return self._out(problem.sizes.restore(torch.where(largest == torch.inf, -torch.inf, largest + rest)))
 
@@ -168,12 +172,13 @@ class Weights:
                 f"{human_bytes(max_bytes)}.\nIndex the part you need (w[0, 3, 17]), use pool(), topk() or entropy(), "
                 "or pass max_bytes=None."
             )
-        if self._problem.needs_grad:
+        problem = self._problem
+        if problem.needs_grad or vectorized():
             return self[...]
-        sizes = self._problem.sizes
+        sizes = problem.sizes
         dense = torch.zeros(sizes.shape, dtype=self.dtype, device=sizes.device)
         with torch.no_grad(), without_autocast(sizes.device):
-            for look in looks(self._problem, self._engine):
+            for look in looks(problem, self._engine(problem)):
                 dense[(*look.at, look.block.keys)] = look.weights
         return self._out(sizes.restore(dense))
 
@@ -197,7 +202,7 @@ class Weights:
             raise ClearheadError("reduce takes one Output(value); join the values along their last dimension.")
         if outputs:
             problem = make_problem(*self._inputs, outputs[0].value, **self._options)
-        results = stream(problem, self._engine, reductions)
+        results = stream(problem, self._engine(problem), reductions)
         return tuple(
             tuple(self._out(restore(t)) for t in result) if isinstance(result, tuple) else self._out(restore(result))
             for result in results

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from clearhead._align import check_one_alignment
-from clearhead._errors import ClearheadError
+from clearhead._errors import ClearheadError, ShapeError
 from clearhead._shapes import Sizes, array_sizes, part
-from clearhead._values import readable
+from clearhead._values import on_host, readable
 from clearhead.masks._draw import LARGEST, draw
 
 Residual = Callable[[slice, slice, slice, slice], Tensor]
@@ -38,11 +38,23 @@ class Spans(NamedTuple):
         place = range(size)[keys]
         positions = torch.arange(place.start, max(place.stop, place.start), place.step, device=self.start.device)
         keep = (positions >= start) & (positions < stop)
-        return keep if self.residual is None else keep & self.residual(batch, heads, queries, keys)
+        return keep if self.residual is None else keep & self.rest(batch, heads, queries, keys)
+
+    def rest(self, *sides: slice) -> Tensor:
+        """What the residual gives for this part, checked."""
+        assert self.residual is not None
+        keep = self.residual(*sides)
+        if not isinstance(keep, Tensor) or keep.dtype != torch.bool or keep.ndim != 4:
+            got = f"{tuple(keep.shape)} of {keep.dtype}" if isinstance(keep, Tensor) else repr(keep)[:60]
+            raise ShapeError(
+                f"the residual of a mask's spans gave {got}; expected a bool tensor of four dimensions that broadcasts "
+                "to the (batch, heads, queries, keys) it was asked for."
+            )
+        return keep
 
     def host(self) -> tuple[np.ndarray, np.ndarray]:
         """Starts and stops on the host, of one shape; (0, 0) where nothing is allowed."""
-        start, stop = (edge.detach().cpu().numpy() for edge in (self.start, self.stop))
+        start, stop = on_host(self.start), on_host(self.stop)
         nothing = stop <= start
         if nothing.any():
             return np.where(nothing, 0, start), np.where(nothing, 0, stop)
@@ -148,6 +160,25 @@ class Mask(ABC):
             return self.title()
         shown = [min(size, limit) for size, limit in zip(sizes.shape, (4, 3, LARGEST, LARGEST), strict=True)]
         return f"{self.title()}\n{draw(keep.expand(shown), sizes.shape)}"
+
+
+def check_spans(spans: Any, sizes: Sizes, mask: Mask) -> Spans:
+    """The normal form that a mask's `lower` gave, its sizes checked: the kernels read as much as they say."""
+    if not isinstance(spans, Spans):
+        raise ClearheadError(f"{mask.title()}: lower gave a {type(spans).__name__}; expected Spans(start, stop).")
+    for name, edge in (("start", spans.start), ("stop", spans.stop)):
+        fits = (
+            isinstance(edge, Tensor)
+            and edge.ndim == 3
+            and all(n in (1, size) for n, size in zip(edge.shape, sizes.shape, strict=False))
+        )
+        if not fits or edge.dtype != torch.int64 or edge.device != sizes.device:
+            got = f"{tuple(edge.shape)} of {edge.dtype} on {edge.device}" if isinstance(edge, Tensor) else repr(edge)
+            raise ShapeError(
+                f"{mask.title()}: lower gave a {name} {got}; expected int64 on {sizes.device} that broadcasts to "
+                f"(B, H, Lq) = {sizes.shape[:3]}."
+            )
+    return spans
 
 
 def dense(spans: Spans, sizes: Sizes) -> Tensor:

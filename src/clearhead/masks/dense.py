@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead._errors import ClearheadError
-from clearhead._shapes import Sizes, fit, part, to_tensor
+from clearhead._shapes import Sizes, fit, owned, part, placed
 from clearhead._values import readable
 from clearhead.masks.base import Mask, Spans
 
@@ -30,7 +30,7 @@ class DenseMask(Mask):
     """
 
     def __init__(self, keep: Any) -> None:
-        self.keep = check_keep(to_tensor(keep, "keep"), "DenseMask: keep")
+        self.keep = check_keep(owned(keep, "keep"), "DenseMask: keep")
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
@@ -46,7 +46,7 @@ class DenseMask(Mask):
         return Sizes(batch, 1 if self.keep.ndim == 3 else shape[-3], shape[-2], shape[-1])
 
     def lower(self, sizes: Sizes) -> Spans:
-        keep = fit(self.keep, sizes, "mask").to(sizes.device)
+        keep = placed(fit(self.keep, sizes, "mask"), sizes.device, "DenseMask")
         if not keep.numel() or not sizes.keys:
             nothing = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
             return Spans(nothing, nothing)

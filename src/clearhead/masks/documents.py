@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead._align import Align, check_align, query_offset, say_align
 from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import Sizes, columns, part
+from clearhead._shapes import Sizes, columns, part, placed
 from clearhead._values import readable
 from clearhead.masks._lengths import as_tensor, check_lengths
 from clearhead.masks.base import Mask, Spans
@@ -76,7 +76,7 @@ class Documents(Mask):
         return [("Documents", query_offset(self.align, sizes, "Documents"))]
 
     def signature(self) -> Hashable | None:
-        if isinstance(self.align, Tensor) or self.ids.numel() > 64:
+        if isinstance(self.align, Tensor) or self.ids.numel() > 64 or not readable(self.ids):
             return None
         return (type(self), self.align, tuple(self.ids.shape), *self.ids.flatten().tolist())
 
@@ -96,10 +96,10 @@ class Documents(Mask):
         offset = query_offset(self.align, sizes, "Documents")
         own = torch.arange(sizes.queries, device=sizes.device).view(1, 1, -1) + offset  # (B or 1, 1, Lq)
         inside = (own >= 0) & (own < sizes.keys)
-        ids, first, last = (_rows(t.to(sizes.device)) for t in (self.ids, self.first, self.last))
+        ids, first, last = (_rows(placed(t, sizes.device, "Documents: ids")) for t in (self.ids, self.first, self.last))
         if not sizes.keys:
             return Spans(torch.zeros_like(own), torch.zeros_like(own))
-        batch = max(ids.shape[0], own.shape[0])
+        batch = own.shape[0] if ids.shape[0] == 1 else ids.shape[0]
         at = own[:, 0].clamp(0, sizes.keys - 1).expand(batch, -1)
         mine, start, stop = (t.expand(batch, -1).gather(1, at).unsqueeze(1) for t in (ids, first, last + 1))
         start, stop = torch.where(inside, start, 0), torch.where(inside, stop, 0)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import Sizes, to_tensor
+from clearhead._shapes import Sizes, placed, to_tensor
 from clearhead.masks.base import Mask, Spans
 
 
@@ -50,7 +50,7 @@ class Intervals(Mask):
     def lower(self, sizes: Sizes) -> Spans:
         edges = []
         for edge in (self.start, self.stop):
-            edge = _three(edge).to(sizes.device)
+            edge = placed(_three(edge), sizes.device, "Intervals")
             if any(n not in (1, size) for n, size in zip(edge.shape, sizes.shape, strict=False)):
                 raise ShapeError(
                     f"Intervals: start has shape {tuple(self.start.shape)}; expected something that broadcasts to "

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import Sizes, columns
+from clearhead._shapes import Sizes, columns, placed
 from clearhead._values import ensure, readable
 from clearhead.masks._lengths import check_lengths
 from clearhead.masks.base import Mask, Spans
@@ -41,22 +41,21 @@ class Lengths(Mask):
         return cls([(sizes.keys * (2 * b + 1)) // (2 * sizes.batch) for b in range(sizes.batch)])
 
     def signature(self) -> Hashable | None:
-        if self.valid_lens.numel() > 64:
+        if self.valid_lens.numel() > 64 or not readable(self.valid_lens):
             return None
         return (type(self), tuple(self.valid_lens.shape), *self.valid_lens.flatten().tolist())
 
     def title(self) -> str:
-        listed = self.valid_lens.tolist()
-        if self.valid_lens.numel() > 8:
+        if self.valid_lens.numel() > 8 or not readable(self.valid_lens):
             return f"Lengths(<{'×'.join(map(str, self.valid_lens.shape))} lengths>)"
-        return f"Lengths({listed})"
+        return f"Lengths({self.valid_lens.tolist()})"
 
     def drawn(self) -> Sizes:
         queries = self.valid_lens.shape[1] if self.valid_lens.ndim == 2 else 1
         return Sizes(self.valid_lens.shape[0] if self.valid_lens.ndim else 1, 1, queries, self.longest or 0)
 
     def lower(self, sizes: Sizes) -> Spans:
-        lens = self.valid_lens.to(sizes.device)
+        lens = placed(self.valid_lens, sizes.device, "Lengths: valid_lens")
         shape = tuple(lens.shape)
         if shape not in ((), (1,), (sizes.batch,), (sizes.batch, sizes.queries), (1, sizes.queries)):
             raise ShapeError(
@@ -68,7 +67,7 @@ class Lengths(Mask):
             ensure(lens <= sizes.keys, lambda: _too_long(lens, sizes), "Lengths: a length is above the number of keys")
         elif (self.longest or 0) > sizes.keys:
             raise _too_long(lens, sizes)
-        stop = lens.reshape(-1, 1, shape[1] if len(shape) == 2 else 1)
+        stop = lens.reshape(shape[0] if shape else 1, 1, shape[1] if len(shape) == 2 else 1)
         return Spans(torch.zeros_like(stop[:1, :, :1]), stop)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import Sizes, columns, part, to_tensor
+from clearhead._shapes import Sizes, columns, part, placed, to_tensor
 from clearhead._values import ensure, readable
 from clearhead.masks.base import Mask, Spans
 
@@ -66,7 +66,7 @@ class Padding(Mask):
                 + columns({"scores": (*sizes.shown, sizes.queries, sizes.keys), "keep": (*self.keep.shape,)})
                 + "\nIt pads keys: with cross attention, pass the mask of the source."
             )
-        keep, start, stop = (t.to(sizes.device) for t in (self.keep, self.start, self.stop))
+        keep, start, stop = (placed(t, sizes.device, "Padding") for t in (self.keep, self.start, self.stop))
         start, stop = start.view(-1, 1, 1), stop.view(-1, 1, 1)
         if not self.holes:
             return Spans(start, stop)

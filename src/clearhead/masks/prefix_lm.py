@@ -10,7 +10,8 @@ from torch import Tensor
 
 from clearhead._align import Align, check_align, query_offset, say_align
 from clearhead._errors import ShapeError
-from clearhead._shapes import Sizes, columns
+from clearhead._shapes import Sizes, columns, placed
+from clearhead._values import readable
 from clearhead.masks._lengths import check_lengths
 from clearhead.masks.base import Mask, Spans
 
@@ -45,7 +46,8 @@ class PrefixLM(Mask):
         return cls([(sizes.keys * b) // sizes.batch for b in range(sizes.batch)], align="lower_right")
 
     def title(self) -> str:
-        lengths = self.lengths.tolist() if self.lengths.numel() <= 8 else f"<{self.lengths.numel()} lengths>"
+        few = self.lengths.numel() <= 8 and readable(self.lengths)
+        lengths = self.lengths.tolist() if few else f"<{self.lengths.numel()} lengths>"
         align = "" if self.align is None else f", align={say_align(self.align)}"
         return f"PrefixLM({lengths}{align})"
 
@@ -53,7 +55,7 @@ class PrefixLM(Mask):
         return [("PrefixLM", query_offset(self.align, sizes, "PrefixLM"))]
 
     def signature(self) -> Hashable | None:
-        if isinstance(self.align, Tensor) or self.lengths.numel() > 64:
+        if isinstance(self.align, Tensor) or self.lengths.numel() > 64 or not readable(self.lengths):
             return None
         return (type(self), self.align, tuple(self.lengths.shape), *self.lengths.flatten().tolist())
 
@@ -73,5 +75,7 @@ class PrefixLM(Mask):
             )
         own = torch.arange(1, sizes.queries + 1, device=sizes.device).view(1, 1, -1)
         own = own + query_offset(self.align, sizes, "PrefixLM")
-        stop = torch.maximum(own, self.lengths.to(sizes.device).view(-1, 1, 1)).clamp(0, sizes.keys)
+        stop = torch.maximum(own, placed(self.lengths, sizes.device, "PrefixLM: lengths").view(-1, 1, 1)).clamp(
+            0, sizes.keys
+        )
         return Spans(torch.zeros_like(stop[:1, :, :1]), stop)

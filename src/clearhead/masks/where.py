@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from clearhead._errors import ClearheadError, ShapeError
 from clearhead._shapes import Sizes
+from clearhead._values import compiling
+from clearhead._versions import read_by
 from clearhead.masks.base import Mask, Spans
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -32,16 +34,21 @@ class Where(Mask):
     (1, 1, Lq, 1) and (1, 1, 1, Lk), for any part of the matrix, and gives a bool tensor that broadcasts with them.
     Indices are counted from 0 for queries and keys alike: where Lq ≠ Lk, the rule places the queries itself.
     Joined to a mask that is an interval, `Causal() & Where(fn)`, the rule is asked about that interval alone.
+    `reads`: the tensors that fn reads. Those in its closure, its defaults, its globals and `self.name` are found
+    without it. Where one is written to between the forward and the backward pass, that is an error; recorded and lazy
+    weights notice it too. What fn reads in another way (a NumPy array, a list of numbers) must stay as it is.
     Raises a `ClearheadError` where fn gives anything else. Cost: the rule, for every pair that the rest allows.
     """
 
-    def __init__(self, fn: Rule) -> None:
+    def __init__(self, fn: Rule, reads: Sequence[Tensor] = ()) -> None:
         if not callable(fn):
             raise ClearheadError(
                 f"Where takes a function of (batch, head, query_index, key_index); got a {type(fn).__name__}. "
                 "For a bool tensor use DenseMask(keep)."
             )
-        self.fn = fn
+        if isinstance(reads, Tensor) or not all(isinstance(tensor, Tensor) for tensor in reads):
+            raise ClearheadError("Where: reads takes a list of the tensors that the rule reads.")
+        self.fn, self.reads = fn, tuple(reads)
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
@@ -70,7 +77,9 @@ class Where(Mask):
             return _checked(self._ask(indices), [index.numel() for index in indices], self.title())
 
         whole = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
-        return Spans(whole, whole + sizes.keys, residual)
+        return Spans(
+            whole, whole + sizes.keys, residual, self.reads if compiling() else (*self.reads, *read_by(self.fn))
+        )
 
 
 def _checked(keep: object, shape: list[int], title: str) -> Tensor:

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from clearhead._errors import ClearheadError, ShapeError
 from clearhead._shapes import check_count, check_float
-
-
-def check_dropout(dropout: Any) -> float:
-    """A probability below 1."""
-    number = isinstance(dropout, int | float | np.number) and not isinstance(dropout, bool)
-    if not number or not 0.0 <= float(dropout) < 1.0:
-        raise ClearheadError(f"dropout is {dropout!r}; expected a probability: 0 ≤ dropout < 1.")
-    return float(dropout)
 
 
 def check_embedded(x: Any, width: int, who: str) -> None:

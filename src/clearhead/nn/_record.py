@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._errors import ClearheadError
+from clearhead._problem import Problem
+from clearhead._reads import tensors_in
 from clearhead.inspection.weights import Weights
-from clearhead.masks.base import Mask
 
 
 class Watched(NamedTuple):
@@ -29,7 +29,17 @@ class RecordedWeights(Weights):
         self._watched = watched
         super().__init__(query, key, **options)
 
-    def _versions(self) -> tuple[int, ...]:  # asked before every use
+    def __repr__(self) -> str:
+        gradients = "with gradients" if self._problem.needs_grad else "detached"
+        return f"{super().__repr__().removesuffix(')')}, {gradients})"
+
+    @property
+    def _problem(self) -> Problem:
+        self._check()
+        return super()._problem
+
+    def _check(self) -> None:
+        """Raise where something has been written to since the call."""
         for name, tensor, version in self._watched:
             if tensor._version != version:
                 raise ClearheadError(
@@ -37,10 +47,9 @@ class RecordedWeights(Weights):
                     f"its attention weights can't be computed any more.\nRead what you need of attention_weights "
                     f"before, or pass {name}.clone() to the module."
                 )
-        return ()
 
     def __matmul__(self, value: Any) -> Any:
-        self._versions()
+        self._check()
         return super().__matmul__(value)
 
 
@@ -58,9 +67,16 @@ class Recording(nn.Module):
 
     _last: Call | RecordedWeights | None = None
 
+    def __init__(self, record_gradients: bool = False) -> None:
+        super().__init__()
+        self.record_gradients = record_gradients
+
     @property
     def attention_weights(self) -> Weights | None:
-        """The weights of the last call, lazy, before dropout, without gradients; None before any call.
+        """The weights of the last call, lazy, before dropout; None before any call.
+
+        They are detached: a loss on them trains nothing. With `record_gradients=True` the module keeps the graph of its
+        last call until the next one, and `attention_weights[...]` has gradients.
 
         None too after a call under torch.compile or torch.func, whose tensors do not outlive it. Not part of
         the state dict, of pickles and of copies of the module. Raises a `ClearheadError`, now or when they are looked
@@ -70,10 +86,10 @@ class Recording(nn.Module):
             query, key, watched, options = self._last
             for_error = RecordedWeights.__new__(RecordedWeights)
             for_error._watched = watched
-            for_error._versions()
+            for_error._check()
             self._last = RecordedWeights(query, key, watched, **options)
         if self._last is not None:
-            self._last._versions()
+            self._last._check()
         return self._last
 
     def _record(self, query: Any, key: Any, *, fresh: bool = False, **options: Any) -> None:
@@ -81,12 +97,14 @@ class Recording(nn.Module):
         if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
             self._last = None
             return
-        kept = {name: _keep(option) for name, option in options.items() if option is not None}
-        query, key = _keep(query, fresh), _keep(key, fresh)
+        kept = {name: option for name, option in options.items() if option is not None}
+        if not self.record_gradients or isinstance(query, np.ndarray):
+            kept = {name: _keep(option) for name, option in kept.items()}
+            query, key = _keep(query, fresh), _keep(key, fresh)
         watched = [
             Watched(name, tensor, tensor._version)
             for name, thing in (("query", query), ("key", key), *kept.items())
-            for tensor in _tensors(thing)
+            for tensor in tensors_in(thing)
             if not tensor.is_inference()
         ]
         self.__dict__["_last"] = Call(query, key, watched, kept)  # a module's own way to set it is slow
@@ -125,17 +143,3 @@ def _frozen(module: nn.Module) -> nn.Module:
 
 def _own(parameter: nn.Parameter | None) -> nn.Parameter | None:
     return None if parameter is None else nn.Parameter(parameter.detach().clone(), requires_grad=False)
-
-
-def _tensors(thing: Any) -> Iterator[Tensor]:
-    """The tensors in a mask, however it is combined, or in a score or bias: those that somebody may write to."""
-    if isinstance(thing, Tensor):
-        yield thing
-    elif isinstance(thing, nn.Module):
-        if thing._buffers or thing._modules:
-            yield from thing.buffers()
-    elif isinstance(thing, list | tuple):
-        for part in thing:
-            yield from _tensors(part)
-    elif isinstance(thing, Mask):
-        yield from _tensors(list(vars(thing).values()))

@@ -10,8 +10,8 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 from clearhead._attention import attention
+from clearhead._dropout import check_dropout
 from clearhead._shapes import check_count
-from clearhead.nn._checks import check_dropout
 from clearhead.nn._record import Recording
 from clearhead.nn.dot_product_attention import lengths_or_mask
 from clearhead.scores.additive import Additive
@@ -41,7 +41,8 @@ class AdditiveAttention(Recording):
     query (..., Lq, Eq), key (..., Lk, Ek), value (..., Lk, Ev); `valid_lens`: integers (B,) or (B, Lq), how many keys
     may be seen; or a `Mask`, or a bool tensor (True: may attend).
     Returns (..., Lq, Ev) of the value's dtype. Raises a `ClearheadError` for other widths than those of the first call,
-    and as `clearhead.attention` does. `attention_weights`: the weights of the last call, lazy.
+    and as `clearhead.attention` does. `attention_weights`: the weights of the last call, lazy; detached,
+    unless `record_gradients` is True, which keeps the last call's graph.
     Cost: Lq·Lk·num_hiddens tanh over the allowed pairs; memory O(Lq + Lk).
     Source: Bahdanau et al. 2015, "Neural Machine Translation by Jointly Learning to Align and Translate"; the
     signature: Zhang et al., "Dive into Deep Learning".
@@ -49,10 +50,10 @@ class AdditiveAttention(Recording):
 
     _score: tuple[Additive] | None = None  # in a tuple, its parameters are not counted twice
 
-    def __init__(self, num_hiddens: int, dropout: float = 0.0) -> None:
-        super().__init__()
+    def __init__(self, num_hiddens: int, dropout: float = 0.0, *, record_gradients: bool = False) -> None:
+        super().__init__(record_gradients)
         self.num_hiddens = check_count(num_hiddens, 1, "num_hiddens")
-        self.dropout = check_dropout(dropout)
+        self.dropout = check_dropout(dropout, "dropout")
         self.W_q = nn.LazyLinear(self.num_hiddens, bias=False)
         self.W_k = nn.LazyLinear(self.num_hiddens, bias=False)
         bound = self.num_hiddens**-0.5  # as nn.Linear(num_hiddens, 1) has it

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from clearhead._attention import attention
+from clearhead._dropout import check_dropout
 from clearhead.masks.base import Mask
 from clearhead.masks.lengths import Lengths
-from clearhead.nn._checks import check_dropout
 from clearhead.nn._record import Recording
 
 
@@ -33,13 +33,14 @@ class DotProductAttention(Recording):
     query (..., Lq, E), key (..., Lk, E), value (..., Lk, Ev); with four dimensions, dimension -3 is the heads.
     `valid_lens`: integers (B,) or (B, Lq), how many keys may be seen; or a `Mask`, or a bool tensor (True: may attend).
     Returns (..., Lq, Ev) of the value's dtype. Raises a `ClearheadError` as `clearhead.attention` does.
-    `attention_weights`: the weights of the last call, lazy. Cost: that of `clearhead.attention`.
+    `attention_weights`: the weights of the last call, lazy; detached, unless `record_gradients` is True.
+    Cost: that of `clearhead.attention`.
     Source: Vaswani et al. 2017, "Attention Is All You Need"; the signature: Zhang et al., "Dive into Deep Learning".
     """
 
-    def __init__(self, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.dropout = check_dropout(dropout)
+    def __init__(self, dropout: float = 0.0, *, record_gradients: bool = False) -> None:
+        super().__init__(record_gradients)
+        self.dropout = check_dropout(dropout, "dropout")
 
     def forward(self, query: Any, key: Any, value: Any, valid_lens: Any = None) -> Any:
         mask = lengths_or_mask(valid_lens)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from clearhead._dropout import check_dropout
 from clearhead._errors import ShapeError
 from clearhead._shapes import check_count
-from clearhead.nn._checks import check_dropout, check_embedded, check_offset
+from clearhead.nn._checks import check_embedded, check_offset
 
 
 class LearnedPositionalEncoding(nn.Module):
@@ -36,7 +37,7 @@ class LearnedPositionalEncoding(nn.Module):
         self.max_len = check_count(max_len, 1, "max_len")
         self.emb_dim = check_count(emb_dim, 1, "emb_dim")
         self.P = nn.Parameter(torch.empty(self.max_len, self.emb_dim).normal_(std=0.02))
-        self.dropout = nn.Dropout(check_dropout(dropout))
+        self.dropout = nn.Dropout(check_dropout(dropout, "dropout"))
 
     def forward(self, x: Tensor, offset: int = 0) -> Tensor:
         check_embedded(x, self.emb_dim, "LearnedPositionalEncoding")

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._attention import ScoreLike, attention
+from clearhead._dropout import check_dropout
 from clearhead._errors import ClearheadError, ShapeError
 from clearhead._problem import _as_score
 from clearhead._shapes import check_count, check_float, columns, unflatten
 from clearhead.nn import _torch_module
-from clearhead.nn._checks import check_dropout
 from clearhead.nn._head_mask import head_mask
 from clearhead.nn._record import Recording
 from clearhead.nn.key_value_cache import KeyValueCache
@@ -44,6 +44,7 @@ class MultiHeadAttention(Recording):
     `num_key_heads`: how many heads keys and values have, which divides num_heads (grouped queries); None is num_heads.
     `bias`: whether the four projections, `W_q`, `W_k`, `W_v` and `W_o`, have one.
     `rotary`: a `RotaryEmbedding` that turns the projected queries and keys.
+    `record_gradients`: whether `attention_weights` have gradients; the graph of the last call is kept for it.
 
     query (B, Lq, E), key (B, Lk, E), value (B, Lk, E), or each without B; the batch always comes first.
     `mask`: a `Mask`; a bool tensor (True: may attend), or a float one (added to the scores), (Lq, Lk), (B, Lq, Lk) or
@@ -51,7 +52,8 @@ class MultiHeadAttention(Recording):
     `bias`: what `clearhead.attention` adds to the scores. `cache`: a `KeyValueCache`; key and value are then the new
     ones alone, attended to together with those in the cache, and it keeps them.
     Returns (B, Lq, E), or (Lq, E), of the projections' dtype, and never a tuple: `attention_weights` has the weights of
-    the last call, lazy, (B, H, Lq, Lk) with B = 1 where there was none. A query that may see nothing gives W_o's bias.
+    the last call, lazy and detached, (B, H, Lq, Lk) with B = 1 where there was none. A query that may see nothing gives
+    W_o's bias.
     Padding that is NaN reaches no output, but the gradients of W_k and W_v, which project it too: fill it with 0 first.
     Raises a `ClearheadError`, or a `ShapeError`; a refused call leaves the cache as it was.
     Cost: 4·L·E·H·dim_k multiplications for the projections, and that of `clearhead.attention`.
@@ -69,8 +71,9 @@ class MultiHeadAttention(Recording):
         num_key_heads: int | None = None,
         bias: bool = True,
         rotary: RotaryEmbedding | None = None,
+        record_gradients: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(record_gradients)
         self.num_heads, self.emb_dim, self.dim_k = _check_sizes(num_heads, emb_dim, dim_k)
         self.num_key_heads = check_count(self.num_heads if num_key_heads is None else num_key_heads, 1, "num_key_heads")
         if self.num_heads % self.num_key_heads:
@@ -78,7 +81,7 @@ class MultiHeadAttention(Recording):
                 f"num_key_heads is {num_key_heads} and num_heads {num_heads}: each key head serves a group of query "
                 "heads of one size, so it must divide num_heads."
             )
-        self.dropout = check_dropout(dropout)
+        self.dropout = check_dropout(dropout, "dropout")
         self.score = Dot() if score is None else _as_score(score)
         if rotary is not None and not isinstance(rotary, RotaryEmbedding):
             raise ClearheadError(f"rotary is {rotary!r:.60}; expected RotaryEmbedding(dim={self.dim_k}).")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from clearhead._dropout import check_dropout
 from clearhead._shapes import check_count
-from clearhead.nn._checks import check_dropout, check_embedded, check_offset
+from clearhead.nn._checks import check_embedded, check_offset
 from clearhead.nn._table import Tabled
 
 
@@ -35,7 +36,7 @@ class SinusoidalPositionalEncoding(Tabled):
     def __init__(self, emb_dim: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.emb_dim = check_count(emb_dim, 1, "emb_dim")
-        self.dropout = nn.Dropout(check_dropout(dropout))
+        self.dropout = nn.Dropout(check_dropout(dropout, "dropout"))
 
     def forward(self, x: Tensor, offset: int = 0) -> Tensor:
         check_embedded(x, self.emb_dim, "SinusoidalPositionalEncoding")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from clearhead._errors import ClearheadError, ShapeError
 from clearhead._shapes import as_inputs, check_count, columns, to_tensor
-from clearhead._values import autocasting
+from clearhead._values import autocasting, compiling, with_memory
 
 Phi = Literal["mul", "tanh_add", "sq_diff"]
 
@@ -31,6 +31,50 @@ class Pairwise(NamedTuple):
     scale: float = 1.0
     softcap: float | None = None
     sinks: Tensor | None = None  # (H,)
+
+
+def check_pairwise(lowered: Pairwise, query: Tensor, key: Tensor, who: str) -> Pairwise:
+    """The normal form that a score's `lower` gave, its sizes checked: the kernels read as much as they say.
+
+    A scale that is a tensor becomes a part of the weight, so that its gradient is carried.
+    """
+    if type(lowered) is Pairwise and lowered.query is query and lowered.key is key and type(lowered.scale) is float:
+        learnt = (lowered.weight, lowered.sinks)
+        if learnt == (None, None) and (lowered.softcap is None or type(lowered.softcap) is float):
+            return lowered  # plain dot products, told at little cost
+    if not isinstance(lowered, Pairwise) or lowered.phi not in get_args(Phi):
+        raise ClearheadError(
+            f"{who}.lower gave a {type(lowered).__name__}; expected a Pairwise of a φ among {get_args(Phi)}, or None."
+        )
+    width = lowered.query.shape[-1:]
+    expected = {
+        "query": (lowered.query, (*query.shape[:3], *width)),
+        "key": (lowered.key, (*key.shape[:3], *width)),
+        "weight": (lowered.weight, tuple(width)),
+        "sinks": (lowered.sinks, (query.shape[1],)),
+    }
+    for name, (tensor, shape) in expected.items():
+        if tensor is None:
+            continue
+        if not isinstance(tensor, Tensor) or tuple(tensor.shape) != shape or not tensor.is_floating_point():
+            got = f"{tuple(tensor.shape)} of {tensor.dtype}" if isinstance(tensor, Tensor) else repr(tensor)[:60]
+            raise ShapeError(
+                f"{who}.lower gave a {name} {got}; expected {shape}, floating-point, for query {tuple(query.shape)} "
+                f"and key {tuple(key.shape)}: lower() changes the width alone."
+            )
+        if tensor.device != query.device or (name in ("query", "key") and tensor.dtype != query.dtype):
+            raise ClearheadError(
+                f"{who}.lower gave a {name} of {tensor.dtype} on {tensor.device}; the inputs are {query.dtype} on "
+                f"{query.device}."
+            )
+    if isinstance(lowered.softcap, Tensor):
+        raise ClearheadError(f"{who}.lower gave a softcap that is a tensor; it is a number, without a gradient.")
+    if not isinstance(lowered.scale, Tensor):
+        return lowered
+    if lowered.scale.numel() != 1:
+        raise ShapeError(f"{who}.lower gave a scale of shape {tuple(lowered.scale.shape)}; expected one number.")
+    weight = lowered.query.new_ones(width) if lowered.weight is None else lowered.weight
+    return lowered._replace(weight=weight * lowered.scale.reshape(()).to(weight), scale=1.0)
 
 
 class Score(nn.Module, ABC):
@@ -89,7 +133,7 @@ class Score(nn.Module, ABC):
 def to_tensor_float(array: Any, name: str) -> Tensor:
     """As `to_tensor`; integer and boolean NumPy arrays become float64."""
     if isinstance(array, Tensor):
-        return array
+        return array if compiling() else with_memory(array)
     tensor = to_tensor(array, name)
     return tensor if tensor.is_floating_point() else tensor.double()
 
