@@ -13,7 +13,7 @@ weights. Masks, scores and biases are written as tuples, whose first item names 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,7 @@ class Found:
     output: Array
     gradients: dict[str, Array]
     keep: Array
+    terms: dict[str, Array] = field(default_factory=dict)  # the sizes of what a bias's gradient is a sum of
 
 
 class Sizes:
@@ -199,12 +200,15 @@ def bilinear(q: Array, k: Array, W: Array) -> Any:
     return projected @ k.swapaxes(-1, -2), back
 
 
-def additive(q: Array, k: Array, w_v: Array, W_q: Array | None = None, W_k: Array | None = None) -> Any:
+def additive(
+    q: Array, k: Array, w_v: Array, W_q: Array | None = None, W_k: Array | None = None, step: Any = None
+) -> Any:
     a, b = (x if w is None else x @ w.T for x, w in ((q, W_q), (k, W_k)))
     t = np.tanh(a[..., :, None, :] + b[..., None, :, :])
 
     def back(ds: Array) -> Any:
-        inner = ds[..., None] * (1 - t * t) * w_v
+        near = t if step is None else t * (1 + step(t.shape))  # what a rounded tanh leaves of 1 − tanh²
+        inner = ds[..., None] * (1 - near * near) * w_v
         sides = inner.sum(-2), inner.sum(-3)
         learnt = {"w_v": np.einsum("bhij,bhijd->d", ds, t)}
         found = []
@@ -349,8 +353,8 @@ def dropout(p: float, seed: int, shape: tuple[int, ...]) -> Array:
 def attend(p: Problem, loss: Array | None = None, step: Any = None) -> Found:
     """Everything about a problem; with a loss, the gradient of Σ loss · output to every input and what is learnt.
 
-    `step(shape)`, where given, draws relative roundings: of the log-sum-exp that a backward pass begins with, and of
-    the two numbers whose difference the softmax's gradient is.
+    `step(shape)`, where given, draws relative roundings: of the log-sum-exp that a backward pass begins with, of the
+    two numbers whose difference the softmax's gradient is, and of a tanh whose square is taken from 1.
     """
     with np.errstate(all="ignore"):
         return _attend(p, loss, step)
@@ -366,7 +370,7 @@ def _attend(p: Problem, loss: Array | None, step: Any) -> Found:
     k, v = (np.where(~seen & ~np.isfinite(x), 0.0, x) for x in (k, v))
     kind, settings, learnt = p.score
     sinks = learnt.get("sinks")
-    own = {name: x for name, x in learnt.items() if name != "sinks"}
+    own = {name: x for name, x in learnt.items() if name != "sinks"} | ({"step": step} if kind == "additive" else {})
     raw, back = SCORES[kind](q, k, **settings, **own)
     s, backs = raw, []
     for name, given, tensors in p.biases:
@@ -409,8 +413,10 @@ def _attend(p: Problem, loss: Array | None, step: Any) -> Found:
     if column is not None:
         share = np.where(blind, 0.0, np.exp(column - lse))
         found.gradients["score.sinks"] = -(share * delta).sum((0, 2))
+    sizes_of_terms = w * (factors * (np.abs(g) @ np.abs(v).swapaxes(-1, -2)) + np.abs(delta)[..., None])
     for i, undo in enumerate(backs):
         found.gradients |= {f"bias.{i}.{name}": x for name, x in undo(ds).items()}
+        found.terms |= {f"bias.{i}.{name}": np.abs(x) for name, x in undo(sizes_of_terms).items()}
     return found
 
 

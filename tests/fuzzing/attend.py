@@ -39,7 +39,8 @@ def engines(spec: Spec) -> list[str | None]:
 
 
 def may_refuse(spec: Spec, engine: str | None, refusal: Exception) -> bool:
-    if engine in SURROUNDINGS[spec.surroundings].refusals:
+    about = SURROUNDINGS[spec.surroundings]
+    if engine in about.refusals or (about.dropout and spec.problem.dropout_p):
         return True
     if not isinstance(refusal, ch.UnsupportedError):
         return False

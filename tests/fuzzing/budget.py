@@ -90,6 +90,8 @@ class Truth:
         budget += EXACT * max(1.0, size) if self.dtype == torch.float64 else torch.finfo(dtype).eps * size
         if off <= budget:
             return None
+        terms = self.found.terms.get(name.rpartition(": ")[2])
+        budget += 0.0 if terms is None else ROUNDINGS * self.eps * terms.max(initial=0.0)
         near = apart(of(self.plain))
         budget += 2 * near if np.isfinite(near) else 0.0
         if off <= budget:

@@ -246,7 +246,8 @@ def twice(built: Built, engine: str | None, loss: Tensor) -> Results:
     output = built.attend(*built.inputs, engine)
     found = torch.autograd.grad(output, built.inputs, loss, create_graph=True)
     total = sum((g * t).sum() for g, t in zip(found, tangents(built), strict=True))
-    again = torch.autograd.grad(total, built.inputs, allow_unused=True)
+    # gradients that are constant, such as those of one key alone, have no graph
+    again = torch.autograd.grad(total, built.inputs, allow_unused=True) if total.requires_grad else [None] * 3
     zeros = (torch.zeros_like(x) for x in built.inputs)
     return {f"second: {n}": z if g is None else g for n, g, z in zip(NAMES, again, zeros, strict=True)}
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 FUNC = {"cpu": "transforms look into PyTorch's own operations only", "sdpa": "PyTorch's fused kernel lacks the rule"}
 BATCHED = "how a gradient will be asked for is not known when the engine is chosen"
+DROPOUT = "dropout would be the same for all that vmap joins"
 FAKE = "the values of masks, biases and seeds cannot be read"
 HIDDEN = "a kernel needs the memory itself"
 ALL = ("float64", "float32", "bfloat16", "float16")
@@ -21,6 +22,7 @@ class Surrounding:
     tiny: bool = False  # problems of a few numbers alone
     dtypes: tuple[str, ...] = ALL
     refusals: dict[str | None, str] = field(default_factory=dict)
+    dropout: str | None = None  # why any engine may refuse it here
 
 
 SURROUNDINGS = {
@@ -46,8 +48,8 @@ SURROUNDINGS = {
     "func.grad": Surrounding(2, dtypes=WIDE, refusals=FUNC),
     "func.vjp": Surrounding(2, refusals=FUNC),
     "func.jacrev": Surrounding(1, tiny=True, refusals=FUNC),
-    "func.vmap": Surrounding(2, refusals=FUNC),
-    "func.vmap of grad": Surrounding(2, refusals=FUNC),
+    "func.vmap": Surrounding(2, refusals=FUNC, dropout=DROPOUT),
+    "func.vmap of grad": Surrounding(2, refusals=FUNC, dropout=DROPOUT),
     "func.jvp": Surrounding(2, refusals=FUNC),
     "func.hessian": Surrounding(0.5, tiny=True, dtypes=WIDE, refusals=FUNC),
     "forward_ad": Surrounding(2, refusals=FUNC),
