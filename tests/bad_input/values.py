@@ -20,6 +20,9 @@ def same(good: Any) -> Tensor:
     return good if isinstance(good, Tensor) else torch.ones(2, 3)
 
 
+FAKE = FakeTensorMode(allow_non_fake_inputs=True)
+
+
 def nested() -> Tensor:
     return torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=torch.jagged)
 
@@ -53,7 +56,7 @@ KINDS: dict[str, Callable[[Any], Any]] = {
     "tensor of more dimensions": lambda good: torch.ones(2, 1, 3, 1, 2, 1),
     "empty tensor": lambda good: torch.zeros(0),
     "meta tensor": lambda good: same(good).to("meta"),
-    "fake tensor": lambda good: FakeTensorMode().from_tensor(same(good)),
+    "fake tensor": lambda good: FAKE.from_tensor(same(good)),
     "object array": lambda good: np.array([[1, 2], [3]], dtype=object),
     "string array": lambda good: np.array(["a"]),
 }
