@@ -155,7 +155,7 @@ def _documents(ids: Array, own: Array, sizes: Sizes) -> Array:
     if not sizes.keys:
         return np.zeros(sizes.shape, dtype=bool)
     ids = ids.reshape(-1, sizes.keys)
-    batch = max(len(ids), len(own))
+    (batch,) = np.broadcast_shapes((len(ids),), (len(own),))
     ids, own = np.broadcast_to(ids, (batch, sizes.keys)), np.broadcast_to(own[:, 0, :, 0], (batch, sizes.queries))
     inside = (own >= 0) & (own < sizes.keys)
     mine = np.take_along_axis(ids, own.clip(0, sizes.keys - 1), 1)
@@ -176,10 +176,16 @@ def per_pair(x: Array, sizes: Sizes) -> Array:
 # Scores: each gives the scores, and a function from their gradient to those of the query, the key and what is learnt --
 
 
-def dot(q: Array, k: Array, scale: float | None = None, softcap: float | None = None) -> Any:
+def product(x: Array, matrix: Array, step: Any) -> Array:
+    """x @ matrix, each number moved by some roundings of the terms it is a sum of."""
+    exact = x @ matrix
+    return exact if step is None else exact + step(exact.shape) * (np.abs(x) @ np.abs(matrix))
+
+
+def dot(q: Array, k: Array, scale: float | None = None, softcap: float | None = None, step: Any = None) -> Any:
     width = q.shape[-1]
     scale = (width**-0.5 if width else 1.0) if scale is None else scale
-    raw = scale * (q @ k.swapaxes(-1, -2))
+    raw = scale * product(q, k.swapaxes(-1, -2), step)
     s = raw if softcap is None else softcap * np.tanh(raw / softcap)
 
     def back(ds: Array) -> Any:
@@ -189,21 +195,21 @@ def dot(q: Array, k: Array, scale: float | None = None, softcap: float | None = 
     return s, back
 
 
-def bilinear(q: Array, k: Array, W: Array) -> Any:
-    projected = q @ W
+def bilinear(q: Array, k: Array, W: Array, step: Any = None) -> Any:
+    projected = product(q, W, step)
 
     def back(ds: Array) -> Any:
         to_projected = ds @ k
         to_weight = np.einsum("bhie,bhif->ef", q, to_projected)
         return to_projected @ W.T, ds.swapaxes(-1, -2) @ projected, {"W": to_weight}
 
-    return projected @ k.swapaxes(-1, -2), back
+    return product(projected, k.swapaxes(-1, -2), step), back
 
 
 def additive(
     q: Array, k: Array, w_v: Array, W_q: Array | None = None, W_k: Array | None = None, step: Any = None
 ) -> Any:
-    a, b = (x if w is None else x @ w.T for x, w in ((q, W_q), (k, W_k)))
+    a, b = (x if w is None else product(x, w.T, step) for x, w in ((q, W_q), (k, W_k)))
     t = np.tanh(a[..., :, None, :] + b[..., None, :, :])
 
     def back(ds: Array) -> Any:
@@ -221,7 +227,7 @@ def additive(
     return t @ w_v, back
 
 
-def cosine(q: Array, k: Array, temperature: float = 1.0) -> Any:
+def cosine(q: Array, k: Array, temperature: float = 1.0, step: Any = None) -> Any:
     lengths = [np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k)]
     lengths = [np.where(n > 0, n, 1.0) for n in lengths]
     u, v = q / lengths[0], k / lengths[1]
@@ -231,7 +237,7 @@ def cosine(q: Array, k: Array, temperature: float = 1.0) -> Any:
         along = [(g - x * (g * x).sum(-1, keepdims=True)) for g, x in ((to_u, u), (to_v, v))]
         return along[0] / lengths[0], along[1] / lengths[1], {}
 
-    return u @ v.swapaxes(-1, -2) / temperature, back
+    return product(u, v.swapaxes(-1, -2), step) / temperature, back
 
 
 def gaussian(q: Array, k: Array, bandwidth: float = 1.0) -> Any:
@@ -267,6 +273,7 @@ def sines(q: Array, k: Array, w: Array) -> Any:
     return np.sin(apart) @ w, back
 
 
+PRODUCTS = ("dot", "bilinear", "additive", "cosine")  # which move what they are sums of by some roundings
 SCORES = {f.__name__: f for f in (dot, bilinear, additive, cosine, gaussian, smooth, sines)}
 
 
@@ -353,8 +360,9 @@ def dropout(p: float, seed: int, shape: tuple[int, ...]) -> Array:
 def attend(p: Problem, loss: Array | None = None, step: Any = None) -> Found:
     """Everything about a problem; with a loss, the gradient of Σ loss · output to every input and what is learnt.
 
-    `step(shape)`, where given, draws relative roundings: of the log-sum-exp that a backward pass begins with, of the
-    two numbers whose difference the softmax's gradient is, and of a tanh whose square is taken from 1.
+    `step(shape)`, where given, draws relative roundings: of projections and scores, of the log-sum-exp that a backward
+    pass begins with, of the two numbers whose difference the softmax's gradient is, and of a tanh whose square is taken
+    from 1.
     """
     with np.errstate(all="ignore"):
         return _attend(p, loss, step)
@@ -370,8 +378,11 @@ def _attend(p: Problem, loss: Array | None, step: Any) -> Found:
     k, v = (np.where(~seen & ~np.isfinite(x), 0.0, x) for x in (k, v))
     kind, settings, learnt = p.score
     sinks = learnt.get("sinks")
-    own = {name: x for name, x in learnt.items() if name != "sinks"} | ({"step": step} if kind == "additive" else {})
+    own = {name: x for name, x in learnt.items() if name != "sinks"} | (
+        {"step": step} if kind in ("bilinear", "additive") else {}
+    )
     raw, back = SCORES[kind](q, k, **settings, **own)
+    raw = raw if step is None else raw * (1 + step(raw.shape))
     s, backs = raw, []
     for name, given, tensors in p.biases:
         added, undo = BIASES[name](sizes, p.align, **given, **tensors)
@@ -390,10 +401,8 @@ def _attend(p: Problem, loss: Array | None, step: Any) -> Found:
     entropy = -(w * np.where(w == 0, 0.0, logs)).sum(-1)
     factors = dropout(p.dropout_p, p.seed, sizes.shape) if p.dropout_p else 1.0
     output = (w * factors) @ v
-    found = Found(
-        sizes.restore(raw), sizes.restore(w), sizes.restore(np.where(blind, -np.inf, lse)), sizes.restore(entropy),
-        sizes.restore(output), {}, keep,
-    )  # fmt: skip
+    lse_or_none = np.where(blind, -np.inf, lse)
+    found = Found(*map(sizes.restore, (raw, w, lse_or_none, entropy, output)), {}, keep)
     if loss is None:
         return found
     g = loss.reshape(output.shape)

@@ -137,7 +137,7 @@ class Second(Truth):
         found = []
         for seed in range(6):
             g = np.random.default_rng(seed)
-            step = lambda shape, g=g: g.integers(-4, 5, shape) * (self.eps / 2)
+            step = lambda shape, g=g: g.integers(-8, 9, shape) * (self.eps / 2)
             found.append(self.derivative(moved(self.problem, step), move(self.loss, step)))
         return found
 

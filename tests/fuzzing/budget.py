@@ -1,8 +1,8 @@
 """How far from the truth a result may be: derived from the problem.
 
 Twice the error of plain eager code of the same dtype, and twice what the truth moves by when every input is moved by a
-few roundings of that dtype, and so are the log-sum-exp that a backward pass begins with and the two numbers whose
-difference the softmax's gradient is. In float64, where the truth rounds too, also that of `clearhead.testing`. Where
+few roundings of that dtype, and so are projections, scores, the log-sum-exp that a backward pass begins with and the two
+numbers whose difference the softmax's gradient is. In float64, where the truth rounds too, also that of `clearhead.testing`. Where
 eager code overflows, it says nothing, and the moves alone decide.
 """
 
@@ -87,6 +87,7 @@ class Truth:
         kept = np.abs(whole) < np.inf
         size, apart = np.abs(whole[kept]).max(), lambda x: np.abs(x[kept] - whole[kept]).max()
         budget = ROUNDINGS * self.eps * size + torch.finfo(dtype).tiny + self.residue
+        budget += ROUNDINGS * np.finfo(np.float64).eps  # the truth rounds, too: 1 less what is very small is 1
         budget += EXACT * max(1.0, size) if self.dtype == torch.float64 else torch.finfo(dtype).eps * size
         if off <= budget:
             return None
