@@ -382,12 +382,12 @@ def _attend(p: Problem, loss: Array | None, step: Any) -> Found:
         {"step": step} if kind in ("bilinear", "additive") else {}
     )
     raw, back = SCORES[kind](q, k, **settings, **own)
-    raw = raw if step is None else raw * (1 + step(raw.shape))
     s, backs = raw, []
     for name, given, tensors in p.biases:
         added, undo = BIASES[name](sizes, p.align, **given, **tensors)
         s = s + added
         backs.append(undo)
+    s = s if step is None else s * (1 + step(s.shape))
     s = np.where(keep, s, -np.inf)
     top = s.max(-1, initial=-np.inf)
     blind = top == -np.inf
@@ -411,7 +411,9 @@ def _attend(p: Problem, loss: Array | None, step: Any) -> Found:
     ds = w * (dw - delta[..., None])
     dv = (w * factors).swapaxes(-1, -2) @ g
     if step is not None:
-        row = step(delta.shape)[..., None] * lse[..., None]
+        # a backward pass computes the scores again, perhaps in another order than those of the log-sum-exp it is given
+        largest_score = np.abs(raw).max((2, 3), initial=0.0)[..., None]
+        row = (step(delta.shape) * (np.abs(lse) + largest_score))[..., None]
         ds = ds * (1 + row) + step(w.shape) * w * factors * (np.abs(g) @ np.abs(v).swapaxes(-1, -2))
         dv = dv + (w * factors * row).swapaxes(-1, -2) @ g
     dq, dk, to_learnt = back(ds)
