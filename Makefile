@@ -3,13 +3,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint bench sanitize clean
+.PHONY: demo test alone lint bench sanitize clean
 
 demo: $(READY)
 	@$(BIN)/clearhead report --file examples/paragraph.txt -o demo.html
 
 test: $(READY) browser lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+# Each test file in a process of its own, two at a time: what one file needs of another is missing there.
+alone: $(READY) browser
+	@find tests -name 'test_*.py' | sort | OMP_NUM_THREADS=1 xargs -P 2 -I{} \
+	  sh -c 'out=$$($(BIN)/pytest {} 2>&1) || { echo "alone: {}"; echo "$$out"; exit 1; }'
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks examples
@@ -27,7 +32,7 @@ sanitize: $(READY)
 	  -DPython_EXECUTABLE=$(abspath $(BIN))/python -Dnanobind_DIR="$$($(BIN)/python -m nanobind --cmake_dir)" >/dev/null
 	$(BIN)/cmake --build build/sanitize
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
-	  OMP_NUM_THREADS=2 $(BIN)/pytest --kernels build/sanitize tests/test_native.py
+	  OMP_NUM_THREADS=2 $(BIN)/pytest --kernels build/sanitize tests/test_native.py tests/test_guard_pages.py
 
 # The report's tests open it in a real Chromium: the system's, else one that Playwright brings.
 .PHONY: browser

@@ -1,8 +1,6 @@
 """`--kernels DIR`: test the compiled kernels of another build, such as the one that `make sanitize` makes."""
 
-import importlib.util
-import sys
-from pathlib import Path
+import other_kernels
 
 
 def pytest_addoption(parser):
@@ -12,8 +10,4 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     folder = config.getoption("--kernels")
     if folder:
-        (built,) = Path(folder).glob("_kernels*.so")
-        spec = importlib.util.spec_from_file_location("clearhead._kernels", built)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        sys.modules["clearhead._kernels"] = module
+        other_kernels.use(folder)

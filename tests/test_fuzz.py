@@ -1,24 +1,86 @@
-"""Some of the random problems; `python tests/fuzz.py 10000` runs more."""
+"""Some of the random problems; `python tests/fuzz.py 10000` runs more. And what the fuzz is built on, by itself."""
+
+import dataclasses
 
 import fuzz
+import numpy as np
+import oracle
 import pytest
+from fuzzing.draw import draw
+from fuzzing.surroundings import RUNS
+from fuzzing.table import SURROUNDINGS
 
-COUNT, PARTS = 300, 10
+COUNT, PARTS = 800, 4
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_problem_is_beyond_its_budget(part):
-    failures = fuzz.fuzz(range(part, COUNT, PARTS))
+    size = COUNT // PARTS
+    failures = fuzz.fuzz(part * size, (part + 1) * size)
     assert not failures, "\n".join(failures)
 
 
-def test_a_wrong_engine_is_found(monkeypatch):
-    """The budgets are tight enough to tell a softmax that forgets a thousandth of the bias, or of one gradient."""
-    from clearhead import _backward, _tiles
+ORDINARY = [n for n in range(400) if draw(n).surroundings == "nothing" and draw(n).layout == "as it is"]
 
+
+def found(numbers, task):
+    specs = (draw(n) for n in numbers)
+    return sum(bool(list(fuzz.failures_of(s.number))) for s in specs if s.task == task and s.problem.query.size)
+
+
+def test_a_wrong_engine_is_found(monkeypatch):
+    """The budgets are tight enough to tell a softmax that forgets a thousandth of the scores, or of one gradient."""
+    from clearhead import _backward, _tiles
+    from clearhead.inspection.entropy import Entropy
+
+    right = found(ORDINARY[:60], "attend")
     monkeypatch.setattr(_tiles, "softmax", lambda tile, *rest, right=_tiles.softmax: right(tile * 1.001, *rest))
-    assert len(fuzz.fuzz(range(40))) > 20
+    assert found(ORDINARY[:60], "attend") > right + 8
     monkeypatch.undo()
-    right = _backward._to_keys
-    monkeypatch.setattr(_backward, "_to_keys", lambda *args: right(*args) * 1.001)
-    assert fuzz.fuzz(range(60))
+    to_keys = _backward._to_keys
+    monkeypatch.setattr(_backward, "_to_keys", lambda *args: to_keys(*args) * 1.001)
+    assert found(ORDINARY[:60], "attend") > right
+    monkeypatch.undo()
+    before = found(ORDINARY[:60], "look")
+    monkeypatch.setattr(Entropy, "look", lambda self, buffers, look, of=Entropy.look: of(self, buffers * 1.001, look))
+    monkeypatch.setattr(Entropy, "found", lambda self, found, problem: found.entropy * 1.001)
+    assert found(ORDINARY[:60], "look") > before
+
+
+def test_every_surrounding_has_a_way_to_run():
+    assert set(RUNS) == set(SURROUNDINGS)
+
+
+def test_a_process_that_ends_names_its_problem(monkeypatch):
+    monkeypatch.setattr(fuzz.sys, "executable", "/bin/false")
+    failures = fuzz.fuzz(7, 8)
+    assert len(failures) == 1 and failures[0].startswith("problem 7 ended its process")
+
+
+@pytest.mark.parametrize("number", range(0, 60, 2))
+def test_the_oracle_gradients_are_the_slopes_of_its_output(number):
+    """The gradients written out in NumPy, against differences of the outputs in NumPy."""
+    p = draw(number).problem
+    p = dataclasses.replace(p, query=np.clip(p.query, -2, 2), key=np.clip(p.key, -2, 2), value=np.clip(p.value, -9, 9))
+    g = np.random.default_rng(number)
+    output = oracle.attend(p).output
+    if not output.size or not np.isfinite(output).all():
+        return
+    loss = g.standard_normal(output.shape)
+    gradients = oracle.attend(p, loss).gradients
+    for name in ("query", "key", "value"):
+        x = getattr(p, name)
+        step = g.standard_normal(x.shape) * 1e-6
+        ahead, back = (oracle.attend(dataclasses.replace(p, **{name: x + s * step})).output for s in (1, -1))
+        want, got = (loss * (ahead - back)).sum() / 2, (gradients[name] * step).sum()
+        scale = np.abs(gradients[name] * step).sum() + 1e-9
+        assert abs(got - want) <= 1e-4 * scale, (name, got, want)
+    kind, settings, learnt = p.score
+    for name, x in learnt.items():
+        step = g.standard_normal(x.shape) * 1e-6
+        ahead, back = (
+            oracle.attend(dataclasses.replace(p, score=(kind, settings, learnt | {name: x + s * step}))).output
+            for s in (1, -1)
+        )
+        want, got = (loss * (ahead - back)).sum() / 2, (gradients[f"score.{name}"] * step).sum()
+        assert abs(got - want) <= 1e-4 * (np.abs(gradients[f"score.{name}"] * step).sum() + 1e-9), (name, got, want)

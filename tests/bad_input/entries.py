@@ -1,0 +1,508 @@
+"""The table: every public entry, how it is called and with what, and which unusual arguments it takes all the same.
+
+A call makes use of what it builds, so that an argument is seen whether it is refused when it is given or when it is
+first needed. `takes` names the kinds of `values` that are right for an argument: "same" gives what the usual argument
+gives, "nan" gives NaN in its place, "else" another result, which the tests of that entry check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import clearhead as ch
+from clearhead import nn
+
+
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def x3(seed: int = 0) -> torch.Tensor:
+    return draw(2, 5, 4, seed=seed)
+
+
+def x4(seed: int = 0) -> torch.Tensor:
+    return draw(2, 3, 5, 4, seed=seed)
+
+
+@dataclass
+class Entry:
+    group: str
+    call: Callable[..., Any]
+    usual: dict[str, Any]
+    takes: dict[str, dict[str, str]] = field(default_factory=dict)
+    together: tuple[str, ...] = ()  # arguments that are replaced at once, too
+    takes_together: dict[str, str] = field(default_factory=dict)
+
+
+QKV = {"query": x3(), "key": x3(1), "value": x3(2)}
+QK = {"query": x3(), "key": x3(1)}
+OPTIONS = {"score": None, "mask": None, "bias": None}
+NUMBER = dict.fromkeys(("bool",), "else")
+NAN = {"NaN tensor": "nan"}
+ABSENT = {"None": "same"}
+ONE = {"scalar tensor": "same"}  # one number for every pair
+OWN = {"class": "own"}  # what a person's function raises is theirs
+WIDER = {"NaN tensor": "nan", "tensor of another size": "else"}  # a value may have any width
+WIDE = {"fraction": "else", "huge": "else"}
+# where shapes alone are asked for, tensors of any numbers will do
+SHAPES = dict.fromkeys(
+    ("bool tensor", "integer tensor", "complex tensor", "float8 tensor", "NaN tensor", "tensor of another size"), "same"
+)
+SHAPES_TOGETHER = {kind: "same" for kind in SHAPES if kind != "tensor of another size"}
+UNREAD = {"NaN tensor": "same", "fake tensor": "same"}
+TENSORS = {"NaN tensor": "nan", "meta tensor": "shape", "fake tensor": "shape"}
+
+
+def options(**more: dict[str, str]) -> dict[str, dict[str, str]]:
+    return {
+        "score": ABSENT | OWN,
+        "mask": ABSENT | ONE,
+        "bias": ABSENT | ONE,
+        "engine": ABSENT,
+        **more,
+    }
+
+
+def look(method: str) -> Callable[..., Any]:
+    return lambda **given: getattr(ch.weights(**QK), method)(**given)
+
+
+def score_of(cls: Any) -> Callable[..., Any]:
+    return lambda **given: ch.attention(**QKV, score=cls(**given), engine="reference")
+
+
+def mask_of(make: Any, query: Any = None) -> Callable[..., Any]:
+    return lambda **given: ch.attention(**QKV, mask=make(**given), engine="reference")
+
+
+def bias_of(make: Any) -> Callable[..., Any]:
+    return lambda **given: ch.attention(x4(), x4(1), x4(2), bias=make(**given), engine="reference")
+
+
+def seeded(make: Callable[..., Any]) -> Callable[..., Any]:
+    def call(**given: Any) -> Any:
+        torch.manual_seed(0)
+        return make(**given)
+
+    return call
+
+
+def module(make: Callable[..., Any], **inputs: Any) -> Callable[..., Any]:
+    """Build a module with these arguments, and call it."""
+    return seeded(lambda **given: make(**given).eval()(**inputs))
+
+
+def call_of(build: Callable[[], Any], **always: Any) -> Callable[..., Any]:
+    """Call a module."""
+    return seeded(lambda **given: build().eval()(**always, **given))
+
+
+def watched(model: Any) -> Any:
+    with ch.watch(model) as seen, torch.no_grad():
+        model(x3())
+    return seen.calls[0].weights.dense()
+
+
+class Block(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+
+def cached(key: Any, value: Any) -> Any:
+    cache = nn.KeyValueCache()
+    cache.append(x4(), x4(1))
+    return cache.append(key, value)
+
+
+IDS = torch.tensor([0, 0, 1, 1, 1])
+LENS = torch.tensor([2, 5])
+ALIGN = {"align": dict.fromkeys(("None",), "same")}
+E = Entry
+
+ENTRIES: dict[str, Entry] = {
+    "attention": E(
+        "functions",
+        ch.attention,
+        QKV | OPTIONS | {"dropout_p": 0.0, "engine": None},
+        options(query=NAN, key=NAN, value=WIDER),
+        ("query", "key", "value"),
+        TENSORS,
+    ),
+    "attention on each engine": E(
+        "functions",
+        lambda **given: [
+            ch.attention(**given, mask=ch.Causal(), engine=e) for e in ("reference", "tiled", "sdpa", "cpu")
+        ],
+        QKV,
+        {"query": NAN, "key": NAN, "value": WIDER},
+        ("query", "key", "value"),
+        TENSORS,
+    ),
+    "plan": E(
+        "functions",
+        lambda **given: torch.tensor(ch.plan(**given).pairs),
+        QKV | OPTIONS | {"dropout_p": 0.0, "engine": None},
+        options(query=UNREAD, key=UNREAD)
+        | {"score": ABSENT | {"class": "same"}, "value": UNREAD | {"tensor of another size": "same"}},
+        ("query", "key", "value"),
+        dict.fromkeys(TENSORS, "same"),
+    ),
+    "masked_softmax": E(
+        "functions",
+        ch.masked_softmax,
+        {"scores": x3(), "valid_lens": torch.tensor([2, 4]), "dim": -1},
+        {
+            "scores": NAN | {"tensor of another size": "else", "meta tensor": "shape"},
+            "valid_lens": {"None": "else", "integer tensor": "else"},
+            "dim": {"negative": "same"},
+        },
+    ),
+    "check_shape": E(
+        "functions",
+        lambda tensor, spec: torch.tensor(sorted(ch.check_shape(tensor, spec).values())),
+        {"tensor": x3(), "spec": "B L E"},
+        {
+            "tensor": dict.fromkeys(
+                (
+                    "bool tensor",
+                    "integer tensor",
+                    "complex tensor",
+                    "float8 tensor",
+                    "sparse tensor",
+                    "NaN tensor",
+                    "meta tensor",
+                    "fake tensor",
+                ),
+                "same",
+            )
+            | {"tensor of another size": "else", "nested tensor": "else"},
+        },
+    ),
+    "scaled_dot_product_attention": E(
+        "functions",
+        ch.scaled_dot_product_attention,
+        QKV | {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False},
+        {
+            "query": NAN,
+            "key": NAN,
+            "value": WIDER,
+            "attn_mask": ABSENT | ONE,
+            "is_causal": {"bool": "else"},
+            "enable_gqa": {"bool": "same"},
+            "scale": ABSENT | WIDE | {"negative": "else", "scalar tensor": "else"},
+        },
+        ("query", "key", "value"),
+        TENSORS,
+    ),
+    "weights": E(
+        "weights",
+        lambda **given: ch.weights(**given).dense(),
+        QK | OPTIONS | {"engine": None},
+        options(query=NAN, key=NAN),
+        ("query", "key"),
+        TENSORS,
+    ),
+    "Weights": E(
+        "weights",
+        lambda **given: [getattr(ch.Weights(**given), n)() for n in ("entropy", "received", "dense")],
+        QK,
+        {"query": NAN, "key": NAN},
+        ("query", "key"),
+        TENSORS,
+    ),
+    "Weights[]": E(
+        "weights",
+        lambda index: ch.weights(**QK)[index],
+        {"index": (0, 1)},
+        {
+            "index": {"None": "else", "negative": "else"},
+        },
+    ),
+    "Weights.scores": E("weights", look("scores"), {"index": (0, 1)}, {"index": {"None": "else", "negative": "else"}}),
+    "Weights.dense": E(
+        "weights",
+        look("dense"),
+        {"max_bytes": 1 << 20},
+        {
+            "max_bytes": dict.fromkeys(("None", "huge", "inf"), "same"),
+        },
+    ),
+    "Weights.entropy": E("weights", look("entropy"), {}),
+    "Weights.received": E("weights", look("received"), {}),
+    "Weights.topk": E("weights", lambda k: ch.weights(**QK).topk(k)[0], {"k": 3}),
+    "Weights.pool": E("weights", look("pool"), {"size": 3, "how": "max"}, {"size": {"huge": "else"}}),
+    "Weights.reduce": E(
+        "weights", lambda reduction: ch.weights(**QK).reduce(reduction)[0], {"reduction": ch.Entropy()}
+    ),
+    "Weights.plot": E(
+        "weights",
+        lambda **given: torch.zeros(len(ch.weights(**QK).plot(0, **given).images)),
+        {"query_labels": list("abcde"), "key_labels": list("abcde")},
+        {"query_labels": ABSENT, "key_labels": ABSENT},
+    ),
+    "Weights @": E("weights", lambda value: ch.weights(**QK) @ value, {"value": x3(2)}, {"value": WIDER}),
+    "Weights.logsumexp": E("weights", lambda **given: ch.weights(**given).logsumexp, QK, {"query": NAN, "key": NAN}),
+    "Entropy": E("weights", lambda: ch.weights(**QK).reduce(ch.Entropy())[0], {}),
+    "Received": E("weights", lambda: ch.weights(**QK).reduce(ch.Received())[0], {}),
+    "TopK": E("weights", lambda k: ch.weights(**QK).reduce(ch.TopK(k))[0][0], {"k": 2}),
+    "Pool": E(
+        "weights",
+        lambda **given: ch.weights(**QK).reduce(ch.Pool(**given))[0],
+        {"size": 3, "how": "mean"},
+        {
+            "size": {"huge": "else"},
+        },
+    ),
+    "Distance": E(
+        "weights",
+        lambda **given: ch.weights(**QK).reduce(ch.Distance(**given))[0],
+        {"align": "upper_left"},
+        {
+            "align": ABSENT,
+        },
+    ),
+    "Output": E(
+        "weights", lambda value: ch.weights(**QK).reduce(ch.Output(value))[0], {"value": x3(2)}, {"value": WIDER}
+    ),
+    "Dot": E(
+        "scores",
+        score_of(ch.Dot),
+        {"scale": None, "softcap": None, "sinks": None},
+        {
+            "scale": ABSENT | WIDE | {"negative": "else"},
+            "softcap": ABSENT | WIDE,
+            "sinks": ABSENT,
+        },
+    ),
+    "Dot of sinks": E(
+        "scores",
+        lambda **given: ch.attention(x4(), x4(1), x4(2), score=ch.Dot(**given)),
+        {"sinks": draw(3)},
+        {"sinks": NAN | {"None": "else"}},
+    ),
+    "Bilinear": E("scores", seeded(score_of(ch.Bilinear)), {"query_dim": 4, "key_dim": 4}),
+    "Bilinear.from_weights": E("scores", score_of(ch.Bilinear.from_weights), {"weight": draw(4, 4)}, {"weight": NAN}),
+    "Additive": E("scores", seeded(score_of(ch.Additive)), {"query_dim": 4, "key_dim": 4, "hidden": 3}),
+    "Additive.from_weights": E(
+        "scores",
+        score_of(ch.Additive.from_weights),
+        {"W_q": draw(4, 4), "W_k": draw(4, 4, seed=1), "w_v": draw(4)},
+        {"W_q": NAN | {"None": "else"}, "W_k": NAN | {"None": "else"}, "w_v": NAN},
+    ),
+    "Additive.from_concatenated": E(
+        "scores",
+        score_of(ch.Additive.from_concatenated),
+        {"weight": draw(6, 8), "w_v": draw(6), "order": "key_query", "key_dim": None},
+        {"weight": NAN, "w_v": NAN, "key_dim": ABSENT},
+    ),
+    "Cosine": E("scores", score_of(ch.Cosine), {"temperature": 1.0}, {"temperature": WIDE}),
+    "Gaussian": E("scores", score_of(ch.Gaussian), {"bandwidth": 1.0}, {"bandwidth": WIDE}),
+    "a function as score": E(
+        "scores",
+        lambda score: ch.attention(**QKV, score=score),
+        {"score": lambda q, k: q @ k.mT},
+        {"score": OWN | {"None": "else"}},
+    ),
+    "calling a score": E(
+        "scores", lambda **given: ch.Gaussian()(**given), QK, {"query": NAN, "key": NAN}, ("query", "key"), TENSORS
+    ),
+    "Lengths": E("masks", mask_of(ch.Lengths), {"valid_lens": LENS}, {"valid_lens": {"integer tensor": "else"}}),
+    "Padding": E(
+        "masks",
+        mask_of(ch.Padding),
+        {"keep": torch.ones(2, 5, dtype=torch.bool)},
+        {
+            "keep": {"bool tensor": "same", "integer tensor": "same"},
+        },
+    ),
+    "Causal": E("masks", mask_of(ch.Causal), {"align": None}, {"align": ABSENT}),
+    "SlidingWindow": E(
+        "masks",
+        mask_of(ch.SlidingWindow),
+        {"before": 2, "after": 1, "align": None},
+        {
+            "before": {"huge": "else"},
+            "after": {"huge": "else"},
+            "align": ABSENT,
+        },
+    ),
+    "Documents": E(
+        "masks",
+        mask_of(ch.Documents),
+        {"ids": IDS, "align": None},
+        {
+            "ids": {"integer tensor": "else"},
+            "align": ABSENT,
+        },
+    ),
+    "Documents.from_lengths": E(
+        "masks", mask_of(ch.Documents.from_lengths), {"lengths": torch.tensor([2, 3]), "align": None}, {"align": ABSENT}
+    ),
+    "PrefixLM": E(
+        "masks",
+        mask_of(ch.PrefixLM),
+        {"lengths": LENS, "align": None},
+        {
+            "lengths": {"integer tensor": "else"},
+            "align": ABSENT,
+        },
+    ),
+    "DenseMask": E(
+        "masks", mask_of(ch.DenseMask), {"keep": torch.ones(5, 5).bool()}, {"keep": {"bool tensor": "same"}}
+    ),
+    "Where": E("masks", mask_of(ch.Where), {"fn": lambda b, h, i, j: j <= i}),
+    "& of masks": E(
+        "masks", lambda left, right: mask_of(lambda: left & right)(), {"left": ch.Causal(), "right": ch.Causal()}
+    ),
+    "| of masks": E(
+        "masks", lambda left, right: mask_of(lambda: left | right)(), {"left": ch.Causal(), "right": ch.Causal()}
+    ),
+    "mask.dense": E(
+        "masks",
+        lambda **given: ch.Causal().dense(**given) * 1.0,
+        QK,
+        dict.fromkeys(("query", "key"), SHAPES),
+        ("query", "key"),
+        SHAPES_TOGETHER,
+    ),
+    "ALiBi": E("biases", bias_of(ch.ALiBi), {"num_heads": 3, "align": None}, {"align": ABSENT}),
+    "RelativeBias": E(
+        "biases",
+        seeded(bias_of(ch.RelativeBias)),
+        {"num_heads": 3, "num_buckets": 8, "max_distance": 20, "bidirectional": True, "align": None},
+        {"max_distance": {"huge": "else"}, "bidirectional": {"bool": "same"}, "align": ABSENT},
+    ),
+    "DenseBias": E(
+        "biases", bias_of(ch.DenseBias), {"tensor": draw(5, 5)}, {"tensor": NAN | {"scalar tensor": "else"}}
+    ),
+    "+ of biases": E(
+        "biases", lambda left, right: bias_of(lambda: left + right)(), {"left": ch.ALiBi(3), "right": ch.ALiBi(3)}
+    ),
+    "calling a bias": E(
+        "biases",
+        lambda **given: ch.ALiBi(3)(**given),
+        {"query": x4(), "key": x4(1)},
+        dict.fromkeys(("query", "key"), SHAPES),
+        ("query", "key"),
+        SHAPES_TOGETHER,
+    ),
+    "nn.MultiHeadAttention": E(
+        "nn",
+        module(nn.MultiHeadAttention, query=draw(2, 5, 8), key=draw(2, 5, 8), value=draw(2, 5, 8)),
+        {
+            "num_heads": 2,
+            "emb_dim": 8,
+            "dim_k": None,
+            "dropout": 0.0,
+            "score": None,
+            "num_key_heads": None,
+            "bias": True,
+            "rotary": None,
+        },
+        {"dim_k": ABSENT, "score": ABSENT, "num_key_heads": ABSENT | {}, "rotary": ABSENT, "bias": {"bool": "same"}},
+    ),
+    "nn.MultiHeadAttention()": E(
+        "nn",
+        call_of(lambda: nn.MultiHeadAttention(2, 8, dropout=0.0)),
+        {
+            "query": draw(2, 5, 8),
+            "key": draw(2, 5, 8),
+            "value": draw(2, 5, 8),
+            "mask": None,
+            "bias": None,
+            "cache": None,
+        },
+        {"query": NAN, "key": NAN, "value": NAN, "mask": ABSENT | ONE, "bias": ABSENT | ONE, "cache": ABSENT},
+        ("query", "key", "value"),
+        NAN,
+    ),
+    "nn.MultiHeadAttention.from_torch": E(
+        "nn",
+        seeded(lambda module: nn.MultiHeadAttention.from_torch(module)(x3(), x3(), x3())),
+        {"module": torch.nn.MultiheadAttention(4, 2, batch_first=True).eval()},
+    ),
+    "nn.MultiHeadAttention.to_torch": E(
+        "nn",
+        seeded(lambda **given: nn.MultiHeadAttention(2, 8, **given).to_torch().in_proj_weight),
+        {"score": None},
+        {"score": ABSENT},
+    ),
+    "nn.AdditiveAttention": E(
+        "nn",
+        module(nn.AdditiveAttention, **QKV),
+        {"num_hiddens": 3, "dropout": 0.0},
+    ),
+    "nn.AdditiveAttention()": E(
+        "nn",
+        call_of(lambda: nn.AdditiveAttention(3)),
+        QKV | {"valid_lens": None},
+        {
+            "query": NAN | {"tensor of another size": "else"},
+            "key": NAN | {"tensor of another size": "else"},
+            "value": WIDER,
+            "valid_lens": ABSENT,
+        },
+        ("query", "key", "value"),
+        NAN,
+    ),
+    "nn.DotProductAttention": E("nn", module(nn.DotProductAttention, **QKV), {"dropout": 0.0}),
+    "nn.DotProductAttention()": E(
+        "nn",
+        call_of(nn.DotProductAttention),
+        QKV | {"valid_lens": None},
+        {"query": NAN, "key": NAN, "value": WIDER, "valid_lens": ABSENT},
+        ("query", "key", "value"),
+        TENSORS,
+    ),
+    "nn.KeyValueCache.append": E(
+        "nn", cached, {"key": x4(2), "value": x4(3)}, {"key": {"NaN tensor": "else"}, "value": {"NaN tensor": "else"}}
+    ),
+    "nn.LearnedPositionalEncoding": E(
+        "nn",
+        module(nn.LearnedPositionalEncoding, x=x3()),
+        {"max_len": 7, "emb_dim": 4, "dropout": 0.0},
+    ),
+    "nn.LearnedPositionalEncoding()": E(
+        "nn",
+        call_of(lambda: nn.LearnedPositionalEncoding(9, 4)),
+        {"x": x3(), "offset": 1},
+        {"x": NAN},
+    ),
+    "nn.RotaryEmbedding": E(
+        "nn",
+        module(nn.RotaryEmbedding, x=x3()),
+        {"dim": 4, "base": 10000.0, "interleaved": False},
+        {
+            "base": WIDE,
+            "interleaved": {"bool": "else"},
+        },
+    ),
+    "nn.RotaryEmbedding()": E("nn", call_of(lambda: nn.RotaryEmbedding(4)), {"x": x3(), "offset": 1}, {"x": WIDER}),
+    "nn.SinusoidalPositionalEncoding": E(
+        "nn",
+        module(nn.SinusoidalPositionalEncoding, x=x3()),
+        {"emb_dim": 4, "dropout": 0.0},
+    ),
+    "nn.SinusoidalPositionalEncoding()": E(
+        "nn",
+        call_of(lambda: nn.SinusoidalPositionalEncoding(4)),
+        {"x": x3(), "offset": 1},
+        {"x": NAN},
+    ),
+    "watch": E("models", watched, {"model": Block()}),
+    "use_in_transformers": E("models", lambda model: ch.use_in_transformers(model), {"model": None}),
+}
+
+# Public names that are no entries, and why.
+NOT_CALLED = {
+    "ClearheadError": "an error", "ShapeError": "an error", "UnsupportedError": "an error",
+    "Score": "abstract", "Mask": "abstract", "Bias": "abstract",
+    "Plan": "what plan() gives", "Call": "what watch() gives", "Seen": "what watch() gives",
+    "nn.KeyValueCache": "takes nothing; its append is here",
+    "Weights.shape": "an attribute", "Weights.dtype": "an attribute", "Weights.problem": "an attribute",
+}  # fmt: skip

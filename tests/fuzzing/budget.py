@@ -1,0 +1,114 @@
+"""How far from the truth a result may be: derived from the problem.
+
+Twice the error of plain eager code of the same dtype, and twice what the truth moves by when every input is moved by a
+few roundings of that dtype, and so are projections, scores, the log-sum-exp that a backward pass begins with and the
+two numbers whose difference the softmax's gradient is. In float64, where the truth rounds too, also that of
+`clearhead.testing`. Where eager code overflows, it says nothing, and the moves alone decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+import oracle
+import torch
+from oracle import Array, Found, Problem
+
+from clearhead.testing import EXACT
+from fuzzing.plain import plain
+
+ROUNDINGS = 4  # how many roundings each number may be moved by
+MOVES = 6
+
+Measure = Callable[[Found], Array]  # what is compared, of what is found
+
+
+class Truth:
+    """The truth of a problem computed in one dtype, and how far from it is near enough."""
+
+    def __init__(self, problem: Problem, dtype: torch.dtype, loss: Array | None = None) -> None:
+        self.problem, self.dtype, self.loss = problem, dtype, loss
+        self.eps, self.tiny = torch.finfo(dtype).eps, torch.finfo(dtype).tiny
+        self.found = oracle.attend(problem, loss)
+
+    @cached_property
+    def plain(self) -> Found:
+        return plain(self.problem, self.dtype, self.loss)
+
+    @cached_property
+    def moved(self) -> list[Found]:
+        found = []
+        for seed in range(MOVES):
+            g = np.random.default_rng(seed)
+            step = lambda shape, g=g: g.integers(-ROUNDINGS, ROUNDINGS + 1, shape) * (self.eps / 2)
+            loss = None if self.loss is None else move(self.loss, step)
+            found.append(oracle.attend(moved(self.problem, step), loss, step))
+        return found
+
+    @cached_property
+    def residue(self) -> float:
+        """What is left of a gradient that is 0 because two numbers cancel and are multiplied by what is nearly 0."""
+        if self.loss is None:
+            return 0.0
+        arrays = (*self.problem.inputs, *self.problem.score[2].values())
+        sizes = [np.abs(x[np.isfinite(x)]).max(initial=0.0) for x in (self.loss, self.problem.value, *arrays)]
+        return self.eps**2 * sizes[0] * sizes[1] * max(1.0, *sizes)
+
+    def wrong(
+        self, name: str, got: Array, measure: Measure, dtype: torch.dtype | None = None, of: Measure | None = None
+    ) -> str | None:
+        """What is wrong with a result, in words; None if nothing is. `dtype`: that of the result, if another.
+
+        `of`: what the result is a small part of, whose budget is then taken: one number's may be small by chance.
+        """
+        with np.errstate(all="ignore"):
+            return self._wrong(name, got, measure, dtype or self.dtype, of or measure)
+
+    def _wrong(self, name: str, got: Array, measure: Measure, dtype: torch.dtype, of: Measure) -> str | None:
+        want = measure(self.found)
+        if got.shape != want.shape:
+            return f"{name} has shape {got.shape}, not {want.shape}"
+        if not want.size:
+            return None
+        number = np.isnan(want)
+        if (np.isnan(got) != number).any():
+            return f"{name} is NaN {np.isnan(got).sum()} times, and should be {number.sum()} times"
+        infinite = np.isinf(want)
+        if (got[infinite] != want[infinite]).any():
+            return f"{name} is not infinite where it should be"
+        some = ~number & (np.abs(want) < torch.finfo(dtype).max * 0.99)
+        if not some.any():
+            return None
+        off = np.abs(got[some] - want[some]).max()
+        whole = of(self.found)
+        kept = np.abs(whole) < np.inf
+        size, apart = np.abs(whole[kept]).max(), lambda x: np.abs(x[kept] - whole[kept]).max()
+        budget = ROUNDINGS * self.eps * size + torch.finfo(dtype).tiny + self.residue
+        budget += ROUNDINGS * np.finfo(np.float64).eps  # the truth rounds, too: 1 less what is very small is 1
+        budget += EXACT * max(1.0, size) if self.dtype == torch.float64 else torch.finfo(dtype).eps * size
+        if off <= budget:
+            return None
+        terms = self.found.terms.get(name.rpartition(": ")[2])
+        budget += 0.0 if terms is None else ROUNDINGS * self.eps * terms.max(initial=0.0)
+        near = apart(of(self.plain))
+        budget += 2 * near if np.isfinite(near) else 0.0
+        if off <= budget:
+            return None
+        budget += 2 * max(apart(of(other)) for other in self.moved)
+        return None if off <= budget or np.isnan(budget) else f"{name} is off by {off:.3g}, allowed {budget:.3g}"
+
+
+def move(x: Array, step: Callable[[tuple[int, ...]], Array]) -> Array:
+    return np.where(np.isfinite(x), x * (1 + step(x.shape)), x)
+
+
+def moved(p: Problem, step: Callable[[tuple[int, ...]], Array]) -> Problem:
+    """The same problem, every number of it moved by some roundings."""
+    kind, settings, learnt = p.score
+    score = kind, settings, {n: move(x, step) for n, x in learnt.items()}
+    biases = tuple((k, s, {n: move(x, step) for n, x in t.items()}) for k, s, t in p.biases)
+    query, key, value = (move(x, step) for x in p.inputs)
+    return replace(p, query=query, key=key, value=value, score=score, biases=biases)

@@ -1,0 +1,161 @@
+"""What to pass to clearhead for a problem that is plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import oracle
+import torch
+from oracle import Array
+from torch import Tensor
+
+import clearhead as ch
+from clearhead.biases import DistanceBias
+from clearhead.masks import Intervals
+from fuzzing.draw import Spec
+
+
+class Sines(ch.Score):
+    """A score with tile() alone, and something to learn."""
+
+    def __init__(self, w: Tensor) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(w)
+
+    def tile(self, query: Tensor, key: Tensor) -> Tensor:
+        return (query.unsqueeze(-2) - key.unsqueeze(-3)).sin() @ self.w
+
+
+def smooth(query: Tensor, key: Tensor) -> Tensor:
+    return -torch.sqrt(1 + (query.unsqueeze(-2) - key.unsqueeze(-3)).square()).sum(-1)
+
+
+@dataclass
+class Built:
+    """A problem as clearhead takes it; `leaves` are the tensors that gradients are asked for, by the oracle's names."""
+
+    spec: Spec
+    inputs: list[Tensor]
+    options: dict[str, Any]
+    leaves: dict[str, Tensor] = field(default_factory=dict)
+
+    def attend(self, query: Any, key: Any, value: Any, engine: str | None) -> Any:
+        if self.spec.problem.dropout_p:
+            torch.manual_seed(self.spec.number)
+        options = self.options | {"dropout_p": self.spec.problem.dropout_p, "engine": engine}
+        return ch.attention(query, key, value, **options)
+
+
+def build(spec: Spec) -> Built:
+    p, dtype = spec.problem, getattr(torch, spec.dtype)
+    inputs = [laid_out(x, spec.layout, dtype) for x in p.inputs]
+    leaves = dict(zip(("query", "key", "value"), inputs, strict=True))
+    score, learnt = _score(p.score, dtype)
+    leaves |= learnt
+    sizes = oracle.Sizes(*(x.shape for x in p.inputs))
+    options: dict[str, Any] = {"score": score, "mask": _mask(p.mask, spec, sizes)}
+    modules = []
+    for i, one in enumerate(p.biases):
+        module, name = _bias(one, spec, sizes)
+        modules.append(module)
+        if getattr(module, name).requires_grad:
+            leaves[f"bias.{i}.{name}"] = getattr(module, name)
+    if modules:
+        options["bias"] = sum(modules[1:], modules[0]) if spec.bias_as == "bias" else modules[0].tensor
+    for leaf in leaves.values():
+        leaf.requires_grad_()
+    return Built(spec, inputs, options, leaves)
+
+
+def tensor(x: Array, dtype: torch.dtype) -> Tensor:
+    return torch.from_numpy(np.array(x, order="C")).to(dtype)
+
+
+def laid_out(x: Array, layout: str, dtype: torch.dtype) -> Tensor:
+    """The same numbers, otherwise in memory."""
+    t = tensor(x, dtype)
+    if layout == "length first":
+        return t.transpose(0, -2).contiguous().transpose(0, -2)
+    if layout == "every second":
+        return t.repeat_interleave(2, -1)[..., ::2]
+    if layout == "unaligned":
+        return torch.cat([t.new_zeros(1), t.flatten()])[1:].view(t.shape)
+    if layout == "expanded" and t.ndim > 2 and t.shape[0]:
+        return t[:1].expand(t.shape)
+    if layout == "overlapping" and t.shape[-1] and t.shape[-2]:
+        base = torch.cat([t[..., 0], t[..., -1, 1:]], -1)
+        return base.unfold(-1, t.shape[-1], 1)
+    if layout == "negated" and dtype in (torch.float32, torch.float64):
+        return torch.complex(torch.zeros_like(t), -t).conj().imag
+    return t
+
+
+def _score(score: Any, dtype: torch.dtype) -> tuple[Any, dict[str, Tensor]]:
+    kind, settings, learnt = score
+    given = {name: tensor(x, dtype) for name, x in learnt.items()}
+    made: dict[str, Callable[[], Any]] = {
+        "dot": lambda: ch.Dot(sinks=given.get("sinks"), **settings),
+        "bilinear": lambda: ch.Bilinear.from_weights(given["W"]),
+        "additive": lambda: ch.Additive.from_weights(given.get("W_q"), given.get("W_k"), given["w_v"]),
+        "cosine": lambda: ch.Cosine(**settings),
+        "gaussian": lambda: ch.Gaussian(**settings),
+        "smooth": lambda: smooth,
+        "sines": lambda: Sines(given["w"]),
+    }
+    module = made[kind]()
+    return module, {f"score.{name}": getattr(module, name) for name in given}
+
+
+def _mask(mask: Any, spec: Spec, sizes: Any) -> Any:
+    if mask is None or spec.mask_as == "mask":
+        return None if mask is None else expression(mask, spec.problem.align)
+    keep = torch.from_numpy(mask[1])
+    if spec.mask_as == "bool":
+        return keep
+    return torch.zeros(keep.shape, dtype=getattr(torch, spec.dtype)).masked_fill(~keep, -torch.inf)
+
+
+def expression(mask: Any, align: Any) -> ch.Mask:
+    kind, *given = mask
+    if kind in ("and", "or"):
+        left, right = (expression(one, align) for one in given)
+        return left & right if kind == "and" else left | right
+    if kind == "not":
+        return ~expression(given[0], align)
+    given = [torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in given]
+    align = torch.from_numpy(align) if isinstance(align, np.ndarray) else align
+    made: dict[str, Callable[..., ch.Mask]] = {
+        "lengths": ch.Lengths,
+        "padding": ch.Padding,
+        "causal": lambda: ch.Causal(align),
+        "window": lambda before, after: ch.SlidingWindow(before, after, align),
+        "documents": lambda ids: ch.Documents(ids, align),
+        "prefix": lambda n: ch.PrefixLM(n, align),
+        "intervals": Intervals,
+        "where": lambda factors: ch.Where(lambda *i: sum(f * x for f, x in zip(factors, i, strict=True)) % 3 > 0),
+        "dense": ch.DenseMask,
+    }
+    return made[kind](*given)
+
+
+def _bias(one: Any, spec: Spec, sizes: Any) -> tuple[ch.Bias, str]:
+    kind, settings, learnt = one
+    dtype = getattr(torch, spec.bias_dtype)
+    align = spec.problem.align
+    align = torch.from_numpy(align) if isinstance(align, np.ndarray) else align
+    (name, x), *_ = learnt.items()
+    if kind == "alibi":
+        bias: ch.Bias = ch.ALiBi(sizes.heads, align).to(dtype)
+        bias.slopes.requires_grad_(spec.learn_bias)
+    elif kind == "relative":
+        bias = ch.RelativeBias(sizes.heads, align=align, **settings).to(dtype)
+        bias.weight.data = tensor(x, dtype)
+        bias.weight.requires_grad_(spec.learn_bias)
+    else:
+        made = tensor(x, dtype)
+        made = torch.nn.Parameter(made) if spec.learn_bias else made
+        bias = (ch.DenseBias if kind == "dense" else DistanceBias)(made)
+    return bias, name

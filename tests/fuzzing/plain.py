@@ -1,0 +1,93 @@
+"""What a person would write: plain eager PyTorch in the inputs' own dtype, nothing of clearhead.
+
+How far it is from the truth says how far an engine may be.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import oracle
+import torch
+from oracle import Array, Found, Problem
+from torch import Tensor
+
+
+def plain(p: Problem, dtype: torch.dtype, loss: Array | None = None) -> Found:
+    """What `oracle.attend` gives, computed in this dtype, gradients by autograd."""
+    with np.errstate(all="ignore"):
+        return _plain(p, dtype, loss)
+
+
+def _plain(p: Problem, dtype: torch.dtype, loss: Array | None) -> Found:
+    sizes = oracle.Sizes(*(x.shape for x in p.inputs))
+    leaf = lambda x: torch.from_numpy(np.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)).to(dtype).requires_grad_()
+    leaves = {name: leaf(x) for name, x in zip(("query", "key", "value"), p.inputs, strict=True)}
+    kind, settings, learnt = p.score
+    learnt = {name: leaf(x) for name, x in learnt.items()}
+    leaves |= {f"score.{name}": x for name, x in learnt.items()}
+    q, k, v = (fold(leaves[name], sizes) for name in ("query", "key", "value"))
+    raw = scores(kind, q, k, settings, learnt)
+    undo = {}
+    s = raw
+    for i, (name, given, tensors) in enumerate(p.biases):
+        added, undo[i] = oracle.BIASES[name](sizes, p.align, **given, **tensors)
+        s = s + torch.from_numpy(np.array(np.broadcast_to(added, sizes.shape))).to(dtype)
+    if undo:
+        leaves["added"] = s
+        s.retain_grad() if s.requires_grad else s.requires_grad_()
+    keep = torch.from_numpy(np.array(oracle.allowed(p.mask, sizes, p.align)))
+    s = s.masked_fill(~keep, -torch.inf)
+    blind = s.amax(-1, keepdim=True) == -torch.inf if s.shape[-1] else torch.ones(*s.shape[:-1], 1, dtype=torch.bool)
+    s = s.masked_fill(blind, 0.0)
+    if "sinks" in learnt:
+        s = torch.cat([s, learnt["sinks"].view(1, -1, 1, 1).expand(*s.shape[:-1], 1)], -1)
+    lse = s.logsumexp(-1) if s.shape[-1] else s.sum(-1)
+    w = s.softmax(-1)[..., : sizes.keys].masked_fill(blind, 0.0)
+    entropy = -(torch.xlogy(w, w)).sum(-1)
+    dropped = w
+    if p.dropout_p:
+        dropped = w * torch.from_numpy(oracle.dropout(p.dropout_p, p.seed, sizes.shape)).to(dtype)
+    output = dropped @ v
+    lse = lse.masked_fill(blind[..., 0], -torch.inf)
+    parts = (sizes.restore(t.detach().double().numpy()) for t in (raw, w, lse, entropy, output))
+    found = Found(*parts, {}, keep.numpy())
+    if loss is not None:
+        grad = torch.from_numpy(loss.reshape(output.shape)).to(dtype)
+        gradients = torch.autograd.grad(output, list(leaves.values()), grad, allow_unused=True)
+        for (name, x), g in zip(leaves.items(), gradients, strict=True):
+            found.gradients[name] = (torch.zeros_like(x) if g is None else g).double().numpy()
+        ds = found.gradients.pop("added", None)
+        for i, back in undo.items():
+            found.gradients |= {f"bias.{i}.{name}": x for name, x in back(ds).items()}
+    return found
+
+
+def fold(t: Tensor, sizes: Any) -> Tensor:
+    """(B, H, L, E), as `oracle.Sizes.fold`."""
+    if sizes.depth <= 3:
+        return t.expand(*sizes.outer, *t.shape[-2:]).reshape(sizes.batch, 1, *t.shape[-2:])
+    t = t.reshape((1,) * (sizes.depth - t.ndim) + tuple(t.shape))
+    if t.shape[-3] != sizes.heads:
+        t = t.repeat_interleave(sizes.heads // t.shape[-3], -3)
+    return t.expand(*sizes.outer, *t.shape[-3:]).reshape(sizes.batch, sizes.heads, *t.shape[-2:])
+
+
+def scores(kind: str, q: Tensor, k: Tensor, settings: dict[str, Any], learnt: dict[str, Tensor]) -> Tensor:
+    if kind == "dot":
+        width, scale, cap = q.shape[-1], settings.get("scale"), settings.get("softcap")
+        s = q @ k.mT * ((width**-0.5 if width else 1.0) if scale is None else scale)
+        return s if cap is None else cap * torch.tanh(s / cap)
+    if kind == "bilinear":
+        return q @ learnt["W"] @ k.mT
+    if kind == "cosine":
+        unit = lambda x: x / x.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+        return unit(q) @ unit(k).mT / settings["temperature"]
+    if kind == "additive":
+        q, k = (x if w is None else x @ w.T for x, w in ((q, learnt.get("W_q")), (k, learnt.get("W_k"))))
+        return torch.tanh(q.unsqueeze(-2) + k.unsqueeze(-3)) @ learnt["w_v"]
+    apart = q.unsqueeze(-2) - k.unsqueeze(-3)
+    if kind == "gaussian":
+        return -apart.square().sum(-1) / (2 * settings["bandwidth"] ** 2)
+    return -torch.sqrt(1 + apart.square()).sum(-1) if kind == "smooth" else apart.sin() @ learnt["w"]

@@ -1,0 +1,132 @@
+"""Kernels between protected pages: each case is run in ordinary memory and between pages, and must find the same.
+
+    python tests/guard_pages.py avx2 after
+
+runs all cases on one instruction set, with the protected page after each buffer (or before it). The case at work is
+printed before it is run, so that the last line names the one that ended the process. `tests/test_guard_pages.py` does
+this for every instruction set.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import other_kernels
+import torch
+from guarded_memory import guarding
+from torch import Tensor
+
+LENGTHS = [(1, 1), (1, 67), (2, 16), (3, 65), (4, 129), (5, 70), (7, 9), (48, 64), (49, 63), (53, 1), (97, 130)]
+WIDTHS = [(1, 1), (3, 5), (7, 3), (16, 16), (17, 33), (20, 11), (64, 64), (65, 1)]
+DTYPES = [torch.float32, torch.float32, torch.bfloat16]
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def scores(width: int) -> dict[str, Callable[[], Any]]:
+    import clearhead as ch
+
+    return {
+        "dot": lambda: ch.Dot(),
+        "softcap and sinks": lambda: ch.Dot(softcap=2.0, sinks=torch.tensor([0.5, -1.0, 0.1, 3.0])),
+        "additive": lambda: ch.Additive.from_weights(None, None, draw(width, seed=3)),
+        "gaussian": lambda: ch.Gaussian(3.0),
+    }
+
+
+def masks(queries: int, keys: int) -> dict[str, Any]:
+    import clearhead as ch
+    from clearhead.masks import Intervals
+
+    some = lambda *shape: draw(*shape, seed=5) > 0.3
+    edges = torch.arange(queries) % (keys + 1), (torch.arange(queries) * 3) % (keys + 1)
+    return {
+        "none": None,
+        "causal": ch.Causal("lower_right"),
+        "intervals": Intervals(*edges),
+        "one length a query": ch.Lengths(edges[0].expand(3, -1)),
+        "dense": ch.DenseMask(some(queries, keys)),
+        "dense of each head": ch.DenseMask(some(1, 4, queries, keys)) & ch.Lengths([keys, keys // 2, 0]),
+        "a column": ch.DenseMask(some(queries, 1)),
+        "padding": ch.Padding(some(3, keys)),
+    }
+
+
+def biases(queries: int, keys: int) -> dict[str, Any]:
+    import clearhead as ch
+
+    parameter = lambda *shape: torch.nn.Parameter(draw(*shape, seed=6))
+    return {
+        "none": lambda: None,
+        "dense": lambda: ch.DenseBias(parameter(queries, keys)),
+        "a row": lambda: ch.DenseBias(parameter(1, 4, 1, keys)),
+        "relative": lambda: ch.RelativeBias(4, 8, 20, align="lower_right"),
+        "both": lambda: ch.ALiBi(4, "lower_right") + ch.DenseBias(parameter(3, 1, queries, 1)),
+    }
+
+
+def cases() -> Iterator[tuple[str, Callable[[], list[Tensor]]]]:
+    """Every pair of lengths and widths; the rest takes turns, in periods that do not divide each other."""
+    for i, ((queries, keys), (width, value_width)) in enumerate(itertools.product(LENGTHS, WIDTHS)):
+        turns = []
+        for j, choices in enumerate((scores(width), masks(queries, keys), biases(queries, keys))):
+            turns.append(list(choices.items())[(i + i // (7 + j)) % len(choices)])
+        dtype, dropout_p = DTYPES[(i + i // 5) % 3], 0.3 * (i % 4 == 1)
+        name = ", ".join([f"{queries}×{keys}, {width}×{value_width}, {dtype}", *(name for name, _ in turns)])
+        shapes = (3, 4, queries, width), (3, 2, keys, width), (3, 2, keys, value_width)
+        inputs = [draw(*shape, seed=n).to(dtype) for n, shape in enumerate(shapes)]
+        yield name, lambda i=inputs, t=turns, p=dropout_p: run(i, t[0][1](), t[1][1], t[2][1], p)
+
+
+def run(inputs: list[Tensor], score: Any, mask: Any, make_bias: Callable[[], Any], dropout_p: float) -> list[Tensor]:
+    """Output, gradients, summaries, a row and a part of the weights."""
+    import clearhead as ch
+
+    torch.manual_seed(0)
+    score, bias = score.to(inputs[0].dtype), make_bias()
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    output = ch.attention(*leaves, score=score, mask=mask, bias=bias, dropout_p=dropout_p, engine="cpu")
+    learnt = [*score.parameters(), *(bias.parameters() if bias is not None else ())]
+    found = [output.detach(), *torch.autograd.grad(output, [*leaves, *learnt], draw(*output.shape, seed=9).to(output))]
+    query, key, value = inputs
+    with torch.no_grad():
+        weights = ch.weights(query, key, score=score, mask=mask, bias=bias, engine="cpu")
+        keys = key.shape[2]
+        for k in {1, min(5, keys), min(64, keys)}:
+            found += weights.reduce(ch.TopK(k))[0]
+        every = ch.Entropy(), ch.Received(), ch.Pool((3, 5), "mean"), ch.Output(value)
+        found += [*weights.reduce(*every), *weights.reduce(ch.Pool((5, 7))), weights.logsumexp, weights.dense()]
+        found += [weights[1, 2, -1], weights[..., keys // 2 :]]
+    return [t.clone() for t in found]
+
+
+def main() -> int:
+    instructions, side, *folder = sys.argv[1:]
+    if folder:
+        other_kernels.use(folder[0])
+    from clearhead import _native
+    from clearhead.engines import cpu
+
+    kernels = _native.chosen(instructions)
+    _native.chosen = lambda instructions=None: kernels
+    wrong = 0
+    for name, case in cases():
+        print(name, flush=True)
+        want = case()
+        with guarding(side, _native, cpu) as guard:
+            got = case()
+        for i, (a, b) in enumerate(zip(got, want, strict=True)):
+            if not torch.equal(a.nan_to_num(7e7), b.nan_to_num(7e7)):
+                wrong += 1
+                print(f"DIFFERENT: {name}: result {i}", flush=True)
+        guard.free()
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

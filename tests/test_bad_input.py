@@ -1,0 +1,67 @@
+"""Every public entry with every kind of unusual argument: a right answer or a `ClearheadError`, and nothing else.
+
+The cases are a table (`bad_input/entries.py`) times a list of values (`bad_input/values.py`), and inputs in which a
+size is 0 (`bad_input/empties.py`). They run in processes of their own: one that ends its process is named, and the next
+one goes on after it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bad_input.entries import ENTRIES, NOT_CALLED
+
+import clearhead as ch
+from clearhead import nn
+
+GROUPS = sorted({entry.group for entry in ENTRIES.values()})
+
+
+def run(group):
+    """What is wrong in a group, as lines."""
+    wrong, seen = [], []
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    while True:
+        command = [sys.executable, "-m", "bad_input.run", group]
+        done = subprocess.run(command, input=json.dumps(seen), capture_output=True, text=True, env=environment)
+        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+        wrong += [text for kind, text in lines if kind == "wrong"]
+        seen += [text for kind, text in lines if kind == "at"]
+        if lines and lines[-1][0] == "done":
+            return wrong
+        if not any(kind == "at" for kind, _ in lines):
+            return [*wrong, f"nothing could be run: {done.stderr[-1000:]}"]
+        wrong.append(f"{seen[-1]} ends its process ({done.returncode})")
+
+
+@pytest.mark.parametrize("group", [*GROUPS, "empties"])
+def test_a_right_answer_or_one_clear_error(group):
+    wrong = run(group)
+    assert not wrong, f"{len(wrong)} cases:\n" + "\n".join(wrong)
+
+
+def public():
+    """Every public name: those of clearhead, of clearhead.nn, of Weights, and what classes are built by."""
+    for owner, prefix in ((ch, ""), (nn, "nn."), (ch.Weights, "Weights.")):
+        for name in dir(owner):
+            value = getattr(owner, name)
+            of_ours = callable(value) and str(getattr(value, "__module__", "")).startswith("clearhead")
+            if not name.startswith("_") and (of_ours or owner is ch.Weights):
+                yield prefix + name
+            if isinstance(value, type) and of_ours:
+                yield from (f"{prefix}{name}.{n}" for n in vars(value) if n.startswith(("from_", "to_")))
+
+
+def test_every_public_name_is_in_the_table():
+    missing = {name for name in public() if name not in ENTRIES and name not in NOT_CALLED}
+    assert not missing
+
+
+def test_the_table_has_no_more_than_there_is():
+    known = set(public()) | {"nn.KeyValueCache.append"}
+    named = {name.rstrip("()") for name in ENTRIES if " " not in name and "[" not in name}
+    assert named - known <= {"mask.dense"}
+    assert set(NOT_CALLED) <= known

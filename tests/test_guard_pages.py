@@ -1,0 +1,68 @@
+"""No kernel reads or writes outside of the buffers it is given, on any instruction set."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clearhead import _native
+
+CHILD = Path(__file__).with_name("guard_pages.py")
+
+
+@pytest.mark.parametrize("side", ["after", "before"])
+@pytest.mark.parametrize("instructions", _native.kernels().available())
+def test_kernels_stay_inside_their_buffers(instructions, side, request):
+    """A fault ends a process of its own, whose last line is the case."""
+    folder = request.config.getoption("--kernels")
+    command = [sys.executable, CHILD, instructions, side, *([folder] if folder else [])]
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # many short calls: threads would only wait for each other
+    done = subprocess.run(command, capture_output=True, text=True, env=one_thread)
+    lines = done.stdout.splitlines() or ["none was begun"]
+    different = [line for line in lines if line.startswith("DIFFERENT")]
+    assert not different, "\n".join(different)
+    assert done.returncode == 0, f"ended with {done.returncode} at: {lines[-1]}\n{done.stderr[-2000:]}"
+
+
+@pytest.mark.parametrize("side", ["after", "before"])
+@pytest.mark.parametrize("access", ["read", "write"])
+def test_a_step_outside_ends_the_process(side, access):
+    code = f"""
+import ctypes, torch, guarded_memory
+tensor = guarded_memory.Guard("{side}").copy(torch.ones(3, 7))
+inside = ctypes.c_float.from_address(tensor.data_ptr() + {80 if side == "after" else 0})
+assert inside.value == 1.0
+outside = ctypes.c_float.from_address(tensor.data_ptr() + {84 if side == "after" else -4})
+print("before", flush=True)
+{"outside.value" if access == "read" else "outside.value = 1.0"}
+print("after")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=CHILD.parent)
+    assert done.returncode < 0 and done.stdout == "before\n", done.stderr
+
+
+@pytest.mark.parametrize("side", ["after", "before"])
+def test_a_kernel_that_is_told_of_one_row_too_many_ends_the_process(side):
+    """The pointers of a call lead to guarded memory: one more query, or one before the first, is a fault."""
+    code = f"""
+import torch
+from guarded_memory import guarding
+from clearhead import _native
+from clearhead._problem import make_problem
+problem = make_problem(torch.ones(1, 1, 5, 8), torch.ones(1, 1, 6, 8), torch.ones(1, 1, 6, 8))
+with guarding("{side}", _native) as guard:
+    call = _native.Call(problem)
+    call.native.out = call.numbers(_native.torch.zeros(1, 1, 5, 8))
+    kernels = _native.chosen()
+    kernels.forward(call.native)
+    print("before", flush=True)
+    call.native.queries, call.native.keys = (600, 6) if "{side}" == "after" else (5, 6)
+    if "{side}" == "before":
+        call.native.query = call.module.Array(guard.copy(problem.query).data_ptr() - 4, 40, 40, 8, 1)
+    kernels.forward(call.native)
+    print("after")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=CHILD.parent)
+    assert done.returncode < 0 and done.stdout == "before\n", done.stderr
