@@ -35,6 +35,7 @@ ORDER = [
     "_align",
     "_dropout",
     "_shapes",
+    "_arguments",
     "_versions",
     "_values",
     "_errors",

@@ -268,7 +268,7 @@ def test_words_for_the_report_are_words(tmp_path):
     with ch.watch(block) as seen:
         block(Q)
     for wrong in ("abcdef", torch.arange(6)):
-        with pytest.raises(ch.ClearheadError, match="list of words"):
+        with pytest.raises(ch.ClearheadError, match="words, one for each position"):
             seen.report(tmp_path / "page.html", wrong)
 
 

@@ -223,7 +223,7 @@ def test_numpy_in_numpy_out(change):
 def test_read_only_memory_is_taken_without_a_copy():
     array = draw(50, 4).numpy()
     array.flags.writeable = False
-    from clearhead._shapes import to_tensor
+    from clearhead._arguments import to_tensor
 
     assert to_tensor(array, "query").data_ptr() == array.ctypes.data
 

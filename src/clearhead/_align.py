@@ -8,8 +8,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from clearhead._arguments import to_tensor
 from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import Sizes, placed, to_tensor
+from clearhead._shapes import Sizes, placed
 from clearhead._values import ensure, readable
 
 FAR = 2**40  # further than any sequence is long; sums of such numbers do not overflow

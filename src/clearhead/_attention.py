@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from clearhead import _compiled
+from clearhead._arguments import check_float
 from clearhead._errors import ClearheadError
 from clearhead._problem import Problem, make_problem
-from clearhead._shapes import check_float
 from clearhead._tiles import softmax
 from clearhead._values import compiling, without_autocast
 from clearhead.engines.base import Engine

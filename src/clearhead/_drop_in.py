@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from clearhead._arguments import check_flag, check_float
 from clearhead._attention import attention
 from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import check_flag, check_float, columns
+from clearhead._shapes import columns
 from clearhead.masks.base import Mask
 from clearhead.masks.causal import Causal
 from clearhead.scores.base import check_number

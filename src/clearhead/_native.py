@@ -192,8 +192,11 @@ class Forward(NamedTuple):
     finite: bool
 
 
-def forward(problem: Problem, keep_stats: bool) -> Forward:
-    """The output of a lowered problem that has a value and keys."""
+def forward(problem: Problem, keep_stats: bool, as_read: bool = True) -> Forward:
+    """The output of a lowered problem that has a value and keys.
+
+    Few queries go the way of decoding, unless `as_read` is False.
+    """
     lowered, value = problem.lowered, problem.value
     assert lowered is not None and value is not None
     lead = lowered.query.shape[:3]
@@ -209,9 +212,8 @@ def forward(problem: Problem, keep_stats: bool) -> Forward:
         native.out = call.into(output, rows)
         if keep_stats:
             native.stats = call.into(stats, rows)
-        few = native.queries <= FEW_QUERIES and problem.groups * native.queries <= ROWS
         cpu = chosen()
-        finite &= cpu.decode(native) if few else cpu.forward(native)
+        finite &= cpu.decode(native) if as_read and _few(problem) else cpu.forward(native)
     return Forward(output, stats, finite)
 
 
@@ -219,6 +221,9 @@ def gradients(problem: Problem, wanted: tuple[bool, ...], grad: Tensor, kept: Fo
     """The gradients to the operands (see `_backward`), each of its operand's dtype; None where not wanted."""
     lowered, value, added = problem.lowered, problem.value, problem.bias or Added()
     assert lowered is not None and value is not None
+    if _few(problem):
+        # the sums of these scores were taken in another order; large ones differ by more than their softmax can bear
+        kept = kept._replace(stats=forward(problem, keep_stats=True, as_read=False).stats)
     operands = (lowered.query, lowered.key, value, lowered.weight, lowered.sinks, added.dense, added.relative)
     sums: list[Tensor | None] = [
         torch.zeros_like(t, dtype=torch.float32, memory_format=torch.contiguous_format)
@@ -241,6 +246,11 @@ def gradients(problem: Problem, wanted: tuple[bool, ...], grad: Tensor, kept: Fo
         s.to(t.dtype) if s is not None and t is not None and want else None
         for s, t, want in zip(sums, operands, wanted, strict=True)
     )
+
+
+def _few(problem: Problem) -> bool:
+    """Whether the keys are read where they lie: packing them would cost more than it saves."""
+    return problem.sizes.queries <= FEW_QUERIES and problem.groups * problem.sizes.queries <= ROWS
 
 
 def _add_gradients(

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from clearhead._align import check_one_alignment
+from clearhead._arguments import to_tensor
 from clearhead._dropout import check_dropout, draw_seed
 from clearhead._errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead._reads import tensors_in
-from clearhead._shapes import Sizes, as_inputs, fit, to_tensor
+from clearhead._shapes import Sizes, apart, as_inputs, fit
 from clearhead._unseen import Unseen, finite, group, seen, where_unseen, zero
 from clearhead._values import (
     any_autocast,
@@ -111,8 +112,11 @@ def make_problem(
     if any_autocast():
         query, key, value = autocast(query), autocast(key), None if value is None else autocast(value)
     query, key, value, sizes = as_inputs(query, key, value)
+    query, key, value = apart(query), apart(key), None if value is None else apart(value)
     score = _as_score(score)
     score.check(query, key)
+    if not sizes.keys and not compiling():  # queries that see nothing: a projection's gradient is not to meet them
+        query = query.masked_fill(~query.isfinite(), 0.0)
     if mask is None and bias is None and type(dropout_p) in (float, int) and not dropout_p:
         return Problem(query, key, value, sizes, score, _lower(score, query, key), None, None)
     _refuse_distributed({"query": query, "key": key, "value": value})

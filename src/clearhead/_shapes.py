@@ -11,7 +11,6 @@ Inside clearhead every tensor has four dimensions: query (B, H, Lq, Eq), key (B,
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,10 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clearhead._arguments import FLOATS, check_float
 from clearhead._errors import ClearheadError, ShapeError
 from clearhead._values import as_followed, compiling, empty_of_values
-
-FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class Sizes(NamedTuple):
@@ -110,57 +108,6 @@ def check_shape(tensor: Any, spec: str | Sequence[int | str | None]) -> dict[str
     return sizes
 
 
-def to_tensor(array: Any, name: str) -> Tensor:
-    """A tensor over a NumPy array's own memory (a copy only where torch cannot address it); tensors pass."""
-    if isinstance(array, Tensor):
-        return array
-    if isinstance(array, np.ma.MaskedArray):
-        raise ClearheadError(f"{name} is a masked array; pass {name}.data, and what it masks as mask=DenseMask(keep).")
-    if not isinstance(array, np.ndarray):
-        raise ClearheadError(
-            f"{name} is a {type(array).__name__}; pass a torch tensor or a NumPy array "
-            f"(for a list: numpy.asarray({name}))."
-        )
-    if array.dtype.kind not in "fiub":
-        raise ClearheadError(
-            f"{name} is a NumPy array of dtype {array.dtype}, which holds no real numbers clearhead can compute "
-            f"with.\nIf its rows have unequal lengths, pad them and pass mask=Lengths(valid_lens); "
-            f"else pass {name}.astype(float)."
-        )
-    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
-        raise ClearheadError(f"{name} has dtype {array.dtype}; pass {name}.astype('float64').")
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    if any(stride < 0 for stride in array.strides) or not array.flags.writeable:
-        # torch has no negative strides, and warns of read-only memory although nothing here writes to it
-        array = array.copy() if any(s < 0 for s in array.strides) else _writable_view(array)
-    return torch.from_numpy(array)
-
-
-def owned(array: Any, name: str) -> Tensor:
-    """As `to_tensor`, for what outlives the call: a NumPy array is copied, since its writes cannot be seen."""
-    return to_tensor(array.copy() if isinstance(array, np.ndarray) else array, name)
-
-
-class _Memory:
-    """Memory that NumPy takes as an array, and what keeps it alive."""
-
-    def __init__(self, interface: dict[str, Any], owner: np.ndarray) -> None:
-        self.__array_interface__ = interface
-        self.owner = owner
-
-
-def _writable_view(array: np.ndarray) -> np.ndarray:
-    """The same memory without the read-only flag's warning; clearhead never writes to its inputs."""
-    try:
-        interface = dict(array.__array_interface__)
-        address, _ = interface["data"]
-
-        return np.asarray(_Memory({**interface, "data": (address, False)}, array))
-    except (TypeError, ValueError):
-        return array.copy()
-
-
 def unflatten(tensor: Tensor, dim: int, *sizes: int) -> Tensor:
     """One dimension as several."""
     result: Tensor = tensor.unflatten(dim, sizes)  # type: ignore[no-untyped-call]
@@ -172,44 +119,6 @@ def no_heads(sizes: Sizes) -> str:
     if len(sizes.shown) > 1:
         return ""
     return "\nInputs of fewer than four dimensions have no heads: if their first is the heads, pass query[None], …"
-
-
-MOST = 2**40  # of a size, a count or a position: more could not be held
-
-
-def check_count(number: Any, least: int, name: str, most: float = MOST) -> int:
-    """A whole number, Python's or NumPy's, of at least `least` and at most `most`."""
-    try:
-        if isinstance(number, bool | np.bool_):
-            raise TypeError
-        count = operator.index(number)
-    except TypeError:
-        count = least - 1
-    if count < least:
-        raise ClearheadError(f"{name} is {number!r:.60}; expected a whole number, {least} or more.")
-    if count > most:
-        raise ClearheadError(f"{name} is {count:,}; expected {most:,} at most.")
-    return count
-
-
-def check_flag(flag: Any, name: str) -> bool:
-    """True or False, Python's or NumPy's."""
-    if not isinstance(flag, bool | np.bool_):
-        raise ClearheadError(f"{name} is {flag!r:.60}; expected True or False.")
-    return bool(flag)
-
-
-def check_float(tensor: Tensor, name: str) -> None:
-    if tensor.is_nested:
-        raise ClearheadError(f"{name} is nested; pass {name}.to_padded_tensor(0.0) and mask=Lengths(valid_lens).")
-    if tensor.layout != torch.strided:
-        raise ClearheadError(f"{name} has the layout {tensor.layout}; pass a dense tensor: {name}.to_dense().")
-    if tensor.dtype not in FLOATS:
-        fix = f"pass {name}.float()" if not tensor.is_complex() else "pass a real tensor"
-        raise ClearheadError(
-            f"{name} has dtype {tensor.dtype}, shape {tuple(tensor.shape)}; expected float32, bfloat16, "
-            f"float16 or float64: {fix}."
-        )
 
 
 def as_inputs(query: Tensor, key: Tensor, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Sizes]:
@@ -364,6 +273,22 @@ def placed(tensor: Tensor, device: torch.device, who: str) -> Tensor:
             f"{device}. Make it outside of `torch.device('meta')`."
         )
     return as_followed(tensor).to(device)
+
+
+def apart(tensor: Tensor) -> Tensor:
+    """The tensor; a copy where its rows share memory, as those of `unfold` do.
+
+    In low precision PyTorch's products of such rows are wrong, or fail.
+    """
+    if tensor.element_size() >= 4 or compiling() or tensor.is_contiguous():
+        return tensor
+    reach = 0  # of the dimensions so far, from the innermost
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if stride and size > 1:
+            if stride <= reach:
+                return tensor.contiguous()
+            reach += stride * (size - 1)
+    return tensor
 
 
 def extent(side: slice, size: int) -> tuple[int, int, int]:

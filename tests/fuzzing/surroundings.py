@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
+import clearhead as ch
 from fuzzing.build import Built
 from fuzzing.odd_tensors import Plain, Wrapped
 
@@ -246,6 +247,22 @@ def twice(built: Built, engine: str | None, loss: Tensor) -> Results:
     output = built.attend(*built.inputs, engine)
     found = torch.autograd.grad(output, built.inputs, loss, create_graph=True)
     total = sum((g * t).sum() for g, t in zip(found, tangents(built), strict=True))
+    with lacking_in_pytorch():
+        return _again(built, total)
+
+
+@contextmanager
+def lacking_in_pytorch() -> Iterator[None]:
+    """Where PyTorch says that its fused kernel has no second derivative, that is a refusal: see `TWICE`."""
+    try:
+        yield
+    except RuntimeError as missing:
+        if "derivative for aten::_scaled_dot_product" not in str(missing):
+            raise
+        raise ch.UnsupportedError(str(missing)) from missing
+
+
+def _again(built: Built, total: Tensor) -> Results:
     # gradients that are constant, such as those of one key alone, have no graph
     again = torch.autograd.grad(total, built.inputs, allow_unused=True) if total.requires_grad else [None] * 3
     zeros = (torch.zeros_like(x) for x in built.inputs)

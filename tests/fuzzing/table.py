@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 FUNC = {"cpu": "transforms look into PyTorch's own operations only", "sdpa": "PyTorch's fused kernel lacks the rule"}
-BATCHED = "how a gradient will be asked for is not known when the engine is chosen"
+TWICE = "PyTorch's fused kernel has no second derivatives"
 DROPOUT = "dropout would be the same for all that vmap joins"
 FAKE = "the values of masks, biases and seeds cannot be read"
 HIDDEN = "a kernel needs the memory itself"
@@ -53,7 +53,7 @@ SURROUNDINGS = {
     "func.jvp": Surrounding(2, refusals=FUNC),
     "func.hessian": Surrounding(0.5, tiny=True, dtypes=WIDE, refusals=FUNC),
     "forward_ad": Surrounding(2, refusals=FUNC),
-    "twice": Surrounding(1, tiny=True, dtypes=WIDE, refusals={"sdpa": FUNC["sdpa"]}),
-    "batched gradients": Surrounding(2, refusals={None: BATCHED, "cpu": BATCHED, "sdpa": BATCHED}),
-    "vectorized jacobian": Surrounding(1, tiny=True, refusals={None: BATCHED, "cpu": BATCHED, "sdpa": BATCHED}),
+    "twice": Surrounding(1, tiny=True, dtypes=WIDE, refusals={None: TWICE, "sdpa": TWICE}),
+    "batched gradients": Surrounding(2),
+    "vectorized jacobian": Surrounding(1, tiny=True),
 }

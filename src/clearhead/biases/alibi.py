@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from clearhead._align import Align, check_align, query_offset
+from clearhead._arguments import check_count
 from clearhead._errors import ShapeError
-from clearhead._shapes import Sizes, check_count, no_heads, placed
+from clearhead._shapes import Sizes, no_heads, placed
 from clearhead.biases.base import Added, Bias, distances, wide
 
 

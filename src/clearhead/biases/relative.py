@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead._align import Align, check_align, query_offset
+from clearhead._arguments import check_count, check_flag
 from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import Sizes, check_count, check_flag, no_heads
+from clearhead._shapes import Sizes, no_heads
 from clearhead.biases.base import Added, Bias, distances, wide
 
 

@@ -9,10 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from clearhead._arguments import check_count
 from clearhead._errors import ClearheadError
 from clearhead._native import Found, Sought
 from clearhead._problem import Problem
-from clearhead._shapes import check_count
 from clearhead.inspection.base import Look, Reduction, chunks
 from clearhead.scores.base import accumulated
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from clearhead import _tiles
+from clearhead._arguments import check_count
 from clearhead._attention import ScoreLike, human_bytes, is_numpy
 from clearhead._errors import ClearheadError
 from clearhead._problem import Problem, guard, make_problem
 from clearhead._reads import tensors_in
-from clearhead._shapes import check_count
 from clearhead._tiles import EVERY, Block
 from clearhead._values import vectorized, without_autocast
 from clearhead._versions import Versions
@@ -167,16 +167,13 @@ class Weights:
 
     def dense(self, max_bytes: int | None = DENSE_BYTES) -> Any:
         """The whole matrix (..., Lq, Lk). Refuses above `max_bytes`; None for no limit."""
-        limit = (
-            None
-            if max_bytes is None or max_bytes is math.inf
-            else check_count(max_bytes, 0, "max_bytes", most=math.inf)
-        )
+        if max_bytes is not None and max_bytes != math.inf:
+            check_count(max_bytes, 0, "max_bytes", most=math.inf)
         size = int(np.prod(self.shape, dtype=np.float64)) * self.dtype.itemsize
-        if limit is not None and size > limit:
+        if max_bytes is not None and size > max_bytes:
             raise ClearheadError(
                 f"dense() would make {tuple(self.shape)}, {human_bytes(size)}, above max_bytes = "
-                f"{human_bytes(limit)}.\nIndex the part you need (w[0, 3, 17]), use pool(), topk() or entropy(), "
+                f"{human_bytes(max_bytes)}.\nIndex the part you need (w[0, 3, 17]), use pool(), topk() or entropy(), "
                 "or pass max_bytes=None."
             )
         problem = self._problem

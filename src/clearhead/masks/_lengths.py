@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clearhead._arguments import to_tensor
 from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import to_tensor
 from clearhead._values import ensure
 
 

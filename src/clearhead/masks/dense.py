@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead._arguments import owned
 from clearhead._errors import ClearheadError
-from clearhead._shapes import Sizes, fit, owned, part, placed
+from clearhead._shapes import Sizes, fit, part, placed
 from clearhead._values import readable
 from clearhead.masks.base import Mask, Spans
 

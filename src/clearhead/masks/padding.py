@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead._arguments import to_tensor
 from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import Sizes, columns, part, placed, to_tensor
+from clearhead._shapes import Sizes, columns, part, placed
 from clearhead._values import ensure, readable
 from clearhead.masks.base import Mask, Spans
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from clearhead._align import FAR, Align, check_align, query_offset, say_align
-from clearhead._shapes import Sizes, check_count
+from clearhead._arguments import check_count
+from clearhead._shapes import Sizes
 from clearhead.masks.base import Mask, Spans
 
 

@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clearhead._arguments import to_tensor
 from clearhead._errors import ClearheadError
-from clearhead._shapes import Sizes, to_tensor
+from clearhead._shapes import Sizes
 from clearhead._values import transformed
 from clearhead.masks.dense import DenseMask
 from clearhead.masks.intervals import Intervals

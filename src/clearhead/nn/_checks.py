@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from clearhead._arguments import check_count, check_float
 from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import check_count, check_float
 
 
 def check_embedded(x: Any, width: int, who: str) -> None:

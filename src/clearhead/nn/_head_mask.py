@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clearhead._arguments import to_tensor
 from clearhead._errors import ShapeError
-from clearhead._shapes import columns, to_tensor
+from clearhead._shapes import columns
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import check_keep
 

@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from clearhead._arguments import check_flag
 from clearhead._errors import ClearheadError
 from clearhead._problem import Problem
 from clearhead._reads import tensors_in
-from clearhead._shapes import check_flag
 from clearhead.inspection.weights import Weights
+from clearhead.scores.base import with_parameters
 
 
 class Watched(NamedTuple):
@@ -128,19 +129,8 @@ def _keep(thing: Any, fresh: bool = False) -> Any:
 
 
 def _frozen(module: nn.Module) -> nn.Module:
-    """A copy that nothing trains; the module itself where it holds nothing.
+    """A copy that nothing trains.
 
     Its parameters are copied, because an optimizer writes to them; its buffers are watched, because they may be large.
     """
-    if not (module._parameters or module._buffers or module._modules):
-        return module
-    copied = module.__new__(type(module))
-    copied.__dict__ = module.__dict__.copy()
-    copied.__dict__["_parameters"] = {name: _own(p) for name, p in module._parameters.items()}
-    copied.__dict__["_buffers"] = {name: None if b is None else _keep(b) for name, b in module._buffers.items()}
-    copied.__dict__["_modules"] = {name: None if m is None else _frozen(m) for name, m in module._modules.items()}
-    return copied
-
-
-def _own(parameter: nn.Parameter | None) -> nn.Parameter | None:
-    return None if parameter is None else nn.Parameter(parameter.detach().clone(), requires_grad=False)
+    return with_parameters(module, lambda p: nn.Parameter(p.detach().clone(), requires_grad=False), _keep)

@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
+from clearhead._arguments import check_count
 from clearhead._attention import attention
 from clearhead._dropout import check_dropout
-from clearhead._shapes import check_count
 from clearhead.nn._record import Recording
 from clearhead.nn.dot_product_attention import lengths_or_mask
 from clearhead.scores.additive import Additive

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from clearhead._arguments import check_float
 from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import check_float, columns
+from clearhead._shapes import columns
 
 LEAST = 16  # positions that the first buffer has
 

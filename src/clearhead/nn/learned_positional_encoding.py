@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from clearhead._arguments import check_count
 from clearhead._dropout import check_dropout
-from clearhead._errors import ShapeError
-from clearhead._shapes import check_count
+from clearhead._errors import ClearheadError, ShapeError
 from clearhead.nn._checks import check_embedded, check_offset
 
 

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead._arguments import check_count, check_flag, check_float
 from clearhead._attention import ScoreLike, attention
 from clearhead._dropout import check_dropout
 from clearhead._errors import ClearheadError, ShapeError
 from clearhead._problem import _as_score
-from clearhead._shapes import check_count, check_flag, check_float, columns, unflatten
+from clearhead._shapes import columns, unflatten
 from clearhead.nn import _torch_module
 from clearhead.nn._head_mask import head_mask
 from clearhead.nn._record import Recording

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead._arguments import check_count, check_flag, check_float
 from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import check_count, check_flag, check_float
 from clearhead.nn._table import Tabled
 from clearhead.scores.base import accumulated, check_positive
 

@@ -76,6 +76,6 @@ class Cells(Reduction):
 def _cells(side: Shown, size: int) -> Tensor:
     """The cell of each position; that of what is not shown comes after the last."""
     step = -(-len(side.places) // size)
-    cells = torch.full((side.length + 1,), -(-len(side.places) // step))
-    cells[torch.from_numpy(side.places)] = torch.arange(len(side.places)) // step
+    cells = torch.full((side.length + 1,), -(-len(side.places) // step), dtype=torch.int64, device="cpu")
+    cells[torch.from_numpy(side.places)] = torch.arange(len(side.places), device="cpu") // step
     return cells

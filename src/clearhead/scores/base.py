@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from clearhead._arguments import check_count, check_float, to_tensor
 from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import as_inputs, check_count, check_float, columns, to_tensor
+from clearhead._shapes import as_inputs, columns
 from clearhead._values import autocasting, compiling, with_memory
 
+Module = TypeVar("Module", bound=nn.Module)
+Change = Callable[[Tensor], Tensor]
 Phi = Literal["mul", "tanh_add", "sq_diff"]
 PHIS = get_args(Phi)
 
@@ -148,15 +152,22 @@ def accumulated(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-class _Tile(nn.Module):
-    """A score whose `forward` is its `tile`, so that it can be called with other parameters."""
+def with_parameters(module: Module, change: Callable[[nn.Parameter], Tensor], buffer: Change = lambda b: b) -> Module:
+    """A copy of a module over other parameters and buffers; the module itself where it holds nothing.
 
-    def __init__(self, score: Score) -> None:
-        super().__init__()
-        self.score = score
-
-    def forward(self, query: Tensor, key: Tensor) -> Tensor:
-        return self.score.tile(query, key)
+    The module is not touched: other threads may be calling it.
+    """
+    if not (module._parameters or module._buffers or module._modules):
+        return module
+    copied = module.__new__(type(module))
+    copied.__dict__ = module.__dict__.copy()
+    inside = {
+        "_parameters": {name: None if p is None else change(p) for name, p in module._parameters.items()},
+        "_buffers": {name: None if b is None else buffer(b) for name, b in module._buffers.items()},
+        "_modules": {n: None if m is None else with_parameters(m, change, buffer) for n, m in module._modules.items()},
+    }
+    copied.__dict__.update(inside)
+    return copied
 
 
 def checked_tile(score: Score, query: Tensor, key: Tensor) -> Tensor:
@@ -165,9 +176,7 @@ def checked_tile(score: Score, query: Tensor, key: Tensor) -> Tensor:
     if query.dtype == dtype:
         tile = score.tile(query, key)
     else:
-        wide = {f"score.{name}": parameter.to(dtype) for name, parameter in score.named_parameters()}
-        query, key = query.to(dtype), key.to(dtype)
-        tile = torch.func.functional_call(_Tile(score), wide, (query, key)) if wide else score.tile(query, key)
+        tile = with_parameters(score, lambda p: p.to(dtype)).tile(query.to(dtype), key.to(dtype))
     expected = (*query.shape[:-1], key.shape[-2])
     if not isinstance(tile, Tensor) or tile.shape != expected:
         got = tuple(tile.shape) if isinstance(tile, Tensor) else type(tile).__name__
