@@ -44,6 +44,8 @@ QK = {"query": x3(), "key": x3(1)}
 OPTIONS = {"score": None, "mask": None, "bias": None}
 NUMBER = dict.fromkeys(("bool",), "else")
 NAN = {"NaN tensor": "nan"}
+# PyTorch's fused kernel gives 0 for a query that is NaN, or that sees a key that is, and plan() says so
+SDPA = {"NaN tensor": "else"}
 ABSENT = {"None": "same"}
 ONE = {"scalar tensor": "same"}  # one number for every pair
 OWN = {"class": "own"}  # what a person's function raises is theirs
@@ -54,7 +56,7 @@ SHAPES = dict.fromkeys(
     ("bool tensor", "integer tensor", "complex tensor", "float8 tensor", "NaN tensor", "tensor of another size"), "same"
 )
 SHAPES_TOGETHER = {kind: "same" for kind in SHAPES if kind != "tensor of another size"}
-UNREAD = {"NaN tensor": "same", "fake tensor": "same"}
+UNREAD = {"NaN tensor": "same"}
 TENSORS = {"NaN tensor": "nan", "meta tensor": "shape", "fake tensor": "shape"}
 
 
@@ -129,7 +131,7 @@ ENTRIES: dict[str, Entry] = {
         "functions",
         ch.attention,
         QKV | OPTIONS | {"dropout_p": 0.0, "engine": None},
-        options(query=NAN, key=NAN, value=WIDER),
+        options(query=SDPA, key=SDPA, value=WIDER),
         ("query", "key", "value"),
         TENSORS,
     ),
@@ -139,7 +141,7 @@ ENTRIES: dict[str, Entry] = {
             ch.attention(**given, mask=ch.Causal(), engine=e) for e in ("reference", "tiled", "sdpa", "cpu")
         ],
         QKV,
-        {"query": NAN, "key": NAN, "value": WIDER},
+        {"query": SDPA, "key": SDPA, "value": WIDER},
         ("query", "key", "value"),
         TENSORS,
     ),
@@ -147,8 +149,7 @@ ENTRIES: dict[str, Entry] = {
         "functions",
         lambda **given: torch.tensor(ch.plan(**given).pairs),
         QKV | OPTIONS | {"dropout_p": 0.0, "engine": None},
-        options(query=UNREAD, key=UNREAD)
-        | {"score": ABSENT | {"class": "same"}, "value": UNREAD | {"tensor of another size": "same"}},
+        options(query=UNREAD, key=UNREAD) | {"score": ABSENT, "value": UNREAD | {"tensor of another size": "same"}},
         ("query", "key", "value"),
         dict.fromkeys(TENSORS, "same"),
     ),
@@ -180,7 +181,7 @@ ENTRIES: dict[str, Entry] = {
                 ),
                 "same",
             )
-            | {"tensor of another size": "else", "nested tensor": "else"},
+            | {"tensor of another size": "else"},
         },
     ),
     "scaled_dot_product_attention": E(
@@ -188,8 +189,8 @@ ENTRIES: dict[str, Entry] = {
         ch.scaled_dot_product_attention,
         QKV | {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False},
         {
-            "query": NAN,
-            "key": NAN,
+            "query": SDPA,
+            "key": SDPA,
             "value": WIDER,
             "attn_mask": ABSENT | ONE,
             "is_causal": {"bool": "else"},
@@ -417,7 +418,7 @@ ENTRIES: dict[str, Entry] = {
             "bias": None,
             "cache": None,
         },
-        {"query": NAN, "key": NAN, "value": NAN, "mask": ABSENT | ONE, "bias": ABSENT | ONE, "cache": ABSENT},
+        {"query": SDPA, "key": SDPA, "value": NAN, "mask": ABSENT, "bias": ABSENT | ONE, "cache": ABSENT},
         ("query", "key", "value"),
         NAN,
     ),
@@ -455,7 +456,7 @@ ENTRIES: dict[str, Entry] = {
         "nn",
         call_of(nn.DotProductAttention),
         QKV | {"valid_lens": None},
-        {"query": NAN, "key": NAN, "value": WIDER, "valid_lens": ABSENT},
+        {"query": SDPA, "key": SDPA, "value": WIDER, "valid_lens": ABSENT},
         ("query", "key", "value"),
         TENSORS,
     ),

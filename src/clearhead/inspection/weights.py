@@ -167,7 +167,7 @@ class Weights:
 
     def dense(self, max_bytes: int | None = DENSE_BYTES) -> Any:
         """The whole matrix (..., Lq, Lk). Refuses above `max_bytes`; None for no limit."""
-        if max_bytes is not None and max_bytes != math.inf:
+        if max_bytes is not None and not (isinstance(max_bytes, float) and max_bytes == math.inf):
             check_count(max_bytes, 0, "max_bytes", most=math.inf)
         size = int(np.prod(self.shape, dtype=np.float64)) * self.dtype.itemsize
         if max_bytes is not None and size > max_bytes:
