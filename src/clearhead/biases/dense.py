@@ -21,9 +21,9 @@ class DenseBias(Bias):
     >>> ch.attention(x, x, x, bias=ch.DenseBias(torch.rand(10, 10))).shape
     torch.Size([2, 10, 16])
 
-    Formula: b_ij = tensor[..., i, j]; −∞ is a pair not allowed.
+    Formula: b_ij = tensor[..., i, j]; −∞ is a pair not allowed; +∞ makes the row of a query that may see it NaN.
     `tensor`: float, (Lq, Lk) or broadcasting to the scores: (B, Lq, Lk) without heads, (B, H, Lq, Lk) with heads. It is
-    kept as it is: gradients reach it, and an nn.Parameter is one of this module's.
+    kept as it is (a NumPy array is copied): gradients reach it, and an nn.Parameter is one of this module's.
     Raises a `ClearheadError` for other dtypes and shapes. Cost: its own memory.
     """
 
