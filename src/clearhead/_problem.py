@@ -112,7 +112,8 @@ def make_problem(
     if any_autocast():
         query, key, value = autocast(query), autocast(key), None if value is None else autocast(value)
     query, key, value, sizes = as_inputs(query, key, value)
-    query, key, value = apart(query), apart(key), None if value is None else apart(value)
+    if query.element_size() < 4:
+        query, key, value = apart(query), apart(key), None if value is None else apart(value)
     score = _as_score(score)
     score.check(query, key)
     if not sizes.keys and not compiling():  # queries that see nothing: a projection's gradient is not to meet them

@@ -278,9 +278,9 @@ def placed(tensor: Tensor, device: torch.device, who: str) -> Tensor:
 def apart(tensor: Tensor) -> Tensor:
     """The tensor; a copy where its rows share memory, as those of `unfold` do.
 
-    In low precision PyTorch's products of such rows are wrong, or fail.
+    In low precision PyTorch's products of such rows are wrong, or fail, and so is its fused kernel in any.
     """
-    if tensor.element_size() >= 4 or compiling() or tensor.is_contiguous():
+    if compiling() or tensor.is_contiguous():
         return tensor
     reach = 0  # of the dimensions so far, from the innermost
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):

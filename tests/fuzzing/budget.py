@@ -58,16 +58,27 @@ class Truth:
         return self.eps**2 * sizes[0] * sizes[1] * max(1.0, *sizes)
 
     def wrong(
-        self, name: str, got: Array, measure: Measure, dtype: torch.dtype | None = None, of: Measure | None = None
+        self,
+        name: str,
+        got: Array,
+        measure: Measure,
+        dtype: torch.dtype | None = None,
+        of: Measure | None = None,
+        apart: bool = False,
     ) -> str | None:
         """What is wrong with a result, in words; None if nothing is. `dtype`: that of the result, if another.
 
         `of`: what the result is a small part of, whose budget is then taken: one number's may be small by chance.
+        `apart`: the scores and their log-sum-exp may have been summed in two orders, as for a part of a row.
         """
         with np.errstate(all="ignore"):
-            return self._wrong(name, got, measure, dtype or self.dtype, of or measure)
+            raw = np.abs(self.found.raw)
+            orders = ROUNDINGS * self.eps * raw[np.isfinite(raw)].max(initial=0.0) if apart else 0.0
+            return self._wrong(name, got, measure, dtype or self.dtype, of or measure, orders)
 
-    def _wrong(self, name: str, got: Array, measure: Measure, dtype: torch.dtype, of: Measure) -> str | None:
+    def _wrong(
+        self, name: str, got: Array, measure: Measure, dtype: torch.dtype, of: Measure, orders: float
+    ) -> str | None:
         want = measure(self.found)
         if got.shape != want.shape:
             return f"{name} has shape {got.shape}, not {want.shape}"
@@ -85,19 +96,21 @@ class Truth:
         off = np.abs(got[some] - want[some]).max()
         whole = of(self.found)
         kept = np.abs(whole) < np.inf
-        size, apart = np.abs(whole[kept]).max(), lambda x: np.abs(x[kept] - whole[kept]).max()
-        budget = ROUNDINGS * self.eps * size + torch.finfo(dtype).tiny + self.residue
+        size, away = np.abs(whole[kept]).max(), lambda x: np.abs(x[kept] - whole[kept]).max()
+        budget = orders + ROUNDINGS * self.eps * size + torch.finfo(dtype).tiny
+        # a second derivative is a sum of products of such terms, each rounded once
+        budget += self.residue / self.eps if "second: " in name else self.residue
         budget += ROUNDINGS * np.finfo(np.float64).eps  # the truth rounds, too: 1 less what is very small is 1
         budget += EXACT * max(1.0, size) if self.dtype == torch.float64 else torch.finfo(dtype).eps * size
         if off <= budget:
             return None
         terms = self.found.terms.get(name.rpartition(": ")[2])
         budget += 0.0 if terms is None else ROUNDINGS * self.eps * terms.max(initial=0.0)
-        near = apart(of(self.plain))
+        near = away(of(self.plain))
         budget += 2 * near if np.isfinite(near) else 0.0
         if off <= budget:
             return None
-        budget += 2 * max(apart(of(other)) for other in self.moved)
+        budget += 2 * max(away(of(other)) for other in self.moved)
         return None if off <= budget or np.isnan(budget) else f"{name} is off by {off:.3g}, allowed {budget:.3g}"
 
 

@@ -64,7 +64,7 @@ def compare(truth: Truth, name: str, got: Any, measure: Measure) -> Iterator[str
             yield from [wrong] if wrong else []
         return
     of = (lambda f: f.weights) if " w[" in name else (lambda f: f.raw) if " scores " in name else None
-    wrong_here = truth.wrong(name, np.asarray(got.detach().double()), measure, got.dtype, of)
+    wrong_here = truth.wrong(name, np.asarray(got.detach().double()), measure, got.dtype, of, " w[" in name)
     if wrong_here:
         yield wrong_here
 

@@ -11,6 +11,7 @@ from clearhead import _tiles
 from clearhead._backward import without_operands
 from clearhead._pieces import Piece, pieces
 from clearhead._problem import Problem, zero_unseen
+from clearhead._shapes import apart
 from clearhead._values import batched, compiling, dispatches, forward_mode, readable, transformed, unwrapped
 from clearhead._versions import Versions
 from clearhead.engines.base import Engine
@@ -72,9 +73,10 @@ class Sdpa(Engine):
     def run(self, problem: Problem) -> Tensor:
         lowered, value = problem.lowered, problem.value
         assert lowered is not None and value is not None
-        if lowered.weight is not None:
-            lowered = lowered._replace(query=lowered.query * lowered.weight, weight=None)
-            problem = problem._replace(lowered=lowered)
+        query = lowered.query if lowered.weight is None else lowered.query * lowered.weight
+        lowered = lowered._replace(query=apart(query), key=apart(lowered.key), weight=None)
+        value = apart(value)
+        problem = problem._replace(lowered=lowered, value=value)
         if problem.plain and 0 not in problem.sizes.shape:
             return full(lowered.query, lowered.key, value, lowered.scale)
         if problem.unseen == "inside":  # else the pieces leave out the keys that nobody sees

@@ -28,6 +28,8 @@ class Look:
     `scores` are less the largest of their row, so that what is computed from them keeps its digits however large they
     were; −∞ where a pair is not allowed. `weights` are their softmax, 0 in rows of `blind` queries, which see nothing.
     With sinks, (h, 1), they sum to `mass`, (b, h, q); without, `mass` is None: they sum to 1.
+    `largest` and `rest`, (b, h, q), sum to the log-sum-exp, of keys and sink: the larger of the largest score and the
+    sink, and the log of what is left.
     """
 
     def __init__(self, block: Block, scores: Tensor, may_be_empty: bool, sinks: Tensor | None = None) -> None:
@@ -45,8 +47,12 @@ class Look:
         if may_be_empty and bool(self.blind.any()):
             self.weights.masked_fill_(self.blind.unsqueeze(-1), 0.0)
         self.mass: Tensor | None = None
-        if sinks is not None:
+        if sinks is None:
+            self.largest, self.rest = self.top, self.log_sum
+        else:
             over_keys = self.log_sum
+            self.largest = torch.maximum(self.top, sinks.expand_as(self.top))
+            self.rest = torch.logaddexp(over_keys + (self.top - self.largest), sinks - self.largest)
             self.log_sum = torch.logaddexp(over_keys, sinks - self.top)
             self.mass = (over_keys - self.log_sum).exp_()
             self.weights.mul_(self.mass.unsqueeze(-1))

@@ -22,7 +22,7 @@ class LogSumExp(Reduction):
         return per_query(problem).fill_(-torch.inf)
 
     def look(self, buffers: Tensor, look: Look) -> None:
-        buffers[look.at] = (look.top + look.log_sum).masked_fill_(look.blind, -torch.inf)
+        buffers[look.at] = (look.largest + look.rest).masked_fill_(look.blind, -torch.inf)
 
     def sought(self, problem: Problem) -> Sought:
         return Sought(normaliser=True)
@@ -47,8 +47,8 @@ class Normaliser(Reduction):
 
     def look(self, buffers: tuple[Tensor, Tensor], look: Look) -> None:
         largest, rest = buffers
-        largest[look.at] = look.top.masked_fill(look.blind, torch.inf)
-        rest[look.at] = look.log_sum
+        largest[look.at] = look.largest.masked_fill(look.blind, torch.inf)
+        rest[look.at] = look.rest
 
     def sought(self, problem: Problem) -> Sought:
         return Sought(normaliser=True)
