@@ -1,8 +1,10 @@
 """What surrounds a call: the caller's defaults, modes, transforms and threads, and what a tensor may be."""
 
+import functools
 import gc
 import subprocess
 import sys
+import types
 import weakref
 
 import numpy as np
@@ -298,16 +300,36 @@ class Holder:
         return self.ids[query] == self.ids[key]
 
 
+class OfClass:
+    ids = torch.arange(50) // 9
+
+    @property
+    def alias(self):
+        return self.ids
+
+    def rule(self, batch, head, query, key):
+        return self.alias[query] == self.alias[key]
+
+
 def a_rule_over(ids):
     return lambda batch, head, query, key: ids[query] == ids[key]
 
 
 @pytest.mark.parametrize("engine", ["cpu", "sdpa", "tiled"])
-@pytest.mark.parametrize("way", ["closure", "self", "callee", "reads"])
+@pytest.mark.parametrize("way", ["closure", "self", "callee", "reads", "class", "list", "inside", "default", "partial"])
 def test_a_rule_whose_tensor_has_changed(engine, way, monkeypatch):
     monkeypatch.setattr("clearhead._tiles.BUDGET", 2000)
     holder = Holder()
+    OfClass.ids = holder.ids
+    module = torch.nn.Sequential(torch.nn.Identity())
+    module[0].register_buffer("ids", holder.ids)
+    inner, listed = types.SimpleNamespace(module=module[0]), [0, [holder.ids]]
     rules = {
+        "class": ch.Where(OfClass().rule),
+        "list": ch.Where(lambda b, h, i, j: listed[1][0][i] == listed[1][0][j]),
+        "inside": ch.Where(lambda b, h, i, j: inner.module.ids[i] == inner.module.ids[j]),
+        "default": ch.Where(lambda b, h, i, j, ids=holder.ids: ids[i] == ids[j]),
+        "partial": ch.Where(functools.partial(lambda ids, b, h, i, j: ids[i] == ids[j], holder.ids)),
         "closure": ch.Where(a_rule_over(holder.ids)),
         "self": ch.Where(holder.rule),
         "callee": ch.Where(lambda *indices: holder.rule(*indices)),
@@ -323,6 +345,32 @@ def test_a_rule_whose_tensor_has_changed(engine, way, monkeypatch):
         out.sum().backward()
 
 
+def test_what_a_rule_does_not_read_may_change():
+    """Names that are looked up on other things, and what has no value any more."""
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("abs", torch.zeros(3))
+            self.lin, self.width = torch.nn.Linear(2, 2), 4
+
+    model = Model()
+    gone = weakref.proxy(Holder())
+    config = types.SimpleNamespace(weight=1)
+
+    def rule(batch, head, query, key):
+        if batch is None:
+            return gone.ids
+        return (query - key).abs() < model.width + model.lin.in_features + config.weight
+
+    query, key, value = inputs()
+    query.requires_grad_()
+    out = ch.attention(query, key, value, mask=ch.Where(rule))
+    model.abs.add_(1)
+    model.lin.weight.data.add_(1)
+    assert torch.autograd.grad(out.sum(), query)[0].isfinite().all()
+
+
 def test_a_score_whose_tensor_has_changed(monkeypatch):
     monkeypatch.setattr("clearhead._tiles.BUDGET", 2000)
     table = torch.ones(8)
@@ -332,6 +380,53 @@ def test_a_score_whose_tensor_has_changed(monkeypatch):
     table.mul_(2)
     with pytest.raises(ch.ClearheadError, match="modified in place"):
         out.sum().backward()
+
+
+def test_a_scores_own_writes_are_no_one_elses(monkeypatch):
+    monkeypatch.setattr("clearhead._tiles.BUDGET", 2000)
+
+    class Counted(ch.Score):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def tile(self, query, key):
+            self.calls += 1
+            return query @ key.mT
+
+    query, key, value = inputs()
+    out, gradient = both("tiled", query, key, value, score=Counted())
+    want = both("reference", query, key, value, score=ch.Dot(scale=1.0))
+    close(out, want[0])
+    close(gradient, want[1])
+
+
+@pytest.mark.parametrize("engine", ["cpu", "tiled", "reference"])
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_a_key_that_is_nan_stays_with_those_who_see_it_in_gradients(engine, create_graph, monkeypatch):
+    monkeypatch.setattr("clearhead._tiles.BUDGET", 2000)
+    query, key, value = inputs()
+    key[:, :, 49] = torch.nan
+    query.requires_grad_()
+    out = ch.attention(query, key, value, mask=ch.Causal(), engine=engine)
+    (gradient,) = torch.autograd.grad(out[:, :, :49].sum(), query, create_graph=create_graph)
+    assert gradient[:, :, :49].isfinite().all()
+
+
+@pytest.mark.parametrize("engine", ["cpu", "tiled", "reference"])
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("budget", [2000, 2**21])
+def test_a_huge_value_that_others_may_see_in_gradients(engine, create_graph, budget, monkeypatch):
+    monkeypatch.setattr("clearhead._tiles.BUDGET", budget)
+    query, key, value = inputs()
+    value[:, :, 49] = 3e38
+    query.requires_grad_()
+    loss = draw(2, 3, 49, 8, seed=8)
+    found = []
+    for by, dtype in ((engine, torch.float32), ("reference", torch.float64)):
+        out = ch.attention(query.to(dtype), key.to(dtype), value.to(dtype), mask=ch.Causal(), engine=by)
+        found.append(torch.autograd.grad((out[:, :, :49] * loss).sum(), query, create_graph=create_graph)[0])
+    close(*found)
 
 
 def test_statistics_are_those_of_the_tensors_as_they_are():

@@ -37,6 +37,7 @@ ORDER = [
     "_shapes",
     "_arguments",
     "_versions",
+    "_closures",
     "_values",
     "_errors",
 ]

@@ -100,6 +100,8 @@ def _add(problem: Problem, block: Block, sums: Gradients, grad: Tensor) -> None:
         kept, upstream = weights * factors, upstream.mul_(factors)
     if sums.value is not None:
         _keys(sums.value, problem, block).add_(_to_keys(kept, grad, value.shape[1]))
+    if block.masked:  # not 0 · ∞ where a value that others may see is huge
+        upstream.masked_fill_(weights == 0, 0.0)
     delta = torch.einsum("bhqk,bhqk->bhq", weights, upstream)
     if sums.sinks is not None:
         sinks = _tiles.sinks(problem, block)
@@ -109,8 +111,6 @@ def _add(problem: Problem, block: Block, sums: Gradients, grad: Tensor) -> None:
         share = (sinks - none).exp_().masked_fill_(blind, 0.0)
         sums.sinks[block.heads].sub_((share * delta).sum((0, 2)))
     slope = upstream.sub_(delta.unsqueeze(-1)).mul_(weights)  # Ṡ
-    if block.masked:  # not 0 · ∞ where a value that others may see is huge
-        slope.masked_fill_(weights == 0, 0.0)
     if sums.dense is not None:
         target = part(sums.dense, *block.sides)
         target.add_(slope.sum_to_size(target.shape))

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from clearhead import _tiles
 from clearhead._backward import Operands, operands, with_operands, without_operands
-from clearhead._problem import Problem
+from clearhead._problem import Problem, guard
 from clearhead._tiles import EVERY, Block
 from clearhead._values import batched, dispatches, with_memory
 
@@ -114,8 +114,12 @@ def checkpointed(problem: Problem) -> Tensor:
     rest, reads = without_operands(problem), problem.reads()
 
     def again(block: Block, *tensors: Tensor | None) -> Tensor:
+        nonlocal reads
         reads.check()
-        return block_output(with_operands(rest, tensors), block)
+        try:  # a checkpoint stops what is computed again where it has all that it needs
+            return block_output(with_operands(rest, tensors), block)
+        finally:
+            reads = rest.reads()  # a score's own writes, to a counter or running statistics, are no one else's
 
     every = list(_tiles.blocks(problem, _tiles.BUDGET))
     tensors = operands(problem)
@@ -129,6 +133,6 @@ def _by_autograd(
     """The gradients to the operands from plain operations; joined to them and to `grad`, if they are to be a graph."""
     wanted = [t for t, need in zip(tensors, needed, strict=True) if need and t is not None]
     with torch.enable_grad():
-        out = checkpointed(problem)
+        out = checkpointed(guard(problem))
     found = iter(torch.autograd.grad(out, wanted, grad, create_graph=create_graph))
     return tuple(next(found) if need else None for need in needed)

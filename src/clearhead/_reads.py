@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from clearhead._versions import read_by
+from clearhead._closures import read_by
 from clearhead.masks.base import Mask
 from clearhead.scores.function import Function
 

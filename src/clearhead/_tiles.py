@@ -195,17 +195,20 @@ def weights(problem: Problem, block: Block, tile: Tensor) -> Tensor:
 
 
 def softmax(tile: Tensor, may_be_empty: bool, sinks: Tensor | None = None) -> Tensor:
-    """Softmax over keys; a row of −∞ alone gives zeros, and zero gradients. `sinks`, (h, 1): see `Dot`."""
+    """Softmax over keys; −∞ gives 0, and a zero gradient, in a row of nothing else too. `sinks`, (h, 1): see `Dot`.
+
+    The gradient is 0 whatever stands behind the weight: a value near the largest number would make it ∞, and 0 · ∞ NaN.
+    """
     if may_be_empty:
-        empty = tile.detach().amax(-1, keepdim=True) == -torch.inf
-        tile = tile.masked_fill(empty, 0.0)
+        unseen = tile.detach() == -torch.inf
+        tile = tile.masked_fill(unseen.all(-1, keepdim=True), 0.0)
     weights = tile.softmax(-1)
     if sinks is not None:
         # e^s / (Σ e^s + e^sink) is the softmax over the keys, times σ(log Σ e^s − sink); written so that the gradient,
         # the sink's own weight, keeps its digits where it is small
         above = sinks.unsqueeze(-1) - tile.logsumexp(-1, keepdim=True)
         weights = weights * torch.exp(-F.softplus(above))
-    return weights.masked_fill(empty, 0.0) if may_be_empty else weights
+    return weights.masked_fill(unseen, 0.0) if may_be_empty else weights
 
 
 def sinks(problem: Problem, block: Block) -> Tensor | None:

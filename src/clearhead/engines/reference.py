@@ -74,9 +74,9 @@ def weights(problem: Problem) -> Tensor:
     tile = scores(problem)
     if not problem.sizes.keys:
         return tile
-    blind = tile.amax(-1, keepdim=True) == -torch.inf
-    tile = torch.where(blind, 0.0, tile)
+    unseen = tile == -torch.inf  # a weight of 0 and a gradient of 0, whatever the value is
+    tile = torch.where(unseen.all(-1, keepdim=True), 0.0, tile)
     if problem.sinks is not None:  # one key more, which has no value
         sink = problem.sinks.to(tile.dtype)[:, None, None].expand(*tile.shape[:-1], 1)
-        return torch.where(blind, 0.0, torch.cat([tile, sink], -1).softmax(-1)[..., :-1])
-    return torch.where(blind, 0.0, tile.softmax(-1))
+        return torch.where(unseen, 0.0, torch.cat([tile, sink], -1).softmax(-1)[..., :-1])
+    return torch.where(unseen, 0.0, tile.softmax(-1))

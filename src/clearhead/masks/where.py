@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from clearhead._closures import read_by
 from clearhead._errors import ClearheadError, ShapeError
 from clearhead._shapes import Sizes, extent
 from clearhead._values import compiling
-from clearhead._versions import read_by
 from clearhead.masks.base import Mask, Spans
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
