@@ -446,6 +446,20 @@ def test_statistics_are_those_of_the_tensors_as_they_are():
         close(weights[0, 0:10], ch.weights(hidden, key).dense()[0, 0:10])
 
 
+def test_views_of_numpy_records():
+    records = np.zeros((5, 8), dtype=np.dtype([("x", "f4"), ("flag", "i1")]))
+    records["x"] = np.arange(40).reshape(5, 8) / 40
+    for x in (records["x"], records["x"][::-1]):
+        assert np.array_equal(ch.attention(x, x, x), ch.attention(*[np.ascontiguousarray(x)] * 3))
+
+
+def test_second_derivatives_by_nested_transforms():
+    query, key, value = (t[:1, :1, :5].double() for t in inputs())
+    total = lambda engine: lambda q: ch.attention(q, key, value, engine=engine).sin().sum()
+    twice = lambda f: torch.func.grad(lambda q: torch.func.grad(f)(q).square().sum())(query)
+    close(twice(total(None)), twice(total("reference")), 1e-9)
+
+
 def test_numpy_inputs_are_copied_where_the_result_outlives_the_call():
     query, keep = inputs()[0][0, 0].numpy(), np.tril(np.ones((50, 50), dtype=bool))
     weights, mask = ch.weights(query, query, mask=keep), ch.DenseMask(keep)

@@ -36,9 +36,11 @@ def to_tensor(array: Any, name: str) -> Tensor:
         raise ClearheadError(f"{name} has dtype {array.dtype}; pass {name}.astype('float64').")
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    if any(stride < 0 for stride in array.strides) or not array.flags.writeable:
-        # torch has no negative strides, and warns of read-only memory although nothing here writes to it
-        array = array.copy() if any(s < 0 for s in array.strides) else _writable_view(array)
+    # torch has no negative strides and none between elements, and warns of read-only memory although nothing writes to it
+    if any(stride < 0 or stride % array.itemsize for stride in array.strides):
+        array = array.copy()
+    elif not array.flags.writeable:
+        array = _writable_view(array)
     return torch.from_numpy(array)
 
 

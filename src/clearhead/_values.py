@@ -20,7 +20,7 @@ _functorch = torch._C._functorch
 _interpreters = _functorch.peek_interpreter_stack
 any_autocast = torch._C._is_any_autocast_enabled  # one question, before those that cost more
 _NOTHING = nullcontext()
-_JVP, _VMAP = _functorch.TransformType.Jvp, _functorch.TransformType.Vmap
+_GRAD, _JVP, _VMAP = (getattr(_functorch.TransformType, name) for name in ("Grad", "Jvp", "Vmap"))
 _KEYS = torch._C._TorchDispatchModeKey
 _TRACERS = (_KEYS.FAKE, _KEYS.PROXY, _KEYS.FUNCTIONAL)
 
@@ -44,6 +44,11 @@ def batched(tensor: Tensor) -> bool:
 def vectorized() -> bool:
     """Whether `torch.func.vmap` is at work."""
     return transformed() and any(i.key() == _VMAP for i in _functorch.get_interpreter_stack())
+
+
+def differentiated_twice() -> bool:
+    """Whether transforms of `torch.func` will differentiate a gradient again."""
+    return transformed() and [i.key() for i in _functorch.get_interpreter_stack()].count(_GRAD) > 1
 
 
 def forward_mode() -> bool:

@@ -12,7 +12,16 @@ from clearhead._backward import without_operands
 from clearhead._pieces import Piece, pieces
 from clearhead._problem import Problem, zero_unseen
 from clearhead._shapes import apart
-from clearhead._values import batched, compiling, dispatches, forward_mode, readable, transformed, unwrapped
+from clearhead._values import (
+    batched,
+    compiling,
+    differentiated_twice,
+    dispatches,
+    forward_mode,
+    readable,
+    transformed,
+    unwrapped,
+)
 from clearhead._versions import Versions
 from clearhead.engines.base import Engine
 
@@ -59,6 +68,8 @@ class Sdpa(Engine):
             found.append("an input is a tensor subclass with operations of its own, which may have no such kernel")
         if forward_mode():
             found.append("PyTorch's fused kernel has no derivatives in forward mode")
+        if differentiated_twice():
+            found.append("PyTorch's fused kernel has no second derivatives")
         if any(t.dtype != problem.query.dtype for t in problem.added) and problem.query.element_size() < 4:
             found.append(f"it would round the bias to {problem.query.dtype}")
         if transformed() and any(batched(t) for t in (lowered.query, lowered.key, problem.value)):
