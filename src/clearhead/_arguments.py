@@ -36,7 +36,7 @@ def to_tensor(array: Any, name: str) -> Tensor:
         raise ClearheadError(f"{name} has dtype {array.dtype}; pass {name}.astype('float64').")
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    # torch has no negative strides and none between elements, and warns of read-only memory although nothing writes to it
+    # torch has no negative strides and none between elements, and warns of read-only memory
     if any(stride < 0 or stride % array.itemsize for stride in array.strides):
         array = array.copy()
     elif not array.flags.writeable:

@@ -116,8 +116,10 @@ def make_problem(
         query, key, value = apart(query), apart(key), None if value is None else apart(value)
     score = _as_score(score)
     score.check(query, key)
-    if not sizes.keys and not compiling():  # queries that see nothing: a projection's gradient is not to meet them
-        query = query.masked_fill(~query.isfinite(), 0.0)
+    if (
+        0 in sizes.shape and not compiling()
+    ):  # nobody sees anybody: a projection's gradient is not to meet what they hold
+        query, key = (t.masked_fill(~t.isfinite(), 0.0) for t in (query, key))
     if mask is None and bias is None and type(dropout_p) in (float, int) and not dropout_p:
         return Problem(query, key, value, sizes, score, _lower(score, query, key), None, None)
     _refuse_distributed({"query": query, "key": key, "value": value})

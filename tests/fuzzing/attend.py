@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -114,14 +115,21 @@ class Second(Truth):
         super().__init__(problem, dtype, loss)
         self.tangents = tangents
         self.found = self.derivative(problem, loss)
+        finer = self.derivative(problem, loss, STEP / 2).gradients
+        differences = (np.abs(finer[n] - x).max(initial=0.0) for n, x in self.found.gradients.items())
+        self.uncertain = 2 * float(np.nan_to_num(max(differences)))  # of the differences themselves
 
-    def derivative(self, p: Problem, loss: Array) -> Found:
+    @cached_property
+    def residue(self) -> float:
+        return super().residue + self.eps * self.uncertain
+
+    def derivative(self, p: Problem, loss: Array, width: float = STEP) -> Found:
         found = oracle.attend(p, loss)
         at = lambda h: replace(p, **{n: x + h * t for n, x, t in self.named(p)})
         sums: dict[str, Any] = dict.fromkeys(("query", "key", "value"), 0.0)
         for steps, weight in STENCIL.items():
-            ahead, back = (oracle.attend(at(sign * steps * STEP), loss).gradients for sign in (1, -1))
-            sums = {n: total + weight / STEP * (ahead[n] - back[n]) for n, total in sums.items()}
+            ahead, back = (oracle.attend(at(sign * steps * width), loss).gradients for sign in (1, -1))
+            sums = {n: total + weight / width * (ahead[n] - back[n]) for n, total in sums.items()}
         found.gradients = sums
         return found
 

@@ -186,9 +186,10 @@ struct Summarise {
         int64_t j = low;
         for (int64_t cell = low / s.cell_columns; j < stop && (s.mean || s.peak); cell++) {
             const int64_t end = least(stop, (cell + 1) * s.cell_columns);
-            float all = 0.0f, most = 0.0f;
+            double all = 0.0;
+            float most = 0.0f;
             for (; j < end; j++) all += sums[j], most = tops[j] > most || tops[j] != tops[j] ? tops[j] : most;
-            if (s.mean) s.mean.at<float>(batch, head, cell_row)[cell] = all;
+            if (s.mean) s.mean.at<float>(batch, head, cell_row)[cell] = (float)all;
             if (s.peak) s.peak.at<float>(batch, head, cell_row)[cell] = most;
         }
         clear(p);
