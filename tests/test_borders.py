@@ -13,6 +13,7 @@ import torch
 import torch._dynamo.testing
 import torch.autograd.forward_ad as forward_ad
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
@@ -113,6 +114,19 @@ def test_shapes_alone(name):
         assert ch.attention(fake, fake, fake, mask=MASKS[name]).shape == (2, 3, 50, 8)
     meta = torch.empty(2, 3, 50, 8, device="meta")
     assert ch.attention(meta, meta, meta, mask=MASKS[name]).device.type == "meta"
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated
+def test_what_is_written_down_is_what_is_computed():
+    """make_fx follows plain operations; torch.jit.trace, which would see no kernel, is refused."""
+    attend = lambda x: ch.attention(x, 2 * x, x, mask=ch.Causal() & ch.Lengths([7, 50]))
+    x = inputs()[0]
+    for mode in ("real", "fake"):
+        close(make_fx(attend, tracing_mode=mode)(x)(x), attend(x))
+    plain = lambda x: ch.attention(x, 2 * x, x, engine="tiled")
+    close(make_fx(plain, tracing_mode="symbolic")(x)(x), plain(x))
+    with pytest.raises(ch.UnsupportedError, match=r"torch\.export"):
+        torch.jit.trace(attend, x, check_trace=False)
 
 
 def test_a_mask_without_values_on_inputs_with_values():

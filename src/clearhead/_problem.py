@@ -25,6 +25,7 @@ from clearhead._values import (
     batched,
     compiling,
     readable,
+    refuse_jit,
     traced,
     transformed,
     unwrapped,
@@ -107,6 +108,7 @@ def make_problem(
     dropout_p: float = 0.0,
 ) -> Problem:
     """Check everything, and bring it to normal form. Nothing that was passed is written to."""
+    refuse_jit()
     query, key = to_tensor_float(query, "query"), to_tensor_float(key, "key")
     value = None if value is _ABSENT else to_tensor_float(value, "value")
     if any_autocast():

@@ -190,15 +190,15 @@ def _broadcast(shapes: dict[str, tuple[int, ...]], named: Mapping[str, Tensor]) 
     depth = max(map(len, shapes.values()))
     outer = []
     for i in range(-depth, 0):
-        found = {shape[i] for shape in shapes.values() if len(shape) >= -i} - {1}
-        if len(found) > 1:
+        found = [shape[i] for shape in shapes.values() if len(shape) >= -i and shape[i] != 1]
+        if any(size != found[0] for size in found):
             rows = {n: tuple(t.shape) for n, t in named.items()}
             inner = max(map(len, rows.values())) - depth
             raise ShapeError(
                 f"{', '.join(named)} disagree in a leading dimension: sizes must be equal or 1.\n"
                 + columns(rows, i - inner)
             )
-        outer.append(found.pop() if found else 1)
+        outer.append(found[0] if found else 1)
     return tuple(outer)
 
 

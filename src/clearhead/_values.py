@@ -82,7 +82,9 @@ def empty_of_values(tensor: Tensor) -> bool:
 
 def readable(tensor: Tensor) -> bool:
     """Whether the tensor's values can be read here."""
-    return not compiling() and not (transformed() and batched(tensor)) and not empty_of_values(tensor)
+    if compiling() or traced():
+        return False
+    return not (transformed() and batched(tensor)) and not empty_of_values(tensor)
 
 
 def dispatches(tensor: Tensor) -> bool:
@@ -103,6 +105,15 @@ def plain(tensor: Tensor) -> bool:
         and not tensor._is_zerotensor()
         and not _functorch.is_functorch_wrapped_tensor(tensor)
     )
+
+
+def refuse_jit() -> None:
+    """Raise inside `torch.jit.trace`, which writes down PyTorch's operations alone, and values as constants."""
+    if not compiling() and torch._C._get_tracing_state() is not None:
+        raise UnsupportedError(
+            "torch.jit.trace cannot follow attention(): it keeps sizes and masks as constants, and sees no kernel. Use "
+            "torch.export or torch.compile; for ONNX, torch.onnx.export(..., dynamo=True)."
+        )
 
 
 def as_followed(tensor: Tensor) -> Tensor:
@@ -129,7 +140,7 @@ def ensure(good: Tensor, error: Callable[[], ClearheadError], short: str) -> Non
     """Raise the error unless all is true; while compiling, assert it, with a short message."""
     if compiling():
         torch._assert_async(good.all(), short)
-    elif empty_of_values(good):
+    elif traced() or empty_of_values(good):
         return
     elif transformed() and batched(good):
         raise UnsupportedError(
