@@ -474,6 +474,50 @@ def test_second_derivatives_by_nested_transforms():
     close(twice(total(None)), twice(total("reference")), 1e-9)
 
 
+LOOKED_AT = {
+    "dot": {},
+    "padding": {"mask": ch.Lengths([7, 30])},
+    "cosine": {"score": ch.Cosine()},
+    "additive": {"score": ch.Additive(8, 8, 4)},
+    "bias": {"bias": ch.RelativeBias(3)},
+}
+
+
+@pytest.mark.parametrize("name", LOOKED_AT)
+@pytest.mark.parametrize("engine", ["cpu", "tiled", "reference"])
+def test_weights_have_gradients_however_they_were_looked_at_before(name, engine):
+    query, key, _ = inputs()
+    query.requires_grad_()
+    with torch.no_grad():
+        weights = ch.weights(query, key, engine=engine, **LOOKED_AT[name])
+        assert weights.logsumexp.isfinite().any() and not weights[0, 0, 3].requires_grad
+    with torch.inference_mode():
+        assert weights[0, 0, 3].isfinite().all()
+    weights.entropy()
+    for row in (3, 4):  # as many backward passes as wanted
+        for look in (lambda: weights[0, 0, row], lambda: weights[0, 0, row, 2:9], lambda: weights.dense()[0, 0, row]):  # noqa: B023
+            (gradient,) = torch.autograd.grad(look().square().sum(), query)
+            assert gradient[0, 0, row].abs().sum() > 0
+
+
+def test_weights_of_a_weight_that_is_no_parameter():
+    query, key, _ = inputs()
+    learnt = torch.ones(8, requires_grad=True)
+    score = Lowered(lambda low: low._replace(weight=learnt))
+    weights = ch.weights(query, key, score=score)
+    for look in (weights[0, 0, 3], weights[0, 0, 3, 2:9], weights.dense()):
+        assert look.requires_grad
+
+
+def test_weights_used_in_a_transform_are_whole_after_it():
+    query, key, _ = inputs()
+    key[:, :, 49] = torch.nan
+    weights = ch.weights(query, key, mask=ch.Causal())
+    before = weights[0, 0, 3]
+    torch.func.grad(lambda x: (weights[0, 0, 3] * x).sum())(torch.randn(50))
+    assert torch.equal(weights[0, 0, 3], before)
+
+
 def test_numpy_inputs_are_copied_where_the_result_outlives_the_call():
     query, keep = inputs()[0][0, 0].numpy(), np.tril(np.ones((50, 50), dtype=bool))
     weights, mask = ch.weights(query, query, mask=keep), ch.DenseMask(keep)

@@ -87,9 +87,11 @@ class Problem(NamedTuple):
     def needs_grad(self) -> bool:
         if not torch.is_grad_enabled():
             return False
-        tensors = (self.query, self.key, self.value, *self.added, *self.score.parameters())
-        # a score with tile() alone may close over anything
-        return self.lowered is None or any(t is not None and t.requires_grad for t in tensors)
+        low = self.lowered
+        if low is None:  # a score with tile() alone may close over anything
+            return True
+        tensors = (low.query, low.key, low.weight, low.sinks, self.value, *self.added)
+        return any(t is not None and t.requires_grad for t in tensors)
 
     def reads(self) -> Versions:
         """What a backward pass reads again and autograd does not save: what the mask and a score by `tile()` hold."""

@@ -17,7 +17,7 @@ from clearhead._errors import ClearheadError
 from clearhead._problem import Problem, guard, make_problem
 from clearhead._reads import tensors_in
 from clearhead._tiles import EVERY, Block
-from clearhead._values import vectorized, without_autocast
+from clearhead._values import transformed, vectorized, without_autocast
 from clearhead._versions import Versions
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose
@@ -69,19 +69,24 @@ class Weights:
     @property
     def _problem(self) -> Problem:
         """The normal form of the inputs and parameters as they are now."""
-        problem: Problem | None = self._known.get("problem")
-        if problem is None or not self._as_it_was(problem):
-            reads = Versions(tensors_in([*self._inputs, *self._options.values()]))
+        if not self._may_be_used_again():
+            reads = list(tensors_in([*self._inputs, *self._options.values()]))
             problem = make_problem(*self._inputs, **self._options)
-            self._known = {"problem": problem, "reads": reads}
-        return problem
+            learnt = problem.needs_grad or any(t.requires_grad for t in reads)
+            self._known = {"problem": problem, "reads": Versions(reads), "learnt": learnt}
+        known: Problem = self._known["problem"]
+        return known
 
-    def _as_it_was(self, problem: Problem) -> bool:
-        """Whether what was computed before may be used again."""
+    def _may_be_used_again(self) -> bool:
+        """Whether what was computed before is what would be computed now.
+
+        A graph serves one backward pass, and what was made without one has no gradients: where these are wanted, each
+        use makes its own; and so it does inside a transform, whose tensors end with it.
+        """
+        if "problem" not in self._known or transformed() or (self._known["learnt"] and torch.is_grad_enabled()):
+            return False
         reads: Versions = self._known["reads"]
-        # a graph through the score's projection serves one backward pass: with parameters, each use makes its own
-        used_up = problem.needs_grad and next(problem.score.parameters(), None) is not None
-        return reads.known and reads.same and not used_up
+        return reads.known and reads.same
 
     def _engine(self, problem: Problem) -> Engine:
         """The engine for where this is looked at: under a transform it may be another one."""
