@@ -518,6 +518,54 @@ def test_weights_used_in_a_transform_are_whole_after_it():
     assert torch.equal(weights[0, 0, 3], before)
 
 
+def test_parameters_that_were_replaced():
+    query, key, _ = inputs()
+    score = ch.Bilinear(8, 8).requires_grad_(False)
+    weights = ch.weights(query, key, score=score)
+    weights.dense()
+    score.W = torch.nn.Parameter(torch.eye(8), requires_grad=False)
+    close(weights.dense(), ch.weights(query, key, score=score).dense())
+    score.W.data = -score.W
+    close(weights.dense(), ch.weights(query, key, score=score).dense())
+
+
+def test_a_tile_that_draws_numbers(monkeypatch):
+    monkeypatch.setattr("clearhead._tiles.BUDGET", 2000)
+    query, key, value = inputs()
+    value.requires_grad_()
+    out = ch.attention(query, key, value, score=lambda q, k: torch.nn.functional.dropout(q, 0.5) @ k.mT)
+    loss = draw(*out.shape, seed=7)
+    (gradient,) = torch.autograd.grad(out, value, loss)
+    close((out * loss).sum(), (gradient * value).sum(), 1e-3)  # linear in the value
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of PyTorch's way to join them
+def test_batched_gradients_inside_vmap():
+    query, key, value = inputs()
+    query.requires_grad_()
+    out = ch.attention(query, key, value, mask=ch.Causal(), engine="cpu")
+    losses = draw(3, 2, *out.shape, seed=6)
+    joined = lambda g: torch.autograd.grad(out, query, g, is_grads_batched=True, retain_graph=True)[0]
+    want = [[torch.autograd.grad(out, query, g, retain_graph=True)[0] for g in row] for row in losses]
+    assert torch.equal(torch.func.vmap(joined)(losses), torch.stack([torch.stack(row) for row in want]))
+
+
+@pytest.mark.parametrize("name", ["none", "causal", "union"])
+def test_derivatives_inside_compiled_code(name):
+    torch._dynamo.reset()
+    query, key, value = inputs()
+    attend = lambda q: ch.attention(q, key, value, mask=MASKS[name])
+    for derivative in (
+        lambda q: torch.func.jvp(attend, (q,), (q,))[1],
+        lambda q: torch.func.grad(lambda x: attend(x).sin().sum())(q),
+    ):
+        close(torch.compile(derivative, backend="aot_eager")(query), derivative(query))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(query, query)
+        tangent = forward_ad.unpack_dual(torch.compile(attend, backend="eager")(dual)).tangent
+        close(tangent, forward_ad.unpack_dual(attend(dual)).tangent)
+
+
 def test_numpy_inputs_are_copied_where_the_result_outlives_the_call():
     query, keep = inputs()[0][0, 0].numpy(), np.tril(np.ones((50, 50), dtype=bool))
     weights, mask = ch.weights(query, query, mask=keep), ch.DenseMask(keep)

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from clearhead._backward import Operands, operands, with_operands
-from clearhead._problem import Problem, with_edges
+from clearhead._differentiable import in_plain_operations
+from clearhead._errors import UnsupportedError
+from clearhead._problem import Problem, guard, with_edges
 from clearhead._shapes import Sizes, part
 from clearhead._tiles import pairwise
-from clearhead._values import with_autograd
+from clearhead._values import followed, with_autograd
 from clearhead.biases.base import Added
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose
@@ -28,6 +30,10 @@ from clearhead.scores.function import Function
 
 def run(problem: Problem, engine: str | Engine | None) -> Tensor:
     """The output, (B, H, Lq, Ev)."""
+    if followed() and engine != "reference":  # an operation of our own has no such derivatives
+        if engine not in (None, "tiled"):
+            raise UnsupportedError(f"torch.func and forward mode inside compiled code do not run on engine={engine!r}.")
+        return in_plain_operations(guard(problem))
     chosen = choose(problem, engine)
     lowered, value = problem.lowered, problem.value
     plain = problem.plain and chosen.name == "sdpa"

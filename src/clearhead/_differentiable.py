@@ -64,18 +64,21 @@ class _Run(torch.autograd.Function):
         def compute(grad: Tensor) -> Operands:
             return ctx.step.backward(problem, needed, with_memory(grad), kept)  # type: ignore[no-any-return]
 
-        if torch._C._functorch.is_legacy_batchedtensor(grad):
-            return (None, None, *_each_of(compute, grad))
-        if batched(grad):
-            return (None, None, *_OneByOne.apply(compute, grad))  # type: ignore[no-untyped-call]
-        return (None, None, *compute(grad))
+        return (None, None, *_unbatched(compute, grad))
+
+
+def _unbatched(compute: Callable[[Tensor], Operands], grad: Tensor) -> Operands:
+    if torch._C._functorch.is_legacy_batchedtensor(grad):
+        return _each_of(compute, grad)
+    found: Operands = _OneByOne.apply(compute, grad) if batched(grad) else compute(grad)  # type: ignore[no-untyped-call]
+    return found
 
 
 def _each_of(compute: Callable[[Tensor], Operands], grad: Tensor) -> Operands:
     """The gradients for each of a batch of gradients of the output, which `is_grads_batched=True` has joined."""
     level = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
-    each = [compute(one) for one in torch._remove_batch_dim(grad, level, 0, 0).unbind()]
+    each = [_unbatched(compute, one) for one in torch._remove_batch_dim(grad, level, 0, 0).unbind()]
     joined = (None if parts[0] is None else torch.stack(parts) for parts in zip(*each, strict=True))
     return tuple(None if whole is None else torch._add_batch_dim(whole, 0, level) for whole in joined)
 
@@ -85,7 +88,7 @@ class _OneByOne(torch.autograd.Function):
 
     @staticmethod
     def forward(compute: Callable[[Tensor], Operands], grad: Tensor) -> Operands:
-        return compute(grad)
+        return _unbatched(compute, grad)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -123,8 +126,15 @@ def checkpointed(problem: Problem) -> Tensor:
 
     every = list(_tiles.blocks(problem, _tiles.BUDGET))
     tensors = operands(problem)
-    parts = [checkpoint(again, block, *tensors, use_reentrant=False, preserve_rng_state=False) for block in every]
+    draws = problem.lowered is None  # its tile() may draw random numbers
+    parts = [checkpoint(again, block, *tensors, use_reentrant=False, preserve_rng_state=draws) for block in every]
     return _tiles.assemble(parts, every)
+
+
+def in_plain_operations(problem: Problem) -> Tensor:
+    """Each block as it is, for whatever follows PyTorch's operations one by one: transforms, forward mode."""
+    every = list(_tiles.blocks(problem, _tiles.BUDGET))
+    return _tiles.assemble([block_output(problem, block) for block in every], every)
 
 
 def _by_autograd(

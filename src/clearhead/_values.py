@@ -46,6 +46,16 @@ def vectorized() -> bool:
     return transformed() and any(i.key() == _VMAP for i in _functorch.get_interpreter_stack())
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def followed() -> bool:
+    """Whether, in code that is being compiled, `torch.func` or forward mode differentiates: the answer is compiled in.
+
+    The compiler checks the level of both before it uses the code again.
+    """
+    keys = [i.key() for i in _functorch.get_interpreter_stack() or ()]
+    return forward_ad._current_level >= 0 or _GRAD in keys or _JVP in keys
+
+
 def differentiated_twice() -> bool:
     """Whether transforms of `torch.func` will differentiate a gradient again."""
     return transformed() and [i.key() for i in _functorch.get_interpreter_stack()].count(_GRAD) > 1

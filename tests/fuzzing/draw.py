@@ -96,6 +96,9 @@ class Draw:
         biases, bias_as = self.biases(sizes, align, depth, about.tiny) if r.random() < 0.4 else ((), "bias")
         if any(b[0] == "dense" and (b[2]["tensor"] == np.inf).any() for b in biases):
             task, biases, bias_as = "look", biases[:1], "bias"
+            outer = depth - (3 if depth > 3 else 2)  # weights have the batch of query and key alone
+            front = np.broadcast_shapes(*(x.shape[:outer] for x in inputs))
+            inputs = [np.broadcast_to(x, (*front, *x.shape[outer:])).copy() for x in inputs]
             mask_as = "bool" if mask_as == "float" else mask_as  # a float mask is added: −∞ + ∞ is NaN
         problem = Problem(*inputs, self.score(kind, sizes, shapes), mask, align, biases)
         problem = replace(problem, dropout_p=r.choice([0.0, 0.0, 0.0, 0.3, 0.9]) if task == "attend" else 0.0)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from clearhead import _tiles
 from clearhead._backward import Operands, gradients, operands
-from clearhead._differentiable import Kept, Step, block_output, checkpointed, run
+from clearhead._differentiable import Kept, Step, block_output, checkpointed, in_plain_operations, run
 from clearhead._problem import Problem, guard
 from clearhead._tiles import Block
 from clearhead._values import compiling, dispatches, forward_mode, transformed
@@ -35,7 +35,7 @@ class Tiled(Engine):
             return _tiles.no_keys(problem, problem.query)
         # transforms and forward mode look into plain operations, and take no checkpoints
         if len(every) == 1 or not problem.needs_grad or transformed() or forward_mode():
-            return _tiles.assemble([block_output(problem, block) for block in every], every)
+            return in_plain_operations(problem)
         if problem.lowered is None or compiling() or any(t is not None and dispatches(t) for t in operands(problem)):
             return checkpointed(problem)  # what the score closes over is unknown: autograd finds it
         return run(problem, _Blocks())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -70,7 +70,7 @@ class Weights:
     def _problem(self) -> Problem:
         """The normal form of the inputs and parameters as they are now."""
         if not self._may_be_used_again():
-            reads = list(tensors_in([*self._inputs, *self._options.values()]))
+            reads = list(self._reads())
             problem = make_problem(*self._inputs, **self._options)
             learnt = problem.needs_grad or any(t.requires_grad for t in reads)
             self._known = {"problem": problem, "reads": Versions(reads), "learnt": learnt}
@@ -86,7 +86,10 @@ class Weights:
         if "problem" not in self._known or transformed() or (self._known["learnt"] and torch.is_grad_enabled()):
             return False
         reads: Versions = self._known["reads"]
-        return reads.known and reads.same
+        return reads.known and reads.same(self._reads())
+
+    def _reads(self) -> Iterator[Tensor]:
+        return tensors_in([*self._inputs, *self._options.values()])
 
     def _engine(self, problem: Problem) -> Engine:
         """The engine for where this is looked at: under a transform it may be another one."""
@@ -204,13 +207,13 @@ class Weights:
         wrong = [r for r in reductions if not isinstance(r, Reduction)]
         if wrong:
             raise ClearheadError(f"reduce takes reductions such as Entropy() or TopK(5), not {wrong[0]!r}.")
-        restore = self._sizes.restore
         problem = self._problem
         outputs = [r for r in reductions if isinstance(r, Output)]
         if len(outputs) > 1:
             raise ClearheadError("reduce takes one Output(value); join the values along their last dimension.")
         if outputs:
             problem = make_problem(*self._inputs, outputs[0].value, **self._options)
+        restore = problem.sizes.restore
         results = stream(problem, self._engine(problem), reductions)
         return tuple(
             tuple(self._out(restore(t)) for t in result) if isinstance(result, tuple) else self._out(restore(result))

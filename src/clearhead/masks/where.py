@@ -32,6 +32,7 @@ class Where(Mask):
     Rule: query i of head h of sequence b sees the keys j with fn(b, h, i, j).
     `fn(batch, head, query_index, key_index)` is called on int64 tensors of shapes (B, 1, 1, 1), (1, H, 1, 1),
     (1, 1, Lq, 1) and (1, 1, 1, Lk), for any part of the matrix, and gives a bool tensor that broadcasts with them.
+    The rule gives the same answer whenever it is asked: it may be asked again in the backward pass.
     Indices are counted from 0 for queries and keys alike: where Lq ≠ Lk, the rule places the queries itself.
     Joined to a mask that is an interval, `Causal() & Where(fn)`, the rule is asked about that interval alone.
     `reads`: the tensors that fn reads. Those in its closure, its defaults, its globals and `self.name` are found
