@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -343,7 +344,9 @@ def check_weights(score: tuple[Score, int, int], mask: Mask | None, lengths: tup
             continue
         reference = Weights(inputs.query, inputs.key, engine="reference", score=module, mask=mask)
         near = reference.dense(None)
-        wide = Weights(inputs.query.double(), inputs.key.double(), engine="reference", score=module.double(), mask=mask)
+        wide = Weights(
+            inputs.query.double(), inputs.key.double(), engine="reference", score=deepcopy(module).double(), mask=mask
+        )
         truth = wide.dense(None)
         values, indices = lazy.topk(min(3, lengths[1]))
         looks: list[tuple[str, Tensor, Callable[[Tensor], Tensor]]] = [
