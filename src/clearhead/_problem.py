@@ -120,9 +120,7 @@ def make_problem(
         query, key, value = apart(query), apart(key), None if value is None else apart(value)
     score = _as_score(score)
     score.check(query, key)
-    if (
-        0 in sizes.shape and not compiling()
-    ):  # nobody sees anybody: a projection's gradient is not to meet what they hold
+    if 0 in sizes.shape and not compiling():  # no pairs: what they hold is not to meet a projection's gradient
         query, key = (t.masked_fill(~t.isfinite(), 0.0) for t in (query, key))
     if mask is None and bias is None and type(dropout_p) in (float, int) and not dropout_p:
         return Problem(query, key, value, sizes, score, _lower(score, query, key), None, None)

@@ -1,7 +1,9 @@
 """attention_weights: the weights of the last call as it was, or an error; never others."""
 
 import copy
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -207,3 +209,50 @@ def test_it_keeps_no_matrix(attend):
     kept = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in (query, key)}
     assert sum(kept.values()) <= 2 * x.numel() * 4
     assert set(options) <= {"score"}
+
+
+@pytest.mark.parametrize("kind", ["multi-head", "additive"])
+def test_a_loss_on_the_weights_trains_where_their_graph_is_kept(kind):
+    """Guided attention (Tachibana et al. 2018): weights far from the diagonal are penalised."""
+    torch.manual_seed(0)
+    made = {
+        "multi-head": lambda **given: MultiHeadAttention(2, 16, dropout=0.0, **given),
+        "additive": lambda **given: AdditiveAttention(16, **given),
+    }[kind]
+    x = torch.randn(2, 10, 16)
+    place = torch.arange(10) / 10
+    far = 1 - torch.exp(-((place[:, None] - place) ** 2) / 0.02)
+
+    attend = made()
+    attend(x, x, x)
+    assert not attend.attention_weights[0].requires_grad and "detached" in repr(attend.attention_weights)
+
+    attend = made(record_gradients=True)
+    attend(x, x, x)
+    assert "with gradients" in repr(attend.attention_weights)
+    optimizer = torch.optim.Adam(attend.parameters(), lr=0.05)
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        attend(x, x, x)
+        loss = (attend.attention_weights[...] * far).mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+    if kind == "additive":  # its score reads the parameters, which the step has changed; the heads kept their queries
+        with pytest.raises(ch.ClearheadError, match="modified in place"):
+            attend.attention_weights[0]
+
+
+def test_the_graph_is_kept_until_the_next_call():
+    attend, x = DotProductAttention(record_gradients=True), torch.randn(1, 4, 8, requires_grad=True)
+    hidden = x * 2
+    kept = weakref.ref(hidden)
+    attend(hidden, hidden, hidden)
+    del hidden
+    gc.collect()
+    assert kept() is not None and attend.attention_weights[0].requires_grad
+    attend(x, x, x)
+    gc.collect()
+    assert kept() is None

@@ -85,9 +85,10 @@ class Sdpa(Engine):
         lowered, value = problem.lowered, problem.value
         assert lowered is not None and value is not None
         query = lowered.query if lowered.weight is None else lowered.query * lowered.weight
-        lowered = lowered._replace(query=apart(query), key=apart(lowered.key), weight=None)
-        value = apart(value)
-        problem = problem._replace(lowered=lowered, value=value)
+        query, key, value = apart(query), apart(lowered.key), apart(value)
+        if query is not lowered.query or key is not lowered.key or value is not problem.value:
+            lowered = lowered._replace(query=query, key=key, weight=None)
+            problem = problem._replace(lowered=lowered, value=value)
         if problem.plain and 0 not in problem.sizes.shape:
             return full(lowered.query, lowered.key, value, lowered.scale)
         if problem.unseen == "inside":  # else the pieces leave out the keys that nobody sees
