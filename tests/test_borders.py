@@ -155,6 +155,36 @@ def test_a_subclass_that_dispatches_goes_where_no_pointer_is_taken(name, engine)
     close(found[1].b, want[1])
 
 
+DISTRIBUTED = """
+import torch, clearhead as ch, torch.distributed as dist
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+mesh = init_device_mesh("cpu", (1,))
+plain = torch.randn(3, 2, 3, 50, 8)
+for placement in (Replicate(), Shard(0), Shard(1)):
+    tensors = [distribute_tensor(t, mesh, [placement]).requires_grad_() for t in plain]
+    out = ch.attention(*tensors)
+    out.sum().backward()
+    torch.testing.assert_close(out.full_tensor(), ch.attention(*plain))
+    assert tensors[0].grad.full_tensor().isfinite().all()
+    try:
+        ch.attention(*tensors, mask=ch.Causal())
+        raise SystemExit("a mask was taken")
+    except ch.UnsupportedError as refusal:
+        assert "to_local()" in str(refusal)
+    try:
+        ch.attention(*tensors, engine="cpu")
+    except ch.UnsupportedError as refusal:
+        print("served and refused")
+dist.destroy_process_group()
+"""
+
+
+def test_distributed_tensors_are_served_or_refused_in_words():
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", DISTRIBUTED], capture_output=True, text=True)
+    assert done.stdout.split("\n")[:3] == ["served and refused"] * 3, done.stderr[-2000:]
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_zeros_without_memory(engine):
     query, key, value = inputs()
