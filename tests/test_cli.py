@@ -228,3 +228,11 @@ def test_a_missing_extra_names_the_command(missing, extra, capsys, monkeypatch):
 def test_the_command_is_installed():
     done = subprocess.run([sys.executable, "-m", "clearhead.cli", "report", "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and "--model" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments", [["a", "--layers", "1" * 5000], ["a", "--model", "x" * 5000]], ids=["layers", "model"]
+)
+def test_arguments_that_are_too_long(arguments, capsys):
+    assert cli.main(["report", *arguments]) == 2
+    assert capsys.readouterr().err.startswith("clearhead: ")

@@ -27,6 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ClearheadError as error:
         print(f"clearhead: {error}", file=sys.stderr)
         return 2
+    except (OSError, RecursionError) as error:  # of a disk that is full, a name too long, a file nested too deeply
+        print(f"clearhead: {type(error).__name__}: {error!s:.200}", file=sys.stderr)
+        return 2
     return 0
 
 
@@ -132,8 +135,8 @@ def _choose(calls: int, layers: str | None) -> list[int]:
     for item in layers.split(","):
         first, dash, last = item.strip().partition("-")
         numbers = [first, last] if dash else [first, first]
-        if not all(number.isascii() and number.isdecimal() for number in numbers):
-            raise ClearheadError(f"--layers is {layers!r}; expected numbers and ranges, such as 0,2,5-7.")
+        if not all(number.isascii() and number.isdecimal() and len(number) < 10 for number in numbers):
+            raise ClearheadError(f"--layers is {layers!r:.80}; expected numbers and ranges, such as 0,2,5-7.")
         low, high = map(int, numbers)
         if high < low:
             raise ClearheadError(f"--layers is {layers!r}, and the range {item.strip()!r} is empty.")

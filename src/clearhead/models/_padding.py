@@ -92,8 +92,8 @@ def of_call(told: Given, kind: str, masks: Recorded, sizes: Sizes) -> Real | Non
 
     With a cache the queries are the last words. Keys beyond the mask are the slots of a static cache.
     """
-    if masks.mask is None and masks.bias is None:  # a sequence of the same length, such as the patches of an image
-        return None
+    if (masks.mask, masks.bias, masks.uniform) == (None, None, None):
+        return None  # a sequence of the same length, such as the patches of an image
     batch, _, queries, keys = sizes.shape
     if kind == "cross":
         own, source = (
@@ -104,7 +104,7 @@ def of_call(told: Given, kind: str, masks: Recorded, sizes: Sizes) -> Real | Non
     own = told.own
     if own is None or own.shape[0] != batch or not queries <= own.shape[1] or own.shape[1] > keys == queries:
         return None
-    if _batch(masks) == 1 and bool((own != own[:1]).any()):  # a mask (L, L) for all, where B = L
+    if bool((own != own[:1]).any()) and _alike(masks):  # a mask (L, L) for all, where B = L
         return None
     length = own.shape[1]
     of_keys = own[:, length - keys :] if length >= keys else F.pad(own, (0, keys - length))
@@ -138,12 +138,15 @@ def _real(queries: Tensor | None, keys: Tensor | None, sizes: Sizes) -> Real | N
     return real if real != (None, None) else None
 
 
-def _batch(masks: Recorded) -> int | None:
-    """The batch that the call's mask speaks of, 1 for all alike; None where it does not show."""
+def _alike(masks: Recorded) -> bool:
+    """Whether the call's mask is the same for every sequence; False where it does not show."""
     mask = masks.mask
-    shown = mask.start if isinstance(mask, Intervals) else mask.keep if isinstance(mask, DenseMask) else None
-    shown = masks.bias if mask is None else shown
-    return None if shown is None else shown.shape[0]
+    shown: tuple[Tensor | None, ...] = (masks.bias,)
+    if isinstance(mask, Intervals | DenseMask):
+        shown = (mask.start, mask.stop) if isinstance(mask, Intervals) else (mask.keep,)
+    elif mask is not None:
+        return False
+    return all(t is not None and bool((t == t[:1]).all()) for t in shown)
 
 
 @torch.no_grad()

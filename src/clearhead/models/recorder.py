@@ -71,12 +71,14 @@ class Recorder:
         """
         innermost = self.stack.innermost
         assert innermost is not None, "a source asks `idle` first"
-        name, kind = name or self.stack.names[id(innermost.module)], kind or innermost.kind
+        name = name or self.stack.names[id(innermost.module)]
         if query.is_nested or key.is_nested:
             raise UnsupportedError(
                 f"{name} called attention with nested tensors, which watch() reads from torch.nn.TransformerEncoder "
                 "alone. Run the model on a padded batch and a mask."
             )
+        if kind is None:  # no cache leaves a sequence fewer keys than queries
+            kind = "cross" if query.shape[-2] > key.shape[-2] else innermost.kind
         if transformed():
             raise UnsupportedError(
                 f"{name} was called inside a transform of torch.func (vmap, grad), whose tensors have no values of "
@@ -88,7 +90,11 @@ class Recorder:
         sizes = Sizes(query.shape[0], query.shape[1], query.shape[2], key.shape[2], query.device)
         padding = of_call(innermost.told, kind, masks, sizes)
         if self.padding is not None and fits(self.padding, kind, sizes):
-            padding, self.fitted = as_said(self.padding, kind, masks, sizes), True
+            self.fitted = True
+            own = innermost.told.own
+            knows_more = own is not None and own.shape[1] > self.padding.shape[1]  # a generation's mask grows with it
+            if not (knows_more or (kind == "self" and self._decodes(name))):
+                padding = as_said(self.padding, kind, masks, sizes)
         score = Dot(scale=scale, softcap=softcap, sinks=sinks) if score is None else score
         self.calls.append(
             Call(
@@ -104,6 +110,11 @@ class Recorder:
                 padding=padding,
             )
         )
+
+    def _decodes(self, name: str) -> bool:
+        """Whether a module is of the decoder of an encoder–decoder, whose own sequence is not the padded one."""
+        config = getattr(self.stack.model, "config", None)
+        return bool(getattr(config, "is_encoder_decoder", False)) and "decoder" in name.split(".")
 
 
 class _Inside(threading.local):
