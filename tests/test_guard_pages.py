@@ -40,7 +40,7 @@ print("before", flush=True)
 print("after")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=CHILD.parent)
-    assert done.returncode < 0 and done.stdout == "before\n", done.stderr
+    assert done.returncode != 0 and done.stdout == "before\n", done.stderr
 
 
 @pytest.mark.parametrize("side", ["after", "before"])
@@ -65,4 +65,4 @@ with guarding("{side}", _native) as guard:
     print("after")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=CHILD.parent)
-    assert done.returncode < 0 and done.stdout == "before\n", done.stderr
+    assert done.returncode != 0 and done.stdout == "before\n", done.stderr

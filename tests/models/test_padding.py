@@ -341,3 +341,17 @@ def test_fewer_keys_than_queries_are_another_sequence():
     with ch.watch(block := Block()) as seen:
         block(torch.randn(1, 2, 7, 8), torch.randn(1, 2, 3, 8), torch.randn(1, 2, 3, 8))
     assert seen.calls[0].kind == "cross"
+
+
+def test_another_sequence_of_the_same_length_has_no_padding():
+    class Towers(torch.nn.Module):
+        def forward(self, text, audio, attention_mask):
+            keep = attention_mask[:, None, None].bool()
+            F.scaled_dot_product_attention(text, text, text, attn_mask=keep)
+            return F.scaled_dot_product_attention(audio, audio, audio, is_causal=True)
+
+    x, mask = torch.randn(2, 2, 9, 8), torch.ones(2, 9, dtype=torch.long)
+    mask[1, 5:] = 0
+    with ch.watch(towers := Towers()) as seen:
+        towers(x, x + 1, attention_mask=mask)
+    assert [call.padding is None for call in seen.calls] == [False, True]

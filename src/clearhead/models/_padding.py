@@ -79,7 +79,8 @@ def _takes_decoder_inputs(forward: Callable[..., Any]) -> bool:
 def checked(padding: Any) -> Tensor:
     """The `padding` that a person passed to watch()."""
     mask = to_tensor(padding, "padding")
-    if mask.ndim != 2 or not bool(((mask == 0) | (mask == 1)).all()):
+    readable = mask.layout == torch.strided and not mask.is_meta and not mask.is_complex()
+    if not readable or mask.ndim != 2 or not bool(((mask == 0) | (mask == 1)).all()):
         raise ClearheadError(
             f"watch: padding has dtype {mask.dtype}, shape {tuple(mask.shape)}; expected a tokenizer's attention mask, "
             "(B, L), 1 for a word and 0 for padding."
@@ -104,7 +105,7 @@ def of_call(told: Given, kind: str, masks: Recorded, sizes: Sizes) -> Real | Non
     own = told.own
     if own is None or own.shape[0] != batch or not queries <= own.shape[1] or own.shape[1] > keys == queries:
         return None
-    if bool((own != own[:1]).any()) and _alike(masks):  # a mask (L, L) for all, where B = L
+    if bool((own != own[:1]).any()) and _alike(masks, sizes):  # a mask (L, L) for all, where B = L
         return None
     length = own.shape[1]
     of_keys = own[:, length - keys :] if length >= keys else F.pad(own, (0, keys - length))
@@ -138,15 +139,19 @@ def _real(queries: Tensor | None, keys: Tensor | None, sizes: Sizes) -> Real | N
     return real if real != (None, None) else None
 
 
-def _alike(masks: Recorded) -> bool:
-    """Whether the call's mask is the same for every sequence; False where it does not show."""
-    mask = masks.mask
-    shown: tuple[Tensor | None, ...] = (masks.bias,)
-    if isinstance(mask, Intervals | DenseMask):
-        shown = (mask.start, mask.stop) if isinstance(mask, Intervals) else (mask.keep,)
-    elif mask is not None:
-        return False
-    return all(t is not None and bool((t == t[:1]).all()) for t in shown)
+def _alike(masks: Recorded, sizes: Sizes) -> bool:
+    """Whether the call's mask is the same for every sequence: then it is no padding that differs."""
+    shown: tuple[Tensor | None, ...]
+    if masks.mask is None:
+        shown = (masks.bias, masks.uniform)
+    elif isinstance(masks.mask, DenseMask):
+        shown = (masks.mask.keep,)
+    else:
+        spans = masks.mask.lower(sizes)
+        if spans.residual is not None:
+            return False
+        shown = (spans.start, spans.stop)
+    return all(t is None or bool((t == t[:1]).all()) for t in shown)
 
 
 @torch.no_grad()

@@ -44,8 +44,8 @@ def watch(model: nn.Module, padding: Any = None) -> Iterator[Seen]:
     and `call.padding` says what was left out.
     Raises a `ClearheadError` at the end of the `with` if no call was recognised: the result is never empty; and where
     `padding` fits none. Raises an `UnsupportedError` for a compiled model: watch the one that was compiled; and for a
-    backend that is given what may change the weights and cannot be read. Warns of calls in threads that run no module:
-    they are not recorded.
+    backend that is given what may change the weights and cannot be read. Warns of calls of
+    `F.scaled_dot_product_attention` in threads that run no module: they are not recorded.
     Cost: a copy of query and key a call; O(Lq + Lk) memory each, and the mask's own tensor once where its rows are
     no intervals. `torch.nn` projects queries and keys inside: a record projects them once more.
     """
