@@ -57,6 +57,7 @@ struct Summarise {
     V entropy[ROWS];
     const Summary* summary;
     int64_t first_panel, seen_panels, low, high;
+    bool odd;  // some of `tops` are NaN
 
     static bool keeps(const Summary& s) { return s.received || s.mean || s.peak; }
 
@@ -186,11 +187,18 @@ struct Summarise {
         int64_t j = low;
         for (int64_t cell = low / s.cell_columns; j < stop && (s.mean || s.peak); cell++) {
             const int64_t end = least(stop, (cell + 1) * s.cell_columns);
-            double all = 0.0;
-            float most = 0.0f;
-            for (; j < end; j++) all += sums[j], most = tops[j] > most || tops[j] != tops[j] ? tops[j] : most;
-            if (s.mean) s.mean.at<float>(batch, head, cell_row)[cell] = (float)all;
-            if (s.peak) s.peak.at<float>(batch, head, cell_row)[cell] = most;
+            if (s.mean) {
+                double all = 0.0;
+                for (int64_t x = j; x < end; x++) all += sums[x];
+                s.mean.at<float>(batch, head, cell_row)[cell] = (float)all;
+            }
+            if (s.peak) {
+                float most = 0.0f;
+                for (int64_t x = j; x < end; x++) most = tops[x] > most ? tops[x] : most;
+                for (int64_t x = j; odd && x < end; x++) most = tops[x] != tops[x] ? tops[x] : most;
+                s.peak.at<float>(batch, head, cell_row)[cell] = most;
+            }
+            j = end;
         }
         clear(p);
     }
@@ -205,8 +213,11 @@ struct Summarise {
             to = least(rows, end - first);
             for (int64_t panel = first_panel; panel < first_panel + seen_panels; panel++)
                 columns(panel, from, to, Columns(seen.low, seen.high, panel));
-            for (int64_t r = from; r < to && summary->peak; r++)  // `larger` passes over what is NaN
-                for (int64_t j = seen.low; j < seen.high && inverse[r] != inverse[r]; j++) tops[j] = NAN;
+            for (int64_t r = from; r < to && summary->peak; r++) {  // `larger` passes over what is NaN
+                if (inverse[r] == inverse[r]) continue;
+                odd = true;
+                for (int64_t j = seen.low; j < seen.high; j++) tops[j] = NAN;
+            }
             if (seen_panels) low = least(low, seen.low / LANES * LANES), high = most(high, round_up(seen.high, LANES));
             if (first + to == end) pool(p, batch, head, cell_row, received);
         }
@@ -220,7 +231,7 @@ struct Summarise {
     void clear(const Problem& p) {
         const int64_t from = least(low, high), count = high - from;
         memset(sums + from, 0, sizeof(float) * (size_t)count), memset(tops + from, 0, sizeof(float) * (size_t)count);
-        low = p.keys, high = 0;
+        low = p.keys, high = 0, odd = false;
     }
 };
 
