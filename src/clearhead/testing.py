@@ -310,9 +310,12 @@ def check_engine(engine: str | Engine) -> None:
 
 
 def check_precision(engine: str, score: tuple[Score, int, int], mask: Mask | None, dtype: torch.dtype) -> None:
-    """An engine in a low precision: its error against float64 at most twice that of plain eager code, and rounding.
+    """An engine in one precision: its error against float64 at most twice that of plain eager code, and rounding.
 
-    The budget comes from the data: eager code of the same dtype is computed beside it.
+    The budget comes from the data: eager code of the same dtype is computed beside it, with every sum in an order of
+    its own. So errors are compared as root mean squares, which hardly depend on the order (over thousands of draws an
+    engine's is at most that of eager code). The largest one does: on one draw it is up to three times that of eager
+    code, on another processor for another seed. It has a budget four times as large, for an element wrong by itself.
     """
     inputs = Inputs.draw(score, (63, 63), dtype, seed=3)
     wide = Inputs(*(t.double() for t in inputs.all()))
@@ -328,9 +331,15 @@ def check_precision(engine: str, score: tuple[Score, int, int], mask: Mask | Non
         eager = eager.masked_fill(~mask.dense(inputs.query, key), -torch.inf)
     naive = torch.nan_to_num(eager.softmax(-1)) @ value
     truth = attention(*wide.all(), score=module.double(), mask=mask, engine="reference").detach()
-    allowed = 2 * (naive.double() - truth).abs().max() + torch.finfo(dtype).eps * truth.abs().max()
-    worst = (got.double() - truth).abs().max()
-    assert worst <= allowed, f"{engine}, {module}, {mask}, {dtype}: off by {worst:.3g}, allowed {allowed:.3g}"
+    for name, size, times in (("root mean square", _rms, 2), ("largest", _largest, 8)):
+        worst = size(got.double() - truth)
+        allowed = times * size(naive.double() - truth) + torch.finfo(dtype).eps * size(truth)
+        where = f"{engine}, {module}, {mask}, {dtype}"
+        assert worst <= allowed, f"{where}: the {name} error is {worst:.3g}, allowed are {allowed:.3g}"
+
+
+def _rms(errors: Tensor) -> float:
+    return float(errors.square().mean().sqrt())
 
 
 def check_weights(score: tuple[Score, int, int], mask: Mask | None, lengths: tuple[int, int]) -> None:
