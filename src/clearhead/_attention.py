@@ -72,6 +72,13 @@ def attention(
     Cost: the allowed pairs' work; memory O(Lq + Lk) but on the engine "reference".
     Source: Bahdanau et al. 2015; Vaswani et al. 2017, "Attention Is All You Need".
     """
+    return _attend(query, key, value, score, mask, bias, dropout_p, engine)
+
+
+def _attend(
+    query: Any, key: Any, value: Any, score: ScoreLike, mask: Any, bias: Any, dropout_p: float, engine: Any
+) -> Any:
+    """What `attention` does; of its own, since `watch` replaces it, and who imported `attention` keeps that."""
     tensors = isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)
     numpy = not tensors and is_numpy(query=query, key=key, value=value)
     problem = make_problem(query, key, value, score=score, mask=mask, bias=bias, dropout_p=dropout_p)

@@ -220,26 +220,6 @@ def test_compiled_models_are_refused_with_what_to_do_instead():
         ch.watch(forward).__enter__()
 
 
-def test_a_compiled_function_inside_a_model_is_recorded():
-    def twice(q, k, v):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True) * 2
-
-    class Inside(nn.Module):
-        def forward(self, x):
-            return compiled(x, x + 1, x) + compiled(x + 2, x, x)
-
-    torch._dynamo.reset()
-    compiled, model = torch.compile(twice, backend="aot_eager"), Inside()
-    inputs = [random(2, 2, size, 8) for size in (5, 7, 5)]
-    want = [model(x) for x in inputs]
-    with ch.watch(model) as seen:
-        got = [model(x) for x in inputs]
-    assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True)) and len(seen.calls) == 6
-    for x, *calls in zip(inputs, seen.calls[::2], seen.calls[1::2], strict=True):
-        for call, (q, k) in zip(calls, ((x, x + 1), (x + 2, x)), strict=True):
-            torch.testing.assert_close(call.weights @ x, F.scaled_dot_product_attention(q, k, x, is_causal=True))
-
-
 def test_running_what_was_compiled_of_a_watched_model_is_no_empty_result():
     class Root(nn.Module):
         def forward(self, x):

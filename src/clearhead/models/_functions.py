@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode_temporarily
 
 from clearhead.models import _multihead, _sdpa
+from clearhead.models._compiled import fill_tables, traced_only, uncompiled
 from clearhead.models._patch import replaced
 from clearhead.models.recorder import Recorder
 
@@ -38,6 +39,8 @@ def source(recorder: Recorder) -> Iterator[None]:
 
         return scaled_dot_product_attention
 
+    fill_tables()
+    traced_only(_Mode.__torch_function__)
     recorder.stack.around = _Mode(recorder)
     overlooking = replaced(torch.overrides, "has_torch_function", _overlooked)
     try:
@@ -51,17 +54,22 @@ class _Mode(TorchFunctionMode):
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self.recorder = recorder
+        self.see = uncompiled(_see)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        read = READERS.get(func)
-        if read is None or self.recorder.idle:
-            return func(*args, **kwargs)
-        read(self.recorder, *args, **kwargs)
-        with self.recorder.inside():
-            return func(*args, **kwargs)
+        if func in READERS:
+            return self.see(self.recorder, func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+def _see(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if recorder.idle:
+        return func(*args, **kwargs)
+    READERS[func](recorder, *args, **kwargs)
+    with recorder.inside():
+        return func(*args, **kwargs)
 
 
 def _overlooked(has_torch_function: Callable[..., bool]) -> Callable[..., bool]:

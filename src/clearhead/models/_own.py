@@ -19,6 +19,7 @@ from clearhead.engines.base import Engine
 from clearhead.masks.base import Mask, Spans
 from clearhead.masks.dense import DenseMask
 from clearhead.masks.intervals import Intervals
+from clearhead.models._compiled import uncompiled
 from clearhead.models._masks import Recorded
 from clearhead.models._patch import replaced
 from clearhead.models.recorder import Recorder
@@ -39,7 +40,7 @@ def source(recorder: Recorder) -> Iterator[None]:
 
         return chosen
 
-    with replaced(_attention, "choose", wrap):
+    with replaced(_attention, "choose", wrap), replaced(_attention, "_attend", uncompiled):
         yield
 
 

@@ -42,6 +42,8 @@ def watch(model: nn.Module, padding: Any = None) -> Iterator[Seen]:
     `padding`: which positions are words and not padding, a tokenizer's attention mask (B, L), 1 for a word. None takes
     it from the `attention_mask` of that shape that the model is called with. Statistics and reports leave padding out,
     and `call.padding` says what was left out.
+    Functions inside the model that torch.compile() made pause at each attention call, whose record is made in eager
+    code: what the compiler had joined across the call may change in its last digits.
     Raises a `ClearheadError` at the end of the `with` if no call was recognised: the result is never empty; and where
     `padding` fits none. Raises an `UnsupportedError` for a compiled model: watch the one that was compiled; and for a
     backend that is given what may change the weights and cannot be read. Warns of calls of
