@@ -315,9 +315,10 @@ def check_precision(engine: str, score: tuple[Score, int, int], mask: Mask | Non
     """An engine in one precision: its error against float64 at most twice that of plain eager code, and rounding.
 
     The budget comes from the data: eager code of the same dtype is computed beside it, with every sum in an order of
-    its own. So errors are compared as root mean squares, which hardly depend on the order (over thousands of draws an
-    engine's is at most that of eager code). The largest one does: on one draw it is up to three times that of eager
-    code, on another processor for another seed. It has a budget four times as large, for an element wrong by itself.
+    its own. So errors are compared as root mean squares, which hardly depend on that order: over thousands of draws no
+    engine took more than half of the budget. The largest error does depend on it: on one draw it is up to three times
+    that of eager code, on another processor for another seed. Its budget, eight times eager code's, is for an element
+    that is wrong by itself.
     """
     inputs = Inputs.draw(score, (63, 63), dtype, seed=3)
     wide = Inputs(*(t.double() for t in inputs.all()))
