@@ -78,7 +78,7 @@ def attention(
 def _attend(
     query: Any, key: Any, value: Any, score: ScoreLike, mask: Any, bias: Any, dropout_p: float, engine: Any
 ) -> Any:
-    """What `attention` does; of its own, since `watch` replaces it, and who imported `attention` keeps that."""
+    """What `attention` does: a function that `watch` can replace, also for code that has imported `attention`."""
     tensors = isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)
     numpy = not tensors and is_numpy(query=query, key=key, value=value)
     problem = make_problem(query, key, value, score=score, mask=mask, bias=bias, dropout_p=dropout_p)

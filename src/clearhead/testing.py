@@ -155,7 +155,7 @@ def compare(
         about = f"{engine}, {module}, {mask}, {bias}, {lengths}, {dtype}"
         totals = _errors(engine, inputs, module, mask, bias, dropout_p, about)
         if dtype == torch.float32 and not all(total.within(dtype) for total in totals.values()):
-            # one number's rounding error is a matter of luck, and of the processor: many are compared
+            # the rounding error of one number differs by chance, and between processors: many are compared
             for seed in range(1, DRAWS):
                 more = Inputs.draw(score, lengths, dtype, seed)
                 for name, error in _errors(engine, more, module, mask, bias, dropout_p, about).items():
@@ -334,11 +334,11 @@ def check_precision(engine: str, score: tuple[Score, int, int], mask: Mask | Non
         eager = eager.masked_fill(~mask.dense(inputs.query, key), -torch.inf)
     naive = torch.nan_to_num(eager.softmax(-1)) @ value
     truth = attention(*wide.all(), score=module.double(), mask=mask, engine="reference").detach()
+    about = f"{engine}, {module}, {mask}, {dtype}"
     for name, size, times in (("root mean square", _rms, 2), ("largest", _largest, 8)):
-        worst = size(got.double() - truth)
+        off = size(got.double() - truth)
         allowed = times * size(naive.double() - truth) + torch.finfo(dtype).eps * size(truth)
-        where = f"{engine}, {module}, {mask}, {dtype}"
-        assert worst <= allowed, f"{where}: the {name} error is {worst:.3g}, allowed are {allowed:.3g}"
+        assert off <= allowed, f"{about}: the {name} error is {off:.3g}, allowed {allowed:.3g}"
 
 
 def _rms(errors: Tensor) -> float:

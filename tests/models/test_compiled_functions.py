@@ -87,6 +87,16 @@ def test_a_function_that_may_not_pause_says_why():
         model(torch.randn(2, 5, 8))
 
 
+def test_compiled_code_beside_the_model_does_not_pause():
+    torch._dynamo.reset()
+    model, x = Model(CALLS["sdpa"], backend="eager"), torch.randn(1, 5, 8)
+    beside = torch.compile(lambda x: ch.attention(x, x, x, mask=ch.Causal()) * 2, backend="eager", fullgraph=True)
+    with ch.watch(model) as seen:
+        got = beside(x)
+        model(x)
+    assert torch.equal(got, beside(x)) and len(seen.calls) == 2
+
+
 FIRST = textwrap.dedent("""
     import torch, torch.nn.functional as F, clearhead as ch
 

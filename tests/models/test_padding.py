@@ -298,10 +298,7 @@ def encoder_decoder():
 
 def test_a_persons_padding_is_that_of_the_sequence_it_speaks_of():
     """An encoder's padding is not the decoder's, and a generation's mask knows more than the prompt's."""
-    config = transformers.T5Config(
-        vocab_size=100, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0
-    )
-    model = transformers.T5ForConditionalGeneration(config).eval()
+    model = encoder_decoder()
     ids, mask = torch.arange(18).view(2, 9) + 1, torch.ones(2, 9, dtype=torch.long)
     mask[1, 5:] = 0
     with torch.no_grad(), ch.watch(model, padding=mask) as seen:
@@ -323,10 +320,7 @@ def test_a_square_mask_is_no_padding_however_it_was_expanded():
 
 
 def test_a_sequence_of_padding_alone_beside_a_full_one():
-    config = transformers.T5Config(
-        vocab_size=100, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0
-    )
-    model = transformers.T5ForConditionalGeneration(config).eval()
+    model = encoder_decoder()
     ids, mask = torch.arange(18).view(2, 9) + 1, torch.ones(2, 9, dtype=torch.long)
     mask[1] = 0
     with torch.no_grad(), ch.watch(model) as seen:

@@ -31,35 +31,28 @@ def refuse_compiled(model: nn.Module) -> None:
         )
 
 
-def fill_tables() -> None:
-    """PyTorch and its compiler list functions once, when they first need to, and keep the list: not with ours in it.
+def prepare_compiler(mode: Any) -> None:
+    """To be called before a watch replaces functions of PyTorch's. `mode`: the `__torch_function__` of its mode.
 
-    With a stand-in for scaled_dot_product_attention on it, no compiled code would show a call to a function mode.
+    PyTorch and its compiler make tables of PyTorch's functions when they first need them, and keep them. Made during a
+    watch, they would hold its stand-in for scaled_dot_product_attention, and compiled code would show calls of the
+    real one to no function mode. And the compiler may inline `mode`, but not compile it by itself: its code would be
+    chosen by the addresses of the functions it is given, and the getters of a tensor's attributes are made anew each
+    time, at the same address: the code for `.shape` would run for `.device`.
     """
     torch.overrides.get_overridable_functions()
     if "torch._dynamo" in sys.modules:
-        with suppress(ImportError, AttributeError):  # a private name
+        with suppress(ImportError, AttributeError):  # private names, which another version of PyTorch may not have
+            from torch._dynamo.eval_frame import skip_code
             from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
+            skip_code(mode.__code__)
             TorchInGraphFunctionVariable._get_handlers()
 
 
-def traced_only(function: Any) -> None:
-    """Let the compiler follow a function inside of others, and not compile it by itself.
-
-    It would tell the functions that a mode is given by where they are in memory; those that read a tensor's attributes
-    are new ones each time, in the same place: what was compiled for `.shape` would run for `.device`.
-    """
-    if "torch._dynamo" in sys.modules:
-        with suppress(ImportError):  # private, as above
-            from torch._dynamo.eval_frame import skip_code
-
-            skip_code(function.__code__)
-
-
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, for which compiled functions pause: traced, a record would be made while compiling, or never."""
-    if "torch._dynamo" not in sys.modules:  # nothing is compiled; to ask for the compiler would load it
+    """The function, always run in eager code: traced by the compiler, it would make its record while compiling."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled yet, and torch.compiler.disable would import it
         return function
     reason = "watch() records this attention call in eager code; compile with fullgraph=False"
     apart: Callable[..., Any] = torch.compiler.disable(function, reason=reason)  # type: ignore[no-untyped-call]

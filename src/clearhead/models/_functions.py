@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode_temporarily
 
 from clearhead.models import _multihead, _sdpa
-from clearhead.models._compiled import fill_tables, traced_only, uncompiled
+from clearhead.models._compiled import prepare_compiler, uncompiled
 from clearhead.models._patch import replaced
 from clearhead.models.recorder import Recorder
 
@@ -39,8 +39,7 @@ def source(recorder: Recorder) -> Iterator[None]:
 
         return scaled_dot_product_attention
 
-    fill_tables()
-    traced_only(_Mode.__torch_function__)
+    prepare_compiler(_Mode.__torch_function__)
     recorder.stack.around = _Mode(recorder)
     overlooking = replaced(torch.overrides, "has_torch_function", _overlooked)
     try:

@@ -40,7 +40,15 @@ def source(recorder: Recorder) -> Iterator[None]:
 
         return chosen
 
-    with replaced(_attention, "choose", wrap), replaced(_attention, "_attend", uncompiled):
+    def outside(attend: Callable[..., Any]) -> Callable[..., Any]:
+        eager = uncompiled(attend)
+
+        def _attend(*args: Any) -> Any:
+            return attend(*args) if recorder.stack.innermost is None else eager(*args)
+
+        return _attend
+
+    with replaced(_attention, "choose", wrap), replaced(_attention, "_attend", outside):
         yield
 
 
