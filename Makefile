@@ -42,7 +42,7 @@ browser: $(READY)
 	  || $(BIN)/playwright install chromium
 
 # torch first and pinned: an unpinned one may bring gigabytes of GPU libraries
-$(READY): pyproject.toml constraints.txt bert.txt CMakeLists.txt $(wildcard src/clearhead/csrc/*)
+$(READY): pyproject.toml constraints.txt bert.txt CMakeLists.txt $(wildcard src/clearhead/engines/native/csrc/*)
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[models,plot,terminal,dev]'

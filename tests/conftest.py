@@ -4,7 +4,7 @@ import other_kernels
 
 
 def pytest_addoption(parser):
-    parser.addoption("--kernels", metavar="DIR", help="a folder with a build of clearhead._kernels")
+    parser.addoption("--kernels", metavar="DIR", help="a folder with a build of clearhead.engines.native._kernels")
 
 
 def pytest_configure(config):

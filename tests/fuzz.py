@@ -27,6 +27,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from clearhead.problem import regions
+
 CHUNK = 500  # problems to a child process
 PATIENCE = 120.0  # seconds that one problem may take
 
@@ -37,10 +39,8 @@ def failures_of(number: int) -> Iterator[str]:
     from fuzzing.draw import draw
     from fuzzing.looks import check_looks
 
-    from clearhead import _tiles
-
     spec = draw(number)
-    before, _tiles.BUDGET = _tiles.BUDGET, spec.blocks
+    before, regions.BUDGET = regions.BUDGET, spec.blocks
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -52,15 +52,15 @@ def failures_of(number: int) -> Iterator[str]:
         words = str(error).splitlines()[:1]
         yield f"{spec}\n    {type(error).__name__}: {''.join(words)} ({Path(place.filename).name}:{place.lineno})"
     finally:
-        _tiles.BUDGET = before
+        regions.BUDGET = before
 
 
 def use_instructions(name: str) -> None:
     """Kernels of one instruction set, from here on."""
-    from clearhead import _native
+    from clearhead.engines.native import bindings
 
-    kernels = _native.chosen(name)
-    _native.chosen = lambda instructions=None: kernels
+    kernels = bindings.chosen(name)
+    bindings.chosen = lambda instructions=None: kernels
 
 
 def child(first: int, stop: int, at: str, without: set[str]) -> None:

@@ -90,12 +90,12 @@ def run(inputs: list[Tensor], score: Any, mask: Any, make_bias: Callable[[], Any
     torch.manual_seed(0)
     score, bias = score.to(inputs[0].dtype), make_bias()
     leaves = [x.detach().requires_grad_() for x in inputs]
-    output = ch.attention(*leaves, score=score, mask=mask, bias=bias, dropout_p=dropout_p, engine="cpu")
+    output = ch.attention(*leaves, score=score, mask=mask, bias=bias, dropout_p=dropout_p, engine="native")
     learnt = [*score.parameters(), *(bias.parameters() if bias is not None else ())]
     found = [output.detach(), *torch.autograd.grad(output, [*leaves, *learnt], draw(*output.shape, seed=9).to(output))]
     query, key, value = inputs
     with torch.no_grad():
-        weights = ch.weights(query, key, score=score, mask=mask, bias=bias, engine="cpu")
+        weights = ch.weights(query, key, score=score, mask=mask, bias=bias, engine="native")
         keys = key.shape[2]
         for k in {1, min(5, keys), min(64, keys)}:
             found += weights.reduce(ch.TopK(k))[0]
@@ -109,16 +109,15 @@ def main() -> int:
     instructions, side, *folder = sys.argv[1:]
     if folder:
         other_kernels.use(folder[0])
-    from clearhead import _native
-    from clearhead.engines import cpu
+    from clearhead.engines.native import bindings, engine
 
-    kernels = _native.chosen(instructions)
-    _native.chosen = lambda instructions=None: kernels
+    kernels = bindings.chosen(instructions)
+    bindings.chosen = lambda instructions=None: kernels
     wrong = 0
     for name, case in cases():
         print(name, flush=True)
         want = case()
-        with guarding(side, _native, cpu) as guard:
+        with guarding(side, bindings, engine) as guard:
             got = case()
         for i, (a, b) in enumerate(zip(got, want, strict=True)):
             if not torch.equal(a.nan_to_num(7e7), b.nan_to_num(7e7)):

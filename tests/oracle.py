@@ -344,7 +344,7 @@ def mix(x: Array) -> Array:
 
 
 def dropout(p: float, seed: int, shape: tuple[int, ...]) -> Array:
-    """What each weight is multiplied by: 0 or 1 / (1 − p), by the hash that clearhead._dropout writes down."""
+    """What each weight is multiplied by: 0 or 1 / (1 − p), by the hash that clearhead.base.dropout writes down."""
     b, h, i, j = (np.arange(size, dtype=np.uint32) for size in shape)
     low, high = (np.array([part & 0xFFFFFFFF], dtype=np.uint32) for part in (seed, seed >> 32))
     row = mix(mix(mix(mix(mix(low) + high) + b)[:, None] + h)[:, :, None] + i)

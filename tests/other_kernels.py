@@ -7,7 +7,7 @@ from pathlib import Path
 
 def use(folder: str) -> None:
     (built,) = Path(folder).glob("_kernels*.so")
-    spec = importlib.util.spec_from_file_location("clearhead._kernels", built)
+    spec = importlib.util.spec_from_file_location("clearhead.engines.native._kernels", built)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    sys.modules["clearhead._kernels"] = module
+    sys.modules["clearhead.engines.native._kernels"] = module

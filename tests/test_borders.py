@@ -18,8 +18,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 import clearhead as ch
-from clearhead import _native
 from clearhead.biases.base import Added
+from clearhead.engines.native import bindings
 from clearhead.masks.base import Spans
 from clearhead.scores.base import Pairwise
 
@@ -28,10 +28,10 @@ MASKS = {
     "causal": ch.Causal(),
     "lengths": ch.Lengths([3, 50]),
     "union": ch.SlidingWindow(2) | ch.Lengths([4, 9]),
-    "rule": ch.Where(lambda batch, head, query, key: (query - key) % 3 != 1),
+    "rule": ch.MaskFunction(lambda batch, head, query, key: (query - key) % 3 != 1),
     "documents": ch.Causal() & ch.Documents(torch.arange(50) // 7),
 }
-ENGINES = [None, "cpu", "sdpa", "tiled", "reference"]
+ENGINES = [None, "native", "sdpa", "tiled", "reference"]
 named = pytest.mark.parametrize("name", MASKS)
 
 
@@ -149,7 +149,7 @@ def test_a_subclass_that_dispatches_goes_where_no_pointer_is_taken(name, engine)
     wrapped = [TwoTensor(t.clone(), t.clone()) for t in plain]
     want, found = both(engine, *plain, mask=MASKS[name]), both(engine, *wrapped, mask=MASKS[name])
     if found is None:
-        assert engine in ("cpu", "sdpa")
+        assert engine in ("native", "sdpa")
         return
     close(found[0].a, want[0])
     close(found[1].b, want[1])
@@ -173,7 +173,7 @@ for placement in (Replicate(), Shard(0), Shard(1)):
     except ch.UnsupportedError as refusal:
         assert "to_local()" in str(refusal)
     try:
-        ch.attention(*tensors, engine="cpu")
+        ch.attention(*tensors, engine="native")
     except ch.UnsupportedError as refusal:
         print("served and refused")
 dist.destroy_process_group()
@@ -204,11 +204,11 @@ def test_a_subclass_that_holds_numbers_is_a_tensor():
         pass
 
     plain = inputs()
-    out = ch.attention(*(t.as_subclass(Named) for t in plain), mask=ch.Causal(), engine="cpu")
-    assert torch.equal(out.as_subclass(torch.Tensor), ch.attention(*plain, mask=ch.Causal(), engine="cpu"))
+    out = ch.attention(*(t.as_subclass(Named) for t in plain), mask=ch.Causal(), engine="native")
+    assert torch.equal(out.as_subclass(torch.Tensor), ch.attention(*plain, mask=ch.Causal(), engine="native"))
 
 
-@pytest.mark.parametrize("engine", ["cpu", "tiled", "reference"])
+@pytest.mark.parametrize("engine", ["native", "tiled", "reference"])
 @pytest.mark.parametrize("length", [5, 40])
 def test_gradients_of_overlapping_windows(engine, length):
     """A view whose rows share memory has strides that are no layout to allocate."""
@@ -261,7 +261,7 @@ print("equal")
         "ch.Lengths([4])",
         "torch.rand(6, 6) > 0.4",
         "ch.Causal(torch.tensor([1]))",
-        "ch.Causal() & ch.Where(lambda b, h, i, j: i - j < 3)",
+        "ch.Causal() & ch.MaskFunction(lambda b, h, i, j: i - j < 3)",
         "~ch.SlidingWindow(1, 1)",
     ],
 )
@@ -272,10 +272,10 @@ def test_transforms_in_a_fresh_process(mask):
 
 
 @named
-@pytest.mark.parametrize("engine", ["cpu", "tiled"])
+@pytest.mark.parametrize("engine", ["native", "tiled"])
 @pytest.mark.parametrize("score", [ch.Dot(), ch.Additive(8, 8, 5)], ids=["dot", "additive"])
 def test_batched_gradients(name, engine, score, monkeypatch):
-    monkeypatch.setattr("clearhead._tiles.BUDGET", 2000)  # many blocks
+    monkeypatch.setattr("clearhead.problem.regions.BUDGET", 2000)  # many blocks
     query, key, value = inputs()
     query.requires_grad_(), value.requires_grad_()
     out = ch.attention(query, key, value, mask=MASKS[name], engine=engine, score=score)
@@ -290,7 +290,7 @@ def test_batched_gradients(name, engine, score, monkeypatch):
 
 def test_a_jacobian_in_one_call():
     query, key, value = (t[:1, :1, :4] for t in inputs())
-    run = lambda query: ch.attention(query, key, value, mask=ch.Causal(), engine="cpu")
+    run = lambda query: ch.attention(query, key, value, mask=ch.Causal(), engine="native")
     joined, plain = (torch.autograd.functional.jacobian(run, query, vectorize=v) for v in (True, False))
     close(joined, plain)
 
@@ -306,14 +306,14 @@ def test_forward_mode_keeps_the_tangent(name):
     run = lambda query: ch.attention(query, key, value, mask=MASKS[name], engine="reference")
     close(tangent, torch.func.jvp(run, (query,), (step,))[1], 1e-10)
     with forward_ad.dual_level(), pytest.raises(ch.UnsupportedError, match="forward mode"):
-        ch.attention(forward_ad.make_dual(query.float(), step.float()), key.float(), value.float(), engine="cpu")
+        ch.attention(forward_ad.make_dual(query.float(), step.float()), key.float(), value.float(), engine="native")
 
 
-@pytest.mark.parametrize("engine", ["cpu", "tiled", "sdpa", "reference"])
+@pytest.mark.parametrize("engine", ["native", "tiled", "sdpa", "reference"])
 @pytest.mark.parametrize("name", ["none", "causal", "rule"])
 @pytest.mark.parametrize("score", [None, ch.Additive(8, 8, 4), lambda q, k: q @ k.mT], ids=["dot", "additive", "tile"])
 def test_a_checkpoint_frees_the_operands(engine, name, score, monkeypatch):
-    monkeypatch.setattr("clearhead._tiles.BUDGET", 2000)
+    monkeypatch.setattr("clearhead.problem.regions.BUDGET", 2000)
     alive = []
     leaf = draw(1, 2, 50, 8).requires_grad_()
 
@@ -359,25 +359,27 @@ def a_rule_over(ids):
     return lambda batch, head, query, key: ids[query] == ids[key]
 
 
-@pytest.mark.parametrize("engine", ["cpu", "sdpa", "tiled"])
+@pytest.mark.parametrize("engine", ["native", "sdpa", "tiled"])
 @pytest.mark.parametrize("way", ["closure", "self", "callee", "reads", "class", "list", "inside", "default", "partial"])
 def test_a_rule_whose_tensor_has_changed(engine, way, monkeypatch):
-    monkeypatch.setattr("clearhead._tiles.BUDGET", 2000)
+    monkeypatch.setattr("clearhead.problem.regions.BUDGET", 2000)
     holder = Holder()
     OfClass.ids = holder.ids
     module = torch.nn.Sequential(torch.nn.Identity())
     module[0].register_buffer("ids", holder.ids)
     inner, listed = types.SimpleNamespace(module=module[0]), [0, [holder.ids]]
     rules = {
-        "class": ch.Where(OfClass().rule),
-        "list": ch.Where(lambda b, h, i, j: listed[1][0][i] == listed[1][0][j]),
-        "inside": ch.Where(lambda b, h, i, j: inner.module.ids[i] == inner.module.ids[j]),
-        "default": ch.Where(lambda b, h, i, j, ids=holder.ids: ids[i] == ids[j]),
-        "partial": ch.Where(functools.partial(lambda ids, b, h, i, j: ids[i] == ids[j], holder.ids)),
-        "closure": ch.Where(a_rule_over(holder.ids)),
-        "self": ch.Where(holder.rule),
-        "callee": ch.Where(lambda *indices: holder.rule(*indices)),
-        "reads": ch.Where(eval("lambda b, h, i, j: get()[i] == get()[j]", {"get": lambda: holder.ids}), [holder.ids]),
+        "class": ch.MaskFunction(OfClass().rule),
+        "list": ch.MaskFunction(lambda b, h, i, j: listed[1][0][i] == listed[1][0][j]),
+        "inside": ch.MaskFunction(lambda b, h, i, j: inner.module.ids[i] == inner.module.ids[j]),
+        "default": ch.MaskFunction(lambda b, h, i, j, ids=holder.ids: ids[i] == ids[j]),
+        "partial": ch.MaskFunction(functools.partial(lambda ids, b, h, i, j: ids[i] == ids[j], holder.ids)),
+        "closure": ch.MaskFunction(a_rule_over(holder.ids)),
+        "self": ch.MaskFunction(holder.rule),
+        "callee": ch.MaskFunction(lambda *indices: holder.rule(*indices)),
+        "reads": ch.MaskFunction(
+            eval("lambda b, h, i, j: get()[i] == get()[j]", {"get": lambda: holder.ids}), [holder.ids]
+        ),
     }
     query, key, value = inputs()
     query.requires_grad_()
@@ -409,14 +411,14 @@ def test_what_a_rule_does_not_read_may_change():
 
     query, key, value = inputs()
     query.requires_grad_()
-    out = ch.attention(query, key, value, mask=ch.Where(rule))
+    out = ch.attention(query, key, value, mask=ch.MaskFunction(rule))
     model.abs.add_(1)
     model.lin.weight.data.add_(1)
     assert torch.autograd.grad(out.sum(), query)[0].isfinite().all()
 
 
 def test_a_score_whose_tensor_has_changed(monkeypatch):
-    monkeypatch.setattr("clearhead._tiles.BUDGET", 2000)
+    monkeypatch.setattr("clearhead.problem.regions.BUDGET", 2000)
     table = torch.ones(8)
     query, key, value = inputs()
     query.requires_grad_()
@@ -427,7 +429,7 @@ def test_a_score_whose_tensor_has_changed(monkeypatch):
 
 
 def test_a_scores_own_writes_are_no_one_elses(monkeypatch):
-    monkeypatch.setattr("clearhead._tiles.BUDGET", 2000)
+    monkeypatch.setattr("clearhead.problem.regions.BUDGET", 2000)
 
     class Counted(ch.Score):
         def __init__(self):
@@ -445,10 +447,10 @@ def test_a_scores_own_writes_are_no_one_elses(monkeypatch):
     close(gradient, want[1])
 
 
-@pytest.mark.parametrize("engine", ["cpu", "tiled", "reference"])
+@pytest.mark.parametrize("engine", ["native", "tiled", "reference"])
 @pytest.mark.parametrize("create_graph", [False, True])
 def test_a_key_that_is_nan_stays_with_those_who_see_it_in_gradients(engine, create_graph, monkeypatch):
-    monkeypatch.setattr("clearhead._tiles.BUDGET", 2000)
+    monkeypatch.setattr("clearhead.problem.regions.BUDGET", 2000)
     query, key, value = inputs()
     key[:, :, 49] = torch.nan
     query.requires_grad_()
@@ -457,11 +459,11 @@ def test_a_key_that_is_nan_stays_with_those_who_see_it_in_gradients(engine, crea
     assert gradient[:, :, :49].isfinite().all()
 
 
-@pytest.mark.parametrize("engine", ["cpu", "tiled", "reference"])
+@pytest.mark.parametrize("engine", ["native", "tiled", "reference"])
 @pytest.mark.parametrize("create_graph", [False, True])
 @pytest.mark.parametrize("budget", [2000, 2**21])
 def test_a_huge_value_that_others_may_see_in_gradients(engine, create_graph, budget, monkeypatch):
-    monkeypatch.setattr("clearhead._tiles.BUDGET", budget)
+    monkeypatch.setattr("clearhead.problem.regions.BUDGET", budget)
     query, key, value = inputs()
     value[:, :, 49] = 3e38
     query.requires_grad_()
@@ -514,7 +516,7 @@ LOOKED_AT = {
 
 
 @pytest.mark.parametrize("name", LOOKED_AT)
-@pytest.mark.parametrize("engine", ["cpu", "tiled", "reference"])
+@pytest.mark.parametrize("engine", ["native", "tiled", "reference"])
 def test_weights_have_gradients_however_they_were_looked_at_before(name, engine):
     query, key, _ = inputs()
     query.requires_grad_()
@@ -560,7 +562,7 @@ def test_parameters_that_were_replaced():
 
 
 def test_a_tile_that_draws_numbers(monkeypatch):
-    monkeypatch.setattr("clearhead._tiles.BUDGET", 2000)
+    monkeypatch.setattr("clearhead.problem.regions.BUDGET", 2000)
     query, key, value = inputs()
     value.requires_grad_()
     out = ch.attention(query, key, value, score=lambda q, k: torch.nn.functional.dropout(q, 0.5) @ k.mT)
@@ -573,7 +575,7 @@ def test_a_tile_that_draws_numbers(monkeypatch):
 def test_batched_gradients_inside_vmap():
     query, key, value = inputs()
     query.requires_grad_()
-    out = ch.attention(query, key, value, mask=ch.Causal(), engine="cpu")
+    out = ch.attention(query, key, value, mask=ch.Causal(), engine="native")
     losses = draw(3, 2, *out.shape, seed=6)
     joined = lambda g: torch.autograd.grad(out, query, g, is_grads_batched=True, retain_graph=True)[0]
     want = [[torch.autograd.grad(out, query, g, retain_graph=True)[0] for g in row] for row in losses]
@@ -698,7 +700,7 @@ def test_a_part_of_the_wrong_size_is_refused(name):
 # ------------------------------------------------------------------ extremes
 
 
-@pytest.mark.parametrize("engine", ["cpu", "tiled", "reference"])
+@pytest.mark.parametrize("engine", ["native", "tiled", "reference"])
 def test_entropy_where_a_later_key_is_far_above_the_others(engine):
     key = torch.zeros(65, 1)
     key[:64], key[64] = torch.linspace(-2, 2, 64)[:, None], 120.0
@@ -708,7 +710,7 @@ def test_entropy_where_a_later_key_is_far_above_the_others(engine):
     close(ch.weights(query, key, score=ch.Dot(scale=1.0), engine=engine).entropy(), want, 1e-4)
 
 
-@pytest.mark.parametrize("engine", ["cpu", "tiled", "reference"])
+@pytest.mark.parametrize("engine", ["native", "tiled", "reference"])
 @pytest.mark.parametrize("k", [65, 129, 200, 300])
 def test_many_of_the_largest_under_a_mask(engine, k):
     x = draw(300, 8)
@@ -721,7 +723,7 @@ def test_many_of_the_largest_under_a_mask(engine, k):
     close(entropy, -torch.xlogy(dense, dense).sum(-1))
 
 
-@pytest.mark.parametrize("engine", ["cpu", "tiled", "reference"])
+@pytest.mark.parametrize("engine", ["native", "tiled", "reference"])
 def test_a_sink_far_above_the_scores(engine):
     x = draw(1, 1, 70, 8)
     weights = ch.weights(x, x, score=ch.Dot(sinks=torch.tensor([200.0])), mask=ch.Causal(), engine=engine)
@@ -741,7 +743,7 @@ def test_a_score_of_infinity_makes_its_row_nan(engine):
             assert told[0, 0].isnan().nonzero().flatten().tolist() == [7]
 
 
-@pytest.mark.parametrize("engine", ["cpu", "tiled", "reference"])
+@pytest.mark.parametrize("engine", ["native", "tiled", "reference"])
 @pytest.mark.parametrize("queries", [2, 60])
 def test_sums_of_values_near_the_largest_number(engine, queries):
     query, key, value = draw(1, 1, queries, 8), draw(1, 1, 3000, 8, seed=1), draw(1, 1, 3000, 4, seed=2).abs() * 1e37
@@ -782,11 +784,11 @@ def test_additive_scores_keep_their_digits(queries, size, weight):
     query, key = draw(1, 1, queries, 37) * size, draw(1, 1, 130, 37, seed=1) * size
     vector = draw(37, seed=2) * weight
     scores = {}
-    for engine, dtype in (("cpu", torch.float32), ("tiled", torch.float32), ("reference", torch.float64)):
+    for engine, dtype in (("native", torch.float32), ("tiled", torch.float32), ("reference", torch.float64)):
         score = ch.Additive.from_weights(None, None, vector.to(dtype)).requires_grad_(False)
         scores[engine] = ch.weights(query.to(dtype), key.to(dtype), score=score, engine=engine).logsumexp
-    error = {engine: (scores[engine] - scores["reference"]).abs().max() for engine in ("cpu", "tiled")}
-    assert error["cpu"] <= 3 * error["tiled"] + 1e-6 * scores["reference"].abs().max().clamp(min=1)
+    error = {engine: (scores[engine] - scores["reference"]).abs().max() for engine in ("native", "tiled")}
+    assert error["native"] <= 3 * error["tiled"] + 1e-6 * scores["reference"].abs().max().clamp(min=1)
 
 
 def test_the_smallest_steps_of_dropout():
@@ -799,12 +801,12 @@ def test_the_smallest_steps_of_dropout():
 
 def test_every_instruction_set_sees_the_same_borders(monkeypatch):
     """The mended kernels, on each: a sink, a far key, large values, small tanh."""
-    for chosen in [_native.chosen(name) for name in _native.kernels().available()]:
-        monkeypatch.setattr(_native, "chosen", lambda chosen=chosen: chosen)
-        test_a_sink_far_above_the_scores("cpu")
-        test_entropy_where_a_later_key_is_far_above_the_others("cpu")
-        test_sums_of_values_near_the_largest_number("cpu", 60)
-        test_a_score_of_infinity_makes_its_row_nan("cpu")
+    for chosen in [bindings.chosen(name) for name in bindings.kernels().available()]:
+        monkeypatch.setattr(bindings, "chosen", lambda chosen=chosen: chosen)
+        test_a_sink_far_above_the_scores("native")
+        test_entropy_where_a_later_key_is_far_above_the_others("native")
+        test_sums_of_values_near_the_largest_number("native", 60)
+        test_a_score_of_infinity_makes_its_row_nan("native")
         test_additive_scores_keep_their_digits(60, 1e-4, 1e4)
         test_width_0("Gaussian", 2)
 
@@ -835,7 +837,7 @@ def test_a_float_mask_under_autocast():
 def test_empty_weights_can_be_indexed():
     for batch, heads, queries, keys in ((0, 3, 5, 5), (3, 0, 5, 5), (2, 3, 0, 5), (2, 3, 5, 0)):
         query, key = torch.zeros(batch, heads, queries, 4), torch.zeros(batch, heads, keys, 4)
-        for engine in ("cpu", "tiled", "reference"):
+        for engine in ("native", "tiled", "reference"):
             weights = ch.weights(query, key, engine=engine)
             assert weights[...].shape == (batch, heads, queries, keys)
             assert weights.pool(3).shape[:2] == (batch, heads) and weights.entropy().shape == (batch, heads, queries)

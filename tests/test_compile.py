@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead import _compiled
+from clearhead.engines import compiled
 from clearhead.masks.base import And
 from clearhead.testing import Inputs, biases, masks, scores
 
@@ -33,8 +33,8 @@ def same(function, *inputs, parameters=(), backend="aot_eager"):
         output = call(*inputs)
         wanted = [t for t in (*inputs, *parameters) if t.requires_grad]
         found.append([output, *torch.autograd.grad(output.sin().sum(), wanted)])
-    for compiled, eager in zip(found[1], found[0], strict=True):
-        torch.testing.assert_close(compiled, eager)
+    for got, eager in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(got, eager)
 
 
 @pytest.mark.parametrize("score", scores(), **named)
@@ -119,7 +119,7 @@ def test_errors_and_engines_are_those_of_eager_code():
 def test_compiled_code_skips_what_the_mask_leaves_out(monkeypatch):
     """The engine inside the operation sees the spans' values: padding it is not to touch may hold anything."""
     computed = []
-    run = _compiled.choose
+    run = compiled.choose
 
     def choose(problem, engine):
         found = run(problem, engine)
@@ -127,7 +127,7 @@ def test_compiled_code_skips_what_the_mask_leaves_out(monkeypatch):
             computed.append(found.pairs(problem))
         return found
 
-    monkeypatch.setattr(_compiled, "choose", choose)
+    monkeypatch.setattr(compiled, "choose", choose)
     mask = ch.Lengths([3, 5])
     with torch.no_grad():
         torch.compile(lambda x: ch.attention(x, x, x, mask=mask), fullgraph=True, backend="aot_eager")(Q)
@@ -208,14 +208,14 @@ def test_opcheck():
     query, key, weight = draw(2, 4, 9, 6), draw(2, 2, 9, 6), draw(6)
     all_of_it = (query, key, draw(2, 2, 9, 5), weight, draw(4), draw(1, 4, 9, 9), draw(1, 4, 17), start, stop, keep)
     full = (*all_of_it, torch.tensor(5), "tanh_add", 1.0, 2.0, 0.3)
-    for arguments in (plain, (*full, "tiled"), (*full, "cpu")):
-        torch.library.opcheck(_compiled.attend, arguments)
+    for arguments in (plain, (*full, "tiled"), (*full, "native")):
+        torch.library.opcheck(compiled.attend, arguments)
     detached = [t.detach() if isinstance(t, torch.Tensor) else t for t in full]
-    for engine in ("tiled", "cpu"):
-        kept = _compiled.attend(*detached, engine)
+    for engine in ("tiled", "native"):
+        kept = compiled.attend(*detached, engine)
         for wanted in ([True] * 7, [True, False] * 3 + [False]):
             arguments = (draw(2, 4, 9, 5).detach(), *kept, *detached, engine, wanted)
-            torch.library.opcheck(_compiled.attend_backward, arguments)
+            torch.library.opcheck(compiled.attend_backward, arguments)
 
 
 AUTOCAST = [None, ch.Bilinear(8, 8), ch.Additive(8, 8, 6), ch.Cosine(), ch.Gaussian(), SMOOTH, ch.Dot(sinks=draw(4))]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead import _tiles
+from clearhead.problem import regions
 from clearhead.testing import (
     LENGTHS,
     Inputs,
@@ -33,10 +33,20 @@ def example(mask, score, lengths):
 
 
 def test_the_suite_finds_scores_masks_and_engines():
-    assert {s.__name__ for s in scores()} >= {"Dot", "Bilinear", "Additive", "Cosine", "Gaussian", "Function"}
-    found = {"Lengths", "Padding", "Causal", "SlidingWindow", "Documents", "PrefixLM", "Where", "DenseMask", "And"}
+    assert {s.__name__ for s in scores()} >= {"Dot", "Bilinear", "Additive", "Cosine", "Gaussian", "ScoreFunction"}
+    found = {
+        "Lengths",
+        "Padding",
+        "Causal",
+        "SlidingWindow",
+        "Documents",
+        "PrefixLM",
+        "MaskFunction",
+        "DenseMask",
+        "And",
+    }
     assert {m.__name__ for m in masks()} >= found
-    assert set(engines()) == {"cpu", "tiled", "sdpa"}
+    assert set(engines()) == {"native", "tiled", "sdpa"}
 
 
 @SCORES
@@ -59,7 +69,7 @@ def test_bias(bias):
 
 def test_engine_in_many_small_blocks(monkeypatch):
     """Biases, dropout and sinks over several blocks: their gradients are written out by hand there."""
-    monkeypatch.setattr(_tiles, "BUDGET", 1500)
+    monkeypatch.setattr(regions, "BUDGET", 1500)
     check_engine("tiled")
 
 
@@ -68,7 +78,7 @@ def test_engine_in_many_small_blocks(monkeypatch):
 def test_many_small_blocks(score, mask, monkeypatch):
     """The same with blocks of a few rows, a head and a sequence at a time: what long inputs are cut into."""
     for budget in ("BUDGET", "LOOK"):
-        monkeypatch.setattr(_tiles, budget, 150)
+        monkeypatch.setattr(regions, budget, 150)
     lengths = (13, 29)
     compare("tiled", score.example(), example(mask, score, lengths), lengths)
     check_weights(score.example(), example(mask, score, lengths), lengths)
@@ -76,7 +86,7 @@ def test_many_small_blocks(score, mask, monkeypatch):
 
 @SCORES
 def test_second_derivatives_over_many_blocks(score, monkeypatch):
-    monkeypatch.setattr(_tiles, "BUDGET", 20)
+    monkeypatch.setattr(regions, "BUDGET", 20)
     module, query_dim, key_dim = score.example()
     module.double()
     generator = torch.Generator().manual_seed(0)
@@ -92,7 +102,7 @@ def test_second_derivatives_over_many_blocks(score, monkeypatch):
 @pytest.mark.parametrize("engine", ["reference", "tiled"])
 def test_derivatives_with_all_there_is(engine, monkeypatch):
     """First and second ones, to every input, over many blocks: softcap, sinks, both forms of bias, dropout, a mask."""
-    monkeypatch.setattr(_tiles, "BUDGET", 20)
+    monkeypatch.setattr(regions, "BUDGET", 20)
     draw = lambda seed, *shape: torch.randn(
         *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, requires_grad=True
     )

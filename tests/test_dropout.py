@@ -6,14 +6,15 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead import _dropout, _tiles
-from clearhead._shapes import Sizes
+from clearhead.base import dropout
+from clearhead.base.shapes import Sizes
+from clearhead.problem import regions
 
 EVERY = slice(None)
 
 
 def kept(seed=0, p=0.3, shape=(2, 3, 200, 300), sides=(EVERY,) * 4):
-    return _dropout.factors(torch.tensor(seed), p, sides, Sizes(*shape), torch.float64) > 0
+    return dropout.factors(torch.tensor(seed), p, sides, Sizes(*shape), torch.float64) > 0
 
 
 def by_the_words(seed, p, b, h, i, j):
@@ -80,7 +81,7 @@ def test_the_seed_is_torchs_and_the_engine_does_not_matter(monkeypatch):
     for engine in ("reference", "tiled", None):
         torch.manual_seed(3)
         found.append(ch.attention(x, x, x, dropout_p=0.4, mask=ch.Causal(), engine=engine))
-    monkeypatch.setattr(_tiles, "BUDGET", 100)
+    monkeypatch.setattr(regions, "BUDGET", 100)
     torch.manual_seed(3)
     found.append(ch.attention(x, x, x, dropout_p=0.4, mask=ch.Causal()))
     for other in found[1:]:

@@ -191,14 +191,18 @@ CASES = {
         ["(3,)", "(B,) = (2,)"],
     ),
     "a negative prefix": (lambda: ch.PrefixLM(-1), ch.ClearheadError, ["PrefixLM: lengths", "-1"]),
-    "a rule that is a tensor": (lambda: ch.Where(zeros(5, 5)), ch.ClearheadError, ["function", "Tensor", "DenseMask"]),
-    "a rule that gives numbers": (
-        lambda: ch.attention(X3, X3, X3, mask=ch.Where(lambda b, h, i, j: j - i)),
+    "a rule that is a tensor": (
+        lambda: ch.MaskFunction(zeros(5, 5)),
         ch.ClearheadError,
-        ["Where(<lambda>)", "int64", "bool"],
+        ["function", "Tensor", "DenseMask"],
+    ),
+    "a rule that gives numbers": (
+        lambda: ch.attention(X3, X3, X3, mask=ch.MaskFunction(lambda b, h, i, j: j - i)),
+        ch.ClearheadError,
+        ["MaskFunction(<lambda>)", "int64", "bool"],
     ),
     "a rule that gives another shape": (
-        lambda: ch.attention(X3, X3, X3, mask=ch.Where(lambda b, h, i, j: torch.ones(7, dtype=torch.bool))),
+        lambda: ch.attention(X3, X3, X3, mask=ch.MaskFunction(lambda b, h, i, j: torch.ones(7, dtype=torch.bool))),
         ch.ShapeError,
         ["(7,)", "(2, 1, 5, 5)"],
     ),
@@ -296,9 +300,9 @@ CASES = {
     ),
     "reduce by a name": (lambda: ch.weights(X3, X3).reduce("entropy"), ch.ClearheadError, ["'entropy'", "Entropy()"]),
     "distance without alignment": (
-        lambda: ch.weights(X3, zeros(2, 7, 4)).reduce(ch.Distance()),
+        lambda: ch.weights(X3, zeros(2, 7, 4)).reduce(ch.MeanDistance()),
         ch.ClearheadError,
-        ["Distance", "lower_right"],
+        ["MeanDistance", "lower_right"],
     ),
     "a shape by tuple": (
         lambda: ch.check_shape(zeros(2, 3, 6), (2, 4, 6)),

@@ -30,15 +30,15 @@ def found(numbers, task):
 
 def test_a_wrong_engine_is_found(monkeypatch):
     """The budgets are tight enough to tell a softmax that forgets a thousandth of the scores, or of one gradient."""
-    from clearhead import _backward, _tiles
-    from clearhead.inspection.entropy import Entropy
+    from clearhead.engines.tiled import backward, tiles
+    from clearhead.inspection.reductions.entropy import Entropy
 
     right = found(ORDINARY[:60], "attend")
-    monkeypatch.setattr(_tiles, "softmax", lambda tile, *rest, right=_tiles.softmax: right(tile * 1.001, *rest))
+    monkeypatch.setattr(tiles, "softmax", lambda tile, *rest, right=tiles.softmax: right(tile * 1.001, *rest))
     assert found(ORDINARY[:60], "attend") > right + 8
     monkeypatch.undo()
-    to_keys = _backward._to_keys
-    monkeypatch.setattr(_backward, "_to_keys", lambda *args: to_keys(*args) * 1.001)
+    to_keys = backward._to_keys
+    monkeypatch.setattr(backward, "_to_keys", lambda *args: to_keys(*args) * 1.001)
     assert found(ORDINARY[:60], "attend") > right
     monkeypatch.undo()
     before = found(ORDINARY[:60], "look")

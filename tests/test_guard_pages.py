@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from clearhead import _native
+from clearhead.engines.native import bindings
 
 CHILD = Path(__file__).with_name("guard_pages.py")
 
 
 @pytest.mark.parametrize("side", ["after", "before"])
-@pytest.mark.parametrize("instructions", _native.kernels().available())
+@pytest.mark.parametrize("instructions", bindings.kernels().available())
 def test_kernels_stay_inside_their_buffers(instructions, side, request):
     """A fault ends a process of its own, whose last line is the case."""
     folder = request.config.getoption("--kernels")
@@ -49,13 +49,13 @@ def test_a_kernel_that_is_told_of_one_row_too_many_ends_the_process(side):
     code = f"""
 import torch
 from guarded_memory import guarding
-from clearhead import _native
-from clearhead._problem import make_problem
+from clearhead.engines.native import bindings
+from clearhead.problem.problem import make_problem
 problem = make_problem(torch.ones(1, 1, 5, 8), torch.ones(1, 1, 6, 8), torch.ones(1, 1, 6, 8))
-with guarding("{side}", _native) as guard:
-    call = _native.Call(problem)
-    call.native.out = call.numbers(_native.torch.zeros(1, 1, 5, 8))
-    kernels = _native.chosen()
+with guarding("{side}", bindings) as guard:
+    call = bindings.Call(problem)
+    call.native.out = call.numbers(bindings.torch.zeros(1, 1, 5, 8))
+    kernels = bindings.chosen()
     kernels.forward(call.native)
     print("before", flush=True)
     call.native.queries, call.native.keys = (600, 6) if "{side}" == "after" else (5, 6)

@@ -11,45 +11,27 @@ import pytest
 import clearhead as ch
 
 SOURCE = Path(ch.__file__).parent
-# Each layer may import those to its right alone. Modules of one layer may import each other, but for those below.
-ORDER = [
-    "cli",
-    "models",
-    "report",
-    "explanation",
-    "nn",
-    "inspection",
-    "_drop_in",
-    "_attention",
-    "_compiled",
-    "engines",
-    "_native",
-    "_pieces",
-    "_differentiable",
-    "_backward",
-    "_tiles",
-    "_problem",
-    "_unseen",
-    "_reads",
+DESIGN = Path(__file__).parents[1] / "docs" / "design.md"
+# From the ground up: each floor may import those before it alone. What shares a line does not import each other.
+FLOORS = [
+    "base",
     "scores masks biases",
-    "_align",
-    "_dropout",
-    "_shapes",
-    "_arguments",
-    "_versions",
-    "_closures",
-    "_values",
-    "_errors",
+    "problem",
+    "engines",
+    "_attention",
+    "inspection _drop_in",
+    "nn",
+    "report",
+    "models",
+    "cli",
 ]
-# In these every module stands alone: a new one is one new file.
+# In these folders every module stands alone, but for what is named: a new one is one new file.
 APART = {
     "scores": {"base"},
     "masks": {"base", "_draw", "_lengths"},
     "biases": {"base"},
-    "engines": {"base"},
-    "inspection": {"base", "_index"},
+    "inspection.reductions": {"base"},
 }
-GATHERS = {"engines.choose", "inspection.weights"}  # what knows all of its kind
 
 
 def modules():
@@ -60,7 +42,10 @@ def modules():
 
 
 def imports_of(path):
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tests = [n for n in ast.walk(tree) if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
+    for_types = {id(inner) for test in tests for inner in ast.walk(test)}
+    for node in (n for n in ast.walk(tree) if id(n) not in for_types):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("clearhead"):
             base = node.module.removeprefix("clearhead").strip(".")
             for alias in node.names:
@@ -71,27 +56,56 @@ def imports_of(path):
             assert not any(alias.name.startswith("clearhead.") for alias in node.names), path
 
 
-def rank(name):
+def floor(name):
     top = name.split(".")[0]
-    return next(i for i, names in enumerate(ORDER) if top in names.split())
+    return next(i for i, names in enumerate(FLOORS) if top in names.split())
 
 
 @pytest.mark.parametrize(("name", "path", "package"), list(modules()), ids=lambda x: x if isinstance(x, str) else "")
 def test_imports_run_downward(name, path, package):
-    top = name.split(".")[0]
+    folder = name.rpartition(".")[0]
     for imported in imports_of(path):
-        other, _, other_leaf = imported.partition(".")
-        if other == top:
-            if top in APART and not package and name not in GATHERS:
-                assert other_leaf in APART[top], f"{name} imports {imported}: they stand alone"
+        if imported.split(".")[0] == name.split(".")[0]:
+            other_folder, _, leaf = imported.rpartition(".")
+            if folder in APART and folder == other_folder and not package:
+                assert leaf in APART[folder], f"{name} imports {imported}: they stand alone"
             continue
-        assert rank(imported) > rank(name), f"{name} imports {imported}, which stands above it or beside it"
+        assert floor(imported) < floor(name), f"{name} imports {imported}, which stands above it or beside it"
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    imports = {name: {i for i in imports_of(path) if i != name} for name, path, _ in modules()}
+    while imports:
+        free = {name for name, needs in imports.items() if not needs & imports.keys()}
+        assert free, f"a circle among {sorted(imports)}"
+        imports = {name: needs for name, needs in imports.items() if name not in free}
 
 
 def test_the_import_test_sees_imports():
-    assert "_shapes" in set(imports_of(SOURCE / "_problem.py"))
-    assert "engines.sdpa" in set(imports_of(SOURCE / "engines" / "choose.py"))
-    assert rank("cli") < rank("masks.causal") == rank("scores.dot") < rank("_errors")
+    assert "base.shapes" in set(imports_of(SOURCE / "problem" / "problem.py"))
+    assert "engines.sdpa.engine" in set(imports_of(SOURCE / "engines" / "choose.py"))
+    assert floor("cli") > floor("masks.causal") == floor("scores.dot") > floor("base.errors")
+
+
+def picture():
+    """A row for each floor, from the top down, and a column for each below it: ■ where the row imports of it."""
+    names = " ".join(FLOORS).split()
+    found = {name: set() for name in names}
+    for name, path, _ in modules():
+        for other in imports_of(path):
+            found[name.split(".")[0]].add(other.split(".")[0])
+    width = max(map(len, names))
+    lines = []
+    for i, name in reversed(list(enumerate(names))):
+        cells = "".join("  ■" if other in found[name] else "  ·" for other in names[:i])
+        lines.append(f"{i:2} {name.ljust(width)}{cells}")
+    lines.append(" " * (width + 3) + "".join(f"{i:3}" for i in range(len(names) - 1)))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def test_the_picture_of_the_floors_is_true():
+    text = DESIGN.read_text(encoding="utf-8")
+    assert picture() in text, f"docs/design.md should have this picture of the floors:\n{picture()}"
 
 
 def test_importing_clearhead_is_light():
@@ -115,7 +129,7 @@ def test_public_names_open_with_what_they_do_and_an_example(name):
     text = inspect.getdoc(value)
     assert text and text.splitlines()[0].rstrip().endswith((".", ":")), name
     if not issubclass(value, ch.ClearheadError) if inspect.isclass(value) else True:
-        has_example = ">>>" in text or name in ("Plan", "Seen", "Call")  # shown where they are made
+        has_example = ">>>" in text or name in ("Plan", "Recording", "AttentionCall")  # shown where they are made
         assert has_example, f"{name} has no example"
     if inspect.isfunction(value):
         assert len(inspect.signature(value).parameters) <= 8

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clearhead as ch
-from clearhead._shapes import Sizes
+from clearhead.base.shapes import Sizes
 from clearhead.masks import Intervals
 from clearhead.masks.base import dense
 
@@ -131,7 +131,7 @@ def leaf(draw, sizes):
     if kind == "where":
         factors = [draw(st.integers(0, 3)) for _ in range(4)]
         fn = lambda *index: sum(f * i for f, i in zip(factors, index, strict=True)) % 3 > 0
-        return ch.Where(fn), fn(*np.ogrid[:batch, :heads, :queries, :keys])
+        return ch.MaskFunction(fn), fn(*np.ogrid[:batch, :heads, :queries, :keys])
     if kind == "causal":
         return ch.Causal("lower_right"), np.arange(keys) <= own
     before, after = draw(st.integers(0, 4)), draw(st.integers(0, 4))

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead import _native
-from clearhead._problem import make_problem
+from clearhead.engines.native import bindings
 from clearhead.masks.dense import DenseMask
+from clearhead.problem.problem import make_problem
 from clearhead.testing import ROUNDED
 
-SETS = _native.kernels().available()
+SETS = bindings.kernels().available()
 SCORES = {
     "dot": lambda: ch.Dot(),
     "softcap and sinks": lambda: ch.Dot(softcap=2.0, sinks=torch.tensor([0.5, -1.0])),
@@ -26,8 +26,8 @@ LENGTHS = [(1, 1), (3, 65), (4, 1000), (7, 9), (48, 64), (49, 63), (97, 130)]
 @pytest.fixture(params=SETS)
 def instructions(request, monkeypatch):
     """Runs a test once for each instruction set that this CPU has."""
-    kernels = _native.chosen(request.param)
-    monkeypatch.setattr(_native, "chosen", lambda: kernels)
+    kernels = bindings.chosen(request.param)
+    monkeypatch.setattr(bindings, "chosen", lambda: kernels)
     return request.param
 
 
@@ -53,7 +53,7 @@ def test_every_instruction_set(instructions, name, lengths):
     masks = [None, ch.Causal("lower_right"), DenseMask(draw(queries, keys, seed=3) > 0) & ch.Lengths([keys, keys // 2])]
     for mask in masks:
         score = SCORES[name]()
-        got = gradients(inputs, score=score, mask=mask, engine="cpu")
+        got = gradients(inputs, score=score, mask=mask, engine="native")
         near = gradients(inputs, score=score, mask=mask, engine="reference")
         want = gradients([t.double() for t in inputs], score=score.double(), mask=mask, engine="reference")
         for i, truth in enumerate(want):
@@ -69,7 +69,7 @@ def test_large_additive_inputs(instructions):
             score = ch.Additive.from_weights(None, None, weight)
             for rows in (70, 2):  # tiles, and the path of few queries
                 inputs = query[:rows], key, value
-                got = gradients(inputs, score=score.float(), engine="cpu")
+                got = gradients(inputs, score=score.float(), engine="native")
                 near = gradients(inputs, score=score, engine="reference")
                 want = gradients([t.double() for t in inputs], score=score.double(), engine="reference")
                 for i, truth in enumerate(want):
@@ -83,7 +83,7 @@ def test_looks_at_ties_and_at_parts(instructions, k):
     query, key = draw(1, 3, 101, 4).mul(2).round(), draw(1, 3, 230, 4, seed=1).mul(2).round()
     cells = ch.Pool((7, 23), "mean"), ch.Pool((101, 230)), ch.Received(), ch.Entropy()
     for mask in (None, ch.SlidingWindow(60, align="lower_right"), ch.Lengths([3])):
-        weights = ch.weights(query, key, mask=mask, engine="cpu")
+        weights = ch.weights(query, key, mask=mask, engine="native")
         truth = ch.weights(query.double(), key.double(), mask=mask, engine="reference")
         wanted = truth.reduce(*cells)
         (values, indices), *together = weights.reduce(ch.TopK(k), *cells)
@@ -99,7 +99,7 @@ def test_looks_at_scores_far_below_zero(instructions):
     """A tile whose later queries see nothing of its first keys, and then scores of which e^−score is infinite."""
     query, key = draw(1, 2, 200, 8) + 30, draw(1, 2, 200, 8, seed=1)
     cells, mask = (ch.Received(), ch.Pool(10), ch.Pool(10, "mean"), ch.Entropy()), ch.SlidingWindow(before=20)
-    found = ch.weights(query, key, score=ch.Gaussian(2.0), mask=mask, engine="cpu").reduce(*cells)
+    found = ch.weights(query, key, score=ch.Gaussian(2.0), mask=mask, engine="native").reduce(*cells)
     truth = ch.weights(query.double(), key.double(), score=ch.Gaussian(2.0), mask=mask, engine="reference").reduce(
         *cells
     )
@@ -119,10 +119,10 @@ def guarded(*shape):
 
 def test_nothing_is_written_past_a_border():
     """Outputs and gradients that lie in the middle of larger memory leave the rest as it was."""
-    kernels, module = _native.chosen(), _native.kernels()
+    kernels, module = bindings.chosen(), bindings.kernels()
     for queries, keys, width, value_width in ((1, 1, 1, 1), (5, 70, 7, 3), (50, 65, 17, 33), (96, 128, 64, 64)):
         problem = make_problem(draw(1, 2, queries, width), draw(1, 2, keys, width), draw(1, 2, keys, value_width))
-        call = _native.Call(problem)
+        call = bindings.Call(problem)
         memory = {"out": guarded(1, 2, queries, value_width), "stats": guarded(1, 2, queries, 2)}
         call.native.out, call.native.stats = (call.numbers(memory[n][1]) for n in ("out", "stats"))
         assert kernels.forward(call.native)
@@ -151,7 +151,7 @@ def test_threads_change_rounding_alone():
         found = []
         for threads in (1, 2, 2, 3):
             torch.set_num_threads(threads)
-            found.append(gradients((x, x, x), score=score, mask=ch.Causal(), engine="cpu"))
+            found.append(gradients((x, x, x), score=score, mask=ch.Causal(), engine="native"))
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for a, b in zip(found[1], found[2], strict=True))
@@ -162,12 +162,12 @@ def test_threads_change_rounding_alone():
 
 def test_calls_from_several_threads():
     inputs = [draw(2, 4, 200, 16, seed=i) for i in range(8)]
-    want = [ch.attention(x, x, x, engine="cpu") for x in inputs]
+    want = [ch.attention(x, x, x, engine="native") for x in inputs]
     got = [None] * len(inputs)
 
     def run(i):
         for _ in range(20):
-            got[i] = ch.attention(inputs[i], inputs[i], inputs[i], engine="cpu")
+            got[i] = ch.attention(inputs[i], inputs[i], inputs[i], engine="native")
 
     workers = [threading.Thread(target=run, args=(i,)) for i in range(len(inputs))]
     for worker in workers:
@@ -179,10 +179,10 @@ def test_calls_from_several_threads():
 
 def test_memory_that_cannot_be_had_is_a_memory_error():
     problem = make_problem(draw(1, 1, 5, 4), draw(1, 1, 6, 4), draw(1, 1, 6, 4))
-    call = _native.Call(problem)
+    call = bindings.Call(problem)
     call.native.threads = 2**44  # each would have work memory of its own
     with pytest.raises(MemoryError):
-        _native.chosen().forward(call.native)
+        bindings.chosen().forward(call.native)
 
 
 def test_views_and_negated_views():
@@ -191,31 +191,31 @@ def test_views_and_negated_views():
     views += [x.transpose(1, 2)[..., ::2], x[:, :, :1].transpose(1, 2).expand(2, 3, 60, 16)]
     for view in views:
         plain = view.resolve_neg().contiguous()
-        want = ch.attention(plain, plain, plain, engine="cpu", mask=ch.Causal())
-        torch.testing.assert_close(ch.attention(view, view, view, engine="cpu", mask=ch.Causal()), want)
+        want = ch.attention(plain, plain, plain, engine="native", mask=ch.Causal())
+        torch.testing.assert_close(ch.attention(view, view, view, engine="native", mask=ch.Causal()), want)
 
 
 def test_many_keys():
     query, key, value = draw(2, 8), draw(100_000, 8, seed=1), draw(100_000, 4, seed=2)
     for rows in (query, query.repeat(30, 1)):
-        got = ch.attention(rows, key, value, engine="cpu")
+        got = ch.attention(rows, key, value, engine="native")
         want = ch.attention(rows.double(), key.double(), value.double(), engine="reference")
         torch.testing.assert_close(got.double(), want, atol=1e-6, rtol=1e-5)
 
 
 def test_masks_with_a_residual_go_band_by_band(monkeypatch):
-    monkeypatch.setattr(_native, "KEEP_BYTES", 100 * 48)
+    monkeypatch.setattr(bindings, "KEEP_BYTES", 100 * 48)
     inputs = draw(2, 2, 150, 8), draw(2, 1, 100, 8, seed=1), draw(2, 1, 100, 4, seed=2)
     bias = ch.RelativeBias(2, align="upper_left") + ch.DenseBias(draw(150, 1, seed=3).requires_grad_())
-    mask = ch.Where(lambda batch, head, query, key: (query + key) % 3 > 0)
+    mask = ch.MaskFunction(lambda batch, head, query, key: (query + key) % 3 > 0)
     found = []
-    for engine in ("cpu", "reference"):
+    for engine in ("native", "reference"):
         leaves = [t.detach().clone().requires_grad_() for t in inputs]
         torch.manual_seed(0)
         out = ch.attention(*leaves, mask=mask, bias=bias, dropout_p=0.2, engine=engine)
         learnt = list(bias.parameters())
         found.append([out, *torch.autograd.grad(out.square().sum(), [*leaves, *learnt])])
-    assert len(list(_native.bands(make_problem(*inputs, mask=mask)))) > 2
+    assert len(list(bindings.bands(make_problem(*inputs, mask=mask)))) > 2
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
 
@@ -224,10 +224,10 @@ def test_without_the_compiled_part():
     """Everything else works, and the engine says what to install."""
     code = """
 import sys
-sys.modules["clearhead._kernels"] = None
+sys.modules["clearhead.engines.native._kernels"] = None
 import torch, clearhead as ch
 x = torch.rand(1, 2, 300, 8)
-print(ch.plan(x, x, x).engine, ch.plan(x, x, x, score=ch.Gaussian()).engine, ch.plan(x, x, x).declined["cpu"][0])
+print(ch.plan(x, x, x).engine, ch.plan(x, x, x, score=ch.Gaussian()).engine, ch.plan(x, x, x).declined["native"][0])
 ch.attention(x, x, x, mask=ch.Causal()), ch.weights(x, x).entropy()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -235,6 +235,6 @@ ch.attention(x, x, x, mask=ch.Causal()), ch.weights(x, x).entropy()
 
 
 def test_importing_clearhead_loads_no_kernel():
-    code = "import clearhead, sys; print('clearhead._kernels' in sys.modules)"
+    code = "import clearhead, sys; print('clearhead.engines.native._kernels' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "False", done.stderr

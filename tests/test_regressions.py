@@ -294,10 +294,10 @@ def test_what_a_newcomer_met():
         torch.zeros(6, 6) + ch.ALiBi(4)
     with pytest.raises(ch.ClearheadError, match=r"pass query\[None\]"):
         ch.attention(x[0], x[0], x[0], bias=ch.ALiBi(8))
-    rule = ch.Where(lambda b, h, i, j: (i > j) and (j > 2))
+    rule = ch.MaskFunction(lambda b, h, i, j: (i > j) and (j > 2))
     with pytest.raises(ch.ClearheadError, match="join conditions with"):
         ch.attention(x, x, x, mask=rule)
-    assert repr(rule) == "Where(<lambda>)"
+    assert repr(rule) == "MaskFunction(<lambda>)"
     with pytest.raises(ch.ClearheadError, match="For a Mask call attention"):
         ch.scaled_dot_product_attention(x, x, x, attn_mask=ch.Causal())
 

@@ -97,7 +97,7 @@ def test_sdpa_says_that_it_leaks():
 
 
 def type_of_sdpa():
-    from clearhead.engines.sdpa import Sdpa
+    from clearhead.engines.sdpa.engine import Sdpa
 
     return Sdpa
 
@@ -116,7 +116,7 @@ def test_inputs_are_never_written_to(engine, kind):
     before = [t.clone() for t in given]
     ch.attention(query, key, value, mask=mask, engine=engine)
     weights = ch.weights(query, key, mask=mask)
-    weights.reduce(ch.Entropy(), ch.TopK(3), ch.Received(), ch.Pool(4), ch.Distance())
+    weights.reduce(ch.Entropy(), ch.TopK(3), ch.Received(), ch.Pool(4), ch.MeanDistance())
     assert weights[0, 1, 3].shape == (9,) and weights.dense().shape == (2, 4, 9, 9)
     assert all(torch.equal(a, b) for a, b in zip(given, before, strict=True))
 
@@ -186,7 +186,7 @@ def test_float_mask_is_added_and_may_be_learnt():
     torch.testing.assert_close(got, want)
     (a,), (b,) = (torch.autograd.grad(out.square().sum(), bias) for out in (got, want))
     torch.testing.assert_close(a, b)
-    assert ch.plan(query, key, value, mask=bias).engine == "cpu"
+    assert ch.plan(query, key, value, mask=bias).engine == "native"
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_numpy_in_numpy_out(change):
 def test_read_only_memory_is_taken_without_a_copy():
     array = draw(50, 4).numpy()
     array.flags.writeable = False
-    from clearhead._arguments import to_tensor
+    from clearhead.base.arrays import to_tensor
 
     assert to_tensor(array, "query").data_ptr() == array.ctypes.data
 
@@ -258,13 +258,13 @@ def test_from_weights_shares_parameters_and_copies_the_rest():
 def test_plan_counts_what_the_mask_saves():
     x = draw(4, 8, 512, 16)
     plan = ch.plan(x, x, x, mask=ch.Lengths([512, 128, 256, 64]))
-    assert plan.engine == "cpu" and plan.skipped == 1 - (512 + 128 + 256 + 64) / (4 * 512)
+    assert plan.engine == "native" and plan.skipped == 1 - (512 + 128 + 256 + 64) / (4 * 512)
     assert ch.plan(x, x, x).skipped == 0
     assert 0.45 < ch.plan(x, x, x, mask=ch.Causal()).skipped < 0.5
     window = ch.plan(x, x, x, mask=ch.SlidingWindow(before=31), engine="tiled")
     assert 0.3 < window.skipped < 1 and window.engine == "tiled"
     plan = ch.plan(x, x, x, score=ch.Gaussian())
-    assert plan.engine == "cpu" and "sq_diff" in plan.declined["sdpa"][0]
+    assert plan.engine == "native" and "sq_diff" in plan.declined["sdpa"][0]
     assert "makes every pair at once" in plan.declined["reference"][0]
 
 

@@ -2,9 +2,9 @@
 
     attention, plan, weights           compute it; say what would run; look into it at any length
     Dot Bilinear Additive Cosine Gaussian Score                           how a query meets a key
-    Lengths Padding Causal SlidingWindow Documents PrefixLM DenseMask Where Mask      who may see whom: & | ~
+    Lengths Padding Causal SlidingWindow Documents PrefixLM DenseMask MaskFunction Mask  who may see whom: & | ~
     ALiBi RelativeBias DenseBias Bias                                     what is added to the scores: +
-    Entropy TopK Received Pool Distance Output                            what weights(...).reduce takes
+    Entropy TopK Received Pool MeanDistance Output                        what weights(...).reduce takes
     nn                                 modules: MultiHeadAttention, AdditiveAttention, positions, …
     watch, use_in_transformers         record the attention of a real model; run one on clearhead
     scaled_dot_product_attention       torch's own signature
@@ -20,20 +20,20 @@ from clearhead._attention import attention as attention
 from clearhead._attention import masked_softmax as masked_softmax
 from clearhead._attention import plan as plan
 from clearhead._drop_in import scaled_dot_product_attention as scaled_dot_product_attention
-from clearhead._errors import ClearheadError as ClearheadError
-from clearhead._errors import ShapeError as ShapeError
-from clearhead._errors import UnsupportedError as UnsupportedError
-from clearhead._shapes import check_shape as check_shape
+from clearhead.base.arrays import check_shape as check_shape
+from clearhead.base.errors import ClearheadError as ClearheadError
+from clearhead.base.errors import ShapeError as ShapeError
+from clearhead.base.errors import UnsupportedError as UnsupportedError
 from clearhead.biases import ALiBi as ALiBi
 from clearhead.biases import Bias as Bias
 from clearhead.biases import DenseBias as DenseBias
 from clearhead.biases import RelativeBias as RelativeBias
-from clearhead.inspection.distance import Distance as Distance
-from clearhead.inspection.entropy import Entropy as Entropy
-from clearhead.inspection.output import Output as Output
-from clearhead.inspection.pool import Pool as Pool
-from clearhead.inspection.received import Received as Received
-from clearhead.inspection.topk import TopK as TopK
+from clearhead.inspection.reductions.entropy import Entropy as Entropy
+from clearhead.inspection.reductions.mean_distance import MeanDistance as MeanDistance
+from clearhead.inspection.reductions.output import Output as Output
+from clearhead.inspection.reductions.pool import Pool as Pool
+from clearhead.inspection.reductions.received import Received as Received
+from clearhead.inspection.reductions.topk import TopK as TopK
 from clearhead.inspection.weights import Weights as Weights
 from clearhead.inspection.weights import weights as weights
 from clearhead.masks import Causal as Causal
@@ -41,12 +41,12 @@ from clearhead.masks import DenseMask as DenseMask
 from clearhead.masks import Documents as Documents
 from clearhead.masks import Lengths as Lengths
 from clearhead.masks import Mask as Mask
+from clearhead.masks import MaskFunction as MaskFunction
 from clearhead.masks import Padding as Padding
 from clearhead.masks import PrefixLM as PrefixLM
 from clearhead.masks import SlidingWindow as SlidingWindow
-from clearhead.masks import Where as Where
-from clearhead.models.call import Call as Call
-from clearhead.models.seen import Seen as Seen
+from clearhead.models.attention_call import AttentionCall as AttentionCall
+from clearhead.models.recording import Recording as Recording
 from clearhead.models.use import use_in_transformers as use_in_transformers
 from clearhead.models.watch import watch as watch
 from clearhead.scores import Additive as Additive

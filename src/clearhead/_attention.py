@@ -11,28 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead import _compiled
-from clearhead._arguments import check_float
-from clearhead._errors import ClearheadError
-from clearhead._problem import Problem, make_problem
-from clearhead._tiles import softmax
-from clearhead._values import compiling, without_autocast
+from clearhead.base.arrays import check_float, is_numpy, to_tensor_float
+from clearhead.base.errors import ClearheadError, human_bytes
+from clearhead.base.tracing import compiling, without_autocast
+from clearhead.engines import compiled
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose, reasons
+from clearhead.engines.tiled.tiles import softmax
 from clearhead.masks.base import Mask
 from clearhead.masks.lengths import Lengths
-from clearhead.scores.base import Score, to_tensor_float
+from clearhead.problem.problem import Problem, make_problem
+from clearhead.scores.base import Score
 
 ScoreLike = Score | Callable[[Tensor, Tensor], Tensor] | None
-
-
-def is_numpy(**arrays: Any) -> bool:
-    """Whether the caller works in NumPy; a mixture is an error."""
-    count = [isinstance(array, np.ndarray) for array in arrays.values()].count(True)
-    if 0 < count < len(arrays):
-        listed = ", ".join(f"{name} is a {type(array).__name__}" for name, array in arrays.items())
-        raise ClearheadError(f"{listed}.\nPass all as NumPy arrays or all as tensors: torch.from_numpy(array).")
-    return count > 0
 
 
 def attention(
@@ -66,7 +57,8 @@ def attention(
     `bias`: a `Bias`, such as `ALiBi(num_heads)`, or a float tensor, added to the scores; or None.
     `dropout_p`: each weight is set to 0 with this probability, the others divided by 1 − dropout_p; its seed is drawn
     from torch's generator, so that `torch.manual_seed` makes it repeat, the same on every engine.
-    `engine`: "cpu", "sdpa", "tiled", "reference", an `Engine` of your own, or None for the first that can; see `plan`.
+    `engine`: "native", "sdpa", "tiled", "reference", an `Engine` of your own, or None for the first that can: see
+    `plan`.
     Returns (..., Lq, Ev) of the value's dtype; NumPy arrays give a NumPy array. Differentiable in all inputs.
     Raises `ClearheadError`, `ShapeError` or `UnsupportedError`; nothing that was passed is changed.
     Cost: the allowed pairs' work; memory O(Lq + Lk) but on the engine "reference".
@@ -83,7 +75,7 @@ def _attend(
     numpy = not tensors and is_numpy(query=query, key=key, value=value)
     problem = make_problem(query, key, value, score=score, mask=mask, bias=bias, dropout_p=dropout_p)
     with without_autocast(problem.sizes.device):
-        found = _compiled.run(problem, engine) if compiling() else choose(problem, engine).run(problem)
+        found = compiled.run(problem, engine) if compiling() else choose(problem, engine).run(problem)
     output = problem.sizes.restore(found)
     return output.detach().numpy() if numpy else output
 
@@ -123,13 +115,6 @@ class Plan:
         return "\n".join(lines)
 
 
-def human_bytes(count: int) -> str:
-    if count < 1024:
-        return f"{count} bytes"
-    power = min(int(math.log2(count) // 10), 4)
-    return f"{count / 1024**power:.3g} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"
-
-
 def plan(
     query: Any,
     key: Any,
@@ -147,9 +132,9 @@ def plan(
     >>> x = torch.rand(1, 8, 4096, 64)
     >>> ch.plan(x, x, x, mask=ch.SlidingWindow(before=255))  # doctest: +ELLIPSIS
     plan: query (1, 8, 4096, 64), key (1, 8, 4096, 64), value (1, 8, 4096, 64)
-      engine        cpu
-      not sdpa      could run it; cpu comes first
-      not tiled     could run it; cpu comes first
+      engine        native
+      not sdpa      could run it; native comes first
+      not tiled     could run it; native comes first
       not reference makes every pair at once, more than 4,194,304: only when asked for
       operations    2.46e+09
       extra memory  8.0... MiB

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from clearhead._arguments import check_flag, check_float
 from clearhead._attention import attention
-from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import columns
+from clearhead.base.arrays import check_float
+from clearhead.base.errors import ClearheadError, ShapeError, columns
+from clearhead.base.numbers import check_flag, check_number
 from clearhead.masks.base import Mask
 from clearhead.masks.causal import Causal
-from clearhead.scores.base import check_number
 from clearhead.scores.dot import Dot
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from clearhead._errors import ClearheadError, require
-from clearhead.models.call import Call
+from clearhead.base.errors import ClearheadError, require
+from clearhead.models.attention_call import AttentionCall
 from clearhead.models.load import bundled, load, reason
-from clearhead.models.seen import Seen, write_page
+from clearhead.models.recording import Recording, write_page
 from clearhead.models.watch import watch
 from clearhead.report import Layer, render
 from clearhead.report.summary import summarise
@@ -62,12 +62,12 @@ def _report(options: argparse.Namespace) -> None:
     text = _text(options)
     folder = bundled() if options.model is None else Path(options.model)
     model, tokenizer = load(folder)
-    seen, tokens, cut = _watch(model, tokenizer, text)
+    recording, tokens, cut = _watch(model, tokenizer, text)
     if cut:
         console.print(f"The model reads at most {len(tokens)} tokens: {cut} more were left out.", style="yellow")
-    chosen = _choose(len(seen.calls), options.layers)
-    seen = Seen([seen.calls[i] for i in chosen])
-    layers = seen.layers(tokens, progress=lambda calls: _progress(console, calls))
+    chosen = _choose(len(recording.calls), options.layers)
+    recording = Recording([recording.calls[i] for i in chosen])
+    layers = recording.layers(tokens, progress=lambda calls: _progress(console, calls))
     title = f"Attention of {_name(model, folder)}"
     path = write_page(options.output, render(layers, title))
     _summary(console, title, dict(zip(chosen, layers, strict=True)), len(tokens))
@@ -99,7 +99,7 @@ def _text(options: argparse.Namespace) -> str:
     return text
 
 
-def _watch(model: Any, tokenizer: Any, text: str) -> tuple[Seen, list[str], int]:
+def _watch(model: Any, tokenizer: Any, text: str) -> tuple[Recording, list[str], int]:
     """What the model did, the tokens it read, and how many were left out."""
     try:
         return _read(model, tokenizer, text)
@@ -112,7 +112,7 @@ def _watch(model: Any, tokenizer: Any, text: str) -> tuple[Seen, list[str], int]
         ) from error
 
 
-def _read(model: Any, tokenizer: Any, text: str) -> tuple[Seen, list[str], int]:
+def _read(model: Any, tokenizer: Any, text: str) -> tuple[Recording, list[str], int]:
     every = tokenizer(text, return_tensors="pt", verbose=False)
     limit = min(tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", None) or sys.maxsize)
     total = every["input_ids"].shape[1]
@@ -120,11 +120,11 @@ def _read(model: Any, tokenizer: Any, text: str) -> tuple[Seen, list[str], int]:
     ids = inputs["input_ids"]
     if model.config.is_encoder_decoder:  # the decoder reads the same text
         inputs["decoder_input_ids"] = ids
-    with torch.inference_mode(), watch(model) as seen:
+    with torch.inference_mode(), watch(model) as recording:
         model(**inputs)
     numbers = ids[0].tolist()
     words = [str(n) if w is None else w for n, w in zip(numbers, tokenizer.convert_ids_to_tokens(numbers), strict=True)]
-    return seen, words, max(total - limit, 0)
+    return recording, words, max(total - limit, 0)
 
 
 def _choose(calls: int, layers: str | None) -> list[int]:
@@ -146,7 +146,7 @@ def _choose(calls: int, layers: str | None) -> list[int]:
     return list(dict.fromkeys(chosen))
 
 
-def _progress(console: Any, calls: Iterable[Call]) -> Iterator[Call]:
+def _progress(console: Any, calls: Iterable[AttentionCall]) -> Iterator[AttentionCall]:
     track = require("rich.progress", "terminal", "the progress bar").track
     yield from track(list(calls), description="Looking at each layer", console=console, transient=True)
 

@@ -28,19 +28,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead import _tiles
 from clearhead._attention import attention
-from clearhead._errors import UnsupportedError
-from clearhead._problem import make_problem
-from clearhead._shapes import Sizes
-from clearhead._tiles import Block
+from clearhead.base.errors import UnsupportedError
+from clearhead.base.shapes import Sizes
 from clearhead.biases.base import Bias
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import ENGINES, choose
+from clearhead.engines.tiled import tiles
 from clearhead.inspection.weights import Weights
 from clearhead.masks.base import Mask, dense
 from clearhead.masks.dense import DenseMask
 from clearhead.masks.lengths import Lengths
+from clearhead.problem.problem import make_problem
+from clearhead.problem.regions import Block
 from clearhead.scores.base import Score
 from clearhead.scores.dot import Dot
 
@@ -245,7 +245,7 @@ def check_lowering(score: tuple[Score, int, int], shift: float) -> None:
     naive = module(query, key).double()
     problem = make_problem(query, key, score=module)
     whole = Block.whole(problem.sizes, masked=False)
-    lowered = _tiles.raw_scores(problem, whole).double()
+    lowered = tiles.raw_scores(problem, whole).double()
     module.double()
     allowed = 2 * (naive - truth).abs().max() + 4 * torch.finfo(torch.float32).eps * truth.abs().max()
     worst = (lowered - truth).abs().max()
@@ -347,7 +347,7 @@ def _rms(errors: Tensor) -> float:
 
 def check_weights(score: tuple[Score, int, int], mask: Mask | None, lengths: tuple[int, int]) -> None:
     """The lazy weights: rows, dense and reductions, on the engines that show them, against the reference."""
-    for engine, dtype in (("tiled", torch.float64), ("cpu", torch.float32)):
+    for engine, dtype in (("tiled", torch.float64), ("native", torch.float32)):
         inputs = Inputs.draw(score, lengths, dtype)
         module = score[0].to(dtype).requires_grad_(False)
         try:

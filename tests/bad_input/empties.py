@@ -13,7 +13,7 @@ import clearhead as ch
 from clearhead import nn
 
 SIZES = {"batch": 2, "heads": 2, "queries": 3, "keys": 5, "width": 4, "value width": 3}
-ENGINES = (None, "cpu", "sdpa", "tiled", "reference")
+ENGINES = (None, "native", "sdpa", "tiled", "reference")
 MASKS = {
     "no mask": lambda b, q, k: (None, None),
     "causal": lambda b, q, k: (ch.Causal("lower_right"), ("causal",)),
@@ -123,7 +123,7 @@ for _empty in SIZES:
             for _grad in (False, True):
                 _name = f"attention: {_empty} of 0, {_mask}, engine {_engine}{', gradients' * _grad}"
                 EMPTIES[_name] = lambda s=_sizes, m=_mask, e=_engine, g=_grad: attention(s, m, e, g)
-        for _engine in ("cpu", "tiled", "reference"):
+        for _engine in ("native", "tiled", "reference"):
             EMPTIES[f"weights: {_empty} of 0, {_mask}, engine {_engine}"] = lambda s=_sizes, m=_mask, e=_engine: looks(
                 s, m, e
             )

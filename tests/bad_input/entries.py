@@ -138,7 +138,7 @@ ENTRIES: dict[str, Entry] = {
     "attention on each engine": E(
         "functions",
         lambda **given: [
-            ch.attention(**given, mask=ch.Causal(), engine=e) for e in ("reference", "tiled", "sdpa", "cpu")
+            ch.attention(**given, mask=ch.Causal(), engine=e) for e in ("reference", "tiled", "sdpa", "native")
         ],
         QKV,
         {"query": SDPA, "key": SDPA, "value": WIDER},
@@ -259,9 +259,9 @@ ENTRIES: dict[str, Entry] = {
             "size": {"huge": "else"},
         },
     ),
-    "Distance": E(
+    "MeanDistance": E(
         "weights",
-        lambda **given: ch.weights(**QK).reduce(ch.Distance(**given))[0],
+        lambda **given: ch.weights(**QK).reduce(ch.MeanDistance(**given))[0],
         {"align": "upper_left"},
         {
             "align": ABSENT,
@@ -356,7 +356,7 @@ ENTRIES: dict[str, Entry] = {
     "DenseMask": E(
         "masks", mask_of(ch.DenseMask), {"keep": torch.ones(5, 5).bool()}, {"keep": {"bool tensor": "same"}}
     ),
-    "Where": E("masks", mask_of(ch.Where), {"fn": lambda b, h, i, j: j <= i}),
+    "MaskFunction": E("masks", mask_of(ch.MaskFunction), {"fn": lambda b, h, i, j: j <= i}),
     "& of masks": E(
         "masks", lambda left, right: mask_of(lambda: left & right)(), {"left": ch.Causal(), "right": ch.Causal()}
     ),
@@ -503,7 +503,7 @@ ENTRIES: dict[str, Entry] = {
 NOT_CALLED = {
     "ClearheadError": "an error", "ShapeError": "an error", "UnsupportedError": "an error",
     "Score": "abstract", "Mask": "abstract", "Bias": "abstract",
-    "Plan": "what plan() gives", "Call": "what watch() gives", "Seen": "what watch() gives",
+    "Plan": "what plan() gives", "AttentionCall": "what watch() gives", "Recording": "what watch() gives",
     "nn.KeyValueCache": "takes nothing; its append is here",
     "Weights.shape": "an attribute", "Weights.dtype": "an attribute", "Weights.problem": "an attribute",
 }  # fmt: skip

@@ -135,7 +135,9 @@ def expression(mask: Any, align: Any) -> ch.Mask:
         "documents": lambda ids: ch.Documents(ids, align),
         "prefix": lambda n: ch.PrefixLM(n, align),
         "intervals": Intervals,
-        "where": lambda factors: ch.Where(lambda *i: sum(f * x for f, x in zip(factors, i, strict=True)) % 3 > 0),
+        "where": lambda factors: ch.MaskFunction(
+            lambda *i: sum(f * x for f, x in zip(factors, i, strict=True)) % 3 > 0
+        ),
         "dense": ch.DenseMask,
     }
     return made[kind](*given)

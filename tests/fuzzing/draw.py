@@ -12,7 +12,7 @@ import oracle
 import torch
 from oracle import Array, Problem
 
-from clearhead import _dropout
+from clearhead.base import dropout
 from fuzzing.table import SURROUNDINGS
 
 DTYPES = ("float64", "float32", "float32", "bfloat16", "float16")
@@ -115,7 +115,7 @@ class Draw:
         problem = problem_of(problem, "bfloat16" if cast else dtype, bias_dtype)
         if problem.dropout_p:
             torch.manual_seed(self.number)
-            problem = replace(problem, seed=int(_dropout.draw_seed(torch.device("cpu"))))
+            problem = replace(problem, seed=int(dropout.draw_seed(torch.device("cpu"))))
         if surroundings == "unseen garbage":
             problem = self.garbage(problem, sizes)
             mask_as = "bool" if mask_as == "float" else mask_as  # a float mask is added: NaN stays NaN

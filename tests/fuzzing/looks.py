@@ -15,7 +15,7 @@ from fuzzing.budget import Measure, Truth
 from fuzzing.build import build
 from fuzzing.draw import Spec
 
-ENGINES = ("cpu", "tiled", "reference")
+ENGINES = ("native", "tiled", "reference")
 PROJECTED = ("bilinear", "additive", "cosine")  # which make something of the inputs in their own dtype
 
 
@@ -33,12 +33,12 @@ def check_looks(spec: Spec) -> Iterator[str]:
         try:
             w = ch.weights(*inputs[:2], **built.options, engine=engine)
         except ch.UnsupportedError:
-            if engine != "cpu" or not (p.score[0] in ("smooth", "sines") or spec.dtype == "float64"):
+            if engine != "native" or not (p.score[0] in ("smooth", "sines") or spec.dtype == "float64"):
                 yield f"{engine}: refused"
             continue
         found: dict[str, Any] = {}
         for name, (ask, measure) in every.items():
-            if isinstance(ask, ch.inspection.base.Reduction):
+            if isinstance(ask, ch.inspection.reductions.base.Reduction):
                 found[name] = ask
             else:
                 yield from compare(low.get(name, truth), f"{engine}: {name}", ask(w, inputs[2]), measure)
@@ -86,7 +86,7 @@ def looks(spec: Spec, r: random.Random, infinite: bool) -> dict[str, tuple[Any, 
         made[f"pool {size} {how}"] = ch.Pool(size, how), lambda f, s=size, h=how: oracle.pool(f.weights, s, h)
     made["received"] = ch.Received(), lambda f: oracle.received(f.weights)
     align = torch.from_numpy(p.align) if isinstance(p.align, np.ndarray) else p.align
-    made["distance"] = ch.Distance(align), lambda f: oracle.mean_distance(f.weights, p.align, sizes)
+    made["distance"] = ch.MeanDistance(align), lambda f: oracle.mean_distance(f.weights, p.align, sizes)
     for k in {r.randint(1, min(sizes.keys, 20)), r.randint(1, sizes.keys)} if sizes.keys else ():
         made[f"topk {k}"] = ch.TopK(k), lambda f, k=k: oracle.largest(f.weights, k)
     made["dense"] = lambda w, v: w.dense(), lambda f: f.weights

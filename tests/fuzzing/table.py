@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-FUNC = {"cpu": "transforms look into PyTorch's own operations only", "sdpa": "PyTorch's fused kernel lacks the rule"}
+FUNC = {"native": "transforms look into PyTorch's own operations only", "sdpa": "PyTorch's fused kernel lacks the rule"}
 TWICE = "PyTorch's fused kernel has no second derivatives"
 DROPOUT = "dropout would be the same for all that vmap joins"
 FAKE = "the values of masks, biases and seeds cannot be read"
@@ -40,11 +40,11 @@ SURROUNDINGS = {
     "checkpoint": Surrounding(3),
     "numpy": Surrounding(3, dtypes=("float64", "float32", "float16")),
     "unseen garbage": Surrounding(4),
-    "wrapper subclass": Surrounding(3, refusals={"cpu": HIDDEN}),
+    "wrapper subclass": Surrounding(3, refusals={"native": HIDDEN}),
     "plain subclass": Surrounding(2),
     "zero input": Surrounding(2),
     "zero gradient": Surrounding(2),
-    "fake tensors": Surrounding(2, refusals=dict.fromkeys((None, "cpu", "sdpa", "tiled", "reference"), FAKE)),
+    "fake tensors": Surrounding(2, refusals=dict.fromkeys((None, "native", "sdpa", "tiled", "reference"), FAKE)),
     "func.grad": Surrounding(2, dtypes=WIDE, refusals=FUNC),
     "func.vjp": Surrounding(2, refusals=FUNC),
     "func.jacrev": Surrounding(1, tiny=True, refusals=FUNC),

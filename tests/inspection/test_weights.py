@@ -87,7 +87,7 @@ def test_reductions_equal_those_of_the_dense_matrix(layout, lq, lk, mask, engine
         ch.Received(),
         ch.Pool(columns),
         ch.Pool((rows, columns), "mean"),
-        ch.Distance("lower_right"),
+        ch.MeanDistance("lower_right"),
     )
     close = {"atol": 1e-10, "rtol": 1e-9}
     torch.testing.assert_close(weights.dense(), truth, **close)
@@ -153,5 +153,5 @@ def test_low_precision_inputs_have_float32_weights():
 def test_repr_says_what_it_is():
     x = torch.zeros(2, 5, 4)
     text = repr(ch.weights(x, x, mask=ch.Causal()))
-    assert text.startswith("Weights((2, 5, 5), torch.float32, engine='cpu', mask=Causal()")
+    assert text.startswith("Weights((2, 5, 5), torch.float32, engine='native', mask=Causal()")
     assert len(ch.weights(x, x)) == 2

@@ -24,7 +24,7 @@ OPTIONS = {
     "nothing": {},
     "window": {"mask": ch.Causal() & ch.SlidingWindow(before=15)},
     "lengths": {"mask": ch.Lengths(LENGTHS)},
-    "holes": {"mask": ch.Where(lambda b, h, i, j: (i + j) % 3 != 0)},
+    "holes": {"mask": ch.MaskFunction(lambda b, h, i, j: (i + j) % 3 != 0)},
     "bias": {"bias": ch.ALiBi(4), "mask": ch.Causal()},
     "softcap and sinks": {"score": ch.Dot(0.9, softcap=2.0, sinks=torch.randn(4))},
     "bilinear": {"score": ch.Bilinear(8, 8)},

@@ -326,5 +326,5 @@ def test_a_thousand_forwards_keep_nothing():
     before = tensors()
     found = [reference for _ in range(500) for reference in watch_once()]  # two forwards each
     assert len(found) == 500 * 9
-    assert not any(reference() for reference in found[:-9]), "a record outlives its Seen"
+    assert not any(reference() for reference in found[:-9]), "a record outlives its Recording"
     assert tensors() <= before

@@ -55,7 +55,7 @@ def test_statistics_of_a_padded_sentence_are_those_of_the_sentence(length, side)
         assert torch.equal(call.padding.queries[0], words) and torch.equal(call.padding.keys[0], words)
         assert f"padding: {int((~words).sum())} queries and {int((~words).sum())} keys" in repr(call)
         assert want.padding is None and "padding" not in repr(want)
-        reductions = (ch.Entropy(), ch.TopK(3), ch.Received(), ch.Distance(), whole, ch.Output(call.key))
+        reductions = (ch.Entropy(), ch.TopK(3), ch.Received(), ch.MeanDistance(), whole, ch.Output(call.key))
         entropy, (values, indices), received, distance, image, output = call.weights.reduce(*reductions)
         expected = want.weights.reduce(*reductions[:-1], ch.Output(want.key))
         assert expected[-2].sum() > 0 and output.shape[2] == length

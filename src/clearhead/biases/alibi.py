@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from clearhead._align import Align, check_align, query_offset
-from clearhead._arguments import check_count
-from clearhead._errors import ShapeError
-from clearhead._shapes import Sizes, no_heads, placed
+from clearhead.base.errors import ShapeError
+from clearhead.base.numbers import check_count
+from clearhead.base.positions import Align, check_align, query_offset
+from clearhead.base.shapes import Sizes, no_heads, placed
 from clearhead.biases.base import Added, Bias, distances, wide
 
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from clearhead._align import check_one_alignment
-from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import Sizes, array_sizes, extent, part
+from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.positions import check_one_alignment
+from clearhead.base.shapes import Sizes, array_sizes, extent, part
 
 
 class Added(NamedTuple):

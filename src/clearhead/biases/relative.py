@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead._align import Align, check_align, query_offset
-from clearhead._arguments import check_count, check_flag
-from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import Sizes, no_heads
+from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.numbers import check_count, check_flag
+from clearhead.base.positions import Align, check_align, query_offset
+from clearhead.base.shapes import Sizes, no_heads
 from clearhead.biases.base import Added, Bias, distances, wide
 
 

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from clearhead import _tiles
-from clearhead._errors import UnsupportedError
-from clearhead._native import Found, Sought
-from clearhead._problem import Problem
-from clearhead._tiles import Block
+from clearhead.base.errors import UnsupportedError
+from clearhead.engines.native.bindings import Found, Sought
+from clearhead.engines.tiled import tiles
+from clearhead.problem.problem import Problem
+from clearhead.problem.regions import Block
 
 
 class Engine(ABC):
@@ -46,7 +46,7 @@ class Engine(ABC):
 
     def scores(self, problem: Problem, block: Block) -> Tensor:
         """The scores of one block of a guarded problem, as `tiles` gives them; differentiable where that is needed."""
-        return _tiles.scores(problem, block)
+        return tiles.scores(problem, block)
 
     def look(self, problem: Problem, sought: Sought) -> Found | None:
         """What a look at the weights finds, in one fused pass; None where the engine has none, and `tiles` must do."""

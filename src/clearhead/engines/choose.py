@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from clearhead._errors import UnsupportedError
-from clearhead._problem import Problem
+from clearhead.base.errors import UnsupportedError
 from clearhead.engines.base import Engine
-from clearhead.engines.cpu import Cpu
+from clearhead.engines.native.engine import Native
 from clearhead.engines.reference import Reference
-from clearhead.engines.sdpa import Sdpa
-from clearhead.engines.tiled import Tiled
+from clearhead.engines.sdpa.engine import Sdpa
+from clearhead.engines.tiled.engine import Tiled
+from clearhead.problem.problem import Problem
 
 # In order of preference: the first without objections or reservations runs. Tiled never has any.
-ENGINES: tuple[Engine, ...] = (Cpu(), Sdpa(), Tiled(), Reference())
+ENGINES: tuple[Engine, ...] = (Native(), Sdpa(), Tiled(), Reference())
 
 
 def choose(problem: Problem, engine: str | Engine | None) -> Engine:

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from clearhead._dropout import factors
-from clearhead._problem import Problem, guard
-from clearhead._tiles import Block
+from clearhead.base.arrays import accumulated
+from clearhead.base.dropout import factors
 from clearhead.engines.base import Engine
 from clearhead.masks.base import dense
-from clearhead.scores.base import accumulated, checked_tile
+from clearhead.problem.problem import Problem, guard
+from clearhead.problem.regions import Block
+from clearhead.scores.base import checked_tile
 
 PAIRS = 2**22  # every matrix is made in full: above so many it runs only when asked for by name
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from clearhead._errors import ClearheadError, require
+from clearhead.base.errors import ClearheadError, require
 
 CELLS = 512  # the most rows and columns drawn; beyond that, cells of the largest weight
 

@@ -10,28 +10,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead import _tiles
-from clearhead._arguments import check_count
-from clearhead._attention import ScoreLike, human_bytes, is_numpy
-from clearhead._errors import ClearheadError
-from clearhead._problem import Problem, guard, make_problem
-from clearhead._reads import tensors_in
-from clearhead._tiles import EVERY, Block
-from clearhead._values import transformed, vectorized, without_autocast
-from clearhead._versions import Versions
+from clearhead._attention import ScoreLike
+from clearhead.base.arrays import accumulated, is_numpy
+from clearhead.base.errors import ClearheadError, human_bytes
+from clearhead.base.numbers import check_count
+from clearhead.base.tracing import transformed, vectorized, without_autocast
+from clearhead.base.versions import Versions
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose
+from clearhead.engines.tiled import tiles
 from clearhead.inspection import plot
-from clearhead.inspection._index import Part, parse, restrict
-from clearhead.inspection.base import Reduction, looks, stream
-from clearhead.inspection.entropy import Entropy
-from clearhead.inspection.logsumexp import Normaliser
-from clearhead.inspection.output import Output
-from clearhead.inspection.pool import Pool
-from clearhead.inspection.received import Received
-from clearhead.inspection.topk import TopK
+from clearhead.inspection.index import Part, parse, restrict
+from clearhead.inspection.reductions.base import Reduction
+from clearhead.inspection.reductions.entropy import Entropy
+from clearhead.inspection.reductions.logsumexp import Normaliser
+from clearhead.inspection.reductions.output import Output
+from clearhead.inspection.reductions.pool import Pool
+from clearhead.inspection.reductions.received import Received
+from clearhead.inspection.reductions.topk import TopK
+from clearhead.inspection.stream import looks, stream
 from clearhead.masks.base import Mask
-from clearhead.scores.base import accumulated
+from clearhead.problem.problem import Problem, guard, make_problem
+from clearhead.problem.reads import tensors_in
+from clearhead.problem.regions import EVERY, Block
 
 DENSE_BYTES = 2**28
 
@@ -145,7 +146,7 @@ class Weights:
         with without_autocast(whole.sizes.device):
             for batch in part.batches:
                 problem = restrict(whole, batch, part.heads, part.queries)
-                parts.append(_tiles.raw_scores(problem, Block(EVERY, EVERY, EVERY, part.keys, masked=False)))
+                parts.append(tiles.raw_scores(problem, Block(EVERY, EVERY, EVERY, part.keys, masked=False)))
         return self._out(part.restore(parts))
 
     def _weights(self, problem: Problem, batch: slice, part: Part) -> Tensor:
@@ -155,7 +156,7 @@ class Weights:
         if part.whole_rows or problem.needs_grad:
             whole = Block(EVERY, EVERY, EVERY, EVERY, masked=True)
             rows = engine.scores(problem, whole)
-            return (_tiles.weights(problem, whole, rows) if rows.shape[-1] else rows)[..., part.keys]
+            return (tiles.weights(problem, whole, rows) if rows.shape[-1] else rows)[..., part.keys]
         tile = engine.scores(problem, Block(EVERY, EVERY, EVERY, part.keys, masked=True))
         if "_normaliser" in self._known:  # all rows' have been computed before
             largest, rest = (t[batch, part.heads, part.queries] for t in self._known["_normaliser"])

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead._arguments import to_tensor
-from clearhead._errors import ClearheadError, ShapeError
-from clearhead._values import ensure
+from clearhead.base.arrays import to_tensor
+from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.tracing import ensure
 
 
 def as_tensor(numbers: Any, name: str) -> Tensor:

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead._align import check_one_alignment
-from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import Sizes, array_sizes, extent, part
-from clearhead._values import on_host, readable
+from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.positions import check_one_alignment
+from clearhead.base.shapes import Sizes, array_sizes, extent, part
+from clearhead.base.tracing import on_host, readable
 from clearhead.masks._draw import LARGEST, draw
 
 Residual = Callable[[slice, slice, slice, slice], Tensor]

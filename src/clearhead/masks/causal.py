@@ -7,8 +7,8 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from clearhead._align import Align, check_align, query_offset, say_align
-from clearhead._shapes import Sizes
+from clearhead.base.positions import Align, check_align, query_offset, say_align
+from clearhead.base.shapes import Sizes
 from clearhead.masks.base import Mask, Spans
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead._arguments import owned
-from clearhead._errors import ClearheadError
-from clearhead._shapes import Sizes, fit, part, placed
-from clearhead._values import readable
+from clearhead.base.arrays import owned
+from clearhead.base.errors import ClearheadError
+from clearhead.base.shapes import Sizes, fit, part, placed
+from clearhead.base.tracing import readable
 from clearhead.masks.base import Mask, Spans
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead._align import Align, check_align, query_offset, say_align
-from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import Sizes, columns, part, placed
-from clearhead._values import empty_of_values, readable
+from clearhead.base.errors import ClearheadError, ShapeError, columns
+from clearhead.base.positions import Align, check_align, query_offset, say_align
+from clearhead.base.shapes import Sizes, part, placed
+from clearhead.base.tracing import empty_of_values, readable
 from clearhead.masks._lengths import as_tensor, check_lengths
 from clearhead.masks.base import Mask, Spans
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead._arguments import to_tensor
-from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import Sizes, placed
+from clearhead.base.arrays import to_tensor
+from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.shapes import Sizes, placed
 from clearhead.masks.base import Mask, Spans
 
 

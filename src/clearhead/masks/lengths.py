@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import Sizes, columns, placed
-from clearhead._values import ensure, readable
+from clearhead.base.errors import ClearheadError, ShapeError, columns
+from clearhead.base.shapes import Sizes, placed
+from clearhead.base.tracing import ensure, readable
 from clearhead.masks._lengths import check_lengths
 from clearhead.masks.base import Mask, Spans
 

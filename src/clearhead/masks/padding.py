@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead._arguments import to_tensor
-from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import Sizes, columns, part, placed
-from clearhead._values import ensure, readable
+from clearhead.base.arrays import to_tensor
+from clearhead.base.errors import ClearheadError, ShapeError, columns
+from clearhead.base.shapes import Sizes, part, placed
+from clearhead.base.tracing import ensure, readable
 from clearhead.masks.base import Mask, Spans
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead._align import Align, check_align, query_offset, say_align
-from clearhead._errors import ShapeError
-from clearhead._shapes import Sizes, columns, placed
-from clearhead._values import readable
+from clearhead.base.errors import ShapeError, columns
+from clearhead.base.positions import Align, check_align, query_offset, say_align
+from clearhead.base.shapes import Sizes, placed
+from clearhead.base.tracing import readable
 from clearhead.masks._lengths import check_lengths
 from clearhead.masks.base import Mask, Spans
 

@@ -8,9 +8,9 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from clearhead._align import FAR, Align, check_align, query_offset, say_align
-from clearhead._arguments import check_count
-from clearhead._shapes import Sizes
+from clearhead.base.numbers import check_count
+from clearhead.base.positions import FAR, Align, check_align, query_offset, say_align
+from clearhead.base.shapes import Sizes
 from clearhead.masks.base import Mask, Spans
 
 

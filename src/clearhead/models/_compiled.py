@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from clearhead._errors import UnsupportedError
+from clearhead.base.errors import UnsupportedError
 
 
 def refuse_compiled(model: nn.Module) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from clearhead._errors import UnsupportedError
+from clearhead.base.errors import UnsupportedError
 
 # What clearhead reads.
 READ = frozenset(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead._errors import UnsupportedError
+from clearhead.base.errors import UnsupportedError
 from clearhead.masks.documents import Documents
 
 

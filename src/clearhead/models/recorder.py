@@ -9,14 +9,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from clearhead._errors import UnsupportedError
-from clearhead._shapes import Sizes
-from clearhead._values import transformed
+from clearhead.base.errors import UnsupportedError
+from clearhead.base.shapes import Sizes
+from clearhead.base.tracing import transformed
 from clearhead.biases.base import Bias
 from clearhead.models._masks import MaskStore, Recorded
 from clearhead.models._modules import Kind, Stack
 from clearhead.models._padding import as_said, fits, of_call
-from clearhead.models.call import Call
+from clearhead.models.attention_call import AttentionCall
 from clearhead.scores.base import Score
 from clearhead.scores.dot import Dot
 
@@ -25,7 +25,7 @@ class Recorder:
     """Makes a record of each call. One seen by two sources is recorded once: see `inside`."""
 
     def __init__(self, model: nn.Module, padding: Tensor | None = None) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[AttentionCall] = []
         self.padding = padding  # what a person said of it
         self.fitted = False  # whether it fitted any call
         self.stack = Stack(model)
@@ -97,7 +97,7 @@ class Recorder:
                 padding = as_said(self.padding, kind, masks, sizes)
         score = Dot(scale=scale, softcap=softcap, sinks=sinks) if score is None else score
         self.calls.append(
-            Call(
+            AttentionCall(
                 name=name,
                 kind=kind,
                 query=query.detach().to(dtype, copy=True),

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._attention import attention
-from clearhead._errors import ClearheadError, require
-from clearhead._values import compiling
+from clearhead.base.errors import ClearheadError, require
+from clearhead.base.tracing import compiling
 from clearhead.masks.base import Mask
 from clearhead.masks.causal import Causal
 from clearhead.masks.dense import DenseMask

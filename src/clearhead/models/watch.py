@@ -9,16 +9,16 @@ from typing import Any
 
 from torch import nn
 
-from clearhead._errors import ClearheadError, ShapeError
-from clearhead.models import _functions, _own, _transformers
+from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.models._compiled import refuse_compiled
 from clearhead.models._padding import checked
 from clearhead.models.recorder import Recorder
-from clearhead.models.seen import Seen
+from clearhead.models.recording import Recording
+from clearhead.models.sources import functions, own, transformers
 
 
 @contextmanager
-def watch(model: nn.Module, padding: Any = None) -> Iterator[Seen]:
+def watch(model: nn.Module, padding: Any = None) -> Iterator[Recording]:
     """Record every attention call that the model makes inside the `with`, its outputs bit-identical.
 
     >>> import torch, torch.nn.functional as F, clearhead as ch
@@ -26,19 +26,19 @@ def watch(model: nn.Module, padding: Any = None) -> Iterator[Seen]:
     ...     def forward(self, x):
     ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
     >>> block = Block()
-    >>> with ch.watch(block) as seen:
+    >>> with ch.watch(block) as recording:
     ...     output = block(torch.rand(1, 4, 10, 8))
-    >>> seen.calls
-    [Call('Block', self, query (1, 4, 10, 8), key (1, 4, 10, 8), Causal(align='upper_left'), sdpa)]
-    >>> seen.calls[0].weights[0, 2, 7].shape
+    >>> recording.calls
+    [AttentionCall('Block', self, query (1, 4, 10, 8), key (1, 4, 10, 8), Causal(align='upper_left'), sdpa)]
+    >>> recording.calls[0].weights[0, 2, 7].shape
     torch.Size([10])
 
     `model`: any nn.Module. Recognised are the models of transformers, on whatever backend they run;
     `torch.nn.MultiheadAttention` and the Transformer layers of `torch.nn`, their fast path left in place; direct calls
     of `torch.nn.functional.scaled_dot_product_attention`; and `clearhead.attention`, with any score; in every thread
-    that runs the model, or a module of it. Gives a `Seen`: `seen.calls`, and by module `seen[name]`. Each `Call` keeps
-    copies of query and key, and shares the mask with the calls that were given the same one; its `weights` are those
-    before dropout.
+    that runs the model, or a module of it. Gives a `Recording`: `recording.calls`, and by module `recording[name]`.
+    Each `AttentionCall` keeps copies of query and key, and shares the mask with the calls that were given the same
+    one; its `weights` are those before dropout.
     `padding`: which positions are words and not padding, a tokenizer's attention mask (B, L), 1 for a word. None takes
     it from the `attention_mask` of that shape that the model is called with. Statistics and reports leave padding out,
     and `call.padding` says what was left out.
@@ -57,10 +57,10 @@ def watch(model: nn.Module, padding: Any = None) -> Iterator[Seen]:
     recorder = Recorder(model, None if padding is None else checked(padding))
     with ExitStack() as stack:
         stack.enter_context(recorder.stack.entered())
-        stack.enter_context(_transformers.source(recorder))
-        stack.enter_context(_functions.source(recorder))
-        stack.enter_context(_own.source(recorder))
-        yield Seen(recorder.calls)
+        stack.enter_context(transformers.source(recorder))
+        stack.enter_context(functions.source(recorder))
+        stack.enter_context(own.source(recorder))
+        yield Recording(recorder.calls)
     lost = len(recorder.unattributed)
     if not recorder.calls:
         raise ClearheadError(_nothing_seen(model, lost))

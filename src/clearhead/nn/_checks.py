@@ -6,8 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from clearhead._arguments import check_count, check_float
-from clearhead._errors import ClearheadError, ShapeError
+from clearhead.base.arrays import check_float
+from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.numbers import check_count
 
 
 def check_embedded(x: Any, width: int, who: str) -> None:

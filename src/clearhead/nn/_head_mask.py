@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead._arguments import to_tensor
-from clearhead._errors import ShapeError
-from clearhead._shapes import columns
+from clearhead.base.arrays import to_tensor
+from clearhead.base.errors import ShapeError, columns
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import check_keep
 

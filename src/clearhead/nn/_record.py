@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clearhead._arguments import check_flag
-from clearhead._errors import ClearheadError
-from clearhead._problem import Problem
-from clearhead._reads import tensors_in
+from clearhead.base.errors import ClearheadError
+from clearhead.base.numbers import check_flag
 from clearhead.inspection.weights import Weights
+from clearhead.problem.problem import Problem
+from clearhead.problem.reads import tensors_in
 from clearhead.scores.base import with_parameters
 
 
@@ -55,7 +55,7 @@ class RecordedWeights(Weights):
         return super().__matmul__(value)
 
 
-class Call(NamedTuple):
+class LastCall(NamedTuple):
     """The last call, as its weights need it."""
 
     query: Any
@@ -64,10 +64,10 @@ class Call(NamedTuple):
     options: dict[str, Any]
 
 
-class Recording(nn.Module):
+class RecordingModule(nn.Module):
     """A module with `attention_weights`. It records in the forward pass, and computes when it is asked."""
 
-    _last: Call | RecordedWeights | None = None
+    _last: LastCall | RecordedWeights | None = None
 
     def __init__(self, record_gradients: bool = False) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Recording(nn.Module):
         the state dict, of pickles and of copies of the module. Raises a `ClearheadError`, now or when they are looked
         at, where a tensor they are computed from was modified in place since.
         """
-        if isinstance(self._last, Call):
+        if isinstance(self._last, LastCall):
             query, key, watched, options = self._last
             for_error = RecordedWeights.__new__(RecordedWeights)
             for_error._watched = watched
@@ -109,7 +109,7 @@ class Recording(nn.Module):
             for tensor in tensors_in(thing)
             if not tensor.is_inference()
         ]
-        self.__dict__["_last"] = Call(query, key, watched, kept)  # a module's own way to set it is slow
+        self.__dict__["_last"] = LastCall(query, key, watched, kept)  # a module's own way to set it is slow
 
     def __getstate__(self) -> dict[str, Any]:  # pickle and copy ask for it
         return {name: value for name, value in self.__dict__.items() if name != "_last"}

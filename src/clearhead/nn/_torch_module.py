@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from clearhead._errors import ClearheadError, UnsupportedError
+from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.scores.dot import Dot
 
 if TYPE_CHECKING:

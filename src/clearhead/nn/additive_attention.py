@@ -9,15 +9,15 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
-from clearhead._arguments import check_count
 from clearhead._attention import attention
-from clearhead._dropout import check_dropout
-from clearhead.nn._record import Recording
+from clearhead.base.dropout import check_dropout
+from clearhead.base.numbers import check_count
+from clearhead.nn._record import RecordingModule
 from clearhead.nn.dot_product_attention import lengths_or_mask
 from clearhead.scores.additive import Additive
 
 
-class AdditiveAttention(Recording):
+class AdditiveAttention(RecordingModule):
     """Bahdanau's attention: a small tanh network scores each pair. Queries and keys may differ in width.
 
     >>> import torch

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from clearhead._attention import attention
-from clearhead._dropout import check_dropout
+from clearhead.base.dropout import check_dropout
 from clearhead.masks.base import Mask
 from clearhead.masks.lengths import Lengths
-from clearhead.nn._record import Recording
+from clearhead.nn._record import RecordingModule
 
 
-class DotProductAttention(Recording):
+class DotProductAttention(RecordingModule):
     """Scaled dot-product attention, without parameters.
 
     >>> import torch

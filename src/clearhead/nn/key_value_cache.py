@@ -8,9 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead._arguments import check_float
-from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import columns
+from clearhead.base.arrays import check_float
+from clearhead.base.errors import ClearheadError, ShapeError, columns
 
 LEAST = 16  # positions that the first buffer has
 

@@ -7,21 +7,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead._arguments import check_count, check_flag, check_float
 from clearhead._attention import ScoreLike, attention
-from clearhead._dropout import check_dropout
-from clearhead._errors import ClearheadError, ShapeError
-from clearhead._problem import _as_score
-from clearhead._shapes import columns, unflatten
+from clearhead.base.arrays import check_float
+from clearhead.base.dropout import check_dropout
+from clearhead.base.errors import ClearheadError, ShapeError, columns
+from clearhead.base.numbers import check_count, check_flag
+from clearhead.base.shapes import unflatten
 from clearhead.nn import _torch_module
 from clearhead.nn._head_mask import head_mask
-from clearhead.nn._record import Recording
+from clearhead.nn._record import RecordingModule
 from clearhead.nn.key_value_cache import KeyValueCache
 from clearhead.nn.rotary_embedding import RotaryEmbedding
+from clearhead.problem.problem import _as_score
 from clearhead.scores.dot import Dot
 
 
-class MultiHeadAttention(Recording):
+class MultiHeadAttention(RecordingModule):
     """Attention in several heads, each on its own projection of queries, keys and values.
 
     >>> import torch, clearhead as ch

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead._arguments import check_count, check_flag, check_float
-from clearhead._errors import ClearheadError, ShapeError
+from clearhead.base.arrays import accumulated, check_float
+from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.numbers import check_count, check_flag, check_positive
 from clearhead.nn._table import Tabled
-from clearhead.scores.base import accumulated, check_positive
 
 
 class RotaryEmbedding(Tabled):

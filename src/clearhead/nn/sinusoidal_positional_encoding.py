@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from clearhead._arguments import check_count
-from clearhead._dropout import check_dropout
+from clearhead.base.dropout import check_dropout
+from clearhead.base.numbers import check_count
 from clearhead.nn._checks import check_embedded, check_offset
 from clearhead.nn._table import Tabled
 

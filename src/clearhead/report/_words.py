@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead._errors import ClearheadError
-from clearhead._problem import Problem
-from clearhead.inspection.base import Look, Reduction
-from clearhead.scores.base import accumulated
+from clearhead.base.arrays import accumulated
+from clearhead.base.errors import ClearheadError
+from clearhead.inspection.reductions.base import Look, Reduction
+from clearhead.problem.problem import Problem
 
 
 class Shown:

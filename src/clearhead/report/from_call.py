@@ -8,13 +8,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from clearhead._problem import Problem
-from clearhead.inspection.distance import Distance
-from clearhead.inspection.entropy import Entropy
-from clearhead.inspection.logsumexp import LogSumExp
-from clearhead.inspection.pool import Pool
-from clearhead.inspection.received import Received
+from clearhead.inspection.reductions.entropy import Entropy
+from clearhead.inspection.reductions.logsumexp import LogSumExp
+from clearhead.inspection.reductions.mean_distance import MeanDistance
+from clearhead.inspection.reductions.pool import Pool
+from clearhead.inspection.reductions.received import Received
 from clearhead.inspection.weights import Weights
+from clearhead.problem.problem import Problem
 from clearhead.report._words import Cells, Shown
 from clearhead.report.layer import Array, Layer
 
@@ -57,7 +57,7 @@ def layer_from_call(call: CallLike, query_tokens: Sequence[str], key_tokens: Seq
     wanted: list[Any] = [LogSumExp(), Entropy(), Received(), thumbnail]
     if call.kind == "self":
         # with a key/value cache the last query stands at the last key
-        wanted.append(Distance(align="lower_right"))
+        wanted.append(MeanDistance(align="lower_right"))
     logsumexp, entropy, received, cells, *distance = (
         _numpy(result[sequence if len(result) > 1 else 0]) for result in weights.reduce(*wanted)
     )

@@ -6,5 +6,5 @@ from clearhead.scores.base import Score as Score
 from clearhead.scores.bilinear import Bilinear as Bilinear
 from clearhead.scores.cosine import Cosine as Cosine
 from clearhead.scores.dot import Dot as Dot
-from clearhead.scores.function import Function as Function
 from clearhead.scores.gaussian import Gaussian as Gaussian
+from clearhead.scores.score_function import ScoreFunction as ScoreFunction

@@ -7,9 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from clearhead._arguments import check_count
-from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import columns
+from clearhead.base.errors import ClearheadError, ShapeError, columns
+from clearhead.base.numbers import check_count
 from clearhead.scores.base import Pairwise, Score, check_width, given_parameter, linear_weight
 
 

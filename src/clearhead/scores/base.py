@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
@@ -11,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clearhead._arguments import check_count, check_float, to_tensor
-from clearhead._errors import ClearheadError, ShapeError
-from clearhead._shapes import as_inputs, columns
-from clearhead._values import autocasting, compiling, with_memory
+from clearhead.base.arrays import accumulated, check_float, to_tensor_float
+from clearhead.base.errors import ClearheadError, ShapeError, columns
+from clearhead.base.numbers import check_count
+from clearhead.base.shapes import as_inputs
+from clearhead.base.tracing import autocasting
 
 Module = TypeVar("Module", bound=nn.Module)
 Change = Callable[[Tensor], Tensor]
@@ -139,19 +139,6 @@ class Score(nn.Module, ABC):
         return scores.detach().numpy() if isinstance(query, np.ndarray) else scores
 
 
-def to_tensor_float(array: Any, name: str) -> Tensor:
-    """As `to_tensor`; integer and boolean NumPy arrays become float64."""
-    if isinstance(array, Tensor):
-        return array if compiling() else with_memory(array)
-    tensor = to_tensor(array, name)
-    return tensor if tensor.is_floating_point() else tensor.double()
-
-
-def accumulated(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that scores and weights of these inputs have: float32 at least."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def with_parameters(module: Module, change: Callable[[nn.Parameter], Tensor], buffer: Change = lambda b: b) -> Module:
     """A copy of a module over other parameters and buffers; the module itself where it holds nothing.
 
@@ -208,23 +195,6 @@ def check_equal_width(score: Score, query: Tensor, key: Tensor) -> None:
             + columns({"query": tuple(query.shape), "key": tuple(key.shape)}, -1)
             + f"\nPass score=Bilinear({widths}) or Additive({widths}, hidden=...), which take two widths."
         )
-
-
-def check_number(value: Any, name: str) -> float:
-    """A finite number, Python's or NumPy's."""
-    if isinstance(value, bool | Tensor) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
-        raise ClearheadError(f"{name} is {value!r}; expected a finite number.")
-    return float(value)
-
-
-def check_positive(value: Any, name: str) -> float:
-    """A finite number above 0, whose square is one too."""
-    number = check_number(value, name)
-    if not number > 0 or not 0 < number * number < np.inf:
-        raise ClearheadError(
-            f"{name} is {value!r}; expected a number above 0, and not so near to it or so far from it."
-        )
-    return number
 
 
 def given_parameter(weight: Any, name: str, ndim: int) -> nn.Parameter:

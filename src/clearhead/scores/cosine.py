@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from clearhead.scores.base import Pairwise, Score, check_equal_width, check_positive
+from clearhead.base.numbers import check_positive
+from clearhead.scores.base import Pairwise, Score, check_equal_width
 
 
 class Cosine(Score):

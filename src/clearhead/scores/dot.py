@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead._errors import ShapeError
+from clearhead.base.errors import ShapeError
+from clearhead.base.numbers import check_number, check_positive
 from clearhead.scores.base import (
     Pairwise,
     Score,
     check_equal_width,
-    check_number,
-    check_positive,
     given_parameter,
 )
 

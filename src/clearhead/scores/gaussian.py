@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from clearhead.scores.base import Pairwise, Score, check_equal_width, check_positive
+from clearhead.base.numbers import check_positive
+from clearhead.scores.base import Pairwise, Score, check_equal_width
 
 
 class Gaussian(Score):

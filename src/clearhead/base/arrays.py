@@ -1,0 +1,145 @@
+"""What is checked of any argument: that it is an array, floating-point numbers, a whole number, a flag."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead.base.errors import ClearheadError, ShapeError, columns
+from clearhead.base.tracing import compiling, with_memory
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def to_tensor(array: Any, name: str) -> Tensor:
+    """A tensor over a NumPy array's own memory (a copy only where torch cannot address it); tensors pass."""
+    if isinstance(array, Tensor):
+        return array
+    if isinstance(array, np.ma.MaskedArray):
+        raise ClearheadError(f"{name} is a masked array; pass {name}.data, and what it masks as mask=DenseMask(keep).")
+    if not isinstance(array, np.ndarray):
+        raise ClearheadError(
+            f"{name} is a {type(array).__name__}; pass a torch tensor or a NumPy array "
+            f"(for a list: numpy.asarray({name}))."
+        )
+    if array.dtype.kind not in "fiub":
+        raise ClearheadError(
+            f"{name} is a NumPy array of dtype {array.dtype}, which holds no real numbers clearhead can compute "
+            f"with.\nIf its rows have unequal lengths, pad them and pass mask=Lengths(valid_lens); "
+            f"else pass {name}.astype(float)."
+        )
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        raise ClearheadError(f"{name} has dtype {array.dtype}; pass {name}.astype('float64').")
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    # torch has no negative strides and none between elements, and warns of read-only memory
+    if any(stride < 0 or stride % array.itemsize for stride in array.strides):
+        array = array.copy()
+    elif not array.flags.writeable:
+        array = _writable_view(array)
+    return torch.from_numpy(array)
+
+
+def owned(array: Any, name: str) -> Tensor:
+    """As `to_tensor`, for what outlives the call: a NumPy array is copied, since its writes cannot be seen."""
+    return to_tensor(array.copy() if isinstance(array, np.ndarray) else array, name)
+
+
+class _Memory:
+    """Memory that NumPy takes as an array, and what keeps it alive."""
+
+    def __init__(self, interface: dict[str, Any], owner: np.ndarray) -> None:
+        self.__array_interface__ = interface
+        self.owner = owner
+
+
+def _writable_view(array: np.ndarray) -> np.ndarray:
+    """The same memory without the read-only flag's warning; clearhead never writes to its inputs."""
+    try:
+        interface = dict(array.__array_interface__)
+        address, _ = interface["data"]
+
+        return np.asarray(_Memory({**interface, "data": (address, False)}, array))
+    except (TypeError, ValueError):
+        return array.copy()
+
+
+def check_float(tensor: Tensor, name: str) -> None:
+    if tensor.is_nested:
+        raise ClearheadError(f"{name} is nested; pass {name}.to_padded_tensor(0.0) and mask=Lengths(valid_lens).")
+    if tensor.layout != torch.strided:
+        raise ClearheadError(f"{name} has the layout {tensor.layout}; pass a dense tensor: {name}.to_dense().")
+    if tensor.dtype not in FLOATS:
+        fix = f"pass {name}.float()" if not tensor.is_complex() else "pass a real tensor"
+        raise ClearheadError(
+            f"{name} has dtype {tensor.dtype}, shape {tuple(tensor.shape)}; expected float32, bfloat16, "
+            f"float16 or float64: {fix}."
+        )
+
+
+def to_tensor_float(array: Any, name: str) -> Tensor:
+    """As `to_tensor`; integer and boolean NumPy arrays become float64."""
+    if isinstance(array, Tensor):
+        return array if compiling() else with_memory(array)
+    tensor = to_tensor(array, name)
+    return tensor if tensor.is_floating_point() else tensor.double()
+
+
+def accumulated(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that scores and weights of these inputs have: float32 at least."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def is_numpy(**arrays: Any) -> bool:
+    """Whether the caller works in NumPy; a mixture is an error."""
+    count = [isinstance(array, np.ndarray) for array in arrays.values()].count(True)
+    if 0 < count < len(arrays):
+        listed = ", ".join(f"{name} is a {type(array).__name__}" for name, array in arrays.items())
+        raise ClearheadError(f"{listed}.\nPass all as NumPy arrays or all as tensors: torch.from_numpy(array).")
+    return count > 0
+
+
+def check_shape(tensor: Any, spec: str | Sequence[int | str | None]) -> dict[str, int]:
+    """Check a shape, and get the sizes by name.
+
+    >>> import torch, clearhead as ch
+    >>> ch.check_shape(torch.zeros(2, 3, 6), (2, 3, 6))
+    {}
+    >>> ch.check_shape(torch.zeros(2, 3, 6), "B Lq E")
+    {'B': 2, 'Lq': 3, 'E': 6}
+    >>> ch.check_shape(torch.zeros(2, 3, 6), "... 6")
+    {}
+
+    `tensor`: anything with a `.shape`. `spec`: a tuple, or words separated by spaces; each part is a size, a name
+    (the same name twice must be the same size), `_` or None (any size); one `...` stands for any dimensions.
+    Returns a dict from each name to its size. Raises `ShapeError`, with both shapes aligned. Cost: none to speak of.
+    """
+    if not isinstance(spec, str | list | tuple):
+        raise ClearheadError(f"check_shape: spec is {spec!r:.60}; expected a tuple of sizes and names, or a string.")
+    parts: list[Any] = spec.split() if isinstance(spec, str) else list(spec)
+    parts = [int(p) if isinstance(p, str) and p.lstrip("-").isdigit() else p for p in parts]
+    parts = ["..." if p is Ellipsis else p for p in parts]
+    if not hasattr(tensor, "shape") or getattr(tensor, "is_nested", False):
+        raise ClearheadError(f"check_shape takes something with a .shape of numbers; got a {type(tensor).__name__}.")
+    got = tuple(tensor.shape)
+    if parts.count("...") > 1:
+        raise ShapeError(f"check_shape: {spec!r} has more than one '...'; keep one.")
+    if "..." in parts:
+        at = parts.index("...")
+        parts[at : at + 1] = [None] * (len(got) - len(parts) + 1)
+    rows = {"expected": ["_" if p is None else p for p in parts], "got": got}
+    if len(parts) != len(got):
+        raise ShapeError(f"check_shape: expected {len(parts)} dimensions, got {len(got)}.\n{columns(rows)}")
+    sizes: dict[str, int] = {}
+    for i, (part, size) in enumerate(zip(parts, got, strict=True)):
+        want = sizes.setdefault(part, size) if isinstance(part, str) and part != "_" else part
+        if isinstance(want, int) and want != size:
+            name = f"{part} = {want}" if isinstance(part, str) else f"{want}"
+            raise ShapeError(
+                f"check_shape: dimension {i} should be {name}, and is {size}.\n{columns(rows, i - len(got))}"
+            )
+    return sizes

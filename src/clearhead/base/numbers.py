@@ -1,0 +1,53 @@
+"""What is checked of a number: that it is whole, finite, positive; and of a flag."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from clearhead.base.errors import ClearheadError
+
+MOST = 2**40  # of a size, a count or a position: more could not be held
+
+
+def check_count(number: Any, least: int, name: str, most: float = MOST) -> int:
+    """A whole number, Python's or NumPy's, of at least `least` and at most `most`."""
+    try:
+        if isinstance(number, bool | np.bool_):
+            raise TypeError
+        count = operator.index(number)
+    except TypeError:
+        count = least - 1
+    if count < least:
+        raise ClearheadError(f"{name} is {number!r:.60}; expected a whole number, {least} or more.")
+    if count > most:
+        raise ClearheadError(f"{name} is {count:,}; expected {most:,} at most.")
+    return count
+
+
+def check_flag(flag: Any, name: str) -> bool:
+    """True or False, Python's or NumPy's."""
+    if not isinstance(flag, bool | np.bool_):
+        raise ClearheadError(f"{name} is {flag!r:.60}; expected True or False.")
+    return bool(flag)
+
+
+def check_number(value: Any, name: str) -> float:
+    """A finite number, Python's or NumPy's."""
+    if isinstance(value, bool | Tensor) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
+        raise ClearheadError(f"{name} is {value!r}; expected a finite number.")
+    return float(value)
+
+
+def check_positive(value: Any, name: str) -> float:
+    """A finite number above 0, whose square is one too."""
+    number = check_number(value, name)
+    if not number > 0 or not 0 < number * number < np.inf:
+        raise ClearheadError(
+            f"{name} is {value!r}; expected a number above 0, and not so near to it or so far from it."
+        )
+    return number

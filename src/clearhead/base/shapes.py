@@ -1,0 +1,278 @@
+"""The shape legend, and the only shape checks.
+
+    B    batch: all leading dimensions but the heads, folded into one
+    H    query heads;  Hk  key and value heads, which divide H (grouped queries)
+    Lq   queries;      Lk  keys (and values)
+    Eq, Ek  width of a query, of a key;  Ev  width of a value
+
+Inside clearhead every tensor has four dimensions: query (B, H, Lq, Eq), key (B, Hk, Lk, Ek), value (B, Hk, Lk, Ev).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead.base.arrays import FLOATS, check_float
+from clearhead.base.errors import ClearheadError, ShapeError, columns
+from clearhead.base.tracing import as_followed, compiling, empty_of_values
+
+
+class Sizes(NamedTuple):
+    """The score matrix a mask or a bias is asked about: (B, H, Lq, Lk), where it lives, how it is shown."""
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    device: torch.device = torch.device("cpu")
+    leading: tuple[int, ...] | None = None  # the leading dimensions a person sees; None: (B, H)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self[:4]
+
+    @property
+    def shown(self) -> tuple[int, ...]:
+        """The leading dimensions as the caller has them: (), (B,), (B, H), or more."""
+        return (self.batch, self.heads) if self.leading is None else self.leading
+
+    def restore(self, tensor: Tensor) -> Tensor:
+        """A (B, H, ...) tensor with the caller's leading dimensions."""
+        if self.leading is None or len(self.leading) == 2:
+            return tensor
+        return tensor.reshape(*self.shown, *tensor.shape[2:])
+
+
+def unflatten(tensor: Tensor, dim: int, *sizes: int) -> Tensor:
+    """One dimension as several."""
+    result: Tensor = tensor.unflatten(dim, sizes)  # type: ignore[no-untyped-call]
+    return result
+
+
+def no_heads(sizes: Sizes) -> str:
+    """What to say where a number of heads does not fit inputs that have none."""
+    if len(sizes.shown) > 1:
+        return ""
+    return "\nInputs of fewer than four dimensions have no heads: if their first is the heads, pass query[None], …"
+
+
+def as_inputs(query: Tensor, key: Tensor, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Sizes]:
+    """Query, key and value as (B, H, L, E), views of the caller's memory where possible, and their sizes."""
+    plain = None if value is None else _plain(query, key, value)
+    if plain is not None:
+        return query, key, value, plain
+    named = {"query": query, "key": key} | ({} if value is None else {"value": value})
+    for name, tensor in named.items():
+        check_float(tensor, name)
+        if tensor.ndim < 2:
+            raise ShapeError(
+                f"{name} has shape {tuple(tensor.shape)}; expected at least two dimensions, (..., length, width). "
+                f"For one vector pass {name}[None]."
+            )
+    if any(t.dtype != query.dtype or t.device != query.device for t in named.values()):
+        _refuse_mixture(named)
+    _refuse_fakes(named)
+    if value is not None and value.shape[-2] != key.shape[-2]:
+        raise ShapeError(
+            "key and value disagree in their length Lk: each key needs its value.\n"
+            + columns({n: tuple(t.shape) for n, t in named.items()}, -2)
+            + "\nIf the heads come after the length, (B, L, H, E), pass tensor.transpose(1, 2)."
+        )
+    depth = max(t.ndim for t in named.values())
+    if depth <= 3:  # no heads
+        leading = _broadcast({n: tuple(t.shape[:-2]) for n, t in named.items()}, named)
+        batch = leading[0] if leading else 1
+        four = [_expand(t.reshape(t.shape[0] if t.ndim == 3 else 1, 1, *t.shape[-2:]), batch) for t in named.values()]
+        heads = 1
+    else:
+        flat = [n for n, t in named.items() if t.ndim == 3 and t.shape[0] > 1]
+        if flat:
+            raise ShapeError(
+                f"{flat[0]} has 3 dimensions and another input {depth}: its first could be the batch or the heads.\n"
+                + columns({n: tuple(t.shape) for n, t in named.items()})
+                + f"\nPass {flat[0]}[:, None] for (B, 1, L, E), or {flat[0]}[None] for (1, H, L, E)."
+            )
+        padded = {n: (1,) * (depth - t.ndim) + tuple(t.shape) for n, t in named.items()}
+        outer = _broadcast({n: s[:-3] for n, s in padded.items()}, named)
+        heads, key_heads = _heads({n: s[-3] for n, s in padded.items()}, named)
+        leading = (*outer, heads)
+        batch = math.prod(outer)
+        four = [_fold(t.reshape(padded[n]), outer, heads if n == "query" else key_heads) for n, t in named.items()]
+    sizes = Sizes(batch, heads, query.shape[-2], key.shape[-2], query.device, leading)
+    return four[0], four[1], four[2] if len(four) > 2 else None, sizes
+
+
+def _plain(query: Tensor, key: Tensor, value: Tensor) -> Sizes | None:
+    """The sizes in the common case, told without overhead: four dimensions, nothing to broadcast or to refuse."""
+    q, k, v = query.shape, key.shape, value.shape
+    dtype, device = query.dtype, query.device
+    if not type(query) is type(key) is type(value) is Tensor:
+        return None
+    if not len(q) == len(k) == len(v) == 4 or (k != v and k[:3] != v[:3]) or q[0] != k[0] or not k[1] or q[1] % k[1]:
+        return None
+    if (
+        key.dtype != dtype
+        or value.dtype != dtype
+        or dtype not in FLOATS
+        or key.device != device
+        or value.device != device
+    ):
+        return None
+    return Sizes(q[0], q[1], q[2], k[2], device)
+
+
+def _broadcast(shapes: dict[str, tuple[int, ...]], named: Mapping[str, Tensor]) -> tuple[int, ...]:
+    depth = max(map(len, shapes.values()))
+    outer = []
+    for i in range(-depth, 0):
+        found = [shape[i] for shape in shapes.values() if len(shape) >= -i and shape[i] != 1]
+        if any(size != found[0] for size in found):
+            rows = {n: tuple(t.shape) for n, t in named.items()}
+            inner = max(map(len, rows.values())) - depth
+            raise ShapeError(
+                f"{', '.join(named)} disagree in a leading dimension: sizes must be equal or 1.\n"
+                + columns(rows, i - inner)
+            )
+        outer.append(found[0] if found else 1)
+    return tuple(outer)
+
+
+def _heads(heads: dict[str, int], named: Mapping[str, Tensor]) -> tuple[int, int]:
+    """Query heads and key heads; a size of 1 broadcasts, else key heads divide query heads."""
+    total = max(heads.values())
+    key_heads = max(heads[n] for n in heads if n != "query")
+    rows = {n: tuple(t.shape) for n, t in named.items()}
+    if any(heads[n] not in (1, key_heads) for n in heads if n != "query"):
+        raise ShapeError(
+            "key and value disagree in their heads: the counts must be equal, or one of them 1.\n" + columns(rows, -3)
+        )
+    if heads["query"] not in (1, total) or (key_heads and total % key_heads):
+        raise ShapeError(
+            f"{heads['query']} query heads cannot share {key_heads} key heads: the key heads must divide the "
+            f"query heads (grouped queries), or be as many, or 1.\n{columns(rows, -3)}\n"
+            "With 4 dimensions or more, dimension -3 is the heads. If it is the length here, (B, L, H, E), "
+            "pass tensor.transpose(1, 2)."
+        )
+    return total, key_heads
+
+
+def _expand(tensor: Tensor, batch: int) -> Tensor:
+    return tensor if tensor.shape[0] == batch else tensor.expand(batch, -1, -1, -1)
+
+
+def _fold(tensor: Tensor, outer: tuple[int, ...], heads: int) -> Tensor:
+    wanted = (*outer, heads, *tensor.shape[-2:])
+    if tensor.shape != wanted:
+        tensor = tensor.expand(wanted)
+    return tensor if tensor.ndim == 4 else tensor.reshape(math.prod(outer), *wanted[-3:])
+
+
+def _refuse_fakes(named: Mapping[str, Tensor]) -> None:
+    fakes = {name: not compiling() and empty_of_values(tensor) for name, tensor in named.items()}
+    if len(set(fakes.values())) > 1:
+        listed = " and ".join(name for name, fake in fakes.items() if fake)
+        raise ClearheadError(f"{listed} has a shape alone (a fake tensor) and the others have values; pass one kind.")
+
+
+def _refuse_mixture(named: Mapping[str, Tensor]) -> None:
+    dtypes = {n: str(t.dtype).removeprefix("torch.") for n, t in named.items()}
+    devices = {n: str(t.device) for n, t in named.items()}
+    what, values = ("dtypes", dtypes) if len(set(dtypes.values())) > 1 else ("devices", devices)
+    listed = ", ".join(f"{n} {v} {tuple(named[n].shape)}" for n, v in values.items())
+    raise ClearheadError(
+        f"{', '.join(named)} have different {what}: {listed}.\n"
+        "Convert them to one, for example with key.to(query), or key.astype(query.dtype) in NumPy."
+    )
+
+
+def array_sizes(query: Any, key: Any) -> Sizes:
+    """The sizes of the score matrix of two arrays; their values do not matter."""
+    for name, array in (("query", query), ("key", key)):
+        if not isinstance(array, Tensor | np.ndarray):
+            raise ClearheadError(f"{name} is a {type(array).__name__}; pass a tensor or an array of its shape.")
+        if isinstance(array, Tensor) and array.is_nested:
+            check_float(array, name)
+    query_shape, key_shape = (
+        torch.empty(tuple(array.shape), dtype=torch.float32, device="meta") for array in (query, key)
+    )
+    *_, sizes = as_inputs(query_shape, key_shape, None)
+    device = query.device if isinstance(query, Tensor) else torch.device("cpu")
+    return Sizes(*sizes.shape, device, sizes.leading)
+
+
+def placed(tensor: Tensor, device: torch.device, who: str) -> Tensor:
+    """A tensor of a mask or a bias on the inputs' device."""
+    if tensor.is_meta and device.type != "meta":
+        raise ClearheadError(
+            f"{who} is on the meta device, shape {tuple(tensor.shape)}, which holds no values, and the inputs are on "
+            f"{device}. Make it outside of `torch.device('meta')`."
+        )
+    return as_followed(tensor).to(device)
+
+
+def apart(tensor: Tensor) -> Tensor:
+    """The tensor; a copy where its rows share memory, as those of `unfold` do.
+
+    In low precision PyTorch's products of such rows are wrong, or fail, and so is its fused kernel in any.
+    """
+    if compiling() or tensor.is_contiguous():
+        return tensor
+    reach = 0  # of the dimensions so far, from the innermost
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if stride and size > 1:
+            if stride <= reach:
+                return tensor.contiguous()
+            reach += stride * (size - 1)
+    return tensor
+
+
+def extent(side: slice, size: int) -> tuple[int, int, int]:
+    """Where a slice of a dimension begins, ends, and its step.
+
+    In compiled code, whose slices lie inside, it is not held against the size: the code then holds for other sizes too.
+    """
+    if compiling():
+        return side.start or 0, size if side.stop is None else side.stop, side.step or 1
+    found = range(size)[side]
+    return found.start, max(found.stop, found.start), found.step
+
+
+def part(tensor: Tensor, *slices: slice) -> Tensor:
+    """Slice the first dimensions, those of size 1 left whole (they broadcast)."""
+    return tensor[tuple(slice(None) if tensor.shape[i] == 1 else s for i, s in enumerate(slices))]
+
+
+def as_scores(tensor: Tensor, depth: int) -> Tensor:
+    """A raw mask as (B, H, Lq, Lk), for inputs of this many dimensions."""
+    if tensor.ndim < 2:
+        tensor = tensor.reshape((1,) * (2 - tensor.ndim) + tuple(tensor.shape))
+    if tensor.ndim == 3 and depth == 3:
+        return tensor.unsqueeze(1)
+    return tensor.reshape((1,) * (4 - tensor.ndim) + tuple(tensor.shape)) if tensor.ndim < 4 else tensor
+
+
+def fit(tensor: Tensor, sizes: Sizes, name: str) -> Tensor:
+    """A raw (..., Lq, Lk) tensor as (B or 1, H or 1, Lq or 1, Lk or 1), or an error that shows what disagrees."""
+    shown = (*sizes.shown, sizes.queries, sizes.keys)
+    rows = {"scores": shown, name: tuple(tensor.shape)}
+    if tensor.ndim == 3 and len(shown) >= 4:
+        raise ShapeError(
+            f"{name} has 3 dimensions and the inputs have heads: its first could be the batch or the heads.\n"
+            f"{columns(rows)}\nPass {name}[:, None] for (B, 1, Lq, Lk), or {name}[None] for (1, H, Lq, Lk)."
+        )
+    wrong = [-i for i in range(1, tensor.ndim + 1) if i > len(shown) or tensor.shape[-i] not in (1, shown[-i])]
+    if wrong:
+        raise ShapeError(
+            f"{name} has shape {tuple(tensor.shape)}, which does not broadcast to the scores (..., Lq, Lk).\n"
+            + columns(rows, wrong[0])
+            + ("" if name == "bias" else f"\nFor one row a sequence pass Padding({name}); for lengths, Lengths.")
+        )
+    if len(shown) > 4:
+        tensor = tensor.expand(shown).reshape(sizes.shape)
+    return as_scores(tensor, len(shown))

@@ -1,0 +1,190 @@
+"""The values inside tensors: read in eager code; where they are hidden they can only be asserted, or not known.
+
+They are hidden while code is compiled or exported, and inside `torch.func.vmap`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import numpy as np
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from clearhead.base.errors import ClearheadError, UnsupportedError
+
+_functorch = torch._C._functorch
+_interpreters = _functorch.peek_interpreter_stack
+any_autocast = torch._C._is_any_autocast_enabled  # one question, before those that cost more
+_NOTHING = nullcontext()
+_GRAD, _JVP, _VMAP = (getattr(_functorch.TransformType, name) for name in ("Grad", "Jvp", "Vmap"))
+_KEYS = torch._C._TorchDispatchModeKey
+_TRACERS = (_KEYS.FAKE, _KEYS.PROXY, _KEYS.FUNCTIONAL)
+
+compiling = torch.compiler.is_compiling  # whether this code is being compiled or exported, not run
+
+
+def transformed() -> bool:
+    """Whether a transform of `torch.func` is at work."""
+    return _interpreters() is not None and not compiling()
+
+
+def batched(tensor: Tensor) -> bool:
+    """Whether `torch.func.vmap` has hidden a dimension of this tensor."""
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        if _functorch.is_batchedtensor(tensor):
+            return True
+        tensor = _functorch.get_unwrapped(tensor)
+    return False
+
+
+def vectorized() -> bool:
+    """Whether `torch.func.vmap` is at work."""
+    return transformed() and any(i.key() == _VMAP for i in _functorch.get_interpreter_stack())
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def followed() -> bool:
+    """Whether, in code that is being compiled, `torch.func` or forward mode differentiates: the answer is compiled in.
+
+    The compiler checks the level of both before it uses the code again.
+    """
+    keys = [i.key() for i in _functorch.get_interpreter_stack() or ()]
+    return forward_ad._current_level >= 0 or _GRAD in keys or _JVP in keys
+
+
+def differentiated_twice() -> bool:
+    """Whether transforms of `torch.func` will differentiate a gradient again."""
+    return transformed() and [i.key() for i in _functorch.get_interpreter_stack()].count(_GRAD) > 1
+
+
+def forward_mode() -> bool:
+    """Whether derivatives are being computed in forward mode, by `torch.func.jvp` or `torch.autograd.forward_ad`."""
+    if compiling():
+        return False
+    if forward_ad._current_level >= 0:
+        return True
+    return _interpreters() is not None and any(i.key() == _JVP for i in _functorch.get_interpreter_stack())
+
+
+def unwrapped(tensor: Tensor) -> Tensor:
+    """The tensor below the transforms of `torch.func` that differentiate: its values can be read."""
+    while _functorch.is_functorch_wrapped_tensor(tensor) and not _functorch.is_batchedtensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def on_host(tensor: Tensor) -> np.ndarray:
+    """The values of a tensor that needs no gradient, as they are below transforms of `torch.func`."""
+    if _interpreters() is None:
+        return tensor.cpu().numpy()
+    with torch._C._DisableFuncTorch():
+        return unwrapped(tensor).cpu().numpy()
+
+
+def empty_of_values(tensor: Tensor) -> bool:
+    """Whether the tensor has a shape alone: on the meta device, or PyTorch's fake tensors."""
+    return tensor.is_meta or (type(tensor) is not Tensor and isinstance(tensor, FakeTensor))
+
+
+def readable(tensor: Tensor) -> bool:
+    """Whether the tensor's values can be read here."""
+    if compiling() or traced():
+        return False
+    return not (transformed() and batched(tensor)) and not empty_of_values(tensor)
+
+
+def dispatches(tensor: Tensor) -> bool:
+    """Whether the tensor is of a subclass that runs operations in a way of its own, such as DTensor."""
+    return type(tensor) is not Tensor and type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
+
+
+def plain(tensor: Tensor) -> bool:
+    """Whether the tensor is dense numbers in the host's memory, at the address it gives.
+
+    Subclasses that dispatch to other tensors (DTensor, fake tensors), PyTorch's zeros without memory, and tensors
+    inside `torch.func` have an address of 0, or none that holds their numbers.
+    """
+    return (
+        not dispatches(tensor)
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and not tensor._is_zerotensor()
+        and not _functorch.is_functorch_wrapped_tensor(tensor)
+    )
+
+
+def refuse_jit() -> None:
+    """Raise inside `torch.jit.trace`, which writes down PyTorch's operations alone, and values as constants."""
+    if not compiling() and torch._C._get_tracing_state() is not None:
+        raise UnsupportedError(
+            "torch.jit.trace cannot follow attention(): it keeps sizes and masks as constants, and sees no kernel. Use "
+            "torch.export or torch.compile; for ONNX, torch.onnx.export(..., dynamo=True)."
+        )
+
+
+def as_followed(tensor: Tensor) -> Tensor:
+    """A tensor made outside, as PyTorch's fake tensors take it where they are at work."""
+    mode = torch._C._get_dispatch_mode(_KEYS.FAKE) if traced() else None
+    return tensor if mode is None or isinstance(tensor, FakeTensor) else mode.from_tensor(tensor)
+
+
+def with_memory(tensor: Tensor) -> Tensor:
+    """The tensor; of zeros without memory, which PyTorch's own kernels read as if they had some, real ones."""
+    if not tensor._is_zerotensor():
+        return tensor
+    return tensor + torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
+def traced() -> bool:
+    """Whether PyTorch writes down each operation (`make_fx`), or works out shapes alone (fake tensors)."""
+    if compiling() or not torch._C._len_torch_dispatch_stack():
+        return False
+    return any(torch._C._get_dispatch_mode(key) for key in _TRACERS)
+
+
+def ensure(good: Tensor, error: Callable[[], ClearheadError], short: str) -> None:
+    """Raise the error unless all is true; while compiling, assert it, with a short message."""
+    if compiling():
+        torch._assert_async(good.all(), short)
+    elif traced() or empty_of_values(good):
+        return
+    elif transformed() and batched(good):
+        raise UnsupportedError(
+            f"{short}: it cannot be checked inside torch.func.vmap. Give masks and alignments a batch dimension of "
+            "their own, and call attention() on the whole batch."
+        )
+    elif not bool(good.all()):
+        raise error()
+
+
+@contextmanager
+def with_autograd() -> Iterator[None]:
+    """Where autograd is at work inside an operation of PyTorch's, which runs without it."""
+    key = torch._C.DispatchKey
+    without = torch._C._dispatch_tls_local_exclude_set()
+    without = without.remove(key.AutogradFunctionality).remove(key.ADInplaceOrView)
+    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), without), torch.enable_grad():
+        yield
+
+
+def autocasting(device: torch.device) -> bool:
+    """Whether `torch.autocast` is at work on this device."""
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+
+
+def autocast(tensor: Tensor) -> Tensor:
+    """What `torch.autocast` makes of an input, as of that of a matrix product: all but float64 becomes its dtype."""
+    if not autocasting(tensor.device) or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(tensor.device.type))
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Where scores are computed in float32 at least, whatever `torch.autocast` says."""
+    if any_autocast() and autocasting(device):
+        return torch.autocast(device.type, enabled=False)
+    return _NOTHING

@@ -1,0 +1,149 @@
+"""The output as a step of autograd's.
+
+What is kept for the backward pass is what autograd saves: so it can be freed by a checkpoint, moved by hooks, and is
+checked for writes. Where a gradient is itself differentiated, or is not plain numbers, the blocks are computed in
+operations of PyTorch's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from clearhead.base.tracing import batched, dispatches, with_memory
+from clearhead.engines.tiled import tiles
+from clearhead.engines.tiled.backward import Operands, operands, with_operands, without_operands
+from clearhead.problem import regions
+from clearhead.problem.problem import Problem, guard
+from clearhead.problem.regions import EVERY, Block
+
+Kept = tuple[Tensor, ...]
+
+
+class Step(ABC):
+    """How an engine computes one output, and later its gradients; see `run`."""
+
+    @abstractmethod
+    def forward(self, problem: Problem) -> tuple[Tensor, Kept]:
+        """The output, of the value's dtype, and tensors that the gradients need besides the operands."""
+
+    @abstractmethod
+    def backward(self, problem: Problem, wanted: tuple[bool, ...], grad: Tensor, kept: Kept) -> Operands:
+        """The gradients to the operands (see `_backward`), each of its operand's dtype; None where not wanted."""
+
+
+def run(problem: Problem, step: Step) -> Tensor:
+    """The output of a lowered problem, differentiable in its operands."""
+    out: Tensor = _Run.apply(step, problem, *operands(problem))  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Run(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, step: Step, problem: Problem, *tensors: Tensor | None) -> Tensor:
+        output, kept = step.forward(problem)
+        ctx.save_for_backward(*tensors, *kept)
+        ctx.step, ctx.problem, ctx.reads = step, without_operands(problem), problem.reads()
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        ctx.reads.check()
+        saved, needed, grad = ctx.saved_tensors, ctx.needs_input_grad[2:], grads[0]
+        tensors, kept = saved[: len(needed)], saved[len(needed) :]
+        problem = with_operands(ctx.problem, tensors)
+        if torch.is_grad_enabled():  # the gradient is to be differentiated
+            return (None, None, *_by_autograd(problem, tensors, needed, grad, create_graph=True))
+        if dispatches(grad):
+            return (None, None, *_by_autograd(problem, tensors, needed, grad, create_graph=False))
+
+        def compute(grad: Tensor) -> Operands:
+            return ctx.step.backward(problem, needed, with_memory(grad), kept)  # type: ignore[no-any-return]
+
+        return (None, None, *_unbatched(compute, grad))
+
+
+def _unbatched(compute: Callable[[Tensor], Operands], grad: Tensor) -> Operands:
+    if torch._C._functorch.is_legacy_batchedtensor(grad):
+        return _each_of(compute, grad)
+    found: Operands = _OneByOne.apply(compute, grad) if batched(grad) else compute(grad)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _each_of(compute: Callable[[Tensor], Operands], grad: Tensor) -> Operands:
+    """The gradients for each of a batch of gradients of the output, which `is_grads_batched=True` has joined."""
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    each = [_unbatched(compute, one) for one in torch._remove_batch_dim(grad, level, 0, 0).unbind()]
+    joined = (None if parts[0] is None else torch.stack(parts) for parts in zip(*each, strict=True))
+    return tuple(None if whole is None else torch._add_batch_dim(whole, 0, level) for whole in joined)
+
+
+class _OneByOne(torch.autograd.Function):
+    """The same where `torch.func.vmap` has joined them."""
+
+    @staticmethod
+    def forward(compute: Callable[[Tensor], Operands], grad: Tensor) -> Operands:
+        return _unbatched(compute, grad)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, compute: Callable[[Tensor], Operands], grad: Tensor) -> tuple[Any, Any]:
+        each = [_OneByOne.apply(compute, one) for one in grad.unbind(in_dims[1])]  # type: ignore[no-untyped-call]
+        joined = [None if parts[0] is None else torch.stack(parts) for parts in zip(*each, strict=True)]
+        return tuple(joined), tuple(None if whole is None else 0 for whole in joined)
+
+
+def block_output(problem: Problem, block: Block) -> Tensor:
+    """The output of one block's rows: all the keys they may see are in it."""
+    assert problem.value is not None
+    if block.keys != EVERY and block.keys.stop <= block.keys.start:
+        return tiles.no_keys(problem, problem.query[block.batch, block.heads, block.queries])
+    weights = tiles.weights(problem, block, tiles.scores(problem, block))
+    value = regions.head_part(problem.value, problem.groups, block)[:, :, block.keys]
+    weights = tiles.dropped(problem, block, weights)
+    return tiles.grouped_product(weights, value.to(weights.dtype)).to(value.dtype)
+
+
+def checkpointed(problem: Problem) -> Tensor:
+    """Each block under a checkpoint: autograd computes it again, and may differentiate that in turn."""
+    rest, reads = without_operands(problem), problem.reads()
+
+    def again(block: Block, *tensors: Tensor | None) -> Tensor:
+        nonlocal reads
+        reads.check()
+        try:  # a checkpoint stops what is computed again where it has all that it needs
+            return block_output(with_operands(rest, tensors), block)
+        finally:
+            reads = rest.reads()  # a score's own writes, to a counter or running statistics, are no one else's
+
+    every = list(regions.blocks(problem, regions.BUDGET))
+    tensors = operands(problem)
+    draws = problem.lowered is None  # its tile() may draw random numbers
+    parts = [checkpoint(again, block, *tensors, use_reentrant=False, preserve_rng_state=draws) for block in every]
+    return regions.assemble(parts, every)
+
+
+def in_plain_operations(problem: Problem) -> Tensor:
+    """Each block as it is, for whatever follows PyTorch's operations one by one: transforms, forward mode."""
+    every = list(regions.blocks(problem, regions.BUDGET))
+    return regions.assemble([block_output(problem, block) for block in every], every)
+
+
+def _by_autograd(
+    problem: Problem, tensors: Operands, needed: tuple[bool, ...], grad: Tensor, create_graph: bool
+) -> Operands:
+    """The gradients to the operands from plain operations; joined to them and to `grad`, if they are to be a graph."""
+    wanted = [t for t, need in zip(tensors, needed, strict=True) if need and t is not None]
+    with torch.enable_grad():
+        out = checkpointed(guard(problem))
+    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=create_graph))
+    return tuple(next(found) if need else None for need in needed)

@@ -1,0 +1,137 @@
+// A tile of scores: what is done to it between the product of queries and keys and the softmax, the same for every score.
+#pragma once
+
+#include "vector.h"
+
+namespace clearhead::CLEARHEAD_ISA {
+
+constexpr int64_t ROWS = 48;   // queries to a tile
+constexpr int64_t PANEL = 64;  // keys to a tile
+
+// A number is finite if it times 0 is 0. `sign` is kept as it is if all are, and becomes NaN otherwise.
+INLINE void check_finite(const float* numbers, int64_t count, float& sign) {
+    float zero = 0.0f;
+#pragma omp simd reduction(+ : zero)
+    for (int64_t i = 0; i < count; i++) zero += numbers[i] * 0.0f;
+    sign += zero;
+}
+
+// Which keys each query of a tile sees, and their hull. A query that sees nothing has start = stop = 0.
+struct Seen {
+    int64_t start[ROWS], stop[ROWS];
+    int64_t low, high;
+
+    explicit Seen(const Problem& p) : low(p.keys), high(0) {}
+
+    // Query i of a head, as row r of the tile.
+    INLINE void add(const Problem& p, int64_t batch, int64_t head, int64_t i, int64_t r) {
+        int64_t from = p.start ? *p.start.at<int64_t>(batch, head, i) : 0;
+        int64_t to = p.stop ? *p.stop.at<int64_t>(batch, head, i) : p.keys;
+        if (from < 0) from = 0;
+        if (to > p.keys) to = p.keys;
+        if (to <= from) from = to = 0;
+        else low = least(low, from), high = most(high, to);
+        start[r] = from, stop[r] = to;
+    }
+
+    Seen(const Problem& p, int64_t batch, int64_t head, int64_t first, int64_t rows) : Seen(p) {
+        for (int64_t r = 0; r < rows; r++) add(p, batch, head, first + r, r);
+    }
+};
+
+// The part of a panel of keys that a tile of queries meets: columns [left, right) in whole vectors, and of them the keys
+// that the panel has, [first, last).
+struct Columns {
+    int64_t left, right, first, last;
+
+    Columns(int64_t low, int64_t high, int64_t panel) {
+        const int64_t begin = panel * PANEL;
+        first = most(low - begin, 0), last = least(high - begin, PANEL);
+        left = first / LANES * LANES, right = round_up(last, LANES);
+    }
+};
+
+inline void epilogue(const Problem& p, int64_t batch, int64_t head, int64_t i, int64_t begin, const Columns& at,
+                     int64_t start, int64_t stop, float* s, float* capped) {
+    if (p.softcap > 0) {
+        const float cap = (float)p.softcap;
+        for (int64_t c = at.left; c < at.right; c += LANES) {
+            V t = cap * tanh(load(s + c) * (1.0f / cap));
+            store(s + c, t);
+            if (capped) store(capped + c, t);
+        }
+    }
+    if (p.dense) {
+        const float* add = p.dense.at<float>(batch, head, i) + begin * p.dense.strides[3];
+        const int64_t step = p.dense.strides[3];
+        if (step == 1)
+            for (int64_t c = at.first; c < at.last; c++) s[c] += add[c];
+        else
+            for (int64_t c = at.first; c < at.last; c++) s[c] += add[c * step];
+    }
+    if (p.relative) {
+        const float* add = p.relative.at<float>(batch, head) + begin - i + p.queries - 1;
+        for (int64_t c = at.first; c < at.last; c++) s[c] += add[c];
+    }
+    if (p.bad_keys) {
+        const float poison = *p.bad_queries.at<float>(batch, head, i);
+        const float* add = p.bad_keys.at<float>(batch, head / p.groups()) + begin;
+        for (int64_t c = at.first; c < at.last; c++) s[c] += add[c] + poison;
+    }
+    if (p.keep) {
+        const uint8_t* keep = p.keep.at<uint8_t>(batch, head, i) + begin * p.keep.strides[3];
+        const int64_t step = p.keep.strides[3];
+        for (int64_t c = at.first; c < at.last; c++) s[c] = keep[c * step] ? s[c] : -INFINITY;
+    }
+    if (start > begin + at.left || stop < begin + at.right) {
+        const int32_t from = (int32_t)most(start - begin, -1), to = (int32_t)least(stop - begin, PANEL);
+#pragma omp simd
+        for (int32_t c = (int32_t)at.left; c < (int32_t)at.right; c++) s[c] = c >= from && c < to ? s[c] : -INFINITY;
+    }
+}
+
+// softmax's input from the scores of one query, s[left ... right), in place: softcap, bias, and -inf where nothing is to be
+// seen. `capped` keeps what the softcap gave, whose derivative the backward pass needs; it may be missing.
+INLINE void finish(const Problem& p, int64_t batch, int64_t head, int64_t i, int64_t begin, const Columns& at,
+                   int64_t start, int64_t stop, float* s, float* capped = nullptr) {
+    const bool whole = start <= begin + at.left && stop >= begin + at.right;
+    if (!whole || !p.plain()) epilogue(p, batch, head, i, begin, at, start, stop, s, capped);
+}
+
+// Which weights dropout keeps: the hash that src/clearhead/base/dropout.py writes down.
+struct Dropout {
+    uint32_t columns[PANEL];
+    uint32_t sequence = 0;
+    int32_t threshold = 0;
+    float kept = 1.0f;
+
+    static INLINE uint32_t mix(uint32_t x) {
+        x ^= x >> 16, x *= 0x7feb352du, x ^= x >> 15, x *= 0x846ca68bu, x ^= x >> 16;
+        return x;
+    }
+
+    void begin(const Problem& p, int64_t batch, int64_t head) {
+        sequence = mix(mix(mix(mix((uint32_t)p.seed) + (uint32_t)(p.seed >> 32)) + (uint32_t)batch) + (uint32_t)head);
+        threshold = (int32_t)(int64_t)(__builtin_nearbyint(p.dropout_p * 4294967296.0) - 2147483648.0);
+        kept = (float)(1.0 / (1.0 - p.dropout_p));
+    }
+
+    void panel(int64_t begin) {
+        for (int64_t c = 0; c < PANEL; c++) columns[c] = mix((uint32_t)(begin + c) + 0x9e3779b9u);
+    }
+
+    // 0, or 1 / (1 - p), for LANES pairs of query i from column c on.
+    INLINE V factors(const Problem& p, int64_t i, int64_t c) const {
+        U x;
+        memcpy(&x, columns + c, sizeof x);
+        x += mix(sequence + (uint32_t)(i + p.first_query));
+        x ^= x >> 16, x *= 0x7feb352du, x ^= x >> 15, x *= 0x846ca68bu;
+        return (I)x >= threshold ? splat(kept) : V{};
+    }
+
+    void apply(const Problem& p, int64_t i, const Columns& at, float* weights) const {
+        for (int64_t c = at.left; c < at.right; c += LANES) store(weights + c, load(weights + c) * factors(p, i, c));
+    }
+};
+
+}  // namespace clearhead::CLEARHEAD_ISA

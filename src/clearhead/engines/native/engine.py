@@ -1,0 +1,215 @@
+"""The compiled kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead.base.tracing import compiling, forward_mode, plain, traced, transformed
+from clearhead.engines.base import Engine
+from clearhead.engines.differentiable import Kept, Step, run
+from clearhead.engines.native import bindings
+from clearhead.engines.native.bindings import Forward, Found, Sought
+from clearhead.engines.tiled import tiles
+from clearhead.engines.tiled.backward import Operands, operands
+from clearhead.problem import regions
+from clearhead.problem.problem import Problem, guard
+from clearhead.problem.regions import Block
+from clearhead.problem.unseen import finite
+
+FEW_PAIRS = 2**16  # fewer are computed sooner than the kernels here are called
+KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Native(Engine):
+    """Kernels in C++: a tile of scores at a time, in registers and cache, over the spans alone.
+
+    Dot, additive and Gaussian scores in float32, with masks, biases, softcap, sinks, dropout and grouped heads, their
+    gradients, and what `Weights.reduce` finds, in one pass. Lower precision is computed in float32 from copies of the
+    inputs. Results depend on the number of threads in their last digits, and on nothing else.
+    """
+
+    name = "native"
+
+    def objections(self, problem: Problem) -> list[str]:
+        if not bindings.available():
+            return ["its compiled part is missing: install clearhead from a wheel, or from source with a C++ compiler"]
+        found = []
+        lowered, dtype = problem.lowered, problem.query.dtype
+        if problem.sizes.device.type != "cpu":
+            found.append(f"the inputs are on {problem.sizes.device}")
+        if lowered is None:
+            found.append(f"{problem.score} has only tile(): the kernels know dot, additive and Gaussian scores")
+        if dtype not in KERNEL_DTYPES:
+            found.append(f"it computes in float32, and the inputs are {dtype}")
+        if transformed():
+            found.append("torch.func transforms look into PyTorch's own operations only")
+        elif forward_mode():
+            found.append("it has no derivatives in forward mode")
+        elif traced() or not (compiling() or all(map(plain, _read(problem)))):
+            found.append("the kernels read memory, and an input is no plain tensor in the host's memory")
+        return found
+
+    def reservations(self, problem: Problem) -> list[str]:
+        lowered = problem.lowered
+        if lowered is None or lowered.phi != "mul" or problem.value is None:
+            return []
+        dtype = problem.query.dtype
+        if dtype is not torch.float32 and problem.spans is None and problem.bias is None:
+            return [f"PyTorch's own kernel is faster in {dtype} where nothing is masked"]
+        # compiled code should do for other sizes too, so it is not asked for its own
+        if compiling() or lowered.softcap is not None or not problem.plain:
+            return []
+        batch, heads, queries, keys = problem.sizes.shape
+        if batch * heads * queries * keys < FEW_PAIRS:
+            return ["PyTorch's own kernel is called faster, and this is little work"]
+        return []
+
+    def run(self, problem: Problem) -> Tensor:
+        problem = _weighted(problem)
+        if 0 in problem.sizes.shape:
+            return tiles.no_keys(problem, problem.query)
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands(problem)):
+            return run(problem, _Kernels())
+        assert problem.value is not None
+        output = _forward(problem, keep_stats=False)[0].output
+        return output if problem.value.dtype is torch.float32 else output.to(problem.value.dtype)
+
+    def run_kept(self, problem: Problem) -> tuple[Tensor, Tensor] | None:
+        """The output and what `gradients_kept` needs besides it; None where a gradient has to go another way."""
+        if not _keeps(problem):
+            return None
+        kept = _forward(problem, keep_stats=True)[0]
+        return kept.output, kept.stats
+
+    def gradients_kept(
+        self, problem: Problem, wanted: tuple[bool, ...], grad: Tensor, output: Tensor, stats: Tensor
+    ) -> Operands | None:
+        """The gradients to the operands (see `_backward`), of a problem that `run_kept` gave this output for."""
+        if not _keeps(problem):
+            return None
+        guarded = problem if problem.spans is None else guard(problem)
+        return bindings.gradients(guarded, wanted, grad, Forward(output, stats, True))
+
+    def tiles(self, problem: Problem) -> Iterator[tuple[Block, Tensor]]:
+        problem = guard(_weighted(problem))
+        for block in regions.blocks(problem, regions.LOOK):
+            yield block, self.scores(problem, block)
+
+    def scores(self, problem: Problem, block: Block) -> Tensor:
+        batch, heads, queries, keys = (
+            slice(*side.indices(size)) for side, size in zip(block.sides, problem.sizes.shape, strict=True)
+        )
+        sides = (batch, heads, queries, keys)
+        regular = all(side.step == 1 and side.stop > side.start for side in sides)
+        if not regular or problem.needs_grad:
+            return tiles.scores(problem, block)
+        return bindings.scores(_weighted(problem), Block(batch, heads, queries, keys, block.masked))
+
+    def look(self, problem: Problem, sought: Sought) -> Found | None:
+        if 0 in problem.sizes.shape:
+            return None
+        problem = guard(_weighted(problem))
+        found = bindings.look(problem, sought)
+        if found is None or found.output is None or found.finite or problem.value is None:
+            return found
+        if finite(problem.value):  # the sum before it is divided was too large
+            again = bindings.look(problem._replace(value=shrunk(problem)), Sought(output=True))
+            assert again is not None and again.output is not None
+            fill_overflow(found.output, again.output, problem)
+        return found
+
+    def pairs(self, problem: Problem) -> int:
+        """By tiles of queries, and the hull of what they see."""
+        sizes = problem.sizes
+        if problem.edges is None:
+            return sizes.batch * sizes.heads * sizes.queries * sizes.keys
+        start, stop = (np.broadcast_to(edge, (*edge.shape[:2], sizes.queries)) for edge in problem.edges)
+        first = np.arange(0, sizes.queries, bindings.ROWS)
+        if not len(first):
+            return 0
+        some = stop > start
+        low = np.minimum.reduceat(np.where(some, start, sizes.keys), first, -1)
+        high = np.maximum.reduceat(stop, first, -1)
+        area = (np.maximum(high - low, 0) * np.diff(np.append(first, sizes.queries))).sum()
+        copies: int = (sizes.batch // start.shape[0]) * (sizes.heads // start.shape[1])
+        return int(area.item()) * copies
+
+    def extra_bytes(self, problem: Problem) -> int:
+        return bindings.forward_bytes(_weighted(problem))
+
+
+def _read(problem: Problem) -> list[Tensor]:
+    """The tensors whose memory the kernels read, but for a mask's residual."""
+    low, spans = problem.lowered, problem.spans
+    edges = () if spans is None else (spans.start, spans.stop)
+    given = () if low is None else (low.query, low.key, low.weight, low.sinks)
+    return [t for t in (*given, problem.value, *problem.added, *edges) if t is not None]
+
+
+def _keeps(problem: Problem) -> bool:
+    """Whether the output in its own dtype, of the operands as they are, will do for the gradients."""
+    lowered, value = problem.lowered, problem.value
+    if lowered is None or value is None or value.dtype != torch.float32 or 0 in problem.sizes.shape:
+        return False
+    return lowered.phi != "mul" or lowered.weight is None  # see `_weighted`
+
+
+def _weighted(problem: Problem) -> Problem:
+    """The same problem with the weight of a dot product in its query."""
+    lowered = problem.lowered
+    if lowered is None or lowered.phi != "mul" or lowered.weight is None:
+        return problem
+    return problem._replace(lowered=lowered._replace(query=lowered.query * lowered.weight, weight=None))
+
+
+def _forward(problem: Problem, keep_stats: bool) -> tuple[Forward, bool]:
+    """The output, and whether it was computed of a guarded problem, since something was not finite."""
+    kept = bindings.forward(problem, keep_stats)
+    if kept.finite:
+        return kept, False
+    with torch.no_grad():
+        guarded = problem if problem.spans is None else guard(problem)
+        if guarded is not problem:
+            kept = bindings.forward(guarded, keep_stats)
+        assert guarded.value is not None
+        if not kept.finite and finite(guarded.value):  # or the sum before it is divided was too large
+            again = bindings.forward(guarded._replace(value=shrunk(guarded)), keep_stats=False)
+            fill_overflow(kept.output, again.output, guarded)
+    return kept, guarded is not problem
+
+
+def _overflow(problem: Problem) -> float:
+    """A power of two above what the sum of weighted values, before it is divided, may be of the largest of them."""
+    return 2.0 ** math.ceil(math.log2(2 * problem.sizes.keys / (1 - problem.dropout_p)))
+
+
+def shrunk(problem: Problem) -> Tensor:
+    """The values, so small that no sum of them overflows."""
+    assert problem.value is not None
+    return problem.value.float() / _overflow(problem)
+
+
+def fill_overflow(output: Tensor, small: Tensor, problem: Problem) -> None:
+    """Put in what is not finite in an output from the output for the shrunk values."""
+    torch.where(output.isfinite(), output, small * _overflow(problem), out=output)
+
+
+class _Kernels(Step):
+    """Forward and backward by the kernels."""
+
+    guarded = False
+
+    def forward(self, problem: Problem) -> tuple[Tensor, Kept]:
+        assert problem.value is not None
+        kept, self.guarded = _forward(problem, keep_stats=True)
+        return kept.output.to(problem.value.dtype), (kept.output, kept.stats)
+
+    def backward(self, problem: Problem, wanted: tuple[bool, ...], grad: Tensor, kept: Kept) -> Operands:
+        output, stats = kept
+        problem = guard(problem) if self.guarded else problem
+        return bindings.gradients(problem, wanted, grad, Forward(output, stats, True))

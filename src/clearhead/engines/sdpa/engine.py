@@ -1,0 +1,234 @@
+"""Dot products handed to PyTorch's own fused kernel, in the pieces that it is fastest on."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from clearhead.base.shapes import apart
+from clearhead.base.tracing import (
+    batched,
+    compiling,
+    differentiated_twice,
+    dispatches,
+    forward_mode,
+    readable,
+    transformed,
+    unwrapped,
+)
+from clearhead.base.versions import Versions
+from clearhead.engines.base import Engine
+from clearhead.engines.sdpa.pieces import Piece, pieces
+from clearhead.engines.tiled import tiles
+from clearhead.engines.tiled.backward import without_operands
+from clearhead.problem import regions
+from clearhead.problem.problem import Problem, zero_unseen
+
+
+class Sdpa(Engine):
+    """`torch.nn.functional.scaled_dot_product_attention`, called once for each piece of the mask that is regular.
+
+    Without a mask it is one plain call. A mask is cut into pieces first: sequences are sliced to their keys, causal
+    squares use the kernel's own flag, a window becomes one call over overlapping views of the keys. Only what is
+    left gets a mask tile. Grouped heads fold into the query axis where the mask allows it.
+
+    Where the sum of a row's values over its keys is above the largest float32, it overflows, as PyTorch's kernel does.
+
+    A key that is NaN or infinite and masked for some queries only leaks into them: the fused kernel multiplies it by
+    a weight of 0. Keys that no query may see are safe. The engines `tiled` and `reference` guard both.
+    """
+
+    name = "sdpa"
+
+    def objections(self, problem: Problem) -> list[str]:
+        if problem.value is None:
+            return ["the fused kernel does not give the weights"]
+        lowered = problem.lowered
+        if lowered is None:
+            return [f"{problem.score} has only tile(): it is no dot product"]
+        found = []
+        if lowered.phi != "mul":
+            found.append(f"{type(problem.score).__name__} is no dot product (φ is {lowered.phi})")
+        if lowered.softcap is not None:
+            found.append("the fused kernel has no softcap")
+        if lowered.sinks is not None:
+            found.append("the fused kernel has no sinks")
+        if problem.dropout_p:
+            found.append("the fused kernel's dropout is another one, which no other engine can repeat")
+        # inside a transform of torch.func a tensor's gradient outside of it is hidden
+        learnt = any(t.requires_grad or unwrapped(t).requires_grad for t in problem.added)
+        if learnt and (torch.is_grad_enabled() or transformed()):
+            found.append("the bias needs a gradient, for which SDPA would make the whole matrix")
+        if problem.bias is not None and problem.needs_grad and any(_far_below_zero(t) for t in problem.added):
+            found.append("a query's bias is below −100,000 for every key, where SDPA's backward loses its digits")
+        if problem.spans is not None and problem.edges is None and not compiling():
+            found.append("the mask's values are hidden, and its pieces are chosen by them")
+        if any(map(dispatches, (lowered.query, lowered.key, problem.value))):
+            found.append("an input is a tensor subclass with operations of its own, which may have no such kernel")
+        if forward_mode():
+            found.append("PyTorch's fused kernel has no derivatives in forward mode")
+        if differentiated_twice():
+            found.append("PyTorch's fused kernel has no second derivatives")
+        if any(t.dtype != problem.query.dtype for t in problem.added) and problem.query.element_size() < 4:
+            found.append(f"it would round the bias to {problem.query.dtype}")
+        if transformed() and any(batched(t) for t in (lowered.query, lowered.key, problem.value)):
+            found.append("PyTorch has no batching rule for its fused kernel under torch.func.vmap")
+        return found
+
+    def notes(self, problem: Problem) -> list[str]:
+        if problem.plain:
+            return ["a NaN in a query or key may give 0, as PyTorch's kernel does (tiled gives NaN)"]
+        return ["a NaN or infinite key that only some queries may see leaks into the others (tiled guards it)"]
+
+    def run(self, problem: Problem) -> Tensor:
+        lowered, value = problem.lowered, problem.value
+        assert lowered is not None and value is not None
+        query = lowered.query if lowered.weight is None else lowered.query * lowered.weight
+        query, key, value = apart(query), apart(lowered.key), apart(value)
+        if query is not lowered.query or key is not lowered.key or value is not problem.value:
+            lowered = lowered._replace(query=query, key=key, weight=None)
+            problem = problem._replace(lowered=lowered, value=value)
+        if problem.plain and 0 not in problem.sizes.shape:
+            return full(lowered.query, lowered.key, value, lowered.scale)
+        if problem.unseen == "inside":  # else the pieces leave out the keys that nobody sees
+            problem = zero_unseen(problem)
+            lowered, value = problem.lowered, problem.value
+            assert lowered is not None and value is not None
+        again = problem.needs_grad and not transformed()
+        batches = []
+        for batch, parts in pieces(problem):
+            query, key, val = (_part(t, 0, batch) for t in (lowered.query, lowered.key, value))
+            outputs = [_run_piece(problem, piece, batch, query, key, val, again) for piece in parts]
+            batches.append(regions.join(outputs, 2))
+        return regions.join(batches, 0) if batches else tiles.no_keys(problem, problem.query)
+
+    def pairs(self, problem: Problem) -> int:
+        if problem.plain:
+            return problem.sizes.batch * problem.sizes.heads * problem.sizes.queries * problem.sizes.keys
+        return sum(
+            (batch.stop - batch.start) * problem.sizes.heads * piece.area
+            for batch, parts in pieces(problem)
+            for piece in parts
+        )
+
+    def extra_bytes(self, problem: Problem) -> int:
+        if problem.plain:
+            return 0
+        item = problem.query.element_size()
+        starts = () if problem.spans is None else (problem.spans.start,)
+        shapes = [t.shape for t in (*problem.added, *starts)]
+        batch_heads = max(shape[0] for shape in shapes) * max(shape[1] for shape in shapes)
+        return max((item * piece.mask_cells(batch_heads) for _, parts in pieces(problem) for piece in parts), default=0)
+
+
+def _far_below_zero(bias: Tensor) -> bool:
+    """Whether some row is finite and all very low, as where a mask of finfo.min leaves a query nothing.
+
+    The kernel's backward pass takes exp(score − log-sum-exp), and next to such numbers float32 rounds the log-sum-exp.
+    """
+    if not bias.shape[-1]:
+        return False
+    top = bias.detach().amax(-1)
+    if not readable(top):
+        return False
+    return bool(((top < -1e5) & (top > -torch.inf)).any())
+
+
+def full(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None = None, causal: bool = False
+) -> Tensor:
+    """One call of the fused kernel, its inputs made such that it does not fall back to the whole matrix."""
+    width, shape, key_heads = value.shape[-1], query.shape, key.shape[1]
+    if scale <= 0:  # in low precision the kernel scales what it has masked: −∞ would become +∞, or NaN
+        query, scale = (-query, -scale) if scale else (query * 0, 1.0)  # neither rounds
+    if shape[-1] != width:  # the kernel wants one width; zeros change no score
+        wide = max(query.shape[-1], width)
+        query, key, value = (
+            F.pad(t, (0, wide - t.shape[-1])) if t.shape[-1] < wide else t for t in (query, key, value)
+        )
+    groups = shape[1] // key_heads
+    if groups > 1 and mask is None and not causal:
+        # every query of a group sees the same keys: the group is just more queries, and the keys are read once
+        query = query.reshape(shape[0], key_heads, groups * shape[2], query.shape[3])
+        out = F.scaled_dot_product_attention(query, key, value, scale=scale).reshape(*shape[:3], -1)
+    else:
+        out = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=groups > 1
+        )
+    return out if shape[-1] <= width else out[..., :width]
+
+
+def _run_piece(
+    problem: Problem, piece: Piece, batch: slice, query: Tensor, key: Tensor, value: Tensor, again: bool
+) -> Tensor:
+    assert problem.lowered is not None
+    scale = problem.lowered.scale
+    query = _part(query, 2, piece.queries)
+    if piece.keys.stop <= piece.keys.start:
+        return tiles.no_keys(problem, query)
+    key, value = _part(key, 2, piece.keys), _part(value, 2, piece.keys)
+    if piece.kind == "full":
+        return full(query, key, value, scale)
+    if piece.kind == "causal":
+        return full(query, key, value, scale, causal=True)
+    if piece.kind == "band":
+        return _band(query, key, value, scale, piece)
+
+    # the graph keeps no operand but those that the checkpoint saves
+    rest, reads = without_operands(problem)._replace(bias=problem.bias), Versions(_read_again(problem))
+
+    def masked(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        reads.check()
+        return full(query, key, value, scale, mask=_mask_tile(rest, batch, piece))
+
+    if again:  # else the backward would hold every piece's mask tile
+        out: Tensor = checkpoint(masked, query, key, value, use_reentrant=False, preserve_rng_state=False)
+        return out
+    return masked(query, key, value)
+
+
+def _read_again(problem: Problem) -> tuple[Tensor, ...]:
+    """What a mask tile is made of, and is again in the backward pass."""
+    return (*(() if problem.spans is None else problem.spans.reads), *problem.added)
+
+
+def _part(tensor: Tensor, dim: int, some: slice) -> Tensor:
+    """A slice along one dimension; the tensor itself where that is all of it."""
+    size = some.stop - some.start
+    return tensor if size == tensor.shape[dim] else tensor.narrow(dim, some.start, size)
+
+
+def _mask_tile(problem: Problem, batch: slice, piece: Piece) -> Tensor:
+    """What the kernel takes as its mask: bool, or the bias with −∞ where a pair is not allowed."""
+    sides = (batch, slice(None), piece.queries, piece.keys)
+    keep = None if problem.spans is None else problem.spans.keep(*sides, problem.sizes.keys)
+    if problem.bias is None:
+        assert keep is not None
+        return keep
+    bias = problem.bias.tile(*sides, problem.sizes)
+    bias = bias if keep is None else bias.masked_fill(~keep, -torch.inf)
+    bias = bias.to(problem.query.dtype)
+    return bias.expand(-1, -1, piece.queries.stop - piece.queries.start, piece.keys.stop - piece.keys.start)
+
+
+def _band(query: Tensor, key: Tensor, value: Tensor, scale: float, piece: Piece) -> Tensor:
+    """A diagonal band as one call: tiles of queries, each with its overlapping view of the keys, one mask for all."""
+    b, heads, rows, width = query.shape
+    key_heads, tile = key.shape[1], piece.tile
+    reach = tile + piece.width - 1  # the keys that a tile of queries sees
+    groups = heads // key_heads
+    tiles = rows // tile
+    index = torch.arange(reach, device=query.device) - torch.arange(tile, device=query.device)[:, None]
+    mask = torch.zeros(tile, reach, dtype=query.dtype, device=query.device)
+    mask = mask.masked_fill((index < 0) | (index >= piece.width), -torch.inf)
+    query = query.reshape(b, key_heads, groups, tiles, tile, width)
+    # (b, hk, tiles, reach, E): views of the same memory, tile after tile further on
+    keys, values = (t.unfold(2, reach, tile).transpose(-1, -2) for t in (key, value))
+    outputs = [
+        full(query[i, :, g], keys[i], values[i], scale, mask=mask) for i in range(b) for g in range(groups)
+    ]  # each (hk, tiles, tile, Ev)
+    out = torch.stack(outputs) if len(outputs) > 1 else outputs[0][None]
+    out = out.reshape(b, groups, key_heads, rows, -1).transpose(1, 2)
+    return out.reshape(b, heads, rows, -1)

@@ -1,0 +1,131 @@
+"""Spans cut into pieces that a fused kernel computes without a mask, or with one small mask for many tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from clearhead.problem.problem import Problem
+from clearhead.problem.regions import batch_groups
+
+TILE = 256  # queries to a tile of a band or of a masked piece
+MASK_CELLS = 2**24  # cells of mask tile, over batch and heads, that one masked piece may have
+
+Kind = Literal["full", "causal", "band", "masked"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some queries, the keys they see, and how.
+
+    `full`: every query sees all the keys. `causal`: a square, each query one key more than the one before.
+    `band`: each query sees `width` keys, one further on than the one before; cut in tiles of `tile` queries.
+    `masked`: none of these; the mask is made for this piece.
+    """
+
+    queries: slice
+    keys: slice
+    kind: Kind
+    width: int = 0
+    tile: int = 0
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return int(self.queries.stop - self.queries.start), int(self.keys.stop - self.keys.start)
+
+    @property
+    def area(self) -> int:
+        """The pairs computed: for a causal square, half of it."""
+        rows, columns = self.shape
+        if self.kind == "causal":
+            return rows * (rows + 1) // 2
+        return rows * (self.tile + self.width - 1 if self.kind == "band" else columns)
+
+    def mask_cells(self, batch_heads: int) -> int:
+        if self.kind == "band":
+            return self.tile * (self.tile + self.width - 1)
+        rows, columns = self.shape
+        return rows * columns * batch_heads if self.kind == "masked" else 0
+
+
+def pieces(problem: Problem) -> Iterator[tuple[slice, list[Piece]]]:
+    """For each group of sequences with the same spans, its pieces, in the order of the queries."""
+    sizes, spans = problem.sizes, problem.spans
+    if not sizes.batch or not sizes.heads or not sizes.queries:
+        return
+    start, stop = problem.edges or (np.zeros((1, 1, 1), np.int64), np.full((1, 1, 1), sizes.keys))
+    irregular = problem.bias is not None or (spans is not None and spans.residual is not None)
+    one_head = start.shape[1] == 1 or bool((start == start[:, :1]).all() and (stop == stop[:, :1]).all())
+    for batch in batch_groups(start, stop, sizes.batch):
+        at = 0 if start.shape[0] == 1 else batch.start
+        first, last = start[at], stop[at]  # (H or 1, Lq or 1)
+        found = None
+        if one_head and not irregular:
+            found = _regular(first[0], last[0], sizes.queries)
+        if found is None:
+            some = last > first
+            low = np.where(some, first, sizes.keys).min(0)  # the hull over heads
+            found = list(_masked(low, last.max(0), sizes.queries, (batch.stop - batch.start) * sizes.heads))
+        yield batch, found
+
+
+def _regular(start: np.ndarray, stop: np.ndarray, queries: int) -> list[Piece] | None:
+    """Runs of queries whose spans move in one way; None where there would be too many."""
+    if start.shape[0] == 1:
+        return [Piece(slice(0, queries), slice(int(start[0]), int(stop[0])), "full")]
+    starts, stops = start[1:] - start[:-1], stop[1:] - stop[:-1]
+    # 0: neither moves, 1: the stop moves on by one, 2: the start does, 3: both do; -1: anything else
+    moves = np.where((starts | stops) & ~1, -1, 2 * starts + stops)
+    change = np.flatnonzero(moves[1:] != moves[:-1]) + 1
+    if len(change) > max(16, queries // 64):
+        return None
+    found: list[Piece] = []
+    row = 0
+    while row < queries:
+        if row == queries - 1 or moves[row] == -1:
+            end = row
+        else:
+            after = change[np.searchsorted(change, row, side="right") :]
+            end = int(after[0]) if len(after) else queries - 1
+        found += _run(slice(row, end + 1), start[row : end + 1], stop[row : end + 1])
+        row = end + 1
+    return found
+
+
+def _run(queries: slice, start: np.ndarray, stop: np.ndarray) -> Iterator[Piece]:
+    """The pieces of one run."""
+    low, high = int(start[0]), int(stop[-1])
+    width = int(stop[0]) - low
+    if start[-1] == low and stop[0] == high:
+        yield Piece(queries, slice(low, high), "full")
+    elif start[-1] == low and width == 1:
+        yield Piece(queries, slice(low, high), "causal")
+    elif start[-1] > low and stop[-1] > stop[0]:  # both move
+        tile = min(TILE, max(32, width))
+        whole = (queries.stop - queries.start) // tile * tile
+        if whole:
+            rows = slice(queries.start, queries.start + whole)
+            yield Piece(rows, slice(low, low + whole + width - 1), "band", width, tile)
+        if queries.start + whole < queries.stop:
+            yield Piece(slice(queries.start + whole, queries.stop), slice(low + whole, high), "masked")
+    else:
+        for piece in _masked(start, stop, len(start), 1):
+            yield Piece(
+                slice(piece.queries.start + queries.start, piece.queries.stop + queries.start), piece.keys, "masked"
+            )
+
+
+def _masked(low: np.ndarray, high: np.ndarray, queries: int, batch_heads: int) -> Iterator[Piece]:
+    """Tiles of queries with the hull of their keys, each with a mask of its own."""
+    fixed = low.shape[0] == 1
+    widest = int(high.max()) - int(low.min())
+    step = max(1, MASK_CELLS // max(1, widest * batch_heads))
+    step = min(step, queries) if fixed else min(step, queries, TILE)
+    for row in range(0, queries, max(step, 1)):
+        rows = slice(row, min(row + step, queries))
+        lows, highs = (edge if fixed else edge[rows] for edge in (low, high))
+        bottom, top = int(lows.min()), int(highs.max())
+        yield Piece(rows, slice(bottom, max(bottom, top)), "masked")

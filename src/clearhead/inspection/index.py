@@ -1,0 +1,146 @@
+"""Which part of the matrix an index names, and the problem restricted to its rows."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead.base.errors import ClearheadError
+from clearhead.base.shapes import Sizes, part
+from clearhead.biases.base import Added
+from clearhead.masks.base import Spans
+from clearhead.problem.problem import Problem
+from clearhead.problem.regions import EVERY, Block, head_part
+
+
+class OutOfRange(ClearheadError, IndexError):
+    """An index past the end: an IndexError too, which ends a `for` loop over the weights."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A rectangle of the matrix: some sequences (each a slice of the batch), heads, queries and keys."""
+
+    batches: list[slice]
+    heads: slice
+    queries: slice
+    keys: slice
+    whole_rows: bool
+    shape: tuple[int, ...]  # what the index gives
+
+    def restore(self, parts: list[Tensor]) -> Tensor:
+        joined = parts[0] if len(parts) == 1 else torch.cat(parts, 0)
+        return joined.reshape(self.shape)
+
+
+def parse(index: Any, shape: torch.Size, sizes: Sizes) -> Part:
+    """A basic index as slices of (B, H, Lq, Lk), and the shape it gives. Anything else is an error."""
+    items = list(index) if isinstance(index, tuple) else [index]
+    real = sum(item is not None and item is not Ellipsis for item in items)
+    dots = [i for i, item in enumerate(items) if item is Ellipsis]
+    if len(dots) > 1 or real > len(shape):
+        raise ClearheadError(f"the index {index!r} has too many parts for weights of shape {tuple(shape)}.")
+    at = dots[0] if dots else len(items)
+    items[at : at + 1] = [slice(None)] * (len(shape) - real)
+    slices: list[slice] = []
+    result: list[int] = []
+    for item in items:
+        if item is None:
+            result.append(1)
+            continue
+        size = shape[len(slices)]
+        if isinstance(item, slice):
+            try:
+                found = range(size)[item]
+            except (TypeError, ValueError) as error:
+                raise ClearheadError(f"the index {index!r} has a wrong slice: {error}.") from None
+            if found.step < 0:
+                raise ClearheadError(f"the index {index!r} has a negative step; index forwards, then flip.")
+            result.append(len(found))
+        else:
+            found = _one(item, size, index, shape)
+        slices.append(slice(found.start, max(found.stop, found.start), found.step))
+    *outer, queries, keys = slices
+    whole_rows = range(sizes.keys)[keys] == range(sizes.keys)
+    heads = outer.pop() if len(sizes.shown) >= 2 else slice(0, 1)
+    folded = sizes.shown[:-1] if len(sizes.shown) >= 2 else sizes.shown
+    rows = np.arange(int(np.prod(folded, dtype=np.int64))).reshape(folded)[tuple(outer)].flatten()
+    batches = [outer[0]] if len(outer) == 1 else [slice(int(b), int(b) + 1) for b in rows]
+    return Part(batches or [slice(0, 0)], heads, queries, keys, whole_rows, tuple(result))
+
+
+def _one(item: Any, size: int, index: Any, shape: torch.Size) -> range:
+    try:
+        if isinstance(item, bool | np.bool_ | np.ndarray | Tensor | list):
+            raise TypeError
+        place = operator.index(item)
+    except TypeError:
+        raise ClearheadError(
+            f"the index {index!r} is not basic: use integers, slices, ... and None, or index dense()."
+        ) from None
+    if not -size <= place < size:
+        raise OutOfRange(f"the index {index!r} is out of range for weights of shape {tuple(shape)}.")
+    return range(place % size, place % size + 1)
+
+
+def restrict(problem: Problem, batch: slice, heads: slice, queries: slice) -> Problem:
+    """The same problem for some of its rows; all keys remain."""
+    sizes = problem.sizes
+    count = [len(range(size)[s]) for size, s in zip(sizes.shape, (batch, heads, queries), strict=False)]
+    new = Sizes(count[0], count[1], count[2], sizes.keys, sizes.device)
+    block = Block(batch, heads, queries, slice(None), masked=True)
+
+    def rows(tensor: Tensor) -> Tensor:
+        return tensor[batch, heads, queries]
+
+    def columns(tensor: Tensor) -> Tensor:
+        return head_part(tensor, problem.groups, block)
+
+    lowered = problem.lowered
+    if lowered is not None:
+        sinks = None if lowered.sinks is None else lowered.sinks[heads]
+        lowered = lowered._replace(query=rows(lowered.query), key=columns(lowered.key), sinks=sinks)
+    spans = problem.spans
+    if spans is not None:
+        start, stop = (part(edge, batch, heads, queries) for edge in (spans.start, spans.stop))
+        residual = spans.residual
+        if residual is not None:
+            inner, outer = residual, (batch, heads, queries)
+
+            def residual(*slices: slice) -> Tensor:
+                b, h, q = (_compose(size, a, s) for size, a, s in zip(sizes.shape, outer, slices, strict=False))
+                return inner(b, h, q, slices[3])
+
+        spans = Spans(start, stop, residual)
+    poison = problem.poison
+    return problem._replace(
+        query=rows(problem.query),
+        key=columns(problem.key),
+        value=None,
+        sizes=new,
+        lowered=lowered,
+        spans=spans,
+        edges=None if spans is None else spans.host(),
+        bias=None if problem.bias is None else _bias_of_rows(problem.bias, batch, heads, queries, sizes),
+        poison=None if poison is None else (rows(poison[0]), columns(poison[1])),
+    )
+
+
+def _bias_of_rows(bias: Added, batch: slice, heads: slice, queries: slice, sizes: Sizes) -> Added:
+    rows = range(sizes.queries)[queries]
+    if bias.relative is None or rows.step != 1:  # some rows of a step apart are no longer one number a distance
+        return Added(bias.tile(batch, heads, queries, EVERY, sizes))
+    dense = None if bias.dense is None else part(bias.dense, batch, heads, queries)
+    relative = part(bias.relative, batch, heads)
+    first = sizes.queries - rows.stop
+    return Added(dense, relative[..., first : first + max(len(rows) + sizes.keys - 1, 0)])
+
+
+def _compose(size: int, outer: slice, inner: slice) -> slice:
+    found = range(size)[outer][inner]
+    return slice(found.start, max(found.stop, found.start), found.step)

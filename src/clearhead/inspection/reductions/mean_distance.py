@@ -1,0 +1,45 @@
+"""How far each query looks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clearhead.base.positions import Align, check_align, query_offset
+from clearhead.inspection.reductions.base import Look, Reduction, per_query
+from clearhead.problem.problem import Problem
+
+
+@dataclass(frozen=True)
+class MeanDistance(Reduction):
+    """The mean distance from each query to what it looks at, in positions.
+
+    >>> import torch, clearhead as ch
+    >>> ch.weights(torch.zeros(3, 4), torch.zeros(3, 4)).reduce(ch.MeanDistance())
+    (tensor([1.0000, 0.6667, 1.0000]),)
+
+    Formula: d_i = Σ_j w_ij |i + p − j|, where p is the position of query 0. Gives (..., Lq).
+    `align`: where query 0 stands, needed where Lq ≠ Lk, as for `Causal`.
+    Raises a `ClearheadError` where Lq ≠ Lk and no alignment is given.
+    Source: Vig and Belinkov 2019, "Analyzing the Structure of Attention in a Transformer Language Model".
+    """
+
+    along = "queries"
+
+    align: Align = None
+
+    def begin(self, problem: Problem) -> tuple[Tensor, Tensor]:
+        offset = query_offset(check_align(self.align, "MeanDistance"), problem.sizes, "MeanDistance")
+        own = torch.arange(problem.sizes.queries, device=problem.sizes.device).view(1, 1, -1) + offset
+        return per_query(problem), own.expand(problem.sizes.batch, -1, -1)
+
+    def look(self, buffers: tuple[Tensor, Tensor], look: Look) -> None:
+        distance, own = buffers
+        keys = torch.arange(look.block.keys.start, look.block.keys.stop, device=own.device)
+        gap = (own[look.block.batch, :, look.block.queries, None] - keys).abs_().to(look.weights.dtype)
+        distance[look.at] = torch.einsum("bhqk,bhqk->bhq", look.weights, gap.expand_as(look.weights))
+
+    def end(self, buffers: tuple[Tensor, Tensor], problem: Problem) -> Tensor:
+        return buffers[0]

@@ -1,0 +1,59 @@
+"""The one streaming pass that serves any number of reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from clearhead.base.errors import UnsupportedError
+from clearhead.base.tracing import vectorized, without_autocast
+from clearhead.engines.base import Engine
+from clearhead.engines.native.bindings import Sought
+from clearhead.engines.tiled.tiles import may_be_empty, sinks
+from clearhead.inspection.reductions.base import Look, Reduction
+from clearhead.problem.problem import Problem
+
+
+@torch.no_grad()
+def stream(problem: Problem, engine: Engine, reductions: tuple[Reduction, ...]) -> tuple[Any, ...]:
+    """All the reductions: in one pass of the engine's own where it has one for them, the others in one over tiles."""
+    if vectorized():
+        raise UnsupportedError(
+            "reductions of weights write to buffers, which torch.func.vmap cannot follow. Give query and key a batch "
+            "dimension, and reduce the weights of the whole batch."
+        )
+    with without_autocast(problem.sizes.device):
+        for reduction in reductions:
+            reduction.check(problem)
+        results = _from_engine(problem, engine, reductions)
+        begun = {i: r.begin(problem) for i, r in enumerate(reductions) if i not in results}
+        if begun:
+            for look in looks(problem, engine):
+                for i, buffers in begun.items():
+                    reductions[i].look(buffers, look)
+        return tuple(results[i] if i in results else r.end(begun[i], problem) for i, r in enumerate(reductions))
+
+
+def _from_engine(problem: Problem, engine: Engine, reductions: tuple[Reduction, ...]) -> dict[int, Any]:
+    """The results that the engine's own pass gives, by the place of their reduction."""
+    all_sought = Sought()
+    places = []
+    for i, reduction in enumerate(reductions):
+        sought = reduction.sought(problem)
+        both = None if sought is None else all_sought.with_also(sought)
+        if both is not None:
+            all_sought = both
+            places.append(i)
+    if not places:
+        return {}
+    found = engine.look(problem, all_sought)
+    return {} if found is None else {i: reductions[i].found(found, problem) for i in places}
+
+
+def looks(problem: Problem, engine: Engine) -> Iterator[Look]:
+    """The blocks of the matrix, in turn. A look writes to its scores, which belong to nobody else."""
+    for block, scores in engine.tiles(problem):
+        own = scores.clone(memory_format=torch.contiguous_format) if problem.lowered is None else scores
+        yield Look(block, own, may_be_empty(problem, block), sinks(problem, block))

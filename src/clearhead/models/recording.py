@@ -1,0 +1,147 @@
+"""What a watched model did."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
+from clearhead.models.attention_call import AttentionCall
+from clearhead.report import Layer, render
+from clearhead.report.from_call import layer_from_call
+
+Progress = Callable[[Iterable[AttentionCall]], Iterable[AttentionCall]]
+
+
+class Recording:
+    """What a watched model did: its attention calls.
+
+    `calls`, in order; `recording[name]`, the calls of one module, in order; iterating gives the modules' names.
+    """
+
+    def __init__(self, calls: list[AttentionCall]) -> None:
+        self.calls = calls
+
+    def __getitem__(self, name: str) -> list[AttentionCall]:
+        found = [call for call in self.calls if call.name == name]
+        if not found:
+            names = list(self)
+            listed = ", ".join(map(repr, names[:6])) + (", …" if len(names) > 6 else "")
+            raise ClearheadError(f"no attention call of a module {name!r} was seen; there are {listed or 'none'}.")
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(call.name for call in self.calls))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __repr__(self) -> str:
+        kinds = [call.kind for call in self.calls]
+        return f"Recording({len(self.calls)} calls, {kinds.count('self')} self and {kinds.count('cross')} cross)"
+
+    def layers(
+        self,
+        tokens: Iterable[str] | None = None,
+        source_tokens: Iterable[str] | None = None,
+        *,
+        sequence: int = 0,
+        progress: Progress | None = None,
+    ) -> list[Layer]:
+        """Each call with the statistics of its weights, as the report shows it. Arguments as for `report`."""
+        number = _whole(sequence)
+        sizes = {n for call in self.calls for n in (*call.weights.shape[-2:], *_words_of(call, number))}
+        read = _words("tokens", tokens, sizes)
+        read_source = _words("source_tokens", source_tokens, sizes)
+        layers = []
+        for call in self.calls if progress is None else progress(self.calls):
+            batch = call.query.shape[0]
+            if not -batch <= number < batch:
+                raise ClearheadError(f"sequence is {number}, and {call.name} was given a batch of {batch}.")
+            lowered = call.weights.problem.lowered
+            if lowered is None or lowered.phi != "mul":
+                raise UnsupportedError(
+                    f"{call.name} scores by {type(call.score).__name__}, and the page computes dot products alone. "
+                    "Look at call.weights."
+                )
+            queries, keys = call.weights.shape[-2:]
+            own, other = read, read_source or read
+            if call.kind == "self" and len(own) not in (keys, *_words_of(call, number)[1:]):
+                own = other  # an encoder's
+            source = other if call.kind == "cross" else own
+            layers.append(layer_from_call(call, own[-queries:], source, number % batch))
+        return layers
+
+    def report(
+        self,
+        path: str | Path,
+        tokens: Iterable[str] | None = None,
+        source_tokens: Iterable[str] | None = None,
+        *,
+        sequence: int = 0,
+        title: str = "Attention",
+    ) -> Path:
+        """Write the report: one HTML page that opens from disk and needs no network.
+
+        `tokens`: a word for each position, or for each that is no padding (of the decoder, where there is one;
+        `source_tokens` are the encoder's); None numbers the positions. `sequence`: which one of the batch. Padding is
+        left out, see `AttentionCall.padding`. Returns the path.
+        Raises a `ClearheadError` for words that fit no call, and for a path that cannot be written.
+        """
+        if not isinstance(title, str):
+            raise ClearheadError(f"title is {title!r}; pass a string, such as title='Attention'.")
+        return write_page(path, render(self.layers(tokens, source_tokens, sequence=sequence), title))
+
+
+def _whole(sequence: Any) -> int:
+    try:
+        if isinstance(sequence, bool | np.bool_):
+            raise TypeError
+        return operator.index(sequence)
+    except TypeError:
+        raise ClearheadError(f"sequence is {sequence!r}; pass a whole number, which one of the batch.") from None
+
+
+def _words_of(call: AttentionCall, sequence: int) -> tuple[int, ...]:
+    """How many queries and keys are no padding, where some are: one number or two."""
+    batch = call.query.shape[0]
+    if call.padding is None or not -batch <= sequence < batch:
+        return ()
+    sides = zip(call.padding, call.weights.shape[-2:], strict=True)
+    return tuple(length if words is None else int(words[sequence].sum()) for words, length in sides)
+
+
+def _words(name: str, tokens: Any, sizes: set[int]) -> list[str]:
+    """The words that a person passed, in any form that has an order; none for None."""
+    if tokens is None:
+        return []
+    ordered = not isinstance(tokens, str | bytes | set | frozenset | dict) and hasattr(tokens, "__iter__")
+    words = list(tokens) if ordered else []
+    if not ordered or not all(isinstance(word, str) for word in words):
+        raise ClearheadError(
+            f"{name} takes words, one for each position; got a {type(tokens).__name__}. "
+            "For token ids pass tokenizer.convert_ids_to_tokens(ids)."
+        )
+    if len(words) not in sizes:
+        raise ShapeError(
+            f"{name} has {len(words)} words, and the calls have {sorted(sizes)} queries or keys; pass one "
+            "word for each position of the sequence that the model was given."
+        )
+    return words
+
+
+def write_page(path: Any, page: str) -> Path:
+    """Write a page, or say why it cannot be written."""
+    try:
+        target = Path(path)
+        target.write_text(page, encoding="utf-8")
+    except (OSError, ValueError, TypeError) as error:  # ValueError: a NUL in the path; TypeError: no path at all
+        raise ClearheadError(
+            f"cannot write the report to {str(path)!r}: {getattr(error, 'strerror', None) or error}. Pass a file in a "
+            "folder that exists and that you may write to."
+        ) from error
+    return target

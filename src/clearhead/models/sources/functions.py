@@ -1,0 +1,87 @@
+"""The second and the third source: PyTorch's own attention functions, called by its modules or by any code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode_temporarily
+
+from clearhead.models._compiled import prepare_compiler, uncompiled
+from clearhead.models._patch import replaced
+from clearhead.models.recorder import Recorder
+from clearhead.models.sources import multihead, sdpa
+
+READERS: dict[Any, Callable[..., None]] = {
+    F.scaled_dot_product_attention: sdpa.read,
+    F.multi_head_attention_forward: multihead.read,  # nn.MultiheadAttention
+    torch._native_multi_head_attention: multihead.read_native,  # its fast path
+    torch._transformer_encoder_layer_fwd: multihead.read_layer,  # that of nn.TransformerEncoderLayer
+}
+
+
+@contextmanager
+def source(recorder: Recorder) -> Iterator[None]:
+    """See every call of these functions, under whatever name they were imported.
+
+    A function mode is one thread's: each thread enters it where it enters the model.
+    """
+
+    def counted(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
+            if recorder.stack.beside:
+                recorder.unattributed.append(None)  # a list: its append is safe in threads, a sum is not
+            return attend(*args, **kwargs)
+
+        return scaled_dot_product_attention
+
+    prepare_compiler(_Mode.__torch_function__)
+    recorder.stack.around = _Mode(recorder)
+    overlooking = replaced(torch.overrides, "has_torch_function", _overlooked)
+    try:
+        with overlooking, replaced(F, "scaled_dot_product_attention", counted):
+            yield
+    finally:
+        recorder.stack.around = nullcontext()  # else the two would hold each other, and the records
+
+
+class _Mode(TorchFunctionMode):
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+        self.see = uncompiled(_see)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in READERS:
+            return self.see(self.recorder, func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+def _see(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if recorder.idle:
+        return func(*args, **kwargs)
+    READERS[func](recorder, *args, **kwargs)
+    with recorder.inside():
+        return func(*args, **kwargs)
+
+
+def _overlooked(has_torch_function: Callable[..., bool]) -> Callable[..., bool]:
+    """PyTorch's modules leave their fast path where a function mode is active: they are not to find these.
+
+    Their outputs would move, by much where a batch has padding.
+    """
+
+    def asked(args: Any) -> bool:
+        active: list[TorchFunctionMode] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        if not active or not isinstance(active[-1], _Mode):
+            return has_torch_function(args)
+        with _pop_mode_temporarily():
+            return asked(args)
+
+    return asked

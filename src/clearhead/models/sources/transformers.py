@@ -1,0 +1,141 @@
+"""The first source: the attention interface of transformers."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.base.errors import UnsupportedError
+from clearhead.masks.causal import Causal
+from clearhead.models import _keywords
+from clearhead.models._masks import Recorded, compact
+from clearhead.models._packed import documents
+from clearhead.models._patch import replaced
+from clearhead.models._selected import selected
+from clearhead.models.recorder import Recorder
+from clearhead.models.sources import flash
+from clearhead.models.use import MASKED, NAME
+
+
+@contextmanager
+def source(recorder: Recorder) -> Iterator[None]:
+    """Wrap whatever attention function transformers hands out, while a model is watched.
+
+    Its models ask `AttentionInterface.get_interface` at each call for the function of their backend. It is given the
+    module, the key heads before they are repeated, the mask and the scaling.
+    """
+    modeling = sys.modules.get("transformers.modeling_utils")
+    if modeling is None:  # no model of transformers can exist
+        yield
+        return
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def get_interface(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
+            function = original(self, attn_implementation, default)
+            backend = "eager" if function is default else str(attn_implementation)
+            return _recorded(recorder, function, backend)
+
+        return get_interface
+
+    with replaced(modeling.AttentionInterface, "get_interface", wrap):
+        yield
+
+
+def _recorded(recorder: Recorder, function: Callable[..., Any], backend: str) -> Callable[..., Any]:
+    def attention(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        if recorder.idle:  # another model, in another thread or of another's own
+            return function(module, query, key, value, attention_mask, *args, **kwargs)
+        if args:  # by position: give every argument its name
+            bound = inspect.signature(function).bind_partial(module, query, key, value, attention_mask, *args)
+            kwargs = {**dict(list(bound.arguments.items())[5:]), **kwargs}
+        name = recorder.stack.names.get(id(module))
+        _check(name or type(module).__name__, attention_mask, backend, kwargs)
+        filled = key
+        own = _own(function)
+        if (own == "flash_attention_forward" or "flash" in backend) and attention_mask is not None:
+            filled = key[:, :, : attention_mask.shape[1]]  # of a static cache
+        shape = (*query.shape[:3], filled.shape[2])
+        masks = _masks(recorder, module, shape, attention_mask, backend, own, kwargs)
+        recorder.record(
+            query,
+            filled,
+            name=name,
+            masks=masks,
+            scale=kwargs.get("scaling"),
+            softcap=kwargs.get("softcap"),
+            sinks=kwargs.get("s_aux"),
+            backend=NAME if backend == MASKED else backend,
+        )
+        with recorder.inside():
+            return function(module, query, key, value, attention_mask, **kwargs)
+
+    return attention
+
+
+def _check(name: str, mask: Any, backend: str, kwargs: dict[str, Any]) -> None:
+    """Refuse what would be recorded wrong."""
+    _keywords.check(name, backend, kwargs)
+    if mask is not None and not isinstance(mask, Tensor):
+        raise UnsupportedError(
+            f"{name} was called on the backend {backend!r} with attention_mask of type {type(mask).__name__}, which "
+            "watch() cannot record. Load the model with attn_implementation='sdpa' or 'eager'."
+        )
+
+
+def _own(function: Callable[..., Any]) -> str:
+    """The name of a backend's function that is one of transformers' own; "" for any other."""
+    module, name = (getattr(function, part, "") for part in ("__module__", "__name__"))
+    return str(name) if str(module).startswith("transformers.integrations.") else ""
+
+
+def _masks(
+    recorder: Recorder,
+    module: nn.Module,
+    shape: tuple[int, int, int, int],
+    mask: Tensor | None,
+    backend: str,
+    own: str,
+    kwargs: dict[str, Any],
+) -> Recorded:
+    """What this backend makes of its mask and keywords. `shape`: (B, H, Lq, Lk)."""
+    is_causal = kwargs.get("is_causal")
+    is_causal = bool(getattr(module, "is_causal", True)) if is_causal is None else bool(is_causal)
+    # the models know these two by name, and put into their mask what the others are to read from keywords
+    read = not own and backend not in ("eager", "sdpa")
+    if own == "msa_attention_forward" and kwargs.get("block_indices") is not None:
+        raise UnsupportedError(
+            f"the backend {backend!r} chooses blocks of keys in a kernel of its own, which leaves the model's mask "
+            "unread; watch() cannot record that. Load the model with attn_implementation='sdpa'."
+        )
+    chosen = selected(module, kwargs, shape, masked=mask is not None) if read else None
+    if own == "flash_attention_forward" or "flash" in backend:
+        found = flash.masks(recorder, shape, mask, is_causal, kwargs)
+    else:
+        if own == "flex_attention_forward" and mask is not None:  # it adds the mask, that of the first head for all
+            mask = mask[:, :1, :, : shape[3]].to(torch.float32 if mask.dtype == torch.bool else mask.dtype)
+        bias = kwargs.get("position_bias")
+        if backend in (NAME, MASKED) and hasattr(mask, "clearhead"):  # the normal form that it runs on
+            found = Recorded(mask.clearhead).plus(recorder.masks.convert(None, bias))  # type: ignore[union-attr]
+        else:
+            found = recorder.masks.convert(mask, bias)
+        # where they are given no mask, SDPA and what is registered beside it are causal by themselves; these are not
+        alone = mask is None and backend not in ("eager", MASKED) and own != "flex_attention_forward"
+        if alone and is_causal and shape[2] > 1 and kwargs.get("block_indices") is None:
+            found = found.plus(Recorded(Causal(align="upper_left")))
+        if read:
+            found = found.plus(Recorded(documents(kwargs, shape[0], *shape[2:])))
+    return found if chosen is None else found.plus(Recorded(compact(chosen)))

@@ -1,0 +1,32 @@
+"""The tensors that a score, a mask or a bias reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from clearhead.base.closures import read_by
+from clearhead.masks.base import Mask
+from clearhead.scores.score_function import ScoreFunction
+
+
+def tensors_in(thing: Any) -> Iterator[Tensor]:
+    """All that somebody may write to: in a mask, however it is combined, in a score, a bias, or a list of them."""
+    if isinstance(thing, Tensor):
+        yield thing
+    elif isinstance(thing, ScoreFunction):
+        yield from read_by(thing.function)
+    elif isinstance(thing, nn.Module):
+        if thing._parameters or thing._buffers or thing._modules:
+            yield from thing.parameters()
+            yield from thing.buffers()
+        yield from (value for value in vars(thing).values() if isinstance(value, Tensor))
+    elif isinstance(thing, Mask):
+        yield from tensors_in(list(vars(thing).values()))
+    elif isinstance(thing, list | tuple):
+        for part in thing:
+            yield from tensors_in(part)
+    elif callable(thing):
+        yield from read_by(thing)

@@ -1,0 +1,79 @@
+"""Keys that no query may see, and queries that see nothing: whatever they hold, they contribute nothing.
+
+Padding may hold anything. Times a weight of 0, NaN and infinity would still be NaN, in the output or in a gradient, and
+a number near the largest float becomes one on the way.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead.base.shapes import Sizes, unflatten
+from clearhead.base.tracing import compiling, readable
+from clearhead.masks.base import Spans
+
+# Whether some key is seen by nobody: none; only outside the hull of its sequence's spans; perhaps inside it too.
+Unseen = Literal["none", "outside", "inside"]
+
+
+def where_unseen(spans: Spans, start: np.ndarray, stop: np.ndarray, sizes: Sizes) -> Unseen:
+    """Told at little cost, from the spans' edges; "inside" where it is not plain."""
+    if spans.residual is not None or not sizes.queries or not sizes.keys or (stop <= start).any():
+        return "inside"
+    if (start[..., 1:] > stop[..., :-1]).any() or (stop[..., 1:] < start[..., :-1]).any():
+        return "inside"  # a gap between one query's span and the next's
+    # spans that touch, one after the other, cover all between the first key and the last
+    whole = (start.min(-1) == 0).all() and (stop.max(-1) == sizes.keys).all()
+    return "none" if whole else "outside" if start.shape[1] == 1 else "inside"
+
+
+def seen(spans: Spans, sizes: Sizes) -> tuple[Tensor, Tensor]:
+    """Which keys some query sees, (B or 1, H or 1, Lk), and which queries see some key, (B or 1, H or 1, Lq or 1)."""
+    if spans.residual is None:
+        return _covered(spans, sizes), spans.stop > spans.start
+    every, rows = slice(None), sizes.queries if compiling() else 256
+    keys, queries = [], []
+    for row in range(0, sizes.queries, rows):
+        keep = spans.keep(every, every, slice(row, row + rows), every, sizes.keys)
+        keys.append(keep.any(2))
+        queries.append(keep.any(3))
+        if keep.shape[2] == 1:  # the same for all queries
+            break
+    if not keys:
+        nothing = torch.zeros(1, 1, 1, dtype=torch.bool, device=sizes.device)
+        return nothing, nothing
+    return torch.stack(keys).any(0), torch.cat(queries, -1)
+
+
+def _covered(spans: Spans, sizes: Sizes) -> Tensor:
+    """The keys inside some query's span, (B or 1, H or 1, Lk): how many have begun, less how many have ended."""
+    stop = torch.maximum(spans.start, spans.stop)
+    start = spans.start.expand_as(stop)
+    change = torch.zeros(*start.shape[:2], sizes.keys + 1, dtype=torch.int64, device=start.device)
+    one = torch.ones((), dtype=torch.int64, device=start.device).expand(start.shape)
+    change = change.scatter_add(-1, start, one).scatter_add(-1, stop, -one)
+    return change.cumsum(-1)[..., : sizes.keys] > 0
+
+
+def group(keys: Tensor, key_heads: int) -> Tensor:
+    """Keys seen by some query of a group of heads, (B or 1, Hk or 1, Lk)."""
+    return keys if keys.shape[1] in (1, key_heads) else unflatten(keys, 1, key_heads, -1).any(2)
+
+
+def zero(tensor: Tensor, visible: Tensor, only_not_finite: bool = False) -> Tensor:
+    """Zeros in place of what is not visible, (B or 1, H or 1, L), or of that part of it that is not finite."""
+    where = ~visible.unsqueeze(-1)
+    return tensor.masked_fill(where & ~tensor.isfinite() if only_not_finite else where, 0.0)
+
+
+def finite(tensor: Tensor) -> bool:
+    """Whether every entry is known to be finite. One pass: a sum is finite only if its terms are, but for overflow."""
+    if not readable(tensor):
+        return False  # who asks then does what is right for both
+    with torch.no_grad():
+        return math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())

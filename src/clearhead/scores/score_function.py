@@ -1,0 +1,42 @@
+"""A plain function as a score."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from clearhead.scores.base import Score
+
+
+class ScoreFunction(Score):
+    """A score from a plain function; `score=f` makes it for you.
+
+    >>> import torch, clearhead as ch
+    >>> def overlap(query, key):
+    ...     return torch.minimum(query.unsqueeze(-2), key.unsqueeze(-3)).sum(-1)
+    >>> ch.attention(torch.rand(3, 2), torch.rand(5, 2), torch.rand(5, 4), score=overlap).shape
+    torch.Size([3, 4])
+
+    `function(query_tile, key_tile)` takes (..., Lq, Eq) and (..., Lk, Ek), any part of the inputs, and gives
+    (..., Lq, Lk). Parameters it closes over are trained through autograd, but are not listed by `parameters()`:
+    for those, write a `Score` with `tile()`.
+    """
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def tile(self, query: Tensor, key: Tensor) -> Tensor:
+        return self.function(query, key)
+
+    @classmethod
+    def example(cls) -> tuple[Score, int, int]:
+        def manhattan(query: Tensor, key: Tensor) -> Tensor:
+            return -torch.sqrt(1 + (query.unsqueeze(-2) - key.unsqueeze(-3)).square()).sum(-1)
+
+        return cls(manhattan), 4, 4
+
+    def extra_repr(self) -> str:
+        return getattr(self.function, "__name__", "function")
