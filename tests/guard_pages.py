@@ -33,7 +33,7 @@ def scores(width: int) -> dict[str, Callable[[], Any]]:
 
     return {
         "dot": lambda: ch.Dot(),
-        "softcap and sinks": lambda: ch.Dot(softcap=2.0, sinks=torch.tensor([0.5, -1.0, 0.1, 3.0])),
+        "softcap and sinks": lambda: ch.Dot(softcap=2.0),
         "additive": lambda: ch.Additive.from_weights(None, None, draw(width, seed=3)),
         "gaussian": lambda: ch.Gaussian(3.0),
     }
@@ -47,7 +47,7 @@ def masks(queries: int, keys: int) -> dict[str, Any]:
     edges = torch.arange(queries) % (keys + 1), (torch.arange(queries) * 3) % (keys + 1)
     return {
         "none": None,
-        "causal": ch.Causal("lower_right"),
+        "causal": ch.Causal(),
         "intervals": Intervals(*edges),
         "one length a query": ch.Lengths(edges[0].expand(3, -1)),
         "dense": ch.DenseMask(some(queries, keys)),
@@ -65,8 +65,8 @@ def biases(queries: int, keys: int) -> dict[str, Any]:
         "none": lambda: None,
         "dense": lambda: ch.DenseBias(parameter(queries, keys)),
         "a row": lambda: ch.DenseBias(parameter(1, 4, 1, keys)),
-        "relative": lambda: ch.RelativeBias(4, 8, 20, align="lower_right"),
-        "both": lambda: ch.ALiBi(4, "lower_right") + ch.DenseBias(parameter(3, 1, queries, 1)),
+        "relative": lambda: ch.RelativeBias(4, 8, 20),
+        "both": lambda: ch.ALiBi(4) + ch.DenseBias(parameter(3, 1, queries, 1)),
     }
 
 
@@ -90,17 +90,20 @@ def run(inputs: list[Tensor], score: Any, mask: Any, make_bias: Callable[[], Any
     torch.manual_seed(0)
     score, bias = score.to(inputs[0].dtype), make_bias()
     leaves = [x.detach().requires_grad_() for x in inputs]
-    output = ch.attention(*leaves, score=score, mask=mask, bias=bias, dropout_p=dropout_p, engine="native")
-    learnt = [*score.parameters(), *(bias.parameters() if bias is not None else ())]
+    options = {"score": score, "mask": mask, "bias": bias, "align": "lower_right", "engine": "native"}
+    sinks = [torch.tensor([0.5, -1.0, 0.1, 3.0], requires_grad=True)] if score.softcap else []
+    options["sinks"] = sinks[0] if sinks else None
+    output = ch.attention(*leaves, **options, dropout_p=dropout_p)
+    learnt = [*sinks, *score.parameters(), *(bias.parameters() if bias is not None else ())]
     found = [output.detach(), *torch.autograd.grad(output, [*leaves, *learnt], draw(*output.shape, seed=9).to(output))]
     query, key, value = inputs
     with torch.no_grad():
-        weights = ch.weights(query, key, score=score, mask=mask, bias=bias, engine="native")
+        weights = ch.weights(query, key, **options)
         keys = key.shape[2]
         for k in {1, min(5, keys), min(64, keys)}:
             found += weights.reduce(ch.TopK(k))[0]
         every = ch.Entropy(), ch.Received(), ch.Pool((3, 5), "mean"), ch.Output(value)
-        found += [*weights.reduce(*every), *weights.reduce(ch.Pool((5, 7))), weights.logsumexp, weights.dense()]
+        found += [*weights.reduce(*every), *weights.reduce(ch.Pool((5, 7))), weights.logsumexp(), weights.dense()]
         found += [weights[1, 2, -1], weights[..., keys // 2 :]]
     return [t.clone() for t in found]
 

@@ -16,7 +16,7 @@ def test_slopes_of_alibi_are_the_papers():
 
 
 def test_alibi_penalises_the_distance():
-    bias = ch.ALiBi(2, align="lower_right")(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 5, 4))
+    bias = ch.ALiBi(2)(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 5, 4), align="lower_right")
     distance = (torch.arange(5)[None] - (torch.arange(3)[:, None] + 2)).abs()
     torch.testing.assert_close(bias[0], -distance * torch.tensor([2**-4, 2**-8])[:, None, None])
 
@@ -27,10 +27,11 @@ def test_relative_bias_is_t5s(bidirectional, queries, keys):
     t5 = pytest.importorskip("transformers.models.t5.modeling_t5", reason="the extra [models] is not installed")
     config = t5.T5Config(num_heads=4, d_model=32, is_decoder=not bidirectional)
     own = t5.T5Attention(config, has_relative_attention_bias=True)
-    bias = ch.RelativeBias(4, bidirectional=bidirectional, align="upper_left")
+    bias = ch.RelativeBias(4, bidirectional=bidirectional)
     bias.load_state_dict({"weight": own.relative_attention_bias.weight})
     want = own.compute_bias(queries, keys)
-    torch.testing.assert_close(bias(torch.zeros(1, 4, queries, 2), torch.zeros(1, 4, keys, 2)), want, atol=0, rtol=0)
+    got = bias(torch.zeros(1, 4, queries, 2), torch.zeros(1, 4, keys, 2), align="upper_left")
+    torch.testing.assert_close(got, want, atol=0, rtol=0)
 
 
 def test_relative_biases_take_no_matrix():
@@ -73,23 +74,23 @@ def test_a_part_of_the_weights_has_its_part_of_the_bias(index):
     query, key = (torch.rand(2, 4, 7, 8, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
     options = {"bias": ch.RelativeBias(4, 8, 20) + ch.DenseBias(torch.rand(7, 7)), "mask": ch.Causal()}
     options["bias"].requires_grad_(False)
-    for score in (ch.Dot(), ch.Dot(sinks=torch.randn(4)).requires_grad_(False)):
-        weights = ch.weights(query, key, score=score, **options)
-        whole = ch.weights(query, key, score=score, engine="reference", **options).dense()
+    for sinks in (None, torch.randn(4)):
+        weights = ch.weights(query, key, sinks=sinks, **options)
+        whole = ch.weights(query, key, sinks=sinks, engine="reference", **options).dense()
         torch.testing.assert_close(weights[index], whole[index])
 
 
 def test_weights_with_sinks_sum_to_less_than_one():
     query, key = (torch.randn(2, 4, 7, 8, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
     sinks = torch.tensor([-50.0, 0.0, 1.0, 50.0])
-    weights = ch.weights(query, key, score=ch.Dot(sinks=sinks).requires_grad_(False), mask=ch.Lengths([7, 0]))
+    weights = ch.weights(query, key, sinks=sinks, mask=ch.Lengths([7, 0]))
     scores = query @ key.transpose(-1, -2) / math.sqrt(8)
     denominator = scores.exp().sum(-1) + sinks.exp()[:, None]
     want = scores.exp() / denominator.unsqueeze(-1)
     dense = weights.dense()
     torch.testing.assert_close(dense[0], want[0])
-    assert (dense[1] == 0).all() and (weights.logsumexp[1] == -torch.inf).all() and (weights.entropy()[1] == 0).all()
-    torch.testing.assert_close(weights.logsumexp[0], denominator.log()[0])
+    assert (dense[1] == 0).all() and (weights.logsumexp()[1] == -torch.inf).all() and (weights.entropy()[1] == 0).all()
+    torch.testing.assert_close(weights.logsumexp()[0], denominator.log()[0])
     torch.testing.assert_close(weights.entropy()[0], -torch.xlogy(want, want).sum(-1)[0])
     values, indices = weights.topk(7)
     torch.testing.assert_close(values[0], want[0].gather(-1, indices[0]))

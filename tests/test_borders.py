@@ -68,7 +68,7 @@ def test_the_default_dtype_changes_nothing(name, dtype):
 
     def everything():
         weights = ch.weights(query, key, mask=MASKS[name])
-        found = [*weights.reduce(*looks), weights.logsumexp, weights[0, 1, 2:5, 3:9], weights.dense()]
+        found = [*weights.reduce(*looks), weights.logsumexp(), weights[0, 1, 2:5, 3:9], weights.dense()]
         return [*both(None, query, key, value, mask=MASKS[name]), *(f if torch.is_tensor(f) else f[0] for f in found)]
 
     want = everything()
@@ -133,7 +133,7 @@ def test_a_mask_without_values_on_inputs_with_values():
     query, key, value = inputs()
     lengths = torch.empty(2, dtype=torch.int64, device="meta")
     keep = torch.empty(50, 50, dtype=torch.bool, device="meta")
-    for mask in (ch.Lengths(lengths), ch.DenseMask(keep), ch.Causal(lengths), ch.PrefixLM(lengths)):
+    for mask in (ch.Lengths(lengths), ch.DenseMask(keep), ch.PrefixLM(lengths)):
         assert repr(mask)
         with pytest.raises(ch.ClearheadError, match="meta"):
             ch.attention(query, key, value, mask=mask)
@@ -231,8 +231,8 @@ def test_width_0(score, queries):
     value = draw(1, 2, 70, 3)
     made = getattr(ch, score)()
     for engine in ENGINES:
-        out = both(engine, query, key, value, score=made, mask=ch.Causal("lower_right"))
-        want = both("reference", query, key, value, score=made, mask=ch.Causal("lower_right"))
+        out = both(engine, query, key, value, score=made, mask=ch.Causal(), align="lower_right")
+        want = both("reference", query, key, value, score=made, mask=ch.Causal(), align="lower_right")
         assert out is None or torch.allclose(out[0], want[0], atol=1e-6)
 
 
@@ -260,7 +260,6 @@ print("equal")
         "ch.Causal()",
         "ch.Lengths([4])",
         "torch.rand(6, 6) > 0.4",
-        "ch.Causal(torch.tensor([1]))",
         "ch.Causal() & ch.MaskFunction(lambda b, h, i, j: i - j < 3)",
         "~ch.SlidingWindow(1, 1)",
     ],
@@ -479,7 +478,7 @@ def test_statistics_are_those_of_the_tensors_as_they_are():
     query, key, _ = (t[0, 0] for t in inputs())
     keep = torch.ones(50, 50, dtype=torch.bool)
     weights = ch.weights(query, key, mask=ch.DenseMask(keep))
-    assert weights.logsumexp.isfinite().all()
+    assert weights.logsumexp().isfinite().all()
     keep[:, 10:] = False
     close(weights[0, 0:10].sum(), torch.tensor(1.0))
     query.mul_(2)
@@ -487,7 +486,7 @@ def test_statistics_are_those_of_the_tensors_as_they_are():
     with torch.inference_mode():  # whose tensors do not count their writes
         hidden = query.clone()
         weights = ch.weights(hidden, key)
-        assert weights.logsumexp.isfinite().all()
+        assert weights.logsumexp().isfinite().all()
         hidden.mul_(3)
         close(weights[0, 0:10], ch.weights(hidden, key).dense()[0, 0:10])
 
@@ -522,7 +521,7 @@ def test_weights_have_gradients_however_they_were_looked_at_before(name, engine)
     query.requires_grad_()
     with torch.no_grad():
         weights = ch.weights(query, key, engine=engine, **LOOKED_AT[name])
-        assert weights.logsumexp.isfinite().any() and not weights[0, 0, 3].requires_grad
+        assert weights.logsumexp().isfinite().any() and not weights[0, 0, 3].requires_grad
     with torch.inference_mode():
         assert weights[0, 0, 3].isfinite().all()
     weights.entropy()
@@ -602,7 +601,7 @@ def test_numpy_inputs_are_copied_where_the_result_outlives_the_call():
     query, keep = inputs()[0][0, 0].numpy(), np.tril(np.ones((50, 50), dtype=bool))
     weights, mask = ch.weights(query, query, mask=keep), ch.DenseMask(keep)
     before = weights[7, 0:8].copy()
-    assert np.isfinite(weights.logsumexp).all()
+    assert np.isfinite(weights.logsumexp()).all()
     query[:], keep[:] = 0, False
     assert np.array_equal(weights[7, 0:8], before) and mask.dense(query, query).sum() == 50 * 51 / 2
 
@@ -677,7 +676,7 @@ WRONG = {
     "a dense bias of another size": {"bias": Part(Added(dense=torch.zeros(1, 1, 50, 49)))},
     "a bias of nothing": {"bias": Part(Added())},
     "a bias of integers": {"bias": Part(Added(dense=torch.zeros(1, 1, 50, 50, dtype=torch.int64)))},
-    "too few sinks": {"score": Lowered(lambda low: low._replace(sinks=torch.zeros(2)))},
+    "a softcap of its own": {"score": Lowered(lambda low: low._replace(softcap=2.0))},
     "a short key": {"score": Lowered(lambda low: low._replace(key=low.key[:, :, :20]))},
     "a narrow query": {"score": Lowered(lambda low: low._replace(query=low.query[..., :5]))},
     "another phi": {"score": Lowered(lambda low: low._replace(phi="max"))},
@@ -726,8 +725,8 @@ def test_many_of_the_largest_under_a_mask(engine, k):
 @pytest.mark.parametrize("engine", ["native", "tiled", "reference"])
 def test_a_sink_far_above_the_scores(engine):
     x = draw(1, 1, 70, 8)
-    weights = ch.weights(x, x, score=ch.Dot(sinks=torch.tensor([200.0])), mask=ch.Causal(), engine=engine)
-    assert (weights.logsumexp == 200).all() and (weights.entropy() == 0).all() and (weights.received() == 0).all()
+    weights = ch.weights(x, x, sinks=torch.tensor([200.0]), mask=ch.Causal(), engine=engine)
+    assert (weights.logsumexp() == 200).all() and (weights.entropy() == 0).all() and (weights.received() == 0).all()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -739,7 +738,7 @@ def test_a_score_of_infinity_makes_its_row_nan(engine):
     assert out[0, 0].isnan().all(-1).nonzero().flatten().tolist() == [7]  # key 20 is not seen by query 3
     if engine != "sdpa":
         weights = ch.weights(query, key, mask=ch.Causal(), bias=bias, engine=engine)
-        for told in (weights.logsumexp, weights.entropy(), weights.topk(3)[0].sum(-1)):
+        for told in (weights.logsumexp(), weights.entropy(), weights.topk(3)[0].sum(-1)):
             assert told[0, 0].isnan().nonzero().flatten().tolist() == [7]
 
 
@@ -786,7 +785,7 @@ def test_additive_scores_keep_their_digits(queries, size, weight):
     scores = {}
     for engine, dtype in (("native", torch.float32), ("tiled", torch.float32), ("reference", torch.float64)):
         score = ch.Additive.from_weights(None, None, vector.to(dtype)).requires_grad_(False)
-        scores[engine] = ch.weights(query.to(dtype), key.to(dtype), score=score, engine=engine).logsumexp
+        scores[engine] = ch.weights(query.to(dtype), key.to(dtype), score=score, engine=engine).logsumexp()
     error = {engine: (scores[engine] - scores["reference"]).abs().max() for engine in ("native", "tiled")}
     assert error["native"] <= 3 * error["tiled"] + 1e-6 * scores["reference"].abs().max().clamp(min=1)
 

@@ -94,7 +94,7 @@ def test_second_derivatives_over_many_blocks(score, monkeypatch):
         torch.randn(1, heads, length, width, generator=generator, dtype=torch.float64, requires_grad=True)
         for heads, length, width in ((2, 3, query_dim), (1, 4, key_dim), (1, 4, 2))
     )
-    run = lambda *inputs: ch.attention(*inputs, score=module, mask=ch.Causal("lower_right"), engine="tiled")
+    run = lambda *inputs: ch.attention(*inputs, score=module, mask=ch.Causal(), align="lower_right", engine="tiled")
     assert torch.autograd.gradcheck(run, (query, key, value))
     assert torch.autograd.gradgradcheck(run, (query, key, value))
 
@@ -106,20 +106,19 @@ def test_derivatives_with_all_there_is(engine, monkeypatch):
     draw = lambda seed, *shape: torch.randn(
         *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, requires_grad=True
     )
-    score, relative = ch.Dot(softcap=2.0, sinks=draw(0, 2)), ch.RelativeBias(2, 8, 20, align="lower_right").double()
+    score, relative, sinks = ch.Dot(softcap=2.0), ch.RelativeBias(2, 8, 20).double(), draw(0, 2)
     inputs = (draw(1, 1, 2, 3, 2), draw(2, 1, 1, 4, 2), draw(3, 1, 1, 4, 2), draw(4, 3, 4))
 
     def run(query, key, value, dense):
         torch.manual_seed(0)
         bias = ch.DenseBias(dense) + relative
-        return ch.attention(
-            query, key, value, score=score, mask=ch.Causal("lower_right"), bias=bias, dropout_p=0.3, engine=engine
-        )
+        options = {"score": score, "mask": ch.Causal(), "bias": bias, "sinks": sinks, "align": "lower_right"}
+        return ch.attention(query, key, value, **options, dropout_p=0.3, engine=engine)
 
     assert torch.autograd.gradcheck(run, inputs)
     assert torch.autograd.gradgradcheck(run, inputs)
     # to what the modules have learnt, too
-    assert torch.autograd.gradcheck(lambda *_: run(*inputs), (score.sinks, relative.weight))
+    assert torch.autograd.gradcheck(lambda *_: run(*inputs), (sinks, relative.weight))
 
 
 @SCORES

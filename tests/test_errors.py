@@ -12,6 +12,7 @@ def zeros(*shape, **options):
 
 
 X3, X4 = zeros(2, 5, 4), zeros(2, 8, 5, 4)
+UNEQUAL = ch.Documents.from_cu_seqlens([0, 2, 5], [0, 3, 5])
 
 # what is called, the kind of error, and what its message must say
 CASES = {
@@ -128,17 +129,46 @@ CASES = {
         ch.ClearheadError,
         ["5 queries and 7 keys", "upper_left", "lower_right", "■ ■ ■ · ·"],
     ),
-    "two alignments": (
-        lambda: ch.attention(
-            X3,
-            zeros(2, 7, 4),
-            zeros(2, 7, 4),
-            mask=ch.Causal("upper_left") & ~ch.SlidingWindow(2, align="lower_right"),
-        ),
+    "a wrong alignment": (
+        lambda: ch.attention(X3, X3, X3, align="left"),
         ch.ClearheadError,
-        ["Causal", "SlidingWindow", "key 0", "key 2", "one alignment"],
+        ["'left'", "upper_left"],
     ),
-    "a wrong alignment": (lambda: ch.Causal("left"), ch.ClearheadError, ["'left'", "upper_left"]),
+    "an alignment for another batch": (
+        lambda: ch.attention(X3, X3, X3, mask=ch.Causal(), align=torch.tensor([0, 1, 2])),
+        ch.ShapeError,
+        ["align", "(3,)", "batch is 2"],
+    ),
+    "causal documents of unequal lengths": (
+        lambda: ch.attention(X3, X3, X3, mask=ch.Causal() & UNEQUAL),
+        ch.ClearheadError,
+        ["Causal", "other lengths", "document", "align"],
+    ),
+    "sums of lengths that fall": (
+        lambda: ch.Documents.from_cu_seqlens([0, 3, 2]),
+        ch.ClearheadError,
+        ["cu_q", "[0, 3, 2]", "from_lengths"],
+    ),
+    "sums of lengths of other documents": (
+        lambda: ch.Documents.from_cu_seqlens([0, 3], [0, 2, 3]),
+        ch.ShapeError,
+        ["cu_q has 2", "cu_k 3"],
+    ),
+    "documents of other queries": (
+        lambda: ch.attention(X3, X3, X3, mask=ch.Documents.from_cu_seqlens([0, 2, 4], [0, 3, 5])),
+        ch.ShapeError,
+        ["cu_q ends at 4", "5 queries"],
+    ),
+    "two scales": (
+        lambda: ch.attention(X3, X3, X3, score=ch.Dot(0.5), scale=2.0),
+        ch.ClearheadError,
+        ["scale is 2.0", "Dot(scale=0.5)", "one of the two"],
+    ),
+    "a scale beside a bandwidth": (
+        lambda: ch.weights(X3, X3, score=ch.Gaussian(), scale=2.0),
+        ch.ClearheadError,
+        ["scale", "bandwidth"],
+    ),
     "a negative window": (lambda: ch.SlidingWindow(-1), ch.ClearheadError, ["before", "-1"]),
     "and instead of &": (lambda: ch.Causal() and ch.Lengths([1]), ch.ClearheadError, ["&", "no truth value"]),
     "& with a tensor": (lambda: ch.Causal() & torch.ones(2, 2).bool(), ch.ClearheadError, ["DenseMask"]),
@@ -146,7 +176,7 @@ CASES = {
     "an engine that can't": (
         lambda: ch.attention(X3, X3, X3, score=ch.Gaussian(), engine="sdpa"),
         ch.UnsupportedError,
-        ["sdpa", "Gaussian", "no dot product"],
+        ["sdpa", "sq_diff", "no dot product"],
     ),
     "weights of sdpa": (lambda: ch.weights(X3, X3, engine="sdpa"), ch.UnsupportedError, ["weights"]),
     "softcap on sdpa": (
@@ -237,12 +267,10 @@ CASES = {
         ch.ClearheadError,
         ["ALiBi", "no alignment", "upper_left", "lower_right"],
     ),
-    "two alignments, of mask and bias": (
-        lambda: ch.attention(
-            X4, zeros(2, 8, 7, 4), zeros(2, 8, 7, 4), mask=ch.Causal("lower_right"), bias=ch.ALiBi(8, "upper_left")
-        ),
+    "a bias by distance over unequal documents": (
+        lambda: ch.attention(X4, X4, X4, mask=UNEQUAL, bias=ch.ALiBi(8)),
         ch.ClearheadError,
-        ["Causal and ALiBi", "key 2", "key 0", "the same align"],
+        ["ALiBi", "other lengths", "document"],
     ),
     "a bias and a tensor": (
         lambda: ch.ALiBi(8) + zeros(5, 5),
@@ -250,14 +278,14 @@ CASES = {
         ["right one is a Tensor", "DenseBias"],
     ),
     "sinks and heads": (
-        lambda: ch.attention(X4, X4, X4, score=ch.Dot(sinks=zeros(4))),
+        lambda: ch.attention(X4, X4, X4, sinks=zeros(4)),
         ch.ShapeError,
         ["(4,)", "8 heads", "(8,)"],
     ),
     "dtype of the sinks": (
-        lambda: ch.attention(X4, X4, X4, score=ch.Dot(sinks=zeros(8).double())),
+        lambda: ch.attention(X4, X4, X4, sinks=zeros(8).int()),
         ch.ClearheadError,
-        ["sinks", "float64", "float32"],
+        ["sinks", "int32", "sinks.float()"],
     ),
     "a score class": (lambda: ch.attention(X3, X3, X3, score=ch.Dot), ch.ClearheadError, ["class Dot", "instance"]),
     "a score that is none": (lambda: ch.attention(X3, X3, X3, score="dot"), ch.ClearheadError, ["str", "Dot()"]),

@@ -19,26 +19,25 @@ def shape_of(queries=QUERIES, keys=KEYS, batch=BATCH):
     return torch.zeros(batch, queries, 4), torch.zeros(batch, keys, 4)
 
 
-def check(mask, rule):
-    got = mask.dense(*shape_of())
+def check(mask, rule, align="lower_right"):
+    got = mask.dense(*shape_of(), align)
     assert got.dtype == torch.bool and got.shape == (BATCH, QUERIES, KEYS)
     np.testing.assert_array_equal(got.numpy(), np.broadcast_to(rule, got.shape))
 
 
 @pytest.mark.parametrize(("align", "offset"), [("upper_left", 0), ("lower_right", KEYS - QUERIES)])
 def test_causal_and_window_by_their_rules(align, offset):
-    check(ch.Causal(align), COLUMN <= ROW + offset)
+    check(ch.Causal(), COLUMN <= ROW + offset, align)
     window = (COLUMN >= ROW + offset - 2) & (COLUMN <= ROW + offset + 1)
-    check(ch.SlidingWindow(2, 1, align), window)
+    check(ch.SlidingWindow(2, 1), window, align)
 
 
 @pytest.mark.parametrize("positions", [[3, 0], [-2, 7], [20, -20]])
 def test_positions_of_each_sequence(positions):
     offset = np.array(positions)[:, None, None]
-    check(ch.Causal(torch.tensor(positions)), ROW[None] + offset >= COLUMN)
-    check(
-        ch.SlidingWindow(1, 0, np.array(positions)), (ROW[None] + offset >= COLUMN) & (ROW[None] + offset - 1 <= COLUMN)
-    )
+    check(ch.Causal(), ROW[None] + offset >= COLUMN, torch.tensor(positions))
+    window = (ROW[None] + offset >= COLUMN) & (ROW[None] + offset - 1 <= COLUMN)
+    check(ch.SlidingWindow(1), window, np.array(positions))
 
 
 def test_lengths_and_padding_by_their_rules():
@@ -122,21 +121,19 @@ def leaf(draw, sizes):
         ids = np.sort(ids) if draw(st.booleans()) else ids
         mine = ids[:, own[:, 0].clip(0, max(keys - 1, 0))] if keys else np.zeros((len(ids), queries))
         rule = (mine[:, :, None] == ids[:, None, :]) & ((own >= 0) & (own < keys))
-        return ch.Documents(ids, "lower_right"), rule[:, None]
+        return ch.Documents(ids), rule[:, None]
     if kind == "prefix":
         lens = numbers(batch)
-        return ch.PrefixLM(lens, "lower_right"), (np.arange(keys) <= own) | (
-            np.arange(keys) < lens[:, None, None, None]
-        )
+        return ch.PrefixLM(lens), (np.arange(keys) <= own) | (np.arange(keys) < lens[:, None, None, None])
     if kind == "where":
         factors = [draw(st.integers(0, 3)) for _ in range(4)]
         fn = lambda *index: sum(f * i for f, i in zip(factors, index, strict=True)) % 3 > 0
         return ch.MaskFunction(fn), fn(*np.ogrid[:batch, :heads, :queries, :keys])
     if kind == "causal":
-        return ch.Causal("lower_right"), np.arange(keys) <= own
+        return ch.Causal(), np.arange(keys) <= own
     before, after = draw(st.integers(0, 4)), draw(st.integers(0, 4))
     rule = (np.arange(keys) >= own - before) & (np.arange(keys) <= own + after)
-    return ch.SlidingWindow(before, after, "lower_right"), rule
+    return ch.SlidingWindow(before, after), rule
 
 
 @st.composite
@@ -154,11 +151,12 @@ def expression(draw, sizes, depth=3):
 @settings(max_examples=300, deadline=None)
 def test_any_expression_is_what_its_parts_say(data):
     shape = data.draw(SIZES)
-    sizes = Sizes(*shape)
+    sizes = Sizes(*shape, align="lower_right")
     mask, rule = data.draw(expression(shape))
     spans = mask.resolve(sizes)
     rule = np.broadcast_to(rule, shape)
     np.testing.assert_array_equal(dense(spans, sizes).numpy(), rule)
+    np.testing.assert_array_equal(mask.matrix(sizes).expand(shape).numpy(), rule)
     start, stop = (edge.unsqueeze(-1).expand(*shape[:3], 1).numpy() for edge in (spans.start, spans.stop))
     inside = (np.arange(shape[3]) >= start) & (np.arange(shape[3]) < stop)
     assert not (rule & ~inside).any(), "something allowed lies outside the spans"
@@ -180,7 +178,10 @@ def test_any_expression_on_every_engine(data):
     want = torch.nan_to_num(scores.softmax(-1)) @ value
     for engine in ("reference", "tiled", "sdpa"):
         torch.testing.assert_close(
-            ch.attention(query, key, value, mask=mask, engine=engine), want, atol=1e-12, rtol=1e-12
+            ch.attention(query, key, value, mask=mask, align="lower_right", engine=engine),
+            want,
+            atol=1e-12,
+            rtol=1e-12,
         )
 
 
@@ -205,10 +206,10 @@ def test_positions_of_a_key_value_cache():
     at = torch.tensor([3, 7])
     query, key = torch.zeros(2, 1, 4), torch.zeros(2, 9, 4)
     ids = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 1])
-    assert ch.Documents(ids, at).dense(query, key).sum(-1).flatten().tolist() == [4, 5]
-    assert ch.PrefixLM([6, 6], at).dense(query, key).sum(-1).flatten().tolist() == [6, 8]
-    assert ch.Documents(ids, torch.tensor([-1, 9])).dense(query, key).sum() == 0
-    bias = ch.ALiBi(1, at)(query, key)
+    assert ch.Documents(ids).dense(query, key, at).sum(-1).flatten().tolist() == [4, 5]
+    assert ch.PrefixLM([6, 6]).dense(query, key, at).sum(-1).flatten().tolist() == [6, 8]
+    assert ch.Documents(ids).dense(query, key, torch.tensor([-1, 9])).sum() == 0
+    bias = ch.ALiBi(1)(query, key, at)
     assert (bias[0, 0].argmax(), bias[1, 0].argmax()) == (3, 7) and bias.max() == 0
 
 

@@ -16,7 +16,7 @@ from clearhead.testing import ROUNDED
 SETS = bindings.kernels().available()
 SCORES = {
     "dot": lambda: ch.Dot(),
-    "softcap and sinks": lambda: ch.Dot(softcap=2.0, sinks=torch.tensor([0.5, -1.0])),
+    "softcap and sinks": lambda: ch.Dot(softcap=2.0),
     "additive": lambda: ch.Additive(20, 20, hidden=37),
     "gaussian": lambda: ch.Gaussian(3.0),
 }
@@ -39,7 +39,10 @@ def gradients(inputs, **options):
     leaves = [t.detach().clone().requires_grad_() for t in inputs]
     score = options["score"]
     learnt = [p for p in score.parameters() if p.requires_grad]
-    out = ch.attention(*leaves, **options)
+    if isinstance(score, ch.Dot) and score.softcap:
+        options["sinks"] = torch.tensor([0.5, -1.0], dtype=inputs[0].dtype, requires_grad=True)
+        learnt.append(options["sinks"])
+    out = ch.attention(*leaves, align="lower_right", **options)
     loss = draw(*out.shape, seed=9).to(out.dtype)
     return [out.detach(), *torch.autograd.grad(out, [*leaves, *learnt], loss)]
 
@@ -50,7 +53,7 @@ def test_every_instruction_set(instructions, name, lengths):
     """Outputs and gradients of masked problems, at lengths and widths that are no multiple of anything."""
     queries, keys = lengths
     inputs = draw(2, 2, queries, 20), draw(2, 1, keys, 20, seed=1), draw(2, 1, keys, 11, seed=2)
-    masks = [None, ch.Causal("lower_right"), DenseMask(draw(queries, keys, seed=3) > 0) & ch.Lengths([keys, keys // 2])]
+    masks = [None, ch.Causal(), DenseMask(draw(queries, keys, seed=3) > 0) & ch.Lengths([keys, keys // 2])]
     for mask in masks:
         score = SCORES[name]()
         got = gradients(inputs, score=score, mask=mask, engine="native")
@@ -82,9 +85,9 @@ def test_looks_at_ties_and_at_parts(instructions, k):
     """Whole numbers, whose scores tie: the largest in the order of the keys. Each reduction alone, too."""
     query, key = draw(1, 3, 101, 4).mul(2).round(), draw(1, 3, 230, 4, seed=1).mul(2).round()
     cells = ch.Pool((7, 23), "mean"), ch.Pool((101, 230)), ch.Received(), ch.Entropy()
-    for mask in (None, ch.SlidingWindow(60, align="lower_right"), ch.Lengths([3])):
-        weights = ch.weights(query, key, mask=mask, engine="native")
-        truth = ch.weights(query.double(), key.double(), mask=mask, engine="reference")
+    for mask in (None, ch.SlidingWindow(60), ch.Lengths([3])):
+        weights = ch.weights(query, key, mask=mask, align="lower_right", engine="native")
+        truth = ch.weights(query.double(), key.double(), mask=mask, align="lower_right", engine="reference")
         wanted = truth.reduce(*cells)
         (values, indices), *together = weights.reduce(ch.TopK(k), *cells)
         largest, order = (part[..., :k] for part in truth.dense().sort(dim=-1, descending=True, stable=True))
@@ -206,13 +209,13 @@ def test_many_keys():
 def test_masks_with_a_residual_go_band_by_band(monkeypatch):
     monkeypatch.setattr(bindings, "KEEP_BYTES", 100 * 48)
     inputs = draw(2, 2, 150, 8), draw(2, 1, 100, 8, seed=1), draw(2, 1, 100, 4, seed=2)
-    bias = ch.RelativeBias(2, align="upper_left") + ch.DenseBias(draw(150, 1, seed=3).requires_grad_())
+    bias = ch.RelativeBias(2) + ch.DenseBias(draw(150, 1, seed=3).requires_grad_())
     mask = ch.MaskFunction(lambda batch, head, query, key: (query + key) % 3 > 0)
     found = []
     for engine in ("native", "reference"):
         leaves = [t.detach().clone().requires_grad_() for t in inputs]
         torch.manual_seed(0)
-        out = ch.attention(*leaves, mask=mask, bias=bias, dropout_p=0.2, engine=engine)
+        out = ch.attention(*leaves, mask=mask, bias=bias, align="upper_left", dropout_p=0.2, engine=engine)
         learnt = list(bias.parameters())
         found.append([out, *torch.autograd.grad(out.square().sum(), [*leaves, *learnt])])
     assert len(list(bindings.bands(make_problem(*inputs, mask=mask)))) > 2

@@ -5,20 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from clearhead.base.arrays import check_float, is_numpy, to_tensor_float
-from clearhead.base.errors import ClearheadError, human_bytes
+from clearhead.base.errors import ClearheadError, ShapeError, human_bytes
 from clearhead.base.tracing import compiling, without_autocast
 from clearhead.engines import compiled
 from clearhead.engines.base import Engine
-from clearhead.engines.choose import choose, reasons
+from clearhead.engines.choose import as_written, choose, reasons
 from clearhead.engines.tiled.tiles import softmax
 from clearhead.masks.base import Mask
+from clearhead.masks.dense import DenseMask
 from clearhead.masks.lengths import Lengths
 from clearhead.problem.problem import Problem, make_problem
 from clearhead.scores.base import Score
@@ -34,6 +35,9 @@ def attention(
     score: ScoreLike = None,
     mask: Any = None,
     bias: Any = None,
+    scale: float | None = None,
+    sinks: Any = None,
+    align: Any = None,
     dropout_p: float = 0.0,
     engine: str | Engine | None = None,
 ) -> Any:
@@ -55,6 +59,12 @@ def attention(
     `score`: a `Score`, a function f(query_tile, key_tile), or None for `Dot()`.
     `mask`: a `Mask`, a bool tensor (True: may attend), a float tensor (added to the scores), or None.
     `bias`: a `Bias`, such as `ALiBi(num_heads)`, or a float tensor, added to the scores; or None.
+    `scale`: a number that multiplies the scores; None is the score's own: 1/√E for `Dot()`, 1 for others. Beside a
+    score that was built with one it is an error.
+    `sinks`: (H,), one logit a head, or None: one term more in the softmax's denominator, w_ij = exp(s_ij) /
+    (exp(sink_h) + Σ_j exp(s_ij)), so that a query's weights sum to less than 1.
+    `align`: where query 0 stands among the keys, for masks and biases that depend on positions; needed where Lq ≠ Lk:
+    "upper_left" (at key 0), "lower_right" (the last query at the last key), a number, or a (B,) integer tensor.
     `dropout_p`: each weight is set to 0 with this probability, the others divided by 1 − dropout_p; its seed is drawn
     from torch's generator, so that `torch.manual_seed` makes it repeat, the same on every engine.
     `engine`: "native", "sdpa", "tiled", "reference", an `Engine` of your own, or None for the first that can: see
@@ -62,18 +72,49 @@ def attention(
     Returns (..., Lq, Ev) of the value's dtype; NumPy arrays give a NumPy array. Differentiable in all inputs.
     Raises `ClearheadError`, `ShapeError` or `UnsupportedError`; nothing that was passed is changed.
     Cost: the allowed pairs' work; memory O(Lq + Lk) but on the engine "reference".
-    Source: Bahdanau et al. 2015; Vaswani et al. 2017, "Attention Is All You Need".
+    Sources: Bahdanau et al. 2015; Vaswani et al. 2017, "Attention Is All You Need"; sinks: Xiao et al. 2024, "Efficient
+    Streaming Language Models with Attention Sinks"; learnt ones: OpenAI 2025, gpt-oss.
     """
-    return _attend(query, key, value, score, mask, bias, dropout_p, engine)
+    return _attend(Arguments(query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine))
 
 
-def _attend(
-    query: Any, key: Any, value: Any, score: ScoreLike, mask: Any, bias: Any, dropout_p: float, engine: Any
-) -> Any:
+class Arguments(NamedTuple):
+    """What `attention` was given."""
+
+    query: Any
+    key: Any
+    value: Any
+    score: ScoreLike
+    mask: Any
+    bias: Any
+    scale: float | None
+    sinks: Any
+    align: Any
+    dropout_p: float
+    engine: str | Engine | None
+
+    def problem(self) -> Problem:
+        return make_problem(
+            self.query,
+            self.key,
+            self.value,
+            score=self.score,
+            mask=self.mask,
+            bias=self.bias,
+            scale=self.scale,
+            sinks=self.sinks,
+            align=self.align,
+            dropout_p=self.dropout_p,
+            as_written=as_written(self.engine),
+        )
+
+
+def _attend(call: Arguments) -> Any:
     """What `attention` does: a function that `watch` can replace, also for code that has imported `attention`."""
+    query, key, value, engine = call.query, call.key, call.value, call.engine
     tensors = isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)
     numpy = not tensors and is_numpy(query=query, key=key, value=value)
-    problem = make_problem(query, key, value, score=score, mask=mask, bias=bias, dropout_p=dropout_p)
+    problem = call.problem()
     with without_autocast(problem.sizes.device):
         found = compiled.run(problem, engine) if compiling() else choose(problem, engine).run(problem)
     output = problem.sizes.restore(found)
@@ -123,6 +164,9 @@ def plan(
     score: ScoreLike = None,
     mask: Any = None,
     bias: Any = None,
+    scale: float | None = None,
+    sinks: Any = None,
+    align: Any = None,
     dropout_p: float = 0.0,
     engine: str | Engine | None = None,
 ) -> Plan:
@@ -145,7 +189,7 @@ def plan(
     what is needed at once beyond inputs and output in the forward pass.
     """
     is_numpy(query=query, key=key, value=value)
-    problem = make_problem(query, key, value, score=score, mask=mask, bias=bias, dropout_p=dropout_p)
+    problem = Arguments(query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine).problem()
     chosen = choose(problem, engine)
     computed = chosen.pairs(problem)
     return Plan(
@@ -166,7 +210,7 @@ def _operations_a_pair(problem: Problem) -> int:
     return a_dimension * width + 2 * (problem.value.shape[-1] if problem.value is not None else 0)
 
 
-def masked_softmax(scores: Any, valid_lens: Any = None, *, dim: int = -1) -> Any:
+def masked_softmax(scores: Any, valid_lens: Any = None, *, dim: int = -1, align: Any = None) -> Any:
     """Softmax over the allowed entries; the others get exactly 0.
 
     >>> import torch, clearhead as ch
@@ -179,8 +223,9 @@ def masked_softmax(scores: Any, valid_lens: Any = None, *, dim: int = -1) -> Any
 
     Formula: w_ij = exp(s_ij) / Σ_j exp(s_ij) over the allowed j; a row with nothing allowed is all 0.
 
-    `scores`: (..., Lq, Lk), or (Lk,), a tensor, an array or lists. `valid_lens`: one integer,
-    integers (B,) or (B, Lq), a `Mask`, or None for all. `dim`: the dimension of the keys; the lengths count along it.
+    `scores`: (..., Lq, Lk), or (Lk,), a tensor, an array or lists. `valid_lens`: one integer, integers (B,) or (B, Lq),
+    or, for scores of two dimensions, (Lq,); a `Mask`, a bool tensor (True: allowed), or None for all. `dim`: the
+    dimension of the keys; the lengths count along it. `align`: as for `attention`.
     Returns the scores' shape and dtype (integers give float64, in NumPy; lists are taken as NumPy).
     Raises `ClearheadError` for lengths that are no integers, negative or above Lk. Cost: a few passes.
     """
@@ -196,11 +241,29 @@ def masked_softmax(scores: Any, valid_lens: Any = None, *, dim: int = -1) -> Any
         raise ClearheadError(f"dim is {dim}, and scores has shape {tuple(tensor.shape)}.")
     tile = tensor.movedim(dim, -1)
     if valid_lens is not None:
-        mask = valid_lens if isinstance(valid_lens, Mask) else Lengths(valid_lens)
         rows = tile if tile.ndim > 1 else tile[None]
+        mask = _softmax_mask(valid_lens, rows)
         # a mask asks only for the shapes of queries and keys: here are some that would have these scores
-        keep = mask.dense(rows[..., :1], rows.new_empty(*rows.shape[:-2], rows.shape[-1], 1))
+        keep = mask.dense(rows[..., :1], rows.new_empty(*rows.shape[:-2], rows.shape[-1], 1), align)
         tile = tile.masked_fill(~keep.reshape(tile.shape), -torch.inf)
     weights = softmax(tile, may_be_empty=True) if tile.shape[-1] else tile
     weights = weights.movedim(-1, dim)
     return weights.detach().numpy() if isinstance(scores, np.ndarray) else weights
+
+
+def _softmax_mask(valid_lens: Any, rows: Tensor) -> Mask:
+    """What `masked_softmax` was given, as a mask for scores of two dimensions or more."""
+    if isinstance(valid_lens, Mask):
+        return valid_lens
+    if isinstance(valid_lens, Tensor | np.ndarray) and valid_lens.dtype in (torch.bool, np.bool_):
+        return DenseMask(valid_lens)
+    lengths = Lengths(valid_lens)
+    given = lengths.valid_lens
+    if rows.ndim > 2 or given.ndim != 1 or len(given) == 1:
+        return lengths
+    if len(given) != rows.shape[0]:
+        raise ShapeError(
+            f"valid_lens has shape {tuple(given.shape)} and scores {tuple(rows.shape)}; expected one length for each "
+            f"row, ({rows.shape[0]},), or one for all."
+        )
+    return Lengths(given[None])

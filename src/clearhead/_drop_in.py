@@ -7,10 +7,9 @@ from torch import Tensor
 from clearhead._attention import attention
 from clearhead.base.arrays import check_float
 from clearhead.base.errors import ClearheadError, ShapeError, columns
-from clearhead.base.numbers import check_flag, check_number
+from clearhead.base.numbers import check_flag
 from clearhead.masks.base import Mask
 from clearhead.masks.causal import Causal
-from clearhead.scores.dot import Dot
 
 
 def scaled_dot_product_attention(
@@ -56,7 +55,7 @@ def scaled_dot_product_attention(
         if is_causal:
             raise ClearheadError(
                 "attn_mask and is_causal=True: pass one. To join them: "
-                "attention(..., mask=DenseMask(attn_mask) & Causal('upper_left'))."
+                "attention(..., mask=DenseMask(attn_mask) & Causal(), align='upper_left')."
             )
         if attn_mask.is_floating_point():
             check_float(attn_mask, "attn_mask")
@@ -64,7 +63,7 @@ def scaled_dot_product_attention(
         wide = attn_mask.reshape((1,) * (depth - attn_mask.ndim) + tuple(attn_mask.shape))
         mask, bias = (None, wide) if wide.is_floating_point() else (wide, None)
     elif is_causal:
-        mask = _UPPER_LEFT
+        mask = _CAUSAL
     heads, key_heads = (t.shape[-3] if t.ndim > 3 else 1 for t in (query, key))
     if not enable_gqa and heads != key_heads and 1 not in (heads, key_heads):
         raise ShapeError(
@@ -74,19 +73,9 @@ def scaled_dot_product_attention(
         )
     if isinstance(scale, Tensor) and scale.numel() == 1:
         scale = scale.item()
-    score = None if scale is None else _scaled(check_number(scale, "scale"))
-    output: Tensor = attention(query, key, value, score=score, mask=mask, bias=bias, dropout_p=dropout_p)
+    align = "upper_left" if is_causal else None
+    output: Tensor = attention(query, key, value, mask=mask, bias=bias, scale=scale, align=align, dropout_p=dropout_p)
     return output
 
 
-_UPPER_LEFT = Causal("upper_left")
-
-
-_dots: dict[float, Dot] = {}
-
-
-def _scaled(scale: float) -> Dot:
-    found = _dots.get(scale)
-    if found is None:
-        found = _dots[scale] = Dot(scale)
-    return found
+_CAUSAL = Causal()

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from clearhead._attention import attention
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.shapes import Sizes
+from clearhead.base.shapes import Align, Sizes
 from clearhead.biases.base import Bias
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import ENGINES, choose
@@ -41,9 +41,11 @@ from clearhead.masks.dense import DenseMask
 from clearhead.masks.lengths import Lengths
 from clearhead.problem.problem import make_problem
 from clearhead.problem.regions import Block
+from clearhead.scores.additive import Additive
 from clearhead.scores.base import Score
 from clearhead.scores.dot import Dot
 
+ALIGN: Align = "lower_right"  # of every comparison
 LENGTHS = ((1, 1), (63, 63), (7, 63), (1000, 1000))
 EXACT = 1e-9  # float64 against float64: thousands of terms, each rounded at 1e-16 of numbers near 10
 ROUNDED = 2e-6  # the same in float32: a few roundings
@@ -101,21 +103,32 @@ class Inputs:
 
     @property
     def sizes(self) -> Sizes:
-        return Sizes(self.query.shape[0], self.query.shape[1], self.query.shape[2], self.key.shape[2])
+        return Sizes(self.query.shape[0], self.query.shape[1], self.query.shape[2], self.key.shape[2], align=ALIGN)
 
     def all(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.query, self.key, self.value
 
 
 def outputs_and_gradients(
-    inputs: Inputs, score: Score, mask: Any, engine: str | Engine, bias: Bias | None = None, dropout_p: float = 0.0
+    inputs: Inputs,
+    score: Score,
+    mask: Any,
+    engine: str | Engine,
+    bias: Bias | None = None,
+    dropout_p: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """The output, and the gradients of a fixed random loss to query, key, value and what score and bias have learnt."""
+    """The output, and the gradients of a fixed random loss to the inputs, the sinks, and what score and bias learn."""
     query, key, value = (t.detach().clone().requires_grad_() for t in inputs.all())
     torch.manual_seed(0)  # the dropout's
-    output = attention(query, key, value, score=score, mask=mask, bias=bias, dropout_p=dropout_p, engine=engine)
+    given: dict[str, Any] = {"score": score, "mask": mask, "bias": bias, "align": ALIGN, "dropout_p": dropout_p}
+    if sinks is not None:
+        given["sinks"] = sinks = sinks.detach().to(query.dtype).requires_grad_()
+    output = attention(query, key, value, **given, engine=engine)
     loss = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     leaves = {"query": query, "key": key, "value": value}
+    if sinks is not None:
+        leaves["sinks"] = sinks
     leaves |= {f"the score's parameter {name}": p for name, p in score.named_parameters()}
     if bias is not None:
         added = (*bias.named_parameters(), *bias.named_buffers())
@@ -135,6 +148,7 @@ def compare(
     lengths: tuple[int, int],
     bias: Bias | None = None,
     dropout_p: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> None:
     """An engine against the reference in float64: output and all gradients. Engines that object are left out.
 
@@ -146,19 +160,20 @@ def compare(
     for dtype in (torch.float64, torch.float32):
         inputs = Inputs.draw(score, lengths, dtype)
         module, bias = score[0].to(dtype), None if bias is None else bias.to(dtype)
-        problem = make_problem(*inputs.all(), score=module, mask=mask, bias=bias, dropout_p=dropout_p)
+        beside: dict[str, Any] = {"bias": bias, "dropout_p": dropout_p, "sinks": sinks}
+        problem = make_problem(*inputs.all(), score=module, mask=mask, align=ALIGN, **beside)
         try:
             choose(problem, engine)
         except UnsupportedError as refusal:
             assert str(refusal).count("  - ") >= 1, "an engine that refuses says why"
             continue
         about = f"{engine}, {module}, {mask}, {bias}, {lengths}, {dtype}"
-        totals = _errors(engine, inputs, module, mask, bias, dropout_p, about)
+        totals = _errors(engine, inputs, module, mask, beside, about)
         if dtype == torch.float32 and not all(total.within(dtype) for total in totals.values()):
             # the rounding error of one number differs by chance, and between processors: many are compared
             for seed in range(1, DRAWS):
                 more = Inputs.draw(score, lengths, dtype, seed)
-                for name, error in _errors(engine, more, module, mask, bias, dropout_p, about).items():
+                for name, error in _errors(engine, more, module, mask, beside, about).items():
                     totals[name] = Error(*map(sum, zip(totals[name], error, strict=True)))
         for name, total in totals.items():
             assert total.within(dtype), f"{about}: {name} is off by {total.got:.3g}; eager code by {total.near:.3g}"
@@ -179,15 +194,16 @@ class Error(NamedTuple):
 
 
 def _errors(
-    engine: str | Engine, inputs: Inputs, score: Score, mask: Any, bias: Bias | None, dropout_p: float, about: str
+    engine: str | Engine, inputs: Inputs, score: Score, mask: Any, beside: dict[str, Any], about: str
 ) -> dict[str, Error]:
     """The errors of the output and of each gradient."""
-    dtype = inputs.query.dtype
-    got = outputs_and_gradients(inputs, score, mask, engine, bias, dropout_p)
-    near = outputs_and_gradients(inputs, score, mask, "reference", bias, dropout_p)
+    dtype, bias = inputs.query.dtype, beside["bias"]
+    got = outputs_and_gradients(inputs, score, mask, engine, **beside)
+    near = outputs_and_gradients(inputs, score, mask, "reference", **beside)
     wide = Inputs(*(t.double() for t in inputs.all()))
-    bias = None if bias is None else bias.double()
-    want = outputs_and_gradients(wide, score.double(), mask, "reference", bias, dropout_p)
+    if bias is not None:
+        bias.double()
+    want = outputs_and_gradients(wide, score.double(), mask, "reference", **beside)
     score.to(dtype)
     if bias is not None:
         bias.to(dtype)
@@ -256,11 +272,12 @@ def check_mask(cls: type[Mask]) -> None:
     """The spans and their residual, part by part against the whole, and every engine, for a mask class."""
     assert inspect.isclass(cls) and issubclass(cls, Mask), f"check_mask takes a class of Mask; got {cls!r}"
     for lengths in LENGTHS[:3]:
-        sizes = Sizes(3, 2, *lengths)
+        sizes = Sizes(3, 2, *lengths, align=ALIGN)
         mask = cls.example(sizes)
         spans = mask.resolve(sizes)
         keep = dense(spans, sizes)
         assert keep.dtype == torch.bool and keep.shape == sizes.shape
+        assert torch.equal(mask.matrix(sizes).expand(sizes.shape), keep), f"{mask}: the spans differ from the matrix"
         for edge, shape in ((spans.start, "start"), (spans.stop, "stop")):
             assert edge.dtype == torch.int64, f"{mask}: {shape} is {edge.dtype}"
             assert all(n in (1, size) for n, size in zip(edge.shape, sizes.shape, strict=False))
@@ -278,12 +295,13 @@ def check_bias(cls: type[Bias]) -> None:
     """The normal form, part by part against the whole, and every engine, for a bias class."""
     assert inspect.isclass(cls) and issubclass(cls, Bias), f"check_bias takes a class of Bias; got {cls!r}"
     for lengths in LENGTHS[:3]:
-        sizes = Sizes(3, 2, *lengths)
+        sizes = Sizes(3, 2, *lengths, align=ALIGN)
         bias = cls.example(sizes).double()
         added = bias.lower(sizes)
         every = slice(None)
         whole = added.tile(every, every, every, every, sizes).detach().expand(sizes.shape)
-        _close(bias(torch.zeros(*sizes[:3], 1), torch.zeros(*sizes[:2], sizes.keys, 1)).detach(), whole, 0.0, f"{bias}")
+        shapes = torch.zeros(*sizes[:3], 1), torch.zeros(*sizes[:2], sizes.keys, 1)
+        _close(bias(*shapes, ALIGN).detach(), whole, 0.0, f"{bias}")
         for queries, keys in (
             (slice(0, lengths[0], 2), slice(lengths[1] // 3, lengths[1])),
             (slice(1, 3), slice(0, 2)),
@@ -305,10 +323,10 @@ def check_engine(engine: str | Engine) -> None:
                 compare(engine, score.example(), None if mask is None else mask.example(sizes), lengths)
             for bias in biases():
                 compare(engine, score.example(), _any_mask(sizes), lengths, bias.example(sizes), 0.3)
-        for softcap in (None, 2.0):
-            with_sinks = Dot(softcap=softcap, sinks=torch.tensor([0.5, -1.0]))
+        sinks = torch.tensor([0.5, -1.0], dtype=torch.float64)
+        for module in (Dot(), Dot(softcap=2.0), Additive(4, 4, 8, softcap=0.5)):
             for dropout_p in (0.0, 0.3):
-                compare(engine, (with_sinks, 4, 4), _any_mask(sizes), lengths, None, dropout_p)
+                compare(engine, (module, 4, 4), _any_mask(sizes), lengths, None, dropout_p, sinks)
 
 
 def check_precision(engine: str, score: tuple[Score, int, int], mask: Mask | None, dtype: torch.dtype) -> None:
@@ -329,7 +347,7 @@ def check_precision(engine: str, score: tuple[Score, int, int], mask: Mask | Non
         return
     assert got.dtype == dtype
     key, value = (t.repeat_interleave(2, 1) for t in (inputs.key, inputs.value))
-    eager = module.tile(inputs.query, key).detach()
+    eager = module.tile(inputs.query, key).detach() * module.factor(inputs.query.shape[-1])
     if mask is not None:
         eager = eager.masked_fill(~mask.dense(inputs.query, key), -torch.inf)
     naive = torch.nan_to_num(eager.softmax(-1)) @ value
@@ -351,13 +369,18 @@ def check_weights(score: tuple[Score, int, int], mask: Mask | None, lengths: tup
         inputs = Inputs.draw(score, lengths, dtype)
         module = score[0].to(dtype).requires_grad_(False)
         try:
-            lazy = Weights(inputs.query, inputs.key, engine=engine, score=module, mask=mask)
+            lazy = Weights(inputs.query, inputs.key, engine=engine, score=module, mask=mask, align=ALIGN)
         except UnsupportedError:
             continue
-        reference = Weights(inputs.query, inputs.key, engine="reference", score=module, mask=mask)
+        reference = Weights(inputs.query, inputs.key, engine="reference", score=module, mask=mask, align=ALIGN)
         near = reference.dense(None)
         wide = Weights(
-            inputs.query.double(), inputs.key.double(), engine="reference", score=deepcopy(module).double(), mask=mask
+            inputs.query.double(),
+            inputs.key.double(),
+            engine="reference",
+            score=deepcopy(module).double(),
+            mask=mask,
+            align=ALIGN,
         )
         truth = wide.dense(None)
         values, indices = lazy.topk(min(3, lengths[1]))

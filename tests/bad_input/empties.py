@@ -16,7 +16,7 @@ SIZES = {"batch": 2, "heads": 2, "queries": 3, "keys": 5, "width": 4, "value wid
 ENGINES = (None, "native", "sdpa", "tiled", "reference")
 MASKS = {
     "no mask": lambda b, q, k: (None, None),
-    "causal": lambda b, q, k: (ch.Causal("lower_right"), ("causal",)),
+    "causal": lambda b, q, k: (ch.Causal(), ("causal",)),
     "lengths": lambda b, q, k: (ch.Lengths(torch.zeros(b, dtype=torch.long)), ("lengths", np.zeros(b, dtype=int))),
     "lengths of queries": lambda b, q, k: (
         ch.Lengths(torch.zeros(b, q, dtype=torch.long)),
@@ -24,12 +24,12 @@ MASKS = {
     ),
     "padding": lambda b, q, k: (ch.Padding(torch.ones(b, k).bool()), ("padding", np.ones((b, k)))),
     "documents": lambda b, q, k: (
-        ch.Documents(torch.zeros(b, k, dtype=torch.long), "lower_right"),
+        ch.Documents(torch.zeros(b, k, dtype=torch.long)),
         ("documents", np.zeros((b, k))),
     ),
-    "window": lambda b, q, k: (ch.SlidingWindow(1, 1, "lower_right"), ("window", 1, 1)),
+    "window": lambda b, q, k: (ch.SlidingWindow(1, 1), ("window", 1, 1)),
     "prefix": lambda b, q, k: (
-        ch.PrefixLM(torch.zeros(b, dtype=torch.long), "lower_right"),
+        ch.PrefixLM(torch.zeros(b, dtype=torch.long)),
         ("prefix", np.zeros(b, dtype=int)),
     ),
     "dense": lambda b, q, k: (ch.DenseMask(torch.ones(q, k).bool()), ("dense", np.ones((q, k), dtype=bool))),
@@ -53,7 +53,7 @@ def differs(got: Any, want: Any, about: str = "") -> str | None:
 def attention(sizes: dict[str, int], mask: str, engine: str | None, grad: bool) -> str | None:
     tensors = [t.requires_grad_(grad) for t in inputs(sizes)]
     given, rule = MASKS[mask](sizes["batch"], sizes["queries"], sizes["keys"])
-    output = ch.attention(*tensors, mask=given, engine=engine)
+    output = ch.attention(*tensors, mask=given, align="lower_right", engine=engine)
     arrays = [t.detach().double().numpy() for t in tensors]
     found = oracle.attend(oracle.Problem(*arrays, mask=rule, align="lower_right"), np.ones(output.shape))
     if grad and not differs(output, found.output):
@@ -68,14 +68,14 @@ def attention(sizes: dict[str, int], mask: str, engine: str | None, grad: bool) 
 def looks(sizes: dict[str, int], mask: str, engine: str) -> str | None:
     query, key, value = inputs(sizes)
     given, rule = MASKS[mask](sizes["batch"], sizes["queries"], sizes["keys"])
-    w = ch.weights(query, key, mask=given, engine=engine)
+    w = ch.weights(query, key, mask=given, align="lower_right", engine=engine)
     arrays = [t.double().numpy() for t in (query, key, value)]
     found = oracle.attend(oracle.Problem(*arrays, mask=rule, align="lower_right"))
     asked: dict[str, tuple[Callable[[], Any], Any]] = {
         "dense": (w.dense, found.weights),
         "[...]": (lambda: w[...], found.weights),
         "entropy": (w.entropy, found.entropy),
-        "logsumexp": (lambda: w.logsumexp, found.logsumexp),
+        "logsumexp": (w.logsumexp, found.logsumexp),
         "received": (w.received, found.weights.sum(-2)),
         "scores": (w.scores, found.raw),
         "@": (lambda: w @ value, found.output),
@@ -105,7 +105,6 @@ def scores() -> dict[str, Callable[[int], Any]]:
     return {
         "Dot": lambda e: ch.Dot(),
         "softcap": lambda e: ch.Dot(softcap=2.0),
-        "sinks": lambda e: ch.Dot(sinks=torch.zeros(2)),
         "Cosine": lambda e: ch.Cosine(),
         "Gaussian": lambda e: ch.Gaussian(),
         "Additive": lambda e: ch.Additive.from_weights(None, None, torch.ones(e)),
@@ -128,7 +127,7 @@ for _empty in SIZES:
                 s, m, e
             )
     for _score, _make in scores().items():
-        if (_score, _empty) in (("sinks", "heads"), ("Bilinear", "width")):  # there are no such scores
+        if (_score, _empty) == ("Bilinear", "width"):  # there is no such score
             continue
         for _engine in ("tiled", "reference", None):
             EMPTIES[f"{_score}: {_empty} of 0, engine {_engine}"] = lambda s=_sizes, m=_make, e=_engine: by_shape(
@@ -136,11 +135,14 @@ for _empty in SIZES:
             )
     if _empty != "heads":
         EMPTIES[f"ALiBi: {_empty} of 0"] = lambda s=_sizes: by_shape(
-            s, lambda q, k, v: ch.attention(q, k, v, bias=ch.ALiBi(2, "lower_right")), *OUT
+            s, lambda q, k, v: ch.attention(q, k, v, bias=ch.ALiBi(2), align="lower_right"), *OUT
         )
         EMPTIES[f"RelativeBias: {_empty} of 0"] = lambda s=_sizes: by_shape(
-            s, lambda q, k, v: ch.attention(q, k, v, bias=ch.RelativeBias(2, align="lower_right")), *OUT
+            s, lambda q, k, v: ch.attention(q, k, v, bias=ch.RelativeBias(2), align="lower_right"), *OUT
         )
+    EMPTIES[f"sinks: {_empty} of 0"] = lambda s=_sizes: by_shape(
+        s, lambda q, k, v: ch.attention(q, k, v, sinks=torch.zeros(q.shape[1])), *OUT
+    )
     EMPTIES[f"DenseBias: {_empty} of 0"] = lambda s=_sizes: by_shape(
         s, lambda q, k, v: ch.attention(q, k, v, bias=torch.zeros(s["queries"], s["keys"])), *OUT
     )

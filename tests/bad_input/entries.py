@@ -41,7 +41,7 @@ class Entry:
 
 QKV = {"query": x3(), "key": x3(1), "value": x3(2)}
 QK = {"query": x3(), "key": x3(1)}
-OPTIONS = {"score": None, "mask": None, "bias": None}
+OPTIONS = dict.fromkeys(("score", "mask", "bias", "scale", "sinks", "align"))
 NUMBER = dict.fromkeys(("bool",), "else")
 NAN = {"NaN tensor": "nan"}
 # PyTorch's fused kernel gives 0 for a query that is NaN, or that sees a key that is, and plan() says so
@@ -65,6 +65,9 @@ def options(**more: dict[str, str]) -> dict[str, dict[str, str]]:
         "score": ABSENT | OWN,
         "mask": ABSENT | ONE,
         "bias": ABSENT | ONE,
+        "scale": ABSENT | WIDE | {"negative": "else"},
+        "sinks": ABSENT,
+        "align": ABSENT | {"negative": "same", "huge": "same"},
         "engine": ABSENT,
         **more,
     }
@@ -123,7 +126,6 @@ def cached(key: Any, value: Any) -> Any:
 
 IDS = torch.tensor([0, 0, 1, 1, 1])
 LENS = torch.tensor([2, 5])
-ALIGN = {"align": dict.fromkeys(("None",), "same")}
 E = Entry
 
 ENTRIES: dict[str, Entry] = {
@@ -247,7 +249,7 @@ ENTRIES: dict[str, Entry] = {
         {"query_labels": ABSENT, "key_labels": ABSENT},
     ),
     "Weights @": E("weights", lambda value: ch.weights(**QK) @ value, {"value": x3(2)}, {"value": WIDER}),
-    "Weights.logsumexp": E("weights", lambda **given: ch.weights(**given).logsumexp, QK, {"query": NAN, "key": NAN}),
+    "Weights.logsumexp": E("weights", lambda **given: ch.weights(**given).logsumexp(), QK, {"query": NAN, "key": NAN}),
     "Entropy": E("weights", lambda: ch.weights(**QK).reduce(ch.Entropy())[0], {}),
     "Received": E("weights", lambda: ch.weights(**QK).reduce(ch.Received())[0], {}),
     "TopK": E("weights", lambda k: ch.weights(**QK).reduce(ch.TopK(k))[0][0], {"k": 2}),
@@ -261,10 +263,10 @@ ENTRIES: dict[str, Entry] = {
     ),
     "MeanDistance": E(
         "weights",
-        lambda **given: ch.weights(**QK).reduce(ch.MeanDistance(**given))[0],
+        lambda **given: ch.weights(**QK, **given).reduce(ch.MeanDistance())[0],
         {"align": "upper_left"},
         {
-            "align": ABSENT,
+            "align": ABSENT | {"negative": "else", "huge": "else"},
         },
     ),
     "Output": E(
@@ -273,18 +275,29 @@ ENTRIES: dict[str, Entry] = {
     "Dot": E(
         "scores",
         score_of(ch.Dot),
-        {"scale": None, "softcap": None, "sinks": None},
+        {"scale": None, "softcap": None},
         {
             "scale": ABSENT | WIDE | {"negative": "else"},
             "softcap": ABSENT | WIDE,
-            "sinks": ABSENT,
         },
     ),
-    "Dot of sinks": E(
-        "scores",
-        lambda **given: ch.attention(x4(), x4(1), x4(2), score=ch.Dot(**given)),
+    "attention, sinks": E(
+        "functions",
+        lambda **given: ch.attention(x4(), x4(1), x4(2), **given),
         {"sinks": draw(3)},
         {"sinks": NAN | {"None": "else"}},
+    ),
+    "attention, scale": E(
+        "functions",
+        lambda **given: ch.attention(**QKV, **given),
+        {"scale": 0.5},
+        {"scale": WIDE | {"negative": "else", "None": "else"}},
+    ),
+    "attention, align": E(
+        "functions",
+        lambda **given: ch.attention(**QKV, mask=ch.Causal(), **given),
+        {"align": "lower_right"},
+        {"align": ABSENT | {"negative": "else", "huge": "else"}},
     ),
     "Bilinear": E("scores", seeded(score_of(ch.Bilinear)), {"query_dim": 4, "key_dim": 4}),
     "Bilinear.from_weights": E("scores", score_of(ch.Bilinear.from_weights), {"weight": draw(4, 4)}, {"weight": NAN}),
@@ -321,36 +334,37 @@ ENTRIES: dict[str, Entry] = {
             "keep": {"bool tensor": "same", "integer tensor": "same"},
         },
     ),
-    "Causal": E("masks", mask_of(ch.Causal), {"align": None}, {"align": ABSENT}),
+    "Causal": E("masks", mask_of(ch.Causal), {}),
     "SlidingWindow": E(
         "masks",
         mask_of(ch.SlidingWindow),
-        {"before": 2, "after": 1, "align": None},
+        {"before": 2, "after": 1},
         {
             "before": {"huge": "else"},
             "after": {"huge": "else"},
-            "align": ABSENT,
         },
     ),
     "Documents": E(
         "masks",
         mask_of(ch.Documents),
-        {"ids": IDS, "align": None},
+        {"ids": IDS},
         {
             "ids": {"integer tensor": "else"},
-            "align": ABSENT,
         },
     ),
-    "Documents.from_lengths": E(
-        "masks", mask_of(ch.Documents.from_lengths), {"lengths": torch.tensor([2, 3]), "align": None}, {"align": ABSENT}
+    "Documents.from_lengths": E("masks", mask_of(ch.Documents.from_lengths), {"lengths": torch.tensor([2, 3])}),
+    "Documents.from_cu_seqlens": E(
+        "masks",
+        mask_of(ch.Documents.from_cu_seqlens),
+        {"cu_q": torch.tensor([0, 2, 5]), "cu_k": torch.tensor([0, 1, 5])},
+        {"cu_k": {"None": "else"}},
     ),
     "PrefixLM": E(
         "masks",
         mask_of(ch.PrefixLM),
-        {"lengths": LENS, "align": None},
+        {"lengths": LENS},
         {
             "lengths": {"integer tensor": "else"},
-            "align": ABSENT,
         },
     ),
     "DenseMask": E(
@@ -371,12 +385,12 @@ ENTRIES: dict[str, Entry] = {
         ("query", "key"),
         SHAPES_TOGETHER,
     ),
-    "ALiBi": E("biases", bias_of(ch.ALiBi), {"num_heads": 3, "align": None}, {"align": ABSENT}),
+    "ALiBi": E("biases", bias_of(ch.ALiBi), {"num_heads": 3}),
     "RelativeBias": E(
         "biases",
         seeded(bias_of(ch.RelativeBias)),
-        {"num_heads": 3, "num_buckets": 8, "max_distance": 20, "bidirectional": True, "align": None},
-        {"max_distance": {"huge": "else"}, "bidirectional": {"bool": "same"}, "align": ABSENT},
+        {"num_heads": 3, "num_buckets": 8, "max_distance": 20, "bidirectional": True},
+        {"max_distance": {"huge": "else"}, "bidirectional": {"bool": "same"}},
     ),
     "DenseBias": E(
         "biases", bias_of(ch.DenseBias), {"tensor": draw(5, 5)}, {"tensor": NAN | {"scalar tensor": "else"}}

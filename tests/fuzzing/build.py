@@ -56,7 +56,8 @@ def build(spec: Spec) -> Built:
     score, learnt = _score(p.score, dtype)
     leaves |= learnt
     sizes = oracle.Sizes(*(x.shape for x in p.inputs))
-    options: dict[str, Any] = {"score": score, "mask": _mask(p.mask, spec, sizes)}
+    options: dict[str, Any] = {"score": score, "mask": _mask(p.mask, spec, sizes), "sinks": learnt.get("score.sinks")}
+    options["align"] = torch.from_numpy(p.align) if isinstance(p.align, np.ndarray) else p.align
     modules = []
     for i, one in enumerate(p.biases):
         module, name = _bias(one, spec, sizes)
@@ -97,7 +98,7 @@ def _score(score: Any, dtype: torch.dtype) -> tuple[Any, dict[str, Tensor]]:
     kind, settings, learnt = score
     given = {name: tensor(x, dtype) for name, x in learnt.items()}
     made: dict[str, Callable[[], Any]] = {
-        "dot": lambda: ch.Dot(sinks=given.get("sinks"), **settings),
+        "dot": lambda: ch.Dot(**settings),
         "bilinear": lambda: ch.Bilinear.from_weights(given["W"]),
         "additive": lambda: ch.Additive.from_weights(given.get("W_q"), given.get("W_k"), given["w_v"]),
         "cosine": lambda: ch.Cosine(**settings),
@@ -106,34 +107,33 @@ def _score(score: Any, dtype: torch.dtype) -> tuple[Any, dict[str, Tensor]]:
         "sines": lambda: Sines(given["w"]),
     }
     module = made[kind]()
-    return module, {f"score.{name}": getattr(module, name) for name in given}
+    return module, {f"score.{name}": x if name == "sinks" else getattr(module, name) for name, x in given.items()}
 
 
 def _mask(mask: Any, spec: Spec, sizes: Any) -> Any:
     if mask is None or spec.mask_as == "mask":
-        return None if mask is None else expression(mask, spec.problem.align)
+        return None if mask is None else expression(mask)
     keep = torch.from_numpy(mask[1])
     if spec.mask_as == "bool":
         return keep
     return torch.zeros(keep.shape, dtype=getattr(torch, spec.dtype)).masked_fill(~keep, -torch.inf)
 
 
-def expression(mask: Any, align: Any) -> ch.Mask:
+def expression(mask: Any) -> ch.Mask:
     kind, *given = mask
     if kind in ("and", "or"):
-        left, right = (expression(one, align) for one in given)
+        left, right = (expression(one) for one in given)
         return left & right if kind == "and" else left | right
     if kind == "not":
-        return ~expression(given[0], align)
+        return ~expression(given[0])
     given = [torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in given]
-    align = torch.from_numpy(align) if isinstance(align, np.ndarray) else align
     made: dict[str, Callable[..., ch.Mask]] = {
         "lengths": ch.Lengths,
         "padding": ch.Padding,
-        "causal": lambda: ch.Causal(align),
-        "window": lambda before, after: ch.SlidingWindow(before, after, align),
-        "documents": lambda ids: ch.Documents(ids, align),
-        "prefix": lambda n: ch.PrefixLM(n, align),
+        "causal": ch.Causal,
+        "window": ch.SlidingWindow,
+        "documents": ch.Documents,
+        "prefix": ch.PrefixLM,
         "intervals": Intervals,
         "where": lambda factors: ch.MaskFunction(
             lambda *i: sum(f * x for f, x in zip(factors, i, strict=True)) % 3 > 0
@@ -146,14 +146,12 @@ def expression(mask: Any, align: Any) -> ch.Mask:
 def _bias(one: Any, spec: Spec, sizes: Any) -> tuple[ch.Bias, str]:
     kind, settings, learnt = one
     dtype = getattr(torch, spec.bias_dtype)
-    align = spec.problem.align
-    align = torch.from_numpy(align) if isinstance(align, np.ndarray) else align
     (name, x), *_ = learnt.items()
     if kind == "alibi":
-        bias: ch.Bias = ch.ALiBi(sizes.heads, align).to(dtype)
+        bias: ch.Bias = ch.ALiBi(sizes.heads).to(dtype)
         bias.slopes.requires_grad_(spec.learn_bias)
     elif kind == "relative":
-        bias = ch.RelativeBias(sizes.heads, align=align, **settings).to(dtype)
+        bias = ch.RelativeBias(sizes.heads, **settings).to(dtype)
         bias.weight.data = tensor(x, dtype)
         bias.weight.requires_grad_(spec.learn_bias)
     else:

@@ -76,7 +76,7 @@ def looks(spec: Spec, r: random.Random, infinite: bool) -> dict[str, tuple[Any, 
     made: dict[str, tuple[Any, Measure]] = {
         "entropy": (ch.Entropy(), lambda f: f.entropy),
         "output": (ch.Output(None), lambda f: f.output),
-        "logsumexp": (lambda w, v: w.logsumexp, lambda f: f.logsumexp),
+        "logsumexp": (lambda w, v: w.logsumexp(), lambda f: f.logsumexp),
     }
     if infinite:  # what the rest should be is not written down
         return made
@@ -85,8 +85,7 @@ def looks(spec: Spec, r: random.Random, infinite: bool) -> dict[str, tuple[Any, 
         size = size[0] if r.random() < 0.5 else size
         made[f"pool {size} {how}"] = ch.Pool(size, how), lambda f, s=size, h=how: oracle.pool(f.weights, s, h)
     made["received"] = ch.Received(), lambda f: oracle.received(f.weights)
-    align = torch.from_numpy(p.align) if isinstance(p.align, np.ndarray) else p.align
-    made["distance"] = ch.MeanDistance(align), lambda f: oracle.mean_distance(f.weights, p.align, sizes)
+    made["distance"] = ch.MeanDistance(), lambda f: oracle.mean_distance(f.weights, p.align, sizes)
     for k in {r.randint(1, min(sizes.keys, 20)), r.randint(1, sizes.keys)} if sizes.keys else ():
         made[f"topk {k}"] = ch.TopK(k), lambda f, k=k: oracle.largest(f.weights, k)
     made["dense"] = lambda w, v: w.dense(), lambda f: f.weights

@@ -10,8 +10,8 @@ import clearhead as ch
 LAYOUTS = [((), ()), ((3,), (3,)), ((2, 4), (2, 2)), ((2, 2, 2), (2, 1, 1))]
 MASKS = {
     "none": lambda lq, lk, batch: None,
-    "causal": lambda lq, lk, batch: ch.Causal("lower_right"),
-    "window": lambda lq, lk, batch: ch.SlidingWindow(20, 3, "lower_right"),
+    "causal": lambda lq, lk, batch: ch.Causal(),
+    "window": lambda lq, lk, batch: ch.SlidingWindow(20, 3),
     "lengths": lambda lq, lk, batch: ch.Lengths([lk * (i + 1) // (batch + 1) for i in range(batch)]),
     "dense": lambda lq, lk, batch: ch.DenseMask((torch.arange(lq)[:, None] * 7 + torch.arange(lk) * 3) % 5 < 2),
     "float": lambda lq, lk, batch: random(lq, lk, seed=5).masked_fill(random(lq, lk, seed=6) > 1, -torch.inf),
@@ -29,7 +29,7 @@ def case(layout, lq, lk, mask):
     mask = MASKS[mask](lq, lk, batch)
     scores = ch.Dot()(query, key)
     if isinstance(mask, ch.Mask):
-        allowed = scores.masked_fill(~mask.dense(query, key), -torch.inf)
+        allowed = scores.masked_fill(~mask.dense(query, key, "lower_right"), -torch.inf)
     else:
         allowed = scores if mask is None else scores + mask
     truth = torch.nan_to_num(allowed.softmax(-1))
@@ -64,10 +64,10 @@ def test_any_basic_index_is_that_part(data):
     mask = data.draw(st.sampled_from(list(MASKS)))
     query, key, mask, scores, _, truth = case(layout, lq, lk, mask)
     engine = data.draw(st.sampled_from(["tiled", "reference"]))
-    weights = ch.weights(query, key, mask=mask, engine=engine)
+    weights = ch.weights(query, key, mask=mask, align="lower_right", engine=engine)
     assert weights.shape == truth.shape
     if data.draw(st.booleans()):
-        _ = weights.logsumexp  # an index uses it where it is there
+        _ = weights.logsumexp()  # an index uses it where it is there
     where = data.draw(index(truth.shape))
     torch.testing.assert_close(weights[where], truth[where], atol=1e-12, rtol=1e-9)
     torch.testing.assert_close(weights.scores(where), scores[where], atol=1e-12, rtol=1e-9)
@@ -79,7 +79,7 @@ def test_any_basic_index_is_that_part(data):
 @pytest.mark.parametrize(("lq", "lk"), [(1, 1), (63, 63), (30, 700), (150, 150)])
 def test_reductions_equal_those_of_the_dense_matrix(layout, lq, lk, mask, engine):
     query, key, mask, _, allowed, truth = case(layout, lq, lk, mask)
-    weights = ch.weights(query, key, mask=mask, engine=engine)
+    weights = ch.weights(query, key, mask=mask, align="lower_right", engine=engine)
     k, rows, columns = min(5, lk), 7, 13
     entropy, (values, indices), received, most, mean, distance = weights.reduce(
         ch.Entropy(),
@@ -87,13 +87,13 @@ def test_reductions_equal_those_of_the_dense_matrix(layout, lq, lk, mask, engine
         ch.Received(),
         ch.Pool(columns),
         ch.Pool((rows, columns), "mean"),
-        ch.MeanDistance("lower_right"),
+        ch.MeanDistance(),
     )
     close = {"atol": 1e-10, "rtol": 1e-9}
     torch.testing.assert_close(weights.dense(), truth, **close)
     torch.testing.assert_close(entropy, -torch.xlogy(truth, truth).sum(-1), **close)
     torch.testing.assert_close(received, truth.sum(-2), **close)
-    torch.testing.assert_close(weights.logsumexp, allowed.logsumexp(-1), **close)
+    torch.testing.assert_close(weights.logsumexp(), allowed.logsumexp(-1), **close)
     gap = (torch.arange(lq)[:, None] + lk - lq - torch.arange(lk)).abs()
     torch.testing.assert_close(distance, (truth * gap).sum(-1), **close)
 
@@ -127,7 +127,7 @@ def test_equal_weights_are_listed_in_the_order_of_the_keys():
 def test_weights_times_value_is_attention():
     query, key, mask, _, _, truth = case(((2, 4), (2, 2)), 20, 30, "causal")
     value = random(2, 2, 30, 3, seed=9)
-    product = ch.weights(query, key, mask=mask) @ value
+    product = ch.weights(query, key, mask=mask, align="lower_right") @ value
     torch.testing.assert_close(product, truth @ value.repeat_interleave(2, 1))
 
 

@@ -26,7 +26,7 @@ OPTIONS = {
     "lengths": {"mask": ch.Lengths(LENGTHS)},
     "holes": {"mask": ch.MaskFunction(lambda b, h, i, j: (i + j) % 3 != 0)},
     "bias": {"bias": ch.ALiBi(4), "mask": ch.Causal()},
-    "softcap and sinks": {"score": ch.Dot(0.9, softcap=2.0, sinks=torch.randn(4))},
+    "softcap and sinks": {"score": ch.Dot(0.9, softcap=2.0), "sinks": torch.randn(4)},
     "bilinear": {"score": ch.Bilinear(8, 8)},
     "gaussian": {"score": ch.Gaussian(), "mask": ch.Causal()},
     "additive": {"score": ch.Additive(8, 8, 4), "mask": ch.Lengths(LENGTHS)},

@@ -24,7 +24,7 @@ def make(name="plain"):
 
 def decode(attend, x, cache, steps):
     parts = x.split(steps, 1)
-    return torch.cat([attend(part, part, part, ch.Causal("lower_right"), cache=cache) for part in parts], 1)
+    return torch.cat([attend(part, part, part, ch.Causal(), cache=cache) for part in parts], 1)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_modes_may_change_between_steps():
     for i, mode in enumerate([torch.inference_mode, torch.no_grad, torch.enable_grad, torch.inference_mode] * 2):
         with mode():
             token = x[:, i : i + 1].clone()
-            parts.append(attend(token, token, token, ch.Causal("lower_right"), cache=cache).clone())
+            parts.append(attend(token, token, token, ch.Causal(), cache=cache).clone())
     with torch.inference_mode():
         torch.testing.assert_close(torch.cat(parts, 1), attend(x, x, x, ch.Causal()), atol=1e-5, rtol=1e-5)
 
@@ -102,7 +102,7 @@ def test_a_refused_call_leaves_the_cache_as_it_was(grad):
     with torch.set_grad_enabled(grad):
         first = decode(attend, x[:, :3], cache, [3])
         wrong = torch.full((2, 1, 16), 99.0)
-        for mask in (ch.Lengths([1, 2, 3]), torch.ones(1, 9).bool(), ch.Causal()):
+        for mask in (ch.Lengths([1, 2, 3]), torch.ones(1, 9).bool()):
             with pytest.raises(ch.ClearheadError):
                 attend(wrong, wrong, wrong, mask, cache=cache)
         assert len(cache) == 3
@@ -117,7 +117,7 @@ def test_masks_count_the_cached_keys():
     with torch.no_grad():
         decode(attend, x[:, :4], cache, [4])
         token = x[:, 4:]
-        output = attend(token, token, token, ch.Causal("lower_right") & ch.Padding(keep), cache=cache)
+        output = attend(token, token, token, ch.Causal() & ch.Padding(keep), cache=cache)
         cache = KeyValueCache()
         decode(attend, x[:, :4], cache, [4])
         raw = torch.ones(2, 6).tril(4).bool() & keep.bool()[:, None]  # (B, Lq, Lk)

@@ -77,7 +77,7 @@ MASKS = {
     "an array": (KEEP.numpy(), KEEP),
     "Lengths": (ch.Lengths([3, 0]), (torch.arange(LK) < torch.tensor([3, 0])[:, None])[:, None, None]),
     "Causal & Lengths": (
-        ch.Causal("lower_right") & ch.Lengths([3, 7]),
+        ch.Causal() & ch.Lengths([3, 7]),
         torch.ones(LQ, LK).tril(2).bool() & (torch.arange(LK) < torch.tensor([3, 7])[:, None])[:, None, None],
     ),
     "float (Lq, Lk)": (FLOAT[0, 0], FLOAT[0, 0]),
@@ -89,7 +89,7 @@ MASKS = {
 @pytest.mark.parametrize("name", MASKS)
 def test_masks(name):
     mask, same = MASKS[name]
-    check(make(), same if same.is_floating_point() else minus_infinity(same), mask=mask)
+    check(make(), same if same.is_floating_point() else minus_infinity(same), mask=mask, align="lower_right")
 
 
 def test_with_as_many_sequences_as_heads_three_dimensions_are_the_batch():
@@ -108,8 +108,9 @@ def test_bias_is_added():
     check(make(), FLOAT, bias=FLOAT)
     check(make(), FLOAT + minus_infinity(KEEP), bias=FLOAT, mask=KEEP)
     check(make(), FLOAT[0] + FLOAT[1], bias=FLOAT[:1], mask=FLOAT[1:])
-    alibi = ch.ALiBi(H, align="lower_right")
-    check(make(), alibi(torch.zeros(B, H, LQ, 1), torch.zeros(B, H, LK, 1)), bias=alibi)
+    alibi = ch.ALiBi(H)
+    distances = alibi(torch.zeros(B, H, LQ, 1), torch.zeros(B, H, LK, 1), "lower_right")
+    check(make(), distances, bias=alibi, align="lower_right")
 
 
 def test_any_score():

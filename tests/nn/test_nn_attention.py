@@ -49,7 +49,7 @@ MASKS = {
     "an array": (np.array([2, 0, 7], dtype=np.int32), PER_SEQUENCE),
     "a tensor": (torch.tensor([2, 0, 7]), PER_SEQUENCE),
     "one length a query": (torch.arange(15).reshape(3, 5).clamp(max=7), PER_QUERY),
-    "a mask": (ch.Lengths([2, 0, 7]) & ch.Causal("lower_right"), PER_SEQUENCE & torch.ones(5, 7).tril(2).bool()),
+    "a mask": (ch.Lengths([2, 0, 7]) & ch.Causal(), PER_SEQUENCE & torch.ones(5, 7).tril(2).bool()),
     "a bool tensor": (PER_QUERY, PER_QUERY),
     "a bool array": (PER_QUERY.numpy(), PER_QUERY),
 }
@@ -58,7 +58,7 @@ MASKS = {
 @pytest.mark.parametrize("name", MASKS)
 def test_output_and_weights_are_the_formula(attend, name):
     given, keep = MASKS[name]
-    output = attend(QUERY, KEY, VALUE, given)
+    output = attend(QUERY, KEY, VALUE, given, align="lower_right")
     scores = scores_of(attend, QUERY, KEY)
     torch.testing.assert_close(output, formula(scores, VALUE, keep), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(

@@ -153,7 +153,6 @@ CANNOT = {
     "another score": (lambda: MultiHeadAttention(H, E, score=ch.Cosine()), ["the score is Cosine"]),
     "another scale": (lambda: MultiHeadAttention(H, E, score=ch.Dot(scale=1.0)), ["Dot(scale=1.0)"]),
     "a softcap": (lambda: MultiHeadAttention(H, E, score=ch.Dot(softcap=1.0)), ["softcap"]),
-    "sinks": (lambda: MultiHeadAttention(H, E, score=ch.Dot(sinks=torch.zeros(H))), ["sinks"]),
     "groups": (lambda: MultiHeadAttention(H, E, num_key_heads=2), ["4 query heads share 2 key heads"]),
     "dim_k": (lambda: MultiHeadAttention(H, E, dim_k=5), ["dim_k is 5", "12 / 4"]),
     "rotary": (lambda: MultiHeadAttention(H, E, rotary=RotaryEmbedding(2)), ["rotary"]),

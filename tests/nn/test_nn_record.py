@@ -129,10 +129,10 @@ def test_a_bias_written_to_or_trained():
     with pytest.raises(ch.ClearheadError, match="the bias of the recorded call"):
         _ = attend.attention_weights
     parameter = torch.nn.Parameter(torch.zeros(4, 5))
-    for learnt in (ch.DenseBias(parameter), ch.DenseBias(parameter) + ch.ALiBi(2, "lower_right")):
-        attend(query, key, value, bias=learnt)
+    for learnt in (ch.DenseBias(parameter), ch.DenseBias(parameter) + ch.ALiBi(2)):
+        attend(query, key, value, bias=learnt, align="lower_right")
         expected = attend.attention_weights.dense()
-        attend(query, key, value, bias=learnt)
+        attend(query, key, value, bias=learnt, align="lower_right")
         with torch.no_grad():
             parameter.copy_(torch.randn(4, 5))
         torch.testing.assert_close(attend.attention_weights.dense(), expected)
@@ -157,7 +157,7 @@ def test_the_cache_goes_on(mode):
     with mode():
         whole = []
         for t in x.split(1, 1):
-            attend(t, t, t, ch.Causal("lower_right"), cache=cache)
+            attend(t, t, t, ch.Causal(), cache=cache)
             whole.append(attend.attention_weights)
         attend(x, x, x, ch.Causal())
         expected = attend.attention_weights.dense()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,10 @@ from torch import Tensor
 
 from clearhead.base.arrays import FLOATS, check_float
 from clearhead.base.errors import ClearheadError, ShapeError, columns
+from clearhead.base.numbers import check_count
 from clearhead.base.tracing import as_followed, compiling, empty_of_values
+
+Align = Literal["upper_left", "lower_right"] | int | Tensor | None
 
 
 class Sizes(NamedTuple):
@@ -32,6 +35,7 @@ class Sizes(NamedTuple):
     keys: int
     device: torch.device = torch.device("cpu")
     leading: tuple[int, ...] | None = None  # the leading dimensions a person sees; None: (B, H)
+    align: Align = None  # where query 0 stands: see `positions.query_offset`
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -192,10 +196,14 @@ def _refuse_mixture(named: Mapping[str, Tensor]) -> None:
 
 
 def array_sizes(query: Any, key: Any) -> Sizes:
-    """The sizes of the score matrix of two arrays; their values do not matter."""
+    """The sizes of the score matrix of two arrays, whose values do not matter, or of two lengths."""
+    if isinstance(query, int | np.integer) and isinstance(key, int | np.integer):
+        return Sizes(1, 1, check_count(query, 0, "query"), check_count(key, 0, "key"), leading=())
     for name, array in (("query", query), ("key", key)):
         if not isinstance(array, Tensor | np.ndarray):
-            raise ClearheadError(f"{name} is a {type(array).__name__}; pass a tensor or an array of its shape.")
+            raise ClearheadError(
+                f"{name} is a {type(array).__name__}; pass a tensor or an array of its shape, or both lengths."
+            )
         if isinstance(array, Tensor) and array.is_nested:
             check_float(array, name)
     query_shape, key_shape = (

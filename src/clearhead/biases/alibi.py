@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead.base.errors import ShapeError
 from clearhead.base.numbers import check_count
-from clearhead.base.positions import Align, check_align, query_offset
+from clearhead.base.positions import query_offset
 from clearhead.base.shapes import Sizes, no_heads, placed
 from clearhead.biases.base import Added, Bias, distances, wide
 
@@ -25,27 +25,24 @@ class ALiBi(Bias):
     Formula: b_hij = −m_h · |i + p − j|, where p is the position of query 0 and m_h = 2^(−8h/H) for h = 1 … H.
     Where H is no power of two, the slopes are those of the next lower one, then every second one of the next higher.
 
-    `num_heads`: H. `align`: as for `Causal`, needed where Lq ≠ Lk. `slopes`, (H,), is a buffer outside the state dict;
+    `num_heads`: H. Where Lq ≠ Lk, `align=` of the call says p. `slopes`, (H,), is a buffer outside the state dict;
     `alibi.slopes.requires_grad_()` makes it receive gradients. Raises a `ShapeError` for another number of heads.
     Cost: O(Lq + Lk) numbers a head. Source: Press et al. 2022, "Train Short, Test Long".
     """
 
     slopes: Tensor
+    positional = True
 
-    def __init__(self, num_heads: int, align: Align = None) -> None:
+    def __init__(self, num_heads: int) -> None:
         super().__init__()
-        self.align = check_align(align, "ALiBi")
         slopes = _slopes(check_count(num_heads, 1, "ALiBi: num_heads", most=2**16))
         self.register_buffer("slopes", torch.tensor(slopes), persistent=False)
 
     @classmethod
     def example(cls, sizes: Sizes) -> Bias:
-        bias = cls(sizes.heads, align="lower_right")
+        bias = cls(sizes.heads)
         bias.slopes.requires_grad_()
         return bias
-
-    def offsets(self, sizes: Sizes) -> list[tuple[str, int | Tensor]]:
-        return [("ALiBi", query_offset(self.align, sizes, "ALiBi"))]
 
     def lower(self, sizes: Sizes) -> Added:
         if sizes.heads != self.slopes.shape[0]:
@@ -53,7 +50,7 @@ class ALiBi(Bias):
                 f"ALiBi has {self.slopes.shape[0]} heads and the scores have {sizes.heads}, "
                 f"{(*sizes.shown, sizes.queries, sizes.keys)}; pass ALiBi({sizes.heads})." + no_heads(sizes)
             )
-        far = distances(sizes, query_offset(self.align, sizes, "ALiBi")).abs()
+        far = distances(sizes, query_offset(sizes, "ALiBi")).abs()
         slopes = wide(placed(self.slopes, sizes.device, "ALiBi"))
         return Added(relative=far[:, None].to(slopes.dtype) * slopes.neg()[:, None])
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.positions import check_one_alignment
-from clearhead.base.shapes import Sizes, array_sizes, extent, part
+from clearhead.base.positions import check_align
+from clearhead.base.shapes import Align, Sizes, array_sizes, extent, part
 
 
 class Added(NamedTuple):
@@ -94,21 +94,18 @@ class Bias(nn.Module, ABC):
     """
 
     __array_ufunc__ = None  # so that NumPy's arrays leave + to the bias
+    positional: bool = False  # whether it depends on where a query stands, and so on the call's alignment
 
     @abstractmethod
     def lower(self, sizes: Sizes) -> Added:
         """The normal form for a (B, H, Lq, Lk) matrix. Raises a `ClearheadError` where the bias does not fit it."""
-
-    def offsets(self, sizes: Sizes) -> list[tuple[str, int | Tensor]]:
-        """Where each part that depends on a query's position places query 0: (its name, the position)."""
-        return []
 
     @classmethod
     def example(cls, sizes: Sizes) -> Bias:
         """A bias to try this class with, that fits these sizes: what `clearhead.testing.check_bias` asks for."""
         raise NotImplementedError(f"{cls.__name__} needs a classmethod example(sizes) -> Bias, to be checked with.")
 
-    def forward(self, query: Any, key: Any) -> Tensor:
+    def forward(self, query: Any, key: Any, align: Align = None) -> Tensor:
         """The bias of every pair, (..., Lq, Lk), with the inputs' leading dimensions. O(Lq · Lk) memory.
 
         >>> import torch, clearhead as ch
@@ -117,8 +114,7 @@ class Bias(nn.Module, ABC):
                 [-1,  0, -1],
                 [-2, -1,  0]], dtype=torch.int32)
         """
-        sizes = array_sizes(query, key)
-        check_one_alignment(self.offsets(sizes))
+        sizes = array_sizes(query, key)._replace(align=check_align(align))
         every = slice(None)
         tile = self.lower(sizes).tile(every, every, every, every, sizes)
         return sizes.restore(tile.expand(sizes.shape))
@@ -146,13 +142,11 @@ class Sum(Bias):
     def __init__(self, left: Bias, right: Bias) -> None:
         super().__init__()
         self.left, self.right = left, right
+        self.positional = left.positional or right.positional
 
     @classmethod
     def example(cls, sizes: Sizes) -> Bias:
         return cls(_Far(0.3), _Far(0.1))
-
-    def offsets(self, sizes: Sizes) -> list[tuple[str, int | Tensor]]:
-        return self.left.offsets(sizes) + self.right.offsets(sizes)
 
     def lower(self, sizes: Sizes) -> Added:
         return self.left.lower(sizes).plus(self.right.lower(sizes))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count, check_flag
-from clearhead.base.positions import Align, check_align, query_offset
+from clearhead.base.positions import query_offset
 from clearhead.base.shapes import Sizes, no_heads
 from clearhead.biases.base import Added, Bias, distances, wide
 
@@ -28,10 +28,13 @@ class RelativeBias(Bias):
     each, larger ones share buckets that widen logarithmically up to `max_distance`; beyond it, all share the last.
     `bidirectional`: half of the buckets are for the keys after the query; else these share the query's own bucket.
 
-    `weight`: (num_buckets, num_heads), as T5's `relative_attention_bias.weight`. `align`: as for `Causal`.
+    `weight`: (num_buckets, num_heads), as T5's `relative_attention_bias.weight`. Where Lq ≠ Lk, `align=` of the call
+    says p.
     Raises a `ShapeError` for another number of heads. Cost: O(Lq + Lk) numbers a head.
     Source: Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer".
     """
+
+    positional = True
 
     def __init__(
         self,
@@ -39,7 +42,6 @@ class RelativeBias(Bias):
         num_buckets: int = 32,
         max_distance: int = 128,
         bidirectional: bool = True,
-        align: Align = None,
     ) -> None:
         super().__init__()
         least = 4 if bidirectional is not False else 2
@@ -52,16 +54,12 @@ class RelativeBias(Bias):
                 f"RelativeBias: max_distance is {max_distance}, and {num_buckets} buckets hold the distances below "
                 f"{exact} one by one; pass max_distance above {exact}, or fewer buckets."
             )
-        self.align = check_align(align, "RelativeBias")
         self.weight = nn.Parameter(torch.empty(num_buckets, check_count(num_heads, 1, "RelativeBias: num_heads")))
         nn.init.normal_(self.weight, std=0.02)
 
     @classmethod
     def example(cls, sizes: Sizes) -> Bias:
-        return cls(sizes.heads, num_buckets=8, max_distance=20, align="lower_right")
-
-    def offsets(self, sizes: Sizes) -> list[tuple[str, int | Tensor]]:
-        return [("RelativeBias", query_offset(self.align, sizes, "RelativeBias"))]
+        return cls(sizes.heads, num_buckets=8, max_distance=20)
 
     def lower(self, sizes: Sizes) -> Added:
         if sizes.heads != self.weight.shape[1]:
@@ -69,7 +67,7 @@ class RelativeBias(Bias):
                 f"RelativeBias has {self.weight.shape[1]} heads and the scores have {sizes.heads}, "
                 f"{(*sizes.shown, sizes.queries, sizes.keys)}; pass RelativeBias({sizes.heads})." + no_heads(sizes)
             )
-        apart = distances(sizes, query_offset(self.align, sizes, "RelativeBias"))
+        apart = distances(sizes, query_offset(sizes, "RelativeBias"))
         # one row a distance: the gradient is a sum over distances, in a fixed order
         return Added(relative=F.embedding(self.bucket(apart), wide(self.weight)).transpose(-1, -2))
 

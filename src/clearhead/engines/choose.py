@@ -28,6 +28,11 @@ def choose(problem: Problem, engine: str | Engine | None) -> Engine:
     return _willing(named[engine], problem)
 
 
+def as_written(engine: str | Engine | None) -> bool:
+    """Whether an engine takes a problem as it is written: score and mask not lowered."""
+    return engine == Reference.name if isinstance(engine, str) else isinstance(engine, Reference)
+
+
 def _willing(engine: Engine, problem: Problem) -> Engine:
     objections = engine.objections(problem)
     if objections:

@@ -21,11 +21,10 @@ from clearhead.engines.differentiable import in_plain_operations
 from clearhead.engines.native.engine import Native
 from clearhead.engines.tiled.backward import Operands, operands, with_operands
 from clearhead.engines.tiled.engine import gradients_of
-from clearhead.engines.tiled.tiles import pairwise
 from clearhead.masks.base import Spans
-from clearhead.problem.problem import Problem, guard, with_edges
+from clearhead.problem.problem import Problem, guard
+from clearhead.problem.visible import visible
 from clearhead.scores.base import Pairwise
-from clearhead.scores.score_function import ScoreFunction
 
 
 def run(problem: Problem, engine: str | Engine | None) -> Tensor:
@@ -49,7 +48,7 @@ def run(problem: Problem, engine: str | Engine | None) -> Tensor:
         lowered.key,
         value,
         lowered.weight,
-        lowered.sinks,
+        problem.sinks,
         added.dense,
         added.relative,
         None if spans is None else spans.start,
@@ -184,12 +183,11 @@ def _problem(
         None if t is None else t.detach() for t in tensors
     )
     assert query is not None and key is not None and value is not None
-    lowered = Pairwise(phi, query, key, weight, scale, softcap, sinks)  # type: ignore[arg-type]
+    scores = Pairwise(phi, query, key, weight, scale, softcap)  # type: ignore[arg-type]
     sizes = Sizes(query.shape[0], query.shape[1], query.shape[2], key.shape[2], query.device)
-    score = ScoreFunction(lambda query, key: pairwise(lowered, query, key))
+    allowed = None
+    if start is not None and stop is not None:
+        residual = None if keep is None else lambda *sides: part(keep, *sides)
+        allowed = visible(Spans(start, stop, residual), sizes)
     bias = Added(dense, relative) if dense is not None or relative is not None else None
-    problem = Problem(query, key, value, sizes, score, lowered, None, None, bias, "none", dropout_p, seed)
-    if start is None or stop is None:
-        return problem
-    residual = None if keep is None else lambda *sides: part(keep, *sides)
-    return with_edges(problem, Spans(start, stop, residual))
+    return Problem(scores, value, sizes, allowed, bias, sinks, dropout_p, seed)

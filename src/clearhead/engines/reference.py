@@ -14,7 +14,7 @@ from clearhead.engines.base import Engine
 from clearhead.masks.base import dense
 from clearhead.problem.problem import Problem, guard
 from clearhead.problem.regions import Block
-from clearhead.scores.base import checked_tile
+from clearhead.scores.base import ByTile, by_tile
 
 PAIRS = 2**22  # every matrix is made in full: above so many it runs only when asked for by name
 
@@ -57,8 +57,8 @@ class Reference(Engine):
 
 def scores(problem: Problem) -> Tensor:
     """The score of every pair, then the bias, then −∞ where the pair is not allowed."""
-    key = problem.key.repeat_interleave(problem.groups, dim=1)
-    tile = checked_tile(problem.score, problem.query, key).to(accumulated(key.dtype))
+    assert isinstance(problem.scores, ByTile), "a problem as it is written"
+    tile = by_tile(problem.scores._replace(key=problem.key.repeat_interleave(problem.groups, dim=1)))
     if problem.bias is not None:
         every = slice(None)
         tile = tile + problem.bias.tile(every, every, every, every, problem.sizes).to(tile.dtype)

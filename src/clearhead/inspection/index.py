@@ -16,6 +16,7 @@ from clearhead.biases.base import Added
 from clearhead.masks.base import Spans
 from clearhead.problem.problem import Problem
 from clearhead.problem.regions import EVERY, Block, head_part
+from clearhead.problem.visible import Visible
 
 
 class OutOfRange(ClearheadError, IndexError):
@@ -101,10 +102,6 @@ def restrict(problem: Problem, batch: slice, heads: slice, queries: slice) -> Pr
     def columns(tensor: Tensor) -> Tensor:
         return head_part(tensor, problem.groups, block)
 
-    lowered = problem.lowered
-    if lowered is not None:
-        sinks = None if lowered.sinks is None else lowered.sinks[heads]
-        lowered = lowered._replace(query=rows(lowered.query), key=columns(lowered.key), sinks=sinks)
     spans = problem.spans
     if spans is not None:
         start, stop = (part(edge, batch, heads, queries) for edge in (spans.start, spans.stop))
@@ -119,13 +116,11 @@ def restrict(problem: Problem, batch: slice, heads: slice, queries: slice) -> Pr
         spans = Spans(start, stop, residual)
     poison = problem.poison
     return problem._replace(
-        query=rows(problem.query),
-        key=columns(problem.key),
+        scores=problem.scores._replace(query=rows(problem.query), key=columns(problem.key)),
         value=None,
         sizes=new,
-        lowered=lowered,
-        spans=spans,
-        edges=None if spans is None else spans.host(),
+        visible=None if problem.visible is None or spans is None else Visible(spans, spans.host(), "inside"),
+        sinks=None if problem.sinks is None else problem.sinks[heads],
         bias=None if problem.bias is None else _bias_of_rows(problem.bias, batch, heads, queries, sizes),
         poison=None if poison is None else (rows(poison[0]), columns(poison[1])),
     )

@@ -17,7 +17,7 @@ from clearhead.base.numbers import check_count
 from clearhead.base.tracing import transformed, vectorized, without_autocast
 from clearhead.base.versions import Versions
 from clearhead.engines.base import Engine
-from clearhead.engines.choose import choose
+from clearhead.engines.choose import as_written, choose
 from clearhead.engines.tiled import tiles
 from clearhead.inspection import plot
 from clearhead.inspection.index import Part, parse, restrict
@@ -72,11 +72,14 @@ class Weights:
         """The normal form of the inputs and parameters as they are now."""
         if not self._may_be_used_again():
             reads = list(self._reads())
-            problem = make_problem(*self._inputs, **self._options)
+            problem = self._make()
             learnt = problem.needs_grad or any(t.requires_grad for t in reads)
             self._known = {"problem": problem, "reads": Versions(reads), "learnt": learnt}
         known: Problem = self._known["problem"]
         return known
+
+    def _make(self, *value: Any) -> Problem:
+        return make_problem(*self._inputs, *value, **self._options, as_written=as_written(self._asked))
 
     def _may_be_used_again(self) -> bool:
         """Whether what was computed before is what would be computed now.
@@ -165,7 +168,6 @@ class Weights:
         weights: Tensor = (tile - largest.unsqueeze(-1)).sub_(rest.unsqueeze(-1)).exp_()
         return weights
 
-    @property
     def logsumexp(self) -> Any:
         """log Σ_j exp(s_ij) over the allowed keys and the sink, if any, (..., Lq); −∞ where a query sees nothing."""
         problem = self._problem
@@ -213,7 +215,7 @@ class Weights:
         if len(outputs) > 1:
             raise ClearheadError("reduce takes one Output(value); join the values along their last dimension.")
         if outputs:
-            problem = make_problem(*self._inputs, outputs[0].value, **self._options)
+            problem = self._make(outputs[0].value)
         restore = problem.sizes.restore
         results = stream(problem, self._engine(problem), reductions)
         return tuple(
@@ -283,6 +285,9 @@ def weights(
     score: ScoreLike = None,
     mask: Any = None,
     bias: Any = None,
+    scale: float | None = None,
+    sinks: Any = None,
+    align: Any = None,
     engine: str | Engine | None = None,
 ) -> Weights:
     """The attention weights as a lazy matrix: nothing is computed until you look at a part or a summary of it.
@@ -298,4 +303,4 @@ def weights(
     Arguments as for `attention`. Returns a `Weights` of shape (..., Lq, Lk). Raises `ClearheadError`, `ShapeError` or
     `UnsupportedError` (`engine="sdpa"` does not show its weights). Cost: that of what you look at; see `Weights`.
     """
-    return Weights(query, key, score=score, mask=mask, bias=bias, engine=engine)
+    return Weights(query, key, score=score, mask=mask, bias=bias, scale=scale, sinks=sinks, align=align, engine=engine)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.positions import check_one_alignment
-from clearhead.base.shapes import Sizes, array_sizes, extent, part
+from clearhead.base.positions import check_align
+from clearhead.base.shapes import Align, Sizes, array_sizes, extent, part
 from clearhead.base.tracing import on_host, readable
 from clearhead.masks._draw import LARGEST, draw
 
@@ -80,22 +80,24 @@ class Mask(ABC):
     """
 
     __array_ufunc__ = None  # so that NumPy's arrays leave operators to the mask
+    positional: bool = False  # whether it depends on where a query stands, and so on the call's alignment
+    counts_inside: bool = False  # whether queries stand at places inside documents, which no one alignment says
 
     @abstractmethod
     def lower(self, sizes: Sizes) -> Spans:
         """The normal form for a (B, H, Lq, Lk) matrix. Raises a `ClearheadError` where the mask does not fit it."""
-
-    def offsets(self, sizes: Sizes) -> list[tuple[str, int | Tensor]]:
-        """Where each part that depends on a query's position places query 0: (its name, the position)."""
-        return []
 
     def signature(self) -> Hashable | None:
         """A small value that says all there is to say of this mask, so that its spans can be remembered; or None."""
         return None
 
     def drawn(self) -> Sizes:
-        """The sizes at which `repr` draws this mask; 0 where any will do."""
+        """The sizes at which `repr` draws this mask; 0 where any will do; one query where all see the same keys."""
         return Sizes(1, 1, 0, 0)
+
+    def least(self) -> int:
+        """How many keys a picture has at least, to show what this mask does."""
+        return 6
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
@@ -103,24 +105,36 @@ class Mask(ABC):
         raise NotImplementedError(f"{cls.__name__} needs a classmethod example(sizes) -> Mask, to be checked with.")
 
     def resolve(self, sizes: Sizes) -> Spans:
-        """`lower`, after a check that the whole expression has one alignment."""
-        check_one_alignment(self.offsets(sizes))
-        return self.lower(sizes)
+        """`lower`, checked: that positions mean one thing in the whole expression, and the sizes of what it gives."""
+        self.check_positions()
+        return check_spans(self.lower(sizes), sizes, self)
 
-    def spans(self, query: Any, key: Any) -> Spans:
+    def check_positions(self) -> None:
+        """Raise where one part depends on positions that another part leaves unknown."""
+        if self.counts_inside and self.positional:
+            raise positions_unknown(self.title())
+
+    def matrix(self, sizes: Sizes) -> Tensor:
+        """Every pair, bool, (B or 1, H or 1, Lq or 1, Lk), by the logic of the expression itself."""
+        every = slice(None)
+        return check_spans(self.lower(sizes), sizes, self).keep(every, every, every, every, sizes.keys)
+
+    def spans(self, query: Any, key: Any, align: Align = None) -> Spans:
         """The normal form for these inputs: `start` and `stop`, (B or 1, H or 1, Lq or 1), and the residual."""
-        return self.resolve(array_sizes(query, key))
+        return self.resolve(array_sizes(query, key)._replace(align=check_align(align)))
 
-    def dense(self, query: Any, key: Any) -> Tensor:
+    def dense(self, query: Any, key: Any, align: Align = None) -> Tensor:
         """The whole mask as a bool tensor (..., Lq, Lk), with the inputs' leading dimensions. O(Lq · Lk) memory.
 
+        `query`, `key`: tensors or arrays of which the shapes are read, or the numbers Lq and Lk. `align`: as for
+        `attention`.
+
         >>> import torch, clearhead as ch
-        >>> ch.Causal().dense(torch.zeros(3, 4), torch.zeros(3, 4)).int()
-        tensor([[1, 0, 0],
-                [1, 1, 0],
+        >>> ch.Causal().dense(2, 3, align="lower_right").int()
+        tensor([[1, 1, 0],
                 [1, 1, 1]], dtype=torch.int32)
         """
-        sizes = array_sizes(query, key)
+        sizes = array_sizes(query, key)._replace(align=check_align(align))
         return sizes.restore(dense(self.resolve(sizes), sizes))
 
     def __and__(self, other: Mask) -> Mask:
@@ -146,19 +160,25 @@ class Mask(ABC):
         return f"{type(self).__name__}()"
 
     def __repr__(self) -> str:
-        free = self.drawn()
-        side = max(free.queries, free.keys) or 6
-        queries, keys = free.queries or side, free.keys or side
-        if queries == 1 and self.offsets(Sizes(free.batch, free.heads, side, side)):
-            queries = keys  # one row for all, but for a part that depends on the query
-        sizes = Sizes(free.batch, free.heads, queries, keys)
-        batch, heads, rows, columns = (slice(0, size) for size in (4, 3, LARGEST, LARGEST))
+        batch, heads, queries, keys = self.drawn().shape
+        keys = keys or max(queries, self.least()) or 6
+        sizes = Sizes(batch, heads, queries or keys, keys)
+        most = (4, 3, LARGEST, LARGEST)
         try:
-            keep = self.resolve(sizes).keep(batch, heads, rows, columns, sizes.keys)
+            batches, some, rows, columns = (slice(0, size) for size in most)
+            keep = self.resolve(sizes).keep(batches, some, rows, columns, keys)
         except ClearheadError:  # parts that fit no one matrix, need an alignment, or fail: the words say it
             return self.title()
-        shown = [min(size, limit) for size, limit in zip(sizes.shape, (4, 3, LARGEST, LARGEST), strict=True)]
+        shown = [min(size, limit) for size, limit in zip(sizes.shape, most, strict=True)]
         return f"{self.title()}\n{draw(keep.expand(shown), sizes.shape)}"
+
+
+def positions_unknown(who: str) -> ClearheadError:
+    return ClearheadError(
+        f"{who}: these documents have other lengths for queries and keys, so a query's position is another one in "
+        "each, and what depends on positions (Causal, windows, ALiBi, …) cannot tell it. Call attention once for each "
+        "document, with align, or pass a MaskFunction or a DenseMask that says who may see whom."
+    )
 
 
 def check_spans(spans: Any, sizes: Sizes, mask: Mask) -> Spans:
@@ -201,18 +221,21 @@ class Combined(Mask):
 
     def __init__(self, left: Mask, right: Mask) -> None:
         self.left, self.right = left, right
-
-    def offsets(self, sizes: Sizes) -> list[tuple[str, int | Tensor]]:
-        return self.left.offsets(sizes) + self.right.offsets(sizes)
+        self.positional = left.positional or right.positional
+        self.counts_inside = left.counts_inside or right.counts_inside
 
     def signature(self) -> Hashable | None:
         sides = (self.left.signature(), self.right.signature())
         return None if None in sides else (type(self), *sides)
 
     def drawn(self) -> Sizes:
-        left, right = self.left.drawn().shape, self.right.drawn().shape
-        batch, heads, queries, keys = map(max, zip(left, right, strict=True))
-        return Sizes(batch, heads, queries, keys)
+        left, right = self.left.drawn(), self.right.drawn()
+        batch, heads, queries, keys = map(max, zip(left.shape, right.shape, strict=True))
+        some = 0 in (left.queries, right.queries)
+        return Sizes(batch, heads, 0 if some and queries == 1 else queries, keys)
+
+    def least(self) -> int:
+        return max(self.left.least(), self.right.least())
 
     def title(self) -> str:
         sides = (f"({s.title()})" if isinstance(s, Combined) else s.title() for s in (self.left, self.right))
@@ -223,6 +246,9 @@ class And(Combined):
     """Allowed where both allow: the later start, the earlier stop."""
 
     operator = "&"
+
+    def matrix(self, sizes: Sizes) -> Tensor:
+        return self.left.matrix(sizes) & self.right.matrix(sizes)
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
@@ -241,6 +267,9 @@ class Or(Combined):
     """Allowed where either allows: the hull of the spans, with a residual where that is more than both."""
 
     operator = "|"
+
+    def matrix(self, sizes: Sizes) -> Tensor:
+        return self.left.matrix(sizes) | self.right.matrix(sizes)
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
@@ -267,13 +296,11 @@ class Not(Mask):
 
     def __init__(self, mask: Mask) -> None:
         self.mask = mask
+        self.positional, self.counts_inside = mask.positional, mask.counts_inside
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
         return cls(Between(min(1, sizes.keys), max(sizes.keys - 1, 0)))
-
-    def offsets(self, sizes: Sizes) -> list[tuple[str, int | Tensor]]:
-        return self.mask.offsets(sizes)
 
     def signature(self) -> Hashable | None:
         inner = self.mask.signature()
@@ -282,9 +309,15 @@ class Not(Mask):
     def drawn(self) -> Sizes:
         return self.mask.drawn()
 
+    def least(self) -> int:
+        return self.mask.least()
+
     def title(self) -> str:
         inner = self.mask.title()
         return f"~({inner})" if isinstance(self.mask, Combined) else f"~{inner}"
+
+    def matrix(self, sizes: Sizes) -> Tensor:
+        return ~self.mask.matrix(sizes)
 
     def lower(self, sizes: Sizes) -> Spans:
         other = self.mask.lower(sizes)

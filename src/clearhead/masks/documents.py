@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError, columns
-from clearhead.base.positions import Align, check_align, query_offset, say_align
+from clearhead.base.positions import query_offset
 from clearhead.base.shapes import Sizes, part, placed
 from clearhead.base.tracing import empty_of_values, readable
 from clearhead.masks._lengths import as_tensor, check_lengths
@@ -32,11 +32,15 @@ class Documents(Mask):
     key's position.
     `ids`: integers (Lk,) or (B, Lk), a list, array or tensor: each key's document. A document is an interval where its
     keys stand together; ids that recur apart work too, at the cost of a comparison a pair.
-    `align`: as for `Causal`, needed where Lq ≠ Lk.
+    `Documents.from_lengths` takes the documents' lengths, `Documents.from_cu_seqlens` where they begin and end, which
+    may differ for queries and keys.
     Raises a `ClearheadError` for other dtypes and shapes. Cost: O(Lk log Lk).
     """
 
-    def __init__(self, ids: Any, align: Align = None) -> None:
+    positional = True
+    edges: tuple[Tensor, Tensor] | None = None  # each query's keys, where queries have documents of their own
+
+    def __init__(self, ids: Any) -> None:
         ids = as_tensor(ids, "Documents: ids")
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool or not 1 <= ids.ndim <= 2:
             raise ClearheadError(
@@ -44,12 +48,11 @@ class Documents(Mask):
                 "one for each key. For the documents' lengths use Documents.from_lengths(lengths)."
             )
         self.ids: Tensor = ids.detach().long().clone()
-        self.align = check_align(align, "Documents")
         self.first, self.last, together = _extents(_rows(self.ids))
         self.together = readable(together) and bool(together)
 
     @classmethod
-    def from_lengths(cls, lengths: Any, align: Align = None) -> Documents:
+    def from_lengths(cls, lengths: Any) -> Documents:
         """Documents of these lengths, one after the other: whole numbers (n,), a list, array or tensor.
 
         Its size depends on their values: make it outside of code that is compiled.
@@ -64,31 +67,58 @@ class Documents(Mask):
                 f"Documents: lengths has shape {tuple(lengths.shape)}; expected (n,). For a batch of different "
                 "packings pass ids, (B, Lk)."
             )
-        return cls(torch.arange(lengths.shape[0], device=lengths.device).repeat_interleave(lengths), align)
+        return cls(torch.arange(lengths.shape[0], device=lengths.device).repeat_interleave(lengths))
+
+    @classmethod
+    def from_cu_seqlens(cls, cu_q: Any, cu_k: Any = None) -> Documents:
+        """Documents by the sums of their lengths, as variable-length kernels take them: whole numbers (n + 1,).
+
+        >>> import clearhead as ch
+        >>> ch.Documents.from_cu_seqlens([0, 1, 3], [0, 2, 5])
+        Documents(<3 queries, 5 keys>)
+        ■ ■ · · ·
+        · · ■ ■ ■
+        · · ■ ■ ■
+
+        Document d is the queries from cu_q[d] up to cu_q[d + 1], and the keys from cu_k[d] up to cu_k[d + 1]; cu_k None
+        means as the queries. Where the two differ, a query's position is counted inside its document, so that no
+        `align` says it: then `Causal`, windows and biases by distance are refused beside them.
+        """
+        queries = _cu_seqlens(cu_q, "cu_q")
+        keys = queries if cu_k is None else _cu_seqlens(cu_k, "cu_k")
+        if len(queries) != len(keys):
+            raise ShapeError(
+                f"Documents: cu_q has {len(queries)} entries and cu_k {len(keys)}; expected as many: one document's "
+                "queries for each document's keys."
+            )
+        documents = cls.from_lengths(keys.diff())
+        if not torch.equal(queries, keys.to(queries.device)):
+            lengths = queries.diff()
+            start, stop = (edge.to(queries.device).repeat_interleave(lengths) for edge in (keys[:-1], keys[1:]))
+            documents.edges = start, stop
+            documents.positional, documents.counts_inside = False, True
+        return documents
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
         places = torch.arange(sizes.keys, device=sizes.device)
         ids = (places[None] + torch.arange(sizes.batch, device=sizes.device)[:, None]) // 3 % 4  # some recur
-        return cls(ids, align="lower_right")
+        return cls(ids)
 
     def title(self) -> str:
-        align = "" if self.align is None else f", align={say_align(self.align)}"
-        return f"Documents(<{'×'.join(map(str, self.ids.shape))}>{align})"
-
-    def offsets(self, sizes: Sizes) -> list[tuple[str, int | Tensor]]:
-        return [("Documents", query_offset(self.align, sizes, "Documents"))]
+        if self.edges is not None:
+            return f"Documents(<{len(self.edges[0])} queries, {len(self.ids)} keys>)"
+        return f"Documents(<{'×'.join(map(str, self.ids.shape))}>)"
 
     def signature(self) -> Hashable | None:
-        if isinstance(self.align, Tensor) or self.ids.numel() > 64 or not readable(self.ids):
+        if self.edges is not None or self.ids.numel() > 64 or not readable(self.ids):
             return None
-        return (type(self), self.align, tuple(self.ids.shape), *self.ids.flatten().tolist())
+        return (type(self), tuple(self.ids.shape), *self.ids.flatten().tolist())
 
     def drawn(self) -> Sizes:
-        batch = self.ids.shape[0] if self.ids.ndim == 2 else 1
-        if isinstance(self.align, Tensor):
-            batch = max(batch, self.align.numel())
-        return Sizes(batch, 1, self.ids.shape[-1], self.ids.shape[-1])
+        length = self.ids.shape[-1]
+        queries = length if self.edges is None else len(self.edges[0])
+        return Sizes(self.ids.shape[0] if self.ids.ndim == 2 else 1, 1, queries, length)
 
     def lower(self, sizes: Sizes) -> Spans:
         if self.ids.shape[-1] != sizes.keys or (self.ids.ndim == 2 and self.ids.shape[0] not in (1, sizes.batch)):
@@ -97,7 +127,15 @@ class Documents(Mask):
                 f"({sizes.batch}, {sizes.keys}).\n"
                 + columns({"scores": (*sizes.shown, sizes.queries, sizes.keys), "ids": tuple(self.ids.shape)})
             )
-        offset = query_offset(self.align, sizes, "Documents")
+        if self.edges is not None:
+            if len(self.edges[0]) != sizes.queries:
+                raise ShapeError(
+                    f"Documents: cu_q ends at {len(self.edges[0])}, and there are {sizes.queries} queries, "
+                    f"{(*sizes.shown, sizes.queries, sizes.keys)}."
+                )
+            start, stop = (placed(edge, sizes.device, "Documents: cu_q").view(1, 1, -1) for edge in self.edges)
+            return Spans(start, stop)
+        offset = query_offset(sizes, "Documents")
         own = torch.arange(sizes.queries, device=sizes.device).view(1, 1, -1) + offset  # (B or 1, 1, Lq)
         inside = (own >= 0) & (own < sizes.keys)
         ids, first, last = (_rows(placed(t, sizes.device, "Documents: ids")) for t in (self.ids, self.first, self.last))
@@ -115,6 +153,19 @@ class Documents(Mask):
             return rows == part(ids, batch)[:, None, None, keys]
 
         return Spans(start, stop, residual)
+
+
+def _cu_seqlens(given: Any, name: str) -> Tensor:
+    sums = check_lengths(given, f"Documents: {name}")
+    if empty_of_values(sums):
+        raise ClearheadError(f"Documents: {name} has a shape alone (meta or fake), and the size depends on its values.")
+    if sums.ndim != 1 or not len(sums) or int(sums[0]) or bool((sums.diff() < 0).any()):
+        raise ClearheadError(
+            f"Documents: {name} is {sums.tolist() if sums.numel() <= 8 else tuple(sums.shape)}; expected the sums of "
+            "the documents' lengths, (n + 1,): 0 first, none below the one before. For the lengths themselves use "
+            "Documents.from_lengths(lengths)."
+        )
+    return sums
 
 
 def _rows(ids: Tensor) -> Tensor:

@@ -52,7 +52,10 @@ class Lengths(Mask):
 
     def drawn(self) -> Sizes:
         queries = self.valid_lens.shape[1] if self.valid_lens.ndim == 2 else 1
-        return Sizes(self.valid_lens.shape[0] if self.valid_lens.ndim else 1, 1, queries, self.longest or 0)
+        return Sizes(self.valid_lens.shape[0] if self.valid_lens.ndim else 1, 1, queries, 0)
+
+    def least(self) -> int:
+        return self.longest or 0
 
     def lower(self, sizes: Sizes) -> Spans:
         lens = placed(self.valid_lens, sizes.device, "Lengths: valid_lens")

@@ -6,10 +6,9 @@ from collections.abc import Hashable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from clearhead.base.errors import ShapeError, columns
-from clearhead.base.positions import Align, check_align, query_offset, say_align
+from clearhead.base.positions import query_offset
 from clearhead.base.shapes import Sizes, placed
 from clearhead.base.tracing import readable
 from clearhead.masks._lengths import check_lengths
@@ -29,38 +28,35 @@ class PrefixLM(Mask):
     ■ ■ ■ ■ ■ ·
     ■ ■ ■ ■ ■ ■
 
-    Rule: query i sees the keys j < max(i + p + 1, lengths[b]), where p is the position of query 0.
+    Rule: query i sees the keys j < max(i + p + 1, lengths[b]), where p is the position of query 0: see `Causal`.
     `lengths`: an integer, or integers (B,), the length of each sequence's prefix, 0 or more; one above Lk is as Lk.
-    `align`: as for `Causal`, needed where Lq ≠ Lk. Raises a `ClearheadError` for other dtypes, shapes and values.
+    Raises a `ClearheadError` for other dtypes, shapes and values.
     Source: Liu et al. 2018, "Generating Wikipedia by Summarizing Long Sequences"; Raffel et al. 2020.
     """
 
-    def __init__(self, lengths: Any, align: Align = None) -> None:
+    positional = True
+
+    def __init__(self, lengths: Any) -> None:
         self.lengths = check_lengths(lengths, "PrefixLM: lengths")
         if self.lengths.ndim > 1:
             raise ShapeError(f"PrefixLM: lengths has shape {tuple(self.lengths.shape)}; expected (B,) or one integer.")
-        self.align = check_align(align, "PrefixLM")
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
-        return cls([(sizes.keys * b) // sizes.batch for b in range(sizes.batch)], align="lower_right")
+        return cls([(sizes.keys * b) // sizes.batch for b in range(sizes.batch)])
 
     def title(self) -> str:
         few = self.lengths.numel() <= 8 and readable(self.lengths)
         lengths = self.lengths.tolist() if few else f"<{self.lengths.numel()} lengths>"
-        align = "" if self.align is None else f", align={say_align(self.align)}"
-        return f"PrefixLM({lengths}{align})"
-
-    def offsets(self, sizes: Sizes) -> list[tuple[str, int | Tensor]]:
-        return [("PrefixLM", query_offset(self.align, sizes, "PrefixLM"))]
+        return f"PrefixLM({lengths})"
 
     def signature(self) -> Hashable | None:
-        if isinstance(self.align, Tensor) or self.lengths.numel() > 64 or not readable(self.lengths):
+        if self.lengths.numel() > 64 or not readable(self.lengths):
             return None
-        return (type(self), self.align, tuple(self.lengths.shape), *self.lengths.flatten().tolist())
+        return (type(self), tuple(self.lengths.shape), *self.lengths.flatten().tolist())
 
     def drawn(self) -> Sizes:
-        return Sizes(max(1, self.lengths.numel(), self.align.numel() if isinstance(self.align, Tensor) else 1), 1, 0, 0)
+        return Sizes(max(1, self.lengths.numel()), 1, 0, 0)
 
     def lower(self, sizes: Sizes) -> Spans:
         if self.lengths.numel() not in (1, sizes.batch):
@@ -74,7 +70,7 @@ class PrefixLM(Mask):
                 )
             )
         own = torch.arange(1, sizes.queries + 1, device=sizes.device).view(1, 1, -1)
-        own = own + query_offset(self.align, sizes, "PrefixLM")
+        own = own + query_offset(sizes, "PrefixLM")
         stop = torch.maximum(own, placed(self.lengths, sizes.device, "PrefixLM: lengths").view(-1, 1, 1)).clamp(
             0, sizes.keys
         )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from clearhead.base.shapes import Align
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask, intervals
 from clearhead.masks.intervals import Intervals
@@ -21,11 +22,13 @@ class Recorded:
 
     `mask`: who may see whom. `bias`: what is added to the scores. `uniform`, bool (B or 1, H or 1, Lq, 1): queries
     that were left nothing by a finite float mask, to which the backend therefore gave the same weight for every key.
+    `align`: where query 0 stands, if the mask depends on it.
     """
 
     mask: Mask | None = None
     bias: Tensor | None = None
     uniform: Tensor | None = None
+    align: Align = None
 
     def plus(self, other: Recorded) -> Recorded:
         """Both at once: who may see whom by the one and by the other, and the sum of what they add."""
@@ -36,7 +39,7 @@ class Recorded:
             uniform = self.uniform | other.uniform
         if bias is not None and uniform is not None:
             bias = bias.masked_fill(uniform, 0.0)
-        return Recorded(mask, bias, uniform)
+        return Recorded(mask, bias, uniform, self.align if other.align is None else other.align)
 
     def with_sinks(self, keys: int) -> Recorded:
         """With sinks a query that was left nothing gives all its weight to the sink, and none to a key."""
@@ -44,7 +47,9 @@ class Recorded:
             return self
         stop = torch.where(self.uniform[..., 0], 0, keys)
         return (
-            Recorded(None, self.bias).plus(Recorded(Intervals(torch.zeros_like(stop), stop))).plus(Recorded(self.mask))
+            Recorded(None, self.bias)
+            .plus(Recorded(Intervals(torch.zeros_like(stop), stop)))
+            .plus(Recorded(self.mask, align=self.align))
         )
 
     def tensors(self) -> list[Tensor | None]:

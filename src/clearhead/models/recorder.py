@@ -67,7 +67,7 @@ class Recorder:
 
         query (B, H, Lq, E), key (B, Hk, Lk, E). `name`, `kind`: None asks the innermost module that runs. `masks`:
         what `self.masks` made of the call's own; `bias` is one that clearhead was given. `score`: None is the dot
-        product with this scale, softcap and sinks.
+        product with this scale and softcap.
         """
         innermost = self.stack.innermost
         assert innermost is not None, "a source asks `idle` first"
@@ -95,7 +95,8 @@ class Recorder:
             knows_more = own is not None and own.shape[1] > self.padding.shape[1]  # a generation's mask grows with it
             if not (knows_more or (kind == "self" and self._decodes(name))):
                 padding = as_said(self.padding, kind, masks, sizes)
-        score = Dot(scale=scale, softcap=softcap, sinks=sinks) if score is None else score
+        if score is None:
+            score, scale = Dot(scale=scale, softcap=softcap), None
         self.calls.append(
             AttentionCall(
                 name=name,
@@ -105,6 +106,10 @@ class Recorder:
                 mask=masks.mask,
                 bias=masks.bias if bias is None else bias,
                 score=score.requires_grad_(False),
+                scale=scale,
+                sinks=sinks,
+                # with a key/value cache the last query stands at the last key
+                align="lower_right" if masks.align is None else masks.align,
                 backend=backend,
                 uniform=masks.uniform,
                 padding=padding,

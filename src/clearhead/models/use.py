@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -88,10 +87,11 @@ def _attend(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """What the attention interface asks for: (B, Lq, H, Ev), and no weights."""
+    align = None
     mask: Tensor | Mask | None = getattr(attention_mask, "clearhead", attention_mask)
     causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
     if backend == NAME and attention_mask is None and causal and query.shape[2] > 1:
-        mask = Causal("upper_left")
+        mask, align = Causal(), "upper_left"
     bias = kwargs.get("position_bias")
     _keywords.check(type(module).__name__, backend, kwargs)
     narrower = _narrower(module, (*query.shape[:3], key.shape[2]), attention_mask is not None, kwargs)
@@ -102,9 +102,17 @@ def _attend(
             given = converted(mask, None)
             mask, bias = given.mask, given.bias if bias is None else bias if given.bias is None else bias + given.bias
         mask = narrower if mask is None else mask & narrower
-    sinks = kwargs.get("s_aux")
-    score = _dot(scaling, kwargs.get("softcap")) if sinks is None else _with_sinks(module, scaling, kwargs)
-    out = attention(query, key, value, score=score, mask=mask, bias=bias, dropout_p=dropout)
+    out = attention(
+        query,
+        key,
+        value,
+        score=_dot(scaling, kwargs.get("softcap")),
+        mask=mask,
+        bias=bias,
+        sinks=kwargs.get("s_aux"),
+        align=align,
+        dropout_p=dropout,
+    )
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -124,15 +132,4 @@ def _dot(scale: float | None, softcap: float | None) -> Dot:
     found = _dots.get((scale, softcap))
     if found is None:
         found = _dots[scale, softcap] = Dot(scale, softcap)
-    return found
-
-
-_scores: WeakKeyDictionary[nn.Module, Dot] = WeakKeyDictionary()
-
-
-def _with_sinks(module: nn.Module, scale: float | None, kwargs: dict[str, Any]) -> Dot:
-    sinks = kwargs["s_aux"]
-    found = _scores.get(module)
-    if found is None or found.sinks is not sinks:
-        found = _scores[module] = Dot(scale, kwargs.get("softcap"), sinks)
     return found

@@ -29,7 +29,7 @@ def watch(model: nn.Module, padding: Any = None) -> Iterator[Recording]:
     >>> with ch.watch(block) as recording:
     ...     output = block(torch.rand(1, 4, 10, 8))
     >>> recording.calls
-    [AttentionCall('Block', self, query (1, 4, 10, 8), key (1, 4, 10, 8), Causal(align='upper_left'), sdpa)]
+    [AttentionCall('Block', self, query (1, 4, 10, 8), key (1, 4, 10, 8), Causal(), sdpa)]
     >>> recording.calls[0].weights[0, 2, 7].shape
     torch.Size([10])
 

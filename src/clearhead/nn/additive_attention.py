@@ -15,6 +15,7 @@ from clearhead.base.numbers import check_count
 from clearhead.nn._record import RecordingModule
 from clearhead.nn.dot_product_attention import lengths_or_mask
 from clearhead.scores.additive import Additive
+from clearhead.scores.base import Score
 
 
 class AdditiveAttention(RecordingModule):
@@ -39,7 +40,7 @@ class AdditiveAttention(RecordingModule):
     the first call before torch.compile.
     `dropout`: the probability with which a weight is dropped while training.
     query (..., Lq, Eq), key (..., Lk, Ek), value (..., Lk, Ev); `valid_lens`: integers (B,) or (B, Lq), how many keys
-    may be seen; or a `Mask`, or a bool tensor (True: may attend).
+    may be seen; or a `Mask`, or a bool tensor (True: may attend). `align`: as for `clearhead.attention`.
     Returns (..., Lq, Ev) of the value's dtype. Raises a `ClearheadError` for other widths than those of the first call,
     and as `clearhead.attention` does. `attention_weights`: the weights of the last call, lazy; detached,
     unless `record_gradients` is True, which keeps the last call's graph.
@@ -59,15 +60,15 @@ class AdditiveAttention(RecordingModule):
         bound = self.num_hiddens**-0.5  # as nn.Linear(num_hiddens, 1) has it
         self.w_v = nn.Parameter(torch.empty(self.num_hiddens).uniform_(-bound, bound))
 
-    def forward(self, query: Any, key: Any, value: Any, valid_lens: Any = None) -> Any:
+    def forward(self, query: Any, key: Any, value: Any, valid_lens: Any = None, *, align: Any = None) -> Any:
         for layer, array in ((self.W_q, query), (self.W_k, key)):
             if isinstance(layer, LazyModuleMixin):
                 _settle(layer, array)
         score = self._on_parameters()
         mask = lengths_or_mask(valid_lens)
         dropout_p = self.dropout if self.training else 0.0
-        output = attention(query, key, value, score=score, mask=mask, dropout_p=dropout_p)
-        self._record(query, key, score=score, mask=mask)
+        output = attention(query, key, value, score=score, mask=mask, align=align, dropout_p=dropout_p)
+        self._record(query, key, score=score, mask=mask, align=align)
         return output
 
     def _on_parameters(self) -> Additive:
@@ -79,7 +80,7 @@ class AdditiveAttention(RecordingModule):
                 return score
         # What torch.func and parametrizations put in place of a parameter is none, and is taken as it is.
         score = Additive.__new__(Additive)
-        nn.Module.__init__(score)
+        Score.__init__(score)
         score._parameters.update(tensors)
         if all(isinstance(tensor, nn.Parameter) for tensor in tensors.values()):
             self._score = (score,)

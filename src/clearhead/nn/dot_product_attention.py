@@ -32,6 +32,7 @@ class DotProductAttention(RecordingModule):
     `dropout`: the probability with which a weight is dropped while training.
     query (..., Lq, E), key (..., Lk, E), value (..., Lk, Ev); with four dimensions, dimension -3 is the heads.
     `valid_lens`: integers (B,) or (B, Lq), how many keys may be seen; or a `Mask`, or a bool tensor (True: may attend).
+    `align`: where query 0 stands, as for `clearhead.attention`.
     Returns (..., Lq, Ev) of the value's dtype. Raises a `ClearheadError` as `clearhead.attention` does.
     `attention_weights`: the weights of the last call, lazy; detached, unless `record_gradients` is True.
     Cost: that of `clearhead.attention`.
@@ -42,10 +43,11 @@ class DotProductAttention(RecordingModule):
         super().__init__(record_gradients)
         self.dropout = check_dropout(dropout, "dropout")
 
-    def forward(self, query: Any, key: Any, value: Any, valid_lens: Any = None) -> Any:
+    def forward(self, query: Any, key: Any, value: Any, valid_lens: Any = None, *, align: Any = None) -> Any:
         mask = lengths_or_mask(valid_lens)
-        output = attention(query, key, value, mask=mask, dropout_p=self.dropout if self.training else 0.0)
-        self._record(query, key, mask=mask)
+        dropout_p = self.dropout if self.training else 0.0
+        output = attention(query, key, value, mask=mask, align=align, dropout_p=dropout_p)
+        self._record(query, key, mask=mask, align=align)
         return output
 
     def extra_repr(self) -> str:

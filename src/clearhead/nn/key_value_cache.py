@@ -49,7 +49,7 @@ class KeyValueCache:
     >>> attend, cache = MultiHeadAttention(2, 8).eval(), KeyValueCache()
     >>> x = torch.rand(1, 5, 8)
     >>> with torch.no_grad():
-    ...     steps = [attend(token, token, token, ch.Causal("lower_right"), cache=cache) for token in x.split(1, dim=1)]
+    ...     steps = [attend(token, token, token, ch.Causal(), cache=cache) for token in x.split(1, dim=1)]
     ...     torch.allclose(torch.cat(steps, 1), attend(x, x, x, ch.Causal()), atol=1e-6)
     True
     >>> cache

@@ -18,7 +18,7 @@ from clearhead.nn._head_mask import head_mask
 from clearhead.nn._record import RecordingModule
 from clearhead.nn.key_value_cache import KeyValueCache
 from clearhead.nn.rotary_embedding import RotaryEmbedding
-from clearhead.problem.problem import _as_score
+from clearhead.problem.problem import as_score
 from clearhead.scores.dot import Dot
 
 
@@ -52,7 +52,8 @@ class MultiHeadAttention(RecordingModule):
     `mask`: a `Mask`; a bool tensor (True: may attend), or a float one (added to the scores), (Lq, Lk), (B, Lq, Lk) or
     (B, H, Lq, Lk), where 1 stands for any size but in two dimensions; or None. Padding (B, Lk) is `Padding(keep)`.
     `bias`: what `clearhead.attention` adds to the scores. `cache`: a `KeyValueCache`; key and value are then the new
-    ones alone, attended to together with those in the cache, and it keeps them.
+    ones alone, attended to together with those in the cache, and it keeps them; queries then stand after its keys.
+    `align`: where query 0 stands, as for `clearhead.attention`; with a cache it is an error.
     Returns (B, Lq, E), or (Lq, E), of the projections' dtype, and never a tuple: `attention_weights` has the weights of
     the last call, lazy and detached, (B, H, Lq, Lk) with B = 1 where there was none. A query that may see nothing gives
     W_o's bias.
@@ -84,7 +85,7 @@ class MultiHeadAttention(RecordingModule):
                 "heads of one size, so it must divide num_heads."
             )
         self.dropout = check_dropout(dropout, "dropout")
-        self.score = Dot() if score is None else _as_score(score)
+        self.score = Dot() if score is None else as_score(score)
         if rotary is not None and not isinstance(rotary, RotaryEmbedding):
             raise ClearheadError(f"rotary is {rotary!r:.60}; expected RotaryEmbedding(dim={self.dim_k}).")
         if rotary is not None and rotary.dim > self.dim_k:
@@ -131,8 +132,11 @@ class MultiHeadAttention(RecordingModule):
         *,
         bias: Any = None,
         cache: KeyValueCache | None = None,
+        align: Any = None,
     ) -> Tensor:
         self._check(query, key, value, cache)
+        if cache is not None and align is not None:
+            raise ClearheadError("align beside a cache: the cache says where the queries stand, after its own keys.")
         batched = query.ndim == 3
         if not batched:
             query, key, value = query[None], key[None], value[None]
@@ -148,12 +152,12 @@ class MultiHeadAttention(RecordingModule):
         if cache is not None:
             state = cache._extended(k, v)
             k, v = state.key, state.value
-        dropout_p = self.dropout if self.training else 0.0
-        heads = attention(q, k, v, score=self.score, mask=mask, bias=bias, dropout_p=dropout_p)
+        given = {"score": self.score, "mask": mask, "bias": bias, "align": align if cache is None else past}
+        heads = attention(q, k, v, **given, dropout_p=self.dropout if self.training else 0.0)
         if cache is not None:  # only now: a refused call leaves it as it was
             cache._state = state
         fresh = isinstance(self.W_q, nn.Linear) and isinstance(self.W_k, nn.Linear)
-        self._record(q, k, fresh=fresh, score=self.score, mask=mask, bias=bias)
+        self._record(q, k, fresh=fresh, **given)
         output: Tensor = self.W_o(heads.transpose(1, 2).flatten(2))  # (B, Lq, H·dim_k) → (B, Lq, E)
         return output if batched else output[0]
 

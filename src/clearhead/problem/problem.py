@@ -11,31 +11,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import to_tensor, to_tensor_float
+from clearhead.base.arrays import check_float, to_tensor, to_tensor_float
 from clearhead.base.dropout import check_dropout, draw_seed
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
-from clearhead.base.positions import check_one_alignment
-from clearhead.base.shapes import Sizes, apart, as_inputs, fit
-from clearhead.base.tracing import (
-    any_autocast,
-    autocast,
-    autocasting,
-    batched,
-    compiling,
-    readable,
-    refuse_jit,
-    traced,
-    transformed,
-    unwrapped,
-)
+from clearhead.base.numbers import check_number
+from clearhead.base.positions import check_align
+from clearhead.base.shapes import Sizes, apart, as_inputs, fit, no_heads
+from clearhead.base.tracing import any_autocast, autocast, autocasting, compiling, refuse_jit
 from clearhead.base.versions import Versions
 from clearhead.biases.base import Added, Bias, check_added
 from clearhead.biases.dense import DenseBias
-from clearhead.masks.base import Mask, Spans, check_spans
+from clearhead.masks.base import Mask, Spans, positions_unknown
 from clearhead.masks.dense import DenseMask, check_keep
 from clearhead.problem.reads import tensors_in
-from clearhead.problem.unseen import Unseen, finite, group, seen, where_unseen, zero
-from clearhead.scores.base import Pairwise, Score, check_pairwise
+from clearhead.problem.unseen import finite, group, seen, zero
+from clearhead.problem.visible import Visible, resolve
+from clearhead.scores.base import ByTile, Pairwise, Score, check_pairwise
 from clearhead.scores.dot import Dot
 from clearhead.scores.score_function import ScoreFunction
 
@@ -46,23 +37,41 @@ _ABSENT = object()  # no value: only the weights are wanted
 class Problem(NamedTuple):
     """One attention, in normal form. Tensors are (B, H, L, E); key and value may have fewer heads (grouped).
 
-    scores = score(query, key) + bias, −∞ outside the spans and their residual; weights = softmax over keys;
-    output = dropout(weights) · value. With sinks, the softmax has one more term in its denominator.
+    scores = scores(query, key) + bias, −∞ outside of what is visible; weights = softmax over keys, in whose denominator
+    each head's sink, where there are any, is one more term; output = dropout(weights) · value.
     """
 
-    query: Tensor
-    key: Tensor
+    scores: Pairwise | ByTile
     value: Tensor | None  # None: only the weights are wanted
     sizes: Sizes
-    score: Score  # gives any tile of the scores
-    lowered: Pairwise | None  # the same score as the kernels take it, where it has that form
-    spans: Spans | None  # None: every query sees every key
-    edges: tuple[np.ndarray, np.ndarray] | None  # the spans' starts and stops on the host
+    visible: Visible | None = None  # None: every query sees every key
     bias: Added | None = None
-    unseen: Unseen = "none"
+    sinks: Tensor | None = None  # (H,)
     dropout_p: float = 0.0
     seed: Tensor | None = None  # of the dropout
     poison: tuple[Tensor, Tensor] | None = None  # see `guard`: (B, H, Lq, 1) and (B, Hk, 1, Lk)
+
+    @property
+    def query(self) -> Tensor:
+        return self.scores.query
+
+    @property
+    def key(self) -> Tensor:
+        return self.scores.key
+
+    @property
+    def lowered(self) -> Pairwise | None:
+        """The scores as the kernels take them, where they have that form."""
+        return self.scores if isinstance(self.scores, Pairwise) else None
+
+    @property
+    def spans(self) -> Spans | None:
+        return None if self.visible is None else self.visible.spans
+
+    @property
+    def edges(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """The spans' starts and stops on the host."""
+        return None if self.visible is None else self.visible.edges
 
     @property
     def groups(self) -> int:
@@ -75,28 +84,24 @@ class Problem(NamedTuple):
         return () if self.bias is None else self.bias.tensors
 
     @property
-    def sinks(self) -> Tensor | None:
-        return None if self.lowered is None else self.lowered.sinks
-
-    @property
     def plain(self) -> bool:
         """Nothing but scores and their softmax over every key."""
-        return self.spans is None and self.bias is None and not self.dropout_p and self.sinks is None
+        return self.visible is None and self.bias is None and not self.dropout_p and self.sinks is None
 
     @property
     def needs_grad(self) -> bool:
         if not torch.is_grad_enabled():
             return False
-        low = self.lowered
-        if low is None:  # a score with tile() alone may close over anything
+        scores = self.scores
+        if isinstance(scores, ByTile):  # a score with tile() alone may close over anything
             return True
-        tensors = (low.query, low.key, low.weight, low.sinks, self.value, *self.added)
+        tensors = (scores.query, scores.key, scores.weight, self.sinks, self.value, *self.added)
         return any(t is not None and t.requires_grad for t in tensors)
 
     def reads(self) -> Versions:
         """What a backward pass reads again and autograd does not save: what the mask and a score by `tile()` hold."""
         found = () if self.spans is None else self.spans.reads
-        return Versions(found if self.lowered is not None else (*found, *tensors_in(self.score)))
+        return Versions((*found, *tensors_in(self.scores.score)) if isinstance(self.scores, ByTile) else found)
 
 
 def make_problem(
@@ -107,42 +112,52 @@ def make_problem(
     score: Score | Callable[[Tensor, Tensor], Tensor] | None = None,
     mask: Any = None,
     bias: Any = None,
+    scale: float | None = None,
+    sinks: Any = None,
+    align: Any = None,
     dropout_p: float = 0.0,
+    as_written: bool = False,
 ) -> Problem:
-    """Check everything, and bring it to normal form. Nothing that was passed is written to."""
+    """Check everything, and bring it to normal form. Nothing that was passed is written to.
+
+    `as_written`: the score by its `tile()` and the mask as a matrix, whatever they lower to: what the reference engine
+    computes, so that it is an oracle for both.
+    """
     refuse_jit()
     query, key = to_tensor_float(query, "query"), to_tensor_float(key, "key")
     value = None if value is _ABSENT else to_tensor_float(value, "value")
     if any_autocast():
         query, key, value = autocast(query), autocast(key), None if value is None else autocast(value)
     query, key, value, sizes = as_inputs(query, key, value)
+    if align is not None:
+        sizes = sizes._replace(align=check_align(align))
     if query.element_size() < 4:
         query, key, value = apart(query), apart(key), None if value is None else apart(value)
-    score = _as_score(score)
+    score = as_score(score)
     score.check(query, key)
     if 0 in sizes.shape and not compiling():  # no pairs: what they hold is not to meet a projection's gradient
         query, key = (t.masked_fill(~t.isfinite(), 0.0) for t in (query, key))
-    if mask is None and bias is None and type(dropout_p) in (float, int) and not dropout_p:
-        return Problem(query, key, value, sizes, score, _lower(score, query, key), None, None)
+    factor = score.factor(query.shape[-1]) if scale is None else _call_scale(scale, score)
+    if mask is None and bias is None and sinks is None and type(dropout_p) in (float, int) and not dropout_p:
+        return Problem(_scores(score, query, key, factor, as_written), value, sizes)
     _refuse_distributed({"query": query, "key": key, "value": value})
     dropout_p = check_dropout(dropout_p, "dropout_p")
     seed = draw_seed(sizes.device) if dropout_p else None
-    allowed, float_mask = _as_mask(mask, sizes, query.dtype)
+    visible, float_mask = _as_mask(mask, sizes, query.dtype, as_written)
     added = _as_bias(bias, mask, sizes)
     if float_mask is not None:
         added = Added(dense=float_mask) if added is None else added.plus(Added(dense=float_mask))
-    if allowed is None:
-        lowered = _lower(score, query, key)
-        return Problem(query, key, value, sizes, score, lowered, None, None, added, "none", dropout_p, seed)
     hidden = compiling() and not any(True for _ in score.parameters())  # then the engine is early enough
-    if allowed.unseen != "none" and not hidden and not all(t is None or finite(t) for t in (query, key, value)):
+    unseen = visible is not None and visible.unseen != "none" and not hidden
+    if visible is not None and unseen and not all(t is None or finite(t) for t in (query, key, value)):
         # before the score's own projections, whose gradients would meet what is not finite
-        keys, queries = seen(allowed.spans, sizes)
+        keys, queries = seen(visible.spans, sizes)
         keys = group(keys, key.shape[1])
         query, key = zero(query, queries, only_not_finite=True), zero(key, keys, only_not_finite=True)
         value = None if value is None else zero(value, keys, only_not_finite=True)
-    lowered = _lower(score, query, key)
-    return Problem(query, key, value, sizes, score, lowered, *allowed[:2], added, allowed.unseen, dropout_p, seed)
+    scores = _scores(score, query, key, factor, as_written)
+    sinks = None if sinks is None else _as_sinks(sinks, sizes)
+    return Problem(scores, value, sizes, visible, added, sinks, dropout_p, seed)
 
 
 def _refuse_distributed(inputs: dict[str, Tensor | None]) -> None:
@@ -156,14 +171,37 @@ def _refuse_distributed(inputs: dict[str, Tensor | None]) -> None:
             )
 
 
-def _lower(score: Score, query: Tensor, key: Tensor) -> Pairwise | None:
+def _call_scale(scale: Any, score: Score) -> float:
+    own = score.own_scale()
+    if own is not None:
+        raise ClearheadError(f"scale is {scale!r:.40}, and {score} has its own, by its {own}: pass one of the two.")
+    return check_number(scale, "scale")
+
+
+def _scores(score: Score, query: Tensor, key: Tensor, factor: float, as_written: bool) -> Pairwise | ByTile:
     """A score's normal form; under autocast, which may have widened what it projected, of the inputs' dtype."""
-    lowered = score.lower(query, key)
+    lowered = None if as_written else score.lower(query, key)
     if lowered is None:
-        return None
+        return ByTile(score, query, key, factor, score.softcap)
     if any_autocast():
         lowered = lowered._replace(query=lowered.query.to(query.dtype), key=lowered.key.to(query.dtype))
-    return check_pairwise(lowered, query, key, type(score).__name__)
+    lowered = check_pairwise(lowered, query, key, type(score).__name__)
+    return lowered._replace(scale=lowered.scale * factor, softcap=score.softcap)
+
+
+def _as_sinks(given: Any, sizes: Sizes) -> Tensor:
+    """One logit a head, (H,)."""
+    sinks: Tensor = to_tensor(given, "sinks")
+    check_float(sinks, "sinks")
+    if tuple(sinks.shape) != (sizes.heads,):
+        raise ShapeError(
+            f"sinks has shape {tuple(sinks.shape)}, and the scores have {sizes.heads} heads, "
+            f"{(*sizes.shown, sizes.queries, sizes.keys)}; expected one logit a head, ({sizes.heads},)."
+            + no_heads(sizes)
+        )
+    if sinks.device != sizes.device:
+        raise ClearheadError(f"sinks is on {sinks.device}, the inputs on {sizes.device}; pass sinks.to(query.device).")
+    return sinks
 
 
 def _as_bias(bias: Any, mask: Any, sizes: Sizes) -> Added | None:
@@ -175,11 +213,13 @@ def _as_bias(bias: Any, mask: Any, sizes: Sizes) -> Added | None:
     if not isinstance(bias, Bias):
         what = f"the class {bias.__name__}" if isinstance(bias, type) else f"{bias!r:.60}"
         raise ClearheadError(f"bias is {what}; expected a Bias, such as ALiBi(num_heads), or a float tensor.")
-    check_one_alignment([*(mask.offsets(sizes) if isinstance(mask, Mask) else ()), *bias.offsets(sizes)])
+    if bias.positional and isinstance(mask, Mask) and mask.counts_inside:
+        raise positions_unknown(f"{type(bias).__name__} beside {mask.title()}")
     return check_added(bias.lower(sizes), sizes, type(bias).__name__)
 
 
-def _as_score(score: Any) -> Score:
+def as_score(score: Any) -> Score:
+    """What was passed as score: None is the dot product, a function becomes a `ScoreFunction`."""
     if score is None:
         return _DOT
     if isinstance(score, Score):
@@ -193,64 +233,12 @@ def _as_score(score: Any) -> Score:
     )
 
 
-class Allowed(NamedTuple):
-    """A mask's spans, their edges on the host (None while compiling), and whether some key is seen by nobody."""
-
-    spans: Spans
-    edges: tuple[np.ndarray, np.ndarray] | None
-    unseen: Unseen
-
-
-_remembered: dict[Any, Allowed] = {}  # the spans of masks that are plain values: layer after layer asks for the same
-
-
-def _resolve(mask: Mask, sizes: Sizes) -> Allowed:
-    if compiling():
-        return Allowed(check_spans(mask.resolve(sizes), sizes, mask), None, "inside")
-    signature = None if traced() else mask.signature()
-    if signature is not None and (signature, sizes) in _remembered:
-        return _remembered[signature, sizes]
-    if signature is None or transformed():  # tensors made inside a transform end with it
-        return _edged(check_spans(mask.resolve(sizes), sizes, mask), sizes)
-    with torch.inference_mode(False):  # what is remembered may be used where gradients are wanted
-        allowed = _edged(check_spans(mask.resolve(sizes), sizes, mask), sizes)
-    if len(_remembered) >= 64:
-        _remembered.clear()
-    _remembered[signature, sizes] = allowed
-    return allowed
-
-
-def _edged(spans: Spans, sizes: Sizes) -> Allowed:
-    edges = [unwrapped(edge) for edge in (spans.start, spans.stop)]
-    if any(batched(edge) for edge in edges):
-        raise UnsupportedError(
-            "the mask differs along a dimension that torch.func.vmap has hidden, and engines must read it. Give the "
-            "mask a batch dimension, and call attention() on the whole batch."
-        )
-    spans = spans._replace(start=edges[0], stop=edges[1])
-    if not all(map(readable, edges)):  # shapes alone: there is nothing to skip by
-        return Allowed(spans, None, "inside")
-    start, stop = spans.host()
-    if start.size and stop.size and (start.min() < 0 or stop.max() > sizes.keys):
-        raise ShapeError(
-            f"the spans of a mask reach from {start.min()} to {stop.max()}, and there are {sizes.keys} keys: lower() "
-            "must give 0 ≤ start and stop ≤ Lk."
-        )
-    return Allowed(spans, (start, stop), where_unseen(spans, start, stop, sizes))
-
-
-def with_edges(problem: Problem, spans: Spans) -> Problem:
-    """The same problem under a mask given as spans."""
-    allowed = _edged(spans, problem.sizes)
-    return problem._replace(spans=spans, edges=allowed.edges, unseen=allowed.unseen)
-
-
-def _as_mask(mask: Any, sizes: Sizes, dtype: torch.dtype) -> tuple[Allowed | None, Tensor | None]:
-    """The spans of a mask, or the bias that a float tensor is."""
+def _as_mask(mask: Any, sizes: Sizes, dtype: torch.dtype, as_written: bool) -> tuple[Visible | None, Tensor | None]:
+    """What a mask allows, or the bias that a float tensor is."""
     if mask is None:
         return None, None
     if isinstance(mask, Mask):
-        return _resolve(mask, sizes), None
+        return resolve(mask, sizes, as_written), None
     if not isinstance(mask, Tensor | np.ndarray):
         what = f"the class {mask.__name__}" if isinstance(mask, type) else f"{mask!r:.60}"
         raise ClearheadError(
@@ -260,7 +248,7 @@ def _as_mask(mask: Any, sizes: Sizes, dtype: torch.dtype) -> tuple[Allowed | Non
     if tensor.device != sizes.device:
         raise ClearheadError(f"mask is on {tensor.device}, the inputs on {sizes.device}; pass mask.to(query.device).")
     if not tensor.is_floating_point():
-        return _resolve(DenseMask(check_keep(tensor, "mask")), sizes), None
+        return resolve(DenseMask(check_keep(tensor, "mask")), sizes, as_written), None
     if tensor.dtype != dtype and not autocasting(tensor.device):  # which has changed the inputs' dtype, not the mask's
         raise ClearheadError(
             f"mask has dtype {tensor.dtype}, shape {tuple(tensor.shape)}, and is added to scores of {dtype}; "
@@ -271,19 +259,14 @@ def _as_mask(mask: Any, sizes: Sizes, dtype: torch.dtype) -> tuple[Allowed | Non
 
 def zero_unseen(problem: Problem) -> Problem:
     """The same problem with zeros in place of keys that nobody sees and of queries that see nothing."""
-    if problem.spans is None or problem.unseen == "none":
+    visible = problem.visible
+    if visible is None or visible.unseen == "none":
         return problem
-    keys, queries = seen(problem.spans, problem.sizes)
+    keys, queries = seen(visible.spans, problem.sizes)
     keys = group(keys, problem.key.shape[1])
-    lowered = problem.lowered
-    query, key = zero(problem.query, queries), zero(problem.key, keys)
-    if lowered is not None:
-        lowered = lowered._replace(
-            query=query if lowered.query is problem.query else zero(lowered.query, queries),
-            key=key if lowered.key is problem.key else zero(lowered.key, keys),
-        )
+    scores = problem.scores._replace(query=zero(problem.query, queries), key=zero(problem.key, keys))
     value = None if problem.value is None else zero(problem.value, keys)
-    return problem._replace(query=query, key=key, value=value, lowered=lowered, unseen="none")
+    return problem._replace(scores=scores, value=value, visible=visible._replace(unseen="none"))
 
 
 def guard(problem: Problem) -> Problem:
@@ -293,29 +276,15 @@ def guard(problem: Problem) -> Problem:
     it reaches whoever may see such a key, and nobody else: a masked NaN would otherwise pass through 0 · NaN.
     """
     problem = zero_unseen(problem)
-    lowered = problem.lowered
-    queries, keys = [problem.query], [problem.key]
-    if lowered is not None and lowered.key is not problem.key:
-        keys.append(lowered.key)
-    if lowered is not None and lowered.query is not problem.query:
-        queries.append(lowered.query)
-    values = [] if problem.value is None else [problem.value]
-    if problem.spans is None or all(finite(t) for t in queries + keys + values):
+    query, key, value = problem.query, problem.key, problem.value
+    with_keys = (key,) if value is None else (key, value)
+    if problem.visible is None or all(map(finite, (query, *with_keys))):
         return problem
-    clean = [_finite_part(t) for t in (problem.query, problem.key)]
-    if lowered is not None:
-        same_query, same_key = lowered.query is problem.query, lowered.key is problem.key
-        lowered = lowered._replace(
-            query=clean[0] if same_query else _finite_part(lowered.query),
-            key=clean[1] if same_key else _finite_part(lowered.key),
-        )
-    value = None if problem.value is None else _finite_part(problem.value)
+    scores = problem.scores._replace(query=_finite_part(query), key=_finite_part(key))
     return problem._replace(
-        query=clean[0],
-        key=clean[1],
-        value=value,
-        lowered=lowered,
-        poison=(_poison(queries).unsqueeze(-1), _poison(keys + values).unsqueeze(-2)),
+        scores=scores,
+        value=None if value is None else _finite_part(value),
+        poison=(_poison(query).unsqueeze(-1), _poison(*with_keys).unsqueeze(-2)),
     )
 
 
@@ -323,7 +292,7 @@ def _finite_part(tensor: Tensor) -> Tensor:
     return tensor.masked_fill(~tensor.isfinite(), 0.0)
 
 
-def _poison(tensors: list[Tensor]) -> Tensor:
+def _poison(*tensors: Tensor) -> Tensor:
     """0 where all the vectors are finite, NaN elsewhere: (B, H, L)."""
     bad = torch.stack([~t.detach().isfinite().all(-1) for t in tensors]).any(0)
     return torch.zeros(bad.shape, dtype=torch.float32, device=bad.device).masked_fill(bad, math.nan)

@@ -56,8 +56,7 @@ def layer_from_call(call: CallLike, query_tokens: Sequence[str], key_tokens: Seq
     thumbnail = Pool(THUMBNAIL) if whole else Cells(sequence, rows, columns, THUMBNAIL)
     wanted: list[Any] = [LogSumExp(), Entropy(), Received(), thumbnail]
     if call.kind == "self":
-        # with a key/value cache the last query stands at the last key
-        wanted.append(MeanDistance(align="lower_right"))
+        wanted.append(MeanDistance())
     logsumexp, entropy, received, cells, *distance = (
         _numpy(result[sequence if len(result) > 1 else 0]) for result in weights.reduce(*wanted)
     )

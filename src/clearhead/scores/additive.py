@@ -22,7 +22,8 @@ class Additive(Score):
     Formula: s_ij = Σ_h w_v[h] · tanh((W_q q_i)[h] + (W_k k_j)[h]).
 
     W_q (hidden, Eq), W_k (hidden, Ek) as nn.Linear has them, w_v (hidden,); a matrix that is None leaves its side as
-    it is (already projected). Takes query (..., Lq, Eq), key (..., Lk, Ek); gives (..., Lq, Lk).
+    it is (already projected). `softcap`: as for every `Score`.
+    Takes query (..., Lq, Eq), key (..., Lk, Ek); gives (..., Lq, Lk).
     Raises `ShapeError` for other widths. Cost: Lq·Lk·hidden tanh.
     Source: Bahdanau et al. 2015, "Neural Machine Translation by Jointly Learning to Align and Translate".
     """
@@ -30,20 +31,20 @@ class Additive(Score):
     W_q: nn.Parameter | None
     W_k: nn.Parameter | None
 
-    def __init__(self, query_dim: int, key_dim: int, hidden: int) -> None:
-        super().__init__()
+    def __init__(self, query_dim: int, key_dim: int, hidden: int, *, softcap: float | None = None) -> None:
+        super().__init__(softcap=softcap)
         self.W_q = linear_weight(hidden, query_dim)
         self.W_k = linear_weight(hidden, key_dim)
         self.w_v = nn.Parameter(linear_weight(1, hidden).detach()[0])
 
     @classmethod
-    def from_weights(cls, W_q: Any, W_k: Any, w_v: Any) -> Additive:
+    def from_weights(cls, W_q: Any, W_k: Any, w_v: Any, *, softcap: float | None = None) -> Additive:
         """From given weights (H, Eq), (H, Ek), (H,): an nn.Parameter is shared, anything else copied.
 
         None for W_q or W_k means that side is already projected, of width H.
         """
         score = cls.__new__(cls)
-        nn.Module.__init__(score)  # without drawing weights that nobody wants
+        Score.__init__(score, softcap=softcap)  # without drawing weights that nobody wants
         score.w_v = vector = given_parameter(w_v, "w_v", 1)
         score.W_q, score.W_k = (
             None if matrix is None else given_parameter(matrix, name, 2)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from clearhead.base.arrays import accumulated, check_float, to_tensor_float
 from clearhead.base.errors import ClearheadError, ShapeError, columns
-from clearhead.base.numbers import check_count
+from clearhead.base.numbers import check_count, check_positive
 from clearhead.base.shapes import as_inputs
 from clearhead.base.tracing import autocasting
 
@@ -25,8 +25,8 @@ PHIS = get_args(Phi)
 class Pairwise(NamedTuple):
     """The normal form of a score: s_ij = softcap(scale · Σ_d weight_d · φ(query_id, key_jd)).
 
-    φ(a, b) is a·b (`mul`), tanh(a + b) (`tanh_add`) or (a − b)² (`sq_diff`); softcap(s) is c·tanh(s/c).
-    `sinks`: one logit a head, whose exponential is added to the softmax's denominator.
+    φ(a, b) is a·b (`mul`), tanh(a + b) (`tanh_add`) or (a − b)² (`sq_diff`); softcap(s) is c·tanh(s/c). A score's
+    `lower` gives no softcap: that is put in with the call's scale.
     """
 
     phi: Phi
@@ -35,7 +35,16 @@ class Pairwise(NamedTuple):
     weight: Tensor | None = None  # (D,); None: ones
     scale: float = 1.0
     softcap: float | None = None
-    sinks: Tensor | None = None  # (H,)
+
+
+class ByTile(NamedTuple):
+    """Scores that have no other form than their `tile`: s_ij = softcap(scale · tile(query, key)_ij)."""
+
+    score: Score
+    query: Tensor  # (B, H, Lq, Eq)
+    key: Tensor  # (B, Hk, Lk, Ek)
+    scale: float = 1.0
+    softcap: float | None = None
 
 
 def check_pairwise(lowered: Pairwise, query: Tensor, key: Tensor, who: str) -> Pairwise:
@@ -43,14 +52,9 @@ def check_pairwise(lowered: Pairwise, query: Tensor, key: Tensor, who: str) -> P
 
     A scale that is a tensor becomes a part of the weight, so that its gradient is carried.
     """
-    if type(lowered) is Pairwise and lowered.query is query and lowered.key is key and type(lowered.scale) is float:
-        learnt = (lowered.weight, lowered.sinks)
-        if (
-            learnt == (None, None)
-            and lowered.phi in PHIS
-            and (lowered.softcap is None or type(lowered.softcap) is float)
-        ):
-            return lowered  # plain dot products, told at little cost
+    same = type(lowered) is Pairwise and lowered.query is query and lowered.key is key
+    if same and lowered.phi in PHIS and lowered.weight is None and lowered[4:] == (1.0, None):
+        return lowered  # plain dot products, told at little cost
     if not isinstance(lowered, Pairwise) or lowered.phi not in PHIS:
         raise ClearheadError(
             f"{who}.lower gave a {type(lowered).__name__}; expected a Pairwise of a φ among {PHIS}, or None."
@@ -60,7 +64,6 @@ def check_pairwise(lowered: Pairwise, query: Tensor, key: Tensor, who: str) -> P
         "query": (lowered.query, (*query.shape[:3], *width)),
         "key": (lowered.key, (*key.shape[:3], *width)),
         "weight": (lowered.weight, tuple(width)),
-        "sinks": (lowered.sinks, (query.shape[1],)),
     }
     for name, (tensor, shape) in expected.items():
         if tensor is None:
@@ -76,8 +79,8 @@ def check_pairwise(lowered: Pairwise, query: Tensor, key: Tensor, who: str) -> P
                 f"{who}.lower gave a {name} of {tensor.dtype} on {tensor.device}; the inputs are {query.dtype} on "
                 f"{query.device}."
             )
-    if isinstance(lowered.softcap, Tensor):
-        raise ClearheadError(f"{who}.lower gave a softcap that is a tensor; it is a number, without a gradient.")
+    if lowered.softcap is not None:
+        raise ClearheadError(f"{who}.lower gave a softcap; a score has its own: super().__init__(softcap=...).")
     if not isinstance(lowered.scale, Tensor):
         return lowered
     if lowered.scale.numel() != 1:
@@ -98,12 +101,28 @@ class Score(nn.Module, ABC):
 
     The score of a pair may depend on that query and that key alone: the engines ask for any part of the matrix.
     `lower()`, where a score has it, rewrites it in the normal form that the fused kernels take. It must preserve the
-    scores themselves, not only their softmax.
+    scores themselves, not only their softmax. Both are before the scale that a call gives and before the softcap:
+    s_ij = softcap(scale · tile_ij), softcap(s) = c · tanh(s / c), where a score has one: `super().__init__(softcap=c)`.
+    Source of the softcap: Gemma Team 2024, "Gemma 2".
     """
+
+    softcap: float | None = None
+
+    def __init__(self, *, softcap: float | None = None) -> None:
+        super().__init__()
+        self.softcap = None if softcap is None else check_positive(softcap, "softcap")
 
     @abstractmethod
     def tile(self, query: Tensor, key: Tensor) -> Tensor:
-        """Raw scores of a part: (..., Lq, Eq) and (..., Lk, Ek) give (..., Lq, Lk)."""
+        """Scores of a part, before scale and softcap: (..., Lq, Eq) and (..., Lk, Ek) give (..., Lq, Lk)."""
+
+    def factor(self, width: int) -> float:
+        """The scale where a call gives none, for queries of this width."""
+        return 1.0
+
+    def own_scale(self) -> str | None:
+        """The argument by which this score was given a scale of its own, beside which a call may give none."""
+        return None
 
     def lower(self, query: Tensor, key: Tensor) -> Pairwise | None:
         """The normal form over query (B, H, Lq, Eq) and key (B, Hk, Lk, Ek), or None if there is none."""
@@ -128,14 +147,14 @@ class Score(nn.Module, ABC):
         return cls(), 4, 4
 
     def forward(self, query: Any, key: Any) -> Any:
-        """Raw scores (..., Lq, Lk), before any mask or bias, float32 at least; key heads are grouped.
+        """The scores (..., Lq, Lk), before any mask or bias, float32 at least; key heads are grouped.
 
         NumPy in, NumPy out. Makes the whole matrix: for long inputs see `clearhead.weights(...).scores(index)`.
         """
         queries, keys, _, sizes = as_inputs(to_tensor_float(query, "query"), to_tensor_float(key, "key"), None)
         self.check(queries, keys)
         keys = keys.repeat_interleave(sizes.heads // keys.shape[1], dim=1)
-        scores = sizes.restore(checked_tile(self, queries, keys))
+        scores = sizes.restore(by_tile(ByTile(self, queries, keys, self.factor(queries.shape[-1]), self.softcap)))
         return scores.detach().numpy() if isinstance(query, np.ndarray) else scores
 
 
@@ -155,6 +174,17 @@ def with_parameters(module: Module, change: Callable[[nn.Parameter], Tensor], bu
     }
     copied.__dict__.update(inside)
     return copied
+
+
+def capped(tile: Tensor, softcap: float | None) -> Tensor:
+    """Scores bounded by the softcap, if there is one."""
+    return tile if softcap is None else softcap * torch.tanh(tile / softcap)
+
+
+def by_tile(scores: ByTile) -> Tensor:
+    """The scores of every pair, by the score's own `tile`, over key heads that are repeated."""
+    tile = checked_tile(scores.score, scores.query, scores.key)
+    return capped(tile if scores.scale == 1.0 else tile * scores.scale, scores.softcap)
 
 
 def checked_tile(score: Score, query: Tensor, key: Tensor) -> Tensor:

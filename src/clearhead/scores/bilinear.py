@@ -19,19 +19,19 @@ class Bilinear(Score):
     Formula: s_ij = q_iᵀ W k_j, with W of shape (Eq, Ek). There is no further scale.
 
     Takes query (..., Lq, Eq), key (..., Lk, Ek); gives (..., Lq, Lk). `Bilinear.from_weights(W)` takes a given W:
-    an nn.Parameter is shared, anything else copied. Raises `ShapeError` for other widths.
-    Cost: 2·Lq·Eq·Ek + 2·Lq·Lk·Ek operations.
+    an nn.Parameter is shared, anything else copied. `softcap`: as for every `Score`.
+    Raises `ShapeError` for other widths. Cost: 2·Lq·Eq·Ek + 2·Lq·Lk·Ek operations.
     Source: Luong et al. 2015, "Effective Approaches to Attention-based Neural Machine Translation".
     """
 
-    def __init__(self, query_dim: int, key_dim: int) -> None:
-        super().__init__()
+    def __init__(self, query_dim: int, key_dim: int, *, softcap: float | None = None) -> None:
+        super().__init__(softcap=softcap)
         self.W = linear_weight(query_dim, key_dim)
 
     @classmethod
-    def from_weights(cls, W: Any) -> Bilinear:
+    def from_weights(cls, W: Any, *, softcap: float | None = None) -> Bilinear:
         weight = given_parameter(W, "W", 2)
-        score = cls(*weight.shape)
+        score = cls(*weight.shape, softcap=softcap)
         score.W = weight
         return score
 

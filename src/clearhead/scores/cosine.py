@@ -18,13 +18,14 @@ class Cosine(Score):
 
     Formula: s_ij = (q_i · k_j) / (‖q_i‖ ‖k_j‖ temperature); a zero vector scores 0.
 
-    `temperature`: above 0; smaller is sharper. Takes query (..., Lq, E), key (..., Lk, E); gives (..., Lq, Lk).
+    `temperature`: above 0; smaller is sharper. `softcap`: as for every `Score`.
+    Takes query (..., Lq, E), key (..., Lk, E); gives (..., Lq, Lk).
     Raises `ShapeError` where the widths differ. Cost: 2·Lq·Lk·E operations.
     Source: Graves et al. 2014, "Neural Turing Machines", content addressing.
     """
 
-    def __init__(self, temperature: float = 1.0) -> None:
-        super().__init__()
+    def __init__(self, temperature: float = 1.0, *, softcap: float | None = None) -> None:
+        super().__init__(softcap=softcap)
         self.temperature = check_positive(temperature, "temperature")
 
     def tile(self, query: Tensor, key: Tensor) -> Tensor:
@@ -32,6 +33,9 @@ class Cosine(Score):
 
     def lower(self, query: Tensor, key: Tensor) -> Pairwise:
         return Pairwise("mul", unit(query), unit(key), scale=1 / self.temperature)
+
+    def own_scale(self) -> str | None:
+        return "temperature"
 
     def check(self, query: Tensor, key: Tensor) -> None:
         check_equal_width(self, query, key)

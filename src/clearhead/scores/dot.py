@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from torch import Tensor
 
-import torch
-from torch import Tensor, nn
-
-from clearhead.base.errors import ShapeError
-from clearhead.base.numbers import check_number, check_positive
+from clearhead.base.numbers import check_number
 from clearhead.scores.base import (
     Pairwise,
     Score,
     check_equal_width,
-    given_parameter,
 )
 
 
@@ -27,47 +22,31 @@ class Dot(Score):
 
     Formula: s_ij = scale · Σ_d q_id k_jd, then, with a softcap c, s_ij ← c · tanh(s_ij / c).
 
-    With sinks, the softmax's denominator has one term more, so that a query's weights sum to less than 1:
-    w_ij = exp(s_ij) / (exp(sink_h) + Σ_j exp(s_ij)).
-
-    `scale`: a number; None is 1/√E. `softcap`: a number above 0, or None for none.
-    `sinks`: (H,), one logit a head, or None; an nn.Parameter is shared, anything else copied into a learnable one.
+    `scale`: a number; None is 1/√E, or what `attention` is given as scale. `softcap`: a number above 0, or None.
     Takes query (..., Lq, E), key (..., Lk, E); gives (..., Lq, Lk) of their dtype.
-    Raises `ShapeError` where the widths differ, or the sinks and the heads. Cost: 2·Lq·Lk·E operations.
-    Sources: Vaswani et al. 2017, "Attention Is All You Need"; the softcap: Gemma Team 2024, "Gemma 2"; the sinks:
-    Xiao et al. 2024, "Efficient Streaming Language Models with Attention Sinks"; learnt ones: OpenAI 2025, gpt-oss.
+    Raises `ShapeError` where the widths differ. Cost: 2·Lq·Lk·E operations.
+    Source: Vaswani et al. 2017, "Attention Is All You Need"; the softcap: Gemma Team 2024, "Gemma 2".
     """
 
-    sinks: nn.Parameter | None
-
-    def __init__(self, scale: float | None = None, softcap: float | None = None, sinks: Any = None) -> None:
-        super().__init__()
+    def __init__(self, scale: float | None = None, softcap: float | None = None) -> None:
+        super().__init__(softcap=softcap)
         self.scale = None if scale is None else check_number(scale, "scale")
-        self.softcap = None if softcap is None else check_positive(softcap, "softcap")
-        self.sinks = None if sinks is None else given_parameter(sinks, "sinks", 1)
 
     def factor(self, width: int) -> float:
-        """The scale in force at this width."""
         return (width**-0.5 if width else 1.0) if self.scale is None else self.scale
 
+    def own_scale(self) -> str | None:
+        return None if self.scale is None else "scale"
+
     def tile(self, query: Tensor, key: Tensor) -> Tensor:
-        scores = query @ key.transpose(-1, -2) * self.factor(query.shape[-1])
-        return scores if self.softcap is None else self.softcap * torch.tanh(scores / self.softcap)
+        return query @ key.transpose(-1, -2)
 
     def lower(self, query: Tensor, key: Tensor) -> Pairwise:
-        return Pairwise("mul", query, key, scale=self.factor(query.shape[-1]), softcap=self.softcap, sinks=self.sinks)
+        return Pairwise("mul", query, key)
 
     def check(self, query: Tensor, key: Tensor) -> None:
         check_equal_width(self, query, key)
-        if self.sinks is not None:
-            super().check(query, key)
-            if self.sinks.shape[0] != query.shape[1]:
-                raise ShapeError(
-                    f"Dot: sinks has shape {tuple(self.sinks.shape)} and the query {query.shape[1]} heads, as "
-                    f"{tuple(query.shape)}; expected one logit a head, ({query.shape[1]},)."
-                )
 
     def extra_repr(self) -> str:
         parts = {"scale": self.scale, "softcap": self.softcap}
-        shown = [f"{name}={value}" for name, value in parts.items() if value is not None]
-        return ", ".join(shown if self.sinks is None else [*shown, f"sinks=<{self.sinks.shape[0]}>"])
+        return ", ".join(f"{name}={value}" for name, value in parts.items() if value is not None)

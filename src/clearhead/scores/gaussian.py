@@ -19,13 +19,14 @@ class Gaussian(Score):
     Formula: s_ij = −‖q_i − k_j‖² / (2 h²), with h the bandwidth. The differences are taken before they are squared:
     the expanded form ‖q‖² − 2q·k + ‖k‖² loses every digit where inputs share a large offset.
 
-    `bandwidth`: above 0, in the unit of the inputs. Takes query (..., Lq, E), key (..., Lk, E); gives (..., Lq, Lk).
+    `bandwidth`: above 0, in the unit of the inputs. `softcap`: as for every `Score`.
+    Takes query (..., Lq, E), key (..., Lk, E); gives (..., Lq, Lk).
     Raises `ShapeError` where the widths differ. Cost: 3·Lq·Lk·E operations.
     Sources: Nadaraya 1964, "On Estimating Regression"; Watson 1964, "Smooth Regression Analysis".
     """
 
-    def __init__(self, bandwidth: float = 1.0) -> None:
-        super().__init__()
+    def __init__(self, bandwidth: float = 1.0, *, softcap: float | None = None) -> None:
+        super().__init__(softcap=softcap)
         self.bandwidth = check_positive(bandwidth, "bandwidth")
 
     def tile(self, query: Tensor, key: Tensor) -> Tensor:
@@ -34,6 +35,9 @@ class Gaussian(Score):
 
     def lower(self, query: Tensor, key: Tensor) -> Pairwise:
         return Pairwise("sq_diff", query, key, scale=-1 / (2 * self.bandwidth**2))
+
+    def own_scale(self) -> str | None:
+        return "bandwidth"
 
     def check(self, query: Tensor, key: Tensor) -> None:
         check_equal_width(self, query, key)

@@ -24,8 +24,8 @@ class ScoreFunction(Score):
     for those, write a `Score` with `tile()`.
     """
 
-    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor], *, softcap: float | None = None) -> None:
+        super().__init__(softcap=softcap)
         self.function = function
 
     def tile(self, query: Tensor, key: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ class Einsum(Engine):
         if problem.value is None:
             found.append("it does not give the weights")
         if problem.lowered is None or problem.lowered.phi != "mul":
-            found.append(f"{problem.score} is no dot product")
-        elif problem.lowered.softcap is not None or problem.lowered.sinks is not None:
+            found.append("the score is no dot product")
+        elif problem.lowered.softcap is not None or problem.sinks is not None:
             found.append("it has no softcap and no sinks")
         if problem.bias is not None or problem.dropout_p:
             found.append("it has no bias and no dropout")

@@ -105,8 +105,8 @@ class Call:
                 slice(0, sizes.batch), slice(0, sizes.heads), _ends(queries, sizes.queries), slice(0, sizes.keys), True
             )
         shape = (native.batch, native.heads, native.queries, native.keys)
-        if lowered.sinks is not None:
-            native.sinks = self.vector(lowered.sinks[block.heads])
+        if problem.sinks is not None:
+            native.sinks = self.vector(problem.sinks[block.heads])
         if problem.spans is not None and block.masked:
             self._mask(problem.spans, block, shape)
         if problem.bias is not None:
@@ -224,7 +224,7 @@ def gradients(problem: Problem, wanted: tuple[bool, ...], grad: Tensor, kept: Fo
     if _few(problem):
         # the sums of these scores were taken in another order; large ones differ by more than their softmax can bear
         kept = kept._replace(stats=forward(problem, keep_stats=True, as_read=False).stats)
-    operands = (lowered.query, lowered.key, value, lowered.weight, lowered.sinks, added.dense, added.relative)
+    operands = (lowered.query, lowered.key, value, lowered.weight, problem.sinks, added.dense, added.relative)
     sums: list[Tensor | None] = [
         torch.zeros_like(t, dtype=torch.float32, memory_format=torch.contiguous_format)
         if t is not None and want
@@ -239,8 +239,8 @@ def gradients(problem: Problem, wanted: tuple[bool, ...], grad: Tensor, kept: Fo
         sums[1], sums[2] = (torch.zeros_like(t) for t in sums[1:3] if t is not None)
     for rows in parts:
         _add_gradients(problem, rows, sums, grad, delta, kept)
-    if sums[4] is not None and lowered.sinks is not None:
-        share = torch.exp(lowered.sinks.detach().float().view(1, -1, 1) - kept.stats[..., 0]) * kept.stats[..., 1]
+    if sums[4] is not None and problem.sinks is not None:
+        share = torch.exp(problem.sinks.detach().float().view(1, -1, 1) - kept.stats[..., 0]) * kept.stats[..., 1]
         sums[4] = -(share * delta).sum((0, 2))
     return tuple(
         s.to(t.dtype) if s is not None and t is not None and want else None

@@ -43,7 +43,7 @@ class Native(Engine):
         if problem.sizes.device.type != "cpu":
             found.append(f"the inputs are on {problem.sizes.device}")
         if lowered is None:
-            found.append(f"{problem.score} has only tile(): the kernels know dot, additive and Gaussian scores")
+            found.append("the score has only tile(): the kernels know dot, additive and Gaussian scores")
         if dtype not in KERNEL_DTYPES:
             found.append(f"it computes in float32, and the inputs are {dtype}")
         if transformed():
@@ -147,8 +147,8 @@ def _read(problem: Problem) -> list[Tensor]:
     """The tensors whose memory the kernels read, but for a mask's residual."""
     low, spans = problem.lowered, problem.spans
     edges = () if spans is None else (spans.start, spans.stop)
-    given = () if low is None else (low.query, low.key, low.weight, low.sinks)
-    return [t for t in (*given, problem.value, *problem.added, *edges) if t is not None]
+    given = () if low is None else (low.query, low.key, low.weight)
+    return [t for t in (*given, problem.value, problem.sinks, *problem.added, *edges) if t is not None]
 
 
 def _keeps(problem: Problem) -> bool:
@@ -164,7 +164,7 @@ def _weighted(problem: Problem) -> Problem:
     lowered = problem.lowered
     if lowered is None or lowered.phi != "mul" or lowered.weight is None:
         return problem
-    return problem._replace(lowered=lowered._replace(query=lowered.query * lowered.weight, weight=None))
+    return problem._replace(scores=lowered._replace(query=lowered.query * lowered.weight, weight=None))
 
 
 def _forward(problem: Problem, keep_stats: bool) -> tuple[Forward, bool]:

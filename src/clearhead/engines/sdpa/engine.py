@@ -47,13 +47,13 @@ class Sdpa(Engine):
             return ["the fused kernel does not give the weights"]
         lowered = problem.lowered
         if lowered is None:
-            return [f"{problem.score} has only tile(): it is no dot product"]
+            return ["the score has only tile(): it is no dot product"]
         found = []
         if lowered.phi != "mul":
-            found.append(f"{type(problem.score).__name__} is no dot product (φ is {lowered.phi})")
+            found.append(f"the score is no dot product (φ is {lowered.phi})")
         if lowered.softcap is not None:
             found.append("the fused kernel has no softcap")
-        if lowered.sinks is not None:
+        if problem.sinks is not None:
             found.append("the fused kernel has no sinks")
         if problem.dropout_p:
             found.append("the fused kernel's dropout is another one, which no other engine can repeat")
@@ -89,10 +89,12 @@ class Sdpa(Engine):
         query, key, value = apart(query), apart(lowered.key), apart(value)
         if query is not lowered.query or key is not lowered.key or value is not problem.value:
             lowered = lowered._replace(query=query, key=key, weight=None)
-            problem = problem._replace(lowered=lowered, value=value)
+            problem = problem._replace(scores=lowered, value=value)
         if problem.plain and 0 not in problem.sizes.shape:
             return full(lowered.query, lowered.key, value, lowered.scale)
-        if problem.unseen == "inside":  # else the pieces leave out the keys that nobody sees
+        if (
+            problem.visible is not None and problem.visible.unseen == "inside"
+        ):  # else the pieces leave out the keys that nobody sees
             problem = zero_unseen(problem)
             lowered, value = problem.lowered, problem.value
             assert lowered is not None and value is not None

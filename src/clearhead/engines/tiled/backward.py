@@ -43,21 +43,20 @@ Operands = tuple[Tensor | None, ...]  # in the order of `Gradients`
 
 def operands(problem: Problem) -> Operands:
     """What the gradients are for."""
-    low, added = problem.lowered, problem.bias or Added()
-    if low is None:
-        return problem.query, problem.key, problem.value, None, None, added.dense, added.relative
-    return low.query, low.key, problem.value, low.weight, low.sinks, added.dense, added.relative
+    scores, added = problem.scores, problem.bias or Added()
+    weight = scores.weight if isinstance(scores, Pairwise) else None
+    return scores.query, scores.key, problem.value, weight, problem.sinks, added.dense, added.relative
 
 
 def with_operands(problem: Problem, tensors: Operands) -> Problem:
     """The same problem over other tensors."""
     query, key, value, weight, sinks, dense, relative = tensors
     assert query is not None and key is not None
-    lowered = problem.lowered
-    if lowered is not None:
-        lowered = lowered._replace(query=query, key=key, weight=weight, sinks=sinks)
+    scores = problem.scores._replace(query=query, key=key)
+    if isinstance(scores, Pairwise):
+        scores = scores._replace(weight=weight)
     bias = None if problem.bias is None else Added(dense, relative)
-    return problem._replace(query=query, key=key, lowered=lowered, value=value, bias=bias)
+    return problem._replace(scores=scores, value=value, sinks=sinks, bias=bias)
 
 
 def without_operands(problem: Problem) -> Problem:

@@ -18,7 +18,7 @@ from clearhead.base.shapes import unflatten
 from clearhead.problem import regions
 from clearhead.problem.problem import Problem
 from clearhead.problem.regions import Block, head_part
-from clearhead.scores.base import Pairwise, checked_tile
+from clearhead.scores.base import Pairwise, by_tile, capped
 
 
 def no_keys(problem: Problem, query: Tensor) -> Tensor:
@@ -27,9 +27,10 @@ def no_keys(problem: Problem, query: Tensor) -> Tensor:
     zeros = query.new_zeros(*query.shape[:3], problem.value.shape[-1])
     if not problem.needs_grad:
         return zeros
-    projected = () if problem.lowered is None else (problem.lowered.query, problem.lowered.key)
-    inputs = (query, problem.key, problem.value, *projected, *problem.added, *problem.score.parameters())
-    joined = (t.flatten()[:1] for t in inputs)
+    scores = problem.scores
+    learnt = (scores.weight,) if isinstance(scores, Pairwise) else tuple(scores.score.parameters())
+    inputs = (query, problem.query, problem.key, problem.value, *learnt, problem.sinks, *problem.added)
+    joined = (t.flatten()[:1] for t in inputs if t is not None)
     for tensor in joined:
         zeros = zeros + tensor.masked_fill(torch.ones_like(tensor, dtype=torch.bool), 0.0).sum()
     return zeros
@@ -37,16 +38,14 @@ def no_keys(problem: Problem, query: Tensor) -> Tensor:
 
 def raw_scores(problem: Problem, block: Block) -> Tensor:
     """The scores of a block before mask and bias, (b, h, q, k), in float32 at least."""
-    lowered = problem.lowered
-    query, key = (problem.query, problem.key) if lowered is None else (lowered.query, lowered.key)
-    query = query[block.batch, block.heads, block.queries]
-    key = head_part(key, problem.groups, block)[:, :, block.keys]
+    scores = problem.scores
+    query = scores.query[block.batch, block.heads, block.queries]
+    key = head_part(scores.key, problem.groups, block)[:, :, block.keys]
     if not query.shape[1]:
         return query.new_zeros(*query.shape[:3], key.shape[2], dtype=accumulated(query.dtype))
-    if lowered is None:
-        key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
-        return checked_tile(problem.score, query, key)
-    return pairwise(lowered, query, key)
+    if isinstance(scores, Pairwise):
+        return pairwise(scores, query, key)
+    return by_tile(scores._replace(query=query, key=key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)))
 
 
 def scores(problem: Problem, block: Block) -> Tensor:
@@ -133,7 +132,7 @@ def pairwise(lowered: Pairwise, query: Tensor, key: Tensor) -> Tensor:
         tile = grouped_product(query, key.transpose(-1, -2))
     else:
         tile = _over_pairs(lowered, query, key) * lowered.scale
-    return tile if lowered.softcap is None else lowered.softcap * torch.tanh(tile / lowered.softcap)
+    return capped(tile, lowered.softcap)
 
 
 def _over_pairs(lowered: Pairwise, query: Tensor, key: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clearhead.base.positions import Align, check_align, query_offset
+from clearhead.base.positions import query_offset
 from clearhead.inspection.reductions.base import Look, Reduction, per_query
 from clearhead.problem.problem import Problem
 
@@ -21,17 +21,14 @@ class MeanDistance(Reduction):
     (tensor([1.0000, 0.6667, 1.0000]),)
 
     Formula: d_i = Σ_j w_ij |i + p − j|, where p is the position of query 0. Gives (..., Lq).
-    `align`: where query 0 stands, needed where Lq ≠ Lk, as for `Causal`.
-    Raises a `ClearheadError` where Lq ≠ Lk and no alignment is given.
+    Where Lq ≠ Lk, `align=` of `weights` says p; it is an error where it does not.
     Source: Vig and Belinkov 2019, "Analyzing the Structure of Attention in a Transformer Language Model".
     """
 
     along = "queries"
 
-    align: Align = None
-
     def begin(self, problem: Problem) -> tuple[Tensor, Tensor]:
-        offset = query_offset(check_align(self.align, "MeanDistance"), problem.sizes, "MeanDistance")
+        offset = query_offset(problem.sizes, "MeanDistance")
         own = torch.arange(problem.sizes.queries, device=problem.sizes.device).view(1, 1, -1) + offset
         return per_query(problem), own.expand(problem.sizes.batch, -1, -1)
 

@@ -32,9 +32,9 @@ def masks(
     elif batch == 1 and kwargs.get("position_ids") is not None:
         found = Recorded(restarting(kwargs["position_ids"], queries, keys))
     if is_causal and queries > 1:
-        found = found.plus(Recorded(Causal(align="lower_right")))
+        found = found.plus(Recorded(Causal(), align="lower_right"))
     window = kwargs.get("sliding_window")
     if window is not None and keys > window:
         after = 0 if is_causal else window - 1
-        found = found.plus(Recorded(SlidingWindow(before=window - 1, after=after, align="lower_right")))
+        found = found.plus(Recorded(SlidingWindow(before=window - 1, after=after), align="lower_right"))
     return found

@@ -69,7 +69,7 @@ def read(
 
     masks = Recorded()
     if is_causal and key_padding_mask is None and not need_weights:  # the kernel's flag replaces the mask
-        masks = Recorded(Causal(align="upper_left"))
+        masks = Recorded(Causal(), align="upper_left")
     elif attn_mask is not None:
         masks = convert(attn_mask if attn_mask.ndim == 2 else attn_mask.view(batch, -1, *attn_mask.shape[1:]))
     if key_padding_mask is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy, deepcopy
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from clearhead import _attention
+from clearhead._attention import Arguments
 from clearhead.biases.base import Added, Bias
 from clearhead.biases.dense import DenseBias
 from clearhead.biases.distance import DistanceBias
@@ -22,8 +24,8 @@ from clearhead.models._compiled import uncompiled
 from clearhead.models._masks import Recorded
 from clearhead.models._patch import replaced
 from clearhead.models.recorder import Recorder
-from clearhead.problem.problem import Problem
-from clearhead.scores.base import Score
+from clearhead.problem.problem import Problem, make_problem
+from clearhead.scores.base import ByTile, Pairwise, Score
 from clearhead.scores.dot import Dot
 
 EVERY = (slice(None),) * 4
@@ -33,18 +35,27 @@ EVERY = (slice(None),) * 4
 def source(recorder: Recorder) -> Iterator[None]:
     """Record the problem as the engine is given it: an engine may compute it in pieces, by many calls."""
 
+    given = _Given()
+
     def wrap(choose: Callable[..., Engine]) -> Callable[..., Engine]:
         def chosen(problem: Problem, engine: Any) -> Engine:
             found = choose(problem, engine)
-            return found if recorder.idle else _recording(recorder, found)
+            return found if recorder.idle else _recording(recorder, given, found)
 
         return chosen
 
     def outside(attend: Callable[..., Any]) -> Callable[..., Any]:
-        eager = uncompiled(attend)
+        def noted(call: Arguments) -> Any:
+            before, given.call = given.call, call
+            try:
+                return attend(call)
+            finally:
+                given.call = before
 
-        def _attend(*args: Any) -> Any:
-            return attend(*args) if recorder.stack.innermost is None else eager(*args)
+        eager = uncompiled(noted)
+
+        def _attend(call: Arguments) -> Any:
+            return attend(call) if recorder.stack.innermost is None else eager(call)
 
         return _attend
 
@@ -52,9 +63,16 @@ def source(recorder: Recorder) -> Iterator[None]:
         yield
 
 
-def _recording(recorder: Recorder, engine: Engine) -> Engine:
+class _Given(threading.local):
+    """What attention() was given, in this thread: the score is to be shown as it was, over inputs not yet projected."""
+
+    call: Arguments | None = None
+
+
+def _recording(recorder: Recorder, given: _Given, engine: Engine) -> Engine:
     def run(problem: Problem) -> Tensor:
-        _read(recorder, problem, f"clearhead {engine.name}")
+        assert given.call is not None
+        _read(recorder, problem, given.call, f"clearhead {engine.name}")
         with recorder.inside():
             return engine.run(problem)
 
@@ -63,18 +81,19 @@ def _recording(recorder: Recorder, engine: Engine) -> Engine:
     return one
 
 
-def _read(recorder: Recorder, problem: Problem, backend: str) -> None:
-    masks = Recorded()
-    if problem.spans is not None:
-        masks = Recorded(_mask(problem, problem.spans))
+def _read(recorder: Recorder, problem: Problem, call: Arguments, backend: str) -> None:
+    mask = None if problem.spans is None else _mask(problem, problem.spans)
+    masks = Recorded(mask, align=problem.sizes.align)
     bias = None if problem.bias is None else _bias(problem.bias)
-    low = problem.lowered
-    if low is not None and low.phi == "mul" and low.weight is None:
-        score: Score = Dot(low.scale, low.softcap, None if low.sinks is None else low.sinks.detach())
-        query, key = low.query, low.key
+    scores = problem.scores
+    if isinstance(scores, Pairwise) and scores.phi == "mul" and scores.weight is None:
+        score: Score = Dot(scores.scale, scores.softcap)
+        query, key, scale = scores.query, scores.key, None
     else:
-        score, query, key = deepcopy(problem.score), problem.query, problem.key
-    recorder.record(query, key, masks=masks, bias=bias, backend=backend, score=score)
+        written = make_problem(call.query, call.key, score=call.score, scale=call.scale, as_written=True).scores
+        assert isinstance(written, ByTile)
+        score, query, key, scale = deepcopy(written.score), written.query, written.key, call.scale
+    recorder.record(query, key, masks=masks, bias=bias, backend=backend, score=score, scale=scale, sinks=problem.sinks)
 
 
 def _bias(added: Added) -> Bias:

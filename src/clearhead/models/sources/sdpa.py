@@ -26,7 +26,7 @@ def read(
         query, key, attn_mask = _four(query, key, attn_mask)
     masks = recorder.masks.convert(attn_mask)
     if is_causal:
-        masks = masks.plus(Recorded(Causal(align="upper_left")))
+        masks = masks.plus(Recorded(Causal(), align="upper_left"))
     recorder.record(query, key, masks=masks, scale=scale, backend="sdpa")
 
 

@@ -135,7 +135,7 @@ def _masks(
         # where they are given no mask, SDPA and what is registered beside it are causal by themselves; these are not
         alone = mask is None and backend not in ("eager", MASKED) and own != "flex_attention_forward"
         if alone and is_causal and shape[2] > 1 and kwargs.get("block_indices") is None:
-            found = found.plus(Recorded(Causal(align="upper_left")))
+            found = found.plus(Recorded(Causal(), align="upper_left"))
         if read:
             found = found.plus(Recorded(documents(kwargs, shape[0], *shape[2:])))
     return found if chosen is None else found.plus(Recorded(compact(chosen)))

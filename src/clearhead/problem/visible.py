@@ -1,0 +1,74 @@
+"""What a mask allows, with what is derived from it: made once for a mask and a size."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead.base.errors import ShapeError, UnsupportedError
+from clearhead.base.shapes import Sizes, part
+from clearhead.base.tracing import batched, compiling, readable, traced, transformed, unwrapped
+from clearhead.masks.base import Mask, Spans
+from clearhead.problem.unseen import Unseen, where_unseen
+
+
+class Visible(NamedTuple):
+    """A mask's spans, their edges on the host (None where they are hidden), and whether some key is seen by nobody."""
+
+    spans: Spans
+    edges: tuple[np.ndarray, np.ndarray] | None
+    unseen: Unseen
+
+
+_remembered: dict[Any, Visible] = {}  # of masks that are plain values: layer after layer asks for the same
+
+
+def resolve(mask: Mask, sizes: Sizes, as_written: bool) -> Visible:
+    """What a mask allows, in its normal form; `as_written`, as a matrix, by the masks' own logic."""
+    if as_written:
+        return visible(_matrix(mask, sizes), sizes)
+    if compiling():
+        return Visible(mask.resolve(sizes), None, "inside")
+    signature = None if traced() or isinstance(sizes.align, Tensor) else mask.signature()
+    if signature is not None and (signature, sizes) in _remembered:
+        return _remembered[signature, sizes]
+    if signature is None or transformed():  # tensors made inside a transform end with it
+        return visible(mask.resolve(sizes), sizes)
+    with torch.inference_mode(False):  # what is remembered may be used where gradients are wanted
+        found = visible(mask.resolve(sizes), sizes)
+    if len(_remembered) >= 64:
+        _remembered.clear()
+    _remembered[signature, sizes] = found
+    return found
+
+
+def _matrix(mask: Mask, sizes: Sizes) -> Spans:
+    mask.check_positions()
+    keep = mask.matrix(sizes)
+    whole = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
+    return Spans(whole, whole + sizes.keys, lambda *sides: part(keep, *sides), mask.lower(sizes).reads)
+
+
+def visible(spans: Spans, sizes: Sizes) -> Visible:
+    """What is derived from spans: their values are read once, here."""
+    if compiling():
+        return Visible(spans, None, "inside")
+    edges = [unwrapped(edge) for edge in (spans.start, spans.stop)]
+    if any(batched(edge) for edge in edges):
+        raise UnsupportedError(
+            "the mask differs along a dimension that torch.func.vmap has hidden, and engines must read it. Give the "
+            "mask a batch dimension, and call attention() on the whole batch."
+        )
+    spans = spans._replace(start=edges[0], stop=edges[1])
+    if not all(map(readable, edges)):  # shapes alone: there is nothing to skip by
+        return Visible(spans, None, "inside")
+    start, stop = spans.host()
+    if start.size and stop.size and (start.min() < 0 or stop.max() > sizes.keys):
+        raise ShapeError(
+            f"the spans of a mask reach from {start.min()} to {stop.max()}, and there are {sizes.keys} keys: lower() "
+            "must give 0 ≤ start and stop ≤ Lk."
+        )
+    return Visible(spans, (start, stop), where_unseen(spans, start, stop, sizes))
