@@ -13,8 +13,9 @@ from clearhead.problem import regions
 EVERY = slice(None)
 
 
-def kept(seed=0, p=0.3, shape=(2, 3, 200, 300), sides=(EVERY,) * 4):
-    return dropout.factors(torch.tensor(seed), p, sides, Sizes(*shape), torch.float64) > 0
+def kept(seed=0, p=0.3, shape=(2, 3, 200, 300), sides=None):
+    origin = sides and tuple(range(size)[side] for size, side in zip(shape, sides, strict=True))
+    return dropout.factors(torch.tensor(seed), p, Sizes(*shape), origin, torch.float64) > 0
 
 
 def by_the_words(seed, p, b, h, i, j):

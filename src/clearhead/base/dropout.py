@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, UnsupportedError
-from clearhead.base.shapes import Sizes, extent
+from clearhead.base.shapes import Sizes
 from clearhead.base.tracing import vectorized
 
 _FIRST, _SECOND = 0x7FEB352D, 0x846CA68B - 2**32  # as signed numbers, which PyTorch's words are
@@ -51,15 +51,16 @@ def draw_seed(device: torch.device) -> Tensor:
 def factors(
     seed: Tensor,
     p: float,
-    sides: tuple[slice, slice, slice, slice],
     sizes: Sizes,
+    origin: tuple[range, ...] | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    """What dropout multiplies a part of the weights by: 0 with probability p, else 1 / (1 − p)."""
-    b, h, i, j = (
-        torch.arange(*extent(side, size), dtype=torch.int32, device=seed.device)
-        for size, side in zip(sizes.shape, sides, strict=True)
-    )
+    """What dropout multiplies weights (B, H, Lq, Lk) by: 0 with probability p, else 1 / (1 − p).
+
+    `origin`: the places that these are of a larger matrix, if they are a part of one.
+    """
+    places = [(0, size, 1) for size in sizes.shape] if origin is None else [(r.start, r.stop, r.step) for r in origin]
+    b, h, i, j = (torch.arange(*ends, dtype=torch.int32, device=seed.device) for ends in places)
     low, high = (seed.bitwise_and(2**32 - 1) - 2**31).int() ^ -(2**31), (seed >> 32).int()
     sequence = _mix(_mix(_mix(low) + high) + b)  # (b,)
     row = _mix(_mix(sequence[:, None] + h)[..., None] + i)  # (b, h, q)

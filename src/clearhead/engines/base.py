@@ -8,11 +8,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from clearhead.base.errors import UnsupportedError
 from clearhead.engines.native.bindings import Found, Sought
 from clearhead.engines.tiled import tiles
+from clearhead.problem import regions
 from clearhead.problem.problem import Problem
-from clearhead.problem.regions import Block
+from clearhead.problem.regions import Region
 
 
 class Engine(ABC):
@@ -40,13 +40,13 @@ class Engine(ABC):
         """Why it would rather not, though it can: then it runs only when asked for by name."""
         return []
 
-    def tiles(self, problem: Problem) -> Iterator[tuple[Block, Tensor]]:
-        """The scores block by block, with bias, −∞ where a pair is not allowed; a block has all its rows' keys."""
-        raise UnsupportedError(f"the engine {self.name!r} does not give the weights; pass engine=None or 'tiled'.")
+    def walk(self, problem: Problem) -> Iterator[Region]:
+        """The regions that an inspection asks the scores of, one after the other."""
+        return regions.walk(problem, regions.LOOK)
 
-    def scores(self, problem: Problem, block: Block) -> Tensor:
-        """The scores of one block of a guarded problem, as `tiles` gives them; differentiable where that is needed."""
-        return tiles.scores(problem, block)
+    def scores(self, problem: Problem) -> Tensor:
+        """The scores of a guarded problem, or of a part of one, with bias, −∞ where a pair is not allowed."""
+        return tiles.scores(problem)
 
     def look(self, problem: Problem, sought: Sought) -> Found | None:
         """What a look at the weights finds, in one fused pass; None where the engine has none, and `tiles` must do."""

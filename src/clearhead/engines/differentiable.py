@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from clearhead.base.tracing import batched, dispatches, with_memory
+from clearhead.base.tracing import batched, compiling, dispatches, with_memory
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.backward import Operands, operands, with_operands, without_operands
 from clearhead.problem import regions
 from clearhead.problem.problem import Problem, guard
-from clearhead.problem.regions import EVERY, Block
+from clearhead.problem.regions import Region, cut
 
 Kept = tuple[Tensor, ...]
 
@@ -102,40 +102,38 @@ class _OneByOne(torch.autograd.Function):
         return tuple(joined), tuple(None if whole is None else 0 for whole in joined)
 
 
-def block_output(problem: Problem, block: Block) -> Tensor:
-    """The output of one block's rows: all the keys they may see are in it."""
+def output_of(problem: Problem) -> Tensor:
+    """The output of a part that has all the keys that its queries may see."""
     assert problem.value is not None
-    if block.keys != EVERY and block.keys.stop <= block.keys.start:
-        return tiles.no_keys(problem, problem.query[block.batch, block.heads, block.queries])
-    weights = tiles.weights(problem, block, tiles.scores(problem, block))
-    value = regions.head_part(problem.value, problem.groups, block)[:, :, block.keys]
-    weights = tiles.dropped(problem, block, weights)
-    return tiles.grouped_product(weights, value.to(weights.dtype)).to(value.dtype)
+    if not compiling() and not problem.sizes.keys:
+        return tiles.no_keys(problem, problem.query)
+    weights = tiles.dropped(problem, tiles.weights(problem, tiles.scores(problem)))
+    return tiles.grouped_product(weights, problem.value.to(weights.dtype)).to(problem.value.dtype)
 
 
 def checkpointed(problem: Problem) -> Tensor:
     """Each block under a checkpoint: autograd computes it again, and may differentiate that in turn."""
     rest, reads = without_operands(problem), problem.reads()
 
-    def again(block: Block, *tensors: Tensor | None) -> Tensor:
+    def again(region: Region, *tensors: Tensor | None) -> Tensor:
         nonlocal reads
         reads.check()
         try:  # a checkpoint stops what is computed again where it has all that it needs
-            return block_output(with_operands(rest, tensors), block)
+            return output_of(cut(with_operands(rest, tensors), region))
         finally:
             reads = rest.reads()  # a score's own writes, to a counter or running statistics, are no one else's
 
-    every = list(regions.blocks(problem, regions.BUDGET))
+    every = list(regions.walk(problem, regions.BUDGET))
     tensors = operands(problem)
     draws = problem.lowered is None  # its tile() may draw random numbers
-    parts = [checkpoint(again, block, *tensors, use_reentrant=False, preserve_rng_state=draws) for block in every]
+    parts = [checkpoint(again, region, *tensors, use_reentrant=False, preserve_rng_state=draws) for region in every]
     return regions.assemble(parts, every)
 
 
 def in_plain_operations(problem: Problem) -> Tensor:
     """Each block as it is, for whatever follows PyTorch's operations one by one: transforms, forward mode."""
-    every = list(regions.blocks(problem, regions.BUDGET))
-    return regions.assemble([block_output(problem, block) for block in every], every)
+    every = list(regions.walk(problem, regions.BUDGET))
+    return regions.assemble([output_of(cut(problem, region)) for region in every], every)
 
 
 def _by_autograd(

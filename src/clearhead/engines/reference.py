@@ -13,7 +13,7 @@ from clearhead.base.dropout import factors
 from clearhead.engines.base import Engine
 from clearhead.masks.base import dense
 from clearhead.problem.problem import Problem, guard
-from clearhead.problem.regions import Block
+from clearhead.problem.regions import Region
 from clearhead.scores.base import ByTile, by_tile
 
 PAIRS = 2**22  # every matrix is made in full: above so many it runs only when asked for by name
@@ -41,12 +41,15 @@ class Reference(Engine):
         value = problem.value.repeat_interleave(problem.groups, dim=1).to(accumulated(problem.value.dtype))
         chosen = weights(problem)
         if problem.seed is not None:
-            every = (slice(None),) * 4
-            chosen = chosen * factors(problem.seed, problem.dropout_p, every, problem.sizes, chosen.dtype)
+            chosen = chosen * factors(problem.seed, problem.dropout_p, problem.sizes, problem.origin, chosen.dtype)
         return (chosen @ value).to(problem.value.dtype)
 
-    def tiles(self, problem: Problem) -> Iterator[tuple[Block, Tensor]]:
-        yield Block.whole(problem.sizes, masked=True), scores(guard(problem))
+    def walk(self, problem: Problem) -> Iterator[Region]:
+        batch, heads, queries, keys = (slice(0, size) for size in problem.sizes.shape)
+        yield Region(batch, heads, queries, keys)
+
+    def scores(self, problem: Problem) -> Tensor:
+        return scores(problem)
 
     def pairs(self, problem: Problem) -> int:
         return math.prod(problem.sizes.shape)

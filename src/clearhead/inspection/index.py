@@ -11,12 +11,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
-from clearhead.base.shapes import Sizes, part
-from clearhead.biases.base import Added
-from clearhead.masks.base import Spans
-from clearhead.problem.problem import Problem
-from clearhead.problem.regions import EVERY, Block, head_part
-from clearhead.problem.visible import Visible
+from clearhead.base.shapes import Sizes
 
 
 class OutOfRange(ClearheadError, IndexError):
@@ -87,55 +82,3 @@ def _one(item: Any, size: int, index: Any, shape: torch.Size) -> range:
     if not -size <= place < size:
         raise OutOfRange(f"the index {index!r} is out of range for weights of shape {tuple(shape)}.")
     return range(place % size, place % size + 1)
-
-
-def restrict(problem: Problem, batch: slice, heads: slice, queries: slice) -> Problem:
-    """The same problem for some of its rows; all keys remain."""
-    sizes = problem.sizes
-    count = [len(range(size)[s]) for size, s in zip(sizes.shape, (batch, heads, queries), strict=False)]
-    new = Sizes(count[0], count[1], count[2], sizes.keys, sizes.device)
-    block = Block(batch, heads, queries, slice(None), masked=True)
-
-    def rows(tensor: Tensor) -> Tensor:
-        return tensor[batch, heads, queries]
-
-    def columns(tensor: Tensor) -> Tensor:
-        return head_part(tensor, problem.groups, block)
-
-    spans = problem.spans
-    if spans is not None:
-        start, stop = (part(edge, batch, heads, queries) for edge in (spans.start, spans.stop))
-        residual = spans.residual
-        if residual is not None:
-            inner, outer = residual, (batch, heads, queries)
-
-            def residual(*slices: slice) -> Tensor:
-                b, h, q = (_compose(size, a, s) for size, a, s in zip(sizes.shape, outer, slices, strict=False))
-                return inner(b, h, q, slices[3])
-
-        spans = Spans(start, stop, residual)
-    poison = problem.poison
-    return problem._replace(
-        scores=problem.scores._replace(query=rows(problem.query), key=columns(problem.key)),
-        value=None,
-        sizes=new,
-        visible=None if problem.visible is None or spans is None else Visible(spans, spans.host(), "inside"),
-        sinks=None if problem.sinks is None else problem.sinks[heads],
-        bias=None if problem.bias is None else _bias_of_rows(problem.bias, batch, heads, queries, sizes),
-        poison=None if poison is None else (rows(poison[0]), columns(poison[1])),
-    )
-
-
-def _bias_of_rows(bias: Added, batch: slice, heads: slice, queries: slice, sizes: Sizes) -> Added:
-    rows = range(sizes.queries)[queries]
-    if bias.relative is None or rows.step != 1:  # some rows of a step apart are no longer one number a distance
-        return Added(bias.tile(batch, heads, queries, EVERY, sizes))
-    dense = None if bias.dense is None else part(bias.dense, batch, heads, queries)
-    relative = part(bias.relative, batch, heads)
-    first = sizes.queries - rows.stop
-    return Added(dense, relative[..., first : first + max(len(rows) + sizes.keys - 1, 0)])
-
-
-def _compose(size: int, outer: slice, inner: slice) -> slice:
-    found = range(size)[outer][inner]
-    return slice(found.start, max(found.stop, found.start), found.step)

@@ -13,7 +13,8 @@ from clearhead.engines.base import Engine
 from clearhead.engines.native.bindings import Sought
 from clearhead.engines.tiled.tiles import may_be_empty, sinks
 from clearhead.inspection.reductions.base import Look, Reduction
-from clearhead.problem.problem import Problem
+from clearhead.problem.problem import Problem, guard
+from clearhead.problem.regions import cut
 
 
 @torch.no_grad()
@@ -53,7 +54,10 @@ def _from_engine(problem: Problem, engine: Engine, reductions: tuple[Reduction, 
 
 
 def looks(problem: Problem, engine: Engine) -> Iterator[Look]:
-    """The blocks of the matrix, in turn. A look writes to its scores, which belong to nobody else."""
-    for block, scores in engine.tiles(problem):
+    """The regions of the matrix, in turn. A look writes to its scores, which belong to nobody else."""
+    problem = guard(problem)
+    for region in engine.walk(problem):
+        part = cut(problem, region)
+        scores = engine.scores(part)
         own = scores.clone(memory_format=torch.contiguous_format) if problem.lowered is None else scores
-        yield Look(block, own, may_be_empty(problem, block), sinks(problem, block))
+        yield Look(region, own, may_be_empty(part), sinks(part))

@@ -20,7 +20,7 @@ from clearhead.engines.base import Engine
 from clearhead.engines.choose import as_written, choose
 from clearhead.engines.tiled import tiles
 from clearhead.inspection import plot
-from clearhead.inspection.index import Part, parse, restrict
+from clearhead.inspection.index import Part, parse
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.reductions.entropy import Entropy
 from clearhead.inspection.reductions.logsumexp import Normaliser
@@ -32,7 +32,7 @@ from clearhead.inspection.stream import looks, stream
 from clearhead.masks.base import Mask
 from clearhead.problem.problem import Problem, guard, make_problem
 from clearhead.problem.reads import tensors_in
-from clearhead.problem.regions import EVERY, Block
+from clearhead.problem.regions import Region, cut
 
 DENSE_BYTES = 2**28
 
@@ -148,23 +148,22 @@ class Weights:
         whole, parts = self._problem, []
         with without_autocast(whole.sizes.device):
             for batch in part.batches:
-                problem = restrict(whole, batch, part.heads, part.queries)
-                parts.append(tiles.raw_scores(problem, Block(EVERY, EVERY, EVERY, part.keys, masked=False)))
+                region = Region(batch, part.heads, part.queries, part.keys, masked=False)
+                parts.append(tiles.raw_scores(cut(whole, region)))
         return self._out(part.restore(parts))
 
     def _weights(self, problem: Problem, batch: slice, part: Part) -> Tensor:
         """exp(score − log-sum-exp), the log-sum-exp over the whole of these rows."""
         engine = self._engine(problem)
-        problem = restrict(problem, batch, part.heads, part.queries)
+        rows = cut(problem, Region(batch, part.heads, part.queries))
         if part.whole_rows or problem.needs_grad:
-            whole = Block(EVERY, EVERY, EVERY, EVERY, masked=True)
-            rows = engine.scores(problem, whole)
-            return (tiles.weights(problem, whole, rows) if rows.shape[-1] else rows)[..., part.keys]
-        tile = engine.scores(problem, Block(EVERY, EVERY, EVERY, part.keys, masked=True))
+            scores = engine.scores(rows)
+            return (tiles.weights(rows, scores) if scores.shape[-1] else scores)[..., part.keys]
+        tile = engine.scores(cut(rows, Region(keys=part.keys)))
         if "_normaliser" in self._known:  # all rows' have been computed before
             largest, rest = (t[batch, part.heads, part.queries] for t in self._known["_normaliser"])
         else:
-            largest, rest = stream(problem, engine, (Normaliser(),))[0]
+            largest, rest = stream(rows, engine, (Normaliser(),))[0]
         weights: Tensor = (tile - largest.unsqueeze(-1)).sub_(rest.unsqueeze(-1)).exp_()
         return weights
 
@@ -194,7 +193,7 @@ class Weights:
         dense = torch.zeros(sizes.shape, dtype=self.dtype, device=sizes.device)
         with torch.no_grad(), without_autocast(sizes.device):
             for look in looks(problem, self._engine(problem)):
-                dense[(*look.at, look.block.keys)] = look.weights
+                dense[(*look.at, look.region.keys)] = look.weights
         return self._out(sizes.restore(dense))
 
     def reduce(self, *reductions: Reduction) -> tuple[Any, ...]:

@@ -50,6 +50,7 @@ class Problem(NamedTuple):
     dropout_p: float = 0.0
     seed: Tensor | None = None  # of the dropout
     poison: tuple[Tensor, Tensor] | None = None  # see `guard`: (B, H, Lq, 1) and (B, Hk, 1, Lk)
+    origin: tuple[range, ...] | None = None  # where it was cut out of another: see `regions.cut`
 
     @property
     def query(self) -> Tensor:

@@ -1,58 +1,145 @@
-"""The parts of the score matrix: regions, and the walk over them by the spans."""
+"""Parts of a problem: which there are, and how one is cut out."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.shapes import Sizes
+from clearhead.base.shapes import Sizes, part
 from clearhead.base.tracing import compiling
+from clearhead.biases.base import Added
+from clearhead.masks.base import Residual, Spans
 from clearhead.problem.problem import Problem
+from clearhead.problem.visible import Visible
+from clearhead.scores.base import Pairwise
 
-ROWS = 256  # the most queries to a block where the mask depends on the query: more would skip less
-
-
+ROWS = 256  # the most queries to a region where the mask depends on the query: more would skip less
+BUDGET = 2**21  # elements of a region's scores, or of what is made on the way to them
+TRACED = 2**24  # the same in compiled code, where more regions than one hold for one size alone
+LOOK = 2**20  # the same for an inspection, which makes a few passes over each: it should stay in the cache
 EVERY = slice(None)
 
-
-BUDGET = 2**21  # elements of a block's scores, or of what is made on the way to them
-
-
-TRACED = 2**24  # the same in compiled code, where more blocks than one hold for one size alone
+Sides = tuple[slice, slice, slice, slice]
 
 
-LOOK = 2**20  # the same for an inspection, which makes a few passes over each block: it should stay in the cache
+class Region(NamedTuple):
+    """A part of the matrix (batch, heads, queries, keys); `masked`: some pair in it may not be allowed."""
 
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """A part of the matrix (batch, heads, queries, keys); `masked`: some pair in it is not allowed."""
-
-    batch: slice
-    heads: slice
-    queries: slice
-    keys: slice
-    masked: bool
-
-    @classmethod
-    def whole(cls, sizes: Sizes, masked: bool) -> Block:
-        """All of the matrix."""
-        batch, heads, queries, keys = (slice(0, size) for size in sizes.shape)
-        return cls(batch, heads, queries, keys, masked)
+    batch: slice = EVERY
+    heads: slice = EVERY
+    queries: slice = EVERY
+    keys: slice = EVERY
+    masked: bool = True
 
     @property
-    def sides(self) -> tuple[slice, slice, slice, slice]:
-        return self.batch, self.heads, self.queries, self.keys
+    def sides(self) -> Sides:
+        return self[:4]
 
     @property
     def area(self) -> int:
         return math.prod(s.stop - s.start for s in self.sides)
+
+
+def cut(problem: Problem, region: Region) -> Problem:
+    """The part of a problem that a region names: a problem of its own, over views of the same tensors.
+
+    A query sees there those of its keys that are in the region: its softmax is over them alone.
+    """
+    sides, sizes = region.sides, problem.sizes
+    visible = problem.visible if region.masked else None
+    if all(_is_all(side, size) for side, size in zip(sides, sizes.shape, strict=True)):
+        return problem if visible is problem.visible else problem._replace(visible=None)
+    batch, heads, queries, keys = sides
+    scores, poison = problem.scores, problem.poison
+    places = [range(size)[side] for side, size in zip(sides, sizes.shape, strict=True)]
+    b, h, q, k = map(len, places)
+    origin = tuple(all_of[side] for all_of, side in zip(problem.origin or map(range, sizes.shape), sides, strict=True))
+    if poison is not None:
+        keys_poison = _key_heads(poison[1], problem.groups, region)[..., keys]
+        poison = poison[0][batch, heads, queries], keys_poison
+    return problem._replace(
+        scores=scores._replace(
+            query=scores.query[batch, heads, queries], key=of_keys(scores.key, problem.groups, region)
+        ),
+        value=None if problem.value is None else of_keys(problem.value, problem.groups, region),
+        sizes=Sizes(b, h, q, k, sizes.device),
+        visible=None if visible is None else _visible(visible, region, sizes),
+        bias=None if problem.bias is None else _bias(problem.bias, region, sizes),
+        sinks=None if problem.sinks is None else problem.sinks[heads],
+        poison=poison,
+        origin=origin,
+    )
+
+
+def _is_all(side: slice, size: int) -> bool:
+    if side == EVERY:
+        return True
+    return not compiling() and side.start in (None, 0) and side.stop == size and side.step in (None, 1)
+
+
+def of_keys(tensor: Tensor, groups: int, region: Region) -> Tensor:
+    """A region's part of a (B, Hk, Lk, ...) tensor: the key heads that its query heads use."""
+    return _key_heads(tensor, groups, region)[:, :, region.keys]
+
+
+def _key_heads(tensor: Tensor, groups: int, region: Region) -> Tensor:
+    heads = range(*region.heads.indices(tensor.shape[1] * groups))
+    first, last = (heads[0] // groups, heads[-1] // groups) if len(heads) else (0, -1)
+    whole = heads.step == 1 and len(heads) == (last + 1 - first) * groups
+    if whole or first == last:
+        return tensor[region.batch, first : last + 1]
+    return tensor[region.batch, [h // groups for h in heads]]
+
+
+def _visible(visible: Visible, region: Region, sizes: Sizes) -> Visible:
+    spans, edges = visible.spans, visible.edges
+    batch, heads, queries, keys = region.sides
+    start, stop = (part(edge, batch, heads, queries) for edge in (spans.start, spans.stop))
+    if edges is not None:
+        edges = _host_part(edges[0], region), _host_part(edges[1], region)
+    places = range(sizes.keys)[keys]
+    if places != range(sizes.keys):  # an edge is now the first kept place at or after it
+        start, stop = (-((places.start - edge) // places.step) for edge in (start, stop))
+        start, stop = start.clamp(0, len(places)), stop.clamp(0, len(places))
+        if edges is not None:
+            low, high = ((-((places.start - edge) // places.step)).clip(0, len(places)) for edge in edges)
+            edges = np.where(high > low, low, 0), np.where(high > low, high, 0)
+    residual = None if spans.residual is None else _residual(spans.residual, region, sizes)
+    return Visible(Spans(start, stop, residual, spans.reads), edges, visible.unseen)
+
+
+def _host_part(edge: np.ndarray, region: Region) -> np.ndarray:
+    found: np.ndarray = edge[tuple(EVERY if n == 1 else s for n, s in zip(edge.shape, region.sides, strict=False))]
+    return found
+
+
+def _residual(residual: Residual, region: Region, sizes: Sizes) -> Residual:
+    places = [range(size)[side] for side, size in zip(region.sides, sizes.shape, strict=True)]
+
+    def rest(*sides: slice) -> Tensor:
+        inside = (all_of[side] for all_of, side in zip(places, sides, strict=True))
+        return residual(*(slice(r.start, max(r.stop, r.start), r.step) for r in inside))
+
+    return rest
+
+
+def _bias(bias: Added, region: Region, sizes: Sizes) -> Added:
+    batch, heads, queries, keys = region.sides
+    rows, columns = range(sizes.queries)[queries], range(sizes.keys)[keys]
+    if bias.relative is None or rows.step != 1 or columns.step != 1:  # then it is not one number a distance any more
+        return Added(bias.tile(batch, heads, queries, keys, sizes))
+    first = sizes.queries - rows.stop + columns.start
+    along = part(bias.relative, batch, heads)[..., first : first + max(len(rows) + len(columns) - 1, 0)]
+    return Added(None if bias.dense is None else part(bias.dense, batch, heads, queries, keys), along)
+
+
+# ---------------------------------------------------------------------------------------------------------- the walk
 
 
 def batch_groups(start: np.ndarray, stop: np.ndarray, batch: int) -> list[slice]:
@@ -64,8 +151,8 @@ def batch_groups(start: np.ndarray, stop: np.ndarray, batch: int) -> list[slice]
     return [slice(a, b) for a, b in itertools.pairwise(edges)]
 
 
-def blocks(problem: Problem, budget: int) -> Iterator[Block]:
-    """Go through the matrix in blocks of at most about `budget` elements of work memory.
+def walk(problem: Problem, budget: int) -> Iterator[Region]:
+    """Go through the matrix in regions of at most about `budget` elements of work memory, all keys of their queries.
 
     The order is by sequence, then by head, then by query, the same cuts for all queries: see `assemble`.
     """
@@ -74,7 +161,7 @@ def blocks(problem: Problem, budget: int) -> Iterator[Block]:
         return
     if compiling() and math.prod(sizes.shape) * width(problem) <= TRACED:
         # a slice with an end would tie the code to this size
-        yield Block(EVERY, EVERY, EVERY, EVERY, masked=problem.spans is not None)
+        yield Region(masked=problem.visible is not None)
         return
     for batch, bands in _bands(problem):
         row = max(1, max(keys.stop - keys.start for _, keys, _ in bands) * width(problem))
@@ -86,16 +173,16 @@ def blocks(problem: Problem, budget: int) -> Iterator[Block]:
                 some = slice(b, min(b + batch_step, batch.stop)), slice(h, min(h + head_step, sizes.heads))
                 for queries, keys, masked in bands:
                     for q in range(queries.start, queries.stop, rows):
-                        yield Block(*some, slice(q, min(q + rows, queries.stop)), keys, masked)
+                        yield Region(*some, slice(q, min(q + rows, queries.stop)), keys, masked)
 
 
 def _bands(problem: Problem) -> Iterator[tuple[slice, list[tuple[slice, slice, bool]]]]:
     """For each group of sequences with the same spans: bands of queries, the hull of their keys, if it has holes."""
-    sizes, spans = problem.sizes, problem.spans
-    if spans is None or problem.edges is None:  # no mask, or one whose edges are hidden
-        yield slice(0, sizes.batch), [(slice(0, sizes.queries), slice(0, sizes.keys), spans is not None)]
+    sizes, visible = problem.sizes, problem.visible
+    if visible is None or visible.edges is None:  # no mask, or one whose edges are hidden
+        yield slice(0, sizes.batch), [(slice(0, sizes.queries), slice(0, sizes.keys), visible is not None)]
         return
-    start, stop = problem.edges
+    start, stop = visible.edges
     for batch in batch_groups(start, stop, sizes.batch):
         first, last = (edge[0 if start.shape[0] == 1 else batch.start] for edge in (start, stop))  # (H or 1, Lq or 1)
         varies = first.shape[-1] > 1
@@ -106,17 +193,17 @@ def _bands(problem: Problem) -> Iterator[tuple[slice, list[tuple[slice, slice, b
             lows, highs = (edge[:, queries if varies else EVERY] for edge in (first, last))
             some = highs > lows
             low, high = (int(lows[some].min()), int(highs.max())) if some.any() else (0, 0)
-            masked = spans.residual is not None or bool((lows != low).any() or (highs != high).any())
+            masked = visible.spans.residual is not None or bool((lows != low).any() or (highs != high).any())
             bands.append((queries, slice(low, high), masked))
         if bands:
             yield batch, bands
 
 
-def assemble(parts: Sequence[Tensor], every: Sequence[Block]) -> Tensor:
-    """Join the blocks' outputs (b, h, q, ...), in the order of `blocks`, to one (B, H, Lq, ...)."""
+def assemble(parts: Sequence[Tensor], every: Sequence[Region]) -> Tensor:
+    """Join the regions' outputs (b, h, q, ...), in the order of `walk`, to one (B, H, Lq, ...)."""
     batches: dict[int, dict[int, list[Tensor]]] = {}
-    for block, output in zip(every, parts, strict=True):
-        batches.setdefault(block.batch.start, {}).setdefault(block.heads.start, []).append(output)
+    for region, output in zip(every, parts, strict=True):
+        batches.setdefault(region.batch.start, {}).setdefault(region.heads.start, []).append(output)
     return join([join([join(rows, 2) for rows in heads.values()], 1) for heads in batches.values()], 0)
 
 
@@ -126,17 +213,7 @@ def join(parts: Sequence[Tensor], dim: int) -> Tensor:
 
 def width(problem: Problem) -> int:
     """Numbers made on the way to one score: a matrix product makes none, other scores one a dimension."""
-    lowered = problem.lowered
-    if lowered is not None:
-        return 1 if lowered.phi == "mul" else lowered.key.shape[-1]
-    return max(problem.query.shape[-1], problem.key.shape[-1])
-
-
-def head_part(tensor: Tensor, groups: int, block: Block) -> Tensor:
-    """The key heads (of key, value or poison) that a block's query heads use."""
-    heads = range(*block.heads.indices(tensor.shape[1] * groups))
-    first, last = (heads[0] // groups, heads[-1] // groups) if len(heads) else (0, -1)
-    whole = heads.step == 1 and len(heads) == (last + 1 - first) * groups
-    if whole or first == last:
-        return tensor[block.batch, first : last + 1]
-    return tensor[block.batch, [h // groups for h in heads]]
+    scores = problem.scores
+    if isinstance(scores, Pairwise):
+        return 1 if scores.phi == "mul" else scores.key.shape[-1]
+    return max(scores.query.shape[-1], scores.key.shape[-1])

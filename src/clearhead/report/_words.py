@@ -62,7 +62,7 @@ class Cells(Reduction):
         if not batch.start <= self.sequence < batch.stop or not look.weights.shape[-1]:
             return
         weights = look.weights[self.sequence - batch.start]
-        rows, columns = (t.to(weights.device)[s] for t, s in zip(self.cells, look.block.sides[2:], strict=True))
+        rows, columns = (t.to(weights.device)[s] for t, s in zip(self.cells, look.region.sides[2:], strict=True))
         count, wide = len(weights), buffers.shape[3]
         part = weights.new_zeros(count, len(rows), wide)
         part.scatter_reduce_(2, columns.expand_as(weights), weights, "amax")

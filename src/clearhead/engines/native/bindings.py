@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.base.shapes import Sizes, part
+from clearhead.base.shapes import part
 from clearhead.base.tracing import plain
 from clearhead.biases.base import Added
 from clearhead.engines.tiled.backward import Operands
 from clearhead.masks.base import Spans
 from clearhead.problem.problem import Problem
-from clearhead.problem.regions import Block, head_part
+from clearhead.problem.regions import Region, cut
 
 PHI = {"mul": 0, "tanh_add": 1, "sq_diff": 2}
 FEW_QUERIES = 4  # up to so many, keys are read where they lie: packing them would cost more than it saves
@@ -72,27 +72,21 @@ def chosen(instructions: str | None = None) -> Any:
 
 
 class Call:
-    """One call's problem, or a block of it, and the tensors that its pointers lead to, which must outlive it."""
+    """One call's problem, or a part of one, and the tensors that its pointers lead to, which must outlive it."""
 
-    def __init__(self, problem: Problem, queries: slice = EVERY, block: Block | None = None) -> None:
+    def __init__(self, problem: Problem) -> None:
         self.module = kernels()
         self.native = native = self.module.Problem()
         self._held: list[Tensor] = []
-        lowered, sizes = problem.lowered, problem.sizes
+        lowered = problem.lowered
         assert lowered is not None
-        query, key = lowered.query, lowered.key
-        if block is not None:
-            query, key = query[block.batch, block.heads, block.queries], head_part(key, problem.groups, block)
-            key = key[:, :, block.keys]
-        elif queries != EVERY:
-            query = query[:, :, queries]
         native.phi = PHI[lowered.phi]
-        native.batch, native.heads, native.queries, native.width = query.shape
-        native.key_heads, native.keys = key.shape[1:3]
+        native.batch, native.heads, native.queries, native.width = lowered.query.shape
+        native.key_heads, native.keys = lowered.key.shape[1:3]
         native.threads = torch.get_num_threads()
         native.scale = lowered.scale
-        native.query, native.key = self.numbers(query), self.numbers(key)
-        if problem.value is not None and block is None:
+        native.query, native.key = self.numbers(lowered.query), self.numbers(lowered.key)
+        if problem.value is not None:
             native.value_width = problem.value.shape[-1]
             native.value = self.numbers(problem.value)
         if lowered.weight is not None:
@@ -100,41 +94,32 @@ class Call:
         if problem.plain and lowered.softcap is None:
             return
         native.softcap = lowered.softcap or 0.0
-        if block is None:
-            block = Block(
-                slice(0, sizes.batch), slice(0, sizes.heads), _ends(queries, sizes.queries), slice(0, sizes.keys), True
-            )
         shape = (native.batch, native.heads, native.queries, native.keys)
         if problem.sinks is not None:
-            native.sinks = self.vector(problem.sinks[block.heads])
-        if problem.spans is not None and block.masked:
-            self._mask(problem.spans, block, shape)
+            native.sinks = self.vector(problem.sinks)
+        if problem.spans is not None:
+            self._mask(problem.spans, shape)
         if problem.bias is not None:
-            self._bias(problem.bias, block, shape, sizes)
+            self._bias(problem.bias, shape)
         if problem.poison is not None:
-            query_poison, key_poison = problem.poison
-            native.bad_queries = self.broadcast(query_poison[block.batch, block.heads, block.queries, 0].float())
-            keys = head_part(key_poison, problem.groups, block)[:, :, 0, block.keys]
-            native.bad_keys = self.broadcast(keys.float())
+            queries, keys = problem.poison
+            native.bad_queries = self.broadcast(queries[..., 0].float())
+            native.bad_keys = self.broadcast(keys[:, :, 0].float())
         if problem.seed is not None:
             native.dropout_p, native.seed = problem.dropout_p, int(problem.seed) & (2**64 - 1)
-            native.first_query = block.queries.start
+            native.first_query = 0 if problem.origin is None else problem.origin[2].start
 
-    def _mask(self, spans: Spans, block: Block, shape: tuple[int, ...]) -> None:
-        batch, heads, queries, keys = block.sides
-        for name, edge in (("start", spans.start), ("stop", spans.stop)):
-            edge = part(edge, batch, heads, queries)
-            setattr(self.native, name, self.broadcast(edge - keys.start if keys.start else edge, shape[:3]))
+    def _mask(self, spans: Spans, shape: tuple[int, ...]) -> None:
+        self.native.start = self.broadcast(spans.start, shape[:3])
+        self.native.stop = self.broadcast(spans.stop, shape[:3])
         if spans.residual is not None:
-            self.native.keep = self.broadcast(spans.rest(batch, heads, queries, keys), shape)
+            self.native.keep = self.broadcast(spans.rest(*(slice(0, size) for size in shape)), shape)
 
-    def _bias(self, bias: Added, block: Block, shape: tuple[int, ...], sizes: Sizes) -> None:
-        batch, heads, queries, keys = block.sides
+    def _bias(self, bias: Added, shape: tuple[int, ...]) -> None:
         if bias.dense is not None:
-            self.native.dense = self.broadcast(part(bias.dense, batch, heads, queries, keys).float(), shape)
+            self.native.dense = self.broadcast(bias.dense.float(), shape)
         if bias.relative is not None:
-            first = sizes.queries - queries.stop + keys.start
-            along = part(bias.relative, batch, heads)[..., first : first + shape[2] + shape[3] - 1].float()
+            along = bias.relative.float()
             if along.stride(-1) != 1:
                 along = along.contiguous()
             self.native.relative = self.broadcast(along, (*shape[:2], along.shape[-1]))
@@ -162,10 +147,6 @@ class Call:
         """A tensor whose dimensions of size 1 are repeated."""
         tensor = tensor.resolve_neg()
         return self._array(tensor if shape is None else tensor.expand(shape))
-
-
-def _ends(some: slice, size: int) -> slice:
-    return slice(*some.indices(size)[:2])
 
 
 def bands(problem: Problem) -> Iterator[slice]:
@@ -207,7 +188,7 @@ def forward(problem: Problem, keep_stats: bool, as_read: bool = True) -> Forward
     stats = _new(*lead, 2) if keep_stats else output
     finite = True
     for rows in bands(problem):
-        call = Call(problem, rows)
+        call = Call(cut(problem, Region(queries=rows)))
         native = call.native
         native.out = call.into(output, rows)
         if keep_stats:
@@ -256,7 +237,7 @@ def _few(problem: Problem) -> bool:
 def _add_gradients(
     problem: Problem, rows: slice, sums: list[Tensor | None], grad: Tensor, delta: Tensor, kept: Forward
 ) -> None:
-    call = Call(problem, rows)
+    call = Call(cut(problem, Region(queries=rows)))
     native, found = call.native, call.module.Gradients()
     known = (kept.output, kept.stats, grad)
     native.out, native.stats, found.grad = (call.numbers(t if rows == EVERY else t[:, :, rows]) for t in known)
@@ -364,9 +345,9 @@ def look(problem: Problem, sought: Sought) -> Found | None:
     return found._replace(finite=chosen().summarise(native, summary))
 
 
-def scores(problem: Problem, block: Block) -> Tensor:
-    """The scores of a block of a guarded problem, (b, h, q, k), with bias, −∞ where a pair is not allowed."""
-    call = Call(problem, block=block)
+def scores(problem: Problem) -> Tensor:
+    """The scores of a guarded problem or of a part of one, with bias, −∞ where a pair is not allowed."""
+    call = Call(problem._replace(value=None))
     native = call.native
     tile = _new(native.batch, native.heads, native.queries, native.keys)
     native.out = call.into(tile)
@@ -380,6 +361,6 @@ def forward_bytes(problem: Problem) -> int:
     if 0 in sizes.shape or value is None:
         return 0
     rows = next(bands(problem))
-    call = Call(problem, rows)
+    call = Call(cut(problem, Region(queries=rows)))
     copied = sum(t.numel() for t in (problem.query, problem.key, value) if t.dtype != torch.float32)
     return int(chosen().forward_bytes(call.native)) + 4 * copied

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -16,9 +15,7 @@ from clearhead.engines.native import bindings
 from clearhead.engines.native.bindings import Forward, Found, Sought
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.backward import Operands, operands
-from clearhead.problem import regions
 from clearhead.problem.problem import Problem, guard
-from clearhead.problem.regions import Block
 from clearhead.problem.unseen import finite
 
 FEW_PAIRS = 2**16  # fewer are computed sooner than the kernels here are called
@@ -95,20 +92,10 @@ class Native(Engine):
         guarded = problem if problem.spans is None else guard(problem)
         return bindings.gradients(guarded, wanted, grad, Forward(output, stats, True))
 
-    def tiles(self, problem: Problem) -> Iterator[tuple[Block, Tensor]]:
-        problem = guard(_weighted(problem))
-        for block in regions.blocks(problem, regions.LOOK):
-            yield block, self.scores(problem, block)
-
-    def scores(self, problem: Problem, block: Block) -> Tensor:
-        batch, heads, queries, keys = (
-            slice(*side.indices(size)) for side, size in zip(block.sides, problem.sizes.shape, strict=True)
-        )
-        sides = (batch, heads, queries, keys)
-        regular = all(side.step == 1 and side.stop > side.start for side in sides)
-        if not regular or problem.needs_grad:
-            return tiles.scores(problem, block)
-        return bindings.scores(_weighted(problem), Block(batch, heads, queries, keys, block.masked))
+    def scores(self, problem: Problem) -> Tensor:
+        if 0 in problem.sizes.shape or problem.needs_grad:
+            return tiles.scores(problem)
+        return bindings.scores(_weighted(problem))
 
     def look(self, problem: Problem, sought: Sought) -> Found | None:
         if 0 in problem.sizes.shape:

@@ -20,9 +20,8 @@ from clearhead.base.arrays import accumulated
 from clearhead.base.shapes import Sizes, part, unflatten
 from clearhead.biases.base import Added
 from clearhead.engines.tiled import tiles
-from clearhead.problem import regions
 from clearhead.problem.problem import Problem
-from clearhead.problem.regions import Block
+from clearhead.problem.regions import Region, cut, of_keys
 from clearhead.scores.base import Pairwise
 
 
@@ -66,7 +65,7 @@ def without_operands(problem: Problem) -> Problem:
 
 
 @torch.no_grad()
-def gradients(problem: Problem, blocks: list[Block], wanted: tuple[bool, ...], grad: Tensor) -> Operands:
+def gradients(problem: Problem, every: list[Region], wanted: tuple[bool, ...], grad: Tensor) -> Operands:
     """The gradients to the operands, each of its operand's dtype; None where not wanted. `grad` is the output's."""
     tensors = operands(problem)
     sums = Gradients(
@@ -78,53 +77,47 @@ def gradients(problem: Problem, blocks: list[Block], wanted: tuple[bool, ...], g
         )
     )
     with torch.autocast(problem.query.device.type, enabled=False):
-        for block in blocks:
-            if block.keys.stop > block.keys.start:
-                _add(problem, block, sums, grad[block.batch, block.heads, block.queries])
+        for region in every:
+            if region.keys.stop > region.keys.start:
+                _add(cut(problem, region), region, sums, grad[region.batch, region.heads, region.queries], problem)
     return tuple(None if s is None or t is None else s.to(t.dtype) for s, t in zip(sums, tensors, strict=True))
 
 
-def _add(problem: Problem, block: Block, sums: Gradients, grad: Tensor) -> None:
+def _add(problem: Problem, region: Region, sums: Gradients, grad: Tensor, whole: Problem) -> None:
+    """Add the gradients of a part, the region of the whole, to the sums."""
     lowered = problem.lowered
     assert lowered is not None and problem.value is not None
     dtype = accumulated(problem.query.dtype)
-    query = lowered.query[block.batch, block.heads, block.queries].to(dtype)
-    key, value = (_keys(t, problem, block).to(dtype) for t in (lowered.key, problem.value))
-    grad = grad.to(dtype)
+    query, key, value, grad = (t.to(dtype) for t in (lowered.query, lowered.key, problem.value, grad))
     capped = tiles.pairwise(lowered, query, key)
-    scores = tiles.finish(problem, block, capped)
-    weights = tiles.weights(problem, block, scores)  # P
+    scores = tiles.finish(problem, capped)
+    weights = tiles.weights(problem, scores)  # P
     upstream = tiles.grouped_product(grad, value.transpose(-1, -2))  # Ṗ, once the dropout's factors are in
     kept = weights
     if problem.seed is not None:
-        factors = tiles.dropped(problem, block, torch.ones_like(weights))
+        factors = tiles.dropped(problem, torch.ones_like(weights))
         kept, upstream = weights * factors, upstream.mul_(factors)
     if sums.value is not None:
-        _keys(sums.value, problem, block).add_(_to_keys(kept, grad, value.shape[1]))
-    if block.masked:  # not 0 · ∞ where a value that others may see is huge
+        of_keys(sums.value, whole.groups, region).add_(_to_keys(kept, grad, value.shape[1]))
+    if problem.visible is not None:  # not 0 · ∞ where a value that others may see is huge
         upstream.masked_fill_(weights == 0, 0.0)
     delta = torch.einsum("bhqk,bhqk->bhq", weights, upstream)
     if sums.sinks is not None:
-        sinks = tiles.sinks(problem, block)
+        sinks = tiles.sinks(problem)
         assert sinks is not None
         none = torch.logaddexp(scores.logsumexp(-1), sinks)  # the log of the denominator
         blind = scores.amax(-1) == -torch.inf
         share = (sinks - none).exp_().masked_fill_(blind, 0.0)
-        sums.sinks[block.heads].sub_((share * delta).sum((0, 2)))
+        sums.sinks[region.heads].sub_((share * delta).sum((0, 2)))
     slope = upstream.sub_(delta.unsqueeze(-1)).mul_(weights)  # Ṡ
     if sums.dense is not None:
-        target = part(sums.dense, *block.sides)
+        target = part(sums.dense, *region.sides)
         target.add_(slope.sum_to_size(target.shape))
     if sums.relative is not None:
-        _add_along(sums.relative, slope, block, problem.sizes)
+        _add_along(sums.relative, slope, region, whole.sizes)
     if lowered.softcap is not None:
         slope.mul_(1 - (capped / lowered.softcap).square_())
-    _add_pairs(problem, block, sums, slope, query, key)
-
-
-def _keys(tensor: Tensor, problem: Problem, block: Block) -> Tensor:
-    """A block's part of a (B, Hk, Lk, ...) tensor, a view."""
-    return regions.head_part(tensor, problem.groups, block)[:, :, block.keys]
+    _add_pairs(lowered, region, sums, slope, query, key, whole.groups)
 
 
 def _to_keys(tile: Tensor, rows: Tensor, key_heads: int) -> Tensor:
@@ -134,21 +127,21 @@ def _to_keys(tile: Tensor, rows: Tensor, key_heads: int) -> Tensor:
     return tile.reshape(*shape, k).transpose(-1, -2) @ rows.reshape(*shape, rows.shape[-1])
 
 
-def _add_along(sums: Tensor, slope: Tensor, block: Block, sizes: Sizes) -> None:
+def _add_along(sums: Tensor, slope: Tensor, region: Region, sizes: Sizes) -> None:
     """Sum a tile along its diagonals: to one number a distance."""
     rows, columns = slope.shape[-2:]
     # each row one place further right than the one below it: then distances stand in columns
     skewed = torch.nn.functional.pad(slope.flip(-2), (0, rows)).flatten(-2)[..., : rows * (rows + columns - 1)]
     along = unflatten(skewed, -1, rows, rows + columns - 1).sum(-2)
-    first = sizes.queries - block.queries.stop + block.keys.start
-    target = part(sums, block.batch, block.heads)[..., first : first + rows + columns - 1]
+    first = sizes.queries - region.queries.stop + region.keys.start
+    target = part(sums, region.batch, region.heads)[..., first : first + rows + columns - 1]
     target.add_(along.sum_to_size(target.shape))
 
 
-def _add_pairs(problem: Problem, block: Block, sums: Gradients, slope: Tensor, query: Tensor, key: Tensor) -> None:
+def _add_pairs(
+    lowered: Pairwise, region: Region, sums: Gradients, slope: Tensor, query: Tensor, key: Tensor, groups: int
+) -> None:
     """The gradients of scale · Σ_d w_d φ(q_id, k_jd), from its slope (b, h, q, k)."""
-    lowered = problem.lowered
-    assert lowered is not None
     weight = None if lowered.weight is None else lowered.weight.to(query.dtype)
     if lowered.phi == "mul":
         to_query = tiles.grouped_product(slope, key)
@@ -159,9 +152,9 @@ def _add_pairs(problem: Problem, block: Block, sums: Gradients, slope: Tensor, q
     else:
         to_query, to_key, to_weight = _over_pairs(lowered, weight, slope, query, key)
     if sums.query is not None:
-        sums.query[block.batch, block.heads, block.queries].add_(to_query, alpha=lowered.scale)
+        sums.query[region.batch, region.heads, region.queries].add_(to_query, alpha=lowered.scale)
     if sums.key is not None and to_key is not None:
-        _keys(sums.key, problem, block).add_(to_key, alpha=lowered.scale)
+        of_keys(sums.key, groups, region).add_(to_key, alpha=lowered.scale)
     if sums.weight is not None and to_weight is not None:
         sums.weight.add_(to_weight, alpha=lowered.scale)
 

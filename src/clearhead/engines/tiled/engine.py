@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.tracing import compiling, dispatches, forward_mode, transformed
 from clearhead.engines.base import Engine
-from clearhead.engines.differentiable import Kept, Step, block_output, checkpointed, in_plain_operations, run
+from clearhead.engines.differentiable import Kept, Step, checkpointed, in_plain_operations, output_of, run
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.backward import Operands, gradients, operands
 from clearhead.problem import regions
 from clearhead.problem.problem import Problem, guard
-from clearhead.problem.regions import Block
+from clearhead.problem.regions import cut
 
 
 class Tiled(Engine):
@@ -31,7 +29,7 @@ class Tiled(Engine):
 
     def run(self, problem: Problem) -> Tensor:
         problem = guard(problem)
-        every = list(regions.blocks(problem, regions.BUDGET))
+        every = list(regions.walk(problem, regions.BUDGET))
         if not every or not problem.sizes.keys:
             return tiles.no_keys(problem, problem.query)
         # transforms and forward mode look into plain operations, and take no checkpoints
@@ -41,22 +39,19 @@ class Tiled(Engine):
             return checkpointed(problem)  # what the score closes over is unknown: autograd finds it
         return run(problem, _Blocks())
 
-    def tiles(self, problem: Problem) -> Iterator[tuple[Block, Tensor]]:
-        return tiles.stream(guard(problem))
-
     def pairs(self, problem: Problem) -> int:
-        return sum(block.area for block in regions.blocks(problem, regions.BUDGET))
+        return sum(region.area for region in regions.walk(problem, regions.BUDGET))
 
     def extra_bytes(self, problem: Problem) -> int:
         width = regions.width(problem)
-        largest = max((block.area * width for block in regions.blocks(problem, regions.BUDGET)), default=0)
+        largest = max((region.area * width for region in regions.walk(problem, regions.BUDGET)), default=0)
         return 3 * accumulated(problem.query.dtype).itemsize * largest
 
 
 def gradients_of(problem: Problem, wanted: tuple[bool, ...], grad: Tensor) -> Operands:
     """The gradients to the operands of a lowered problem, from that of its output."""
     problem = guard(problem)
-    return gradients(problem, list(regions.blocks(problem, regions.BUDGET)), wanted, grad)
+    return gradients(problem, list(regions.walk(problem, regions.BUDGET)), wanted, grad)
 
 
 class _Blocks(Step):
@@ -69,9 +64,9 @@ class _Blocks(Step):
     def forward(self, problem: Problem) -> tuple[Tensor, Kept]:
         assert problem.value is not None
         out = problem.query.new_empty(*problem.query.shape[:3], problem.value.shape[-1])
-        for block in regions.blocks(problem, regions.BUDGET):
-            out[block.batch, block.heads, block.queries] = block_output(problem, block)
+        for region in regions.walk(problem, regions.BUDGET):
+            out[region.batch, region.heads, region.queries] = output_of(cut(problem, region))
         return out, ()
 
     def backward(self, problem: Problem, wanted: tuple[bool, ...], grad: Tensor, kept: Kept) -> Operands:
-        return gradients(problem, list(regions.blocks(problem, regions.BUDGET)), wanted, grad)
+        return gradients(problem, list(regions.walk(problem, regions.BUDGET)), wanted, grad)

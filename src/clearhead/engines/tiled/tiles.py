@@ -1,12 +1,6 @@
-"""The one maker of score tiles: which part of the matrix comes next, and its scores.
-
-A block is all the keys that some rows of the matrix may see. The tiled engine and every inspection go through the
-matrix block by block, so what no query of a block may see is never computed.
-"""
+"""The one maker of score tiles: the scores of every pair of a problem, or of a part that was cut out of one."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +9,7 @@ from torch import Tensor
 from clearhead.base.arrays import accumulated
 from clearhead.base.dropout import factors
 from clearhead.base.shapes import unflatten
-from clearhead.problem import regions
 from clearhead.problem.problem import Problem
-from clearhead.problem.regions import Block, head_part
 from clearhead.scores.base import Pairwise, by_tile, capped
 
 
@@ -36,55 +28,49 @@ def no_keys(problem: Problem, query: Tensor) -> Tensor:
     return zeros
 
 
-def raw_scores(problem: Problem, block: Block) -> Tensor:
-    """The scores of a block before mask and bias, (b, h, q, k), in float32 at least."""
+def raw_scores(problem: Problem) -> Tensor:
+    """The scores before mask and bias, (B, H, Lq, Lk), in float32 at least."""
     scores = problem.scores
-    query = scores.query[block.batch, block.heads, block.queries]
-    key = head_part(scores.key, problem.groups, block)[:, :, block.keys]
-    if not query.shape[1]:
-        return query.new_zeros(*query.shape[:3], key.shape[2], dtype=accumulated(query.dtype))
+    heads, key_heads = scores.query.shape[1], scores.key.shape[1]
+    if not heads:
+        return scores.query.new_zeros(
+            *scores.query.shape[:3], scores.key.shape[2], dtype=accumulated(scores.query.dtype)
+        )
     if isinstance(scores, Pairwise):
-        return pairwise(scores, query, key)
-    return by_tile(scores._replace(query=query, key=key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)))
+        return pairwise(scores, scores.query, scores.key)
+    return by_tile(scores._replace(key=scores.key.repeat_interleave(heads // key_heads, dim=1)))
 
 
-def scores(problem: Problem, block: Block) -> Tensor:
-    """The scores of a block, with the bias, and −∞ where a pair is not allowed."""
-    return finish(problem, block, raw_scores(problem, block))
+def scores(problem: Problem) -> Tensor:
+    """The scores of a guarded problem, with the bias, and −∞ where a pair is not allowed."""
+    return finish(problem, raw_scores(problem))
 
 
-def stream(problem: Problem) -> Iterator[tuple[Block, Tensor]]:
-    """The scores of a guarded problem, block by block."""
-    for block in regions.blocks(problem, regions.LOOK):
-        yield block, scores(problem, block)
-
-
-def finish(problem: Problem, block: Block, tile: Tensor) -> Tensor:
-    """A block's raw scores with its part of the bias, the poison, and −∞ where a pair is not allowed."""
+def finish(problem: Problem, tile: Tensor) -> Tensor:
+    """Raw scores with the bias, the poison, and −∞ where a pair is not allowed."""
+    every = (slice(None),) * 4
     if problem.bias is not None:
-        tile = tile + problem.bias.tile(*block.sides, problem.sizes).to(tile.dtype)
+        tile = tile + problem.bias.tile(*every, problem.sizes).to(tile.dtype)
     if problem.poison is not None:
         query, key = problem.poison
-        keys = head_part(key, problem.groups, block)[..., block.keys]
-        keys = keys.repeat_interleave(tile.shape[1] // keys.shape[1], dim=1)
-        tile = tile + query[block.batch, block.heads, block.queries] + keys
-    if block.masked and problem.spans is not None:
-        tile = tile.masked_fill(~problem.spans.keep(*block.sides, problem.sizes.keys), -torch.inf)
+        tile = tile + query + key.repeat_interleave(tile.shape[1] // key.shape[1], dim=1)
+    if problem.spans is not None:
+        tile = tile.masked_fill(~problem.spans.keep(*every, problem.sizes.keys), -torch.inf)
     return tile
 
 
-def may_be_empty(problem: Problem, block: Block) -> bool:
-    """Whether a row of a block may be −∞ alone."""
-    return block.masked or problem.bias is not None or problem.lowered is None
+def may_be_empty(problem: Problem) -> bool:
+    """Whether a row of scores may be −∞ alone."""
+    return problem.visible is not None or problem.bias is not None or not isinstance(problem.scores, Pairwise)
 
 
-def weights(problem: Problem, block: Block, tile: Tensor) -> Tensor:
-    """The weights of a block, from its finished scores."""
-    return softmax(tile, may_be_empty(problem, block), sinks(problem, block))
+def weights(problem: Problem, tile: Tensor) -> Tensor:
+    """The weights, from the finished scores of all that each query may see."""
+    return softmax(tile, may_be_empty(problem), sinks(problem))
 
 
 def softmax(tile: Tensor, may_be_empty: bool, sinks: Tensor | None = None) -> Tensor:
-    """Softmax over keys; −∞ gives 0, and a zero gradient, in a row of nothing else too. `sinks`, (h, 1): see `Dot`.
+    """Softmax over keys; −∞ gives 0, and a zero gradient, in a row of nothing else too. `sinks`: (h, 1).
 
     The gradient is 0 whatever stands behind the weight: a value near the largest number would make it ∞, and 0 · ∞ NaN.
     """
@@ -100,18 +86,16 @@ def softmax(tile: Tensor, may_be_empty: bool, sinks: Tensor | None = None) -> Te
     return weights.masked_fill(unseen, 0.0) if may_be_empty else weights
 
 
-def sinks(problem: Problem, block: Block) -> Tensor | None:
-    """The sinks of a block's heads, (h, 1), of the scores' dtype."""
-    if problem.sinks is None:
-        return None
-    return problem.sinks[block.heads, None].to(accumulated(problem.query.dtype))
+def sinks(problem: Problem) -> Tensor | None:
+    """The sinks, (h, 1), of the scores' dtype."""
+    return None if problem.sinks is None else problem.sinks[:, None].to(accumulated(problem.query.dtype))
 
 
-def dropped(problem: Problem, block: Block, weights: Tensor) -> Tensor:
-    """A block's weights after dropout."""
+def dropped(problem: Problem, weights: Tensor) -> Tensor:
+    """Weights after dropout."""
     if problem.seed is None:
         return weights
-    return weights * factors(problem.seed, problem.dropout_p, block.sides, problem.sizes, weights.dtype)
+    return weights * factors(problem.seed, problem.dropout_p, problem.sizes, problem.origin, weights.dtype)
 
 
 def grouped_product(left: Tensor, right: Tensor) -> Tensor:

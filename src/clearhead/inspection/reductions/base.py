@@ -13,7 +13,7 @@ from clearhead.base.arrays import accumulated
 from clearhead.base.shapes import unflatten
 from clearhead.engines.native.bindings import Found, Sought
 from clearhead.problem.problem import Problem
-from clearhead.problem.regions import Block
+from clearhead.problem.regions import Region
 
 PEAK = 128  # keys to a chunk where the largest scores are looked for
 
@@ -28,9 +28,9 @@ class Look:
     sink, and the log of what is left.
     """
 
-    def __init__(self, block: Block, scores: Tensor, may_be_empty: bool, sinks: Tensor | None = None) -> None:
-        self.block = block
-        self.start = block.keys.start
+    def __init__(self, region: Region, scores: Tensor, may_be_empty: bool, sinks: Tensor | None = None) -> None:
+        self.region = region
+        self.start = region.keys.start
         self.may_be_empty = may_be_empty
         peaks = chunks(scores, PEAK, 0, torch.amax) if scores.shape[-1] else scores.new_zeros(*scores.shape[:-1], 0)
         top = peaks.amax(-1) if scores.shape[-1] else scores.new_full(scores.shape[:-1], -torch.inf)
@@ -56,7 +56,7 @@ class Look:
     @property
     def at(self) -> tuple[slice, slice, slice]:
         """Where this block's rows are in a (B, H, Lq) result."""
-        return self.block.batch, self.block.heads, self.block.queries
+        return self.region.batch, self.region.heads, self.region.queries
 
     @cached_property
     def finite_scores(self) -> Tensor:

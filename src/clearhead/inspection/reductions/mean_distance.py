@@ -34,8 +34,8 @@ class MeanDistance(Reduction):
 
     def look(self, buffers: tuple[Tensor, Tensor], look: Look) -> None:
         distance, own = buffers
-        keys = torch.arange(look.block.keys.start, look.block.keys.stop, device=own.device)
-        gap = (own[look.block.batch, :, look.block.queries, None] - keys).abs_().to(look.weights.dtype)
+        keys = torch.arange(look.region.keys.start, look.region.keys.stop, device=own.device)
+        gap = (own[look.region.batch, :, look.region.queries, None] - keys).abs_().to(look.weights.dtype)
         distance[look.at] = torch.einsum("bhqk,bhqk->bhq", look.weights, gap.expand_as(look.weights))
 
     def end(self, buffers: tuple[Tensor, Tensor], problem: Problem) -> Tensor:

@@ -11,7 +11,7 @@ from clearhead.engines.native.bindings import Found, Sought
 from clearhead.engines.tiled.tiles import grouped_product
 from clearhead.inspection.reductions.base import Look, Reduction, per_query
 from clearhead.problem.problem import Problem, guard
-from clearhead.problem.regions import head_part
+from clearhead.problem.regions import of_keys
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class Output(Reduction):
 
     def look(self, buffers: tuple[Tensor, Tensor, int], look: Look) -> None:
         output, value, groups = buffers
-        part = head_part(value, groups, look.block)[:, :, look.block.keys]
+        part = of_keys(value, groups, look.region)
         output[look.at] = grouped_product(look.weights, part.to(look.weights.dtype))
 
     def end(self, buffers: tuple[Tensor, Tensor, int], problem: Problem) -> Tensor:

@@ -33,7 +33,7 @@ class Received(Reduction):
 
     def look(self, buffers: Tensor, look: Look) -> None:
         batch, heads, _ = look.at
-        buffers[batch, heads, look.block.keys] += look.weights.sum(2)
+        buffers[batch, heads, look.region.keys] += look.weights.sum(2)
 
     def sought(self, problem: Problem) -> Sought:
         return Sought(received=True)
