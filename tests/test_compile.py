@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from beside import while_another_compiles
 
 import clearhead as ch
+from clearhead.base import tracing
 from clearhead.engines import compiled
 from clearhead.masks.base import And
 from clearhead.testing import Inputs, biases, masks, scores
@@ -113,6 +115,35 @@ def test_errors_and_engines_are_those_of_eager_code():
         torch.testing.assert_close(run(engine)(Q), ch.attention(Q, Q, Q, mask=ch.Causal()))
     with pytest.raises(ch.UnsupportedError, match="can't run this"):
         run("sdpa", ch.Gaussian())(Q)
+
+
+def test_eager_code_is_eager_while_another_thread_compiles():
+    """Its bits, its errors, and what the modules keep."""
+    with torch.no_grad():
+        want = ch.attention(Q, K, V)
+        assert torch.equal(while_another_compiles(lambda: ch.attention(Q, K, V)), want)
+    with pytest.raises(ch.ClearheadError, match="there are 9 keys"):
+        while_another_compiles(lambda: ch.attention(Q, K, V, mask=ch.Lengths([3, 10])))
+    attend, rotary = ch.nn.DotProductAttention(), ch.nn.RotaryEmbedding(8)
+    while_another_compiles(lambda: attend(Q, K, V))
+    assert attend.attention_weights is not None
+    with pytest.raises(ch.ClearheadError, match="0 or more"):
+        while_another_compiles(lambda: rotary(Q, offset=torch.tensor(-1)))
+
+
+def test_what_runs_between_compiled_code_is_eager():
+    """The compiler goes on below a frame that it skips, and compiles each function there by itself."""
+    found = []
+
+    @torch.compiler.disable(recursive=False)
+    def between():
+        found.append(tracing.compiling())
+
+    def run(x):
+        between()
+        return x + tracing.compiling()
+
+    assert torch.compile(run, backend="eager")(torch.zeros(())) == 1 and found == [False]
 
 
 def test_compiled_code_skips_what_the_mask_leaves_out(monkeypatch):

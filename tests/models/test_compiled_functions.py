@@ -3,6 +3,8 @@
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 import torch
@@ -48,6 +50,28 @@ def test_each_call_is_recorded(name, before):
     if name != "torch.nn":
         for x, call, output in zip(inputs, seen.calls[::2], eager, strict=True):
             torch.testing.assert_close(call.weights @ x[:, None], output[:, None])
+
+
+@pytest.mark.parametrize("name", ["sdpa", "attention"])
+@pytest.mark.parametrize("before", [True, False])
+def test_each_call_is_recorded_in_threads(name, before):
+    """They compile in turn, while others run; and run often, as each turn is one more of the compiler's limit."""
+    torch._dynamo.reset()
+    model = Model(CALLS[name], backend="aot_eager").eval()
+    inputs, start = [torch.randn(2, 5, 8) for _ in range(4)], Barrier(4)
+
+    def run(x):
+        start.wait(60)
+        return [model(x) for _ in range(5)]
+
+    want = [model(x) for x in inputs if before]
+    with ch.watch(model) as seen, ThreadPoolExecutor(4) as pool:
+        got = list(pool.map(run, inputs))
+    for x, outputs, output in zip(inputs, got, want or map(model, inputs), strict=True):
+        assert all(torch.equal(output, each) for each in outputs)
+        keys = [x, x + 1]
+        assert all(sum(torch.equal(call.key[:, 0], key) for call in seen.calls) == 5 for key in keys)
+    assert len(seen.calls) == 40
 
 
 def test_a_model_of_transformers_run_by_a_compiled_function():

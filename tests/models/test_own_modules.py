@@ -220,16 +220,20 @@ def test_compiled_models_are_refused_with_what_to_do_instead():
         ch.watch(forward).__enter__()
 
 
-def test_running_what_was_compiled_of_a_watched_model_is_no_empty_result():
+@pytest.mark.parametrize("before", [True, False])
+def test_running_what_was_compiled_of_a_watched_model_is_recorded(before):
     class Root(nn.Module):
         def forward(self, x):
             return F.scaled_dot_product_attention(x, x, x)
 
     torch._dynamo.reset()
     model = Root()
-    compiled = torch.compile(model, backend="eager")
-    with pytest.raises(ch.ClearheadError, match=r"not what torch\.compile"), ch.watch(model):
-        compiled(random(1, 1, 4, 8))
+    compiled, x = torch.compile(model, backend="eager"), random(1, 1, 4, 8)
+    if before:
+        compiled(x)
+    with ch.watch(model) as seen:
+        assert torch.equal(compiled(x), model(x))
+    assert [call.name for call in seen.calls] == ["Root", "Root"]
 
 
 def state():
@@ -239,6 +243,7 @@ def state():
     hooks = torch.nn.modules.module
     return (
         nn.Module.__call__,
+        nn.Module._call_impl,
         torch.overrides.has_torch_function,
         tuple(_get_current_function_mode_stack()),
         len(hooks._global_forward_hooks) + len(hooks._global_forward_pre_hooks),

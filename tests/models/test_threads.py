@@ -4,10 +4,12 @@ import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 import torch
 import torch.nn.functional as F
+from beside import while_another_compiles
 
 import clearhead as ch
 
@@ -28,6 +30,17 @@ class Direct(torch.nn.Module):
         x = self.inner(x)
         time.sleep(0.002)
         return F.scaled_dot_product_attention(x, x, x)
+
+
+class Attending(torch.nn.Module):
+    """Calls attention in a module inside it."""
+
+    def __init__(self, attend, inside=True):
+        super().__init__()
+        self.attend, self.inner = attend, Attending(attend, False) if inside else None
+
+    def forward(self, x):
+        return self.inner(x) if self.inner else self.attend(x, x, x)
 
 
 def run(work, count=6):
@@ -110,6 +123,25 @@ def test_calls_that_no_module_can_be_found_for_are_counted():
     model = Pooled(own=False)
     with pytest.raises(ch.ClearheadError, match=rf"no attention call(.|\n)*{said}"), ch.watch(model):
         model(x)
+
+
+@pytest.mark.parametrize("attend", [F.scaled_dot_product_attention, ch.attention])
+def test_a_thread_that_runs_the_model_while_another_compiles(attend):
+    model, x = Attending(attend), torch.randn(1, 2, 5, 8)
+    plain = model(x)
+    with ch.watch(model) as seen:
+        found = while_another_compiles(lambda: model(x))
+    assert torch.equal(plain, found) and [call.name for call in seen.calls] == ["inner"]
+
+
+def test_a_watch_that_begins_or_ends_while_another_thread_compiles():
+    """Tracing, PyTorch puts a function of its own in place of `nn.Module.__call__`, for all threads."""
+    before = torch.nn.Module.__call__, torch.nn.Module._call_impl
+    model, x, watch = Attending(ch.attention), torch.randn(1, 2, 5, 8), ExitStack()
+    seen = while_another_compiles(lambda: watch.enter_context(ch.watch(model)))
+    model(x)
+    while_another_compiles(watch.close)
+    assert len(seen.calls) == 1 and before == (torch.nn.Module.__call__, torch.nn.Module._call_impl)
 
 
 def test_another_model_in_another_thread_is_not_counted():

@@ -12,7 +12,9 @@ import numpy as np
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
+from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from clearhead.base.errors import ClearheadError, UnsupportedError
 
@@ -24,7 +26,14 @@ _GRAD, _JVP, _VMAP = (getattr(_functorch.TransformType, name) for name in ("Grad
 _KEYS = torch._C._TorchDispatchModeKey
 _TRACERS = (_KEYS.FAKE, _KEYS.PROXY, _KEYS.FUNCTIONAL)
 
-compiling = torch.compiler.is_compiling  # whether this code is being compiled or exported, not run
+
+def compiling() -> bool:
+    """Whether this code is being compiled or exported, not run.
+
+    PyTorch's own answer is one for the whole process: while a thread compiles, it is True for what the others run.
+    """
+    # no `torch.` in here: the compiler would compile this function by itself too, as one that always says True
+    return is_compiling() and (is_dynamo_compiling() or TracingContext.try_get() is not None)
 
 
 def transformed() -> bool:

@@ -30,8 +30,9 @@ class Running(NamedTuple):
 class Stack:
     """The modules being run, outermost first, each thread its own.
 
-    They are seen through `nn.Module.__call__`. Hooks would not do: PyTorch's Transformer layers leave their fast path
-    where a module inside has one, and their outputs move.
+    They are seen through `nn.Module._call_impl`. Hooks would not do: PyTorch's Transformer layers leave their fast path
+    where a module inside has one, and their outputs move. Nor would `__call__`: wherever a thread traces, PyTorch puts
+    a function of its own in its place for all of them, which calls the one that was there when PyTorch was imported.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -43,10 +44,10 @@ class Stack:
         self.around: AbstractContextManager[Any] = nullcontext()  # what holds while a thread runs the model
 
     def entered(self) -> AbstractContextManager[None]:
-        return replaced(nn.Module, "__call__", self._watched)
+        return replaced(nn.Module, "_call_impl", self._watched)
 
     def _watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def _call_impl(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             running = self._running
             if id(module) not in self.names:
                 running.others += 1
@@ -61,7 +62,7 @@ class Stack:
                 finally:
                     running.stack.pop()
 
-        return __call__
+        return _call_impl
 
     @contextmanager
     def _outermost(self) -> Iterator[None]:

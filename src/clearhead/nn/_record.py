@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_flag
+from clearhead.base.tracing import compiling
 from clearhead.inspection.weights import Weights
 from clearhead.problem.problem import Problem
 from clearhead.problem.reads import tensors_in
@@ -96,7 +97,7 @@ class RecordingModule(nn.Module):
 
     def _record(self, query: Any, key: Any, *, fresh: bool = False, **options: Any) -> None:
         """Keep a call: no copies but of what may change. `fresh`: nobody but the module has query and key."""
-        if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+        if compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
             self._last = None
             return
         kept = {name: option for name, option in options.items() if option is not None}

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead.base.tracing import compiling
+
 LEAST = 64  # positions that the first table has
 
 
@@ -26,7 +28,7 @@ class Tabled(nn.Module):
 
     def _upto(self, stop: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The rows of the positions 0 to `stop` at least, (≥ stop, width)."""
-        if torch.compiler.is_compiling():  # a graph can't keep it
+        if compiling():  # a graph can't keep it
             return self._rows(torch.arange(stop, dtype=torch.float64, device=device)).to(dtype)
         table = self._table
         if table is None or table.shape[0] < stop or table.dtype != dtype or table.device != device:

@@ -10,6 +10,7 @@ from torch import Tensor
 from clearhead.base.arrays import accumulated, check_float
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count, check_flag, check_positive
+from clearhead.base.tracing import compiling
 from clearhead.nn._table import Tabled
 
 
@@ -72,7 +73,7 @@ class RotaryEmbedding(Tabled):
                 "position for each sequence of x (B, ..., L, E)."
             )
         positions = offset.to(x.device).reshape(-1, 1) + torch.arange(length, device=x.device)  # (B, L)
-        if torch.compiler.is_compiling():  # no look at the values
+        if compiling():  # no look at the values
             rows = self._rows(positions.double().flatten()).to(dtype)
         else:
             low, high = (int(edge) for edge in offset.aminmax()) if offset.numel() else (0, 0)
