@@ -270,3 +270,11 @@ def test_autocast_is_that_of_sdpa(score, engine):
     same_in_compiled = torch.compile(lambda q, k, v: ch.attention(q, k, v, **options), fullgraph=True, backend="eager")
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(same_in_compiled(Q, K, V), ch.attention(Q, K, V, **options))
+
+
+def test_the_mark_of_a_constant_is_pytorchs():
+    """`tracing.constant` sets it without importing the compiler."""
+    theirs, ours = (lambda: 1), (lambda: 1)
+    torch.compiler.assume_constant_result(theirs)
+    tracing.constant(ours)
+    assert vars(ours) == vars(theirs) != {}

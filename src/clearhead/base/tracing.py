@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -55,7 +56,16 @@ def vectorized() -> bool:
     return transformed() and any(i.key() == _VMAP for i in _functorch.get_interpreter_stack())
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def constant(function: Function) -> Function:
+    """`torch.compiler.assume_constant_result`, which would import the compiler, a second's work, to set this mark."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@constant
 def followed() -> bool:
     """Whether, in code that is being compiled, `torch.func` or forward mode differentiates: the answer is compiled in.
 

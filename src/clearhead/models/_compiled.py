@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -41,19 +40,16 @@ def prepare_compiler(mode: Any) -> None:
     time, at the same address: the code for `.shape` would run for `.device`.
     """
     torch.overrides.get_overridable_functions()
-    if "torch._dynamo" in sys.modules:
-        with suppress(ImportError, AttributeError):  # private names, which another version of PyTorch may not have
-            from torch._dynamo.eval_frame import skip_code
-            from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+    with suppress(ImportError, AttributeError):  # private names, which another version of PyTorch may not have
+        from torch._dynamo.eval_frame import skip_code
+        from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
-            skip_code(mode.__code__)
-            TorchInGraphFunctionVariable._get_handlers()
+        skip_code(mode.__code__)
+        TorchInGraphFunctionVariable._get_handlers()
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, always run in eager code: traced by the compiler, it would make its record while compiling."""
-    if "torch._dynamo" not in sys.modules:  # nothing is compiled yet, and torch.compiler.disable would import it
-        return function
     reason = "watch() records this attention call in eager code; compile with fullgraph=False"
     apart: Callable[..., Any] = torch.compiler.disable(function, reason=reason)  # type: ignore[no-untyped-call]
     return apart

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.shapes import part
-from clearhead.base.tracing import plain
+from clearhead.base.tracing import constant, plain
 from clearhead.biases.base import Added
 from clearhead.engines.tiled.backward import Operands
 from clearhead.masks.base import Spans
@@ -58,7 +58,7 @@ def kernels() -> Any:
         return None
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant
 def available() -> bool:
     """Whether this installation has the kernels; compiled code takes the answer as it is."""
     return kernels() is not None
