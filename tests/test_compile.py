@@ -80,7 +80,7 @@ MADE_INSIDE = {
     "documents": (ch.Documents, torch.tensor([0, 0, 1, 1, 1, 0, 2, 2, 2]).expand(2, -1)),
     "prefix": (ch.PrefixLM, torch.tensor([2, 5])),
     "bool tensor": (lambda given: given, torch.ones(9, 9, dtype=torch.bool).tril(2)),
-    "float tensor": (lambda given: given, torch.ones(9, 9).tril(2)),
+    "float tensor": (lambda given: given, torch.ones(9, 9).tril(2) / 2),
 }
 
 

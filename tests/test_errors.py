@@ -159,6 +159,41 @@ CASES = {
         ch.ShapeError,
         ["cu_q ends at 4", "5 queries"],
     ),
+    "a float mask of 0 and 1": (
+        lambda: ch.attention(X3, X3, X3, mask=torch.ones(5, 5).tril()),
+        ch.ClearheadError,
+        ["nothing but 0 and 1", "(5, 5)", "mask.bool()", "mask == 0", "as bias"],
+    ),
+    "a score function of positions": (
+        lambda: ch.attention(X3, X3, X3, score=lambda s, b, h, i, j: s),
+        ch.ClearheadError,
+        ["(s, b, h, i, j)", "two arguments", "bias=", "MaskFunction"],
+    ),
+    "lengths of inputs whose length is second": (
+        lambda: ch.attention(*[zeros(2, 10, 4, 8)] * 3, mask=ch.Lengths([7, 10])),
+        ch.ClearheadError,
+        ["there are 4 keys", "10", "tensor.transpose(1, 2)"],
+    ),
+    "padding of inputs whose length is second": (
+        lambda: ch.attention(*[zeros(2, 10, 4, 8)] * 3, mask=ch.Padding(torch.ones(2, 10).bool())),
+        ch.ShapeError,
+        ["(2, 10)", "tensor.transpose(1, 2)"],
+    ),
+    "a bandwidth for each dimension": (
+        lambda: ch.Gaussian(torch.nn.Parameter(torch.ones(4))),
+        ch.ShapeError,
+        ["(4,)", "one number"],
+    ),
+    "lengths for other rows of scores": (
+        lambda: ch.masked_softmax(zeros(2, 3), [1, 2, 3]),
+        ch.ShapeError,
+        ["(3,)", "(2, 3)", "(2,)"],
+    ),
+    "all of much": (
+        lambda: ch.weights(zeros(1, 8, 9000, 4), zeros(1, 8, 9000, 4))[...],
+        ch.ClearheadError,
+        ["2.41 GiB", "256 MiB", "max_bytes=None"],
+    ),
     "two scales": (
         lambda: ch.attention(X3, X3, X3, score=ch.Dot(0.5), scale=2.0),
         ch.ClearheadError,

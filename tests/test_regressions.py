@@ -307,3 +307,49 @@ def test_what_a_newcomer_met():
 
     with pytest.raises(ch.ClearheadError, match=r"lower gave a Tensor; expected Added"):
         ch.attention(x, x, x, bias=Tensorial())
+
+
+def test_float_masks_that_say_something():
+    """Of 0 and 1 alone is an error; all else is added, as ever."""
+    added = torch.zeros(6, 6)
+    for mask in (added, added.masked_fill(added == 0, 0.5), torch.ones(6, 6).tril().requires_grad_()):
+        want = ch.attention(Q, K, V, bias=mask)
+        torch.testing.assert_close(ch.attention(Q, K, V, mask=mask), want)
+    ones = torch.ones(6, 6).tril()
+    theirs = torch.nn.functional.scaled_dot_product_attention(Q, K, V, ones)
+    torch.testing.assert_close(ch.scaled_dot_product_attention(Q, K, V, ones), theirs)  # torch's own meaning
+
+
+@pytest.mark.parametrize("engine", [None, "tiled", "reference"])
+def test_a_bandwidth_is_learnt(engine):
+    width = torch.nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+    score, x = ch.Gaussian(width), torch.rand(7, 3, dtype=torch.float64)
+    assert [*score.parameters()] == [width] and "learnt" in repr(score)
+    leave_one_out = ~ch.DenseMask(torch.eye(7, dtype=torch.bool))
+
+    def run(h):
+        with torch.no_grad():
+            width.fill_(h)
+        return ch.attention(x, x, x, score=score, mask=leave_one_out, engine=engine)
+
+    (got,) = torch.autograd.grad(run(2.0).square().sum(), width)
+    near = [run(2.0 + step).square().sum() for step in (1e-5, -1e-5)]
+    torch.testing.assert_close(got, (near[0] - near[1]).detach() / 2e-5, rtol=1e-5, atol=1e-8)
+
+
+def test_lengths_of_rows_and_bool_masks_in_masked_softmax():
+    scores = torch.rand(2, 3)
+    want = torch.stack([ch.masked_softmax(row, n) for row, n in zip(scores, (1, 3), strict=True)])
+    torch.testing.assert_close(ch.masked_softmax(scores, [1, 3]), want)
+    keep = torch.arange(3) < torch.tensor([1, 3])[:, None]
+    torch.testing.assert_close(ch.masked_softmax(scores, keep), want)
+    causal = ch.masked_softmax(torch.zeros(2, 3), ch.Causal(), align="lower_right")
+    torch.testing.assert_close(causal, torch.tensor([[0.5, 0.5, 0.0], [1 / 3, 1 / 3, 1 / 3]]))
+
+
+def test_a_drawing_shows_every_part():
+    drawn = repr(ch.Causal() & (ch.SlidingWindow(2) | ch.Lengths([1]))).splitlines()
+    assert drawn[1:] == ["■ · · · · ·", "■ ■ · · · ·", "■ ■ ■ · · ·", "■ ■ ■ ■ · ·", "■ · ■ ■ ■ ·", "■ · · ■ ■ ■"]
+    wide = repr(ch.SlidingWindow(before=9)).splitlines()
+    assert len(wide) == 12 and wide[-1].split()[0] == "·"
+    assert ch.Causal().dense(2, 3, align=-1).tolist() == [[False] * 3, [True, False, False]]

@@ -111,16 +111,16 @@ def check_shape(tensor: Any, spec: str | Sequence[int | str | None]) -> dict[str
     {}
     >>> ch.check_shape(torch.zeros(2, 3, 6), "B Lq E")
     {'B': 2, 'Lq': 3, 'E': 6}
-    >>> ch.check_shape(torch.zeros(2, 3, 6), "... 6")
+    >>> ch.check_shape(torch.zeros(2, 3, 6), "..., 6")
     {}
 
-    `tensor`: anything with a `.shape`. `spec`: a tuple, or words separated by spaces; each part is a size, a name
-    (the same name twice must be the same size), `_` or None (any size); one `...` stands for any dimensions.
+    `tensor`: anything with a `.shape`. `spec`: a tuple, or words separated by spaces or commas; each part is a size, a
+    name (the same name twice must be the same size), `_` or None (any size); one `...` stands for any dimensions.
     Returns a dict from each name to its size. Raises `ShapeError`, with both shapes aligned. Cost: none to speak of.
     """
     if not isinstance(spec, str | list | tuple):
         raise ClearheadError(f"check_shape: spec is {spec!r:.60}; expected a tuple of sizes and names, or a string.")
-    parts: list[Any] = spec.split() if isinstance(spec, str) else list(spec)
+    parts: list[Any] = spec.replace(",", " ").split() if isinstance(spec, str) else list(spec)
     parts = [int(p) if isinstance(p, str) and p.lstrip("-").isdigit() else p for p in parts]
     parts = ["..." if p is Ellipsis else p for p in parts]
     if not hasattr(tensor, "shape") or getattr(tensor, "is_nested", False):

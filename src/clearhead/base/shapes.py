@@ -66,6 +66,16 @@ def no_heads(sizes: Sizes) -> str:
     return "\nInputs of fewer than four dimensions have no heads: if their first is the heads, pass query[None], …"
 
 
+def heads_second(sizes: Sizes, keys: int) -> str:
+    """What to say where a mask is for more keys than there are, but not than heads: the length may stand second."""
+    if len(sizes.shown) < 2 or not sizes.keys < keys <= sizes.heads:
+        return ""
+    return (
+        f"\nWith four dimensions, dimension -3 is the heads, of which there are {sizes.heads}: if it is the length "
+        "here, (B, L, H, E), pass tensor.transpose(1, 2)."
+    )
+
+
 def as_inputs(query: Tensor, key: Tensor, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Sizes]:
     """Query, key and value as (B, H, L, E), views of the caller's memory where possible, and their sizes."""
     plain = None if value is None else _plain(query, key, value)
@@ -114,7 +124,10 @@ def as_inputs(query: Tensor, key: Tensor, value: Tensor | None) -> tuple[Tensor,
 
 def _plain(query: Tensor, key: Tensor, value: Tensor) -> Sizes | None:
     """The sizes in the common case, told without overhead: four dimensions, nothing to broadcast or to refuse."""
-    q, k, v = query.shape, key.shape, value.shape
+    try:
+        q, k, v = query.shape, key.shape, value.shape
+    except RuntimeError:  # a nested tensor has none
+        return None
     dtype, device = query.dtype, query.device
     if not type(query) is type(key) is type(value) is Tensor:
         return None

@@ -27,6 +27,7 @@ class Part:
     queries: slice
     keys: slice
     whole_rows: bool
+    whole: bool  # every pair
     shape: tuple[int, ...]  # what the index gives
 
     def restore(self, parts: list[Tensor]) -> Tensor:
@@ -67,7 +68,8 @@ def parse(index: Any, shape: torch.Size, sizes: Sizes) -> Part:
     folded = sizes.shown[:-1] if len(sizes.shown) >= 2 else sizes.shown
     rows = np.arange(int(np.prod(folded, dtype=np.int64))).reshape(folded)[tuple(outer)].flatten()
     batches = [outer[0]] if len(outer) == 1 else [slice(int(b), int(b) + 1) for b in rows]
-    return Part(batches or [slice(0, 0)], heads, queries, keys, whole_rows, tuple(result))
+    whole = all(range(size)[s] == range(size) for size, s in zip(shape, slices, strict=True))
+    return Part(batches or [slice(0, 0)], heads, queries, keys, whole_rows, whole, tuple(result))
 
 
 def _one(item: Any, size: int, index: Any, shape: torch.Size) -> range:

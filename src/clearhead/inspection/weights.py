@@ -136,8 +136,11 @@ class Weights:
         return array if dtype is None else array.astype(dtype)
 
     def __getitem__(self, index: Any) -> Any:
-        """The exact weights at any basic index: integers, slices, `...` and None."""
+        """The exact weights at any basic index: integers, slices, `...` and None. All of them: as `dense()`."""
         part = parse(index, self.shape, self._sizes)
+        return self.dense().reshape(part.shape) if part.whole else self._part(part)
+
+    def _part(self, part: Part) -> Any:
         problem = self._guarded
         with without_autocast(problem.sizes.device):
             return self._out(part.restore([self._weights(problem, b, part) for b in part.batches]))
@@ -188,7 +191,7 @@ class Weights:
             )
         problem = self._problem
         if problem.needs_grad or vectorized():
-            return self[...]
+            return self._part(parse(..., self.shape, self._sizes))
         sizes = problem.sizes
         dense = torch.zeros(sizes.shape, dtype=self.dtype, device=sizes.device)
         with torch.no_grad(), without_autocast(sizes.device):

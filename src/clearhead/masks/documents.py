@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.positions import query_offset
-from clearhead.base.shapes import Sizes, part, placed
+from clearhead.base.shapes import Sizes, heads_second, part, placed
 from clearhead.base.tracing import empty_of_values, readable
 from clearhead.masks._lengths import as_tensor, check_lengths
 from clearhead.masks.base import Mask, Spans
@@ -126,6 +126,7 @@ class Documents(Mask):
                 f"Documents: ids has shape {tuple(self.ids.shape)}; expected (Lk,) = ({sizes.keys},) or (B, Lk) = "
                 f"({sizes.batch}, {sizes.keys}).\n"
                 + columns({"scores": (*sizes.shown, sizes.queries, sizes.keys), "ids": tuple(self.ids.shape)})
+                + heads_second(sizes, self.ids.shape[-1])
             )
         if self.edges is not None:
             if len(self.edges[0]) != sizes.queries:

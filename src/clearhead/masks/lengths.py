@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError, columns
-from clearhead.base.shapes import Sizes, placed
+from clearhead.base.shapes import Sizes, heads_second, placed
 from clearhead.base.tracing import ensure, readable
 from clearhead.masks._lengths import check_lengths
 from clearhead.masks.base import Mask, Spans
@@ -78,4 +78,5 @@ def _too_long(lens: Tensor, sizes: Sizes) -> ClearheadError:
     return ClearheadError(
         f"Lengths: valid_lens, shape {tuple(lens.shape)}, holds {int(lens.max())}, and there are {sizes.keys} keys.\n"
         "Lengths count keys, not queries or characters; were the keys truncated after they were counted?"
+        + heads_second(sizes, int(lens.max()))
     )

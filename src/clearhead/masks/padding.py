@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError, columns
-from clearhead.base.shapes import Sizes, part, placed
+from clearhead.base.shapes import Sizes, heads_second, part, placed
 from clearhead.base.tracing import ensure, readable
 from clearhead.masks.base import Mask, Spans
 
@@ -66,6 +66,7 @@ class Padding(Mask):
                 f"({sizes.batch}, {sizes.keys}).\n"
                 + columns({"scores": (*sizes.shown, sizes.queries, sizes.keys), "keep": (*self.keep.shape,)})
                 + "\nIt pads keys: with cross attention, pass the mask of the source."
+                + heads_second(sizes, self.keep.shape[1])
             )
         keep, start, stop = (placed(t, sizes.device, "Padding") for t in (self.keep, self.start, self.stop))
         start, stop = start.view(-1, 1, 1), stop.view(-1, 1, 1)

@@ -17,7 +17,7 @@ from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.numbers import check_number
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import Sizes, apart, as_inputs, fit, no_heads
-from clearhead.base.tracing import any_autocast, autocast, autocasting, compiling, refuse_jit
+from clearhead.base.tracing import any_autocast, autocast, autocasting, compiling, readable, refuse_jit
 from clearhead.base.versions import Versions
 from clearhead.biases.base import Added, Bias, check_added
 from clearhead.biases.dense import DenseBias
@@ -255,7 +255,26 @@ def _as_mask(mask: Any, sizes: Sizes, dtype: torch.dtype, as_written: bool) -> t
             f"mask has dtype {tensor.dtype}, shape {tuple(tensor.shape)}, and is added to scores of {dtype}; "
             "pass mask.to(query.dtype), or a bool tensor if it only says who may attend."
         )
+    check_float(tensor, "mask")
+    _refuse_zeros_and_ones(tensor)
     return None, fit(tensor, sizes, "mask")
+
+
+def _refuse_zeros_and_ones(mask: Tensor) -> None:
+    """Raise for a float mask of 0 and 1 alone, which would be added: a mask that hides nothing, without a word."""
+    if mask.requires_grad or mask.device.type != "cpu" or not readable(mask):
+        return
+    flat = mask.detach().flatten()
+    for part in (flat[:256], flat):  # most others are told by their first numbers
+        if not bool(((part == 0) | (part == 1)).all()):
+            return
+    if bool((flat == 1).any()):
+        raise ClearheadError(
+            f"mask has dtype {mask.dtype}, shape {tuple(mask.shape)}, and holds nothing but 0 and 1: a float mask is "
+            "added to the scores, and would hide nothing.\nWhere 1 means that a query may attend, pass mask.bool(), or "
+            "for (B, Lk) Padding(mask.bool()); where it means that it may not, pass mask == 0; to add it all the same, "
+            "pass it as bias."
+        )
 
 
 def zero_unseen(problem: Problem) -> Problem:

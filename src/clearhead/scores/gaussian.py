@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from clearhead.base.errors import ShapeError
 from clearhead.base.numbers import check_positive
 from clearhead.scores.base import Pairwise, Score, check_equal_width
 
@@ -19,28 +20,36 @@ class Gaussian(Score):
     Formula: s_ij = −‖q_i − k_j‖² / (2 h²), with h the bandwidth. The differences are taken before they are squared:
     the expanded form ‖q‖² − 2q·k + ‖k‖² loses every digit where inputs share a large offset.
 
-    `bandwidth`: above 0, in the unit of the inputs. `softcap`: as for every `Score`.
-    Takes query (..., Lq, E), key (..., Lk, E); gives (..., Lq, Lk).
+    `bandwidth`: a number above 0, in the unit of the inputs, or an nn.Parameter of one, which is then learnt.
+    `softcap`: as for every `Score`.    Takes query (..., Lq, E), key (..., Lk, E); gives (..., Lq, Lk).
     Raises `ShapeError` where the widths differ. Cost: 3·Lq·Lk·E operations.
     Sources: Nadaraya 1964, "On Estimating Regression"; Watson 1964, "Smooth Regression Analysis".
     """
 
-    def __init__(self, bandwidth: float = 1.0, *, softcap: float | None = None) -> None:
+    bandwidth: float | nn.Parameter
+
+    def __init__(self, bandwidth: float | nn.Parameter = 1.0, *, softcap: float | None = None) -> None:
         super().__init__(softcap=softcap)
-        self.bandwidth = check_positive(bandwidth, "bandwidth")
+        if isinstance(bandwidth, nn.Parameter) and bandwidth.numel() != 1:
+            raise ShapeError(f"bandwidth has shape {tuple(bandwidth.shape)}; expected one number for all dimensions.")
+        self.bandwidth = bandwidth if isinstance(bandwidth, nn.Parameter) else check_positive(bandwidth, "bandwidth")
 
     def tile(self, query: Tensor, key: Tensor) -> Tensor:
         difference = query.unsqueeze(-2) - key.unsqueeze(-3)
-        return -difference.square().sum(-1) / (2 * self.bandwidth**2)
+        return -difference.square().sum(-1) / (2 * self._width() ** 2)
 
     def lower(self, query: Tensor, key: Tensor) -> Pairwise:
-        return Pairwise("sq_diff", query, key, scale=-1 / (2 * self.bandwidth**2))
+        return Pairwise("sq_diff", query, key, scale=-1 / (2 * self._width() ** 2))  # type: ignore[arg-type]
+
+    def _width(self) -> float | Tensor:
+        return self.bandwidth if isinstance(self.bandwidth, float) else self.bandwidth.reshape(())
 
     def own_scale(self) -> str | None:
         return "bandwidth"
 
     def check(self, query: Tensor, key: Tensor) -> None:
+        super().check(query, key)
         check_equal_width(self, query, key)
 
     def extra_repr(self) -> str:
-        return f"bandwidth={self.bandwidth}"
+        return "bandwidth=<learnt>" if isinstance(self.bandwidth, nn.Parameter) else f"bandwidth={self.bandwidth}"

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from clearhead.base.errors import ClearheadError
 from clearhead.scores.base import Score
+
+
+def _check_takes_two(function: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):  # a callable that has none
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        name = getattr(function, "__name__", type(function).__name__)
+        raise ClearheadError(
+            f"score is a function {name}{signature}; it is called with two arguments, a tile of queries (..., Lq, Eq) "
+            "and one of keys (..., Lk, Ek), and gives their scores (..., Lq, Lk).\nWhat depends on positions, or "
+            "changes scores that are there, is a bias or a mask: pass bias=..., or mask=MaskFunction(fn)."
+        ) from None
 
 
 class ScoreFunction(Score):
@@ -27,6 +46,7 @@ class ScoreFunction(Score):
     def __init__(self, function: Callable[[Tensor, Tensor], Tensor], *, softcap: float | None = None) -> None:
         super().__init__(softcap=softcap)
         self.function = function
+        _check_takes_two(function)
 
     def tile(self, query: Tensor, key: Tensor) -> Tensor:
         return self.function(query, key)
