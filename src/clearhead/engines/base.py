@@ -8,11 +8,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from clearhead.engines.native.bindings import Found, Sought
 from clearhead.engines.tiled import tiles
 from clearhead.problem import regions
 from clearhead.problem.problem import Problem
 from clearhead.problem.regions import Region
+from clearhead.problem.summary import Found, Summary
 
 
 class Engine(ABC):
@@ -48,8 +48,8 @@ class Engine(ABC):
         """The scores of a guarded problem, or of a part of one, with bias, −∞ where a pair is not allowed."""
         return tiles.scores(problem)
 
-    def look(self, problem: Problem, sought: Sought) -> Found | None:
-        """What a look at the weights finds, in one fused pass; None where the engine has none, and `tiles` must do."""
+    def summarise(self, problem: Problem, summary: Summary) -> Found | None:
+        """What is looked for in the weights, found in one fused pass; None where the engine has none for it."""
         return None
 
     def notes(self, problem: Problem) -> list[str]:

@@ -10,11 +10,11 @@ import torch
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.tracing import vectorized, without_autocast
 from clearhead.engines.base import Engine
-from clearhead.engines.native.bindings import Sought
 from clearhead.engines.tiled.tiles import may_be_empty, sinks
 from clearhead.inspection.reductions.base import Look, Reduction
 from clearhead.problem.problem import Problem, guard
 from clearhead.problem.regions import cut
+from clearhead.problem.summary import Summary
 
 
 @torch.no_grad()
@@ -39,17 +39,17 @@ def stream(problem: Problem, engine: Engine, reductions: tuple[Reduction, ...]) 
 
 def _from_engine(problem: Problem, engine: Engine, reductions: tuple[Reduction, ...]) -> dict[int, Any]:
     """The results that the engine's own pass gives, by the place of their reduction."""
-    all_sought = Sought()
+    wanted = Summary()
     places = []
     for i, reduction in enumerate(reductions):
-        sought = reduction.sought(problem)
-        both = None if sought is None else all_sought.with_also(sought)
+        summary = reduction.summary(problem)
+        both = None if summary is None else wanted.with_also(summary)
         if both is not None:
-            all_sought = both
+            wanted = both
             places.append(i)
     if not places:
         return {}
-    found = engine.look(problem, all_sought)
+    found = engine.summarise(problem, wanted)
     return {} if found is None else {i: reductions[i].found(found, problem) for i in places}
 
 

@@ -21,6 +21,7 @@ from clearhead.engines.tiled.backward import Operands
 from clearhead.masks.base import Spans
 from clearhead.problem.problem import Problem
 from clearhead.problem.regions import Region, cut
+from clearhead.problem.summary import Found, Summary
 
 PHI = {"mul": 0, "tanh_add": 1, "sq_diff": 2}
 FEW_QUERIES = 4  # up to so many, keys are read where they lie: packing them would cost more than it saves
@@ -275,64 +276,27 @@ def _add_gradients(
         relative[..., place].add_(along)
 
 
-class Sought(NamedTuple):
-    """What a look at the weights is to find."""
-
-    output: bool = False  # the attention output, for the problem's value
-    entropy: bool = False
-    normaliser: bool = False
-    top: int = 0  # how many of the largest weights
-    received: bool = False
-    mean: tuple[int, int] | None = None  # the sum over cells of so many queries and keys
-    peak: tuple[int, int] | None = None  # their maximum
-
-    def with_also(self, other: Sought) -> Sought | None:
-        """Both in one pass; None where they want different things of one name."""
-        both = {}
-        for name, mine, theirs, nothing in zip(self._fields, self, other, Sought(), strict=True):
-            if nothing not in (mine, theirs) and mine != theirs:
-                return None
-            both[name] = theirs if mine == nothing else mine
-        cells = {both["mean"], both["peak"]} - {None}
-        return Sought(**both) if len(cells) < 2 else None  # type: ignore[arg-type]
-
-
-class Found(NamedTuple):
-    """What it found, float32; None where it was not sought."""
-
-    output: Tensor | None  # (B, H, Lq, Ev)
-    entropy: Tensor | None  # (B, H, Lq)
-    largest: Tensor | None  # (B, H, Lq); with the next: see `Normaliser`
-    rest: Tensor | None
-    values: Tensor | None  # (B, H, Lq, k)
-    indices: Tensor | None  # the same, int64
-    received: Tensor | None  # (B, H, Lk)
-    mean: Tensor | None  # (B, H, rows, columns), sums
-    peak: Tensor | None
-    finite: bool = True  # whether all that was looked at, and the output, is
-
-
-def look(problem: Problem, sought: Sought) -> Found | None:
+def summarise(problem: Problem, summary: Summary) -> Found | None:
     """One pass over a guarded problem; None where its mask has a residual too large to be made at once."""
     if next(bands(problem)) != EVERY:
         return None
     sizes = problem.sizes
-    call = Call(problem if sought.output else problem._replace(value=None))
-    native, summary = call.native, call.module.Summary()
+    call = Call(problem if summary.output else problem._replace(value=None))
+    native, buffers = call.native, call.module.Summary()
     lead = (sizes.batch, sizes.heads, sizes.queries)
-    cell_rows, cell_columns = sought.mean or sought.peak or (max(sizes.queries, 1), max(sizes.keys, 1))
+    cell_rows, cell_columns = summary.mean or summary.peak or (max(sizes.queries, 1), max(sizes.keys, 1))
     cells = (sizes.batch, sizes.heads, -(-sizes.queries // cell_rows), -(-sizes.keys // cell_columns))
     width = native.value_width
     found = Found(
-        output=_new(*lead, width) if sought.output else None,
-        entropy=_new(*lead) if sought.entropy else None,
-        largest=_new(*lead) if sought.normaliser else None,
-        rest=_new(*lead) if sought.normaliser else None,
-        values=_new(*lead, sought.top) if sought.top else None,
-        indices=_new(*lead, sought.top, dtype=torch.int64) if sought.top else None,
-        received=_new(sizes.batch, sizes.heads, sizes.keys) if sought.received else None,
-        mean=_zeros(*cells) if sought.mean else None,
-        peak=_zeros(*cells) if sought.peak else None,
+        output=_new(*lead, width) if summary.output else None,
+        entropy=_new(*lead) if summary.entropy else None,
+        largest=_new(*lead) if summary.normaliser else None,
+        rest=_new(*lead) if summary.normaliser else None,
+        values=_new(*lead, summary.top) if summary.top else None,
+        indices=_new(*lead, summary.top, dtype=torch.int64) if summary.top else None,
+        received=_new(sizes.batch, sizes.heads, sizes.keys) if summary.received else None,
+        mean=_zeros(*cells) if summary.mean else None,
+        peak=_zeros(*cells) if summary.peak else None,
     )
     for name, tensor in found._asdict().items():
         if not isinstance(tensor, Tensor):
@@ -340,9 +304,9 @@ def look(problem: Problem, sought: Sought) -> Found | None:
         if name == "output":
             native.out = call.into(tensor)
         else:
-            setattr(summary, name, call.broadcast(tensor))
-    summary.k, summary.cell_rows, summary.cell_columns = sought.top, cell_rows, cell_columns
-    return found._replace(finite=chosen().summarise(native, summary))
+            setattr(buffers, name, call.broadcast(tensor))
+    buffers.k, buffers.cell_rows, buffers.cell_columns = summary.top, cell_rows, cell_columns
+    return found._replace(finite=chosen().summarise(native, buffers))
 
 
 def scores(problem: Problem) -> Tensor:

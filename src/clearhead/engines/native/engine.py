@@ -12,10 +12,11 @@ from clearhead.base.tracing import compiling, forward_mode, plain, traced, trans
 from clearhead.engines.base import Engine
 from clearhead.engines.differentiable import Kept, Step, run
 from clearhead.engines.native import bindings
-from clearhead.engines.native.bindings import Forward, Found, Sought
+from clearhead.engines.native.bindings import Forward
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.backward import Operands, operands
 from clearhead.problem.problem import Problem, guard
+from clearhead.problem.summary import Found, Summary
 from clearhead.problem.unseen import finite
 
 FEW_PAIRS = 2**16  # fewer are computed sooner than the kernels here are called
@@ -97,15 +98,15 @@ class Native(Engine):
             return tiles.scores(problem)
         return bindings.scores(_weighted(problem))
 
-    def look(self, problem: Problem, sought: Sought) -> Found | None:
+    def summarise(self, problem: Problem, summary: Summary) -> Found | None:
         if 0 in problem.sizes.shape:
             return None
         problem = guard(_weighted(problem))
-        found = bindings.look(problem, sought)
+        found = bindings.summarise(problem, summary)
         if found is None or found.output is None or found.finite or problem.value is None:
             return found
         if finite(problem.value):  # the sum before it is divided was too large
-            again = bindings.look(problem._replace(value=shrunk(problem)), Sought(output=True))
+            again = bindings.summarise(problem._replace(value=shrunk(problem)), Summary(output=True))
             assert again is not None and again.output is not None
             fill_overflow(found.output, again.output, problem)
         return found

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.shapes import unflatten
-from clearhead.engines.native.bindings import Found, Sought
 from clearhead.problem.problem import Problem
 from clearhead.problem.regions import Region
+from clearhead.problem.summary import Found, Summary
 
 PEAK = 128  # keys to a chunk where the largest scores are looked for
 
@@ -101,7 +101,7 @@ class Reduction(ABC):
     """A summary of the weights that one pass over their rows can build up.
 
     `begin` makes its buffers, `look` adds one block's rows to them, `end` gives the result. Where the engine's own pass
-    finds the same, `sought` says what that is, and `found` gives the result. `along`: what dimension 2 of its results
+    finds the same, `summary` says what that is, and `found` gives the result. `along`: what dimension 2 of its results
     counts; None where it is neither.
     """
 
@@ -122,7 +122,7 @@ class Reduction(ABC):
         """The result from the buffers: tensors that begin with (B, H)."""
         return buffers
 
-    def sought(self, problem: Problem) -> Sought | None:
+    def summary(self, problem: Problem) -> Summary | None:
         """What an engine's own pass would have to find for this; None where it cannot be had so."""
         return None
 

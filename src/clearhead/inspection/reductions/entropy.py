@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clearhead.engines.native.bindings import Found, Sought
 from clearhead.inspection.reductions.base import Look, Reduction, per_query
 from clearhead.problem.problem import Problem
+from clearhead.problem.summary import Found, Summary
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Entropy(Reduction):
         entropy = (log_sum - expected).clamp_(min=0.0)
         buffers[look.at] = entropy.masked_fill_(look.blind, 0.0).abs_()
 
-    def sought(self, problem: Problem) -> Sought:
-        return Sought(entropy=True)
+    def summary(self, problem: Problem) -> Summary:
+        return Summary(entropy=True)
 
     def found(self, found: Found, problem: Problem) -> Tensor | None:
         return found.entropy

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clearhead.engines.native.bindings import Found, Sought
 from clearhead.inspection.reductions.base import Look, Reduction, per_query
 from clearhead.problem.problem import Problem
+from clearhead.problem.summary import Found, Summary
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class LogSumExp(Reduction):
     def look(self, buffers: Tensor, look: Look) -> None:
         buffers[look.at] = (look.largest + look.rest).masked_fill_(look.blind, -torch.inf)
 
-    def sought(self, problem: Problem) -> Sought:
-        return Sought(normaliser=True)
+    def summary(self, problem: Problem) -> Summary:
+        return Summary(normaliser=True)
 
     def found(self, found: Found, problem: Problem) -> Tensor:
         assert found.largest is not None and found.rest is not None
@@ -50,8 +50,8 @@ class Normaliser(Reduction):
         largest[look.at] = look.largest.masked_fill(look.blind, torch.inf)
         rest[look.at] = look.rest
 
-    def sought(self, problem: Problem) -> Sought:
-        return Sought(normaliser=True)
+    def summary(self, problem: Problem) -> Summary:
+        return Summary(normaliser=True)
 
     def found(self, found: Found, problem: Problem) -> tuple[Tensor | None, Tensor | None]:
         return found.largest, found.rest

@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from clearhead.engines.native.bindings import Found, Sought
 from clearhead.engines.tiled.tiles import grouped_product
 from clearhead.inspection.reductions.base import Look, Reduction, per_query
 from clearhead.problem.problem import Problem, guard
 from clearhead.problem.regions import of_keys
+from clearhead.problem.summary import Found, Summary
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +45,8 @@ class Output(Reduction):
     def end(self, buffers: tuple[Tensor, Tensor, int], problem: Problem) -> Tensor:
         return buffers[0]
 
-    def sought(self, problem: Problem) -> Sought:
-        return Sought(output=True)
+    def summary(self, problem: Problem) -> Summary:
+        return Summary(output=True)
 
     def found(self, found: Found, problem: Problem) -> Tensor | None:
         return found.output

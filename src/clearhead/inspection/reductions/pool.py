@@ -12,9 +12,9 @@ from torch import Tensor
 from clearhead.base.arrays import accumulated
 from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_count
-from clearhead.engines.native.bindings import Found, Sought
 from clearhead.inspection.reductions.base import Look, Reduction, chunks
 from clearhead.problem.problem import Problem
+from clearhead.problem.summary import Found, Summary
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class Pool(Reduction):
         )
         return cells / (height[:, None] * width[None, :])
 
-    def sought(self, problem: Problem) -> Sought:
-        return Sought(mean=self.cell(problem)) if self.how == "mean" else Sought(peak=self.cell(problem))
+    def summary(self, problem: Problem) -> Summary:
+        return Summary(mean=self.cell(problem)) if self.how == "mean" else Summary(peak=self.cell(problem))
 
     def found(self, found: Found, problem: Problem) -> Tensor | None:
         return (

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
-from clearhead.engines.native.bindings import Found, Sought
 from clearhead.inspection.reductions.base import Look, Reduction
 from clearhead.problem.problem import Problem
+from clearhead.problem.summary import Found, Summary
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Received(Reduction):
         batch, heads, _ = look.at
         buffers[batch, heads, look.region.keys] += look.weights.sum(2)
 
-    def sought(self, problem: Problem) -> Sought:
-        return Sought(received=True)
+    def summary(self, problem: Problem) -> Summary:
+        return Summary(received=True)
 
     def found(self, found: Found, problem: Problem) -> Tensor | None:
         return found.received

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
-from clearhead.engines.native.bindings import Found, Sought
 from clearhead.inspection.reductions.base import PEAK, Look, Reduction, per_query
 from clearhead.problem.problem import Problem
+from clearhead.problem.summary import Found, Summary
 
 FEW = 64  # more are found by a tournament: the fused pass keeps the largest in a list, in order
 
@@ -56,8 +56,8 @@ class TopK(Reduction):
     def end(self, buffers: tuple[Tensor, Tensor, int], problem: Problem) -> tuple[Tensor, Tensor]:
         return buffers[0], buffers[1]
 
-    def sought(self, problem: Problem) -> Sought | None:
-        return Sought(top=int(self.k)) if self.k <= FEW else None
+    def summary(self, problem: Problem) -> Summary | None:
+        return Summary(top=int(self.k)) if self.k <= FEW else None
 
     def found(self, found: Found, problem: Problem) -> tuple[Tensor | None, Tensor | None]:
         return found.values, found.indices
