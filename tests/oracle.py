@@ -5,8 +5,9 @@ weights, output, log-sum-exp, entropy, and with a loss the gradients, written ou
 weights. Masks, scores and biases are written as tuples, whose first item names a function of this file:
 
     masks   ("lengths", n) ("padding", keep) ("causal",) ("window", before, after) ("documents", ids) ("prefix", n)
-            ("intervals", start, stop) ("where", factors) ("dense", keep) ("and", a, b) ("or", a, b) ("not", a)
-    scores  (kind, {settings}, {learnt arrays}), the kinds being those of `SCORES`
+            ("packed", cu_q, cu_k) ("intervals", start, stop) ("where", factors) ("dense", keep) ("and", a, b)
+            ("or", a, b) ("not", a)
+    scores  (kind, {settings}, {learnt arrays}), the kinds being those of `SCORES`; any may have a setting "softcap"
     biases  (kind, {settings}, {learnt arrays}), the kinds being those of `BIASES`
 """
 
@@ -30,8 +31,10 @@ class Problem:
     value: Array
     score: tuple[str, dict[str, Any], dict[str, Array]] = ("dot", {}, {})
     mask: Any = None
-    align: Any = None  # "upper_left", "lower_right", the positions of query 0, (B,), or None where Lq = Lk
+    align: Any = None  # "upper_left", "lower_right", the position of query 0, (B,) of them, or None where Lq = Lk
     biases: tuple[Any, ...] = ()
+    scale: float | None = None  # what the call gives; None: the score's own
+    sinks: Array | None = None  # (H,)
     dropout_p: float = 0.0
     seed: int = 0
 
@@ -141,6 +144,8 @@ def _allowed(mask: Any, sizes: Sizes, align: Any) -> Array:
         return keys < np.maximum(own + 1, np.asarray(given[0]).reshape(-1, 1, 1, 1))
     if kind == "documents":
         return _documents(np.asarray(given[0]), own, sizes)
+    if kind == "packed":
+        return _packed(*given, own, sizes)
     if kind == "intervals":
         start, stop = (_per_query(np.asarray(edge)) for edge in given)
         return (keys >= start) & (keys < stop)
@@ -160,6 +165,15 @@ def _documents(ids: Array, own: Array, sizes: Sizes) -> Array:
     inside = (own >= 0) & (own < sizes.keys)
     mine = np.take_along_axis(ids, own.clip(0, sizes.keys - 1), 1)
     return (inside[:, :, None] & (mine[:, :, None] == ids[:, None, :]))[:, None]
+
+
+def _packed(cu_q: Array, cu_k: Array, own: Array, sizes: Sizes) -> Array:
+    """Documents by the sums of their lengths: the number of a query's document is how many have ended before it."""
+    keys = np.searchsorted(cu_k[1:], np.arange(sizes.keys), "right")
+    if np.array_equal(cu_q, cu_k):  # one sequence of queries and keys alike, which an alignment may move
+        return _documents(keys, own, sizes)
+    queries = np.searchsorted(cu_q[1:], np.arange(sizes.queries), "right")
+    return (queries[:, None] == keys)[None, None]
 
 
 def _per_query(edge: Array) -> Array:
@@ -182,17 +196,31 @@ def product(x: Array, matrix: Array, step: Any) -> Array:
     return exact if step is None else exact + step(exact.shape) * (np.abs(x) @ np.abs(matrix))
 
 
-def dot(q: Array, k: Array, scale: float | None = None, softcap: float | None = None, step: Any = None) -> Any:
-    width = q.shape[-1]
-    scale = (width**-0.5 if width else 1.0) if scale is None else scale
-    raw = scale * product(q, k.swapaxes(-1, -2), step)
-    s = raw if softcap is None else softcap * np.tanh(raw / softcap)
+def scored(p: Problem, q: Array, k: Array, step: Any = None) -> Any:
+    """The scores of a problem: softcap(scale · score(q, k)), softcap(s) = c · tanh(s / c)."""
+    kind, settings, learnt = p.score
+    settings = {"step": step} | settings if kind in PRODUCTS else dict(settings)
+    cap, scale = settings.pop("softcap", None), p.scale
+    if kind == "dot" and scale is not None:  # in place of its own
+        settings, scale = settings | {"scale": scale}, None
+    tile, undo = SCORES[kind](q, k, **settings, **learnt)
+    scale = 1.0 if scale is None else scale
+    raw = scale * tile
 
     def back(ds: Array) -> Any:
-        slope = ds * scale if softcap is None else ds * scale / np.cosh(raw / softcap) ** 2
-        return slope @ k, slope.swapaxes(-1, -2) @ q, {}
+        return undo(scale * ds if cap is None else scale * ds / np.cosh(raw / cap) ** 2)
 
-    return s, back
+    return raw if cap is None else cap * np.tanh(raw / cap), back
+
+
+def dot(q: Array, k: Array, scale: float | None = None, step: Any = None) -> Any:
+    width = q.shape[-1]
+    scale = (width**-0.5 if width else 1.0) if scale is None else scale
+
+    def back(ds: Array) -> Any:
+        return scale * ds @ k, scale * ds.swapaxes(-1, -2) @ q, {}
+
+    return scale * product(q, k.swapaxes(-1, -2), step), back
 
 
 def bilinear(q: Array, k: Array, W: Array, step: Any = None) -> Any:
@@ -273,7 +301,7 @@ def sines(q: Array, k: Array, w: Array) -> Any:
     return np.sin(apart) @ w, back
 
 
-PRODUCTS = ("dot", "bilinear", "additive", "cosine")  # which move what they are sums of by some roundings
+PRODUCTS = ("bilinear", "additive")  # which move what they are sums of by some roundings
 SCORES = {f.__name__: f for f in (dot, bilinear, additive, cosine, gaussian, smooth, sines)}
 
 
@@ -376,12 +404,7 @@ def _attend(p: Problem, loss: Array | None, step: Any) -> Found:
     sees, seen = keep.any(3)[..., None], _by_group(keep.any(2), sizes, p.inputs[1:])[..., None]
     q = np.where(~sees & ~np.isfinite(q), 0.0, q)
     k, v = (np.where(~seen & ~np.isfinite(x), 0.0, x) for x in (k, v))
-    kind, settings, learnt = p.score
-    sinks = learnt.get("sinks")
-    own = {name: x for name, x in learnt.items() if name != "sinks"} | (
-        {"step": step} if kind in ("bilinear", "additive") else {}
-    )
-    raw, back = SCORES[kind](q, k, **settings, **own)
+    raw, back = scored(p, q, k, step)
     s, backs = raw, []
     for name, given, tensors in p.biases:
         added, undo = BIASES[name](sizes, p.align, **given, **tensors)
@@ -391,7 +414,7 @@ def _attend(p: Problem, loss: Array | None, step: Any) -> Found:
     s = np.where(keep, s, -np.inf)
     top = s.max(-1, initial=-np.inf)
     blind = top == -np.inf
-    column = None if sinks is None else np.broadcast_to(sinks.reshape(1, -1, 1), top.shape)
+    column = None if p.sinks is None else np.broadcast_to(p.sinks.reshape(1, -1, 1), top.shape)
     top = np.where(blind, 0.0, top if column is None else np.maximum(top, column))
     total = np.exp(s - top[..., None]).sum(-1)
     total = total if column is None else total + np.exp(column - top)
@@ -423,7 +446,7 @@ def _attend(p: Problem, loss: Array | None, step: Any) -> Found:
     found.gradients |= {f"score.{name}": x for name, x in to_learnt.items()}
     if column is not None:
         share = np.where(blind, 0.0, np.exp(column - lse))
-        found.gradients["score.sinks"] = -(share * delta).sum((0, 2))
+        found.gradients["sinks"] = -(share * delta).sum((0, 2))
     sizes_of_terms = w * (factors * (np.abs(g) @ np.abs(v).swapaxes(-1, -2)) + np.abs(delta)[..., None])
     for i, undo in enumerate(backs):
         found.gradients |= {f"bias.{i}.{name}": x for name, x in undo(ds).items()}

@@ -76,11 +76,10 @@ def test_the_oracle_gradients_are_the_slopes_of_its_output(number):
         scale = np.abs(gradients[name] * step).sum() + 1e-9
         assert abs(got - want) <= 1e-4 * scale, (name, got, want)
     kind, settings, learnt = p.score
-    for name, x in learnt.items():
+    moved = {f"score.{n}": (x, lambda y, n=n: {"score": (kind, settings, learnt | {n: y})}) for n, x in learnt.items()}
+    moved |= {} if p.sinks is None else {"sinks": (p.sinks, lambda y: {"sinks": y})}
+    for name, (x, changed) in moved.items():
         step = g.standard_normal(x.shape) * 1e-6
-        ahead, back = (
-            oracle.attend(dataclasses.replace(p, score=(kind, settings, learnt | {name: x + s * step}))).output
-            for s in (1, -1)
-        )
-        want, got = (loss * (ahead - back)).sum() / 2, (gradients[f"score.{name}"] * step).sum()
-        assert abs(got - want) <= 1e-4 * (np.abs(gradients[f"score.{name}"] * step).sum() + 1e-9), (name, got, want)
+        ahead, back = (oracle.attend(dataclasses.replace(p, **changed(x + s * step))).output for s in (1, -1))
+        want, got = (loss * (ahead - back)).sum() / 2, (gradients[name] * step).sum()
+        assert abs(got - want) <= 1e-4 * (np.abs(gradients[name] * step).sum() + 1e-9), (name, got, want)

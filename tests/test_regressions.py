@@ -353,3 +353,45 @@ def test_a_drawing_shows_every_part():
     wide = repr(ch.SlidingWindow(before=9)).splitlines()
     assert len(wide) == 12 and wide[-1].split()[0] == "·"
     assert ch.Causal().dense(2, 3, align=-1).tolist() == [[False] * 3, [True, False, False]]
+
+
+def test_masked_softmax_along_another_dimension():
+    scores, keep = torch.rand(3, 3), torch.rand(3, 3) > 0.4
+    torch.testing.assert_close(ch.masked_softmax(scores, keep, dim=0), ch.masked_softmax(scores.T, keep.T).T)
+    wide = torch.rand(2, 3, 5)
+    column = torch.arange(3)[:, None] < 2  # broadcasts to the scores as they are given
+    got = ch.masked_softmax(wide, column, dim=1)
+    torch.testing.assert_close(got, ch.masked_softmax(wide.transpose(1, 2), column.expand(3, 5).T).transpose(1, 2))
+    with pytest.raises(ch.ShapeError, match="does not broadcast"):
+        ch.masked_softmax(scores, torch.ones(4, 3).bool())
+    with pytest.raises(ch.ClearheadError, match="align is 'left'"):
+        ch.masked_softmax(scores, align="left")
+
+
+def test_drawings_of_parts_that_broadcast_or_reach_far():
+    drawn = repr(ch.DenseMask(torch.tensor([[True], [False]])) & ch.Lengths([3])).splitlines()
+    assert drawn[-2:] == ["■ ■ ■ · · ·", "· · · · · ·"]
+    assert "·" in repr(ch.PrefixLM([40])) and "first 1024 of 1502" in repr(ch.SlidingWindow(1500))
+
+
+def test_a_score_says_its_softcap():
+    for score in (
+        ch.Dot(softcap=2.0),
+        ch.Cosine(softcap=2.0),
+        ch.Gaussian(softcap=2.0),
+        ch.Bilinear(3, 4, softcap=2.0),
+    ):
+        assert repr(score).endswith("softcap=2.0)")
+    both = ch.Additive.from_concatenated(torch.ones(4, 6), torch.ones(4), softcap=2.0)
+    assert both.softcap == 2.0 and "softcap=2.0" in repr(both)
+
+
+def test_exported_for_any_length_on_the_reference_engine():
+    class Model(torch.nn.Module):
+        def forward(self, q, k, v):
+            return ch.attention(q, k, v, mask=ch.Causal(), align="lower_right", engine="reference")
+
+    queries, keys = (torch.export.Dim(name, min=2, max=100) for name in ("queries", "keys"))
+    shapes = ({2: queries}, {2: keys}, {2: keys})
+    exported = torch.export.export(Model(), (Q[..., :5, :], K, V), dynamic_shapes=shapes).module()
+    torch.testing.assert_close(exported(Q[..., :3, :], K, V), Model()(Q[..., :3, :], K, V))

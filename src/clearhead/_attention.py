@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import check_float, is_numpy, to_tensor_float
-from clearhead.base.errors import ClearheadError, ShapeError, human_bytes
+from clearhead.base.arrays import check_float, is_numpy, to_tensor, to_tensor_float
+from clearhead.base.errors import ClearheadError, ShapeError, columns, human_bytes
+from clearhead.base.positions import check_align
 from clearhead.base.tracing import compiling, without_autocast
 from clearhead.engines import compiled
 from clearhead.engines.base import Engine
@@ -240,9 +241,10 @@ def masked_softmax(scores: Any, valid_lens: Any = None, *, dim: int = -1, align:
     if not tensor.ndim or not whole or not -tensor.ndim <= dim < tensor.ndim:
         raise ClearheadError(f"dim is {dim}, and scores has shape {tuple(tensor.shape)}.")
     tile = tensor.movedim(dim, -1)
+    align = check_align(align)
     if valid_lens is not None:
         rows = tile if tile.ndim > 1 else tile[None]
-        mask = _softmax_mask(valid_lens, rows)
+        mask = _softmax_mask(valid_lens, tensor, rows, dim)
         # a mask asks only for the shapes of queries and keys: here are some that would have these scores
         keep = mask.dense(rows[..., :1], rows.new_empty(*rows.shape[:-2], rows.shape[-1], 1), align)
         tile = tile.masked_fill(~keep.reshape(tile.shape), -torch.inf)
@@ -251,12 +253,18 @@ def masked_softmax(scores: Any, valid_lens: Any = None, *, dim: int = -1, align:
     return weights.detach().numpy() if isinstance(scores, np.ndarray) else weights
 
 
-def _softmax_mask(valid_lens: Any, rows: Tensor) -> Mask:
-    """What `masked_softmax` was given, as a mask for scores of two dimensions or more."""
+def _softmax_mask(valid_lens: Any, scores: Tensor, rows: Tensor, dim: int) -> Mask:
+    """What `masked_softmax` was given, as a mask for rows: the scores, of two dimensions or more, `dim` the last."""
     if isinstance(valid_lens, Mask):
         return valid_lens
     if isinstance(valid_lens, Tensor | np.ndarray) and valid_lens.dtype in (torch.bool, np.bool_):
-        return DenseMask(valid_lens)
+        keep = to_tensor(valid_lens, "valid_lens")
+        if any(n not in (1, size) for n, size in zip(keep.shape[::-1], scores.shape[::-1], strict=False)):
+            raise ShapeError(
+                f"valid_lens is a bool mask of shape {tuple(keep.shape)}, which does not broadcast to the scores, "
+                f"{tuple(scores.shape)}.\n" + columns({"scores": scores.shape, "mask": keep.shape})
+            )
+        return DenseMask(keep.expand(scores.shape).movedim(dim, -1).reshape(rows.shape))
     lengths = Lengths(valid_lens)
     given = lengths.valid_lens
     if rows.ndim > 2 or given.ndim != 1 or len(given) == 1:

@@ -41,7 +41,7 @@ from clearhead.masks.dense import DenseMask
 from clearhead.masks.lengths import Lengths
 from clearhead.problem.problem import make_problem
 from clearhead.scores.additive import Additive
-from clearhead.scores.base import Score
+from clearhead.scores.base import Score, capped
 from clearhead.scores.dot import Dot
 
 ALIGN: Align = "lower_right"  # of every comparison
@@ -345,7 +345,7 @@ def check_precision(engine: str, score: tuple[Score, int, int], mask: Mask | Non
         return
     assert got.dtype == dtype
     key, value = (t.repeat_interleave(2, 1) for t in (inputs.key, inputs.value))
-    eager = module.tile(inputs.query, key).detach() * module.factor(inputs.query.shape[-1])
+    eager = capped(module.tile(inputs.query, key).detach() * module.factor(inputs.query.shape[-1]), module.softcap)
     if mask is not None:
         eager = eager.masked_fill(~mask.dense(inputs.query, key), -torch.inf)
     naive = torch.nan_to_num(eager.softmax(-1)) @ value

@@ -86,7 +86,7 @@ def array(t: torch.Tensor) -> Array:
 
 def dtype_of(name: str, spec: Spec) -> torch.dtype:
     name = name.rpartition(": ")[2]
-    return getattr(torch, spec.bias_dtype if name.startswith("bias") else computed_in(spec))
+    return getattr(torch, spec.bias_dtype if name.startswith("bias") or name == "sinks" else computed_in(spec))
 
 
 def measure(name: str, built: Built) -> Measure:

@@ -53,7 +53,8 @@ class Truth:
         """What is left of a gradient that is 0 because two numbers cancel and are multiplied by what is nearly 0."""
         if self.loss is None:
             return 0.0
-        arrays = (*self.problem.inputs, *self.problem.score[2].values())
+        p = self.problem
+        arrays = (*p.inputs, *p.score[2].values(), *([] if p.sinks is None else [p.sinks]))
         sizes = [np.abs(x[np.isfinite(x)]).max(initial=0.0) for x in (self.loss, self.problem.value, *arrays)]
         return self.eps**2 * sizes[0] * sizes[1] * max(1.0, *sizes)
 
@@ -124,4 +125,5 @@ def moved(p: Problem, step: Callable[[tuple[int, ...]], Array]) -> Problem:
     score = kind, settings, {n: move(x, step) for n, x in learnt.items()}
     biases = tuple((k, s, {n: move(x, step) for n, x in t.items()}) for k, s, t in p.biases)
     query, key, value = (move(x, step) for x in p.inputs)
-    return replace(p, query=query, key=key, value=value, score=score, biases=biases)
+    sinks = None if p.sinks is None else move(p.sinks, step)
+    return replace(p, query=query, key=key, value=value, score=score, biases=biases, sinks=sinks)

@@ -15,14 +15,15 @@ from torch import Tensor
 import clearhead as ch
 from clearhead.biases import DistanceBias
 from clearhead.masks import Intervals
+from clearhead.scores import ScoreFunction
 from fuzzing.draw import Spec
 
 
 class Sines(ch.Score):
     """A score with tile() alone, and something to learn."""
 
-    def __init__(self, w: Tensor) -> None:
-        super().__init__()
+    def __init__(self, w: Tensor, softcap: float | None = None) -> None:
+        super().__init__(softcap=softcap)
         self.w = torch.nn.Parameter(w)
 
     def tile(self, query: Tensor, key: Tensor) -> Tensor:
@@ -56,8 +57,10 @@ def build(spec: Spec) -> Built:
     score, learnt = _score(p.score, dtype)
     leaves |= learnt
     sizes = oracle.Sizes(*(x.shape for x in p.inputs))
-    options: dict[str, Any] = {"score": score, "mask": _mask(p.mask, spec, sizes), "sinks": learnt.get("score.sinks")}
+    options: dict[str, Any] = {"score": score, "mask": _mask(p.mask, spec, sizes), "scale": p.scale}
     options["align"] = torch.from_numpy(p.align) if isinstance(p.align, np.ndarray) else p.align
+    if p.sinks is not None:
+        leaves["sinks"] = options["sinks"] = tensor(p.sinks, getattr(torch, spec.bias_dtype))
     modules = []
     for i, one in enumerate(p.biases):
         module, name = _bias(one, spec, sizes)
@@ -97,17 +100,18 @@ def laid_out(x: Array, layout: str, dtype: torch.dtype) -> Tensor:
 def _score(score: Any, dtype: torch.dtype) -> tuple[Any, dict[str, Tensor]]:
     kind, settings, learnt = score
     given = {name: tensor(x, dtype) for name, x in learnt.items()}
+    cap = settings.get("softcap")
     made: dict[str, Callable[[], Any]] = {
         "dot": lambda: ch.Dot(**settings),
-        "bilinear": lambda: ch.Bilinear.from_weights(given["W"]),
-        "additive": lambda: ch.Additive.from_weights(given.get("W_q"), given.get("W_k"), given["w_v"]),
+        "bilinear": lambda: ch.Bilinear.from_weights(given["W"], softcap=cap),
+        "additive": lambda: ch.Additive.from_weights(given.get("W_q"), given.get("W_k"), given["w_v"], softcap=cap),
         "cosine": lambda: ch.Cosine(**settings),
         "gaussian": lambda: ch.Gaussian(**settings),
-        "smooth": lambda: smooth,
-        "sines": lambda: Sines(given["w"]),
+        "smooth": lambda: smooth if cap is None else ScoreFunction(smooth, softcap=cap),
+        "sines": lambda: Sines(given["w"], cap),
     }
     module = made[kind]()
-    return module, {f"score.{name}": x if name == "sinks" else getattr(module, name) for name, x in given.items()}
+    return module, {f"score.{name}": getattr(module, name) for name in given}
 
 
 def _mask(mask: Any, spec: Spec, sizes: Any) -> Any:
@@ -133,6 +137,7 @@ def expression(mask: Any) -> ch.Mask:
         "causal": ch.Causal,
         "window": ch.SlidingWindow,
         "documents": ch.Documents,
+        "packed": ch.Documents.from_cu_seqlens,
         "prefix": ch.PrefixLM,
         "intervals": Intervals,
         "where": lambda factors: ch.MaskFunction(

@@ -17,6 +17,7 @@ from fuzzing.table import SURROUNDINGS
 
 DTYPES = ("float64", "float32", "float32", "bfloat16", "float16")
 LAYOUTS = ("as it is", "as it is", "length first", "every second", "unaligned", "expanded", "overlapping", "negated")
+POSITIONAL = ("causal", "window", "documents", "recurring documents", "prefix")
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,20 @@ class Spec:
         shapes = " ".join(str(x.shape) for x in p.inputs)
         kind, settings, learnt = p.score
         score = f"{kind}({', '.join([*(f'{n}={v}' for n, v in settings.items()), *learnt])})"
-        align = p.align if p.align is None or isinstance(p.align, str) else p.align.tolist()
+        score += f" scale {p.scale}" * (p.scale is not None) + f" sinks {p.sinks}" * (p.sinks is not None)
+        align = p.align.tolist() if isinstance(p.align, np.ndarray) else p.align
         biases = " + ".join(f"{b[0]}({', '.join(f'{n}{t.shape}' for n, t in b[2].items())})" for b in p.biases)
         parts = [f"{self.task} in {self.surroundings}", shapes, self.dtype, score, f"mask {_words(p.mask)}"]
         parts += [f"as {self.mask_as}, align {align}", f"bias {biases or None} {self.bias_dtype} as {self.bias_as}"]
         parts += [f"dropout {p.dropout_p}", self.layout, f"blocks of {self.blocks}"]
         return f"problem {self.number}: " + ", ".join(parts)
+
+
+def _packed(mask: Any) -> bool:
+    """Whether documents of other lengths for queries and keys are in it."""
+    if mask is None or mask[0] in ("and", "or", "not"):
+        return mask is not None and any(map(_packed, mask[1:]))
+    return bool(mask[0] == "packed" and not np.array_equal(mask[1], mask[2]))
 
 
 def _words(mask: Any) -> str:
@@ -93,14 +102,17 @@ class Draw:
         if dtype in ("float32", "bfloat16", "float64") and not about.tiny and r.random() < 0.05:
             inputs[2] = inputs[2] * 1e30
         mask, mask_as = self.mask(sizes, align, depth)
-        biases, bias_as = self.biases(sizes, align, depth, about.tiny) if r.random() < 0.4 else ((), "bias")
+        packed = _packed(mask)
+        align = None if packed and r.random() < 0.5 else align  # nothing asks for it
+        biases, bias_as = self.biases(sizes, depth, about.tiny, packed) if r.random() < 0.4 else ((), "bias")
         if any(b[0] == "dense" and (b[2]["tensor"] == np.inf).any() for b in biases):
             task, biases, bias_as = "look", biases[:1], "bias"
             outer = depth - (3 if depth > 3 else 2)  # weights have the batch of query and key alone
             front = np.broadcast_shapes(*(x.shape[:outer] for x in inputs))
             inputs = [np.broadcast_to(x, (*front, *x.shape[outer:])).copy() for x in inputs]
             mask_as = "bool" if mask_as == "float" else mask_as  # a float mask is added: −∞ + ∞ is NaN
-        problem = Problem(*inputs, self.score(kind, sizes, shapes), mask, align, biases)
+        problem = Problem(*inputs, self.score(kind, shapes), mask, align, biases)
+        problem = replace(problem, scale=self.scale(problem.score), sinks=self.sinks(sizes))
         problem = replace(problem, dropout_p=r.choice([0.0, 0.0, 0.0, 0.3, 0.9]) if task == "attend" else 0.0)
         bias_dtype = (
             "float32" if dtype in ("bfloat16", "float16") and r.random() < 0.2 and mask_as != "float" else dtype
@@ -163,8 +175,13 @@ class Draw:
     def align(self, sizes: Any) -> Any:
         if sizes.queries == sizes.keys and self.r.random() < 0.8:
             return None
-        align = self.r.choice(["upper_left", "lower_right", "each"])
-        return self.g.integers(-3, sizes.keys + 3, sizes.batch) if align == "each" else align
+        align = self.r.choice(["upper_left", "lower_right", "each", "one", "one"])
+        if align == "each":
+            return self.g.integers(-3, sizes.keys + 3, sizes.batch)
+        if align == "one":
+            far = self.r.randrange(-sizes.queries - 3, sizes.keys + 4)
+            return self.r.choice([far, far, far, -sizes.queries, sizes.keys, -1000, 1000])
+        return align
 
     def inputs(self, shapes: list[tuple[int, ...]], kind: str, deviation: float, layout: str) -> list[Array]:
         # the scores of a dot product have the deviation of its query, those of squared differences its square
@@ -184,13 +201,26 @@ class Draw:
             made[1][..., self.r.randrange(shapes[1][-2]), :] *= 100
         return made
 
-    def score(self, kind: str, sizes: Any, shapes: list[tuple[int, ...]]) -> Any:
+    def scale(self, score: Any) -> float | None:
+        """What the call gives, beside a score that takes it."""
+        kind, settings, _ = score
+        if kind in ("cosine", "gaussian") or settings.get("scale") is not None:
+            return None
+        return self.r.choice([None, None, None, 0.5, -1.0, 3.0, 0.0])
+
+    def sinks(self, sizes: Any) -> Array | None:
+        offset = self.r.choice([0.0, 0.0, 0.0, 50.0, -50.0, 1e4, -1e4])
+        return self.g.standard_normal(sizes.heads) * 2 + offset if self.r.random() < 0.3 else None
+
+    def score(self, kind: str, shapes: list[tuple[int, ...]]) -> Any:
+        kind, settings, learnt = self.uncapped(kind, shapes)
+        cap = self.r.choice([None, None, None, 2.0, 30.0])
+        return kind, settings if cap is None else settings | {"softcap": cap}, learnt
+
+    def uncapped(self, kind: str, shapes: list[tuple[int, ...]]) -> Any:
         r, g, width = self.r, self.g, shapes[0][-1]
         if kind == "dot":
-            settings = {"scale": r.choice([None, 0.5, -1.0]), "softcap": r.choice([None, None, 2.0])}
-            offset = r.choice([0.0, 0.0, 0.0, 50.0, -50.0, 1e4, -1e4])
-            learnt = {"sinks": g.standard_normal(sizes.heads) * 2 + offset} if r.random() < 0.35 else {}
-            return kind, settings, learnt
+            return kind, {"scale": r.choice([None, None, 0.5, -1.0])}, {}
         if kind == "bilinear":
             return kind, {}, {"W": g.standard_normal((width, width)) / max(1, width) ** 0.5}
         if kind == "additive":
@@ -212,7 +242,7 @@ class Draw:
     def mask(self, sizes: Any, align: Any, depth: int) -> tuple[Any, str]:
         r, g = self.r, self.g
         if r.random() < 0.65:
-            return self.expression(sizes, depth, r.choice([0, 1, 1, 2, 3])), "mask"
+            return self.expression(sizes, depth, r.choice([0, 1, 1, 2, 3]), r.random() < 0.15), "mask"
         if r.random() < 0.4:
             shape = (sizes.queries, sizes.keys)
             if depth in (3, 4):
@@ -220,15 +250,25 @@ class Draw:
             return ("dense", g.random(shape) > r.random()), r.choice(["mask", "bool", "float"])
         return None, "mask"
 
-    def expression(self, sizes: Any, depth: int, levels: int) -> Any:
+    def expression(self, sizes: Any, depth: int, levels: int, packed: bool) -> Any:
+        """`packed`: documents of other lengths for queries and keys are in it, and so nothing by positions."""
         if not levels:
-            return self.leaf(sizes, depth)
+            return self.packed(sizes) if packed else self.leaf(sizes, depth)
         if self.r.random() < 0.25:
-            return "not", self.expression(sizes, depth, levels - 1)
-        left, right = (self.expression(sizes, depth, levels - 1) for _ in range(2))
-        return ("and" if self.r.random() < 0.6 else "or"), left, right
+            return "not", self.expression(sizes, depth, levels - 1, packed)
+        left = self.expression(sizes, depth, levels - 1, packed)
+        right = self.leaf(sizes, depth, packed) if packed else self.expression(sizes, depth, levels - 1, False)
+        sides = (left, right) if self.r.random() < 0.5 else (right, left)
+        return ("and" if self.r.random() < 0.6 else "or"), *sides
 
-    def leaf(self, s: Any, depth: int) -> Any:
+    def packed(self, s: Any) -> Any:
+        count = self.r.randrange(2, 6)
+        ends = lambda length: np.concatenate([[0], np.sort(self.g.integers(0, length + 1, count - 1)), [length]])
+        cu_q, cu_k = ends(s.queries), ends(s.keys)
+        # equal ones depend on positions, and are refused beside those that leave them unknown
+        return self.packed(s) if np.array_equal(cu_q, cu_k) and s.queries else ("packed", cu_q, cu_k)
+
+    def leaf(self, s: Any, depth: int, packed: bool = False) -> Any:
         r = self.r
         numbers = lambda *shape, most=s.keys: self.g.integers(0, most + 1, shape)
         made = {
@@ -244,6 +284,10 @@ class Draw:
             "where": lambda: ([r.randrange(4) for _ in range(4)],),
             "dense": lambda: (self.g.random((s.queries, s.keys)) > r.random(),),
         }
+        if packed:
+            made = {n: f for n, f in made.items() if n not in POSITIONAL} | {"packed": lambda: self.packed(s)[1:]}
+        elif s.queries == s.keys:
+            made["packed"] = lambda: (np.unique([0, s.keys, *numbers(3)]),) * 2
         kind = r.choice(list(made))
         # an alignment is needed where lengths differ; a mask that takes none may stand anywhere
         return kind.split()[-1], *made[kind]()
@@ -253,7 +297,7 @@ class Draw:
         start, stop = (self.g.integers(0, s.keys + 1, shape) for _ in range(2))
         return start, stop
 
-    def biases(self, s: Any, align: Any, depth: int, tiny: bool) -> tuple[tuple[Any, ...], str]:
+    def biases(self, s: Any, depth: int, tiny: bool, packed: bool) -> tuple[tuple[Any, ...], str]:
         r, g = self.r, self.g
 
         def dense() -> Any:
@@ -281,7 +325,8 @@ class Draw:
                 {"table": g.standard_normal((*[(), (1,), (s.heads,)][r.randrange(3)], max(s.queries + s.keys - 1, 0)))},
             ),
         }
-        kinds = list(made) if s.heads else ["dense"]
+        kinds = ["dense", "distance"] if packed else list(made)
+        kinds = kinds if s.heads else ["dense"]
         found = tuple(made[r.choice(kinds)]() for _ in range(1 + (r.random() < 0.3)))
         return found, "tensor" if len(found) == 1 and found[0][0] == "dense" and r.random() < 0.3 else "bias"
 
@@ -313,7 +358,8 @@ def problem_of(p: Problem, dtype: str, bias_dtype: str) -> Problem:
     score = kind, settings, {n: rounded(x, dtype) for n, x in learnt.items()}
     biases = tuple((k, s, {n: rounded(x, bias_dtype) for n, x in t.items()}) for k, s, t in p.biases)
     query, key, value = (rounded(x, dtype) for x in p.inputs)
-    return replace(p, query=query, key=key, value=value, score=score, biases=biases)
+    sinks = None if p.sinks is None else rounded(p.sinks, bias_dtype)
+    return replace(p, query=query, key=key, value=value, score=score, biases=biases, sinks=sinks)
 
 
 def draw(number: int) -> Spec:

@@ -85,7 +85,8 @@ def looks(spec: Spec, r: random.Random, infinite: bool) -> dict[str, tuple[Any, 
         size = size[0] if r.random() < 0.5 else size
         made[f"pool {size} {how}"] = ch.Pool(size, how), lambda f, s=size, h=how: oracle.pool(f.weights, s, h)
     made["received"] = ch.Received(), lambda f: oracle.received(f.weights)
-    made["distance"] = ch.MeanDistance(), lambda f: oracle.mean_distance(f.weights, p.align, sizes)
+    if p.align is not None or sizes.queries == sizes.keys:
+        made["distance"] = ch.MeanDistance(), lambda f: oracle.mean_distance(f.weights, p.align, sizes)
     for k in {r.randint(1, min(sizes.keys, 20)), r.randint(1, sizes.keys)} if sizes.keys else ():
         made[f"topk {k}"] = ch.TopK(k), lambda f, k=k: oracle.largest(f.weights, k)
     made["dense"] = lambda w, v: w.dense(), lambda f: f.weights

@@ -24,11 +24,10 @@ def _plain(p: Problem, dtype: torch.dtype, loss: Array | None) -> Found:
     sizes = oracle.Sizes(*(x.shape for x in p.inputs))
     leaf = lambda x: torch.from_numpy(np.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)).to(dtype).requires_grad_()
     leaves = {name: leaf(x) for name, x in zip(("query", "key", "value"), p.inputs, strict=True)}
-    kind, settings, learnt = p.score
-    learnt = {name: leaf(x) for name, x in learnt.items()}
-    leaves |= {f"score.{name}": x for name, x in learnt.items()}
+    learnt = {name: leaf(x) for name, x in p.score[2].items()}
+    leaves |= {f"score.{name}": x for name, x in learnt.items()} | ({} if p.sinks is None else {"sinks": leaf(p.sinks)})
     q, k, v = (fold(leaves[name], sizes) for name in ("query", "key", "value"))
-    raw = scores(kind, q, k, settings, learnt)
+    raw = scores(p, q, k, learnt)
     undo = {}
     s = raw
     for i, (name, given, tensors) in enumerate(p.biases):
@@ -41,8 +40,8 @@ def _plain(p: Problem, dtype: torch.dtype, loss: Array | None) -> Found:
     s = s.masked_fill(~keep, -torch.inf)
     blind = s.amax(-1, keepdim=True) == -torch.inf if s.shape[-1] else torch.ones(*s.shape[:-1], 1, dtype=torch.bool)
     s = s.masked_fill(blind, 0.0)
-    if "sinks" in learnt:
-        s = torch.cat([s, learnt["sinks"].view(1, -1, 1, 1).expand(*s.shape[:-1], 1)], -1)
+    if p.sinks is not None:
+        s = torch.cat([s, leaves["sinks"].view(1, -1, 1, 1).expand(*s.shape[:-1], 1)], -1)
     lse = s.logsumexp(-1) if s.shape[-1] else s.sum(-1)
     w = s.softmax(-1)[..., : sizes.keys].masked_fill(blind, 0.0)
     entropy = -(torch.xlogy(w, w)).sum(-1)
@@ -74,11 +73,19 @@ def fold(t: Tensor, sizes: Any) -> Tensor:
     return t.expand(*sizes.outer, *t.shape[-3:]).reshape(sizes.batch, sizes.heads, *t.shape[-2:])
 
 
-def scores(kind: str, q: Tensor, k: Tensor, settings: dict[str, Any], learnt: dict[str, Tensor]) -> Tensor:
+def scores(p: Problem, q: Tensor, k: Tensor, learnt: dict[str, Tensor]) -> Tensor:
+    kind, settings, _ = p.score
+    own, cap = settings.get("scale"), settings.get("softcap")
+    own = (q.shape[-1] ** -0.5 if q.shape[-1] else 1.0) if kind == "dot" and own is None else own
+    scale = own if p.scale is None else p.scale
+    s = tile(kind, q, k, settings, learnt)
+    s = s if scale is None else s * scale
+    return s if cap is None else cap * torch.tanh(s / cap)
+
+
+def tile(kind: str, q: Tensor, k: Tensor, settings: dict[str, Any], learnt: dict[str, Tensor]) -> Tensor:
     if kind == "dot":
-        width, scale, cap = q.shape[-1], settings.get("scale"), settings.get("softcap")
-        s = q @ k.mT * ((width**-0.5 if width else 1.0) if scale is None else scale)
-        return s if cap is None else cap * torch.tanh(s / cap)
+        return q @ k.mT
     if kind == "bilinear":
         return q @ learnt["W"] @ k.mT
     if kind == "cosine":

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import clearhead as ch
+from clearhead.scores.base import Pairwise
 
 X = torch.randn(2, 4, 512, 8, generator=torch.Generator().manual_seed(0))
 LENGTHS = [512, 300]
@@ -99,3 +100,53 @@ def test_a_bias_of_distances_stays_one():
     with ch.watch(both) as seen:
         both(X)
     torch.testing.assert_close(seen.calls[0].weights[0, 1, 5], ch.weights(X, X, bias=ch.ALiBi(4))[0, 1, 5])
+
+
+def test_a_batch_that_the_value_alone_has():
+    class Model(nn.Module):
+        def forward(self, q, k, v):
+            return ch.attention(q, k, v, score=ch.Gaussian(), mask=ch.Lengths([3, 7]))
+
+    model, x = Model(), torch.randn(2, 1, 7, 4)
+    with ch.watch(model) as seen:
+        output = model(x[:1], x[:1], x)
+    torch.testing.assert_close(seen.calls[0].weights @ x, output)
+
+
+def test_sinks_keep_their_digits_and_autocast_its_rounding():
+    sinks, x = torch.randn(4) + 1e-3, X[..., :16, :].bfloat16()
+    with ch.watch(model := Attend(sinks=sinks)) as seen:
+        model(x)
+    assert torch.equal(seen.calls[0].sinks, sinks) and seen.calls[0].sinks is not sinks
+    x, score = X[..., :16, :], ch.Additive(8, 8, 4)
+    with torch.autocast("cpu", torch.bfloat16), ch.watch(model := Attend(score=score)) as seen:
+        model(x)
+    assert seen.calls[0].query.dtype == torch.bfloat16
+
+
+def test_a_dot_product_of_weighted_dimensions_on_the_page():
+    class Weighted(ch.Score):
+        def tile(self, query, key):
+            return (query * torch.arange(1.0, 9.0)) @ key.mT
+
+        def lower(self, query, key):
+            return Pairwise("mul", query, key, weight=torch.arange(1.0, 9.0))
+
+    x = X[:, :, :9] / 9
+    with ch.watch(model := Attend(score=Weighted())) as seen:
+        model(x)
+    (layer,) = seen.layers()
+    scores = layer.scale * torch.tensor(layer.query) @ torch.tensor(layer.key).mT
+    rows = (scores - torch.tensor(layer.logsumexp)[..., None]).exp().sum(-1)
+    torch.testing.assert_close(rows, torch.ones_like(rows), atol=1e-4, rtol=0)
+
+
+def test_plan_inside_a_watch_does_not_decline_what_it_chose():
+    class Model(nn.Module):
+        def forward(self, x):
+            ch.attention(x, x, x)
+            return ch.plan(x, x, x, mask=ch.Causal())
+
+    with ch.watch(model := Model()):
+        plan = model(X)
+    assert plan.engine not in plan.declined

@@ -352,3 +352,15 @@ def test_another_sequence_of_the_same_length_has_no_padding():
     with ch.watch(towers := Towers()) as seen:
         towers(x, x + 1, attention_mask=mask)
     assert [call.padding is None for call in seen.calls] == [False, True]
+
+
+def test_a_causal_call_of_unequal_lengths_with_padding():
+    class Model(torch.nn.Module):
+        def forward(self, q, k, attention_mask):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=True)
+
+    query, key = torch.randn(2, 1, 3, 4), torch.randn(2, 1, 5, 4)
+    with ch.watch(model := Model()) as seen:
+        output = model(query, key, attention_mask=torch.tensor([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]]))
+    torch.testing.assert_close(seen.calls[0].weights @ key, output)
+    assert "align='upper_left'" in repr(seen.calls[0])

@@ -43,7 +43,7 @@ def _willing(engine: Engine, problem: Problem) -> Engine:
 
 def reasons(problem: Problem, chosen: Engine, asked: bool) -> dict[str, list[str]]:
     """Why each other engine was not chosen, in words."""
-    return {other.name: _declined(problem, other, chosen, asked) for other in ENGINES if other is not chosen}
+    return {other.name: _declined(problem, other, chosen, asked) for other in ENGINES if other.name != chosen.name}
 
 
 def _declined(problem: Problem, other: Engine, chosen: Engine, asked: bool) -> list[str]:

@@ -92,7 +92,7 @@ class Mask(ABC):
         return None
 
     def drawn(self) -> Sizes:
-        """The sizes at which `repr` draws this mask; 0 where any will do; one query where all see the same keys."""
+        """The sizes at which `repr` draws this mask; 0 where any will do; 1 where one is like all."""
         return Sizes(1, 1, 0, 0)
 
     def least(self) -> int:
@@ -231,8 +231,9 @@ class Combined(Mask):
     def drawn(self) -> Sizes:
         left, right = self.left.drawn(), self.right.drawn()
         batch, heads, queries, keys = map(max, zip(left.shape, right.shape, strict=True))
-        some = 0 in (left.queries, right.queries)
-        return Sizes(batch, heads, 0 if some and queries == 1 else queries, keys)
+        # what is the same for all queries, or keys, is drawn at the sizes of the other
+        queries = 0 if queries == 1 and 0 in (left.queries, right.queries) else queries
+        return Sizes(batch, heads, queries, 0 if keys == 1 and 0 in (left.keys, right.keys) else keys)
 
     def least(self) -> int:
         return max(self.left.least(), self.right.least())

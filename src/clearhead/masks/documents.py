@@ -82,7 +82,8 @@ class Documents(Mask):
 
         Document d is the queries from cu_q[d] up to cu_q[d + 1], and the keys from cu_k[d] up to cu_k[d + 1]; cu_k None
         means as the queries. Where the two differ, a query's position is counted inside its document, so that no
-        `align` says it: then `Causal`, windows and biases by distance are refused beside them.
+        `align` says it: then `Causal`, windows and biases by distance are refused beside them. Make it outside of code
+        that is compiled.
         """
         queries = _cu_seqlens(cu_q, "cu_q")
         keys = queries if cu_k is None else _cu_seqlens(cu_k, "cu_k")
@@ -123,8 +124,8 @@ class Documents(Mask):
     def lower(self, sizes: Sizes) -> Spans:
         if self.ids.shape[-1] != sizes.keys or (self.ids.ndim == 2 and self.ids.shape[0] not in (1, sizes.batch)):
             raise ShapeError(
-                f"Documents: ids has shape {tuple(self.ids.shape)}; expected (Lk,) = ({sizes.keys},) or (B, Lk) = "
-                f"({sizes.batch}, {sizes.keys}).\n"
+                f"Documents: {'ids has shape' if self.edges is None else 'cu_k ends at'} {tuple(self.ids.shape)}; expected "
+                f"(Lk,) = ({sizes.keys},) or (B, Lk) = ({sizes.batch}, {sizes.keys}).\n"
                 + columns({"scores": (*sizes.shown, sizes.queries, sizes.keys), "ids": tuple(self.ids.shape)})
                 + heads_second(sizes, self.ids.shape[-1])
             )

@@ -11,6 +11,7 @@ from clearhead.base.errors import ShapeError, columns
 from clearhead.base.positions import query_offset
 from clearhead.base.shapes import Sizes, placed
 from clearhead.base.tracing import readable
+from clearhead.masks._draw import LARGEST
 from clearhead.masks._lengths import check_lengths
 from clearhead.masks.base import Mask, Spans
 
@@ -38,6 +39,8 @@ class PrefixLM(Mask):
 
     def __init__(self, lengths: Any) -> None:
         self.lengths = check_lengths(lengths, "PrefixLM: lengths")
+        # read once, in eager code
+        self.longest = int(self.lengths.max()) if self.lengths.numel() and readable(self.lengths) else 0
         if self.lengths.ndim > 1:
             raise ShapeError(f"PrefixLM: lengths has shape {tuple(self.lengths.shape)}; expected (B,) or one integer.")
 
@@ -57,6 +60,9 @@ class PrefixLM(Mask):
 
     def drawn(self) -> Sizes:
         return Sizes(max(1, self.lengths.numel()), 1, 0, 0)
+
+    def least(self) -> int:
+        return max(super().least(), min(2 * self.longest, 2 * LARGEST))
 
     def lower(self, sizes: Sizes) -> Spans:
         if self.lengths.numel() not in (1, sizes.batch):

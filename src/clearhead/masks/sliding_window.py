@@ -54,7 +54,7 @@ class SlidingWindow(Mask):
         return (type(self), self.before, self.after)
 
     def least(self) -> int:
-        return max(super().least(), min(self.before + self.after + 2, LARGEST))
+        return max(super().least(), min(self.before + self.after + 2, 2 * LARGEST))
 
     def lower(self, sizes: Sizes) -> Spans:
         own = torch.arange(sizes.queries, device=sizes.device).view(1, 1, -1)

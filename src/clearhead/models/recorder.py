@@ -86,8 +86,10 @@ class Recorder:
             )
         dtype = torch.promote_types(query.dtype, key.dtype)  # autocast takes two
         if sinks is not None:
-            sinks, masks = sinks.detach().to(dtype), masks.with_sinks(key.shape[2])
-        sizes = Sizes(query.shape[0], query.shape[1], query.shape[2], key.shape[2], query.device)
+            sinks, masks = sinks.detach().clone(), masks.with_sinks(key.shape[2])
+        # where nothing is said: with a key/value cache the last query stands at the last key
+        align = "lower_right" if masks.align is None else masks.align
+        sizes = Sizes(query.shape[0], query.shape[1], query.shape[2], key.shape[2], query.device, align=align)
         padding = of_call(innermost.told, kind, masks, sizes)
         if self.padding is not None and fits(self.padding, kind, sizes):
             self.fitted = True
@@ -108,8 +110,7 @@ class Recorder:
                 score=score.requires_grad_(False),
                 scale=scale,
                 sinks=sinks,
-                # with a key/value cache the last query stands at the last key
-                align="lower_right" if masks.align is None else masks.align,
+                align=align,
                 backend=backend,
                 uniform=masks.uniform,
                 padding=padding,

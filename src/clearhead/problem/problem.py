@@ -215,7 +215,7 @@ def _as_bias(bias: Any, mask: Any, sizes: Sizes) -> Added | None:
         what = f"the class {bias.__name__}" if isinstance(bias, type) else f"{bias!r:.60}"
         raise ClearheadError(f"bias is {what}; expected a Bias, such as ALiBi(num_heads), or a float tensor.")
     if bias.positional and isinstance(mask, Mask) and mask.counts_inside:
-        raise positions_unknown(f"{type(bias).__name__} beside {mask.title()}")
+        raise positions_unknown(f"a bias that depends on positions ({type(bias).__name__}) beside {mask.title()}")
     return check_added(bias.lower(sizes), sizes, type(bias).__name__)
 
 

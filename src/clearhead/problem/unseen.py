@@ -36,8 +36,11 @@ def seen(spans: Spans, sizes: Sizes) -> tuple[Tensor, Tensor]:
     """Which keys some query sees, (B or 1, H or 1, Lk), and which queries see some key, (B or 1, H or 1, Lq or 1)."""
     if spans.residual is None:
         return _covered(spans, sizes), spans.stop > spans.start
-    every, rows = slice(None), sizes.queries if compiling() else 256
-    keys, queries = [], []
+    every = slice(None)
+    if compiling():
+        keep = spans.keep(every, every, every, every, sizes.keys)
+        return keep.any(2), keep.any(3)
+    keys, queries, rows = [], [], 256
     for row in range(0, sizes.queries, rows):
         keep = spans.keep(every, every, slice(row, row + rows), every, sizes.keys)
         keys.append(keep.any(2))

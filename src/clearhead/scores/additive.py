@@ -66,6 +66,7 @@ class Additive(Score):
         w_v: Any,
         order: Literal["key_query", "query_key"] = "key_query",
         key_dim: int | None = None,
+        softcap: float | None = None,
     ) -> Additive:
         """From the published form w_v · tanh(W [k; q]), W of shape (H, Ek + Eq) as nn.Linear has it.
 
@@ -85,7 +86,7 @@ class Additive(Score):
         first = keys if order == "key_query" else width - keys
         parts = joint.detach()[:, :first], joint.detach()[:, first:]
         W_k, W_q = parts if order == "key_query" else parts[::-1]
-        return cls.from_weights(W_q, W_k, w_v)
+        return cls.from_weights(W_q, W_k, w_v, softcap=softcap)
 
     @classmethod
     def example(cls) -> tuple[Score, int, int]:
@@ -112,5 +113,5 @@ class Additive(Score):
 
     def extra_repr(self) -> str:
         sides = (("query_dim", self.W_q), ("key_dim", self.W_k))
-        dims = ", ".join(f"{n}={'projected' if m is None else m.shape[1]}" for n, m in sides)
-        return f"{dims}, hidden={self.w_v.shape[0]}"
+        dims = (f"{n}={'projected' if m is None else m.shape[1]}" for n, m in sides)
+        return self.described(*dims, f"hidden={self.w_v.shape[0]}")

@@ -146,6 +146,13 @@ class Score(nn.Module, ABC):
         """A score to try this class with, and the widths (Eq, Ek) it takes."""
         return cls(), 4, 4
 
+    def extra_repr(self) -> str:
+        return self.described()
+
+    def described(self, *parts: str) -> str:
+        """What `repr` says of this score, its softcap included."""
+        return ", ".join(parts if self.softcap is None else (*parts, f"softcap={self.softcap}"))
+
     def forward(self, query: Any, key: Any) -> Any:
         """The scores (..., Lq, Lk), before any mask or bias, float32 at least; key heads are grouped.
 

@@ -51,4 +51,4 @@ class Bilinear(Score):
         check_width(self, key, self.W.shape[1], "key")
 
     def extra_repr(self) -> str:
-        return f"query_dim={self.W.shape[0]}, key_dim={self.W.shape[1]}"
+        return self.described(f"query_dim={self.W.shape[0]}", f"key_dim={self.W.shape[1]}")

@@ -41,7 +41,7 @@ class Cosine(Score):
         check_equal_width(self, query, key)
 
     def extra_repr(self) -> str:
-        return f"temperature={self.temperature}"
+        return self.described(f"temperature={self.temperature}")
 
 
 def unit(vectors: Tensor) -> Tensor:

@@ -48,5 +48,4 @@ class Dot(Score):
         check_equal_width(self, query, key)
 
     def extra_repr(self) -> str:
-        parts = {"scale": self.scale, "softcap": self.softcap}
-        return ", ".join(f"{name}={value}" for name, value in parts.items() if value is not None)
+        return self.described(*([] if self.scale is None else [f"scale={self.scale}"]))

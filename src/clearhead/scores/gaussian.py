@@ -52,4 +52,5 @@ class Gaussian(Score):
         check_equal_width(self, query, key)
 
     def extra_repr(self) -> str:
-        return "bandwidth=<learnt>" if isinstance(self.bandwidth, nn.Parameter) else f"bandwidth={self.bandwidth}"
+        learnt = isinstance(self.bandwidth, nn.Parameter)
+        return self.described("bandwidth=<learnt>" if learnt else f"bandwidth={self.bandwidth}")

@@ -59,4 +59,4 @@ class ScoreFunction(Score):
         return cls(manhattan), 4, 4
 
     def extra_repr(self) -> str:
-        return getattr(self.function, "__name__", "function")
+        return self.described(getattr(self.function, "__name__", "function"))

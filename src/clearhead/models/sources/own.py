@@ -90,9 +90,13 @@ def _read(recorder: Recorder, problem: Problem, call: Arguments, backend: str) -
         score: Score = Dot(scores.scale, scores.softcap)
         query, key, scale = scores.query, scores.key, None
     else:
-        written = make_problem(call.query, call.key, score=call.score, scale=call.scale, as_written=True).scores
+        written = make_problem(
+            call.query, call.key, call.value, score=call.score, scale=call.scale, as_written=True
+        ).scores
         assert isinstance(written, ByTile)
-        score, query, key, scale = deepcopy(written.score), written.query, written.key, call.scale
+        dtype = problem.query.dtype  # which autocast may have changed
+        score, scale = deepcopy(written.score), call.scale
+        query, key = written.query.to(dtype), written.key.to(dtype)
     recorder.record(query, key, masks=masks, bias=bias, backend=backend, score=score, scale=scale, sinks=problem.sinks)
 
 
