@@ -124,7 +124,7 @@ class Documents(Mask):
     def lower(self, sizes: Sizes) -> Spans:
         if self.ids.shape[-1] != sizes.keys or (self.ids.ndim == 2 and self.ids.shape[0] not in (1, sizes.batch)):
             raise ShapeError(
-                f"Documents: {'ids has shape' if self.edges is None else 'cu_k ends at'} {tuple(self.ids.shape)}; expected "
+                f"Documents: {'ids has' if self.edges is None else 'cu_k ends at'} {tuple(self.ids.shape)}; expected "
                 f"(Lk,) = ({sizes.keys},) or (B, Lk) = ({sizes.batch}, {sizes.keys}).\n"
                 + columns({"scores": (*sizes.shown, sizes.queries, sizes.keys), "ids": tuple(self.ids.shape)})
                 + heads_second(sizes, self.ids.shape[-1])
