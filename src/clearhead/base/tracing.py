@@ -116,6 +116,11 @@ def readable(tensor: Tensor) -> bool:
     return not (transformed() and batched(tensor)) and not empty_of_values(tensor)
 
 
+def on_the_host(tensor: Tensor) -> bool:
+    """Whether the tensor is in the host's memory, where a look at its values waits for no other device."""
+    return tensor.device.type == "cpu"
+
+
 def dispatches(tensor: Tensor) -> bool:
     """Whether the tensor is of a subclass that runs operations in a way of its own, such as DTensor."""
     return type(tensor) is not Tensor and type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.tracing import ensure
+from clearhead.base.tracing import ensure, readable
 
 
 def as_tensor(numbers: Any, name: str) -> Tensor:
@@ -44,3 +44,10 @@ def check_lengths(lengths: Any, name: str) -> Tensor:
             f"{name}: a length is 0 or more",
         )
     return lens
+
+
+def few_values(numbers: Tensor) -> tuple[Any, ...] | None:
+    """The shape and the values of a small tensor, read once, by which what it says is remembered; else None."""
+    if numbers.numel() > 64 or not readable(numbers):
+        return None
+    return (tuple(numbers.shape), *numbers.flatten().tolist())

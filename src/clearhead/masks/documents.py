@@ -12,7 +12,7 @@ from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.positions import query_offset
 from clearhead.base.shapes import Sizes, heads_second, part, placed
 from clearhead.base.tracing import empty_of_values, readable
-from clearhead.masks._lengths import as_tensor, check_lengths
+from clearhead.masks._lengths import as_tensor, check_lengths, few_values
 from clearhead.masks.base import Mask, Spans
 
 
@@ -48,6 +48,7 @@ class Documents(Mask):
                 "one for each key. For the documents' lengths use Documents.from_lengths(lengths)."
             )
         self.ids: Tensor = ids.detach().long().clone()
+        self.values = few_values(self.ids)
         self.first, self.last, together = _extents(_rows(self.ids))
         self.together = readable(together) and bool(together)
 
@@ -112,9 +113,7 @@ class Documents(Mask):
         return f"Documents(<{'×'.join(map(str, self.ids.shape))}>)"
 
     def signature(self) -> Hashable | None:
-        if self.edges is not None or self.ids.numel() > 64 or not readable(self.ids):
-            return None
-        return (type(self), tuple(self.ids.shape), *self.ids.flatten().tolist())
+        return None if self.values is None or self.edges is not None else (type(self), self.values)
 
     def drawn(self) -> Sizes:
         length = self.ids.shape[-1]

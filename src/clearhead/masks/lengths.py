@@ -11,7 +11,7 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.shapes import Sizes, heads_second, placed
 from clearhead.base.tracing import ensure, readable
-from clearhead.masks._lengths import check_lengths
+from clearhead.masks._lengths import check_lengths, few_values
 from clearhead.masks.base import Mask, Spans
 
 
@@ -34,6 +34,7 @@ class Lengths(Mask):
     def __init__(self, valid_lens: Any) -> None:
         self.valid_lens = check_lengths(valid_lens, "Lengths: valid_lens")
         # read once, in eager code
+        self.values = few_values(self.valid_lens)
         self.longest = int(self.valid_lens.max()) if self.valid_lens.numel() and readable(self.valid_lens) else None
 
     @classmethod
@@ -41,9 +42,7 @@ class Lengths(Mask):
         return cls([(sizes.keys * (2 * b + 1)) // (2 * sizes.batch) for b in range(sizes.batch)])
 
     def signature(self) -> Hashable | None:
-        if self.valid_lens.numel() > 64 or not readable(self.valid_lens):
-            return None
-        return (type(self), tuple(self.valid_lens.shape), *self.valid_lens.flatten().tolist())
+        return None if self.values is None else (type(self), self.values)
 
     def title(self) -> str:
         if self.valid_lens.numel() > 8 or not readable(self.valid_lens):

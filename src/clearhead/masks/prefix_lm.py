@@ -12,7 +12,7 @@ from clearhead.base.positions import query_offset
 from clearhead.base.shapes import Sizes, placed
 from clearhead.base.tracing import readable
 from clearhead.masks._draw import LARGEST
-from clearhead.masks._lengths import check_lengths
+from clearhead.masks._lengths import check_lengths, few_values
 from clearhead.masks.base import Mask, Spans
 
 
@@ -40,6 +40,7 @@ class PrefixLM(Mask):
     def __init__(self, lengths: Any) -> None:
         self.lengths = check_lengths(lengths, "PrefixLM: lengths")
         # read once, in eager code
+        self.values = few_values(self.lengths)
         self.longest = int(self.lengths.max()) if self.lengths.numel() and readable(self.lengths) else 0
         if self.lengths.ndim > 1:
             raise ShapeError(f"PrefixLM: lengths has shape {tuple(self.lengths.shape)}; expected (B,) or one integer.")
@@ -54,9 +55,7 @@ class PrefixLM(Mask):
         return f"PrefixLM({lengths})"
 
     def signature(self) -> Hashable | None:
-        if self.lengths.numel() > 64 or not readable(self.lengths):
-            return None
-        return (type(self), tuple(self.lengths.shape), *self.lengths.flatten().tolist())
+        return None if self.values is None else (type(self), self.values)
 
     def drawn(self) -> Sizes:
         return Sizes(max(1, self.lengths.numel()), 1, 0, 0)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.shapes import Sizes, unflatten
-from clearhead.base.tracing import compiling, readable
+from clearhead.base.tracing import compiling, on_the_host, readable
 from clearhead.masks.base import Spans
 
 # Whether some key is seen by nobody: none; only outside the hull of its sequence's spans; perhaps inside it too.
@@ -75,8 +75,12 @@ def zero(tensor: Tensor, visible: Tensor, only_not_finite: bool = False) -> Tens
 
 
 def finite(tensor: Tensor) -> bool:
-    """Whether every entry is known to be finite. One pass: a sum is finite only if its terms are, but for overflow."""
-    if not readable(tensor):
-        return False  # who asks then does what is right for both
+    """Whether every entry is known to be finite. One pass: a sum is finite only if its terms are, but for overflow.
+
+    Not known where values are hidden, or on another device, which nobody is to wait for: then what is done is right
+    for both.
+    """
+    if not readable(tensor) or not on_the_host(tensor):
+        return False
     with torch.no_grad():
         return math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())

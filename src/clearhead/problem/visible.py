@@ -37,12 +37,21 @@ def resolve(mask: Mask, sizes: Sizes, as_written: bool) -> Visible:
         return _remembered[signature, sizes]
     if signature is None or transformed():  # tensors made inside a transform end with it
         return visible(mask.resolve(sizes), sizes)
+    host = sizes._replace(device=torch.device("cpu"))  # a plain value is lowered there: no other device is read
     with torch.inference_mode(False):  # what is remembered may be used where gradients are wanted
-        found = visible(mask.resolve(sizes), sizes)
+        found = visible(mask.resolve(host), host)
+        if sizes.device != host.device:
+            found = found._replace(spans=_on(found.spans, sizes.device))
     if len(_remembered) >= 64:
         _remembered.clear()
     _remembered[signature, sizes] = found
     return found
+
+
+def _on(spans: Spans, device: torch.device) -> Spans:
+    residual = spans.residual
+    rest = None if residual is None else lambda *sides: residual(*sides).to(device)
+    return Spans(spans.start.to(device), spans.stop.to(device), rest, spans.reads)
 
 
 def _matrix(mask: Mask, sizes: Sizes) -> Spans:
