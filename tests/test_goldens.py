@@ -78,9 +78,13 @@ def test_equal_keys_give_the_mean_of_the_valid_values(score, engine):
 
 
 def test_multi_head_shapes_by_name():
-    golden = {"B": 2, "L": 3, "heads": 6, "dim_k": 4}
+    golden = {"B": 2, "L": 3, "heads": 6, "head_dim": 4}
     projected = torch.zeros(2, 3, 24)
     assert ch.check_shape(projected, "B L 24") == {"B": golden["B"], "L": golden["L"]}
-    heads = projected.unflatten(-1, (golden["heads"], golden["dim_k"])).transpose(1, 2)
+    heads = projected.unflatten(-1, (golden["heads"], golden["head_dim"])).transpose(1, 2)
     assert ch.weights(heads, heads).shape == (2, 6, 3, 3)
     assert ch.attention(heads, heads, heads).transpose(1, 2).flatten(2).shape == (2, 3, 24)
+    module = ch.nn.MultiHeadAttention(5, golden["heads"], head_dim=golden["head_dim"])
+    x = torch.zeros(2, 3, 5)
+    assert module.W_q(x).shape == (2, 3, 24) and module(x, x, x).shape == (2, 3, 5)
+    assert module.attention_weights.shape == (2, 6, 3, 3)

@@ -182,3 +182,13 @@ def test_new_tensors_do_not_take_the_callers_defaults():
 
 def test_types_are_shipped():
     assert (SOURCE / "py.typed").exists()
+
+
+def test_modules_say_what_they_do_and_what_they_are_called_with():
+    for name, value in vars(ch.nn).items():
+        if not inspect.isclass(value):
+            continue
+        text = inspect.getdoc(value)
+        assert text and ">>>" in text.split("\n\n")[1], f"{name} does not open with an example"
+        for method in ("forward", "prepare", "append", "reorder", "crop", "reset", "from_torch", "to_torch"):
+            assert method not in vars(value) or vars(value)[method].__doc__, (name, method)

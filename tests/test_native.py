@@ -17,7 +17,7 @@ SETS = bindings.kernels().available()
 SCORES = {
     "dot": lambda: ch.Dot(),
     "softcap and sinks": lambda: ch.Dot(softcap=2.0),
-    "additive": lambda: ch.Additive(20, 20, hidden=37),
+    "additive": lambda: ch.Additive(20, 20, hidden_dim=37),
     "gaussian": lambda: ch.Gaussian(3.0),
 }
 LENGTHS = [(1, 1), (3, 65), (4, 1000), (7, 9), (48, 64), (49, 63), (97, 130)]

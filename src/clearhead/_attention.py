@@ -48,7 +48,7 @@ def attention(
     >>> query, key, value = torch.rand(2, 8, 10, 64), torch.rand(2, 8, 20, 64), torch.rand(2, 8, 20, 32)
     >>> ch.attention(query, key, value, mask=ch.Lengths([15, 20])).shape
     torch.Size([2, 8, 10, 32])
-    >>> ch.attention(query, key, value, score=ch.Additive(64, 64, hidden=16)).shape
+    >>> ch.attention(query, key, value, score=ch.Additive(64, 64, hidden_dim=16)).shape
     torch.Size([2, 8, 10, 32])
 
     Formula: output_i = Σ_j w_ij value_j, with w_i = softmax over the allowed keys j of score(query_i, key_j).

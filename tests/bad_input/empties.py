@@ -157,10 +157,15 @@ for _empty in ("batch", "queries", "keys"):
     _sizes = SIZES | {_empty: 0, "value width": 4}
     _three = ("batch", "queries", "width")
     EMPTIES[f"nn.MultiHeadAttention: {_empty} of 0"] = lambda s=_sizes: by_shape(
-        s, lambda q, k, v: nn.MultiHeadAttention(2, 4).eval()(*inputs(s, False)), "batch", "queries", "width"
+        s, lambda q, k, v: nn.MultiHeadAttention(4, 2).eval()(*inputs(s, False)), "batch", "queries", "width"
     )
     EMPTIES[f"nn.AdditiveAttention: {_empty} of 0"] = lambda s=_sizes: by_shape(
         s, lambda q, k, v: nn.AdditiveAttention(3)(*inputs(s, False)), "batch", "queries", "value width"
+    )
+    EMPTIES[f"nn.TorchMultiheadAttention: {_empty} of 0"] = lambda s=_sizes: by_shape(
+        s,
+        lambda q, k, v: nn.TorchMultiheadAttention(4, 2, batch_first=True)(*inputs(s, False))[0],
+        *("batch", "queries", "width"),
     )
     EMPTIES[f"nn.DotProductAttention: {_empty} of 0"] = lambda s=_sizes: by_shape(
         s, lambda q, k, v: nn.DotProductAttention()(*inputs(s, False)), "batch", "queries", "value width"

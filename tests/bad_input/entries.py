@@ -124,6 +124,35 @@ def cached(key: Any, value: Any) -> Any:
     return cache.append(key, value)
 
 
+def filled(change: Callable[[Any], Any]) -> Any:
+    """What is in a cache after a change, and one more position."""
+    cache = nn.KeyValueCache()
+    cache.append(x4(), x4(1))
+    change(cache)
+    return cache.append(x4(), x4(1))
+
+
+def prepared(build: Callable[[], Any]) -> Callable[..., Any]:
+    """Prepare keys, and call the module with them."""
+
+    def call(**given: Any) -> Any:
+        attend = build().eval()
+        return attend(x3(), attend.prepare(**given))
+
+    return seeded(call)
+
+
+class First(torch.nn.Module):
+    """The output alone of a module that gives a pair."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, **given: Any) -> Any:
+        return self.module(**given)[0]
+
+
 IDS = torch.tensor([0, 0, 1, 1, 1])
 LENS = torch.tensor([2, 5])
 E = Entry
@@ -301,7 +330,7 @@ ENTRIES: dict[str, Entry] = {
     ),
     "Bilinear": E("scores", seeded(score_of(ch.Bilinear)), {"query_dim": 4, "key_dim": 4}),
     "Bilinear.from_weights": E("scores", score_of(ch.Bilinear.from_weights), {"weight": draw(4, 4)}, {"weight": NAN}),
-    "Additive": E("scores", seeded(score_of(ch.Additive)), {"query_dim": 4, "key_dim": 4, "hidden": 3}),
+    "Additive": E("scores", seeded(score_of(ch.Additive)), {"query_dim": 4, "key_dim": 4, "hidden_dim": 3}),
     "Additive.from_weights": E(
         "scores",
         score_of(ch.Additive.from_weights),
@@ -410,30 +439,50 @@ ENTRIES: dict[str, Entry] = {
         "nn",
         module(nn.MultiHeadAttention, query=draw(2, 5, 8), key=draw(2, 5, 8), value=draw(2, 5, 8)),
         {
+            "embed_dim": 8,
             "num_heads": 2,
-            "emb_dim": 8,
-            "dim_k": None,
             "dropout": 0.0,
-            "score": None,
-            "num_key_heads": None,
             "bias": True,
+            "head_dim": None,
+            "num_kv_heads": None,
+            "kdim": None,
+            "vdim": None,
+            "score": None,
             "rotary": None,
         },
-        {"dim_k": ABSENT, "score": ABSENT, "num_key_heads": ABSENT | {}, "rotary": ABSENT, "bias": {"bool": "same"}},
+        dict.fromkeys(("head_dim", "num_kv_heads", "kdim", "vdim", "score", "rotary"), ABSENT)
+        | {"bias": {"bool": "same"}},
     ),
     "nn.MultiHeadAttention()": E(
         "nn",
-        call_of(lambda: nn.MultiHeadAttention(2, 8, dropout=0.0)),
+        call_of(lambda: nn.MultiHeadAttention(8, 2)),
         {
             "query": draw(2, 5, 8),
             "key": draw(2, 5, 8),
             "value": draw(2, 5, 8),
             "mask": None,
+            "valid_lens": None,
             "bias": None,
             "cache": None,
         },
-        {"query": SDPA, "key": SDPA, "value": NAN, "mask": ABSENT, "bias": ABSENT | ONE, "cache": ABSENT},
+        {
+            "query": SDPA,
+            "key": SDPA,
+            "value": NAN,
+            "mask": ABSENT,
+            "valid_lens": ABSENT,
+            "bias": ABSENT | ONE,
+            "cache": ABSENT,
+        },
         ("query", "key", "value"),
+        NAN,
+    ),
+    "nn.MultiHeadAttention.prepare": E(
+        "nn",
+        prepared(lambda: nn.MultiHeadAttention(4, 2)),
+        {"key": x3(1), "value": x3(2)},
+        {"key": SDPA, "value": NAN},
+        ("key", "value"),
         NAN,
     ),
     "nn.MultiHeadAttention.from_torch": E(
@@ -443,24 +492,33 @@ ENTRIES: dict[str, Entry] = {
     ),
     "nn.MultiHeadAttention.to_torch": E(
         "nn",
-        seeded(lambda **given: nn.MultiHeadAttention(2, 8, **given).to_torch().in_proj_weight),
+        seeded(lambda **given: nn.MultiHeadAttention(8, 2, **given).to_torch().in_proj_weight),
         {"score": None},
         {"score": ABSENT},
     ),
     "nn.AdditiveAttention": E(
         "nn",
         module(nn.AdditiveAttention, **QKV),
-        {"num_hiddens": 3, "dropout": 0.0},
+        {"hidden_dim": 3, "dropout": 0.0},
+    ),
+    "nn.AdditiveAttention.prepare": E(
+        "nn",
+        prepared(lambda: nn.AdditiveAttention(3)),
+        {"key": x3(1), "value": x3(2)},
+        {"key": NAN | {"tensor of another size": "else"}, "value": WIDER},
+        ("key", "value"),
+        NAN,
     ),
     "nn.AdditiveAttention()": E(
         "nn",
         call_of(lambda: nn.AdditiveAttention(3)),
-        QKV | {"valid_lens": None},
+        QKV | {"valid_lens": None, "mask": None},
         {
             "query": NAN | {"tensor of another size": "else"},
             "key": NAN | {"tensor of another size": "else"},
             "value": WIDER,
             "valid_lens": ABSENT,
+            "mask": ABSENT | ONE,
         },
         ("query", "key", "value"),
         NAN,
@@ -469,18 +527,26 @@ ENTRIES: dict[str, Entry] = {
     "nn.DotProductAttention()": E(
         "nn",
         call_of(nn.DotProductAttention),
-        QKV | {"valid_lens": None},
-        {"query": SDPA, "key": SDPA, "value": WIDER, "valid_lens": ABSENT},
+        QKV | {"valid_lens": None, "mask": None},
+        {"query": SDPA, "key": SDPA, "value": WIDER, "valid_lens": ABSENT, "mask": ABSENT | ONE},
         ("query", "key", "value"),
         TENSORS,
     ),
     "nn.KeyValueCache.append": E(
         "nn", cached, {"key": x4(2), "value": x4(3)}, {"key": {"NaN tensor": "else"}, "value": {"NaN tensor": "else"}}
     ),
+    "nn.KeyValueCache.reorder": E(
+        "nn",
+        lambda indices: filled(lambda cache: cache.reorder(indices)),
+        {"indices": torch.tensor([1, 0])},
+        {"indices": {"integer tensor": "else"}},
+    ),
+    "nn.KeyValueCache.crop": E("nn", lambda length: filled(lambda cache: cache.crop(length)), {"length": 3}),
+    "nn.KeyValueCache.reset": E("nn", lambda: filled(lambda cache: cache.reset()), {}),
     "nn.LearnedPositionalEncoding": E(
         "nn",
         module(nn.LearnedPositionalEncoding, x=x3()),
-        {"max_len": 7, "emb_dim": 4, "dropout": 0.0},
+        {"max_len": 7, "embed_dim": 4, "dropout": 0.0},
     ),
     "nn.LearnedPositionalEncoding()": E(
         "nn",
@@ -501,13 +567,57 @@ ENTRIES: dict[str, Entry] = {
     "nn.SinusoidalPositionalEncoding": E(
         "nn",
         module(nn.SinusoidalPositionalEncoding, x=x3()),
-        {"emb_dim": 4, "dropout": 0.0},
+        {"embed_dim": 4, "dropout": 0.0},
     ),
     "nn.SinusoidalPositionalEncoding()": E(
         "nn",
         call_of(lambda: nn.SinusoidalPositionalEncoding(4)),
         {"x": x3(), "offset": 1},
         {"x": NAN},
+    ),
+    "nn.TorchMultiheadAttention": E(
+        "nn",
+        module(lambda **given: First(nn.TorchMultiheadAttention(**given)), query=x3(), key=x3(1), value=x3(2)),
+        {
+            "embed_dim": 4,
+            "num_heads": 2,
+            "dropout": 0.0,
+            "bias": True,
+            "add_bias_kv": False,
+            "add_zero_attn": False,
+            "kdim": None,
+            "vdim": None,
+            "batch_first": True,
+        },
+        {"bias": {"bool": "same"}, "kdim": ABSENT, "vdim": ABSENT, "batch_first": {"bool": "same"}},
+    ),
+    "nn.TorchMultiheadAttention()": E(
+        "nn",
+        call_of(lambda: First(nn.TorchMultiheadAttention(4, 2, batch_first=True))),
+        QKV
+        | {
+            "key_padding_mask": None,
+            "need_weights": True,
+            "attn_mask": None,
+            "average_attn_weights": True,
+            "is_causal": False,
+        },
+        {
+            "query": SDPA,
+            "key": SDPA,
+            "value": NAN,
+            "key_padding_mask": ABSENT,
+            "attn_mask": ABSENT,
+            "need_weights": {"bool": "same"},
+            "average_attn_weights": {"bool": "same"},
+        },
+        ("query", "key", "value"),
+        NAN,
+    ),
+    "nn.TorchMultiheadAttention.from_torch": E(
+        "nn",
+        seeded(lambda module: nn.TorchMultiheadAttention.from_torch(module)(x3(), x3(), x3())[0]),
+        {"module": torch.nn.MultiheadAttention(4, 2, batch_first=True).eval()},
     ),
     "watch": E("models", watched, {"model": Block()}),
     "use_in_transformers": E("models", lambda model: ch.use_in_transformers(model), {"model": None}),
@@ -518,6 +628,6 @@ NOT_CALLED = {
     "ClearheadError": "an error", "ShapeError": "an error", "UnsupportedError": "an error",
     "Score": "abstract", "Mask": "abstract", "Bias": "abstract",
     "Plan": "what plan() gives", "AttentionCall": "what watch() gives", "Recording": "what watch() gives",
-    "nn.KeyValueCache": "takes nothing; its append is here",
+    "nn.KeyValueCache": "takes nothing; its methods are here", "nn.PreparedKeys": "what prepare() gives",
     "Weights.shape": "an attribute", "Weights.dtype": "an attribute", "Weights.problem": "an attribute",
 }  # fmt: skip

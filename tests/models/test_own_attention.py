@@ -75,7 +75,7 @@ def test_the_modules_of_clearhead_and_plan_inside_a_model():
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
-            self.attn = ch.nn.MultiHeadAttention(4, 16)
+            self.attn = ch.nn.MultiHeadAttention(16, 4)
 
         def forward(self, x):
             ch.plan(x, x, x)

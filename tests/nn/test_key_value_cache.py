@@ -11,15 +11,15 @@ from clearhead.nn import KeyValueCache, MultiHeadAttention, RotaryEmbedding
 MODULES = {
     "plain": {},
     "rotary": {"rotary": RotaryEmbedding(4)},
-    "groups": {"num_key_heads": 2},
-    "rotary and groups": {"rotary": RotaryEmbedding(2, interleaved=True), "num_key_heads": 1, "dim_k": 6},
+    "groups": {"num_kv_heads": 2},
+    "rotary and groups": {"rotary": RotaryEmbedding(2, interleaved=True), "num_kv_heads": 1, "head_dim": 6},
     "another score": {"score": ch.Gaussian()},
 }
 
 
 def make(name="plain"):
     torch.manual_seed(0)
-    return MultiHeadAttention(4, 16, **MODULES[name]).eval()
+    return MultiHeadAttention(16, 4, **MODULES[name]).eval()
 
 
 def decode(attend, x, cache, steps):
@@ -124,6 +124,128 @@ def test_masks_count_the_cached_keys():
         torch.testing.assert_close(attend(token, token, token, raw, cache=cache), output, atol=1e-6, rtol=1e-6)
         whole = attend(x, x, x, ch.Causal() & ch.Padding(keep))
     torch.testing.assert_close(output, whole[:, 4:], atol=1e-5, rtol=1e-5)
+
+
+def beams(attend, x, cache, choices):
+    """Decode, choosing among the batch after each step."""
+    outputs = []
+    for token, chosen in zip(x.split(1, 1), choices, strict=True):
+        outputs.append(attend(token, token, token, ch.Causal(), cache=cache))
+        cache.reorder(torch.tensor(chosen))
+    return outputs
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no gradients", "gradients"])
+def test_reordering_is_decoding_each_history_by_itself(grad):
+    attend, x, cache = make("rotary"), torch.randn(3, 5, 16), KeyValueCache()
+    choices = [[0, 1, 2], [2, 2, 0], [1, 0, 0], [0, 1, 2], [2, 1, 0]]
+    history = torch.empty(3, 0, 16)
+    with torch.set_grad_enabled(grad):
+        for i, output in enumerate(beams(attend, x, cache, choices)):
+            history = torch.cat([history, x[:, i : i + 1]], 1)  # what each entry has seen until now
+            expected = attend(history, history, history, ch.Causal())[:, -1:]
+            torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-5)
+            history = history[choices[i]]
+    assert len(cache) == 5
+
+
+def test_reordering_changes_the_batch_and_nothing_given_out():
+    cache = KeyValueCache()
+    with torch.no_grad():
+        key, value = cache.append(torch.randn(2, 2, 3, 4), torch.randn(2, 2, 3, 5))
+        before = key.clone(), value.clone()
+        branch = copy.copy(cache)
+        cache.reorder(torch.tensor([1, 1, 0], dtype=torch.int32))
+        assert repr(cache) == "KeyValueCache(length=3, batch=3, heads=2)" and "batch=2" in repr(branch)
+        new, _ = cache.append(torch.zeros(3, 2, 1, 4), torch.zeros(3, 2, 1, 5))
+        branch.append(torch.ones(2, 2, 1, 4), torch.ones(2, 2, 1, 5))
+        assert torch.equal(new[:, :, :3], before[0][[1, 1, 0]])
+        cache.reorder(torch.tensor([], dtype=torch.long))
+        assert "batch=0" in repr(cache)
+    assert torch.equal(key, before[0]) and torch.equal(value, before[1])
+
+
+def test_gradients_flow_through_reordering():
+    cache, key = KeyValueCache(), torch.randn(2, 1, 3, 4, requires_grad=True)
+    cache.append(key, key)
+    cache.reorder(torch.tensor([1, 1]))
+    cache.append(torch.zeros(2, 1, 1, 4), torch.zeros(2, 1, 1, 4))[0].sum().backward()
+    assert torch.equal(key.grad, torch.tensor([0.0, 2.0]).view(2, 1, 1, 1).expand_as(key))
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no gradients", "gradients"])
+@pytest.mark.parametrize("name", ["plain", "rotary"])
+def test_cropping_takes_positions_back(name, grad):
+    attend, x, y = make(name), torch.randn(2, 9, 16), torch.randn(2, 4, 16)
+    cache = KeyValueCache()
+    with torch.set_grad_enabled(grad):
+        first = decode(attend, x, cache, [5, 1, 1, 1, 1])
+        weights = attend.attention_weights
+        branch = copy.copy(cache)
+        cache.crop(6)
+        assert len(cache) == 6 and len(branch) == 9
+        second = decode(attend, y, cache, [2, 2])
+        third = decode(attend, y, branch, [1, 3])
+        for tokens, outputs in (([x[:, :6], y], [first[:, :6], second]), ([x, y], [first, third])):
+            whole = torch.cat(tokens, 1)
+            expected = attend(whole, whole, whole, ch.Causal())
+            torch.testing.assert_close(torch.cat(outputs, 1), expected, atol=1e-5, rtol=1e-5)
+        attend(x, x, x, ch.Causal())
+        last = attend.attention_weights.dense()[:, :, -1:]
+        torch.testing.assert_close(weights.dense(), last, atol=1e-6, rtol=1e-5)  # looked at after others were written
+    cache.crop(len(cache))
+    assert len(cache) == 10
+    cache.crop(0)
+    assert len(cache) == 0 and "batch=2" in repr(cache)
+
+
+def test_what_was_given_out_stays_when_cropped_positions_are_written_again():
+    cache = KeyValueCache()
+    with torch.no_grad():
+        key, _ = cache.append(torch.ones(1, 1, 4, 2), torch.ones(1, 1, 4, 2))
+        cache.crop(2)
+        cache.append(torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 2, 2))
+    assert (key == 1).all()
+
+
+def test_reset():
+    attend, cache = make(), KeyValueCache()
+    with torch.no_grad():
+        decode(attend, torch.randn(2, 3, 16), cache, [3])
+        branch = copy.copy(cache)
+        cache.reset()
+        assert repr(cache) == "KeyValueCache(empty)" and len(branch) == 3
+        x = torch.randn(5, 3, 16)
+        torch.testing.assert_close(decode(attend, x, cache, [3]), attend(x, x, x, ch.Causal()))
+    cache.crop(3)
+    KeyValueCache().crop(0)
+    KeyValueCache().reset()
+
+
+WRONG = {
+    "a list": (lambda c: c.reorder([0, 1]), ["indices is a list", "torch.tensor"]),
+    "floats": (lambda c: c.reorder(torch.tensor([0.0])), ["float32", "integers (N,)"]),
+    "bools": (lambda c: c.reorder(torch.tensor([True, False])), ["bool"]),
+    "two dimensions": (lambda c: c.reorder(torch.tensor([[0]])), ["(1, 1)", "(N,)"]),
+    "beyond the batch": (lambda c: c.reorder(torch.tensor([0, 2])), ["0 to 2", "batch of 2"]),
+    "negative": (lambda c: c.reorder(torch.tensor([-1, 0])), ["-1 to 0"]),
+    "an empty cache": (lambda c: KeyValueCache().reorder(torch.tensor([0])), ["empty", "no batch"]),
+    "longer": (lambda c: c.crop(5), ["length is 5", "holds 4 positions"]),
+    "negative length": (lambda c: c.crop(-1), ["length is -1"]),
+    "a fraction": (lambda c: c.crop(2.5), ["length is 2.5"]),
+    "longer than nothing": (lambda c: KeyValueCache().crop(1), ["holds 0"]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_refused_leaves_it_as_it_was(name):
+    call, says = WRONG[name]
+    cache = KeyValueCache()
+    cache.append(torch.zeros(2, 1, 4, 3), torch.zeros(2, 1, 4, 3))
+    with pytest.raises(ch.ClearheadError) as caught:
+        call(cache)
+    assert all(word in str(caught.value) for word in says), caught.value
+    assert repr(cache) == "KeyValueCache(length=4, batch=2, heads=1)"
 
 
 def test_repr():

@@ -1,6 +1,7 @@
 """MultiHeadAttention: against a plain formula, its masks, dropout, dtypes, gradients."""
 
 import copy
+import inspect
 import pickle
 
 import pytest
@@ -18,13 +19,13 @@ KEEP[..., 0] = True
 
 def make(*args, **options):
     torch.manual_seed(1)
-    return MultiHeadAttention(*(args or (H, E)), **{"dropout": 0.0} | options)
+    return MultiHeadAttention(*(args or (E, H)), **options)
 
 
 def formula(attend, query, key, value, added=0.0, score=None):
     """Head after head, from the weight matrices; `added` broadcasts to (B, H, Lq, Lk)."""
-    heads, groups = [], attend.num_heads // attend.num_key_heads
-    width = attend.dim_k
+    heads, groups = [], attend.num_heads // attend.num_kv_heads
+    width = attend.head_dim
     weights = []
     added = torch.as_tensor(added).expand(query.shape[0], attend.num_heads, query.shape[1], key.shape[1])
     for h in range(attend.num_heads):
@@ -36,6 +37,24 @@ def formula(attend, query, key, value, added=0.0, score=None):
         weights.append((scores + added[:, h]).softmax(-1).nan_to_num(0.0))
         heads.append(weights[-1] @ v)
     return torch.cat(heads, -1) @ attend.W_o.weight.T + attend.W_o.bias, torch.stack(weights, 1)
+
+
+def test_any_sizes_that_multiply_out():
+    attend = make(5, 6, head_dim=4, kdim=3, vdim=2)
+    assert (attend.embed_dim, attend.num_heads, attend.head_dim, attend.kdim, attend.vdim) == (5, 6, 4, 3, 2)
+    query, key, value = torch.randn(2, 3, 5), torch.randn(2, 4, 3), torch.randn(2, 4, 2)
+    output = attend(query, key, value)
+    torch.testing.assert_close(output, formula(attend, query, key, value)[0], atol=1e-5, rtol=1e-5)
+    assert attend.attention_weights.shape == (2, 6, 3, 4)
+    assert "embed_dim=5, num_heads=6, head_dim=4, kdim=3, vdim=2" in repr(attend)
+
+
+def test_the_arguments_are_torchs():
+    ours, theirs = (
+        list(inspect.signature(cls).parameters)[:4] for cls in (MultiHeadAttention, torch.nn.MultiheadAttention)
+    )
+    assert ours == theirs
+    assert [p.default for p in inspect.signature(MultiHeadAttention).parameters.values()][2:4] == [0.0, True]
 
 
 def minus_infinity(keep):
@@ -52,10 +71,10 @@ def check(attend, added=0.0, score=None, **options):
 
 SHAPES = {
     "4 heads": {},
-    "narrow heads": {"dim_k": 2},
-    "wide heads": {"dim_k": 20},
-    "two key heads": {"num_key_heads": 2},
-    "one key head": {"num_key_heads": 1, "dim_k": 5},
+    "narrow heads": {"head_dim": 2},
+    "wide heads": {"head_dim": 20},
+    "two key heads": {"num_kv_heads": 2},
+    "one key head": {"num_kv_heads": 1, "head_dim": 5},
 }
 
 
@@ -93,7 +112,7 @@ def test_masks(name):
 
 
 def test_with_as_many_sequences_as_heads_three_dimensions_are_the_batch():
-    attend = make(2, E)
+    attend = make(E, 2)
     check(attend, minus_infinity(KEEP[:, :1]), mask=KEEP[:, 0])
 
 
@@ -132,7 +151,7 @@ def test_the_score_is_trained_with_the_module():
     assert layer.weight.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize("options", [{}, {"num_key_heads": 2}], ids=["heads", "groups"])
+@pytest.mark.parametrize("options", [{}, {"num_kv_heads": 2}], ids=["heads", "groups"])
 def test_unbatched_is_a_batch_of_one(options):
     attend = make(**options)
     batched = attend(QUERY[:1], KEY[:1], VALUE[:1], KEEP[:1, 0])
@@ -155,7 +174,7 @@ def test_empty_inputs():
 
 
 def test_gradients():
-    attend = make(2, 4, num_key_heads=1).double()
+    attend = make(4, 2, num_kv_heads=1).double()
     x = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
     memory = torch.randn(2, 4, 4, dtype=torch.float64, requires_grad=True)
     call = lambda x, memory, *_: attend(x, memory, memory, ch.Lengths([2, 4])) + attend(x, x, x, ch.Causal()).sum()
@@ -230,7 +249,7 @@ def test_state_dict_has_the_projections_alone():
     names = {f"W_{x}.{what}" for x in "qkvo" for what in ("weight", "bias")}
     assert set(attend.state_dict()) == names
     assert set(make(bias=False).state_dict()) == {name for name in names if name.endswith("weight")}
-    fresh = MultiHeadAttention(H, E, dropout=0.0)
+    fresh = MultiHeadAttention(E, H)
     fresh.load_state_dict(attend.state_dict(), strict=True)
     torch.testing.assert_close(fresh(QUERY, KEY, VALUE), attend(QUERY, KEY, VALUE))
 
@@ -242,14 +261,14 @@ def test_inputs_are_not_written_to():
 
 
 def test_repr_says_the_sizes():
-    text = repr(MultiHeadAttention(4, 12, num_key_heads=2))
-    assert "num_heads=4, emb_dim=12, dim_k=3, dropout=0.1, num_key_heads=2" in text
+    text = repr(MultiHeadAttention(12, 4, num_kv_heads=2))
+    assert "embed_dim=12, num_heads=4, head_dim=3, num_kv_heads=2, dropout=0" in text
     assert "(score): Dot()" in text and "W_o" in text
 
 
 def test_layouts_need_no_copies():
     """Views of the projections go to the fused kernel; its output is flat again without a copy."""
-    attend = make(4, 64)
+    attend = make(64, 4)
     x = torch.randn(2, 7, 64)
     with torch.profiler.profile() as seen, torch.no_grad():
         attend(x, x, x)

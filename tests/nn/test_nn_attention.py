@@ -44,27 +44,35 @@ def attend(request):
 PER_SEQUENCE = torch.arange(7) < torch.tensor([2, 0, 7])[:, None, None]
 PER_QUERY = torch.arange(7) < torch.arange(15).reshape(3, 5).clamp(max=7)[:, :, None]
 MASKS = {
-    "none": (None, None),
-    "a list": ([2, 0, 7], PER_SEQUENCE),
-    "an array": (np.array([2, 0, 7], dtype=np.int32), PER_SEQUENCE),
-    "a tensor": (torch.tensor([2, 0, 7]), PER_SEQUENCE),
-    "one length a query": (torch.arange(15).reshape(3, 5).clamp(max=7), PER_QUERY),
-    "a mask": (ch.Lengths([2, 0, 7]) & ch.Causal(), PER_SEQUENCE & torch.ones(5, 7).tril(2).bool()),
-    "a bool tensor": (PER_QUERY, PER_QUERY),
-    "a bool array": (PER_QUERY.numpy(), PER_QUERY),
+    "none": ({}, None),
+    "a list": ({"valid_lens": [2, 0, 7]}, PER_SEQUENCE),
+    "an array": ({"valid_lens": np.array([2, 0, 7], dtype=np.int32)}, PER_SEQUENCE),
+    "a tensor": ({"valid_lens": torch.tensor([2, 0, 7])}, PER_SEQUENCE),
+    "one length a query": ({"valid_lens": torch.arange(15).reshape(3, 5).clamp(max=7)}, PER_QUERY),
+    "a mask": (
+        {"mask": ch.Lengths([2, 0, 7]) & ch.Causal()},
+        PER_SEQUENCE & torch.ones(5, 7).tril(2).bool(),
+    ),
+    "a bool tensor": ({"mask": PER_QUERY}, PER_QUERY),
+    "a bool array": ({"mask": PER_QUERY.numpy()}, PER_QUERY),
+    "a mask and lengths": (
+        {"mask": ch.Causal(), "valid_lens": [2, 0, 7]},
+        PER_SEQUENCE & torch.ones(5, 7).tril(2).bool(),
+    ),
+    "a bool tensor and lengths": ({"mask": PER_QUERY, "valid_lens": [2, 0, 7]}, PER_SEQUENCE & PER_QUERY),
 }
 
 
 @pytest.mark.parametrize("name", MASKS)
 def test_output_and_weights_are_the_formula(attend, name):
     given, keep = MASKS[name]
-    output = attend(QUERY, KEY, VALUE, given, align="lower_right")
+    output = attend(QUERY, KEY, VALUE, **given, align="lower_right")
     scores = scores_of(attend, QUERY, KEY)
     torch.testing.assert_close(output, formula(scores, VALUE, keep), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(
         attend.attention_weights.dense(), formula(scores, torch.eye(7), keep), atol=1e-5, rtol=1e-5
     )
-    if keep is not None and name not in ("one length a query", "a bool tensor", "a bool array"):
+    if keep is not None and "valid_lens" in given and name != "one length a query":
         assert (output[1] == 0).all()  # no valid key
 
 
@@ -221,4 +229,4 @@ def test_it_learns_to_look_a_key_up():
 def test_repr_says_the_sizes():
     assert repr(DotProductAttention(0.25)) == "DotProductAttention(dropout=0.25)"
     text = repr(AdditiveAttention(8, 0.5))
-    assert "num_hiddens=8, dropout=0.5" in text and "W_q" in text
+    assert "hidden_dim=8, dropout=0.5" in text and "W_q" in text

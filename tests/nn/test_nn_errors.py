@@ -10,7 +10,7 @@ from clearhead import nn as chnn
 zeros = torch.zeros
 X = zeros(2, 5, 8)
 MHA = chnn.MultiHeadAttention
-ATTEND = MHA(4, 8)
+ATTEND = MHA(8, 4)
 
 
 def additive(*widths):
@@ -27,35 +27,35 @@ def cached(first, then):
 
 # what is called, the kind of error, and what its message must say
 CASES = {
-    "torch's order": (
-        lambda: MHA(512, 8),
+    "the heads first": (
+        lambda: MHA(8, 512),
         ch.ClearheadError,
-        ["num_heads is 512", "emb_dim 8", "torch.nn.MultiheadAttention", "MultiHeadAttention(8, 512)"],
+        ["embed_dim is 8", "num_heads = 512", "embed_dim comes first", "MultiHeadAttention(8, 512, head_dim=1)"],
     ),
-    "torch's order with dim_k": (lambda: MHA(512, 8, 64), ch.ClearheadError, ["MultiHeadAttention(8, 512)"]),
-    "no heads": (lambda: MHA(0, 8), ch.ClearheadError, ["num_heads is 0", "1 or more"]),
-    "heads by a bool": (lambda: MHA(True, 8), ch.ClearheadError, ["num_heads is True", "whole number"]),
-    "heads by a fraction": (lambda: MHA(2.0, 8), ch.ClearheadError, ["num_heads is 2.0"]),
-    "emb_dim by a tensor": (lambda: MHA(2, zeros(3)), ch.ClearheadError, ["emb_dim", "whole number"]),
+    "no heads": (lambda: MHA(8, 0), ch.ClearheadError, ["num_heads is 0", "1 or more"]),
+    "heads by a bool": (lambda: MHA(8, True), ch.ClearheadError, ["num_heads is True", "whole number"]),
+    "heads by a fraction": (lambda: MHA(8, 2.0), ch.ClearheadError, ["num_heads is 2.0"]),
+    "embed_dim by a tensor": (lambda: MHA(zeros(3), 2), ch.ClearheadError, ["embed_dim", "whole number"]),
     "heads that do not divide": (
-        lambda: MHA(3, 8),
+        lambda: MHA(8, 3),
         ch.ClearheadError,
-        ["emb_dim is 8", "3 heads", "MultiHeadAttention(3, 8, dim_k=3)"],
+        ["embed_dim is 8", "num_heads = 3", "MultiHeadAttention(8, 3, head_dim=3)"],
     ),
-    "dim_k of 0": (lambda: MHA(2, 8, 0), ch.ClearheadError, ["dim_k is 0"]),
-    "key heads": (lambda: MHA(4, 8, num_key_heads=3), ch.ClearheadError, ["num_key_heads is 3", "divide"]),
-    "key heads of 0": (lambda: MHA(4, 8, num_key_heads=0), ch.ClearheadError, ["num_key_heads is 0"]),
-    "dropout of 1": (lambda: MHA(4, 8, dropout=1.0), ch.ClearheadError, ["dropout is 1.0", "probability"]),
+    "head_dim of 0": (lambda: MHA(8, 2, head_dim=0), ch.ClearheadError, ["head_dim is 0"]),
+    "key heads": (lambda: MHA(8, 4, num_kv_heads=3), ch.ClearheadError, ["num_kv_heads is 3", "divide"]),
+    "key heads of 0": (lambda: MHA(8, 4, num_kv_heads=0), ch.ClearheadError, ["num_kv_heads is 0"]),
+    "dropout of 1": (lambda: MHA(8, 4, dropout=1.0), ch.ClearheadError, ["dropout is 1.0", "probability"]),
     "dropout by a bool": (lambda: chnn.DotProductAttention(True), ch.ClearheadError, ["dropout is True"]),
     "negative dropout": (lambda: chnn.AdditiveAttention(8, -0.1), ch.ClearheadError, ["dropout is -0.1"]),
-    "a score class": (lambda: MHA(4, 8, score=ch.Dot), ch.ClearheadError, ["class Dot", "instance"]),
-    "a score by name": (lambda: MHA(4, 8, score="dot"), ch.ClearheadError, ["str", "Dot()"]),
-    "rotary by True": (lambda: MHA(4, 8, rotary=True), ch.ClearheadError, ["rotary is True", "RotaryEmbedding(dim=2)"]),
+    "a score class": (lambda: MHA(8, 4, score=ch.Dot), ch.ClearheadError, ["class Dot", "instance"]),
+    "a score by name": (lambda: MHA(8, 4, score="dot"), ch.ClearheadError, ["str", "Dot()"]),
+    "rotary by True": (lambda: MHA(8, 4, rotary=True), ch.ClearheadError, ["rotary is True", "RotaryEmbedding(dim=2)"]),
     "rotary that is too wide": (
-        lambda: MHA(4, 8, rotary=chnn.RotaryEmbedding(8)),
+        lambda: MHA(8, 4, rotary=chnn.RotaryEmbedding(8)),
         ch.ClearheadError,
-        ["turns 8", "dim_k = 2"],
+        ["turns 8", "head_dim = 2"],
     ),
+    "kdim of 0": (lambda: MHA(8, 4, kdim=0), ch.ClearheadError, ["kdim is 0"]),
     "a width": (
         lambda: ATTEND(X, zeros(2, 5, 6), X),
         ch.ShapeError,
@@ -78,7 +78,7 @@ CASES = {
     ),
     "another device": (lambda: ATTEND(X.to("meta"), X, X), ch.ClearheadError, ["on meta", "on cpu"]),
     "an array": (lambda: ATTEND(X.numpy(), X, X), ch.ClearheadError, ["query is a ndarray", "torch.as_tensor"]),
-    "no key": (lambda: ATTEND(X, None, None), ch.ClearheadError, ["key is a NoneType"]),
+    "no key": (lambda: ATTEND(X, None, X), ch.ClearheadError, ["key is a NoneType"]),
     "padding as a mask": (
         lambda: ATTEND(X, zeros(2, 7, 8), zeros(2, 7, 8), torch.ones(2, 7).bool()),
         ch.ShapeError,
@@ -100,15 +100,23 @@ CASES = {
     "an integer mask": (
         lambda: ATTEND(X, X, X, torch.ones(2, 5, dtype=torch.long)),
         ch.ClearheadError,
-        ["int64", "Padding", "DenseMask"],
+        ["int64", "valid_lens=", "Lengths(mask)", "Padding", "DenseMask"],
     ),
-    "an integer array": (lambda: ATTEND(X, X, X, np.ones((5, 5), int)), ch.ClearheadError, ["int64", "Padding"]),
+    "an integer array": (
+        lambda: ATTEND(X, X, X, np.ones((5, 5), int)),
+        ch.ClearheadError,
+        ["int64", "valid_lens=", "Padding"],
+    ),
     "a mask of another dtype": (
         lambda: ATTEND(X, X, X, zeros(5, 5, dtype=torch.float64)),
         ch.ClearheadError,
         ["float64", "mask.to(query.dtype)"],
     ),
-    "lengths as a mask": (lambda: ATTEND(X, X, X, [3, 5]), ch.ClearheadError, ["[3, 5]", "Mask"]),
+    "lengths as a mask": (
+        lambda: ATTEND(X, X, X, [3, 5]),
+        ch.ClearheadError,
+        ["[3, 5]", "Mask", "valid_lens=", "Lengths"],
+    ),
     "a bias of three dimensions": (lambda: ATTEND(X, X, X, bias=zeros(4, 5, 5)), ch.ShapeError, ["bias[None]"]),
     "a cache that is none": (
         lambda: ATTEND(X, X, X, cache=True),
@@ -126,12 +134,12 @@ CASES = {
         ["differ in batch", "cache     2  4  5  2", "new key   3  4  5  2", "own KeyValueCache()"],
     ),
     "other heads for the cache": (
-        lambda: [m(X, X, X, cache=c) for c in [chnn.KeyValueCache()] for m in (ATTEND, MHA(2, 8))],
+        lambda: [m(X, X, X, cache=c) for c in [chnn.KeyValueCache()] for m in (ATTEND, MHA(8, 2))],
         ch.ShapeError,
         ["differ in key heads"],
     ),
     "other widths for the cache": (
-        lambda: [m(X, X, X, cache=c) for c in [chnn.KeyValueCache()] for m in (ATTEND, MHA(4, 8, 3))],
+        lambda: [m(X, X, X, cache=c) for c in [chnn.KeyValueCache()] for m in (ATTEND, MHA(8, 4, head_dim=3))],
         ch.ShapeError,
         ["differ in width"],
     ),
@@ -139,13 +147,13 @@ CASES = {
         lambda: [
             m(X.to(d), *[X.to(d)] * 2, cache=c)
             for c in [chnn.KeyValueCache()]
-            for m, d in ((ATTEND, torch.float32), (MHA(4, 8).double(), torch.float64))
+            for m, d in ((ATTEND, torch.float32), (MHA(8, 4).double(), torch.float64))
         ],
         ch.ClearheadError,
         ["torch.float64", "cache holds torch.float32"],
     ),
     "from another module": (lambda: MHA.from_torch(torch.nn.Linear(2, 2)), ch.ClearheadError, ["Linear", "from_torch"]),
-    "no hidden units": (lambda: chnn.AdditiveAttention(0), ch.ClearheadError, ["num_hiddens is 0"]),
+    "no hidden units": (lambda: chnn.AdditiveAttention(0), ch.ClearheadError, ["hidden_dim is 0"]),
     "another query width": (lambda: additive((4, 6), (5, 6)), ch.ShapeError, ["query has width 5", "width 4"]),
     "another key width": (lambda: additive((4, 6), (4, 7)), ch.ShapeError, ["key has width 7", "width 6"]),
     "a list as the query": (lambda: chnn.AdditiveAttention(3)([[1.0]], X, X), ch.ClearheadError, ["query is a list"]),
@@ -208,7 +216,7 @@ def test_bad_input_is_one_clear_error(name):
 
 
 def test_a_refused_call_is_not_recorded():
-    attend = MHA(4, 8)
+    attend = MHA(8, 4)
     attend(X, X, X)
     with pytest.raises(ch.ClearheadError):
         attend(X[:, :3], X, X, ch.Causal())

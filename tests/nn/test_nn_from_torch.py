@@ -45,6 +45,7 @@ def call(module, query, key, value, **options):
 def test_from_torch_gives_the_same(kind):
     module = theirs(kind)
     ours = MultiHeadAttention.from_torch(module)
+    assert (ours.embed_dim, ours.kdim, ours.vdim) == (module.embed_dim, module.kdim, module.vdim)
     query, key, value = inputs(module)
     expected, weights = call(module, query, key, value)
     torch.testing.assert_close(ours(query, key, value), expected, atol=1e-6, rtol=1e-5)
@@ -127,7 +128,7 @@ def test_state_dicts_load_strictly(kind):
     bias = kind == "plain"
     module = theirs(kind)
     ours = MultiHeadAttention.from_torch(module)
-    fresh = MultiHeadAttention(H, E, bias=bias).eval()
+    fresh = MultiHeadAttention(E, H, bias=bias).eval()
     fresh.load_state_dict(ours.state_dict(), strict=True)
     fresh_theirs = nn.MultiheadAttention(E, H, bias=bias, batch_first=True)
     fresh_theirs.load_state_dict(ours.to_torch().state_dict(), strict=True)
@@ -144,20 +145,20 @@ def test_from_torch_refuses_keys_that_are_not_in_the_input(option):
 
 
 def frozen():
-    module = MultiHeadAttention(H, E)
+    module = MultiHeadAttention(E, H)
     module.W_k.weight.requires_grad_(False)
     return module
 
 
 CANNOT = {
-    "another score": (lambda: MultiHeadAttention(H, E, score=ch.Cosine()), ["the score is Cosine"]),
-    "another scale": (lambda: MultiHeadAttention(H, E, score=ch.Dot(scale=1.0)), ["Dot(scale=1.0)"]),
-    "a softcap": (lambda: MultiHeadAttention(H, E, score=ch.Dot(softcap=1.0)), ["softcap"]),
-    "groups": (lambda: MultiHeadAttention(H, E, num_key_heads=2), ["4 query heads share 2 key heads"]),
-    "dim_k": (lambda: MultiHeadAttention(H, E, dim_k=5), ["dim_k is 5", "12 / 4"]),
-    "rotary": (lambda: MultiHeadAttention(H, E, rotary=RotaryEmbedding(2)), ["rotary"]),
+    "another score": (lambda: MultiHeadAttention(E, H, score=ch.Cosine()), ["the score is Cosine"]),
+    "another scale": (lambda: MultiHeadAttention(E, H, score=ch.Dot(scale=1.0)), ["Dot(scale=1.0)"]),
+    "a softcap": (lambda: MultiHeadAttention(E, H, score=ch.Dot(softcap=1.0)), ["softcap"]),
+    "groups": (lambda: MultiHeadAttention(E, H, num_kv_heads=2), ["4 query heads share 2 key heads"]),
+    "head_dim": (lambda: MultiHeadAttention(E, H, head_dim=5), ["head_dim is 5", "12 / 4"]),
+    "rotary": (lambda: MultiHeadAttention(E, H, rotary=RotaryEmbedding(2)), ["rotary"]),
     "frozen apart": (frozen, ["W_k", "frozen"]),
-    "several": (lambda: MultiHeadAttention(H, E, dim_k=5, num_key_heads=1), ["dim_k", "share"]),
+    "several": (lambda: MultiHeadAttention(E, H, head_dim=5, num_kv_heads=1), ["head_dim", "share"]),
 }
 
 
@@ -170,6 +171,6 @@ def test_to_torch_says_what_torch_cannot(name):
 
 
 def test_a_scale_that_is_the_default_is_the_default():
-    ours = MultiHeadAttention(H, E, dropout=0.0, score=ch.Dot(scale=3**-0.5))
+    ours = MultiHeadAttention(E, H, score=ch.Dot(scale=3**-0.5))
     x = torch.randn(2, 5, E)
     torch.testing.assert_close(ours.to_torch()(x, x, x)[0], ours(x, x, x), atol=1e-6, rtol=1e-5)

@@ -17,13 +17,13 @@ from clearhead.nn import (
 )
 
 
-@pytest.mark.parametrize("emb_dim", [1, 2, 5, 8])
-def test_sinusoid_is_the_formula(emb_dim):
-    encode = SinusoidalPositionalEncoding(emb_dim)
-    x = torch.randn(2, 9, emb_dim, dtype=torch.float64)
+@pytest.mark.parametrize("embed_dim", [1, 2, 5, 8])
+def test_sinusoid_is_the_formula(embed_dim):
+    encode = SinusoidalPositionalEncoding(embed_dim)
+    x = torch.randn(2, 9, embed_dim, dtype=torch.float64)
     expected = torch.tensor(
         [
-            [(math.cos if d % 2 else math.sin)(p / 10000 ** ((d - d % 2) / emb_dim)) for d in range(emb_dim)]
+            [(math.cos if d % 2 else math.sin)(p / 10000 ** ((d - d % 2) / embed_dim)) for d in range(embed_dim)]
             for p in range(9)
         ],
         dtype=torch.float64,
@@ -140,7 +140,7 @@ def test_decoding_with_positions_is_the_whole_at_once():
     """Encodings by offset, rotary by the cache's length."""
     torch.manual_seed(0)
     encode = SinusoidalPositionalEncoding(8)
-    attend = MultiHeadAttention(2, 8, rotary=RotaryEmbedding(4)).eval()
+    attend = MultiHeadAttention(8, 2, rotary=RotaryEmbedding(4)).eval()
     x, cache, steps = torch.randn(2, 9, 8), KeyValueCache(), []
     with torch.no_grad():
         for token in x.split(2, 1):
@@ -152,4 +152,6 @@ def test_decoding_with_positions_is_the_whole_at_once():
 
 def test_repr_says_the_sizes():
     assert repr(RotaryEmbedding(4, interleaved=True)) == "RotaryEmbedding(dim=4, base=10000, interleaved=True)"
-    assert "emb_dim=8" in repr(SinusoidalPositionalEncoding(8)) and "max_len=9" in repr(LearnedPositionalEncoding(9, 8))
+    assert "embed_dim=8" in repr(SinusoidalPositionalEncoding(8)) and "max_len=9" in repr(
+        LearnedPositionalEncoding(9, 8)
+    )

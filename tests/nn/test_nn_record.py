@@ -14,8 +14,8 @@ from clearhead.nn import AdditiveAttention, DotProductAttention, KeyValueCache, 
 MODULES = {
     "dot": DotProductAttention,
     "additive": lambda: AdditiveAttention(4),
-    "heads": lambda: MultiHeadAttention(2, 6, dropout=0.0),
-    "heads with a score": lambda: MultiHeadAttention(2, 6, dropout=0.0, score=ch.Bilinear(3, 3)),
+    "heads": lambda: MultiHeadAttention(6, 2),
+    "heads with a score": lambda: MultiHeadAttention(6, 2, score=ch.Bilinear(3, 3)),
 }
 
 
@@ -34,7 +34,7 @@ def test_nothing_before_a_call_then_the_last_call(attend):
     assert attend.attention_weights is None
     query, key, value = inputs()
     attend(query, key, value)
-    attend(query, key, value, ch.Lengths([1, 3]))
+    attend(query, key, value, valid_lens=[1, 3])
     weights = attend.attention_weights
     assert isinstance(weights, ch.Weights) and weights is attend.attention_weights
     assert weights.shape[-2:] == (4, 5)
@@ -107,7 +107,7 @@ def masks():
 def test_a_mask_written_to(case):
     written, mask = list(masks())[case]
     query, key, value = inputs()
-    attend = MultiHeadAttention(2, 6)
+    attend = MultiHeadAttention(6, 2)
     attend(query, key, value, mask)
     assert attend.attention_weights is not None
     written.fill_(0)
@@ -117,7 +117,7 @@ def test_a_mask_written_to(case):
 
 def test_a_bias_written_to_or_trained():
     query, key, value = inputs()
-    attend = MultiHeadAttention(2, 6)
+    attend = MultiHeadAttention(6, 2)
     raw = torch.zeros(4, 5)
     attend(query, key, value, bias=raw)
     raw.add_(1)
@@ -153,7 +153,7 @@ def test_inference_mode_copies_what_it_cannot_watch(attend):
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_the_cache_goes_on(mode):
-    attend, cache, x = MultiHeadAttention(2, 6).eval(), KeyValueCache(), torch.randn(1, 30, 6)
+    attend, cache, x = MultiHeadAttention(6, 2).eval(), KeyValueCache(), torch.randn(1, 30, 6)
     with mode():
         whole = []
         for t in x.split(1, 1):
@@ -166,7 +166,7 @@ def test_the_cache_goes_on(mode):
 
 
 def test_a_write_into_the_cache_is_noticed():
-    attend, cache, x = MultiHeadAttention(2, 6).eval(), KeyValueCache(), torch.randn(1, 3, 6)
+    attend, cache, x = MultiHeadAttention(6, 2).eval(), KeyValueCache(), torch.randn(1, 3, 6)
     with torch.inference_mode():
         attend(x, x, x, cache=cache)
         attend(x, x, x, cache=cache)
@@ -216,7 +216,7 @@ def test_a_loss_on_the_weights_trains_where_their_graph_is_kept(kind):
     """Guided attention (Tachibana et al. 2018): weights far from the diagonal are penalised."""
     torch.manual_seed(0)
     made = {
-        "multi-head": lambda **given: MultiHeadAttention(2, 16, dropout=0.0, **given),
+        "multi-head": lambda **given: MultiHeadAttention(16, 2, **given),
         "additive": lambda **given: AdditiveAttention(16, **given),
     }[kind]
     x = torch.randn(2, 10, 16)

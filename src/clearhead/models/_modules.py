@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from clearhead.models._padding import Given, given
 from clearhead.models._patch import replaced
+from clearhead.nn.multi_head_attention import MultiHeadAttention
 
 Kind = Literal["self", "cross"]
 
@@ -99,5 +100,8 @@ def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], s
     if len(args) > 1:
         with suppress(ValueError):  # TorchScript's forward has no signature
             named.update(zip(inspect.signature(module.forward).parameters, args, strict=False))
-    kind: Kind = "cross" if any(isinstance(named.get(source), Tensor) for source in SOURCES) else "self"
+    second = any(isinstance(named.get(source), Tensor) for source in SOURCES)
+    if isinstance(module, nn.MultiheadAttention | MultiHeadAttention):  # which project query and key by themselves
+        second = named.get("key") is not named.get("query")
+    kind: Kind = "cross" if second else "self"
     return Running(module, kind, given(module.forward, named, stack[-1].told if stack else Given()))

@@ -5,5 +5,7 @@ from clearhead.nn.dot_product_attention import DotProductAttention as DotProduct
 from clearhead.nn.key_value_cache import KeyValueCache as KeyValueCache
 from clearhead.nn.learned_positional_encoding import LearnedPositionalEncoding as LearnedPositionalEncoding
 from clearhead.nn.multi_head_attention import MultiHeadAttention as MultiHeadAttention
+from clearhead.nn.prepared_keys import PreparedKeys as PreparedKeys
 from clearhead.nn.rotary_embedding import RotaryEmbedding as RotaryEmbedding
 from clearhead.nn.sinusoidal_positional_encoding import SinusoidalPositionalEncoding as SinusoidalPositionalEncoding
+from clearhead.nn.torch_multihead_attention import TorchMultiheadAttention as TorchMultiheadAttention

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from clearhead.base.arrays import check_float
@@ -18,7 +19,7 @@ def check_embedded(x: Any, width: int, who: str) -> None:
     check_float(x, f"{who}: x")
     if x.ndim < 2 or x.shape[-1] != width:
         raise ShapeError(
-            f"{who}: x has shape {tuple(x.shape)}; expected (..., L, {width}): positions, then emb_dim = {width}."
+            f"{who}: x has shape {tuple(x.shape)}; expected (..., L, {width}): positions, then embed_dim = {width}."
         )
 
 
@@ -30,3 +31,13 @@ def check_offset(offset: Any, who: str) -> int:
             "One position a sequence is what RotaryEmbedding takes."
         )
     return check_count(offset, 0, f"{who}: offset", most=2**24)
+
+
+def check_dtype(name: str, tensor: Tensor, weight: Tensor, weight_name: str) -> None:
+    """The dtype and the device of the weight that it is projected by."""
+    other_dtype = tensor.dtype != weight.dtype and not torch.is_autocast_enabled(tensor.device.type)
+    if other_dtype or tensor.device != weight.device:
+        raise ClearheadError(
+            f"{name}, shape {tuple(tensor.shape)}, is {tensor.dtype} on {tensor.device}, and the module's weights are "
+            f"{weight.dtype} on {weight.device}.\nPass module.to({name}) once, or {name}.to(module.{weight_name})."
+        )

@@ -12,10 +12,12 @@ from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ShapeError, columns
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import check_keep
+from clearhead.nn._masks import check_mask
 
 
 def head_mask(mask: Any, sizes: tuple[int, int, int, int], dtype: torch.dtype) -> Any:
     """A mask as `attention` takes it beside (B, H, L, E): (Lq, Lk), or (B or 1, H or 1, Lq or 1, Lk or 1)."""
+    check_mask(mask)
     if mask is None or isinstance(mask, Mask) or not isinstance(mask, Tensor | np.ndarray):
         return mask  # attention() says what is wrong with anything else
     tensor = to_tensor(mask, "mask")

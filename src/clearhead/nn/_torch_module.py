@@ -15,21 +15,7 @@ if TYPE_CHECKING:
 
 
 def from_torch(cls: type[MultiHeadAttention], module: nn.MultiheadAttention) -> MultiHeadAttention:
-    if not isinstance(module, nn.MultiheadAttention):
-        raise ClearheadError(f"from_torch takes a torch.nn.MultiheadAttention; got a {type(module).__name__}.")
-    extra = [
-        said
-        for said, is_so in (
-            ("add_bias_kv=True (bias_k, bias_v)", module.bias_k is not None or module.bias_v is not None),
-            ("add_zero_attn=True", module.add_zero_attn),
-        )
-        if is_so
-    ]
-    if extra:
-        raise UnsupportedError(
-            f"this nn.MultiheadAttention has {' and '.join(extra)}, a key that is not in the input; "
-            "MultiHeadAttention has no such key. Append it to key and value yourself."
-        )
+    check_torch(module, "MultiHeadAttention")
     has_bias = module.in_proj_bias is not None
     packed = module.in_proj_weight  # None where the widths differ
     apart = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
@@ -37,10 +23,31 @@ def from_torch(cls: type[MultiHeadAttention], module: nn.MultiheadAttention) -> 
     weights += _split(module.out_proj.weight, 1)
     biases = _split(module.in_proj_bias, 3) + _split(module.out_proj.bias, 1) if has_bias else [None] * 4
     with torch.device("meta"):  # no weights are made, and no random numbers drawn, only to be replaced
-        ours = cls(module.num_heads, module.embed_dim, dropout=module.dropout, bias=has_bias)
+        widths = {"kdim": module.kdim, "vdim": module.vdim}
+        ours = cls(module.embed_dim, module.num_heads, module.dropout, has_bias, **widths)
     for layer, weight, bias in zip((ours.W_q, ours.W_k, ours.W_v, ours.W_o), weights, biases, strict=True):
-        layer.weight, layer.bias, layer.in_features = weight, bias, weight.shape[1]
+        layer.weight, layer.bias = weight, bias
     return ours.train(module.training)
+
+
+def check_torch(module: Any, ours: str) -> None:
+    """An nn.MultiheadAttention whose keys are those it is given."""
+    if not isinstance(module, nn.MultiheadAttention):
+        raise ClearheadError(f"from_torch takes a torch.nn.MultiheadAttention; got a {type(module).__name__}.")
+    refuse_keys(module.bias_k is not None or module.bias_v is not None, module.add_zero_attn, ours)
+
+
+def refuse_keys(add_bias_kv: bool, add_zero_attn: bool, ours: str) -> None:
+    extra = [
+        said
+        for said, is_so in (("add_bias_kv=True (bias_k, bias_v)", add_bias_kv), ("add_zero_attn=True", add_zero_attn))
+        if is_so
+    ]
+    if extra:
+        raise UnsupportedError(
+            f"this nn.MultiheadAttention has {' and '.join(extra)}, a key that is not in the input; "
+            f"{ours} has no such key. Append it to key and value yourself."
+        )
 
 
 def _split(parameter: Any, parts: int) -> list[Any]:
@@ -58,7 +65,7 @@ def to_torch(module: MultiHeadAttention) -> nn.MultiheadAttention:
     has_bias = module.W_q.bias is not None
     with torch.device("meta"):
         theirs = nn.MultiheadAttention(
-            module.emb_dim,
+            module.embed_dim,
             module.num_heads,
             module.dropout,
             bias=has_bias,
@@ -85,14 +92,15 @@ def _packed(tensors: list[Any]) -> nn.Parameter:
 def _objections(module: MultiHeadAttention) -> list[str]:
     """Why torch's module can't do what this one does, in words."""
     found = []
-    score, width = module.score, module.dim_k
+    score, width = module.score, module.head_dim
     plain = type(score) is Dot and score.factor(width) == width**-0.5 and score.softcap is None
     if not plain or next(module.score.parameters(), None) is not None:
         found.append(f"the score is {score}, and torch's is Dot()")
-    if module.num_key_heads != module.num_heads:
-        found.append(f"{module.num_heads} query heads share {module.num_key_heads} key heads")
-    if module.dim_k * module.num_heads != module.emb_dim:
-        found.append(f"dim_k is {module.dim_k}, not emb_dim / num_heads = {module.emb_dim} / {module.num_heads}")
+    if module.num_kv_heads != module.num_heads:
+        found.append(f"{module.num_heads} query heads share {module.num_kv_heads} key heads")
+    if module.head_dim * module.num_heads != module.embed_dim:
+        usual = f"embed_dim / num_heads = {module.embed_dim} / {module.num_heads}"
+        found.append(f"head_dim is {module.head_dim}, not {usual}")
     if module.rotary is not None:
         found.append("it has a rotary embedding")
     layers = [module.W_q, module.W_k, module.W_v, module.W_o]

@@ -10,10 +10,14 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 from clearhead._attention import attention
+from clearhead.base.arrays import check_float, is_numpy, to_tensor_float
 from clearhead.base.dropout import check_dropout
+from clearhead.base.errors import ShapeError, columns
 from clearhead.base.numbers import check_count
+from clearhead.nn._checks import check_dtype
+from clearhead.nn._masks import with_lengths
 from clearhead.nn._record import RecordingModule
-from clearhead.nn.dot_product_attention import lengths_or_mask
+from clearhead.nn.prepared_keys import PreparedKeys, check_value_given, taken
 from clearhead.scores.additive import Additive
 from clearhead.scores.base import Score
 
@@ -23,7 +27,7 @@ class AdditiveAttention(RecordingModule):
 
     >>> import torch
     >>> from clearhead.nn import AdditiveAttention
-    >>> attend = AdditiveAttention(num_hiddens=8)
+    >>> attend = AdditiveAttention(hidden_dim=8)
     >>> query, key, value = torch.rand(2, 1, 20), torch.rand(2, 10, 2), torch.rand(2, 10, 4)
     >>> attend(query, key, value, valid_lens=[2, 6]).shape
     torch.Size([2, 1, 4])
@@ -31,63 +35,104 @@ class AdditiveAttention(RecordingModule):
     {'w_v': (8,), 'W_q.weight': (8, 20), 'W_k.weight': (8, 2)}
     >>> attend.attention_weights.shape
     torch.Size([2, 1, 10])
+    >>> prepared = attend.prepare(key, value)           # for a decoder: the keys are projected once
+    >>> [attend(step, prepared, valid_lens=[2, 6]).shape for step in torch.rand(3, 2, 1, 20)]
+    [torch.Size([2, 1, 4]), torch.Size([2, 1, 4]), torch.Size([2, 1, 4])]
 
     Formula: output_i = Σ_j w_ij value_j, with w_i = softmax over the allowed keys j of
     Σ_h w_v[h] · tanh((W_q query_i)[h] + (W_k key_j)[h]).
 
-    `num_hiddens`: the width of the tanh network. The widths of query and key are taken from the first call, or from a
+    `hidden_dim`: the width of the tanh network. The widths of query and key are taken from the first call, or from a
     state dict. An optimizer made before the first call holds the same parameters, as with torch's lazy modules; make
     the first call before torch.compile.
-    `dropout`: the probability with which a weight is dropped while training.
-    query (..., Lq, Eq), key (..., Lk, Ek), value (..., Lk, Ev); `valid_lens`: integers (B,) or (B, Lq), how many keys
-    may be seen; or a `Mask`, or a bool tensor (True: may attend). `align`: as for `clearhead.attention`.
-    Returns (..., Lq, Ev) of the value's dtype. Raises a `ClearheadError` for other widths than those of the first call,
-    and as `clearhead.attention` does. `attention_weights`: the weights of the last call, lazy; detached,
-    unless `record_gradients` is True, which keeps the last call's graph.
-    Cost: Lq·Lk·num_hiddens tanh over the allowed pairs; memory O(Lq + Lk).
+    `dropout`: the probability with which a weight is dropped while training. What it is called with: see `forward`.
+    `attention_weights`: the weights of the last call, lazy; detached, unless `record_gradients` is True, which keeps
+    the last call's graph.
+    Cost: Lq·Lk·hidden_dim tanh over the allowed pairs; memory O(Lq + Lk).
     Source: Bahdanau et al. 2015, "Neural Machine Translation by Jointly Learning to Align and Translate"; the
     signature: Zhang et al., "Dive into Deep Learning".
     """
 
-    _score: tuple[Additive] | None = None  # in a tuple, its parameters are not counted twice
+    # of keys as they are, and of prepared ones; in a tuple, their parameters are not counted twice
+    _scores: tuple[Additive, Additive] | None = None
 
-    def __init__(self, num_hiddens: int, dropout: float = 0.0, *, record_gradients: bool = False) -> None:
+    def __init__(self, hidden_dim: int, dropout: float = 0.0, *, record_gradients: bool = False) -> None:
         super().__init__(record_gradients)
-        self.num_hiddens = check_count(num_hiddens, 1, "num_hiddens")
+        self.hidden_dim = check_count(hidden_dim, 1, "hidden_dim")
         self.dropout = check_dropout(dropout, "dropout")
-        self.W_q = nn.LazyLinear(self.num_hiddens, bias=False)
-        self.W_k = nn.LazyLinear(self.num_hiddens, bias=False)
-        bound = self.num_hiddens**-0.5  # as nn.Linear(num_hiddens, 1) has it
-        self.w_v = nn.Parameter(torch.empty(self.num_hiddens).uniform_(-bound, bound))
+        self.W_q = nn.LazyLinear(self.hidden_dim, bias=False)
+        self.W_k = nn.LazyLinear(self.hidden_dim, bias=False)
+        bound = self.hidden_dim**-0.5  # as nn.Linear(hidden_dim, 1) has it
+        self.w_v = nn.Parameter(torch.empty(self.hidden_dim).uniform_(-bound, bound))
 
-    def forward(self, query: Any, key: Any, value: Any, valid_lens: Any = None, *, align: Any = None) -> Any:
-        for layer, array in ((self.W_q, query), (self.W_k, key)):
-            if isinstance(layer, LazyModuleMixin):
-                _settle(layer, array)
-        score = self._on_parameters()
-        mask = lengths_or_mask(valid_lens)
+    def forward(
+        self, query: Any, key: Any, value: Any = None, valid_lens: Any = None, *, mask: Any = None, align: Any = None
+    ) -> Any:
+        """The output (..., Lq, Ev), of the value's dtype.
+
+        query (..., Lq, Eq), key (..., Lk, Ek), value (..., Lk, Ev); or, for key and value, what `prepare` gave.
+        `valid_lens`: integers (B,) or (B, Lq), how many keys may be seen: a list, an array or a tensor.
+        `mask`: a `Mask`, a bool tensor (True: may attend), a float tensor (added to the scores), or None. Where both
+        are given, both hold. `align`: as for `clearhead.attention`. Raises a `ClearheadError` for other widths than
+        those of the first call, and as `clearhead.attention` does.
+        """
+        if isinstance(self.W_q, LazyModuleMixin):
+            _settle(self.W_q, query)
+        prepared = isinstance(key, PreparedKeys)
+        if prepared:
+            key, value = taken(key, query, value, self)
+        else:
+            check_value_given(value)
+        if not prepared and isinstance(self.W_k, LazyModuleMixin):
+            _settle(self.W_k, key)
+        score = self._on_parameters(prepared)
+        mask, bias = with_lengths(mask, valid_lens)
         dropout_p = self.dropout if self.training else 0.0
-        output = attention(query, key, value, score=score, mask=mask, align=align, dropout_p=dropout_p)
-        self._record(query, key, score=score, mask=mask, align=align)
+        output = attention(query, key, value, score=score, mask=mask, bias=bias, align=align, dropout_p=dropout_p)
+        self._record(query, key, score=score, mask=mask, bias=bias, align=align)
         return output
 
-    def _on_parameters(self) -> Additive:
+    def prepare(self, key: Any, value: Any) -> PreparedKeys:
+        """Key and value with W_k's projection done, for calls `attend(query, prepared)`: see `PreparedKeys`.
+
+        key (..., Lk, Ek), value (..., Lk, Ev). Where W_k is trained, padding is not to be NaN or infinite: it is
+        projected here, before a mask says what it is.
+        Raises a `ClearheadError` for other widths or dtypes than the module's. Cost: Lk·Ek·hidden_dim multiplications.
+        """
+        numpy = is_numpy(key=key, value=value)
+        tensors = {"key": to_tensor_float(key, "key"), "value": to_tensor_float(value, "value")}
+        for name, tensor in tensors.items():
+            check_float(tensor, name)
+        rows = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        if any(len(row) < 2 for row in rows.values()) or rows["key"][-2] != rows["value"][-2]:
+            raise ShapeError(
+                f"key and value disagree: each key needs its value, (..., Lk, Ek) and (..., Lk, Ev).\n{columns(rows)}"
+            )
+        if isinstance(self.W_k, LazyModuleMixin):
+            _settle(self.W_k, tensors["key"])
+        width = self.W_k.weight.shape[1]
+        if rows["key"][-1] != width:
+            raise ShapeError(f"key has shape {rows['key']}; the module's W_k takes keys of width {width}.")
+        check_dtype("key", tensors["key"], self.W_k.weight, "W_k.weight")
+        projected = tensors["key"] @ self.W_k.weight.T
+        return PreparedKeys(projected.detach().numpy() if numpy else projected, value, self)
+
+    def _on_parameters(self, prepared: bool) -> Additive:
         """The score that shares the parameters. It projects after attention() has seen to padding that is NaN."""
         tensors: dict[str, Any] = {"W_q": self.W_q.weight, "W_k": self.W_k.weight, "w_v": self.w_v}
-        if self._score is not None:
-            score = self._score[0]
-            if all(score._parameters[name] is tensor for name, tensor in tensors.items()):
-                return score
+        if self._scores is not None:
+            held = self._scores[0]._parameters
+            if all(held[name] is tensor for name, tensor in tensors.items()):
+                return self._scores[prepared]
         # What torch.func and parametrizations put in place of a parameter is none, and is taken as it is.
-        score = Additive.__new__(Additive)
-        Score.__init__(score)
-        score._parameters.update(tensors)
-        if all(isinstance(tensor, nn.Parameter) for tensor in tensors.values()):
-            self._score = (score,)
-        return score
+        if not all(isinstance(tensor, nn.Parameter) for tensor in tensors.values()):
+            return _sharing(tensors | {"W_k": None} if prepared else tensors)
+        # both at once, since compiled code can't make a module
+        self._scores = (_sharing(tensors), _sharing(tensors | {"W_k": None}))
+        return self._scores[prepared]
 
     def extra_repr(self) -> str:
-        return f"num_hiddens={self.num_hiddens}, dropout={self.dropout:g}"
+        return f"hidden_dim={self.hidden_dim}, dropout={self.dropout:g}"
 
 
 def _settle(layer: Any, array: Any) -> None:
@@ -99,3 +144,11 @@ def _settle(layer: Any, array: Any) -> None:
     width = shape[-1] if is_lazy(weight) else weight.shape[1]
     with torch.no_grad():
         layer(torch.empty(0, width, dtype=weight.dtype, device=weight.device))
+
+
+def _sharing(tensors: dict[str, Any]) -> Additive:
+    """A score over these very parameters; None for W_k: the keys are projected already."""
+    score = Additive.__new__(Additive)
+    Score.__init__(score)
+    score._parameters.update(tensors)
+    return score

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from clearhead.base.arrays import check_float
 from clearhead.base.errors import ClearheadError, ShapeError, columns
+from clearhead.base.numbers import check_count
+from clearhead.base.shapes import placed
+from clearhead.base.tracing import ensure
 
 LEAST = 16  # positions that the first buffer has
 
@@ -46,7 +49,7 @@ class KeyValueCache:
 
     >>> import torch, clearhead as ch
     >>> from clearhead.nn import KeyValueCache, MultiHeadAttention
-    >>> attend, cache = MultiHeadAttention(2, 8).eval(), KeyValueCache()
+    >>> attend, cache = MultiHeadAttention(8, 2).eval(), KeyValueCache()
     >>> x = torch.rand(1, 5, 8)
     >>> with torch.no_grad():
     ...     steps = [attend(token, token, token, ch.Causal(), cache=cache) for token in x.split(1, dim=1)]
@@ -55,8 +58,9 @@ class KeyValueCache:
     >>> cache
     KeyValueCache(length=5, batch=1, heads=2)
 
-    One cache for each module and each batch. `len(cache)`: the positions it holds. Where gradients are off it doubles
-    its room when that is full, so that a step costs what it adds; where they are on, each step makes new tensors.
+    One cache for each module and each batch. `len(cache)`: the positions it holds; `reorder`, `crop` and `reset` choose
+    of its batch and of its positions. Where gradients are off it doubles its room when that is full, so that a step
+    costs what it adds; where they are on, each step makes new tensors.
     What it has given out is never written again. `copy.copy(cache)` is a branch that goes on by itself and shares the
     past. Raises a `ShapeError` where batch, heads or widths change, a `ClearheadError` where dtype or device do.
     """
@@ -80,6 +84,49 @@ class KeyValueCache:
                 )
         self._state = self._extended(key, value)
         return self._state.key, self._state.value
+
+    def reorder(self, indices: Tensor) -> None:
+        """Keep the batch entries `indices`, integers (N,), in that order; one may come several times, or not at all.
+
+        >>> import torch
+        >>> from clearhead.nn import KeyValueCache
+        >>> cache = KeyValueCache()
+        >>> _ = cache.append(torch.rand(3, 2, 5, 4), torch.rand(3, 2, 5, 4))
+        >>> cache.reorder(torch.tensor([2, 2, 0, 1]))               # beam search: the hypotheses that go on
+        >>> cache
+        KeyValueCache(length=5, batch=4, heads=2)
+
+        Raises a `ClearheadError` for entries that there are not, and in an empty cache. Cost: a copy.
+        """
+        if self._state is None:
+            raise ClearheadError("the cache is empty: it has no batch to reorder before its first keys.")
+        _, key, value = self._state
+        indices = placed(_check_indices(indices, key.shape[0]), key.device, "indices")
+        self._state = _State(None, key.index_select(0, indices), value.index_select(0, indices))
+
+    def crop(self, length: int) -> None:
+        """Keep the first `length` positions.
+
+        >>> import torch
+        >>> from clearhead.nn import KeyValueCache
+        >>> cache = KeyValueCache()
+        >>> _ = cache.append(torch.rand(1, 2, 5, 4), torch.rand(1, 2, 5, 4))
+        >>> cache.crop(3)                                           # two drafted tokens were refused
+        >>> len(cache)
+        3
+
+        Raises a `ClearheadError` for more than there are. Cost: none now; the next keys make a copy of what is kept.
+        """
+        kept = check_count(length, 0, "length")
+        if kept > len(self):
+            raise ClearheadError(f"length is {kept}, and the cache holds {len(self)} positions: crop can't add any.")
+        if self._state is not None and kept < len(self):
+            buffer, key, value = self._state
+            self._state = _State(buffer, key[:, :, :kept], value[:, :, :kept])
+
+    def reset(self) -> None:
+        """Forget everything, for another batch."""
+        self._state = None
 
     def _extended(self, key: Tensor, value: Tensor) -> _State:
         """What `append` would make of the cache; it stays as it is until it takes this as its state."""
@@ -111,6 +158,25 @@ class KeyValueCache:
         if self._state is None:
             return "KeyValueCache(empty)"
         return f"KeyValueCache(length={len(self)}, batch={self._state.key.shape[0]}, heads={self._state.key.shape[1]})"
+
+
+def _check_indices(indices: object, batch: int) -> Tensor:
+    """Integers (N,) from 0 up to the batch."""
+    if not isinstance(indices, Tensor):
+        raise ClearheadError(f"indices is a {type(indices).__name__}; expected integers (N,): torch.tensor([0, 0, 2]).")
+    if indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool or indices.ndim != 1:
+        raise ClearheadError(
+            f"indices has dtype {indices.dtype}, shape {tuple(indices.shape)}; expected integers (N,): the entries of "
+            "the batch that are kept."
+        )
+    ensure(
+        (indices >= 0) & (indices < batch),
+        lambda: ClearheadError(
+            f"indices holds {int(indices.min())} to {int(indices.max())}, and the cache has a batch of {batch}."
+        ),
+        "indices: an entry is beyond the cache's batch",
+    )
+    return indices.long()
 
 
 def _check(state: _State, key: Tensor, value: Tensor) -> None:

@@ -16,7 +16,7 @@ class LearnedPositionalEncoding(nn.Module):
 
     >>> import torch
     >>> from clearhead.nn import LearnedPositionalEncoding
-    >>> encode = LearnedPositionalEncoding(max_len=512, emb_dim=4)
+    >>> encode = LearnedPositionalEncoding(max_len=512, embed_dim=4)
     >>> encode(torch.rand(2, 10, 4)).shape
     torch.Size([2, 10, 4])
     >>> encode(torch.rand(2, 1, 4), offset=511).shape
@@ -24,7 +24,7 @@ class LearnedPositionalEncoding(nn.Module):
 
     Formula: output_p = dropout(x_p + P_p), with P (max_len, E) a parameter.
 
-    `max_len`: how many positions there are. `emb_dim`: E.
+    `max_len`: how many positions there are. `embed_dim`: E.
     `dropout`: the probability with which an entry of the sum is dropped while training.
     x (..., L, E); `offset`: the position of the first vector. Returns x's shape, of x's dtype where P has it.
     Raises a `ShapeError` for another width, and for positions from max_len on. Cost: one addition an entry.
@@ -32,15 +32,16 @@ class LearnedPositionalEncoding(nn.Module):
     initial standard deviation of 0.02 it has.
     """
 
-    def __init__(self, max_len: int, emb_dim: int, dropout: float = 0.0) -> None:
+    def __init__(self, max_len: int, embed_dim: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.max_len = check_count(max_len, 1, "max_len")
-        self.emb_dim = check_count(emb_dim, 1, "emb_dim")
-        self.P = nn.Parameter(torch.empty(self.max_len, self.emb_dim).normal_(std=0.02))
+        self.embed_dim = check_count(embed_dim, 1, "embed_dim")
+        self.P = nn.Parameter(torch.empty(self.max_len, self.embed_dim).normal_(std=0.02))
         self.dropout = nn.Dropout(check_dropout(dropout, "dropout"))
 
     def forward(self, x: Tensor, offset: int = 0) -> Tensor:
-        check_embedded(x, self.emb_dim, "LearnedPositionalEncoding")
+        """x (..., L, E) with its positions added, from `offset` on: of x's shape."""
+        check_embedded(x, self.embed_dim, "LearnedPositionalEncoding")
         start = check_offset(offset, "LearnedPositionalEncoding")
         stop = start + x.shape[-2]
         if stop > self.max_len:
@@ -55,4 +56,4 @@ class LearnedPositionalEncoding(nn.Module):
         return output
 
     def extra_repr(self) -> str:
-        return f"max_len={self.max_len}, emb_dim={self.emb_dim}"
+        return f"max_len={self.max_len}, embed_dim={self.embed_dim}"

@@ -48,6 +48,7 @@ class RotaryEmbedding(Tabled):
         self.interleaved = check_flag(interleaved, "interleaved")
 
     def forward(self, x: Tensor, offset: int | Tensor = 0) -> Tensor:
+        """x (..., L, E) turned by its positions, from `offset` on, a whole number or integers (B,): of x's shape."""
         self._check(x)
         cos, sin = self._cos_sin(x, offset).chunk(2, -1)  # each (L, dim/2), or (B, 1, ..., L, dim/2)
         turned = (x[..., : self.dim] if x.shape[-1] > self.dim else x).to(cos.dtype)

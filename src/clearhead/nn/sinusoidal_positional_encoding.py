@@ -16,7 +16,7 @@ class SinusoidalPositionalEncoding(Tabled):
 
     >>> import torch
     >>> from clearhead.nn import SinusoidalPositionalEncoding
-    >>> encode = SinusoidalPositionalEncoding(emb_dim=4)
+    >>> encode = SinusoidalPositionalEncoding(embed_dim=4)
     >>> encode(torch.zeros(3, 4))
     tensor([[ 0.0000,  1.0000,  0.0000,  1.0000],
             [ 0.8415,  0.5403,  0.0100,  0.9999],
@@ -26,30 +26,31 @@ class SinusoidalPositionalEncoding(Tabled):
 
     Formula: output_p = dropout(x_p + P_p), with P[p, 2i] = sin(p / 10000^(2i/E)), P[p, 2i+1] = cos(p / 10000^(2i/E)).
 
-    `emb_dim`: E, odd or even. `dropout`: the probability with which an entry of the sum is dropped while training.
+    `embed_dim`: E, odd or even. `dropout`: the probability with which an entry of the sum is dropped while training.
     x (..., L, E); `offset`: the position of the first vector. Returns x's shape and dtype.
     Any length; no parameters. Raises a `ShapeError` for another width.
     Cost: one addition an entry; a table of the longest sequence is kept.
     Source: Vaswani et al. 2017, "Attention Is All You Need".
     """
 
-    def __init__(self, emb_dim: int, dropout: float = 0.0) -> None:
+    def __init__(self, embed_dim: int, dropout: float = 0.0) -> None:
         super().__init__()
-        self.emb_dim = check_count(emb_dim, 1, "emb_dim")
+        self.embed_dim = check_count(embed_dim, 1, "embed_dim")
         self.dropout = nn.Dropout(check_dropout(dropout, "dropout"))
 
     def forward(self, x: Tensor, offset: int = 0) -> Tensor:
-        check_embedded(x, self.emb_dim, "SinusoidalPositionalEncoding")
+        """x (..., L, E) with its positions added, from `offset` on: of x's shape."""
+        check_embedded(x, self.embed_dim, "SinusoidalPositionalEncoding")
         start = check_offset(offset, "SinusoidalPositionalEncoding")
         stop = start + x.shape[-2]
         output: Tensor = self.dropout(x + self._upto(stop, x.dtype, x.device)[start:stop])
         return output
 
     def _rows(self, positions: Tensor) -> Tensor:
-        steps = torch.arange(0, self.emb_dim, 2, dtype=positions.dtype, device=positions.device)
-        angles = positions[:, None] * 10000.0 ** (-steps / self.emb_dim)
+        steps = torch.arange(0, self.embed_dim, 2, dtype=positions.dtype, device=positions.device)
+        angles = positions[:, None] * 10000.0 ** (-steps / self.embed_dim)
         both = torch.stack([angles.sin(), angles.cos()], -1)  # (N, E/2, 2)
-        return both.flatten(-2)[:, : self.emb_dim]  # an odd width ends with a sine
+        return both.flatten(-2)[:, : self.embed_dim]  # an odd width ends with a sine
 
     def extra_repr(self) -> str:
-        return f"emb_dim={self.emb_dim}"
+        return f"embed_dim={self.embed_dim}"

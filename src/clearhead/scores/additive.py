@@ -16,26 +16,26 @@ class Additive(Score):
     """Bahdanau's additive score: a small tanh network over each pair.
 
     >>> import torch, clearhead as ch
-    >>> ch.Additive(query_dim=4, key_dim=6, hidden=8)(torch.ones(2, 4), torch.ones(3, 6)).shape
+    >>> ch.Additive(query_dim=4, key_dim=6, hidden_dim=8)(torch.ones(2, 4), torch.ones(3, 6)).shape
     torch.Size([2, 3])
 
     Formula: s_ij = Σ_h w_v[h] · tanh((W_q q_i)[h] + (W_k k_j)[h]).
 
-    W_q (hidden, Eq), W_k (hidden, Ek) as nn.Linear has them, w_v (hidden,); a matrix that is None leaves its side as
-    it is (already projected). `softcap`: as for every `Score`.
+    W_q (hidden_dim, Eq), W_k (hidden_dim, Ek) as nn.Linear has them, w_v (hidden_dim,); a matrix that is None leaves
+    its side as it is (already projected). `softcap`: as for every `Score`.
     Takes query (..., Lq, Eq), key (..., Lk, Ek); gives (..., Lq, Lk).
-    Raises `ShapeError` for other widths. Cost: Lq·Lk·hidden tanh.
+    Raises `ShapeError` for other widths. Cost: Lq·Lk·hidden_dim tanh.
     Source: Bahdanau et al. 2015, "Neural Machine Translation by Jointly Learning to Align and Translate".
     """
 
     W_q: nn.Parameter | None
     W_k: nn.Parameter | None
 
-    def __init__(self, query_dim: int, key_dim: int, hidden: int, *, softcap: float | None = None) -> None:
+    def __init__(self, query_dim: int, key_dim: int, hidden_dim: int, *, softcap: float | None = None) -> None:
         super().__init__(softcap=softcap)
-        self.W_q = linear_weight(hidden, query_dim)
-        self.W_k = linear_weight(hidden, key_dim)
-        self.w_v = nn.Parameter(linear_weight(1, hidden).detach()[0])
+        self.W_q = linear_weight(hidden_dim, query_dim)
+        self.W_k = linear_weight(hidden_dim, key_dim)
+        self.w_v = nn.Parameter(linear_weight(1, hidden_dim).detach()[0])
 
     @classmethod
     def from_weights(cls, W_q: Any, W_k: Any, w_v: Any, *, softcap: float | None = None) -> Additive:
@@ -53,9 +53,9 @@ class Additive(Score):
         for name, parameter in (("W_q", score.W_q), ("W_k", score.W_k)):
             if parameter is not None and parameter.shape[0] != vector.shape[0]:
                 raise ShapeError(
-                    f"{name} and w_v disagree in hidden, the first size of each (nn.Linear's order).\n"
+                    f"{name} and w_v disagree in hidden_dim, the first size of each (nn.Linear's order).\n"
                     + columns({name: tuple(parameter.shape), "w_v": (vector.shape[0], "")})
-                    + f"\nIf {name} is (in, hidden), pass {name}.T."
+                    + f"\nIf {name} is (in, hidden_dim), pass {name}.T."
                 )
         return score
 
@@ -93,7 +93,7 @@ class Additive(Score):
         return cls(4, 6, 8), 4, 6
 
     def project(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """W_q q and W_k k, both of width hidden."""
+        """W_q q and W_k k, both of width hidden_dim."""
         return (
             query if self.W_q is None else query @ self.W_q.T,
             key if self.W_k is None else key @ self.W_k.T,
@@ -114,4 +114,4 @@ class Additive(Score):
     def extra_repr(self) -> str:
         sides = (("query_dim", self.W_q), ("key_dim", self.W_k))
         dims = (f"{n}={'projected' if m is None else m.shape[1]}" for n, m in sides)
-        return self.described(*dims, f"hidden={self.w_v.shape[0]}")
+        return self.described(*dims, f"hidden_dim={self.w_v.shape[0]}")

@@ -231,7 +231,7 @@ def check_equal_width(score: Score, query: Tensor, key: Tensor) -> None:
         raise ShapeError(
             f"{type(score).__name__} needs query and key of one width E, and they differ.\n"
             + columns({name: [t.shape[i] for i in shown] for name, t in (("query", query), ("key", key))}, -1)
-            + f"\nPass score=Bilinear({widths}) or Additive({widths}, hidden=...), which take two widths."
+            + f"\nPass score=Bilinear({widths}) or Additive({widths}, hidden_dim=...), which take two widths."
         )
 
 

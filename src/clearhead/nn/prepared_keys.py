@@ -1,0 +1,75 @@
+"""Keys and values that are projected once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.base.errors import ClearheadError
+from clearhead.base.tracing import compiling
+
+
+class PreparedKeys:
+    """Keys and values that a module has projected, for many calls. `module.prepare(key, value)` makes it.
+
+    >>> import torch
+    >>> from clearhead.nn import AdditiveAttention
+    >>> attend, memory = AdditiveAttention(hidden_dim=8), torch.rand(2, 100, 16)
+    >>> prepared = attend.prepare(memory, memory)
+    >>> steps = [attend(torch.rand(2, 1, 20), prepared, valid_lens=[80, 100]) for _ in range(10)]
+    >>> prepared
+    PreparedKeys(key (2, 100, 8), value (2, 100, 16))
+
+    Pass it in the place of the key, and no value. Outputs, weights and gradients are those of the key and the value
+    themselves; the projection stands in the graph once, so a loss on all the calls has one backward pass. It holds what
+    the module's parameters were: after an optimizer's step, or another state dict, prepare again. `len(prepared)`:
+    how many keys there are. Raises a `ClearheadError` in another module than the one that made it, its copies too.
+    """
+
+    def __init__(self, key: Any, value: Any, by: nn.Module) -> None:
+        self._key, self._value = key, value
+        # no reference: a copy or a pickle of the keys would take the module with it
+        self._by = None if compiling() else id(by)
+
+    def __len__(self) -> int:
+        return int(self._key.shape[-2])
+
+    def __repr__(self) -> str:
+        return f"PreparedKeys(key {tuple(self._key.shape)}, value {tuple(self._value.shape)})"
+
+
+def taken(prepared: PreparedKeys, query: Any, value: Any, module: nn.Module) -> tuple[Any, Any]:
+    """The projected key and value, for a call of this module."""
+    if value is not None:
+        what = f"shape {tuple(value.shape)}" if hasattr(value, "shape") else f"a {type(value).__name__}"
+        raise ClearheadError(
+            f"a value, {what}, is given beside {prepared!r}, which has its own.\n"
+            "Pass one of the two: attend(query, prepared), or attend(query, key, value). A mask goes to mask=."
+        )
+    if not compiling() and prepared._by not in (None, id(module)):
+        raise ClearheadError(
+            f"{prepared!r} was made by another module than this {type(module).__name__}, with other weights.\n"
+            "Each module prepares its own: prepared = attend.prepare(key, value), then attend(query, prepared)."
+        )
+    key = prepared._key
+    if isinstance(query, Tensor) and isinstance(key, Tensor) and query.dtype != key.dtype and not _autocast(query):
+        raise ClearheadError(
+            f"query, shape {tuple(query.shape)}, is {query.dtype}, and {prepared!r} is {key.dtype}.\nPrepare the keys "
+            "as the queries are asked: both under torch.autocast or neither, and after the module was converted."
+        )
+    return key, prepared._value
+
+
+def _autocast(tensor: Tensor) -> bool:
+    return torch.is_autocast_enabled(tensor.device.type)
+
+
+def check_value_given(value: Any) -> None:
+    """A key alone is no memory."""
+    if value is None:
+        raise ClearheadError(
+            "the value is missing: attend(query, key, value), or, with both projected once, prepared = "
+            "attend.prepare(key, value) and attend(query, prepared)."
+        )

@@ -1,0 +1,202 @@
+"""torch.nn.MultiheadAttention, computed by clearhead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clearhead._attention import attention
+from clearhead.base.dropout import check_dropout
+from clearhead.base.errors import ClearheadError
+from clearhead.base.numbers import check_count, check_flag
+from clearhead.base.shapes import unflatten
+from clearhead.nn._multi_head_checks import Projection, check_inputs
+from clearhead.nn._record import RecordingModule
+from clearhead.nn._torch_masks import from_torch_masks, in_full
+from clearhead.nn._torch_module import check_torch, refuse_keys
+
+
+class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
+    """`torch.nn.MultiheadAttention`, its parameters and its call, by clearhead's engines: for models made of torch's.
+
+    >>> import torch
+    >>> from clearhead.nn import TorchMultiheadAttention
+    >>> layer = torch.nn.TransformerEncoderLayer(64, 8, batch_first=True).eval()
+    >>> x, padding = torch.rand(2, 10, 64), torch.arange(10) >= torch.tensor([[6], [10]])       # True: may not
+    >>> expected = layer(x, src_key_padding_mask=padding)
+    >>> layer.self_attn = TorchMultiheadAttention.from_torch(layer.self_attn)
+    >>> torch.allclose(layer(x, src_key_padding_mask=padding), expected, atol=1e-5)
+    True
+    >>> layer.self_attn.attention_weights.shape
+    torch.Size([2, 8, 10, 10])
+    >>> output, weights = layer.self_attn(x, x, x, key_padding_mask=padding)
+    >>> weights.shape                                                                   # the mean over the heads
+    torch.Size([2, 10, 10])
+
+    Arguments, and the state dict, are those of `torch.nn.MultiheadAttention`; the call is described at `forward`. It
+    works in nn.TransformerEncoderLayer and DecoderLayer, in what is built of them, and in nn.Transformer, in training
+    and evaluation. Layers leave their fused path for it, which calls no module: so `attention_weights` are those of the
+    last call, lazy, (B, H, Lq, Lk), detached unless `record_gradients` is True.
+    It differs from torch's in this: a query that may see nothing gives out_proj's bias and weights of 0, where torch's
+    gives NaN or that, by the path it takes; weights are those before dropout. For a new model `MultiHeadAttention`
+    has more, and its masks are True where a query may attend.
+    Refused, by an `UnsupportedError`: add_bias_kv and add_zero_attn; by a `ClearheadError`: masks of integers, nested
+    tensors but those that torch's encoder makes, and what torch refuses too.
+    Cost: as `MultiHeadAttention`; `need_weights=True`, torch's default, makes the whole matrix of the weights.
+    Source: Vaswani et al. 2017, "Attention Is All You Need".
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        record_gradients: bool = False,
+    ) -> None:
+        width, heads = check_count(embed_dim, 1, "embed_dim"), check_count(num_heads, 1, "num_heads")
+        if width % heads:
+            raise ClearheadError(
+                f"embed_dim is {width}, which num_heads = {heads} does not divide, as torch's module needs it.\n"
+                f"MultiHeadAttention({width}, {heads}, head_dim=...) takes any sizes."
+            )
+        refuse_keys(
+            check_flag(add_bias_kv, "add_bias_kv"),
+            check_flag(add_zero_attn, "add_zero_attn"),
+            "TorchMultiheadAttention",
+        )
+        super().__init__(
+            width,
+            heads,
+            check_dropout(dropout, "dropout"),
+            bias=check_flag(bias, "bias"),
+            kdim=None if kdim is None else check_count(kdim, 1, "kdim"),
+            vdim=None if vdim is None else check_count(vdim, 1, "vdim"),
+            batch_first=check_flag(batch_first, "batch_first"),
+            device=device,
+            dtype=dtype,
+        )
+        self.record_gradients = check_flag(record_gradients, "record_gradients")
+        self.register_forward_pre_hook(_is_called)
+
+    @classmethod
+    def from_torch(cls, module: nn.MultiheadAttention, *, record_gradients: bool = False) -> TorchMultiheadAttention:
+        """The same module, with a copy of the weights, of dropout, batch_first, device, dtype and mode.
+
+        Raises an `UnsupportedError` for a module with add_bias_kv or add_zero_attn.
+        """
+        check_torch(module, cls.__name__)
+        ours = cls(
+            module.embed_dim,
+            module.num_heads,
+            module.dropout,
+            bias=module.in_proj_bias is not None,
+            kdim=module.kdim,
+            vdim=module.vdim,
+            batch_first=module.batch_first,
+            device="meta",  # no weights are made, and no random numbers drawn, only to be replaced
+            record_gradients=record_gradients,
+        )
+        for name, parameter in module.named_parameters():
+            owner, _, leaf = name.rpartition(".")
+            copied = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+            setattr(ours.get_submodule(owner), leaf, copied)
+        return ours.train(module.training)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """(output, weights), as `torch.nn.MultiheadAttention` gives them; weights are None without `need_weights`.
+
+        query (B, Lq, E), key (B, Lk, kdim), value (B, Lk, vdim) with `batch_first`, else (Lq, B, E), …; or without B.
+        `key_padding_mask`: (B, Lk), or (Lk,) without B. `attn_mask`: (Lq, Lk) or (B·H, Lq, Lk). Each is bool, True
+        where a query may *not* attend, or float, added to the scores.
+        `is_causal`: a hint that attn_mask, which must be given, is the causal one; as in torch, the hint is believed
+        where there is no padding mask and no weights are needed.
+        `average_attn_weights`: weights (B, Lq, Lk), else (B, H, Lq, Lk).
+        Nested tensors are taken as torch's encoder makes them: one for query, key and value, and no mask.
+        """
+        flags = {"need_weights": need_weights, "average_attn_weights": average_attn_weights, "is_causal": is_causal}
+        need_weights, average_attn_weights, is_causal = (check_flag(flag, name) for name, flag in flags.items())
+        alone = query is key and key is value and key_padding_mask is None and attn_mask is None
+        if alone and isinstance(query, Tensor) and query.is_nested and query.layout == torch.strided:
+            return self._nested(query, need_weights, average_attn_weights)
+        self._check(query, key, value)
+        batched = query.ndim == 3
+        q, k, v = self._heads(query, key, value)
+        if is_causal and attn_mask is None:
+            raise ClearheadError(
+                "is_causal=True is a hint about attn_mask, which is None. Pass the mask with it, as to torch's module: "
+                "torch.nn.Transformer.generate_square_subsequent_mask(length)."
+            )
+        hint = is_causal and key_padding_mask is None and not need_weights
+        mask, bias = from_torch_masks(attn_mask, key_padding_mask, q, k, hint, batched)
+        given: dict[str, Any] = {"mask": mask, "bias": bias, "align": "upper_left" if hint else None}
+        heads = attention(q, k, v, **given, dropout_p=self.dropout if self.training else 0.0)  # (B, H, Lq, E / H)
+        self._record(q, k, fresh=True, **given)
+        length_first = batched and not self.batch_first
+        output = self.out_proj((heads.permute(2, 0, 1, 3) if length_first else heads.transpose(1, 2)).flatten(2))
+        weights = in_full(q, k, mask, bias, average_attn_weights) if need_weights else None
+        if batched:
+            return output, weights
+        return output[0], None if weights is None else weights[0]
+
+    def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        """The three projections, each (B, H, L, E / H)."""
+        weights = self._projections
+        biases = [None] * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        heads = []
+        for tensor, weight, bias in zip((query, key, value), weights, biases, strict=True):
+            projected = F.linear(tensor, weight, bias)
+            if tensor.ndim == 2:
+                projected = projected[None]
+            elif not self.batch_first:
+                projected = projected.transpose(0, 1)
+            heads.append(unflatten(projected, -1, self.num_heads, -1).transpose(1, 2))
+        return heads
+
+    @property
+    def _projections(self) -> tuple[Tensor, ...]:
+        if self.in_proj_weight is not None:
+            return self.in_proj_weight.chunk(3)
+        return self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
+
+    def _check(self, query: Any, key: Any, value: Any) -> None:
+        inputs = {"query": query, "key": key, "value": value}
+        names = ["in_proj_weight"] * 3 if self.in_proj_weight is not None else [f"{c}_proj_weight" for c in "qkv"]
+        widths = (self.embed_dim, self.kdim, self.vdim)
+        projections = (Projection(n, w, getattr(self, n)) for n, w in zip(names, widths, strict=True))
+        check_inputs(inputs, tuple(projections), self.batch_first)
+
+    def _nested(self, rows: Tensor, need_weights: bool, average: bool) -> tuple[Tensor, Tensor | None]:
+        """Self-attention of sequences without their padding: the form in which nn.TransformerEncoder gives them."""
+        lengths = rows._nested_tensor_size()[:, 0].to(rows.device)
+        x = rows.to_padded_tensor(0.0)
+        inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+        x = x if self.batch_first else x.transpose(0, 1)
+        output, weights = self.forward(x, x, x, ~inside, need_weights, None, average)
+        output = output if self.batch_first else output.transpose(0, 1)
+        return torch._nested_tensor_from_mask(output, inside), weights
+
+
+def _is_called(module: nn.Module, inputs: Any) -> None:
+    """A hook that does nothing. Where a module inside has one, torch's layers do not run their fused path."""
