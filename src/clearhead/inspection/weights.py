@@ -74,7 +74,8 @@ class Weights:
             reads = list(self._reads())
             problem = self._make()
             learnt = problem.needs_grad or any(t.requires_grad for t in reads)
-            self._known = {"problem": problem, "reads": Versions(reads), "learnt": learnt}
+            versions = Versions(("weights", tensor) for tensor in reads)
+            self._known = {"problem": problem, "reads": versions, "learnt": learnt}
         known: Problem = self._known["problem"]
         return known
 

@@ -11,25 +11,18 @@ from torch import Tensor, nn
 from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_flag
 from clearhead.base.tracing import compiling
+from clearhead.base.versions import Versions
 from clearhead.inspection.weights import Weights
 from clearhead.problem.problem import Problem
 from clearhead.problem.reads import tensors_in
 from clearhead.scores.base import with_parameters
 
 
-class Watched(NamedTuple):
-    """A tensor that the weights will be computed from, and how often it had been written to."""
-
-    name: str
-    tensor: Tensor
-    version: int
-
-
 class RecordedWeights(Weights):
     """The weights of a call that is over: those it had, or an error where they can't be told any more."""
 
-    def __init__(self, query: Any, key: Any, watched: list[Watched], **options: Any) -> None:
-        self._watched = watched
+    def __init__(self, query: Any, key: Any, reads: Versions, **options: Any) -> None:
+        self._reads_of_call = reads
         super().__init__(query, key, **options)
 
     def __repr__(self) -> str:
@@ -43,17 +36,22 @@ class RecordedWeights(Weights):
 
     def _check(self) -> None:
         """Raise where something has been written to since the call."""
-        for name, tensor, version in self._watched:
-            if tensor._version != version:
-                raise ClearheadError(
-                    f"the {name} of the recorded call, shape {tuple(tensor.shape)}, was modified in place after it: "
-                    f"its attention weights can't be computed any more.\nRead what you need of attention_weights "
-                    f"before, or pass {name}.clone() to the module."
-                )
+        _check(self._reads_of_call)
 
     def __matmul__(self, value: Any) -> Any:
         self._check()
         return super().__matmul__(value)
+
+
+def _check(reads: Versions) -> None:
+    found = reads.written()
+    if found is not None:
+        name, tensor = found
+        raise ClearheadError(
+            f"the {name} of the recorded call, shape {tuple(tensor.shape)}, was modified in place after it: its "
+            "attention weights can't be computed any more.\nRead what you need of attention_weights before, or pass "
+            f"{name}.clone() to the module."
+        )
 
 
 class LastCall(NamedTuple):
@@ -61,7 +59,7 @@ class LastCall(NamedTuple):
 
     query: Any
     key: Any
-    watched: list[Watched]
+    reads: Versions
     options: dict[str, Any]
 
 
@@ -86,11 +84,9 @@ class RecordingModule(nn.Module):
         at, where a tensor they are computed from was modified in place since.
         """
         if isinstance(self._last, LastCall):
-            query, key, watched, options = self._last
-            for_error = RecordedWeights.__new__(RecordedWeights)
-            for_error._watched = watched
-            for_error._check()
-            self._last = RecordedWeights(query, key, watched, **options)
+            query, key, reads, options = self._last
+            _check(reads)
+            self._last = RecordedWeights(query, key, reads, **options)
         if self._last is not None:
             self._last._check()
         return self._last
@@ -104,13 +100,9 @@ class RecordingModule(nn.Module):
         if not self.record_gradients or isinstance(query, np.ndarray):
             kept = {name: _keep(option) for name, option in kept.items()}
             query, key = _keep(query, fresh), _keep(key, fresh)
-        watched = [
-            Watched(name, tensor, tensor._version)
-            for name, thing in (("query", query), ("key", key), *kept.items())
-            for tensor in tensors_in(thing)
-            if not tensor.is_inference()
-        ]
-        self.__dict__["_last"] = LastCall(query, key, watched, kept)  # a module's own way to set it is slow
+        named = (("query", query), ("key", key), *kept.items())
+        reads = Versions((name, tensor) for name, thing in named for tensor in tensors_in(thing))
+        self.__dict__["_last"] = LastCall(query, key, reads, kept)  # a module's own way to set it is slow
 
     def __getstate__(self) -> dict[str, Any]:  # pickle and copy ask for it
         return {name: value for name, value in self.__dict__.items() if name != "_last"}

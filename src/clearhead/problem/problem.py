@@ -101,8 +101,10 @@ class Problem(NamedTuple):
 
     def reads(self) -> Versions:
         """What a backward pass reads again and autograd does not save: what the mask and a score by `tile()` hold."""
-        found = () if self.spans is None else self.spans.reads
-        return Versions((*found, *tensors_in(self.scores.score)) if isinstance(self.scores, ByTile) else found)
+        found = [] if self.spans is None else [("the mask", tensor) for tensor in self.spans.reads]
+        if isinstance(self.scores, ByTile):
+            found += [("the score", tensor) for tensor in tensors_in(self.scores.score)]
+        return Versions(found)
 
 
 def make_problem(

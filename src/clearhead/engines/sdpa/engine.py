@@ -179,7 +179,7 @@ def _run_piece(
         return _band(query, key, value, scale, piece)
 
     # the graph keeps no operand but those that the checkpoint saves
-    rest, reads = without_operands(problem)._replace(bias=problem.bias), Versions(_read_again(problem))
+    rest, reads = without_operands(problem)._replace(bias=problem.bias), _read_again(problem)
 
     def masked(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         reads.check()
@@ -191,9 +191,10 @@ def _run_piece(
     return masked(query, key, value)
 
 
-def _read_again(problem: Problem) -> tuple[Tensor, ...]:
+def _read_again(problem: Problem) -> Versions:
     """What a mask tile is made of, and is again in the backward pass."""
-    return (*(() if problem.spans is None else problem.spans.reads), *problem.added)
+    found = [] if problem.spans is None else [("the mask", tensor) for tensor in problem.spans.reads]
+    return Versions([*found, *(("the bias", tensor) for tensor in problem.added)])
 
 
 def _part(tensor: Tensor, dim: int, some: slice) -> Tensor:
