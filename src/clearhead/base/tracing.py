@@ -141,6 +141,16 @@ def plain(tensor: Tensor) -> bool:
     )
 
 
+def address(tensor: Tensor) -> int:
+    """Where the numbers are, which `tensor.data = other` changes without a write."""
+    return torch._C._data_address(tensor) if plain(tensor) else 0  # type: ignore[attr-defined]
+
+
+def in_backward() -> bool:
+    """Whether a backward pass runs in this thread: what it calls again, as checkpoints do, was called before."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def refuse_jit() -> None:
     """Raise inside `torch.jit.trace`, which writes down PyTorch's operations alone, and values as constants."""
     if not compiling() and torch._C._get_tracing_state() is not None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
-from clearhead.base.tracing import compiling, plain, transformed
+from clearhead.base.tracing import address, compiling, transformed
 
 
 class Versions:
@@ -24,14 +23,14 @@ class Versions:
             if tensor.is_inference():
                 self.known = False
             else:
-                self._seen.append((name, tensor, tensor._version, _address(tensor)))
+                self._seen.append((name, tensor, tensor._version, address(tensor)))
 
     def same(self, tensors: Iterable[Tensor]) -> bool:
         """Whether these are the same tensors, nothing has been written to since, and none was given other memory."""
         now = list(tensors)
         return len(now) == len(self._seen) and all(
-            other is tensor and tensor._version == version and _address(tensor) == address
-            for other, (_, tensor, version, address) in zip(now, self._seen, strict=True)
+            other is tensor and tensor._version == version and address(tensor) == at
+            for other, (_, tensor, version, at) in zip(now, self._seen, strict=True)
         )
 
     def written(self) -> tuple[str, Tensor] | None:
@@ -51,8 +50,3 @@ class Versions:
                 "in place after the forward pass, and the backward pass needs it as it was. Pass a copy: "
                 "tensor.clone()."
             )
-
-
-def _address(tensor: Tensor) -> int:
-    """Where the numbers are, which `tensor.data = other` changes without a write."""
-    return torch._C._data_address(tensor) if plain(tensor) else 0  # type: ignore[attr-defined]

@@ -8,14 +8,14 @@ operations of PyTorch's.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from clearhead.base.tracing import batched, compiling, dispatches, with_memory
+from clearhead.base.batched import unbatched
+from clearhead.base.tracing import compiling, dispatches, with_memory
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.backward import Operands, operands, with_operands, without_operands
 from clearhead.problem import regions
@@ -65,41 +65,7 @@ class _Run(torch.autograd.Function):
         def compute(grad: Tensor) -> Operands:
             return ctx.step.backward(problem, needed, with_memory(grad), kept)  # type: ignore[no-any-return]
 
-        return (None, None, *_unbatched(compute, grad))
-
-
-def _unbatched(compute: Callable[[Tensor], Operands], grad: Tensor) -> Operands:
-    if torch._C._functorch.is_legacy_batchedtensor(grad):
-        return _each_of(compute, grad)
-    found: Operands = _OneByOne.apply(compute, grad) if batched(grad) else compute(grad)  # type: ignore[no-untyped-call]
-    return found
-
-
-def _each_of(compute: Callable[[Tensor], Operands], grad: Tensor) -> Operands:
-    """The gradients for each of a batch of gradients of the output, which `is_grads_batched=True` has joined."""
-    level = torch._C._vmapmode_increment_nesting() - 1
-    torch._C._vmapmode_decrement_nesting()
-    each = [_unbatched(compute, one) for one in torch._remove_batch_dim(grad, level, 0, 0).unbind()]
-    joined = (None if parts[0] is None else torch.stack(parts) for parts in zip(*each, strict=True))
-    return tuple(None if whole is None else torch._add_batch_dim(whole, 0, level) for whole in joined)
-
-
-class _OneByOne(torch.autograd.Function):
-    """The same where `torch.func.vmap` has joined them."""
-
-    @staticmethod
-    def forward(compute: Callable[[Tensor], Operands], grad: Tensor) -> Operands:
-        return _unbatched(compute, grad)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, compute: Callable[[Tensor], Operands], grad: Tensor) -> tuple[Any, Any]:
-        each = [_OneByOne.apply(compute, one) for one in grad.unbind(in_dims[1])]  # type: ignore[no-untyped-call]
-        joined = [None if parts[0] is None else torch.stack(parts) for parts in zip(*each, strict=True)]
-        return tuple(joined), tuple(None if whole is None else 0 for whole in joined)
+        return (None, None, *unbatched(compute, grad))
 
 
 def output_of(problem: Problem) -> Tensor:

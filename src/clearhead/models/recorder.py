@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.shapes import Sizes
-from clearhead.base.tracing import transformed
+from clearhead.base.tracing import in_backward, transformed
 from clearhead.biases.base import Bias
 from clearhead.models._masks import MaskStore, Recorded
 from clearhead.models._modules import Kind, Stack
@@ -46,7 +46,7 @@ class Recorder:
     def idle(self) -> bool:
         """Nothing to record: no module of the model runs, or the call is a part of one that is recorded already."""
         # gradient checkpointing runs a module again in the backward pass: the same calls
-        return self.stack.innermost is None or self._inside.depth > 0 or torch._C._current_graph_task_id() != -1
+        return self.stack.innermost is None or self._inside.depth > 0 or in_backward()
 
     def record(
         self,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from clearhead.base.arrays import check_float
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count
+from clearhead.base.tracing import autocasting
 
 
 def check_embedded(x: Any, width: int, who: str) -> None:
@@ -35,7 +35,7 @@ def check_offset(offset: Any, who: str) -> int:
 
 def check_dtype(name: str, tensor: Tensor, weight: Tensor, weight_name: str) -> None:
     """The dtype and the device of the weight that it is projected by."""
-    other_dtype = tensor.dtype != weight.dtype and not torch.is_autocast_enabled(tensor.device.type)
+    other_dtype = tensor.dtype != weight.dtype and not autocasting(tensor.device)
     if other_dtype or tensor.device != weight.device:
         raise ClearheadError(
             f"{name}, shape {tuple(tensor.shape)}, is {tensor.dtype} on {tensor.device}, and the module's weights are "

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ShapeError, columns
+from clearhead.base.tracing import autocasting
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import check_keep
 from clearhead.nn._masks import check_mask
@@ -23,7 +24,7 @@ def head_mask(mask: Any, sizes: tuple[int, int, int, int], dtype: torch.dtype) -
     tensor = to_tensor(mask, "mask")
     if not tensor.is_floating_point():
         check_keep(tensor, "mask")
-    elif tensor.dtype != dtype and torch.is_autocast_enabled(tensor.device.type):
+    elif tensor.dtype != dtype and autocasting(tensor.device):
         tensor = tensor.to(dtype)  # as autocast did with the projections
     four = tensor.unsqueeze(1) if tensor.ndim == 3 else tensor
     fits = 2 <= four.ndim <= 4 and all(

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_flag
-from clearhead.base.tracing import compiling
+from clearhead.base.tracing import compiling, transformed
 from clearhead.base.versions import Versions
 from clearhead.inspection.weights import Weights
 from clearhead.problem.problem import Problem
@@ -93,7 +92,7 @@ class RecordingModule(nn.Module):
 
     def _record(self, query: Any, key: Any, *, fresh: bool = False, **options: Any) -> None:
         """Keep a call: no copies but of what may change. `fresh`: nobody but the module has query and key."""
-        if compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+        if compiling() or transformed():
             self._last = None
             return
         kept = {name: option for name, option in options.items() if option is not None}

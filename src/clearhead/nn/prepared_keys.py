@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError
-from clearhead.base.tracing import compiling
+from clearhead.base.tracing import autocasting, compiling
 
 
 class PreparedKeys:
@@ -63,7 +62,7 @@ def taken(prepared: PreparedKeys, query: Any, value: Any, module: nn.Module) -> 
 
 
 def _autocast(tensor: Tensor) -> bool:
-    return torch.is_autocast_enabled(tensor.device.type)
+    return autocasting(tensor.device)
 
 
 def check_value_given(value: Any) -> None:
