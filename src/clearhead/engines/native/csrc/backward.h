@@ -17,8 +17,8 @@ struct Shares {
         const bool bias = g.dense || g.relative;
         heads = bias ? 1 : p.batch * p.key_heads;
         const bool enough = heads >= 3 * p.threads || heads % p.threads == 0;
-        parts = !bias && enough ? 1 : (2 * p.threads + heads - 1) / most(heads, 1);
-        parts = most(1, least(parts, panels(p)));
+        parts = !bias && enough ? 1 : (2 * p.threads + heads - 1) / max(heads, 1);
+        parts = max(1, min(parts, panels(p)));
     }
 };
 
@@ -87,9 +87,9 @@ struct Backward {
     // A tile of queries with the panel.
     void pair(const Problem& p, const Gradients& g, const BackwardShared<Score>& shared, int64_t part, int64_t batch,
               int64_t head, int64_t first, int64_t index, double* to_weight) {
-        const int64_t rows = least(ROWS, p.queries - first), begin = index * PANEL, out_wide = value_wide(p);
-        const Seen seen(p, batch, head, first, rows);
-        const Columns at(seen.low, seen.high, index);
+        const int64_t rows = min(ROWS, p.queries - first), begin = index * PANEL, out_wide = value_wide(p);
+        const RowSpans spans(p, batch, head, first, rows);
+        const Columns at(spans.low, spans.high, index);
         float finite = 0.0f;
         Score::pack_queries(p, p.query.at<float>(batch, head, first), p.query.strides[2], rows, queries, finite);
         copy_rows(g.grad.at<float>(batch, head, first), g.grad.strides[2], rows, p.value_width, grad, out_wide);
@@ -102,7 +102,7 @@ struct Backward {
         for (int64_t r = 0; r < rows; r++) {
             const int64_t i = first + r;
             float *s = tile + r * PANEL, *slope = slopes + r * PANEL, *cap = p.softcap > 0 ? capped + r * PANEL : nullptr;
-            finish(p, batch, head, i, begin, at, seen.start[r], seen.stop[r], s, cap);
+            finish(p, batch, head, i, begin, at, spans.start[r], spans.stop[r], s, cap);
             const float *stats = p.stats.at<float>(batch, head, i), delta = *g.delta.at<float>(batch, head, i);
             for (int64_t c = at.left; c < at.right; c += LANES) {
                 V weight = exp(load(s + c) - stats[0]) * stats[1], upstream = load(slope + c), kept = weight;
@@ -167,7 +167,7 @@ void backward(const Problem& p, const Gradients& g, float* workspace) {
     const Shares shares(p, g);
     const int64_t wide = Score::wide(p), sums = shared.weight_sums(p), tiles = query_tiles(p), count = panels(p);
     const int64_t of_heads = p.batch * p.heads, units = shares.heads * shares.parts;
-    const int64_t each = p.batch * p.key_heads / most(shares.heads, 1);
+    const int64_t each = p.batch * p.key_heads / max(shares.heads, 1);
     memset(shared.to_weight, 0, sizeof(double) * (size_t)(units * sums));
     if (shared.to_dense) memset(shared.to_dense, 0, sizeof(float) * (size_t)(shares.parts * g.dense_size));
     if (shared.to_relative) memset(shared.to_relative, 0, sizeof(float) * (size_t)(shares.parts * g.relative_size));
@@ -181,9 +181,9 @@ void backward(const Problem& p, const Gradients& g, float* workspace) {
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < of_heads * tiles; i++) {
             const int64_t batch = i / tiles / p.heads, head = i / tiles % p.heads, first = i % tiles * ROWS;
-            const int64_t rows = least(ROWS, p.queries - first);
-            const Seen seen(p, batch, head, first, rows);
-            shared.hull[2 * i] = seen.low, shared.hull[2 * i + 1] = seen.high;
+            const int64_t rows = min(ROWS, p.queries - first);
+            const RowSpans spans(p, batch, head, first, rows);
+            shared.hull[2 * i] = spans.low, shared.hull[2 * i + 1] = spans.high;
             for (int64_t r = 0; r < rows; r++) {
                 const float *out = p.out.at<float>(batch, head, first + r), *grad = g.grad.at<float>(batch, head, first + r);
                 double delta = 0.0;

@@ -13,9 +13,9 @@ struct Splits {
 
     explicit Splits(const Problem& p) {
         heads = p.batch * p.key_heads;
-        splits = heads >= 3 * p.threads || heads % p.threads == 0 ? 1 : (2 * p.threads + heads - 1) / most(heads, 1);
+        splits = heads >= 3 * p.threads || heads % p.threads == 0 ? 1 : (2 * p.threads + heads - 1) / max(heads, 1);
         length = round_up((p.keys + splits - 1) / splits, PANEL);
-        splits = most(1, length ? (p.keys + length - 1) / length : 1);
+        splits = max(1, length ? (p.keys + length - 1) / length : 1);
     }
 };
 
@@ -38,34 +38,34 @@ struct Decode {
     // A split of one key head's keys: for each row its sums over them in `out`, then m and the sum of the weights.
     void run(const Problem& p, int64_t batch, int64_t key_head, int64_t from, int64_t to, float* out, float& finite) {
         const int64_t rows = Decode::rows(p), wide = value_wide(p), width = Score::wide(p);
-        Seen seen(p);
+        RowSpans spans(p);
         Softmax softmax;
         V odd{};
         for (int64_t r = 0; r < rows; r++) {
-            seen.add(p, batch, head_of(p, key_head, r), r % p.queries, r);
+            spans.add(p, batch, head_of(p, key_head, r), r % p.queries, r);
             softmax.begin(r);
         }
         for (int64_t head = key_head * p.groups(), r = 0; r < rows; head++, r += p.queries)
             pack(p, batch, head, r, finite);
         memset(out, 0, sizeof(float) * (size_t)(rows * (wide + LANES)));
-        const int64_t ahead = most(1, AHEAD / most(width, 1)) * p.key.strides[2];
-        const int64_t low = most(seen.low, from), high = least(seen.high, to);
+        const int64_t ahead = max(1, AHEAD / max(width, 1)) * p.key.strides[2];
+        const int64_t low = max(spans.low, from), high = min(spans.high, to);
         for (int64_t panel = low / PANEL; panel * PANEL < high; panel++) {
             const int64_t begin = panel * PANEL;
             const Columns at(low, high, panel);
             for (int64_t c = at.first; c < at.last; c++) {
                 const float* k = p.key.at<float>(batch, key_head, begin + c);
-                const Soon soon{k + ahead, p.value.at<float>(batch, key_head, begin + c)};
+                const Prefetch prefetch{k + ahead, p.value.at<float>(batch, key_head, begin + c)};
                 if (p.width != width) copy_rows(k, 0, 1, p.width, key, width), k = key;
-                Score::key_scores(p, queries, rows, k, soon, tile + c, odd);
+                Score::key_scores(p, queries, rows, k, prefetch, tile + c, odd);
             }
             for (int64_t r = 0; r < rows; r++) {
                 float *s = tile + r * PANEL, *o = out + r * (wide + LANES), apart;
                 for (int64_t c = at.left; c < at.first; c++) s[c] = 0.0f;
                 for (int64_t c = at.last; c < at.right; c++) s[c] = 0.0f;
-                finish(p, batch, head_of(p, key_head, r), r % p.queries, begin, at, most(seen.start[r], low),
-                       least(seen.stop[r], high), s);
-                const float factor = softmax.rise(r, tops_of(s, at.left, at.right), apart),
+                finish(p, batch, head_of(p, key_head, r), r % p.queries, begin, at, max(spans.start[r], low),
+                       min(spans.stop[r], high), s);
+                const float factor = softmax.update_max(r, tops_of(s, at.left, at.right), apart),
                             m = softmax.reference(r);
                 if (factor != 1.0f)
                     for (int64_t e = 0; e < wide; e += LANES) store(o + e, load(o + e) * factor);
@@ -147,7 +147,7 @@ bool decode(const Problem& p, float* workspace) {
 #pragma omp for schedule(dynamic)
         for (int64_t i = 0; i < by.heads * by.splits; i++) {
             const int64_t of = i / by.splits, from = i % by.splits * by.length;
-            mine.run(p, of / p.key_heads, of % p.key_heads, from, least(from + by.length, p.keys), parts + i * size, finite);
+            mine.run(p, of / p.key_heads, of % p.key_heads, from, min(from + by.length, p.keys), parts + i * size, finite);
         }
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < by.heads * rows; i++) {

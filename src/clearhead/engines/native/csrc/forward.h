@@ -11,7 +11,7 @@ namespace clearhead::CLEARHEAD_ISA {
 INLINE int64_t panels(const Problem& p) { return (p.keys + PANEL - 1) / PANEL; }
 INLINE int64_t query_tiles(const Problem& p) { return (p.queries + ROWS - 1) / ROWS; }
 INLINE int64_t value_wide(const Problem& p) { return round_up(p.value_width, LANES); }
-INLINE int64_t keys_of(const Problem& p, int64_t panel) { return least(p.keys - panel * PANEL, PANEL); }
+INLINE int64_t keys_of(const Problem& p, int64_t panel) { return min(p.keys - panel * PANEL, PANEL); }
 
 // Memory in pieces of whole cache lines: first counted, then handed out.
 struct Memory {
@@ -65,8 +65,8 @@ struct Packed {
     }
 };
 
-// Who only wants the output looks at nothing. `Summarise` (summarise.h) has the same members.
-struct NoLook {
+// Without reductions nothing is kept but the output. `Summarise` (summarise.h) has the same members.
+struct NoReduction {
     float* tile(int64_t, float* own) { return own; }
     void rescale(int64_t, float, float, V) {}
     void scores(const float*, int64_t, const Columns&, int64_t) {}
@@ -85,62 +85,62 @@ struct Forward {
     }
 
     // Puts what row r has collected in units of the new m. `before` was the sum of its weights.
-    template <class Look>
-    static INLINE void rescale(int64_t r, float factor, float apart, V before, float* out, int64_t wide, Look& look) {
+    template <class Reduction>
+    static INLINE void rescale(int64_t r, float factor, float apart, V before, float* out, int64_t wide, Reduction& reduction) {
         if (factor == 1.0f) return;
         for (int64_t e = 0; e < wide; e += LANES) store(out + e, load(out + e) * factor);
-        look.rescale(r, factor, apart, before);
+        reduction.rescale(r, factor, apart, before);
     }
 
     // From the scores s[left ... right) of row r to its weights, in place; `out` is what the row has collected.
-    template <class Look>
+    template <class Reduction>
     static INLINE void weigh(int64_t r, float* s, int64_t left, int64_t right, float* out, int64_t wide,
-                             Softmax& softmax, Look& look) {
+                             Softmax& softmax, Reduction& reduction) {
         float apart;
         const V before = softmax.sums[r];
-        const float factor = softmax.rise(r, tops_of(s, left, right), apart);
-        rescale(r, factor, apart, before, out, wide, look);
+        const float factor = softmax.update_max(r, tops_of(s, left, right), apart);
+        rescale(r, factor, apart, before, out, wide, reduction);
         const float m = softmax.reference(r);
         V sums = softmax.sums[r];
         for (int64_t c = left; c < right; c += LANES) {
             const V above = load(s + c) - m, weight = exp(above);
             sums += weight;
-            look.weights(r, weight, above);
+            reduction.weights(r, weight, above);
             store(s + c, weight);
         }
         softmax.sums[r] = sums;
     }
 
     // A tile of queries from `first` on, past all that they see; `softmax` and `out` are the result, not yet divided.
-    template <class Look>
+    template <class Reduction>
     void pass(const Problem& p, const Packed<Score>& packed, int64_t batch, int64_t head, int64_t first, int64_t rows,
-              Softmax& softmax, Look& look, float& finite) {
+              Softmax& softmax, Reduction& reduction, float& finite) {
         const int64_t key_head = head / p.groups(), wide = value_wide(p);
-        const Seen seen(p, batch, head, first, rows);
+        const RowSpans spans(p, batch, head, first, rows);
         for (int64_t r = 0; r < rows; r++) softmax.begin(r);
         Dropout dropout;
         if (p.dropout_p > 0) dropout.begin(p, batch, head);
         Score::pack_queries(p, p.query.at<float>(batch, head, first), p.query.strides[2], rows, queries, finite);
         memset(out, 0, sizeof(float) * (size_t)(rows * wide));
-        for (int64_t panel = seen.low / PANEL; panel * PANEL < seen.high; panel++) {
+        for (int64_t panel = spans.low / PANEL; panel * PANEL < spans.high; panel++) {
             const int64_t begin = panel * PANEL;
-            const Columns at(seen.low, seen.high, panel);
-            float* scores = look.tile(panel, tile);
+            const Columns at(spans.low, spans.high, panel);
+            float* scores = reduction.tile(panel, tile);
             Score::scores(p, queries, rows, packed.panel_at(p, batch, key_head, panel),
                           p.key.at<float>(batch, key_head, begin), p.key.strides[2], at, scores);
             if (p.dropout_p > 0) dropout.panel(begin);
             for (int64_t r = 0; r < rows; r++)
-                finish(p, batch, head, first + r, begin, at, seen.start[r], seen.stop[r], scores + r * PANEL);
-            look.scores(scores, rows, at, begin);
+                finish(p, batch, head, first + r, begin, at, spans.start[r], spans.stop[r], scores + r * PANEL);
+            reduction.scores(scores, rows, at, begin);
             for (int64_t r = 0; r < rows; r++) {
                 float* s = scores + r * PANEL;
                 if (at.left == 0 && at.right == PANEL)
-                    weigh(r, s, 0, PANEL, out + r * wide, wide, softmax, look);
+                    weigh(r, s, 0, PANEL, out + r * wide, wide, softmax, reduction);
                 else
-                    weigh(r, s, at.left, at.right, out + r * wide, wide, softmax, look);
+                    weigh(r, s, at.left, at.right, out + r * wide, wide, softmax, reduction);
                 if (p.dropout_p > 0) dropout.apply(p, first + r, at, s);
             }
-            look.panel(panel, rows, softmax);
+            reduction.panel(panel, rows, softmax);
             if (!wide) continue;
             int64_t row;
             const float* values = packed.value_at(p, batch, key_head, begin + at.first, row);
@@ -151,7 +151,7 @@ struct Forward {
             float apart;
             const V before = softmax.sums[r];
             const float factor = softmax.end(r, sink, apart);
-            rescale(r, factor, apart, before, out + r * wide, wide, look);
+            rescale(r, factor, apart, before, out + r * wide, wide, reduction);
         }
     }
 
@@ -165,10 +165,10 @@ struct Forward {
     }
 
     void run(const Problem& p, const Packed<Score>& packed, int64_t batch, int64_t head, int64_t first, float& finite) {
-        const int64_t rows = least(ROWS, p.queries - first);
+        const int64_t rows = min(ROWS, p.queries - first);
         Softmax softmax;
-        NoLook look;
-        pass(p, packed, batch, head, first, rows, softmax, look, finite);
+        NoReduction reduction;
+        pass(p, packed, batch, head, first, rows, softmax, reduction, finite);
         for (int64_t r = 0; r < rows; r++) {
             const float inverse = Softmax::inverse(softmax.total(r, sink_of(p, head)));
             write(p, batch, head, first + r, r, inverse, finite);
@@ -199,7 +199,7 @@ int64_t tiles_floats(const Problem& p) {
     return shared.used + p.threads * own.used;
 }
 
-// Whether all that was looked at, and the output, is finite.
+// Returns whether all inputs read, and the output, are finite.
 template <class Score, class Pass>
 bool each_tile(const Problem& p, float* workspace) {
     Memory shared{workspace}, counted;

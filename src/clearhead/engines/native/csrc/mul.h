@@ -9,7 +9,7 @@ namespace clearhead::CLEARHEAD_ISA {
 // `count` rows to [width][PANEL], the columns past `count` zero up to a whole vector.
 INLINE void transpose(const float* rows, int64_t row, int64_t count, int64_t width, float* panel) {
     for (int64_t d0 = 0; d0 < width; d0 += 16) {
-        const int64_t some = least(16, width - d0);
+        const int64_t some = min(16, width - d0);
         float* to = panel + d0 * PANEL;
         for (int64_t j = 0; j < count; j++) {
             const float* from = rows + j * row + d0;
@@ -32,7 +32,7 @@ INLINE void copy_rows(const float* rows, int64_t row, int64_t count, int64_t wid
 }
 
 // What decode.h will read next. It is asked for a line at a time, while a key is worked on: many at once would have to queue.
-struct Soon {
+struct Prefetch {
     const float *key, *value;
 
     INLINE void fetch(int64_t d) const { __builtin_prefetch(key + d), __builtin_prefetch(value + d); }
@@ -83,21 +83,21 @@ struct Mul {
 
     // The scores of `rows` queries with one key, whose `wide` numbers are read where they lie: tile[r * PANEL]. `odd`
     // does not stay finite where a number of the key is not.
-    static void key_scores(const Problem& p, float* queries, int64_t rows, const float* key, const Soon& soon, float* tile,
+    static void key_scores(const Problem& p, float* queries, int64_t rows, const float* key, const Prefetch& prefetch, float* tile,
                            V& odd) {
         const int64_t wide = Mul::wide(p);
         int64_t r = 0;
-        for (; r + 4 <= rows; r += 4) key_rows<4>(wide, queries + r * wide, key, soon, tile + r * PANEL, odd);
-        for (; r < rows; r++) key_rows<1>(wide, queries + r * wide, key, soon, tile + r * PANEL, odd);
+        for (; r + 4 <= rows; r += 4) key_rows<4>(wide, queries + r * wide, key, prefetch, tile + r * PANEL, odd);
+        for (; r < rows; r++) key_rows<1>(wide, queries + r * wide, key, prefetch, tile + r * PANEL, odd);
     }
 
     template <int QUERIES>
-    static INLINE void key_rows(int64_t wide, const float* queries, const float* key, const Soon& soon, float* tile,
+    static INLINE void key_rows(int64_t wide, const float* queries, const float* key, const Prefetch& prefetch, float* tile,
                                 V& odd) {
         V acc[QUERIES];
         for (int r = 0; r < QUERIES; r++) acc[r] = V{};
         for (int64_t d = 0; d < wide; d += LANES) {
-            soon.fetch(d);
+            prefetch.fetch(d);
             const V k = load(key + d);
             for (int r = 0; r < QUERIES; r++) acc[r] += load(queries + r * wide + d) * k;
         }

@@ -45,7 +45,7 @@ struct Problem {
     int64_t first_query = 0;  // what query 0 is called in the dropout's hash, where this is some rows of a longer one
 
     Array out;    // float (B, H, Lq, Ev); where the scores are asked for, (B, H, Lq, Lk)
-    Array stats;  // float (B, H, Lq, 2): the largest score m, and 1 / sum_j exp(s_j - m), 0 where nothing is seen
+    Array stats;  // float (B, H, Lq, 2): the largest score m, and 1 / sum_j exp(s_j - m), 0 where nothing is spans
 
     int64_t groups() const { return heads / key_heads; }
 
@@ -53,10 +53,10 @@ struct Problem {
     bool plain() const { return !(softcap > 0) && !keep && !dense && !relative && !bad_keys; }
 };
 
-// What a look at the weights is to find; each array may be missing. All are float but `indices`.
+// The buffers of a summary of the weights; each may be missing. All are float but `indices`.
 struct Summary {
     Array entropy;          // (B, H, Lq)
-    Array largest, rest;    // (B, H, Lq): log-sum-exp = largest + rest; largest is +inf where nothing is seen
+    Array largest, rest;    // (B, H, Lq): log-sum-exp = largest + rest; largest is +inf where nothing is spans
     Array values, indices;  // (B, H, Lq, k) and int64: the largest weights, and their keys
     Array received;         // (B, H, Lk)
     Array mean, peak;       // (B, H, rows, columns): sums and maxima of the cells of a map

@@ -1,4 +1,4 @@
-// The scores themselves, for a part of the matrix that somebody looks at.
+// The scores themselves, of a whole problem or of a part of one.
 #pragma once
 
 #include "forward.h"
@@ -16,21 +16,21 @@ struct Scores {
 
     // A tile of queries, to the problem's `out` (B, H, Lq, Lk); -inf where nothing is to be seen.
     void run(const Problem& p, const Packed<Score>& packed, int64_t batch, int64_t head, int64_t first, float& finite) {
-        const int64_t rows = least(ROWS, p.queries - first), key_head = head / p.groups();
-        const Seen seen(p, batch, head, first, rows);
+        const int64_t rows = min(ROWS, p.queries - first), key_head = head / p.groups();
+        const RowSpans spans(p, batch, head, first, rows);
         Score::pack_queries(p, p.query.at<float>(batch, head, first), p.query.strides[2], rows, queries, finite);
         for (int64_t r = 0; r < rows; r++) {
             float* to = p.out.at<float>(batch, head, first + r);
             for (int64_t j = 0; j < p.keys; j++) to[j] = -INFINITY;
         }
-        for (int64_t panel = seen.low / PANEL; panel * PANEL < seen.high; panel++) {
+        for (int64_t panel = spans.low / PANEL; panel * PANEL < spans.high; panel++) {
             const int64_t begin = panel * PANEL;
-            const Columns at(seen.low, seen.high, panel);
+            const Columns at(spans.low, spans.high, panel);
             Score::scores(p, queries, rows, packed.panel_at(p, batch, key_head, panel),
                           p.key.at<float>(batch, key_head, begin), p.key.strides[2], at, tile);
             for (int64_t r = 0; r < rows; r++) {
                 float* s = tile + r * PANEL;
-                finish(p, batch, head, first + r, begin, at, seen.start[r], seen.stop[r], s);
+                finish(p, batch, head, first + r, begin, at, spans.start[r], spans.stop[r], s);
                 memcpy(p.out.at<float>(batch, head, first + r) + begin + at.first, s + at.first,
                        sizeof(float) * (size_t)(at.last - at.first));
             }

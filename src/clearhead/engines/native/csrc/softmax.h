@@ -11,7 +11,7 @@ INLINE float sink_of(const Problem& p, int64_t head) { return p.sinks ? *p.sinks
 // The largest of s[left ... right), lane by lane.
 INLINE V tops_of(const float* s, int64_t left, int64_t right) {
     V tops = load(s + left);
-    for (int64_t c = left + LANES; c < right; c += LANES) tops = larger(load(s + c), tops);
+    for (int64_t c = left + LANES; c < right; c += LANES) tops = max(load(s + c), tops);
     return tops;
 }
 
@@ -25,7 +25,7 @@ struct Softmax {
 
     // Takes the largest of some scores in. What stands in units of the old m has to be multiplied by what this gives; `apart`
     // becomes old m - new m.
-    INLINE float rise(int64_t r, V tops, float& apart) {
+    INLINE float update_max(int64_t r, V tops, float& apart) {
         const float before = largest[r];
         apart = 0.0f;
         if (!any_above(tops, before)) return 1.0f;
@@ -37,7 +37,7 @@ struct Softmax {
         return factor;
     }
 
-    // After the last key: takes the sink in. Gives the same as `rise`.
+    // After the last key: takes the sink in. Gives the same as `update_max`.
     INLINE float end(int64_t r, float sink, float& apart) {
         const float before = largest[r];
         apart = 0.0f;

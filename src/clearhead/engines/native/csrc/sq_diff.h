@@ -58,13 +58,13 @@ struct SqDiff {
         }
     }
 
-    static void key_scores(const Problem& p, float* queries, int64_t rows, const float* key, const Soon& soon, float* tile,
+    static void key_scores(const Problem& p, float* queries, int64_t rows, const float* key, const Prefetch& prefetch, float* tile,
                            V& odd) {
         const float* weight = queries + ROWS * wide(p);
         for (int64_t r = 0; r < rows; r++) {
             V acc{};
             for (int64_t d = 0; d < wide(p); d += LANES) {
-                soon.fetch(d);
+                prefetch.fetch(d);
                 const V apart = load(queries + r * wide(p) + d) - load(key + d);
                 acc += load(weight + d) * apart * apart;
             }

@@ -1,4 +1,4 @@
-// What a look at the weights finds, in the same pass as the output or without it (docs/maths/inspection.md).
+// What is looked for in the weights, found in the same pass as the output or without it (docs/maths/inspection.md).
 //
 // A tile of queries keeps its weights over all keys, in units of e^m as m was at each panel; when the sum of a row is known,
 // c = e^(m then - m) / sum turns them into weights, and c^T * tile is what each key receives.
@@ -20,7 +20,7 @@ struct Best {
     INLINE void begin() const {
         for (int64_t t = 0; t < room(k); t++) scores[t] = -INFINITY, keys[t] = -1;
     }
-    INLINE float least() const { return scores[k - 1]; }
+    INLINE float smallest() const { return scores[k - 1]; }
 
     // All lower scores move up by one, and the new one comes where the first of them was.
     INLINE void take(float score, int32_t key) const {
@@ -49,7 +49,7 @@ struct Best {
     }
 };
 
-// One tile of queries as it is looked at; the look of Forward::pass.
+// The reductions over one tile of queries: the last argument of Forward::pass.
 template <class Score>
 struct Summarise {
     float *all, *before, *sums, *tops, *scores_found;  // `all`: the tiles of every panel; `before`: m at each of them
@@ -101,16 +101,16 @@ struct Summarise {
         if (!summary->k) return;
         uint64_t better = 0;
         for (int64_t r = 0; r < rows; r++)
-            better |= (uint64_t)any_above(tops_of(tile + r * PANEL, at.left, at.right), best_of(r).least()) << r;
+            better |= (uint64_t)any_above(tops_of(tile + r * PANEL, at.left, at.right), best_of(r).smallest()) << r;
         for (; better; better &= better - 1) {
             const int64_t r = __builtin_ctzll(better);
             const Best found = best_of(r);
             // while the list is not full the limit rises with each vector
-            const int64_t step = found.least() == -INFINITY ? LANES : PANEL;
+            const int64_t step = found.smallest() == -INFINITY ? LANES : PANEL;
             for (int64_t from = at.left; from < at.right; from += step) {
                 uint64_t bits = 0;
-                for (int64_t c = from; c < least(at.right, from + step); c += LANES)
-                    bits |= (uint64_t)above(load(tile + r * PANEL + c), found.least()) << c;
+                for (int64_t c = from; c < min(at.right, from + step); c += LANES)
+                    bits |= (uint64_t)above(load(tile + r * PANEL + c), found.smallest()) << c;
                 for (; bits; bits &= bits - 1) {
                     const int64_t c = __builtin_ctzll(bits);
                     found.take(tile[r * PANEL + c], (int32_t)(begin + c));
@@ -120,7 +120,7 @@ struct Summarise {
     }
 
     INLINE void weights(int64_t r, V weight, V above) {
-        entropy[r] += weight * larger(splat(-200.0f), above);  // not 0 * -inf
+        entropy[r] += weight * max(splat(-200.0f), above);  // not 0 * -inf
     }
 
     INLINE void panel(int64_t panel, int64_t rows, const Softmax& softmax) {
@@ -143,7 +143,7 @@ struct Summarise {
         }
         if (s.k) {
             const Best found = best_of(r);
-            found.fill(p.start ? most(*p.start.at<int64_t>(batch, head, i), 0) : 0, p.keys);
+            found.fill(p.start ? max(*p.start.at<int64_t>(batch, head, i), 0) : 0, p.keys);
             float* values = s.values.at<float>(batch, head, i);
             for (int64_t t = 0; t < s.k; t += LANES)
                 store(found.scores + t, exp(load(found.scores + t) - m) * inverse);
@@ -160,7 +160,7 @@ struct Summarise {
         for (int64_t r = 0; r < ROWS; r++) now[r] = r < rows ? softmax.reference(r) : 0.0f;
         for (float* at = before; at < before + seen_panels * ROWS; at += ROWS)
             for (int64_t r = 0; r < rows; r += LANES)
-                store(at + r, exp(smaller(V{}, load(at + r) - load(now + r))) * load(inverse + r));
+                store(at + r, exp(min(V{}, load(at + r) - load(now + r))) * load(inverse + r));
     }
 
     // Adds what the keys of a panel receive from the rows [from, to), all of one row of cells, to that row's sums.
@@ -173,7 +173,7 @@ struct Summarise {
         if (summary->peak)
             for (int64_t c = at.left; c < at.right; c += LANES) {
                 V high = load(tops + begin + c);
-                for (int64_t r = from; r < to; r++) high = larger(load(tile + r * PANEL + c) * share[r], high);
+                for (int64_t r = from; r < to; r++) high = max(load(tile + r * PANEL + c) * share[r], high);
                 store(tops + begin + c, high);
             }
     }
@@ -181,12 +181,12 @@ struct Summarise {
     // The end of a row of cells: its sums and maxima go where they belong, and are 0 again.
     void pool(const Problem& p, int64_t batch, int64_t head, int64_t cell_row, float* received) {
         const Summary& s = *summary;
-        const int64_t stop = least(high, p.keys);
+        const int64_t stop = min(high, p.keys);
         if (received)
             for (int64_t j = low; j < stop; j++) received[j] += sums[j];
         int64_t j = low;
         for (int64_t cell = low / s.cell_columns; j < stop && (s.mean || s.peak); cell++) {
-            const int64_t end = least(stop, (cell + 1) * s.cell_columns);
+            const int64_t end = min(stop, (cell + 1) * s.cell_columns);
             if (s.mean) {
                 double all = 0.0;
                 for (int64_t x = j; x < end; x++) all += sums[x];
@@ -206,19 +206,19 @@ struct Summarise {
     // A tile of queries that has seen all its keys, cut where a row of cells ends; `last` is the end of its group.
     void add(const Problem& p, int64_t cell_rows, int64_t batch, int64_t head, int64_t first, int64_t rows, int64_t last,
              const Softmax& softmax, const float* inverse, float* received) {
-        const Seen seen(p, batch, head, first, rows);
+        const RowSpans spans(p, batch, head, first, rows);
         divide(rows, softmax, inverse);
         for (int64_t from = 0, to; from < rows; from = to) {
-            const int64_t cell_row = (first + from) / cell_rows, end = least(last, (cell_row + 1) * cell_rows);
-            to = least(rows, end - first);
+            const int64_t cell_row = (first + from) / cell_rows, end = min(last, (cell_row + 1) * cell_rows);
+            to = min(rows, end - first);
             for (int64_t panel = first_panel; panel < first_panel + seen_panels; panel++)
-                columns(panel, from, to, Columns(seen.low, seen.high, panel));
-            for (int64_t r = from; r < to && summary->peak; r++) {  // `larger` passes over what is NaN
+                columns(panel, from, to, Columns(spans.low, spans.high, panel));
+            for (int64_t r = from; r < to && summary->peak; r++) {  // `max` passes over what is NaN
                 if (inverse[r] == inverse[r]) continue;
                 odd = true;
-                for (int64_t j = seen.low; j < seen.high; j++) tops[j] = NAN;
+                for (int64_t j = spans.low; j < spans.high; j++) tops[j] = NAN;
             }
-            if (seen_panels) low = least(low, seen.low / LANES * LANES), high = most(high, round_up(seen.high, LANES));
+            if (seen_panels) low = min(low, spans.low / LANES * LANES), high = max(high, round_up(spans.high, LANES));
             if (first + to == end) pool(p, batch, head, cell_row, received);
         }
     }
@@ -229,7 +229,7 @@ struct Summarise {
         clear(p);
     }
     void clear(const Problem& p) {
-        const int64_t from = least(low, high), count = high - from;
+        const int64_t from = min(low, high), count = high - from;
         memset(sums + from, 0, sizeof(float) * (size_t)count), memset(tops + from, 0, sizeof(float) * (size_t)count);
         low = p.keys, high = 0, odd = false;
     }
@@ -238,18 +238,18 @@ struct Summarise {
 // The work: each head's queries in groups of some tiles, cut where rows of cells end, and dealt out to `parts`, each with a
 // sum of its own of what the keys receive. All threads are on one head at a time, and share what they read of it; and where
 // the mask is causal, the parts are of one size.
-struct LookShares {
+struct SummaryShares {
     static constexpr int64_t SUMS = 1 << 22;  // about so many numbers in all, if that is enough
 
     int64_t heads, parts, queries, cell_rows;  // where no map is wanted, a tile counts as a row of cells
 
-    LookShares(const Problem& p, const Summary& s) {
+    SummaryShares(const Problem& p, const Summary& s) {
         heads = p.batch * p.heads;
         cell_rows = s.mean || s.peak ? s.cell_rows : ROWS;
         queries = cell_rows > ROWS ? cell_rows : ROWS / cell_rows * cell_rows;
-        const int64_t busy = (2 * p.threads + heads - 1) / most(heads, 1);  // for all threads to have work
-        parts = most(busy, least(p.threads, SUMS / most(1, heads * p.keys)));
-        parts = most(1, least(parts, (p.queries + queries - 1) / queries));
+        const int64_t busy = (2 * p.threads + heads - 1) / max(heads, 1);  // for all threads to have work
+        parts = max(busy, min(p.threads, SUMS / max(1, heads * p.keys)));
+        parts = max(1, min(parts, (p.queries + queries - 1) / queries));
     }
 };
 
@@ -257,21 +257,21 @@ template <class Score>
 int64_t summary_floats(const Problem& p, const Summary& s) {
     Memory shared, own;
     Packed<Score>().take(p, shared);
-    const LookShares by(p, s);
+    const SummaryShares by(p, s);
     if (s.received) shared.take(by.parts * by.heads * p.keys);
     Forward<Score>().take(p, own);
     Summarise<Score>().take(p, s, own);
     return shared.used + p.threads * own.used;
 }
 
-// Whether all that was looked at, and the output, is finite.
+// Returns whether all inputs read, and the output, are finite.
 template <class Score>
 bool summarise(const Problem& p, const Summary& s, float* workspace) {
     float finite = 0.0f;
     Memory shared{workspace}, counted;
     Packed<Score> packed;
     packed.take(p, shared);
-    const LookShares by(p, s);
+    const SummaryShares by(p, s);
     float* received = s.received ? shared.take(by.parts * by.heads * p.keys) : nullptr;
     Forward<Score>().take(p, counted);
     Summarise<Score>().take(p, s, counted);
@@ -279,8 +279,8 @@ bool summarise(const Problem& p, const Summary& s, float* workspace) {
     {
         Memory own{workspace + shared.used + thread() * counted.used};
         Forward<Score> pass;
-        Summarise<Score> look;
-        pass.take(p, own), look.take(p, s, own), look.start(p);
+        Summarise<Score> reduction;
+        pass.take(p, own), reduction.take(p, s, own), reduction.start(p);
         Softmax softmax;
         float inverse[ROWS];
         pack_all(p, packed, finite);
@@ -290,17 +290,17 @@ bool summarise(const Problem& p, const Summary& s, float* workspace) {
             float* to_keys = received ? received + (part * by.heads + of) * p.keys : nullptr;
             if (to_keys) memset(to_keys, 0, sizeof(float) * (size_t)p.keys);
             for (int64_t start = part * by.queries; start < p.queries; start += by.parts * by.queries) {
-                const int64_t end = least(p.queries, start + by.queries);
+                const int64_t end = min(p.queries, start + by.queries);
                 for (int64_t first = start; first < end; first += ROWS) {
-                    const int64_t rows = least(ROWS, end - first);
-                    look.begin(rows);
-                    pass.pass(p, packed, batch, head, first, rows, softmax, look, finite);
+                    const int64_t rows = min(ROWS, end - first);
+                    reduction.begin(rows);
+                    pass.pass(p, packed, batch, head, first, rows, softmax, reduction, finite);
                     for (int64_t r = 0; r < rows; r++) {
                         inverse[r] = Softmax::inverse(softmax.total(r, sink_of(p, head)));
-                        look.row(p, batch, head, first + r, r, softmax, inverse[r]);
+                        reduction.row(p, batch, head, first + r, r, softmax, inverse[r]);
                         if (p.out) pass.write(p, batch, head, first + r, r, inverse[r], finite);
                     }
-                    if (look.keeps(s)) look.add(p, by.cell_rows, batch, head, first, rows, end, softmax, inverse, to_keys);
+                    if (reduction.keeps(s)) reduction.add(p, by.cell_rows, batch, head, first, rows, end, softmax, inverse, to_keys);
                 }
             }
         }

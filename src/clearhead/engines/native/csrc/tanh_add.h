@@ -45,7 +45,7 @@ struct TanhAdd {
     static int64_t panel_floats(const Problem& p) { return (PANEL + 1) * wide(p) + LANES; }
     static int64_t key_floats(const Problem& p) { return 2 * PANEL * wide(p); }  // e^2k and k, by rows
 
-    static INLINE V raise(V x) { return exp(smaller(splat(REACH + 1), x), 2.0f); }  // NaN stays NaN
+    static INLINE V raise(V x) { return exp(min(splat(REACH + 1), x), 2.0f); }  // NaN stays NaN
 
     // What `key_scores` needs of the queries, as rows `at` and on.
     static void pack_few(const Problem& p, const float* queries, int64_t row, int64_t rows, float* out, float& finite,
@@ -83,8 +83,8 @@ struct TanhAdd {
             V top = splat(-INFINITY);
             for (int64_t r = 0; r < rows; r++) {
                 const V q = load(to.plain + r * wide + d);
-                within = larger(q < 0 ? -q : q, within);
-                top = larger(q, top);
+                within = max(q < 0 ? -q : q, within);
+                top = max(q, top);
                 const V raised = raise(q);
                 store(to.raised + r * wide + d, raised);
                 store(to.folded + r * wide + d, raised * load(to.inverse + d));
@@ -104,8 +104,8 @@ struct TanhAdd {
             V highest = splat(-INFINITY);
             for (int64_t c = 0; c < columns; c += LANES) {
                 const V k = load(panel + d * PANEL + c);
-                within = larger(k < 0 ? -k : k, within);
-                highest = larger(k, highest);
+                within = max(k < 0 ? -k : k, within);
+                highest = max(k, highest);
                 store(panel + d * PANEL + c, raise(k));
             }
             top[d] = clearhead::CLEARHEAD_ISA::top(highest) * BITS;
@@ -160,7 +160,7 @@ struct TanhAdd {
 
     // e^(2 (q + k)), at most 2^31.
     static INLINE V direct(V both) {
-        return exp(smaller(splat(0.5f * LIMIT_LOG), both), 2.0f);
+        return exp(min(splat(0.5f * LIMIT_LOG), both), 2.0f);
     }
 
     template <Form FORM>
@@ -170,7 +170,7 @@ struct TanhAdd {
             t = 1.0f + direct(query + key);
         else
             t = query * key + one;
-        if constexpr (FORM == CLAMPED) t = smaller(splat(LIMIT), t);
+        if constexpr (FORM == CLAMPED) t = min(splat(LIMIT), t);
         return t;
     }
 
@@ -254,7 +254,7 @@ struct TanhAdd {
     }
 
     // Here the exponential of the sum is taken, key by key, and clamped: any numbers are right, and the memory is slower.
-    static void key_scores(const Problem& p, float* packed, int64_t rows, const float* key, const Soon& soon, float* tile,
+    static void key_scores(const Problem& p, float* packed, int64_t rows, const float* key, const Prefetch& prefetch, float* tile,
                            V& odd) {
         const Queries queries(p, packed);
         const int64_t wide = TanhAdd::wide(p);
@@ -262,7 +262,7 @@ struct TanhAdd {
             for (int64_t r = 0; r < rows; r++) {
                 V acc{};
                 for (int64_t d = 0; d < wide; d += LANES) {
-                    soon.fetch(d);
+                    prefetch.fetch(d);
                     const V k = load(key + d);
                     acc += load(queries.weight + d) * tanh(load(queries.plain + r * wide + d) + k);
                     odd += k;
@@ -278,7 +278,7 @@ struct TanhAdd {
             for (; d + 4 * LANES <= wide; d += 4 * LANES) {
                 V k[4], t[4], w[4];
                 for (int x = 0; x < 4; x++) {
-                    soon.fetch(d + x * LANES);
+                    prefetch.fetch(d + x * LANES);
                     k[x] = load(key + d + x * LANES), w[x] = load(queries.weight + d + x * LANES);
                     t[x] = 1.0f + direct(load(query + d + x * LANES) + k[x]);
                 }
@@ -288,7 +288,7 @@ struct TanhAdd {
                 odd += k[0] * k[1], odd += k[2] * k[3];
             }
             for (; d < wide; d += LANES) {
-                soon.fetch(d);
+                prefetch.fetch(d);
                 const V k = load(key + d);
                 acc += load(queries.weight + d) * reciprocal(1.0f + direct(load(query + d) + k));
                 odd += k;
@@ -318,7 +318,7 @@ struct TanhAdd {
             }
             for (int r = 0; r < QUERIES; r++) {
                 power[r] = FORM == DIRECT ? direct(query[r] + key) : query[r] * key;
-                if constexpr (FORM == CLAMPED) power[r] = smaller(splat(LIMIT), power[r]);
+                if constexpr (FORM == CLAMPED) power[r] = min(splat(LIMIT), power[r]);
                 t[r] = 1.0f + power[r];
             }
             if constexpr (QUERIES == 4) {

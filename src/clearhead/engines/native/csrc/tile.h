@@ -17,11 +17,11 @@ INLINE void check_finite(const float* numbers, int64_t count, float& sign) {
 }
 
 // Which keys each query of a tile sees, and their hull. A query that sees nothing has start = stop = 0.
-struct Seen {
+struct RowSpans {
     int64_t start[ROWS], stop[ROWS];
     int64_t low, high;
 
-    explicit Seen(const Problem& p) : low(p.keys), high(0) {}
+    explicit RowSpans(const Problem& p) : low(p.keys), high(0) {}
 
     // Query i of a head, as row r of the tile.
     INLINE void add(const Problem& p, int64_t batch, int64_t head, int64_t i, int64_t r) {
@@ -30,11 +30,11 @@ struct Seen {
         if (from < 0) from = 0;
         if (to > p.keys) to = p.keys;
         if (to <= from) from = to = 0;
-        else low = least(low, from), high = most(high, to);
+        else low = min(low, from), high = max(high, to);
         start[r] = from, stop[r] = to;
     }
 
-    Seen(const Problem& p, int64_t batch, int64_t head, int64_t first, int64_t rows) : Seen(p) {
+    RowSpans(const Problem& p, int64_t batch, int64_t head, int64_t first, int64_t rows) : RowSpans(p) {
         for (int64_t r = 0; r < rows; r++) add(p, batch, head, first + r, r);
     }
 };
@@ -46,7 +46,7 @@ struct Columns {
 
     Columns(int64_t low, int64_t high, int64_t panel) {
         const int64_t begin = panel * PANEL;
-        first = most(low - begin, 0), last = least(high - begin, PANEL);
+        first = max(low - begin, 0), last = min(high - begin, PANEL);
         left = first / LANES * LANES, right = round_up(last, LANES);
     }
 };
@@ -84,7 +84,7 @@ inline void epilogue(const Problem& p, int64_t batch, int64_t head, int64_t i, i
         for (int64_t c = at.first; c < at.last; c++) s[c] = keep[c * step] ? s[c] : -INFINITY;
     }
     if (start > begin + at.left || stop < begin + at.right) {
-        const int32_t from = (int32_t)most(start - begin, -1), to = (int32_t)least(stop - begin, PANEL);
+        const int32_t from = (int32_t)max(start - begin, -1), to = (int32_t)min(stop - begin, PANEL);
 #pragma omp simd
         for (int32_t c = (int32_t)at.left; c < (int32_t)at.right; c++) s[c] = c >= from && c < to ? s[c] : -INFINITY;
     }

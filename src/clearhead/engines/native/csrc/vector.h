@@ -31,8 +31,8 @@ typedef uint32_t U __attribute__((vector_size(4 * LANES)));
 #define INLINE inline __attribute__((always_inline))
 
 INLINE int64_t thread() { return omp_get_thread_num(); }
-INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+INLINE int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
 INLINE int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 INLINE V load(const float* from) {
@@ -51,11 +51,11 @@ INLINE V splat(float x) { return x - V{}; }
 
 // b where one is NaN. GCC turns the condition round where a number is a constant, and is left with a compare and a blend.
 #ifdef __AVX512F__
-INLINE V larger(V a, V b) { return (V)_mm512_max_ps((__m512)a, (__m512)b); }
-INLINE V smaller(V a, V b) { return (V)_mm512_min_ps((__m512)a, (__m512)b); }
+INLINE V max(V a, V b) { return (V)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE V min(V a, V b) { return (V)_mm512_min_ps((__m512)a, (__m512)b); }
 #else
-INLINE V larger(V a, V b) { return a > b ? a : b; }
-INLINE V smaller(V a, V b) { return a < b ? a : b; }
+INLINE V max(V a, V b) { return a > b ? a : b; }
+INLINE V min(V a, V b) { return a < b ? a : b; }
 #endif
 
 // Of all lanes, by halves: shuffles, not a way through memory.
@@ -133,7 +133,7 @@ INLINE V exp(V x, float times = 1.0f) {
 // times * x = n log 2 + r, |r| <= log(2) / 2.
 INLINE V exp(V x, float times = 1.0f) {
     const float shift = 12582912.0f + 127.0f;  // 1.5 * 2^23: its last bits count in ones; and the exponent's offset
-    x = larger(splat(-88.0f), times == 1.0f ? x : times * x);
+    x = max(splat(-88.0f), times == 1.0f ? x : times * x);
     const V t = x * 1.44269504f + shift, n = t - shift;
     const V r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
     V p = r * 1.39262508e-3f + 8.36323288e-3f;
