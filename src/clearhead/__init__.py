@@ -5,6 +5,7 @@
     Lengths Padding Causal SlidingWindow Documents PrefixLM DenseMask MaskFunction Mask  who may see whom: & | ~
     ALiBi RelativeBias DenseBias Bias                                     what is added to the scores: +
     Entropy TopK Received Pool MeanDistance Output                        what weights(...).reduce takes
+    Pairwise Spans Added               what a score, a mask, a bias of your own is lowered to
     nn                                 modules: MultiHeadAttention, AdditiveAttention, positions, …
     watch, use_in_transformers         record the attention of a real model; run one on clearhead
     scaled_dot_product_attention       torch's own signature
@@ -24,6 +25,7 @@ from clearhead.base.arrays import check_shape as check_shape
 from clearhead.base.errors import ClearheadError as ClearheadError
 from clearhead.base.errors import ShapeError as ShapeError
 from clearhead.base.errors import UnsupportedError as UnsupportedError
+from clearhead.biases import Added as Added
 from clearhead.biases import ALiBi as ALiBi
 from clearhead.biases import Bias as Bias
 from clearhead.biases import DenseBias as DenseBias
@@ -45,6 +47,7 @@ from clearhead.masks import MaskFunction as MaskFunction
 from clearhead.masks import Padding as Padding
 from clearhead.masks import PrefixLM as PrefixLM
 from clearhead.masks import SlidingWindow as SlidingWindow
+from clearhead.masks import Spans as Spans
 from clearhead.models.attention_call import AttentionCall as AttentionCall
 from clearhead.models.recording import Recording as Recording
 from clearhead.models.use import use_in_transformers as use_in_transformers
@@ -54,6 +57,7 @@ from clearhead.scores import Bilinear as Bilinear
 from clearhead.scores import Cosine as Cosine
 from clearhead.scores import Dot as Dot
 from clearhead.scores import Gaussian as Gaussian
+from clearhead.scores import Pairwise as Pairwise
 from clearhead.scores import Score as Score
 
 __version__ = "0.1.0"

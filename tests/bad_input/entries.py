@@ -627,6 +627,7 @@ ENTRIES: dict[str, Entry] = {
 NOT_CALLED = {
     "ClearheadError": "an error", "ShapeError": "an error", "UnsupportedError": "an error",
     "Score": "abstract", "Mask": "abstract", "Bias": "abstract",
+    "Pairwise": "what lower() gives, checked there", "Spans": "what lower() gives", "Added": "what lower() gives",
     "Plan": "what plan() gives", "AttentionCall": "what watch() gives", "Recording": "what watch() gives",
     "nn.KeyValueCache": "takes nothing; its methods are here", "nn.PreparedKeys": "what prepare() gives",
     "Weights.shape": "an attribute", "Weights.dtype": "an attribute", "Weights.problem": "an attribute",

@@ -16,6 +16,13 @@ from clearhead.base.shapes import Align, Sizes, array_sizes, extent, part
 class Added(NamedTuple):
     """The normal form of a bias: what is added to the score of query i and key j, after the softcap.
 
+    >>> import torch, clearhead as ch
+    >>> class Later(ch.Bias):
+    ...     def lower(self, sizes):
+    ...         return ch.Added(dense=torch.arange(float(sizes.keys), device=sizes.device).view(1, 1, 1, -1))
+    >>> Later()(torch.zeros(1, 4), torch.zeros(3, 4))
+    tensor([[0., 1., 2.]])
+
     `dense`: (B or 1, H or 1, Lq or 1, Lk or 1), one number a pair. `relative`: (B or 1, H or 1, Lq + Lk − 1), one
     number a distance: its entry j − i + Lq − 1 is added to the pair (i, j). That is O(L) memory for what depends on
     the distance alone. Where both are given, both are added.

@@ -22,6 +22,14 @@ Residual = Callable[[slice, slice, slice, slice], Tensor]
 class Spans(NamedTuple):
     """The normal form of a mask: query i may see the keys start_i ≤ j < stop_i, if the residual agrees.
 
+    >>> import torch, clearhead as ch
+    >>> class FirstKeys(ch.Mask):
+    ...     def lower(self, sizes):
+    ...         start = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
+    ...         return ch.Spans(start, start + min(2, sizes.keys))
+    >>> FirstKeys().dense(1, 4)
+    tensor([[ True,  True, False, False]])
+
     `start`, `stop`: int64 (B or 1, H or 1, Lq or 1), within [0, Lk]; nothing is allowed where stop ≤ start.
     `residual(batch, heads, queries, keys)`, four slices, gives that part as a bool tensor that broadcasts to it;
     None where the spans say it all.

@@ -25,6 +25,16 @@ PHIS = get_args(Phi)
 class Pairwise(NamedTuple):
     """The normal form of a score: s_ij = softcap(scale · Σ_d weight_d · φ(query_id, key_jd)).
 
+    >>> import torch, clearhead as ch
+    >>> class Halved(ch.Score):
+    ...     def tile(self, query, key):
+    ...         return query @ key.mT / 2
+    ...     def lower(self, query, key):
+    ...         return ch.Pairwise("mul", query, key, scale=0.5)
+    >>> x = torch.rand(1, 1, 5, 4)
+    >>> ch.plan(x, x, x, score=Halved(), mask=ch.Causal()).engine
+    'native'
+
     φ(a, b) is a·b (`mul`), tanh(a + b) (`tanh_add`) or (a − b)² (`sq_diff`); softcap(s) is c·tanh(s/c). A score's
     `lower` gives no softcap: that is put in with the call's scale.
     """

@@ -2,8 +2,7 @@
 
 import torch
 
-from clearhead import Mask
-from clearhead.masks import Spans
+from clearhead import Mask, Spans
 
 
 class Dilated(Mask):

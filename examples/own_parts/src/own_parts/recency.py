@@ -2,8 +2,7 @@
 
 import torch
 
-from clearhead import Bias
-from clearhead.biases import Added
+from clearhead import Added, Bias
 
 
 class Recency(Bias):
