@@ -95,18 +95,19 @@ class Arguments(NamedTuple):
     engine: str | Engine | None
 
     def problem(self) -> Problem:
+        query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine = self
         return make_problem(
-            self.query,
-            self.key,
-            self.value,
-            score=self.score,
-            mask=self.mask,
-            bias=self.bias,
-            scale=self.scale,
-            sinks=self.sinks,
-            align=self.align,
-            dropout_p=self.dropout_p,
-            as_written=as_written(self.engine),
+            query,
+            key,
+            value,
+            score=score,
+            mask=mask,
+            bias=bias,
+            scale=scale,
+            sinks=sinks,
+            align=align,
+            dropout_p=dropout_p,
+            as_written=engine is not None and as_written(engine),
         )
 
 

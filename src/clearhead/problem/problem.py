@@ -138,7 +138,7 @@ def make_problem(
         query, key, value = apart(query), apart(key), None if value is None else apart(value)
     score = as_score(score)
     score.check(query, key)
-    if 0 in sizes.shape and not compiling():  # no pairs: what they hold is not to meet a projection's gradient
+    if 0 in sizes[:4] and not compiling():  # no pairs: what they hold is not to meet a projection's gradient
         query, key = (t.masked_fill(~t.isfinite(), 0.0) for t in (query, key))
     factor = score.factor(query.shape[-1]) if scale is None else _call_scale(scale, score)
     if mask is None and bias is None and sinks is None and type(dropout_p) in (float, int) and not dropout_p:
@@ -189,7 +189,8 @@ def _scores(score: Score, query: Tensor, key: Tensor, factor: float, as_written:
     if any_autocast():
         lowered = lowered._replace(query=lowered.query.to(query.dtype), key=lowered.key.to(query.dtype))
     lowered = check_pairwise(lowered, query, key, type(score).__name__)
-    return lowered._replace(scale=lowered.scale * factor, softcap=score.softcap)
+    phi, low_query, low_key, weight, scale, _ = lowered
+    return Pairwise(phi, low_query, low_key, weight, scale * factor, score.softcap)
 
 
 def _as_sinks(given: Any, sizes: Sizes) -> Tensor:

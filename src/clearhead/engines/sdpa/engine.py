@@ -92,9 +92,8 @@ class Sdpa(Engine):
             problem = problem._replace(scores=lowered, value=value)
         if problem.plain and 0 not in problem.sizes.shape:
             return full(lowered.query, lowered.key, value, lowered.scale)
-        if (
-            problem.visible is not None and problem.visible.unseen == "inside"
-        ):  # else the pieces leave out the keys that nobody sees
+        visible = problem.visible
+        if visible is not None and visible.unseen == "inside":  # else the pieces leave out the keys that nobody sees
             problem = zero_unseen(problem)
             lowered, value = problem.lowered, problem.value
             assert lowered is not None and value is not None
