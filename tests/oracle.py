@@ -206,11 +206,17 @@ def scored(p: Problem, q: Array, k: Array, step: Any = None) -> Any:
     tile, undo = SCORES[kind](q, k, **settings, **learnt)
     scale = 1.0 if scale is None else scale
     raw = scale * tile
+    if cap is None:
+        return raw, lambda ds: undo(scale * ds)
+    t = np.tanh(raw / cap)
 
     def back(ds: Array) -> Any:
-        return undo(scale * ds if cap is None else scale * ds / np.cosh(raw / cap) ** 2)
+        if step is None:
+            return undo(scale * ds / np.cosh(raw / cap) ** 2)
+        near = t * (1 + step(t.shape))  # what a rounded tanh leaves of 1 − tanh², as in eager code
+        return undo(scale * ds * (1 - near * near))
 
-    return raw if cap is None else cap * np.tanh(raw / cap), back
+    return cap * t, back
 
 
 def dot(q: Array, k: Array, scale: float | None = None, step: Any = None) -> Any:
