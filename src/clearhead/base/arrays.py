@@ -1,4 +1,4 @@
-"""What is checked of any argument: that it is an array, floating-point numbers, a whole number, a flag."""
+"""Arrays as tensors, and what is checked of them: that they are arrays, of floating-point numbers, of a shape."""
 
 from __future__ import annotations
 

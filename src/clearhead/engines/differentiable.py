@@ -34,7 +34,7 @@ class Step(ABC):
 
     @abstractmethod
     def backward(self, problem: Problem, wanted: tuple[bool, ...], grad: Tensor, kept: Kept) -> Operands:
-        """The gradients to the operands (see `_backward`), each of its operand's dtype; None where not wanted."""
+        """The gradients to the operands (see tiled/backward.py), each of its operand's dtype; None where not wanted."""
 
 
 def run(problem: Problem, step: Step) -> Tensor:

@@ -55,6 +55,7 @@ def _on(spans: Spans, device: torch.device) -> Spans:
 
 
 def _matrix(mask: Mask, sizes: Sizes) -> Spans:
+    """Every key, and the mask's matrix as the residual. Lowered too, for what it reads: speed is no aim here."""
     mask.check_positions()
     keep = mask.matrix(sizes)
     whole = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)

@@ -17,7 +17,6 @@ from clearhead.inspection.weights import Weights
 from clearhead.problem.problem import Problem
 from clearhead.report._words import Cells, Shown
 from clearhead.report.layer import Array, Layer
-from clearhead.scores.base import Pairwise
 
 THUMBNAIL = 32
 
@@ -66,7 +65,7 @@ def layer_from_call(call: CallLike, query_tokens: Sequence[str], key_tokens: Seq
     return Layer(
         name=call.name,
         kind=call.kind,
-        query=rows.of(_numpy(_weighted(lowered)[sequence].float()), 1),
+        query=rows.of(_numpy(lowered.folded().query[sequence].float()), 1),
         key=columns.of(_numpy(lowered.key[sequence].float()), 1),
         scale=lowered.scale,
         softcap=lowered.softcap,
@@ -81,11 +80,6 @@ def layer_from_call(call: CallLike, query_tokens: Sequence[str], key_tokens: Seq
         query_tokens=rows.labels(query_tokens),
         key_tokens=columns.labels(key_tokens),
     )
-
-
-def _weighted(lowered: Pairwise) -> Tensor:
-    """The queries, with the weights of a dot product's dimensions."""
-    return lowered.query if lowered.weight is None else lowered.query * lowered.weight
 
 
 def _allowed(problem: Problem, sequence: int) -> tuple[Array, Array, Array | None]:

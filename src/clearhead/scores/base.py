@@ -46,6 +46,12 @@ class Pairwise(NamedTuple):
     scale: float = 1.0
     softcap: float | None = None
 
+    def folded(self) -> Pairwise:
+        """The same scores, the weight of a dot product multiplied into its query."""
+        if self.phi != "mul" or self.weight is None:
+            return self
+        return self._replace(query=self.query * self.weight, weight=None)
+
 
 class ByTile(NamedTuple):
     """Scores that have no other form than their `tile`: s_ij = softcap(scale · tile(query, key)_ij)."""

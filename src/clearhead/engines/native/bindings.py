@@ -107,6 +107,7 @@ class Call:
             native.bad_queries = self.broadcast(queries[..., 0].float())
             native.bad_keys = self.broadcast(keys[:, :, 0].float())
         if problem.seed is not None:
+            # its hash counts sequences, heads and keys from 0: a part with dropout is one of queries alone
             native.dropout_p, native.seed = problem.dropout_p, int(problem.seed) & (2**64 - 1)
             native.first_query = 0 if problem.origin is None else problem.origin[2].start
 
@@ -200,7 +201,7 @@ def forward(problem: Problem, keep_stats: bool, as_read: bool = True) -> Forward
 
 
 def gradients(problem: Problem, wanted: tuple[bool, ...], grad: Tensor, kept: Forward) -> Operands:
-    """The gradients to the operands (see `_backward`), each of its operand's dtype; None where not wanted."""
+    """The gradients to the operands (see tiled/backward.py), each of its operand's dtype; None where not wanted."""
     lowered, value, added = problem.lowered, problem.value, problem.bias or Added()
     assert lowered is not None and value is not None
     if _few(problem):

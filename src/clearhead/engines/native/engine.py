@@ -87,7 +87,7 @@ class Native(Engine):
     def gradients_kept(
         self, problem: Problem, wanted: tuple[bool, ...], grad: Tensor, output: Tensor, stats: Tensor
     ) -> Operands | None:
-        """The gradients to the operands (see `_backward`), of a problem that `run_kept` gave this output for."""
+        """The gradients to the operands (see tiled/backward.py), of a problem that `run_kept` gave this output for."""
         if not _keeps(problem):
             return None
         guarded = problem if problem.spans is None else guard(problem)
@@ -150,9 +150,8 @@ def _keeps(problem: Problem) -> bool:
 def _weighted(problem: Problem) -> Problem:
     """The same problem with the weight of a dot product in its query."""
     lowered = problem.lowered
-    if lowered is None or lowered.phi != "mul" or lowered.weight is None:
-        return problem
-    return problem._replace(scores=lowered._replace(query=lowered.query * lowered.weight, weight=None))
+    folded = None if lowered is None else lowered.folded()
+    return problem if folded is None or folded is lowered else problem._replace(scores=folded)
 
 
 def _forward(problem: Problem, keep_stats: bool) -> tuple[Forward, bool]:

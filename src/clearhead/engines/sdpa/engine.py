@@ -85,10 +85,10 @@ class Sdpa(Engine):
     def run(self, problem: Problem) -> Tensor:
         lowered, value = problem.lowered, problem.value
         assert lowered is not None and value is not None
-        query = lowered.query if lowered.weight is None else lowered.query * lowered.weight
-        query, key, value = apart(query), apart(lowered.key), apart(value)
+        folded = lowered.folded()
+        query, key, value = apart(folded.query), apart(folded.key), apart(value)
         if query is not lowered.query or key is not lowered.key or value is not problem.value:
-            lowered = lowered._replace(query=query, key=key, weight=None)
+            lowered = folded._replace(query=query, key=key)
             problem = problem._replace(scores=lowered, value=value)
         if problem.plain and 0 not in problem.sizes.shape:
             return full(lowered.query, lowered.key, value, lowered.scale)

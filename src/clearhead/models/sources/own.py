@@ -34,7 +34,6 @@ EVERY = (slice(None),) * 4
 @contextmanager
 def source(recorder: Recorder) -> Iterator[None]:
     """Record the problem as the engine is given it: an engine may compute it in pieces, by many calls."""
-
     given = _Given()
 
     def wrap(choose: Callable[..., Engine]) -> Callable[..., Engine]:
