@@ -6,7 +6,7 @@ from beside import while_another_compiles
 
 import clearhead as ch
 from clearhead.base import tracing
-from clearhead.engines import compiled
+from clearhead.engines import operation
 from clearhead.masks.base import And
 from clearhead.testing import Inputs, biases, masks, scores
 
@@ -149,15 +149,15 @@ def test_what_runs_between_compiled_code_is_eager():
 def test_compiled_code_skips_what_the_mask_leaves_out(monkeypatch):
     """The engine inside the operation sees the spans' values: padding it is not to touch may hold anything."""
     computed = []
-    run = compiled.choose
+    run = operation.choose
 
     def choose(problem, engine):
         found = run(problem, engine)
         if problem.edges is not None:
-            computed.append(found.pairs(problem))
+            computed.append(found.cost(problem).pairs)
         return found
 
-    monkeypatch.setattr(compiled, "choose", choose)
+    monkeypatch.setattr(operation, "choose", choose)
     mask = ch.Lengths([3, 5])
     with torch.no_grad():
         torch.compile(lambda x: ch.attention(x, x, x, mask=mask), fullgraph=True, backend="aot_eager")(Q)
@@ -234,18 +234,24 @@ def test_what_vmap_hides_is_a_clear_error():
 def test_opcheck():
     start, stop = torch.zeros(1, 1, 1, dtype=torch.long), torch.arange(1, 10).view(1, 1, -1)
     keep = torch.ones(1, 1, 9, 9, dtype=torch.bool).triu(-3)
-    plain = (Q, K, V, None, None, None, None, start, stop, None, None, "mul", 0.3, None, 0.0, None)
+    plain = (Q, K, V, None, None, None, None, start, stop, None, None, "mul", 0.3, None, 0.0)
     query, key, weight = draw(2, 4, 9, 6), draw(2, 2, 9, 6), draw(6)
-    all_of_it = (query, key, draw(2, 2, 9, 5), weight, draw(4), draw(1, 4, 9, 9), draw(1, 4, 17), start, stop, keep)
+    all_of_it = (query, key, draw(2, 2, 9, 5), weight, draw(1, 4, 9, 9), draw(1, 4, 17), draw(4), start, stop, keep)
     full = (*all_of_it, torch.tensor(5), "tanh_add", 1.0, 2.0, 0.3)
-    for arguments in (plain, (*full, "tiled"), (*full, "native")):
-        torch.library.opcheck(compiled.attend, arguments)
-    detached = [t.detach() if isinstance(t, torch.Tensor) else t for t in full]
-    for engine in ("tiled", "native"):
-        kept = compiled.attend(*detached, engine)
-        for wanted in ([True] * 7, [True, False] * 3 + [False]):
-            arguments = (draw(2, 4, 9, 5).detach(), *kept, *detached, engine, wanted)
-            torch.library.opcheck(compiled.attend_backward, arguments)
+    three, seven = [True] * 3 + [False] * 4, [True] * 7
+    for arguments in (
+        (*plain, None, three),
+        (*plain, "sdpa", three),
+        (*full, "tiled", seven),
+        (*full, "native", seven),
+    ):
+        torch.library.opcheck(operation.attend, arguments)
+    for given, engine in ((plain, "sdpa"), (full, "tiled"), (full, "native")):
+        detached = [t.detach() if isinstance(t, torch.Tensor) else t for t in given]
+        for wanted in (seven if given is full else three, [True, False, True, False, False, False, False]):
+            kept = operation.attend(*detached, engine, wanted)
+            arguments = (torch.ones_like(kept[0]), *kept, *detached, engine, wanted)
+            torch.library.opcheck(operation.attend_backward, arguments)
 
 
 AUTOCAST = [None, ch.Bilinear(8, 8), ch.Additive(8, 8, 6), ch.Cosine(), ch.Gaussian(), SMOOTH]

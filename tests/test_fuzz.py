@@ -34,7 +34,7 @@ def test_a_wrong_engine_is_found(monkeypatch):
     from clearhead.inspection.reductions.entropy import Entropy
 
     right = found(ORDINARY[:60], "attend")
-    monkeypatch.setattr(tiles, "softmax", lambda tile, *rest, right=tiles.softmax: right(tile * 1.001, *rest))
+    monkeypatch.setattr(tiles, "pairwise", lambda *scores, right=tiles.pairwise: right(*scores) * 1.001)
     assert found(ORDINARY[:60], "attend") > right + 8
     monkeypatch.undo()
     to_keys = backward._to_keys

@@ -50,18 +50,26 @@ def test_a_kernel_that_is_told_of_one_row_too_many_ends_the_process(side):
 import torch
 from guarded_memory import guarding
 from clearhead.engines.native import bindings
-from clearhead.problem.problem import make_problem
-problem = make_problem(torch.ones(1, 1, 5, 8), torch.ones(1, 1, 6, 8), torch.ones(1, 1, 6, 8))
-with guarding("{side}", bindings) as guard:
-    call = bindings.Call(problem)
-    call.native.out = call.numbers(bindings.torch.zeros(1, 1, 5, 8))
-    kernels = bindings.chosen()
-    kernels.forward(call.native)
+
+class Shifted:
+    "A tensor said to have other rows than it has."
+    def __init__(self, tensor, rows, by):
+        self.tensor, self.shape, self.by = tensor, (1, 1, rows, 8), by
+    def data_ptr(self):
+        return self.tensor.data_ptr() + 4 * self.by
+    def stride(self):
+        return self.tensor.stride()
+
+with guarding("{side}", bindings):
+    x = torch.ones(1, 1, 6, 8)
+    problem = bindings.kernels().Problem
+    options = None, None, None, None, None, None, None, None, None, 0.0, 0, 0
+    read = lambda query: problem(0, 1.0, 0.0, 1, query, x, x, *options)
+    call = lambda query, out: bindings.chosen().forward(read(query), False, out, None, None)
+    call(x, bindings.torch.zeros(1, 1, 6, 8))
     print("before", flush=True)
-    call.native.queries, call.native.keys = (600, 6) if "{side}" == "after" else (5, 6)
-    if "{side}" == "before":
-        call.native.query = call.module.Array(guard.copy(problem.query).data_ptr() - 4, 40, 40, 8, 1)
-    kernels.forward(call.native)
+    after = "{side}" == "after"
+    call(Shifted(x, 600 if after else 6, 0 if after else -1), bindings.torch.zeros(1, 1, 600, 8))
     print("after")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=CHILD.parent)

@@ -122,28 +122,20 @@ def guarded(*shape):
 
 def test_nothing_is_written_past_a_border():
     """Outputs and gradients that lie in the middle of larger memory leave the rest as it was."""
-    kernels, module = bindings.chosen(), bindings.kernels()
+    kernels = bindings.chosen()
     for queries, keys, width, value_width in ((1, 1, 1, 1), (5, 70, 7, 3), (50, 65, 17, 33), (96, 128, 64, 64)):
         problem = make_problem(draw(1, 2, queries, width), draw(1, 2, keys, width), draw(1, 2, keys, value_width))
-        call = bindings.Call(problem)
-        memory = {"out": guarded(1, 2, queries, value_width), "stats": guarded(1, 2, queries, 2)}
-        call.native.out, call.native.stats = (call.numbers(memory[n][1]) for n in ("out", "stats"))
-        assert kernels.forward(call.native)
-        found = module.Gradients()
-        memory |= {
-            "delta": guarded(1, 2, queries),
-            "query": guarded(1, 2, queries, width),
-            "key": guarded(1, 2, keys, width),
-            "value": guarded(1, 2, keys, value_width),
-        }
-        found.grad = call.numbers(draw(1, 2, queries, value_width, seed=5))
-        found.delta = call.broadcast(memory["delta"][1])
-        for name in ("query", "key", "value"):
-            setattr(found, name, call.numbers(memory[name][1]))
-        kernels.backward(call.native, found)
-        for name, (whole, inner) in memory.items():
-            assert bool((whole[:BORDER] == 7).all() and (whole[-BORDER:] == 7).all()), name
-            assert bool(inner.isfinite().all()), name
+        read = bindings.read_by_kernels(problem)
+        out = guarded(1, 2, queries, value_width)
+        rows = [guarded(1, 2, queries) for _ in range(2)]
+        to = [guarded(1, 2, queries, width), guarded(1, 2, keys, width), guarded(1, 2, keys, value_width)]
+        assert kernels.forward(read, False, *(inner for _, inner in (out, *rows)))
+        grad, delta = draw(1, 2, queries, value_width, seed=5), draw(1, 2, queries, seed=6)
+        given = grad, *(inner for _, inner in rows), delta
+        kernels.backward(read, *given, *(inner for _, inner in to), None, None, None)
+        for whole, inner in (out, *rows, *to):
+            assert bool((whole[:BORDER] == 7).all() and (whole[-BORDER:] == 7).all()), inner.shape
+            assert bool(inner.isfinite().all()), inner.shape
 
 
 def test_threads_change_rounding_alone():
@@ -180,12 +172,11 @@ def test_calls_from_several_threads():
     assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
 
 
-def test_memory_that_cannot_be_had_is_a_memory_error():
+def test_memory_that_cannot_be_had_is_a_memory_error(monkeypatch):
     problem = make_problem(draw(1, 1, 5, 4), draw(1, 1, 6, 4), draw(1, 1, 6, 4))
-    call = bindings.Call(problem)
-    call.native.threads = 2**44  # each would have work memory of its own
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2**44)  # each would have work memory of its own
     with pytest.raises(MemoryError):
-        bindings.chosen().forward(call.native)
+        bindings.forward(problem, rows=False, few=False)
 
 
 def test_views_and_negated_views():

@@ -14,10 +14,10 @@ from torch import Tensor
 from clearhead.base.arrays import check_float, is_numpy, to_tensor, to_tensor_float
 from clearhead.base.errors import ClearheadError, ShapeError, columns, human_bytes
 from clearhead.base.positions import check_align
-from clearhead.base.tracing import compiling, without_autocast
-from clearhead.engines import compiled
+from clearhead.base.tracing import without_autocast
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import as_written, choose, reasons
+from clearhead.engines.operation import run
 from clearhead.engines.tiled.tiles import softmax
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask
@@ -118,8 +118,7 @@ def _attend(call: Arguments) -> Any:
     numpy = not tensors and is_numpy(query=query, key=key, value=value)
     problem = call.problem()
     with without_autocast(problem.sizes.device):
-        found = compiled.run(problem, engine) if compiling() else choose(problem, engine).run(problem)
-    output = problem.sizes.restore(found)
+        output = problem.sizes.restore(run(problem, choose(problem, engine), engine))
     return output.detach().numpy() if numpy else output
 
 
@@ -193,15 +192,15 @@ def plan(
     is_numpy(query=query, key=key, value=value)
     problem = Arguments(query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine).problem()
     chosen = choose(problem, engine)
-    computed = chosen.pairs(problem)
+    cost = chosen.cost(problem)
     return Plan(
         engine=chosen.name,
         declined=reasons(problem, chosen, engine is not None),
         notes=chosen.notes(problem),
-        operations=computed * _operations_a_pair(problem),
-        extra_bytes=chosen.extra_bytes(problem),
+        operations=cost.pairs * _operations_a_pair(problem),
+        extra_bytes=cost.bytes,
         pairs=math.prod(problem.sizes.shape),
-        computed=computed,
+        computed=cost.pairs,
         shapes={name: tuple(array.shape) for name, array in (("query", query), ("key", key), ("value", value))},
     )
 

@@ -75,6 +75,11 @@ def followed() -> bool:
     return forward_ad._current_level >= 0 or _GRAD in keys or _JVP in keys
 
 
+def looked_into() -> bool:
+    """Whether `torch.func` or forward mode follows PyTorch's operations one by one: they see into nothing else."""
+    return followed() if compiling() else transformed() or forward_mode()
+
+
 def differentiated_twice() -> bool:
     """Whether transforms of `torch.func` will differentiate a gradient again."""
     return transformed() and [i.key() for i in _functorch.get_interpreter_stack()].count(_GRAD) > 1

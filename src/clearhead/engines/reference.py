@@ -10,8 +10,9 @@ from torch import Tensor
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.dropout import factors
-from clearhead.engines.base import Engine
+from clearhead.engines.base import Cost, Engine
 from clearhead.masks.base import dense
+from clearhead.problem.partial import Partial
 from clearhead.problem.problem import Problem, guard
 from clearhead.problem.regions import Region
 from clearhead.scores.base import ByTile, by_tile
@@ -35,14 +36,14 @@ class Reference(Engine):
             return []
         return [f"makes every pair at once, more than {PAIRS:,}: only when asked for"]
 
-    def run(self, problem: Problem) -> Tensor:
+    def forward(self, problem: Problem, rows: bool = False) -> Partial:
         problem = guard(problem)
         assert problem.value is not None
         value = problem.value.repeat_interleave(problem.groups, dim=1).to(accumulated(problem.value.dtype))
         chosen = weights(problem)
         if problem.seed is not None:
             chosen = chosen * factors(problem.seed, problem.dropout_p, problem.sizes, problem.origin, chosen.dtype)
-        return (chosen @ value).to(problem.value.dtype)
+        return Partial((chosen @ value).to(problem.value.dtype))
 
     def walk(self, problem: Problem) -> Iterator[Region]:
         batch, heads, queries, keys = (slice(0, size) for size in problem.sizes.shape)
@@ -51,11 +52,9 @@ class Reference(Engine):
     def scores(self, problem: Problem) -> Tensor:
         return scores(problem)
 
-    def pairs(self, problem: Problem) -> int:
-        return math.prod(problem.sizes.shape)
-
-    def extra_bytes(self, problem: Problem) -> int:
-        return 3 * accumulated(problem.query.dtype).itemsize * self.pairs(problem)
+    def cost(self, problem: Problem) -> Cost:
+        pairs = math.prod(problem.sizes.shape)
+        return Cost(pairs, 3 * accumulated(problem.query.dtype).itemsize * pairs)
 
 
 def scores(problem: Problem) -> Tensor:

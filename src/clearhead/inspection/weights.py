@@ -18,6 +18,7 @@ from clearhead.base.tracing import transformed, vectorized, without_autocast
 from clearhead.base.versions import Versions
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import as_written, choose
+from clearhead.engines.operation import run
 from clearhead.engines.tiled import tiles
 from clearhead.inspection import plot
 from clearhead.inspection.index import Part, parse
@@ -270,7 +271,7 @@ class Weights:
         numpy = is_numpy(query=self._inputs[0], value=value)
         problem = make_problem(*self._inputs, value, **self._options)
         with without_autocast(problem.sizes.device):
-            output = problem.sizes.restore(choose(problem, None).run(problem))
+            output = problem.sizes.restore(run(problem, choose(problem, None)))
         return output.detach().numpy() if numpy else output
 
     def _out(self, tensor: Tensor) -> Any:

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from clearhead.engines.base import Engine
+from clearhead.engines.base import Cost, Engine, Partial
 
 
 class Einsum(Engine):
@@ -24,7 +24,7 @@ class Einsum(Engine):
             found.append("it has no bias and no dropout")
         return found
 
-    def run(self, problem):
+    def forward(self, problem, rows=False):
         lowered, every = problem.lowered, slice(None)
         query = lowered.query if lowered.weight is None else lowered.query * lowered.weight
         key, value = (t.repeat_interleave(problem.groups, dim=1) for t in (lowered.key, problem.value))
@@ -34,10 +34,8 @@ class Einsum(Engine):
             scores = scores.masked_fill(~keep, -torch.inf)
         blind = scores.amax(-1, keepdim=True) == -torch.inf
         weights = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
-        return torch.einsum("bhij,bhjd->bhid", weights, value)
+        return Partial(torch.einsum("bhij,bhjd->bhid", weights, value))
 
-    def pairs(self, problem):
-        return math.prod(problem.sizes.shape)
-
-    def extra_bytes(self, problem):
-        return 2 * self.pairs(problem) * problem.query.element_size()
+    def cost(self, problem):
+        pairs = math.prod(problem.sizes.shape)
+        return Cost(pairs, 2 * pairs * problem.query.element_size())

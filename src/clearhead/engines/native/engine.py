@@ -8,17 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.tracing import compiling, forward_mode, plain, traced, transformed
-from clearhead.engines.base import Engine
-from clearhead.engines.differentiable import Kept, Step, run
+from clearhead.base.tracing import compiling, looked_into, plain, traced
+from clearhead.engines.base import Cost, Engine
 from clearhead.engines.native import bindings
-from clearhead.engines.native.bindings import Forward
 from clearhead.engines.tiled import tiles
-from clearhead.engines.tiled.backward import Operands, operands
+from clearhead.problem.packing import Operands
+from clearhead.problem.partial import Partial, Rows
 from clearhead.problem.problem import Problem, guard
 from clearhead.problem.summary import Found, Summary
 from clearhead.problem.unseen import finite
 
+FEW_QUERIES = 4  # up to so many, keys are read where they lie: packing them would cost more than it saves
 FEW_PAIRS = 2**16  # fewer are computed sooner than the kernels here are called
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -44,10 +44,8 @@ class Native(Engine):
             found.append("the score has only tile(): the kernels know dot, additive and Gaussian scores")
         if dtype not in KERNEL_DTYPES:
             found.append(f"it computes in float32, and the inputs are {dtype}")
-        if transformed():
-            found.append("torch.func transforms look into PyTorch's own operations only")
-        elif forward_mode():
-            found.append("it has no derivatives in forward mode")
+        if looked_into():
+            found.append("torch.func and forward mode look into PyTorch's own operations only")
         elif traced() or not (compiling() or all(map(plain, _read(problem)))):
             found.append("the kernels read memory, and an input is no plain tensor in the host's memory")
         return found
@@ -67,31 +65,34 @@ class Native(Engine):
             return ["PyTorch's own kernel is called faster, and this is little work"]
         return []
 
-    def run(self, problem: Problem) -> Tensor:
+    def forward(self, problem: Problem, rows: bool = False) -> Partial:
         problem = _weighted(problem)
-        if 0 in problem.sizes.shape:
-            return tiles.no_keys(problem, problem.query)
-        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands(problem)):
-            return run(problem, _Kernels())
-        assert problem.value is not None
-        output = _forward(problem, keep_stats=False)[0].output
-        return output if problem.value.dtype is torch.float32 else output.to(problem.value.dtype)
+        # decoding sums up scores in another order: large ones differ by more than a backward pass can bear
+        few = not rows and problem.sizes.queries <= FEW_QUERIES
+        few = few and problem.groups * problem.sizes.queries <= bindings.ROWS
+        found = bindings.forward(problem, rows, few)
+        if found.finite:
+            return found
+        guarded = guard(problem)
+        if guarded is not problem:
+            found = bindings.forward(guarded, rows, few)
+        assert guarded.value is not None
+        if not found.finite and finite(guarded.value):  # or the sum before it is divided was too large
+            again = bindings.forward(guarded._replace(value=shrunk(guarded)), rows=False, few=few)
+            fill_overflow(found.output, again.output, guarded)
+        return found._replace(finite=False)
 
-    def run_kept(self, problem: Problem) -> tuple[Tensor, Tensor] | None:
-        """The output and what `gradients_kept` needs besides it; None where a gradient has to go another way."""
-        if not _keeps(problem):
-            return None
-        kept = _forward(problem, keep_stats=True)[0]
-        return kept.output, kept.stats
-
-    def gradients_kept(
-        self, problem: Problem, wanted: tuple[bool, ...], grad: Tensor, output: Tensor, stats: Tensor
-    ) -> Operands | None:
-        """The gradients to the operands (see tiled/backward.py), of a problem that `run_kept` gave this output for."""
-        if not _keeps(problem):
-            return None
-        guarded = problem if problem.spans is None else guard(problem)
-        return bindings.gradients(guarded, wanted, grad, Forward(output, stats, True))
+    def backward(self, problem: Problem, rows: Rows, grad: Tensor, wanted: tuple[bool, ...]) -> Operands:
+        folded = _weighted(problem)
+        if folded is problem or problem.lowered is None or problem.lowered.weight is None:
+            return bindings.gradients(problem, rows, grad, wanted)
+        # the weight of a dot product was multiplied into the query
+        found = bindings.gradients(folded, rows, grad, (True, *wanted[1:]))
+        assert found.query is not None
+        return found._replace(
+            query=found.query * problem.lowered.weight,
+            weight=(found.query * problem.query).sum((0, 1, 2)) if wanted[3] else None,
+        )
 
     def scores(self, problem: Problem) -> Tensor:
         if 0 in problem.sizes.shape or problem.needs_grad:
@@ -111,24 +112,25 @@ class Native(Engine):
             fill_overflow(found.output, again.output, problem)
         return found
 
-    def pairs(self, problem: Problem) -> int:
-        """By tiles of queries, and the hull of what they see."""
-        sizes = problem.sizes
-        if problem.edges is None:
-            return sizes.batch * sizes.heads * sizes.queries * sizes.keys
-        start, stop = (np.broadcast_to(edge, (*edge.shape[:2], sizes.queries)) for edge in problem.edges)
-        first = np.arange(0, sizes.queries, bindings.ROWS)
-        if not len(first):
-            return 0
-        some = stop > start
-        low = np.minimum.reduceat(np.where(some, start, sizes.keys), first, -1)
-        high = np.maximum.reduceat(stop, first, -1)
-        area = (np.maximum(high - low, 0) * np.diff(np.append(first, sizes.queries))).sum()
-        copies: int = (sizes.batch // start.shape[0]) * (sizes.heads // start.shape[1])
-        return int(area.item()) * copies
+    def cost(self, problem: Problem) -> Cost:
+        return Cost(_pairs(problem), bindings.forward_bytes(_weighted(problem)))
 
-    def extra_bytes(self, problem: Problem) -> int:
-        return bindings.forward_bytes(_weighted(problem))
+
+def _pairs(problem: Problem) -> int:
+    """By tiles of queries, and the hull of what they see."""
+    sizes = problem.sizes
+    if problem.edges is None:
+        return math.prod(sizes.shape)
+    start, stop = (np.broadcast_to(edge, (*edge.shape[:2], sizes.queries)) for edge in problem.edges)
+    first = np.arange(0, sizes.queries, bindings.ROWS)
+    if not len(first):
+        return 0
+    some = stop > start
+    low = np.minimum.reduceat(np.where(some, start, sizes.keys), first, -1)
+    high = np.maximum.reduceat(stop, first, -1)
+    area = (np.maximum(high - low, 0) * np.diff(np.append(first, sizes.queries))).sum()
+    copies: int = (sizes.batch // start.shape[0]) * (sizes.heads // start.shape[1])
+    return int(area.item()) * copies
 
 
 def _read(problem: Problem) -> list[Tensor]:
@@ -139,35 +141,11 @@ def _read(problem: Problem) -> list[Tensor]:
     return [t for t in (*given, problem.value, problem.sinks, *problem.added, *edges) if t is not None]
 
 
-def _keeps(problem: Problem) -> bool:
-    """Whether the output in its own dtype, of the operands as they are, will do for the gradients."""
-    lowered, value = problem.lowered, problem.value
-    if lowered is None or value is None or value.dtype != torch.float32 or 0 in problem.sizes.shape:
-        return False
-    return lowered.phi != "mul" or lowered.weight is None  # see `_weighted`
-
-
 def _weighted(problem: Problem) -> Problem:
     """The same problem with the weight of a dot product in its query."""
     lowered = problem.lowered
     folded = None if lowered is None else lowered.folded()
     return problem if folded is None or folded is lowered else problem._replace(scores=folded)
-
-
-def _forward(problem: Problem, keep_stats: bool) -> tuple[Forward, bool]:
-    """The output, and whether it was computed of a guarded problem, since something was not finite."""
-    kept = bindings.forward(problem, keep_stats)
-    if kept.finite:
-        return kept, False
-    with torch.no_grad():
-        guarded = problem if problem.spans is None else guard(problem)
-        if guarded is not problem:
-            kept = bindings.forward(guarded, keep_stats)
-        assert guarded.value is not None
-        if not kept.finite and finite(guarded.value):  # or the sum before it is divided was too large
-            again = bindings.forward(guarded._replace(value=shrunk(guarded)), keep_stats=False)
-            fill_overflow(kept.output, again.output, guarded)
-    return kept, guarded is not problem
 
 
 def _overflow(problem: Problem) -> float:
@@ -184,19 +162,3 @@ def shrunk(problem: Problem) -> Tensor:
 def fill_overflow(output: Tensor, small: Tensor, problem: Problem) -> None:
     """Put in what is not finite in an output from the output for the shrunk values."""
     torch.where(output.isfinite(), output, small * _overflow(problem), out=output)
-
-
-class _Kernels(Step):
-    """Forward and backward by the kernels."""
-
-    guarded = False
-
-    def forward(self, problem: Problem) -> tuple[Tensor, Kept]:
-        assert problem.value is not None
-        kept, self.guarded = _forward(problem, keep_stats=True)
-        return kept.output.to(problem.value.dtype), (kept.output, kept.stats)
-
-    def backward(self, problem: Problem, wanted: tuple[bool, ...], grad: Tensor, kept: Kept) -> Operands:
-        output, stats = kept
-        problem = guard(problem) if self.guarded else problem
-        return bindings.gradients(problem, wanted, grad, Forward(output, stats, True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,17 +15,19 @@ from clearhead.base.tracing import (
     compiling,
     differentiated_twice,
     dispatches,
+    followed,
     forward_mode,
     readable,
     transformed,
     unwrapped,
 )
 from clearhead.base.versions import Versions
-from clearhead.engines.base import Engine
+from clearhead.engines.base import Cost, Engine
 from clearhead.engines.sdpa.pieces import Piece, pieces
 from clearhead.engines.tiled import tiles
-from clearhead.engines.tiled.backward import without_operands
 from clearhead.problem import regions
+from clearhead.problem.packing import without_operands
+from clearhead.problem.partial import Partial
 from clearhead.problem.problem import Problem, zero_unseen
 
 
@@ -69,6 +73,8 @@ class Sdpa(Engine):
             found.append("an input is a tensor subclass with operations of its own, which may have no such kernel")
         if forward_mode():
             found.append("PyTorch's fused kernel has no derivatives in forward mode")
+        elif compiling() and followed():
+            found.append("torch.func and forward mode inside compiled code follow operations one by one")
         if differentiated_twice():
             found.append("PyTorch's fused kernel has no second derivatives")
         if any(t.dtype != problem.query.dtype for t in problem.added) and problem.query.element_size() < 4:
@@ -82,7 +88,10 @@ class Sdpa(Engine):
             return ["a NaN in a query or key may give 0, as PyTorch's kernel does (tiled gives NaN)"]
         return ["a NaN or infinite key that only some queries may see leaks into the others (tiled guards it)"]
 
-    def run(self, problem: Problem) -> Tensor:
+    def transparent(self, problem: Problem) -> bool:
+        return problem.plain or not compiling()  # its pieces are chosen by values, which compiled code has not yet
+
+    def forward(self, problem: Problem, rows: bool = False) -> Partial:
         lowered, value = problem.lowered, problem.value
         assert lowered is not None and value is not None
         folded = lowered.folded()
@@ -91,7 +100,7 @@ class Sdpa(Engine):
             lowered = folded._replace(query=query, key=key)
             problem = problem._replace(scores=lowered, value=value)
         if problem.plain and 0 not in problem.sizes.shape:
-            return full(lowered.query, lowered.key, value, lowered.scale)
+            return Partial(full(lowered.query, lowered.key, value, lowered.scale))
         visible = problem.visible
         if visible is not None and visible.unseen == "inside":  # else the pieces leave out the keys that nobody sees
             problem = zero_unseen(problem)
@@ -103,25 +112,20 @@ class Sdpa(Engine):
             query, key, val = (_part(t, 0, batch) for t in (lowered.query, lowered.key, value))
             outputs = [_run_piece(problem, piece, batch, query, key, val, again) for piece in parts]
             batches.append(regions.join(outputs, 2))
-        return regions.join(batches, 0) if batches else tiles.no_keys(problem, problem.query)
+        return Partial(regions.join(batches, 0) if batches else tiles.no_keys(problem, problem.query))
 
-    def pairs(self, problem: Problem) -> int:
+    def cost(self, problem: Problem) -> Cost:
         if problem.plain:
-            return problem.sizes.batch * problem.sizes.heads * problem.sizes.queries * problem.sizes.keys
-        return sum(
-            (batch.stop - batch.start) * problem.sizes.heads * piece.area
-            for batch, parts in pieces(problem)
-            for piece in parts
-        )
-
-    def extra_bytes(self, problem: Problem) -> int:
-        if problem.plain:
-            return 0
-        item = problem.query.element_size()
+            return Cost(math.prod(problem.sizes.shape), 0)
         starts = () if problem.spans is None else (problem.spans.start,)
         shapes = [t.shape for t in (*problem.added, *starts)]
         batch_heads = max(shape[0] for shape in shapes) * max(shape[1] for shape in shapes)
-        return max((item * piece.mask_cells(batch_heads) for _, parts in pieces(problem) for piece in parts), default=0)
+        pairs = cells = 0
+        for batch, parts in pieces(problem):
+            for piece in parts:
+                pairs += (batch.stop - batch.start) * problem.sizes.heads * piece.area
+                cells = max(cells, piece.mask_cells(batch_heads))
+        return Cost(pairs, problem.query.element_size() * cells)
 
 
 def _far_below_zero(bias: Tensor) -> bool:

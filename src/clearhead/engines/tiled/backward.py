@@ -1,9 +1,9 @@
-"""The gradients of one block of rows, written out: what the backward pass adds up, block by block.
+"""The gradients of one block, written out: what the backward pass adds up, block by block.
 
-With S the finished scores, P = softmax(S) (with sinks, less than 1 in sum), D the dropout's factors, A = P ∘ D and
-O = A·V, and a dot for the gradient of the loss (Dao et al. 2022, "FlashAttention", appendix B):
+With S the finished scores, P = exp(S − maximum − log_sum) the weights, D the dropout's factors, A = P ∘ D and O = A·V,
+and a dot for the gradient of the loss (Dao et al. 2022, "FlashAttention", appendix B):
 
-    V̇ = Aᵀ·Ȯ        Ṗ = (Ȯ·Vᵀ) ∘ D        δ_i = Σ_j P_ij Ṗ_ij        Ṡ = P ∘ (Ṗ − δ)        sink_h: −Σ_i p_sink,i δ_i
+    V̇ = Aᵀ·Ȯ        Ṗ = (Ȯ·Vᵀ) ∘ D        δ_i = Σ_j P_ij Ṗ_ij = Ȯ_i·O_i        Ṡ = P ∘ (Ṗ − δ)
 
 The bias is added last, so its gradient is Ṡ. The softcap's derivative is 1 − (t/c)², where t is the capped score. Below
 it stands scale · Σ_d w_d φ(q_id, k_jd), whose derivatives are those of φ: q·k, tanh(q + k), (q − k)².
@@ -11,105 +11,60 @@ it stands scale · Σ_d w_d φ(q_id, k_jd), whose derivatives are those of φ: q
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.shapes import Sizes, part, unflatten
-from clearhead.biases.base import Added
 from clearhead.engines.tiled import tiles
+from clearhead.problem import regions
+from clearhead.problem.packing import Operands, operands
+from clearhead.problem.partial import Rows
 from clearhead.problem.problem import Problem
 from clearhead.problem.regions import Region, cut, of_keys
 from clearhead.scores.base import Pairwise
 
 
-class Gradients(NamedTuple):
-    """The sums so far, shaped as the problem's tensors, in float32 at least; None where none is wanted."""
-
-    query: Tensor | None
-    key: Tensor | None
-    value: Tensor | None
-    weight: Tensor | None
-    sinks: Tensor | None
-    dense: Tensor | None
-    relative: Tensor | None
-
-
-Operands = tuple[Tensor | None, ...]  # in the order of `Gradients`
-
-
-def operands(problem: Problem) -> Operands:
-    """What the gradients are for."""
-    scores, added = problem.scores, problem.bias or Added()
-    weight = scores.weight if isinstance(scores, Pairwise) else None
-    return scores.query, scores.key, problem.value, weight, problem.sinks, added.dense, added.relative
-
-
-def with_operands(problem: Problem, tensors: Operands) -> Problem:
-    """The same problem over other tensors."""
-    query, key, value, weight, sinks, dense, relative = tensors
-    assert query is not None and key is not None
-    scores = problem.scores._replace(query=query, key=key)
-    if isinstance(scores, Pairwise):
-        scores = scores._replace(weight=weight)
-    bias = None if problem.bias is None else Added(dense, relative)
-    return problem._replace(scores=scores, value=value, sinks=sinks, bias=bias)
-
-
-def without_operands(problem: Problem) -> Problem:
-    """What a graph may keep until the backward pass: the operands themselves are autograd's to save, and to free."""
-    nothing = torch.empty(0, device=problem.query.device, dtype=problem.query.dtype)
-    return with_operands(problem, (nothing, nothing, None, None, None, None, None))
-
-
-@torch.no_grad()
-def gradients(problem: Problem, every: list[Region], wanted: tuple[bool, ...], grad: Tensor) -> Operands:
-    """The gradients to the operands, each of its operand's dtype; None where not wanted. `grad` is the output's."""
-    tensors = operands(problem)
-    sums = Gradients(
+def gradients(problem: Problem, rows: Rows, grad: Tensor, wanted: tuple[bool, ...]) -> Operands:
+    """The gradients of a guarded problem to its operands, but for the sinks; `grad` is the output's."""
+    sums = Operands(
         *(
             torch.zeros_like(t, dtype=accumulated(t.dtype), memory_format=torch.contiguous_format)
             if t is not None and want
             else None
-            for t, want in zip(tensors, wanted, strict=True)
+            for t, want in zip(operands(problem), wanted, strict=True)
         )
     )
-    with torch.autocast(problem.query.device.type, enabled=False):
-        for region in every:
+    with torch.autocast(problem.query.device.type, enabled=False), torch.no_grad():
+        for region in regions.walk(problem, regions.BUDGET):
             if region.keys.stop > region.keys.start:
-                _add(cut(problem, region), region, sums, grad[region.batch, region.heads, region.queries], problem)
-    return tuple(None if s is None or t is None else s.to(t.dtype) for s, t in zip(sums, tensors, strict=True))
+                at = region.sides[:3]
+                _add(cut(problem, region), region, sums, Rows(*(row[at] for row in rows)), grad[at], problem)
+    return sums._replace(sinks=None)
 
 
-def _add(problem: Problem, region: Region, sums: Gradients, grad: Tensor, whole: Problem) -> None:
+def _add(problem: Problem, region: Region, sums: Operands, rows: Rows, grad: Tensor, whole: Problem) -> None:
     """Add the gradients of a part, the region of the whole, to the sums."""
     lowered = problem.lowered
     assert lowered is not None and problem.value is not None
     dtype = accumulated(problem.query.dtype)
     query, key, value, grad = (t.to(dtype) for t in (lowered.query, lowered.key, problem.value, grad))
+    maximum, log_sum, delta = (row.unsqueeze(-1) for row in rows)
     capped = tiles.pairwise(lowered, query, key)
     scores = tiles.finish(problem, capped)
-    weights = tiles.weights(problem, scores)  # P
+    weights = (scores - maximum).sub_(log_sum).exp_()  # P
     upstream = tiles.grouped_product(grad, value.transpose(-1, -2))  # Ṗ, once the dropout's factors are in
+    if problem.visible is not None:  # also in a row of NaN, and not 0 · ∞ where a value that others may see is huge
+        unseen = scores == -torch.inf
+        weights.masked_fill_(unseen, 0.0)
+        upstream.masked_fill_(weights == 0, 0.0)
     kept = weights
     if problem.seed is not None:
         factors = tiles.dropped(problem, torch.ones_like(weights))
         kept, upstream = weights * factors, upstream.mul_(factors)
     if sums.value is not None:
         of_keys(sums.value, whole.groups, region).add_(_to_keys(kept, grad, value.shape[1]))
-    if problem.visible is not None:  # not 0 · ∞ where a value that others may see is huge
-        upstream.masked_fill_(weights == 0, 0.0)
-    delta = torch.einsum("bhqk,bhqk->bhq", weights, upstream)
-    if sums.sinks is not None:
-        sinks = tiles.sinks(problem)
-        assert sinks is not None
-        none = torch.logaddexp(scores.logsumexp(-1), sinks)  # the log of the denominator
-        blind = scores.amax(-1) == -torch.inf
-        share = (sinks - none).exp_().masked_fill_(blind, 0.0)
-        sums.sinks[region.heads].sub_((share * delta).sum((0, 2)))
-    slope = upstream.sub_(delta.unsqueeze(-1)).mul_(weights)  # Ṡ
+    slope = upstream.sub_(delta).mul_(weights)  # Ṡ
     if sums.dense is not None:
         target = part(sums.dense, *region.sides)
         target.add_(slope.sum_to_size(target.shape))
@@ -139,7 +94,7 @@ def _add_along(sums: Tensor, slope: Tensor, region: Region, sizes: Sizes) -> Non
 
 
 def _add_pairs(
-    lowered: Pairwise, region: Region, sums: Gradients, slope: Tensor, query: Tensor, key: Tensor, groups: int
+    lowered: Pairwise, region: Region, sums: Operands, slope: Tensor, query: Tensor, key: Tensor, groups: int
 ) -> None:
     """The gradients of scale · Σ_d w_d φ(q_id, k_jd), from its slope (b, h, q, k)."""
     weight = None if lowered.weight is None else lowered.weight.to(query.dtype)

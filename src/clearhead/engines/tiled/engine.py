@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
+import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from clearhead.base.arrays import accumulated
-from clearhead.base.tracing import compiling, dispatches, forward_mode, transformed
-from clearhead.engines.base import Engine
-from clearhead.engines.differentiable import Kept, Step, checkpointed, in_plain_operations, output_of, run
+from clearhead.base.tracing import dispatches, looked_into
+from clearhead.engines.base import Cost, Engine
 from clearhead.engines.tiled import tiles
-from clearhead.engines.tiled.backward import Operands, gradients, operands
+from clearhead.engines.tiled.backward import gradients
 from clearhead.problem import regions
+from clearhead.problem.packing import Operands, operands, with_operands, without_operands
+from clearhead.problem.partial import Partial, Rows
 from clearhead.problem.problem import Problem, guard
-from clearhead.problem.regions import cut
+from clearhead.problem.regions import Region, cut
 
 
 class Tiled(Engine):
     """PyTorch operations over blocks of queries, keys sliced to the block's spans; the backward computes blocks again.
 
-    One block's scores exist at a time, forward and backward. Second derivatives are autograd's own, through
-    checkpoints of the blocks.
+    One block's scores exist at a time, forward and backward. What is no `Pairwise` is differentiated by autograd,
+    through checkpoints of the blocks; so are gradients.
     """
 
     name = "tiled"
@@ -27,46 +33,85 @@ class Tiled(Engine):
     def objections(self, problem: Problem) -> list[str]:
         return []
 
-    def run(self, problem: Problem) -> Tensor:
+    def transparent(self, problem: Problem) -> bool:
+        # what a score by tile() closes over is unknown: autograd finds it
+        return (
+            problem.lowered is None or looked_into() or any(t is not None and dispatches(t) for t in operands(problem))
+        )
+
+    def forward(self, problem: Problem, rows: bool = False) -> Partial:
         problem = guard(problem)
+        if rows:
+            return _in_blocks(problem)
         every = list(regions.walk(problem, regions.BUDGET))
         if not every or not problem.sizes.keys:
-            return tiles.no_keys(problem, problem.query)
+            return Partial(tiles.no_keys(problem, problem.query))
         # transforms and forward mode look into plain operations, and take no checkpoints
-        if len(every) == 1 or not problem.needs_grad or transformed() or forward_mode():
-            return in_plain_operations(problem)
-        if problem.lowered is None or compiling() or any(t is not None and dispatches(t) for t in operands(problem)):
-            return checkpointed(problem)  # what the score closes over is unknown: autograd finds it
-        return run(problem, _Blocks())
+        again = problem.needs_grad and not looked_into() and len(every) > 1
+        compute = _checkpointed(problem) if again else lambda region: tiles.output(cut(problem, region))
+        return Partial(regions.assemble([compute(region) for region in every], every))
 
-    def pairs(self, problem: Problem) -> int:
-        return sum(region.area for region in regions.walk(problem, regions.BUDGET))
+    def backward(self, problem: Problem, rows: Rows, grad: Tensor, wanted: tuple[bool, ...]) -> Operands:
+        return gradients(problem, rows, grad, wanted)
 
-    def extra_bytes(self, problem: Problem) -> int:
-        width = regions.width(problem)
-        largest = max((region.area * width for region in regions.walk(problem, regions.BUDGET)), default=0)
-        return 3 * accumulated(problem.query.dtype).itemsize * largest
+    def cost(self, problem: Problem) -> Cost:
+        areas = [region.area for region in regions.walk(problem, regions.BUDGET)]
+        numbers = 3 * regions.width(problem) * max(areas, default=0)
+        return Cost(sum(areas), accumulated(problem.query.dtype).itemsize * numbers)
 
 
-def gradients_of(problem: Problem, wanted: tuple[bool, ...], grad: Tensor) -> Operands:
-    """The gradients to the operands of a lowered problem, from that of its output."""
-    problem = guard(problem)
-    return gradients(problem, list(regions.walk(problem, regions.BUDGET)), wanted, grad)
-
-
-class _Blocks(Step):
-    """All blocks as one step for autograd, which leaves nothing behind but the output.
+def _in_blocks(problem: Problem) -> Partial:
+    """The output and the rows of a guarded problem, without autograd, which leaves nothing behind but them.
 
     With a checkpoint a block, each block leaves its output and its graph between two blocks' scores, and the memory
     between them is split up and lost to the next: measured, 1.1 GiB at 16,384 queries where 0.1 is in use.
     """
+    assert problem.value is not None
+    lead, width = problem.query.shape[:3], problem.value.shape[-1]
+    new = problem.query.new_zeros
+    dtype = accumulated(problem.query.dtype)
+    output, maximum, log_sum = (new(size, dtype=dtype) for size in ((*lead, width), lead, lead))
+    log_sum.fill_(torch.inf)
+    for region in regions.walk(problem, regions.BUDGET):
+        if region.keys.stop > region.keys.start:
+            at = region.sides[:3]
+            output[at], maximum[at], log_sum[at] = _block(cut(problem, region))
+    return Partial(output, maximum, log_sum)
 
-    def forward(self, problem: Problem) -> tuple[Tensor, Kept]:
-        assert problem.value is not None
-        out = problem.query.new_empty(*problem.query.shape[:3], problem.value.shape[-1])
-        for region in regions.walk(problem, regions.BUDGET):
-            out[region.batch, region.heads, region.queries] = output_of(cut(problem, region))
-        return out, ()
 
-    def backward(self, problem: Problem, wanted: tuple[bool, ...], grad: Tensor, kept: Kept) -> Operands:
-        return gradients(problem, list(regions.walk(problem, regions.BUDGET)), wanted, grad)
+def _block(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, maximum and log_sum of a part that has all the keys that its queries may see."""
+    assert problem.value is not None
+    scores, sinks = tiles.scores(problem), tiles.sinks(problem)
+    maximum = scores.amax(-1)
+    blind = maximum == -torch.inf
+    if sinks is not None:
+        maximum = torch.maximum(maximum, sinks)
+    maximum = maximum.masked_fill(blind, 0.0)
+    weights = (scores - maximum.unsqueeze(-1)).exp_()
+    total = weights.sum(-1)
+    if sinks is not None:
+        total += torch.exp(sinks - maximum)
+    weights /= total.masked_fill(blind, 1.0).unsqueeze(-1)
+    output = tiles.grouped_product(tiles.dropped(problem, weights), problem.value.to(weights.dtype))
+    return output, maximum, total.log().masked_fill(blind, math.inf)
+
+
+def _checkpointed(problem: Problem) -> Callable[[Region], Tensor]:
+    """The output of a region, under a checkpoint: autograd computes it again, and may differentiate that in turn."""
+    rest, reads, tensors = without_operands(problem), problem.reads(), operands(problem)
+    draws = problem.lowered is None  # its tile() may draw random numbers
+
+    def again(region: Region, *tensors: Tensor | None) -> Tensor:
+        nonlocal reads
+        reads.check()
+        try:  # a checkpoint stops what is computed again where it has all that it needs
+            return tiles.output(cut(with_operands(rest, tensors), region))
+        finally:
+            reads = rest.reads()  # a score's own writes, to a counter or running statistics, are no one else's
+
+    def compute(region: Region) -> Tensor:
+        output: Tensor = checkpoint(again, region, *tensors, use_reentrant=False, preserve_rng_state=draws)
+        return output
+
+    return compute

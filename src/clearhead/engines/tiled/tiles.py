@@ -9,6 +9,7 @@ from torch import Tensor
 from clearhead.base.arrays import accumulated
 from clearhead.base.dropout import factors
 from clearhead.base.shapes import unflatten
+from clearhead.base.tracing import compiling
 from clearhead.problem.problem import Problem
 from clearhead.scores.base import Pairwise, by_tile, capped
 
@@ -26,6 +27,15 @@ def no_keys(problem: Problem, query: Tensor) -> Tensor:
     for tensor in joined:
         zeros = zeros + tensor.masked_fill(torch.ones_like(tensor, dtype=torch.bool), 0.0).sum()
     return zeros
+
+
+def output(problem: Problem) -> Tensor:
+    """The output of a guarded problem that has all the keys that its queries may see."""
+    assert problem.value is not None
+    if not compiling() and not problem.sizes.keys:
+        return no_keys(problem, problem.query)
+    chosen = dropped(problem, weights(problem, scores(problem)))
+    return grouped_product(chosen, problem.value.to(chosen.dtype)).to(problem.value.dtype)
 
 
 def raw_scores(problem: Problem) -> Tensor:

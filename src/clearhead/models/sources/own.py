@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import copy, deepcopy
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -36,12 +36,16 @@ def source(recorder: Recorder) -> Iterator[None]:
     """Record the problem as the engine is given it: an engine may compute it in pieces, by many calls."""
     given = _Given()
 
-    def wrap(choose: Callable[..., Engine]) -> Callable[..., Engine]:
-        def chosen(problem: Problem, engine: Any) -> Engine:
-            found = choose(problem, engine)
-            return found if recorder.idle else _recording(recorder, given, found)
+    def wrap(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def recorded(problem: Problem, engine: Engine, asked: Any = None) -> Tensor:
+            if recorder.idle:
+                return run(problem, engine, asked)
+            assert given.call is not None
+            _read(recorder, problem, given.call, f"clearhead {engine.name}")
+            with recorder.inside():
+                return run(problem, engine, asked)
 
-        return chosen
+        return recorded
 
     def outside(attend: Callable[..., Any]) -> Callable[..., Any]:
         def noted(call: Arguments) -> Any:
@@ -58,7 +62,7 @@ def source(recorder: Recorder) -> Iterator[None]:
 
         return _attend
 
-    with replaced(_attention, "choose", wrap), replaced(_attention, "_attend", outside):
+    with replaced(_attention, "run", wrap), replaced(_attention, "_attend", outside):
         yield
 
 
@@ -66,18 +70,6 @@ class _Given(threading.local):
     """What attention() was given, in this thread: the score is to be shown as it was, over inputs not yet projected."""
 
     call: Arguments | None = None
-
-
-def _recording(recorder: Recorder, given: _Given, engine: Engine) -> Engine:
-    def run(problem: Problem) -> Tensor:
-        assert given.call is not None
-        _read(recorder, problem, given.call, f"clearhead {engine.name}")
-        with recorder.inside():
-            return engine.run(problem)
-
-    one = copy(engine)
-    object.__setattr__(one, "run", run)
-    return one
 
 
 def _read(recorder: Recorder, problem: Problem, call: Arguments, backend: str) -> None:

@@ -103,9 +103,10 @@ struct Backward {
             const int64_t i = first + r;
             float *s = tile + r * PANEL, *slope = slopes + r * PANEL, *cap = p.softcap > 0 ? capped + r * PANEL : nullptr;
             finish(p, batch, head, i, begin, at, spans.start[r], spans.stop[r], s, cap);
-            const float *stats = p.stats.at<float>(batch, head, i), delta = *g.delta.at<float>(batch, head, i);
+            const float m = *g.maximum.at<float>(batch, head, i), delta = *g.delta.at<float>(batch, head, i);
+            const float inverse = exp_of(-*g.log_sum.at<float>(batch, head, i));
             for (int64_t c = at.left; c < at.right; c += LANES) {
-                V weight = exp(load(s + c) - stats[0]) * stats[1], upstream = load(slope + c), kept = weight;
+                V weight = exp(load(s + c) - m) * inverse, upstream = load(slope + c), kept = weight;
                 if (p.dropout_p > 0) {
                     const V factor = dropout.factors(p, i, c);
                     kept *= factor, upstream *= factor;
@@ -184,13 +185,6 @@ void backward(const Problem& p, const Gradients& g, float* workspace) {
             const int64_t rows = min(ROWS, p.queries - first);
             const RowSpans spans(p, batch, head, first, rows);
             shared.hull[2 * i] = spans.low, shared.hull[2 * i + 1] = spans.high;
-            for (int64_t r = 0; r < rows; r++) {
-                const float *out = p.out.at<float>(batch, head, first + r), *grad = g.grad.at<float>(batch, head, first + r);
-                double delta = 0.0;
-#pragma omp simd reduction(+ : delta)
-                for (int64_t e = 0; e < p.value_width; e++) delta += (double)out[e] * grad[e];
-                *g.delta.at<float>(batch, head, first + r) = (float)delta;
-            }
             for (int64_t part = 0; part < shares.parts; part++)
                 memset(shared.to_query + ((part * of_heads + i / tiles) * p.queries + first) * wide, 0,
                        sizeof(float) * (size_t)(rows * wide));

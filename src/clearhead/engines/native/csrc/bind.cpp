@@ -64,7 +64,50 @@ class Workspace {
     std::unique_ptr<float, Free> memory;
 };
 
-// The kernels of one instruction set.
+// An array as a tensor's data_ptr(), shape and stride() tell: dimensions of size 1 are repeated. None: no array.
+struct Tensor : Array {
+    std::vector<int64_t> shape;
+
+    Tensor(nb::handle tensor) {
+        if (tensor.is_none()) return;
+        const nb::tuple sizes(tensor.attr("shape")), steps(tensor.attr("stride")());
+        for (size_t i = 0; i < sizes.size(); i++) {
+            shape.push_back(nb::cast<int64_t>(sizes[i]));
+            strides[i] = shape[i] == 1 ? 0 : nb::cast<int64_t>(steps[i]);
+        }
+        data = reinterpret_cast<void*>(nb::cast<uintptr_t>(tensor.attr("data_ptr")()));
+        if (!data && size()) throw nb::value_error("a tensor without memory");
+    }
+    int64_t size() const {
+        int64_t count = 1;
+        for (int64_t n : shape) count *= n;
+        return count;
+    }
+};
+
+// A problem, and the tensors that its arrays lie in.
+struct Held {
+    Problem problem;
+    std::vector<nb::object> tensors;
+
+    Held(int64_t phi, double scale, double softcap, int64_t threads, nb::object query, nb::object key, nb::object value,
+         nb::object weight, nb::object sinks, nb::object start, nb::object stop, nb::object keep, nb::object dense,
+         nb::object relative, nb::object bad_queries, nb::object bad_keys, double dropout_p, uint64_t seed,
+         int64_t first_query)
+        : tensors{query, key, value, weight, sinks, start, stop, keep, dense, relative, bad_queries, bad_keys} {
+        const Tensor q(query), k(key), v(value);
+        Problem& p = problem;
+        p.phi = phi, p.scale = scale, p.softcap = softcap, p.threads = threads;
+        p.batch = q.shape.at(0), p.heads = q.shape.at(1), p.queries = q.shape.at(2), p.width = q.shape.at(3);
+        p.key_heads = k.shape.at(1), p.keys = k.shape.at(2), p.value_width = v ? v.shape.at(3) : 0;
+        p.query = q, p.key = k, p.value = v, p.weight = Tensor(weight), p.sinks = Tensor(sinks);
+        p.start = Tensor(start), p.stop = Tensor(stop), p.keep = Tensor(keep), p.dense = Tensor(dense);
+        p.relative = Tensor(relative), p.bad_queries = Tensor(bad_queries), p.bad_keys = Tensor(bad_keys);
+        p.dropout_p = dropout_p, p.seed = seed, p.first_query = first_query;
+    }
+};
+
+// The kernels of one instruction set. They hold no lock: other Python threads run on.
 struct Cpu {
     const Kernels* kernels;
     std::string name;
@@ -76,99 +119,63 @@ struct Cpu {
         kernels = &kernels_of(isa);
     }
 
-    bool forward(const Problem& p) const {
+    bool forward(const Held& held, bool few, nb::handle out, nb::handle maximum, nb::handle log_sum) const {
+        Problem p = held.problem;
+        p.out = Tensor(out), p.maximum = Tensor(maximum), p.log_sum = Tensor(log_sum);
         nb::gil_scoped_release release;
+        if (few) return kernels->decode(p, Workspace(kernels->decode_floats(p)).data());
         return kernels->forward(p, Workspace(kernels->forward_floats(p)).data());
     }
-    bool decode(const Problem& p) const {
-        nb::gil_scoped_release release;
-        return kernels->decode(p, Workspace(kernels->decode_floats(p)).data());
-    }
-    void backward(const Problem& p, const Gradients& g) const {
+    void backward(const Held& held, nb::handle grad, nb::handle maximum, nb::handle log_sum, nb::handle delta,
+                  nb::handle query, nb::handle key, nb::handle value, nb::handle weight, nb::handle dense,
+                  nb::handle relative) const {
+        const Problem& p = held.problem;
+        const Tensor to_dense(dense), to_relative(relative);
+        const Gradients g{Tensor(grad),   Tensor(maximum), Tensor(log_sum), Tensor(delta),
+                          Tensor(query),  Tensor(key),     Tensor(value),   Tensor(weight),
+                          to_dense,       to_relative,     to_dense.size(), to_relative.size()};
         nb::gil_scoped_release release;
         kernels->backward(p, g, Workspace(kernels->backward_floats(p, g)).data());
     }
-    bool summarise(const Problem& p, const Summary& s) const {
+    bool summarise(const Held& held, nb::handle out, nb::handle entropy, nb::handle largest, nb::handle rest,
+                   nb::handle values, nb::handle indices, nb::handle received, nb::handle mean, nb::handle peak, int64_t k,
+                   int64_t cell_rows, int64_t cell_columns) const {
+        Problem p = held.problem;
+        p.out = Tensor(out);
+        const Summary s{Tensor(entropy),  Tensor(largest), Tensor(rest), Tensor(values), Tensor(indices),
+                        Tensor(received), Tensor(mean),    Tensor(peak), k,              cell_rows,
+                        cell_columns};
         nb::gil_scoped_release release;
         return kernels->summarise(p, s, Workspace(kernels->summary_floats(p, s)).data());
     }
-    void scores(const Problem& p) const {
+    void scores(const Held& held, nb::handle out) const {
+        Problem p = held.problem;
+        p.out = Tensor(out);
         nb::gil_scoped_release release;
         kernels->scores(p, Workspace(kernels->scores_floats(p)).data());
     }
-    int64_t forward_bytes(const Problem& p) const { return 4 * kernels->forward_floats(p); }
+    int64_t forward_bytes(const Held& held) const { return 4 * kernels->forward_floats(held.problem); }
 };
 
 }  // namespace
 
 NB_MODULE(_kernels, m) {
     nb::set_leak_warnings(false);  // compiled code of torch's may hold these objects until the process ends
-    nb::class_<Array>(m, "Array")
-        .def("__init__", [](Array* a, uintptr_t data, int64_t batch, int64_t head, int64_t row, int64_t column) {
-            new (a) Array{reinterpret_cast<void*>(data), {batch, head, row, column}};
-        }, nb::arg(), nb::arg() = 0, nb::arg() = 0, nb::arg() = 0, nb::arg() = 0);
-    nb::class_<Problem>(m, "Problem")
-        .def(nb::init<>())
-        .def_rw("phi", &Problem::phi)
-        .def_rw("batch", &Problem::batch)
-        .def_rw("heads", &Problem::heads)
-        .def_rw("key_heads", &Problem::key_heads)
-        .def_rw("queries", &Problem::queries)
-        .def_rw("keys", &Problem::keys)
-        .def_rw("width", &Problem::width)
-        .def_rw("value_width", &Problem::value_width)
-        .def_rw("threads", &Problem::threads)
-        .def_rw("scale", &Problem::scale)
-        .def_rw("softcap", &Problem::softcap)
-        .def_rw("query", &Problem::query)
-        .def_rw("key", &Problem::key)
-        .def_rw("value", &Problem::value)
-        .def_rw("weight", &Problem::weight)
-        .def_rw("sinks", &Problem::sinks)
-        .def_rw("start", &Problem::start)
-        .def_rw("stop", &Problem::stop)
-        .def_rw("keep", &Problem::keep)
-        .def_rw("dense", &Problem::dense)
-        .def_rw("relative", &Problem::relative)
-        .def_rw("bad_queries", &Problem::bad_queries)
-        .def_rw("bad_keys", &Problem::bad_keys)
-        .def_rw("dropout_p", &Problem::dropout_p)
-        .def_rw("seed", &Problem::seed)
-        .def_rw("first_query", &Problem::first_query)
-        .def_rw("out", &Problem::out)
-        .def_rw("stats", &Problem::stats);
-    nb::class_<Summary>(m, "Summary")
-        .def(nb::init<>())
-        .def_rw("entropy", &Summary::entropy)
-        .def_rw("largest", &Summary::largest)
-        .def_rw("rest", &Summary::rest)
-        .def_rw("values", &Summary::values)
-        .def_rw("indices", &Summary::indices)
-        .def_rw("received", &Summary::received)
-        .def_rw("mean", &Summary::mean)
-        .def_rw("peak", &Summary::peak)
-        .def_rw("k", &Summary::k)
-        .def_rw("cell_rows", &Summary::cell_rows)
-        .def_rw("cell_columns", &Summary::cell_columns);
-    nb::class_<Gradients>(m, "Gradients")
-        .def(nb::init<>())
-        .def_rw("grad", &Gradients::grad)
-        .def_rw("delta", &Gradients::delta)
-        .def_rw("query", &Gradients::query)
-        .def_rw("key", &Gradients::key)
-        .def_rw("value", &Gradients::value)
-        .def_rw("weight", &Gradients::weight)
-        .def_rw("dense", &Gradients::dense)
-        .def_rw("relative", &Gradients::relative)
-        .def_rw("dense_size", &Gradients::dense_size)
-        .def_rw("relative_size", &Gradients::relative_size);
+    const auto number = nb::arg(), tensor = nb::arg();
+    const auto maybe = nb::arg().none();  // a tensor or None
+    nb::class_<Held>(m, "Problem")
+        .def(nb::init<int64_t, double, double, int64_t, nb::object, nb::object, nb::object, nb::object, nb::object,
+                      nb::object, nb::object, nb::object, nb::object, nb::object, nb::object, nb::object, double,
+                      uint64_t, int64_t>(),
+             number, number, number, number, tensor, tensor, maybe, maybe, maybe, maybe, maybe, maybe, maybe, maybe, maybe,
+             maybe, number, number, number);
     nb::class_<Cpu>(m, "Cpu")
         .def(nb::init<const std::string&>())
         .def_ro("name", &Cpu::name)
-        .def("forward", &Cpu::forward)
-        .def("decode", &Cpu::decode)
-        .def("backward", &Cpu::backward)
-        .def("summarise", &Cpu::summarise)
+        .def("forward", &Cpu::forward, nb::arg(), number, tensor, maybe, maybe)
+        .def("backward", &Cpu::backward, nb::arg(), tensor, tensor, tensor, tensor, maybe, maybe, maybe, maybe, maybe, maybe)
+        .def("summarise", &Cpu::summarise, nb::arg(), maybe, maybe, maybe, maybe, maybe, maybe, maybe, maybe, maybe, number,
+             number, number)
         .def("scores", &Cpu::scores)
         .def("forward_bytes", &Cpu::forward_bytes);
     m.def("available", &available);

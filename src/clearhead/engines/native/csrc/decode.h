@@ -116,10 +116,7 @@ struct Decode {
             for (int64_t e = 0; e < p.value_width; e++) out[e] += factor * first[s * size + e];
         }
         check_finite(out, p.value_width, finite);
-        if (p.stats) {
-            float* stats = p.stats.at<float>(batch, head, r % p.queries);
-            stats[0] = m, stats[1] = inverse;
-        }
+        write_row(p, batch, head, r % p.queries, m, total);
     }
 };
 

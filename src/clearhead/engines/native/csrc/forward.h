@@ -74,6 +74,13 @@ struct NoReduction {
     void panel(int64_t, int64_t, const Softmax&) {}
 };
 
+// What the backward pass begins with.
+INLINE void write_row(const Problem& p, int64_t batch, int64_t head, int64_t i, float m, float total) {
+    if (!p.maximum) return;
+    *p.maximum.at<float>(batch, head, i) = m;
+    *p.log_sum.at<float>(batch, head, i) = total == 0.0f ? INFINITY : std::log(total);
+}
+
 template <class Score>
 struct Forward {
     float *queries, *tile, *out;
@@ -170,11 +177,9 @@ struct Forward {
         NoReduction reduction;
         pass(p, packed, batch, head, first, rows, softmax, reduction, finite);
         for (int64_t r = 0; r < rows; r++) {
-            const float inverse = Softmax::inverse(softmax.total(r, sink_of(p, head)));
-            write(p, batch, head, first + r, r, inverse, finite);
-            if (!p.stats) continue;
-            float* stats = p.stats.at<float>(batch, head, first + r);
-            stats[0] = softmax.reference(r), stats[1] = inverse;
+            const float total = softmax.total(r, sink_of(p, head));
+            write(p, batch, head, first + r, r, Softmax::inverse(total), finite);
+            write_row(p, batch, head, first + r, softmax.reference(r), total);
         }
     }
 };

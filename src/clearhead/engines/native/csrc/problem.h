@@ -44,8 +44,9 @@ struct Problem {
     uint64_t seed = 0;
     int64_t first_query = 0;  // what query 0 is called in the dropout's hash, where this is some rows of a longer one
 
-    Array out;    // float (B, H, Lq, Ev); where the scores are asked for, (B, H, Lq, Lk)
-    Array stats;  // float (B, H, Lq, 2): the largest score m, and 1 / sum_j exp(s_j - m), 0 where nothing is spans
+    Array out;  // float (B, H, Lq, Ev); where the scores are asked for, (B, H, Lq, Lk)
+    // float (B, H, Lq), which may be missing: the largest score m (0 where nothing is seen), and log sum_j exp(s_j - m)
+    Array maximum, log_sum;
 
     int64_t groups() const { return heads / key_heads; }
 
@@ -56,7 +57,7 @@ struct Problem {
 // The buffers of a summary of the weights; each may be missing. All are float but `indices`.
 struct Summary {
     Array entropy;          // (B, H, Lq)
-    Array largest, rest;    // (B, H, Lq): log-sum-exp = largest + rest; largest is +inf where nothing is spans
+    Array largest, rest;    // (B, H, Lq): log-sum-exp = largest + rest; largest is +inf where nothing is seen
     Array values, indices;  // (B, H, Lq, k) and int64: the largest weights, and their keys
     Array received;         // (B, H, Lk)
     Array mean, peak;       // (B, H, rows, columns): sums and maxima of the cells of a map
@@ -64,12 +65,14 @@ struct Summary {
     int64_t cell_rows = 1, cell_columns = 1;
 };
 
-// Where the gradients go; `grad` is the output's, `delta` is scratch for sum_e grad * out.
+// What a backward pass begins with, and where the gradients go. Weights are exp(score - maximum - log_sum): of the whole
+// softmax, also where the problem has some of its keys. +inf is the log_sum of what sees nothing.
 struct Gradients {
-    Array grad, delta;       // float (B, H, Lq, Ev), (B, H, Lq)
-    Array query, key, value; // float, as the problem's
-    Array weight;            // float (D)
-    Array dense, relative;   // float, as the problem's bias, of strides 0 where it is broadcast; missing: not wanted
+    Array grad;                      // float (B, H, Lq, Ev): the output's
+    Array maximum, log_sum, delta;   // float (B, H, Lq): delta is sum_e grad * out
+    Array query, key, value;         // float, as the problem's
+    Array weight;                    // float (D)
+    Array dense, relative;           // float, as the problem's bias, of strides 0 where it is broadcast; missing: not wanted
     int64_t dense_size = 0, relative_size = 0;  // elements in all
 };
 

@@ -1,0 +1,235 @@
+"""The output of a problem, and its place in autograd: once for eager code, and once for compiled and exported code.
+
+Both are over an engine's `forward` and `backward`. What is kept for the backward pass is what autograd saves: so it can
+be freed by a checkpoint, moved by hooks, and is checked for writes. Where a gradient is itself differentiated, the
+blocks are computed in operations of PyTorch's.
+
+In compiled code, a problem in normal form is a handful of tensors and numbers, so it can be one operation, which runs
+as eager code does: spans are read when it runs, and what they leave out is skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.base.arrays import accumulated
+from clearhead.base.batched import Gradients, unbatched
+from clearhead.base.errors import UnsupportedError
+from clearhead.base.tracing import compiling, dispatches, with_autograd, with_memory
+from clearhead.engines.base import Engine
+from clearhead.engines.choose import choose
+from clearhead.engines.tiled import tiles
+from clearhead.engines.tiled.engine import Tiled
+from clearhead.problem.packing import (
+    Operands,
+    operands,
+    packed,
+    unpacked,
+    with_operands,
+    without_operands,
+)
+from clearhead.problem.partial import Partial, Rows
+from clearhead.problem.problem import Problem, guard
+
+PLAIN = Tiled()  # its blocks are operations of PyTorch's, which can be differentiated again
+
+
+def run(problem: Problem, chosen: Engine, asked: str | Engine | None = None) -> Tensor:
+    """The output, (B, H, Lq, Ev), of the value's dtype; `asked` is the engine that was asked for, where one was."""
+    assert problem.value is not None
+    if compiling():
+        output = _inside_compiled_code(problem, chosen, asked)
+    elif 0 in problem.sizes.shape:
+        return tiles.no_keys(problem, problem.query)
+    elif not problem.needs_grad or chosen.transparent(problem):
+        output = chosen.forward(problem).output
+    else:
+        output = _Attend.apply(chosen, problem, *operands(problem))  # type: ignore[no-untyped-call]
+    return output if output.dtype is problem.value.dtype else output.to(problem.value.dtype)
+
+
+class _Attend(torch.autograd.Function):
+    """The output, in float32 at least, differentiable in the operands of a lowered problem."""
+
+    @staticmethod
+    def forward(ctx: Any, engine: Engine, problem: Problem, *tensors: Tensor | None) -> Tensor:
+        found = engine.forward(problem, rows=True)
+        ctx.save_for_backward(*tensors, *found[:3])
+        ctx.engine, ctx.problem, ctx.reads = engine, without_operands(problem), problem.reads()
+        ctx.finite = found.finite
+        return found.output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        ctx.reads.check()
+        wanted, grad = ctx.needs_input_grad[2:], grads[0]
+        saved = ctx.saved_tensors  # asked for once: a checkpoint gives them once
+        problem, kept = with_operands(ctx.problem, saved[: len(wanted)]), saved[len(wanted) :]
+        again = torch.is_grad_enabled()  # the gradient is to be differentiated
+        if again or dispatches(grad):
+            with torch.enable_grad():
+                return (None, None, *_by_autograd(PLAIN, problem, wanted, grad, create_graph=again))
+
+        def compute(grad: Tensor) -> Gradients:
+            found = Partial(kept[0], kept[1], kept[2], ctx.finite)
+            return _gradients(ctx.engine, problem, found, with_memory(grad), wanted)
+
+        return (None, None, *unbatched(compute, grad))
+
+
+def _gradients(engine: Engine, problem: Problem, kept: Partial, grad: Tensor, wanted: tuple[bool, ...]) -> Gradients:
+    """The gradients to the operands, each of its operand's dtype, by the engine's own backward pass."""
+    assert kept.maximum is not None and kept.log_sum is not None
+    rows = Rows(kept.maximum, kept.log_sum, (grad * kept.output).sum(-1))
+    found = engine.backward(problem if kept.finite else guard(problem), rows, grad, wanted)
+    if problem.sinks is not None and wanted[-1]:  # −Σ_i p_sink,i δ_i
+        share = torch.exp(problem.sinks.to(rows.maximum)[:, None] - rows.maximum - rows.log_sum)
+        found = found._replace(sinks=-(share * rows.delta).sum((0, 2)))
+    return tuple(
+        None if g is None or t is None else g.to(t.dtype) for g, t in zip(found, operands(problem), strict=True)
+    )
+
+
+def _by_autograd(
+    engine: Engine, problem: Problem, wanted: Sequence[bool], grad: Tensor, create_graph: bool
+) -> Gradients:
+    """The gradients to the operands, by autograd, through an engine's own operations, which run once more."""
+    output = engine.forward(problem).output
+    some = [t for t, want in zip(operands(problem), wanted, strict=True) if want and t is not None]
+    found = iter(torch.autograd.grad(output.to(grad.dtype), some, grad, create_graph=create_graph))
+    return tuple(next(found) if want else None for want in wanted)
+
+
+# ---------------------------------------------------------------------------------------- compiled and exported code
+
+
+def _inside_compiled_code(problem: Problem, chosen: Engine, asked: str | Engine | None) -> Tensor:
+    if chosen.transparent(problem):
+        return chosen.forward(problem).output
+    if isinstance(asked, Engine):
+        raise UnsupportedError(
+            f"the engine {chosen.name!r} has a backward pass of its own, and compiled code calls such engines by name "
+            "alone. Call attention() outside of the compiled function, or leave engine=None."
+        )
+    tensors, numbers = packed(problem)
+    grads = torch.is_grad_enabled()
+    wanted = [grads and t is not None and t.requires_grad for t in operands(problem)]
+    output: Tensor = attend(*tensors, *numbers, asked, wanted)[0]
+    return output
+
+
+@torch.library.custom_op("clearhead::attend", mutates_args=())
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor | None,
+    dense: Tensor | None,
+    relative: Tensor | None,
+    sinks: Tensor | None,
+    start: Tensor | None,
+    stop: Tensor | None,
+    keep: Tensor | None,
+    seed: Tensor | None,
+    phi: str,
+    scale: float,
+    softcap: float | None,
+    dropout_p: float,
+    engine: str | None,
+    wanted: list[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A problem in normal form, by the engine named or the first that can: output, maximum, log_sum (see `Partial`).
+
+    In float32 at least. `wanted`: which of the first seven tensors need a gradient.
+    """
+    tensors = (query, key, value, weight, dense, relative, sinks, start, stop, keep, seed)
+    problem, chosen = _chosen(tensors, (phi, scale, softcap, dropout_p), engine, wanted)
+    with torch.no_grad():
+        none = 0 in problem.sizes.shape
+        found = Partial(tiles.no_keys(problem, query)) if none else chosen.forward(problem, rows=any(wanted))
+    output = found.output.to(accumulated(query.dtype)).contiguous()
+    maximum, log_sum = (output.new_zeros(output.shape[:3]) if t is None else t.contiguous() for t in found[1:3])
+    return output, maximum, log_sum
+
+
+@attend.register_fake
+def _(query, key, value, *_):  # type: ignore[no-untyped-def]
+    lead, dtype = query.shape[:3], accumulated(query.dtype)
+    return (value.new_empty(*lead, value.shape[-1], dtype=dtype), *(value.new_empty(lead, dtype=dtype) for _ in "ml"))
+
+
+@torch.library.custom_op("clearhead::attend_backward", mutates_args=())
+def attend_backward(
+    grad: Tensor,
+    output: Tensor,
+    maximum: Tensor,
+    log_sum: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor | None,
+    dense: Tensor | None,
+    relative: Tensor | None,
+    sinks: Tensor | None,
+    start: Tensor | None,
+    stop: Tensor | None,
+    keep: Tensor | None,
+    seed: Tensor | None,
+    phi: str,
+    scale: float,
+    softcap: float | None,
+    dropout_p: float,
+    engine: str | None,
+    wanted: list[bool],
+) -> list[Tensor]:
+    """The gradients to the operands, empty where not wanted."""
+    tensors = (query, key, value, weight, dense, relative, sinks, start, stop, keep, seed)
+    problem, chosen = _chosen(tensors, (phi, scale, softcap, dropout_p), engine, wanted)
+    if 0 in problem.sizes.shape:
+        found = tuple(None if t is None else torch.zeros_like(t) for t in operands(problem))
+    elif chosen.transparent(problem):
+        with with_autograd():
+            found = _by_autograd(chosen, problem, wanted, grad, create_graph=False)
+    else:
+        found = _gradients(chosen, problem, Partial(output, maximum, log_sum), grad, tuple(wanted))
+    each = zip(found, wanted, strict=True)
+    return [gradient.contiguous() if want and gradient is not None else grad.new_empty(0) for gradient, want in each]
+
+
+@attend_backward.register_fake
+def _(grad, output, maximum, log_sum, *arguments):  # type: ignore[no-untyped-def]
+    tensors, wanted = arguments[: len(Operands._fields)], arguments[-1]
+    return [
+        torch.empty_like(t, memory_format=torch.contiguous_format) if t is not None and want else grad.new_empty(0)
+        for t, want in zip(tensors, wanted, strict=True)
+    ]
+
+
+def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    ctx.save_for_backward(*output, *inputs[:11])
+    ctx.options = inputs[11:-1]
+
+
+def _backward(ctx, grad, *_):  # type: ignore[no-untyped-def]
+    wanted = [bool(need) for need in ctx.needs_input_grad[:7]]
+    found = attend_backward(grad, *ctx.saved_tensors, *ctx.options, wanted)
+    return (*(g if want else None for g, want in zip(found, wanted, strict=True)), *(None,) * 10)
+
+
+attend.register_autograd(_backward, setup_context=_setup)
+
+
+def _chosen(
+    tensors: tuple[Tensor | None, ...],
+    numbers: tuple[str, float, float | None, float],
+    engine: str | None,
+    wanted: list[bool],
+) -> tuple[Problem, Engine]:
+    """The problem that these are the parts of, and the engine that eager code would choose for it."""
+    problem = unpacked(tensors, numbers, wanted)
+    with torch.set_grad_enabled(any(wanted)):
+        return problem, choose(problem, engine)

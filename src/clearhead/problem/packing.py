@@ -1,0 +1,86 @@
+"""A problem as tensors and numbers: what autograd saves of it, and what an operation of PyTorch's can be given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from clearhead.base.shapes import Sizes, part
+from clearhead.biases.base import Added
+from clearhead.masks.base import Spans
+from clearhead.problem.problem import Problem
+from clearhead.problem.visible import visible
+from clearhead.scores.base import Pairwise
+
+
+class Operands(NamedTuple):
+    """What gradients are for; or one gradient for each, None where it is not wanted."""
+
+    query: Tensor | None
+    key: Tensor | None
+    value: Tensor | None
+    weight: Tensor | None = None
+    dense: Tensor | None = None
+    relative: Tensor | None = None
+    sinks: Tensor | None = None
+
+
+def operands(problem: Problem) -> Operands:
+    """What the gradients of a problem are for."""
+    scores, added = problem.scores, problem.bias or Added()
+    weight = scores.weight if isinstance(scores, Pairwise) else None
+    return Operands(scores.query, scores.key, problem.value, weight, added.dense, added.relative, problem.sinks)
+
+
+def with_operands(problem: Problem, tensors: Sequence[Tensor | None]) -> Problem:
+    """The same problem over other tensors."""
+    query, key, value, weight, dense, relative, sinks = tensors
+    assert query is not None and key is not None
+    scores = problem.scores._replace(query=query, key=key)
+    if isinstance(scores, Pairwise):
+        scores = scores._replace(weight=weight)
+    bias = None if problem.bias is None else Added(dense, relative)
+    return problem._replace(scores=scores, value=value, sinks=sinks, bias=bias)
+
+
+def without_operands(problem: Problem) -> Problem:
+    """What a graph may keep until the backward pass: the operands themselves are autograd's to save, and to free."""
+    nothing = torch.empty(0, device=problem.query.device, dtype=problem.query.dtype)
+    return with_operands(problem, Operands(nothing, nothing, None))
+
+
+Tensors = tuple[Tensor | None, ...]  # the operands, then the spans' start and stop, the residual, the dropout's seed
+Numbers = tuple[str, float, float | None, float]  # φ, scale, softcap, dropout_p
+
+
+def packed(problem: Problem) -> tuple[Tensors, Numbers]:
+    """A lowered problem in parts; a mask's residual as a tensor, of the size that it broadcasts from."""
+    spans, lowered = problem.spans, problem.lowered
+    assert lowered is not None
+    keep = None
+    if spans is not None and spans.residual is not None:
+        every = slice(None)
+        keep = spans.rest(every, every, every, every)
+    edges = (None, None) if spans is None else (spans.start, spans.stop)
+    numbers = lowered.phi, lowered.scale, lowered.softcap, problem.dropout_p
+    return (*operands(problem), *edges, keep, problem.seed), numbers
+
+
+def unpacked(tensors: Sequence[Tensor | None], numbers: Numbers, wanted: Sequence[bool]) -> Problem:
+    """The problem that these are the parts of; its operands are new leaves, some of which need a gradient."""
+    leaves = [None if t is None else t.detach().requires_grad_(w) for t, w in zip(tensors, wanted, strict=False)]
+    start, stop, keep, seed = tensors[len(leaves) :]
+    query, key, value, weight, dense, relative, sinks = leaves
+    phi, scale, softcap, dropout_p = numbers
+    assert query is not None and key is not None
+    sizes = Sizes(query.shape[0], query.shape[1], query.shape[2], key.shape[2], query.device)
+    allowed = None
+    if start is not None and stop is not None:
+        residual = None if keep is None else lambda *sides: part(keep, *sides)
+        allowed = visible(Spans(start, stop, residual), sizes)
+    bias = Added(dense, relative) if dense is not None or relative is not None else None
+    scores = Pairwise(phi, query, key, weight, scale, softcap)  # type: ignore[arg-type]
+    return Problem(scores, value, sizes, allowed, bias, sinks, dropout_p, seed)
