@@ -178,6 +178,28 @@ def test_second_derivatives(engine, score):
     score.float()
 
 
+SECOND = {"nothing": None, "causal": ch.Causal(), "window": ch.SlidingWindow(5), "lengths": ch.Lengths([3, 20])}
+
+
+@pytest.mark.parametrize("name", SECOND)
+@pytest.mark.parametrize("engine", [None, "native", "sdpa", "tiled"])
+@pytest.mark.parametrize("length", [20, 600])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_second_derivatives_at_any_size_on_every_engine(length, engine, name, dtype):
+    """Those of the engines' own kernels too, of which PyTorch's has none."""
+    if engine == "native" and dtype == torch.float64:
+        pytest.skip("the kernels compute in float32")
+    inputs = [draw(2, heads, length, 8, seed=i, dtype=dtype).requires_grad_() for i, heads in enumerate((4, 2, 2))]
+    found = []
+    for each in (engine, "reference"):
+        output = ch.attention(*inputs, mask=SECOND[name], engine=each)
+        first = torch.autograd.grad(output.sin().sum(), inputs, create_graph=True)
+        second = torch.autograd.grad(sum(t.square().sum() for t in first), inputs)
+        found.append((output, *first, *second))
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, atol=1e-4 * float(want.detach().abs().max()), rtol=1e-4)
+
+
 def test_float_mask_is_added_and_may_be_learnt():
     query, key, value = draw(2, 4, 5, 8), draw(2, 4, 7, 8, seed=1), draw(2, 4, 7, 8, seed=2)
     bias = draw(4, 5, 7, seed=3)[None].requires_grad_()

@@ -84,7 +84,7 @@ def check_float(tensor: Tensor, name: str) -> None:
 def to_tensor_float(array: Any, name: str) -> Tensor:
     """As `to_tensor`; integer and boolean NumPy arrays become float64."""
     if isinstance(array, Tensor):
-        return array if compiling() else with_memory(array)
+        return array if compiling() or not array._is_zerotensor() else with_memory(array)
     tensor = to_tensor(array, name)
     return tensor if tensor.is_floating_point() else tensor.double()
 

@@ -242,7 +242,7 @@ def apart(tensor: Tensor) -> Tensor:
 
     In low precision PyTorch's products of such rows are wrong, or fail, and so is its fused kernel in any.
     """
-    if compiling() or tensor.is_contiguous():
+    if tensor.is_contiguous() or compiling():
         return tensor
     reach = 0  # of the dimensions so far, from the innermost
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):

@@ -21,7 +21,8 @@ from clearhead.base.errors import ClearheadError, UnsupportedError
 
 _functorch = torch._C._functorch
 _interpreters = _functorch.peek_interpreter_stack
-any_autocast = torch._C._is_any_autocast_enabled  # one question, before those that cost more
+any_autocast = torch._C._is_any_autocast_enabled
+_dispatch_modes, _jit_state = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state
 _NOTHING = nullcontext()
 _GRAD, _JVP, _VMAP = (getattr(_functorch.TransformType, name) for name in ("Grad", "Jvp", "Vmap"))
 _KEYS = torch._C._TorchDispatchModeKey
@@ -35,6 +36,18 @@ def compiling() -> bool:
     """
     # no `torch.` in here: the compiler would compile this function by itself too, as one that always says True
     return is_compiling() and (is_dynamo_compiling() or TracingContext.try_get() is not None)
+
+
+def ordinary() -> bool:
+    """Whether nothing compiles, traces, transforms or casts here: one question, before those that cost more."""
+    return not (
+        is_compiling()
+        or any_autocast()
+        or _interpreters() is not None
+        or _dispatch_modes()
+        or forward_ad._current_level >= 0
+        or _jit_state() is not None
+    )
 
 
 def transformed() -> bool:
@@ -123,7 +136,7 @@ def readable(tensor: Tensor) -> bool:
 
 def on_the_host(tensor: Tensor) -> bool:
     """Whether the tensor is in the host's memory, where a look at its values waits for no other device."""
-    return tensor.device.type == "cpu"
+    return tensor.is_cpu
 
 
 def dispatches(tensor: Tensor) -> bool:
@@ -139,7 +152,7 @@ def plain(tensor: Tensor) -> bool:
     """
     return (
         not dispatches(tensor)
-        and tensor.device.type == "cpu"
+        and tensor.is_cpu
         and tensor.layout is torch.strided
         and not tensor._is_zerotensor()
         and not _functorch.is_functorch_wrapped_tensor(tensor)
@@ -158,7 +171,7 @@ def in_backward() -> bool:
 
 def refuse_jit() -> None:
     """Raise inside `torch.jit.trace`, which writes down PyTorch's operations alone, and values as constants."""
-    if not compiling() and torch._C._get_tracing_state() is not None:
+    if not compiling() and _jit_state() is not None:
         raise UnsupportedError(
             "torch.jit.trace cannot follow attention(): it keeps sizes and masks as constants, and sees no kernel. Use "
             "torch.export or torch.compile; for ONNX, torch.onnx.export(..., dynamo=True)."
@@ -180,7 +193,7 @@ def with_memory(tensor: Tensor) -> Tensor:
 
 def traced() -> bool:
     """Whether PyTorch writes down each operation (`make_fx`), or works out shapes alone (fake tensors)."""
-    if compiling() or not torch._C._len_torch_dispatch_stack():
+    if compiling() or not _dispatch_modes():
         return False
     return any(torch._C._get_dispatch_mode(key) for key in _TRACERS)
 

@@ -45,7 +45,7 @@ def run(problem: Problem, chosen: Engine, asked: str | Engine | None = None) -> 
         output = _inside_compiled_code(problem, chosen, asked)
     elif 0 in problem.sizes.shape:
         return tiles.no_keys(problem, problem.query)
-    elif not problem.needs_grad or chosen.transparent(problem):
+    elif chosen.transparent(problem) or not problem.needs_grad:
         output = chosen.forward(problem).output
     else:
         output = _Attend.apply(chosen, problem, *operands(problem))  # type: ignore[no-untyped-call]

@@ -15,6 +15,8 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.visible import visible
 from clearhead.scores.base import Pairwise
 
+_NOTHING = torch.empty(0, dtype=torch.float32, device="cpu")  # stands where an operand will
+
 
 class Operands(NamedTuple):
     """What gradients are for; or one gradient for each, None where it is not wanted."""
@@ -48,8 +50,7 @@ def with_operands(problem: Problem, tensors: Sequence[Tensor | None]) -> Problem
 
 def without_operands(problem: Problem) -> Problem:
     """What a graph may keep until the backward pass: the operands themselves are autograd's to save, and to free."""
-    nothing = torch.empty(0, device=problem.query.device, dtype=problem.query.dtype)
-    return with_operands(problem, Operands(nothing, nothing, None))
+    return with_operands(problem, (_NOTHING, _NOTHING, None, None, None, None, None))
 
 
 Tensors = tuple[Tensor | None, ...]  # the operands, then the spans' start and stop, the residual, the dropout's seed

@@ -17,7 +17,7 @@ from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.numbers import check_number
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import Sizes, apart, as_inputs, fit, no_heads
-from clearhead.base.tracing import any_autocast, autocast, autocasting, compiling, readable, refuse_jit
+from clearhead.base.tracing import any_autocast, autocast, autocasting, compiling, ordinary, readable, refuse_jit
 from clearhead.base.versions import Versions
 from clearhead.biases.base import Added, Bias, check_added
 from clearhead.biases.dense import DenseBias
@@ -126,10 +126,12 @@ def make_problem(
     `as_written`: the score by its `tile()` and the mask as a matrix, whatever they lower to: what the reference engine
     computes, so that it is an oracle for both.
     """
-    refuse_jit()
+    special = not ordinary()
+    if special:
+        refuse_jit()
     query, key = to_tensor_float(query, "query"), to_tensor_float(key, "key")
     value = None if value is _ABSENT else to_tensor_float(value, "value")
-    if any_autocast():
+    if special:
         query, key, value = autocast(query), autocast(key), None if value is None else autocast(value)
     query, key, value, sizes = as_inputs(query, key, value)
     if align is not None:

@@ -147,7 +147,10 @@ def forward(problem: Problem, rows: bool, few: bool) -> Partial:
     maximum, log_sum = (_new(batch, heads, queries) if rows else None for _ in range(2))
     finite = True
     for band in bands(problem):
-        found = [t if t is None or band == EVERY else t[:, :, band] for t in (output, maximum, log_sum)]
+        if band == EVERY:
+            finite &= chosen().forward(read_by_kernels(problem), few, output, maximum, log_sum)
+            continue
+        found = [None if t is None else t[:, :, band] for t in (output, maximum, log_sum)]
         finite &= chosen().forward(read_by_kernels(cut(problem, Region(queries=band))), few, *found)
     return Partial(output, maximum, log_sum, finite)
 
@@ -174,12 +177,11 @@ def gradients(problem: Problem, rows: Rows, grad: Tensor, wanted: tuple[bool, ..
 
 def _add_gradients(problem: Problem, band: slice, sums: Operands, rows: Rows, grad: Tensor) -> None:
     """Add the gradients of some queries, or of all, to the sums."""
-    whole = band == EVERY
-    part_of = read_by_kernels(cut(problem, Region(queries=band)))
     known = _rows(grad), *rows
-    if whole:
-        chosen().backward(part_of, *known, *sums[:6])
+    if band == EVERY:
+        chosen().backward(read_by_kernels(problem), *known, *sums[:6])
         return
+    part_of = read_by_kernels(cut(problem, Region(queries=band)))
     query, key, value, weight, dense, relative, _ = sums
     assert query is not None and key is not None and value is not None
     queries = range(problem.sizes.queries)[band]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.tracing import compiling, looked_into, plain, traced
+from clearhead.base.tracing import compiling, looked_into, ordinary, plain, traced
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.native import bindings
 from clearhead.engines.tiled import tiles
@@ -44,9 +44,10 @@ class Native(Engine):
             found.append("the score has only tile(): the kernels know dot, additive and Gaussian scores")
         if dtype not in KERNEL_DTYPES:
             found.append(f"it computes in float32, and the inputs are {dtype}")
-        if looked_into():
+        special = not ordinary()
+        if special and looked_into():
             found.append("torch.func and forward mode look into PyTorch's own operations only")
-        elif traced() or not (compiling() or all(map(plain, _read(problem)))):
+        elif (special and traced()) or not ((special and compiling()) or all(map(plain, _read(problem)))):
             found.append("the kernels read memory, and an input is no plain tensor in the host's memory")
         return found
 

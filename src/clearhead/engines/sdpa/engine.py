@@ -17,12 +17,14 @@ from clearhead.base.tracing import (
     dispatches,
     followed,
     forward_mode,
+    ordinary,
     readable,
     transformed,
     unwrapped,
 )
 from clearhead.base.versions import Versions
 from clearhead.engines.base import Cost, Engine
+from clearhead.engines.sdpa.fused import fused
 from clearhead.engines.sdpa.pieces import Piece, pieces
 from clearhead.engines.tiled import tiles
 from clearhead.problem import regions
@@ -57,30 +59,12 @@ class Sdpa(Engine):
             found.append(f"the score is no dot product (φ is {lowered.phi})")
         if lowered.softcap is not None:
             found.append("the fused kernel has no softcap")
-        if problem.sinks is not None:
-            found.append("the fused kernel has no sinks")
-        if problem.dropout_p:
-            found.append("the fused kernel's dropout is another one, which no other engine can repeat")
-        # inside a transform of torch.func a tensor's gradient outside of it is hidden
-        learnt = any(t.requires_grad or unwrapped(t).requires_grad for t in problem.added)
-        if learnt and (torch.is_grad_enabled() or transformed()):
-            found.append("the bias needs a gradient, for which SDPA would make the whole matrix")
-        if problem.bias is not None and problem.needs_grad and any(_far_below_zero(t) for t in problem.added):
-            found.append("a query's bias is below −100,000 for every key, where SDPA's backward loses its digits")
-        if problem.spans is not None and problem.edges is None and not compiling():
-            found.append("the mask's values are hidden, and its pieces are chosen by them")
         if any(map(dispatches, (lowered.query, lowered.key, problem.value))):
             found.append("an input is a tensor subclass with operations of its own, which may have no such kernel")
-        if forward_mode():
-            found.append("PyTorch's fused kernel has no derivatives in forward mode")
-        elif compiling() and followed():
-            found.append("torch.func and forward mode inside compiled code follow operations one by one")
-        if differentiated_twice():
-            found.append("PyTorch's fused kernel has no second derivatives")
-        if any(t.dtype != problem.query.dtype for t in problem.added) and problem.query.element_size() < 4:
-            found.append(f"it would round the bias to {problem.query.dtype}")
-        if transformed() and any(batched(t) for t in (lowered.query, lowered.key, problem.value)):
-            found.append("PyTorch has no batching rule for its fused kernel under torch.func.vmap")
+        if not problem.plain:
+            found += _against_the_rest(problem)
+        if not ordinary():
+            found += _against_surroundings(problem)
         return found
 
     def notes(self, problem: Problem) -> list[str]:
@@ -128,6 +112,40 @@ class Sdpa(Engine):
         return Cost(pairs, problem.query.element_size() * cells)
 
 
+def _against_the_rest(problem: Problem) -> list[str]:
+    """Objections to a mask, a bias, sinks and dropout."""
+    found = []
+    if problem.sinks is not None:
+        found.append("the fused kernel has no sinks")
+    if problem.dropout_p:
+        found.append("the fused kernel's dropout is another one, which no other engine can repeat")
+    # inside a transform of torch.func a tensor's gradient outside of it is hidden
+    learnt = any(t.requires_grad or unwrapped(t).requires_grad for t in problem.added)
+    if learnt and (torch.is_grad_enabled() or transformed()):
+        found.append("the bias needs a gradient, for which SDPA would make the whole matrix")
+    if problem.bias is not None and problem.needs_grad and any(_far_below_zero(t) for t in problem.added):
+        found.append("a query's bias is below −100,000 for every key, where SDPA's backward loses its digits")
+    if problem.spans is not None and problem.edges is None and not compiling():
+        found.append("the mask's values are hidden, and its pieces are chosen by them")
+    if any(t.dtype != problem.query.dtype for t in problem.added) and problem.query.element_size() < 4:
+        found.append(f"it would round the bias to {problem.query.dtype}")
+    return found
+
+
+def _against_surroundings(problem: Problem) -> list[str]:
+    """Objections to what follows or transforms operations here."""
+    found = []
+    if forward_mode():
+        found.append("PyTorch's fused kernel has no derivatives in forward mode")
+    elif compiling() and followed():
+        found.append("torch.func and forward mode inside compiled code follow operations one by one")
+    if differentiated_twice():
+        found.append("PyTorch's fused kernel has no second derivatives")
+    if transformed() and any(t is not None and batched(t) for t in (problem.query, problem.key, problem.value)):
+        found.append("PyTorch has no batching rule for its fused kernel under torch.func.vmap")
+    return found
+
+
 def _far_below_zero(bias: Tensor) -> bool:
     """Whether some row is finite and all very low, as where a mask of finfo.min leaves a query nothing.
 
@@ -157,11 +175,9 @@ def full(
     if groups > 1 and mask is None and not causal:
         # every query of a group sees the same keys: the group is just more queries, and the keys are read once
         query = query.reshape(shape[0], key_heads, groups * shape[2], query.shape[3])
-        out = F.scaled_dot_product_attention(query, key, value, scale=scale).reshape(*shape[:3], -1)
+        out = fused(query, key, value, scale).reshape(*shape[:3], -1)
     else:
-        out = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=groups > 1
-        )
+        out = fused(query, key, value, scale, mask, causal)
     return out if shape[-1] <= width else out[..., :width]
 
 
@@ -186,7 +202,7 @@ def _run_piece(
 
     def masked(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         reads.check()
-        return full(query, key, value, scale, mask=_mask_tile(rest, batch, piece))
+        return full(query, key, value, scale, mask=_mask_tile(rest, batch, piece, query.dtype))
 
     if again:  # else the backward would hold every piece's mask tile
         out: Tensor = checkpoint(masked, query, key, value, use_reentrant=False, preserve_rng_state=False)
@@ -206,7 +222,7 @@ def _part(tensor: Tensor, dim: int, some: slice) -> Tensor:
     return tensor if size == tensor.shape[dim] else tensor.narrow(dim, some.start, size)
 
 
-def _mask_tile(problem: Problem, batch: slice, piece: Piece) -> Tensor:
+def _mask_tile(problem: Problem, batch: slice, piece: Piece, dtype: torch.dtype) -> Tensor:
     """What the kernel takes as its mask: bool, or the bias with −∞ where a pair is not allowed."""
     sides = (batch, slice(None), piece.queries, piece.keys)
     keep = None if problem.spans is None else problem.spans.keep(*sides, problem.sizes.keys)
@@ -215,7 +231,7 @@ def _mask_tile(problem: Problem, batch: slice, piece: Piece) -> Tensor:
         return keep
     bias = problem.bias.tile(*sides, problem.sizes)
     bias = bias if keep is None else bias.masked_fill(~keep, -torch.inf)
-    bias = bias.to(problem.query.dtype)
+    bias = bias.to(dtype)
     return bias.expand(-1, -1, piece.queries.stop - piece.queries.start, piece.keys.stop - piece.keys.start)
 
 

@@ -1,0 +1,84 @@
+"""PyTorch's fused kernel, as a step that can be differentiated twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clearhead.base.batched import Gradients, unbatched
+from clearhead.base.shapes import Sizes
+from clearhead.base.tracing import dispatches, ordinary, with_memory
+from clearhead.biases.base import Added
+from clearhead.engines.tiled.engine import Tiled
+from clearhead.masks.causal import Causal
+from clearhead.problem.problem import Problem
+from clearhead.problem.visible import resolve
+from clearhead.scores.base import Pairwise
+
+FLASH = 1  # of torch.nn.attention.SDPBackend
+
+
+def fused(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None = None, causal: bool = False
+) -> Tensor:
+    """`scaled_dot_product_attention`, with grouped heads where there are fewer of keys."""
+    grouped = query.shape[1] != key.shape[1]
+    needs_grad = query.requires_grad or key.requires_grad or value.requires_grad
+    if needs_grad and query.is_cpu and torch.is_grad_enabled() and ordinary():
+        choice = torch._fused_sdp_choice(query, key, value, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
+        if choice == FLASH:
+            if mask is not None and mask.dtype == torch.bool:  # the kernel adds its mask
+                mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
+            found: Tensor = _Flash.apply(query, key, value, scale, mask, causal)  # type: ignore[no-untyped-call]
+            return found
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
+    )
+
+
+class _Flash(torch.autograd.Function):
+    """The kernel that SDPA takes on a CPU. Its own backward pass has no derivatives: those are of plain blocks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None, causal: bool
+    ) -> Tensor:
+        output, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, 0.0, causal, attn_mask=mask, scale=scale
+        )
+        ctx.save_for_backward(query, key, value, output, logsumexp, mask)
+        ctx.scale, ctx.causal = scale, causal
+        return output  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        grad = grads[0]
+        *inputs, output, logsumexp, mask = ctx.saved_tensors
+        again = torch.is_grad_enabled()
+        if again or dispatches(grad):
+            return (*_by_blocks(inputs, grad, ctx, mask, again), None, None, None)
+
+        def compute(grad: Tensor) -> Gradients:
+            found: Gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                with_memory(grad), *inputs, output, logsumexp, 0.0, ctx.causal, attn_mask=mask, scale=ctx.scale
+            )
+            return found
+
+        return (*unbatched(compute, grad), None, None, None)
+
+
+def _by_blocks(inputs: list[Tensor], grad: Tensor, ctx: Any, mask: Tensor | None, again: bool) -> Gradients:
+    """The gradients by autograd, through blocks of plain operations."""
+    query, key, value = inputs
+    sizes = Sizes(query.shape[0], query.shape[1], query.shape[2], key.shape[2], query.device, align=0)
+    visible = resolve(Causal(), sizes, as_written=False) if ctx.causal else None
+    bias = None if mask is None else Added(mask.expand(sizes.shape))
+    with torch.enable_grad():
+        problem = Problem(Pairwise("mul", query, key, None, ctx.scale), value, sizes, visible, bias)
+        output = Tiled().forward(problem).output
+    wanted = [t for t, need in zip(inputs, ctx.needs_input_grad[:3], strict=True) if need]
+    found = iter(torch.autograd.grad(output, wanted, grad, create_graph=again))
+    return tuple(next(found) if need else None for need in ctx.needs_input_grad[:3])
