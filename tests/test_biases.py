@@ -96,3 +96,91 @@ def test_weights_with_sinks_sum_to_less_than_one():
     torch.testing.assert_close(values[0], want[0].gather(-1, indices[0]))
     torch.testing.assert_close(weights.pool(7)[0], want[0])
     torch.testing.assert_close(weights.received()[0], want[0].sum(-2))
+
+
+class Decay(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.slope = torch.nn.Parameter(torch.tensor([0.5, 0.1]))
+
+    def forward(self, batch, head, query_index, key_index):
+        return -self.slope[head] * (query_index - key_index).abs() * (1 + batch)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_function_is_the_bias_that_it_writes_out(compiled, monkeypatch):
+    """A module that learns, over many blocks, beside a bias by distance; also in compiled code."""
+    torch._dynamo.reset()
+    monkeypatch.setattr("clearhead.problem.regions.BUDGET", 2000)
+    query, key, value = (torch.randn(2, 2, 40, 8, requires_grad=True) for _ in range(3))
+    decay, alibi, index = Decay(), ch.ALiBi(2), torch.arange(40)
+
+    def attend(dense):
+        places = (torch.arange(2).view(2, 1, 1, 1), torch.arange(2).view(1, 2, 1, 1), index[:, None], index)
+        rule = ch.DenseBias(decay(*places)) if dense else ch.BiasFunction(decay)
+        return ch.attention(query, key, value, mask=ch.Causal(), bias=rule + alibi)
+
+    found = []
+    for dense in (True, False):
+        call = torch.compile(attend, fullgraph=True, backend="aot_eager") if compiled and not dense else attend
+        output = call(dense)
+        leaves = (query, key, value, decay.slope)
+        found.append([output, *torch.autograd.grad(output.sin().sum(), leaves)])
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ["sdpa", "tiled", "reference"])
+def test_a_function_on_every_engine_that_can(engine):
+    x, rule = torch.randn(1, 2, 9, 4), lambda batch, head, query, key: torch.sin(head + query * 2.0 - key)
+    dense = rule(0, torch.arange(2).view(2, 1, 1), torch.arange(9)[:, None], torch.arange(9))
+    with torch.no_grad():
+        got = ch.attention(x, x, x, bias=ch.BiasFunction(rule), mask=ch.Causal(), engine=engine)
+    torch.testing.assert_close(got, ch.attention(x, x, x, bias=dense[None], mask=ch.Causal()))
+    with pytest.raises(ch.UnsupportedError, match="bias is a function"):
+        ch.attention(x, x, x, bias=ch.BiasFunction(rule), engine="native")
+
+
+def test_weights_and_records_of_a_function():
+    table = torch.randn(9, 9)
+    bias = ch.BiasFunction(lambda batch, head, query, key: table[query, key])
+    x = torch.randn(1, 2, 9, 4)
+    w = ch.weights(x, x, bias=bias)
+    want = ch.weights(x, x, bias=table.clone())
+    torch.testing.assert_close(w[0, 1, ::2, 3:7], want.dense()[0, 1, ::2, 3:7])
+    torch.testing.assert_close(w.entropy(), want.entropy())
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return ch.attention(x, x, x, bias=bias)
+
+    model = Model()
+    with ch.watch(model) as seen:
+        model(x)
+    torch.testing.assert_close(seen.calls[0].weights.dense(), want.dense())
+    table.zero_()
+    torch.testing.assert_close(w[0, 0], ch.weights(x, x)[0, 0])  # weights follow what they are computed from
+
+
+def test_what_a_function_reads_must_stay_until_the_backward_pass(monkeypatch):
+    monkeypatch.setattr("clearhead.problem.regions.BUDGET", 50)
+    table, x = torch.randn(9, 9), torch.randn(1, 2, 9, 4, requires_grad=True)
+    out = ch.attention(x, x, x, bias=ch.BiasFunction(lambda batch, head, query, key: table[query, key]))
+    table.add_(1.0)
+    with pytest.raises(ch.ClearheadError, match=r"that the bias of attention\(\) reads, .* was modified"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("fn", "match"),
+    [
+        (3, r"takes a function of \(batch, head, query_index, key_index\); got a int"),
+        (lambda a: a, "failed on"),
+        (lambda batch, head, query, key: query < key, "For who may attend to whom use MaskFunction"),
+        (lambda batch, head, query, key: torch.zeros(7, 7), r"shape \(7, 7\), which does not broadcast"),
+    ],
+)
+def test_wrong_functions(fn, match):
+    x = torch.randn(1, 2, 9, 4)
+    with pytest.raises(ch.ClearheadError, match=match):
+        ch.attention(x, x, x, bias=ch.BiasFunction(fn))

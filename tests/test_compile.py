@@ -169,6 +169,12 @@ def test_compiled_code_skips_what_the_mask_leaves_out(monkeypatch):
     same(lambda *i: ch.attention(*i, score=score, mask=mask), *leaves, parameters=list(score.parameters()))
 
 
+def test_a_bias_in_float64():
+    """Where the kernels decline, the other engines are asked inside compiled code."""
+    inputs = [t.detach().double().requires_grad_() for t in (Q, K, V)]
+    same(lambda q, k, v: ch.attention(q, k, v, bias=ch.ALiBi(4), mask=ch.Causal()), *inputs)
+
+
 def test_dropout_is_that_of_the_seed():
     same(lambda q, k, v: ch.attention(q, k, v, dropout_p=0.4, mask=ch.Causal()), Q, K, V)
 

@@ -3,7 +3,7 @@
     attention, plan, weights           compute it; say what would run; look into it at any length
     Dot Bilinear Additive Cosine Gaussian Score                           how a query meets a key
     Lengths Padding Causal SlidingWindow Documents PrefixLM DenseMask MaskFunction Mask  who may see whom: & | ~
-    ALiBi RelativeBias DenseBias Bias                                     what is added to the scores: +
+    ALiBi RelativeBias DenseBias BiasFunction Bias                        what is added to the scores: +
     Entropy TopK Received Pool MeanDistance Output                        what weights(...).reduce takes
     Pairwise Spans Added               what a score, a mask, a bias of your own is lowered to
     nn                                 modules: MultiHeadAttention, AdditiveAttention, positions, …
@@ -28,6 +28,7 @@ from clearhead.base.errors import UnsupportedError as UnsupportedError
 from clearhead.biases import Added as Added
 from clearhead.biases import ALiBi as ALiBi
 from clearhead.biases import Bias as Bias
+from clearhead.biases import BiasFunction as BiasFunction
 from clearhead.biases import DenseBias as DenseBias
 from clearhead.biases import RelativeBias as RelativeBias
 from clearhead.inspection.reductions.entropy import Entropy as Entropy

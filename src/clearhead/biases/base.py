@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import Align, Sizes, array_sizes, extent, part
+
+Part = Callable[[slice, slice, slice, slice], Tensor]
 
 
 class Added(NamedTuple):
@@ -25,24 +28,36 @@ class Added(NamedTuple):
 
     `dense`: (B or 1, H or 1, Lq or 1, Lk or 1), one number a pair. `relative`: (B or 1, H or 1, Lq + Lk − 1), one
     number a distance: its entry j − i + Lq − 1 is added to the pair (i, j). That is O(L) memory for what depends on
-    the distance alone. Where both are given, both are added.
+    the distance alone. `function(batch, heads, queries, keys)`, four slices, gives that part of the bias, a
+    floating-point tensor of four dimensions that broadcasts to it; `reads` are the caller's tensors that it reads.
+    Where several are given, all are added.
     """
 
     dense: Tensor | None = None
     relative: Tensor | None = None
+    function: Part | None = None
+    reads: tuple[Tensor, ...] = ()
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(t for t in self if t is not None)
+        return tuple(t for t in (self.dense, self.relative) if t is not None)
 
     def plus(self, other: Added) -> Added:
         """The normal form of the sum, in float32 at least."""
-        pairs = zip(self, other, strict=True)
-        return Added(*(b if a is None else a if b is None else wide(a) + wide(b) for a, b in pairs))
+        dense, relative = (_sum(a, b) for a, b in zip(self[:2], other[:2], strict=True))
+        functions = [added.function for added in (self, other) if added.function is not None]
+
+        def both(*sides: slice) -> Tensor:
+            return wide(functions[0](*sides)) + wide(functions[1](*sides))
+
+        function = both if len(functions) > 1 else functions[0] if functions else None
+        return Added(dense, relative, function, (*self.reads, *other.reads))
 
     def tile(self, batch: slice, heads: slice, queries: slice, keys: slice, sizes: Sizes) -> Tensor:
         """The part of the bias that these slices name; it broadcasts to that part of the scores."""
         dense = None if self.dense is None else part(self.dense, batch, heads, queries, keys)
+        if self.function is not None:
+            dense = _sum(self.function(batch, heads, queries, keys), dense)
         if self.relative is None:
             assert dense is not None
             return dense
@@ -61,10 +76,10 @@ class Added(NamedTuple):
 
 def check_added(added: Any, sizes: Sizes, who: str) -> Added:
     """The normal form that a bias's `lower` gave, its sizes checked: the kernels read as much as they say."""
-    if not isinstance(added, Added) or not added.tensors:
+    if not isinstance(added, Added) or not (added.tensors or added.function):
         raise ClearheadError(
-            f"{who}.lower gave a {type(added).__name__}; expected Added(dense=...), one number a pair, or "
-            "Added(relative=...), one a distance."
+            f"{who}.lower gave a {type(added).__name__}; expected Added(dense=...), one number a pair, "
+            "Added(relative=...), one a distance, or Added(function=...)."
         )
     distances = max(sizes.queries + sizes.keys - 1, 0)
     for name, tensor, last in (
@@ -183,6 +198,10 @@ def distances(sizes: Sizes, offset: int | Tensor) -> Tensor:
     count = max(sizes.queries + sizes.keys - 1, 0)
     apart = torch.arange(count, device=sizes.device)[None] - (sizes.queries - 1)
     return apart - (offset.view(-1, 1) if isinstance(offset, Tensor) else offset)
+
+
+def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    return other if one is None else one if other is None else wide(one) + wide(other)
 
 
 def wide(learnt: Tensor) -> Tensor:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from clearhead.base.closures import read_by
-from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.shapes import Sizes, extent
-from clearhead.base.tracing import compiling
+from clearhead.base.errors import ClearheadError
+from clearhead.base.rules import Rule, ask, broadcast, check_rule, reads_of, title_of
+from clearhead.base.shapes import Sizes
 from clearhead.masks.base import Mask, Spans
-
-Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class MaskFunction(Mask):
@@ -42,54 +39,24 @@ class MaskFunction(Mask):
     """
 
     def __init__(self, fn: Rule, reads: Sequence[Tensor] = ()) -> None:
-        if not callable(fn):
-            raise ClearheadError(
-                f"MaskFunction takes a function of (batch, head, query_index, key_index); got a {type(fn).__name__}. "
-                "For a bool tensor use DenseMask(keep)."
-            )
-        if isinstance(reads, Tensor) or not all(isinstance(tensor, Tensor) for tensor in reads):
-            raise ClearheadError("MaskFunction: reads takes a list of the tensors that the rule reads.")
-        self.fn, self.reads = fn, tuple(reads)
+        self.fn, self.reads = check_rule(fn, reads, "MaskFunction", "For a bool tensor use DenseMask(keep).")
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
         return cls(lambda batch, head, query_index, key_index: (batch + head + query_index * 3 + key_index) % 4 < 2)
 
     def title(self) -> str:
-        return f"MaskFunction({getattr(self.fn, '__name__', type(self.fn).__name__)})"
-
-    def _ask(self, indices: list[Tensor]) -> object:
-        try:
-            return self.fn(*indices)
-        except Exception as error:
-            raise ClearheadError(
-                f"{self.title()} failed on {[tuple(index.shape) for index in indices]}: {type(error).__name__}: {error}"
-                "\nIt is called with four index tensors, (batch, head, query_index, key_index); join conditions with & "
-                "and |, not with and, or."
-            ) from error
+        return title_of("MaskFunction", self.fn)
 
     def lower(self, sizes: Sizes) -> Spans:
+        title = self.title()
+
         def residual(*sides: slice) -> Tensor:
-            indices = []
-            for dim, (size, side) in enumerate(zip(sizes.shape, sides, strict=True)):
-                index = torch.arange(*extent(side, size), device=sizes.device)
-                indices.append(index.view((1,) * dim + (-1,) + (1,) * (3 - dim)))
-            return _checked(self._ask(indices), [index.numel() for index in indices], self.title())
+            found, shape = ask(self.fn, sides, sizes, title, "join conditions with & and |, not with and, or.")
+            if not isinstance(found, Tensor) or found.dtype != torch.bool:
+                got = found.dtype if isinstance(found, Tensor) else type(found).__name__
+                raise ClearheadError(f"{title} gave {got}; expected a bool tensor, True where a query may attend.")
+            return broadcast(found, shape, title)
 
         whole = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
-        return Spans(
-            whole, whole + sizes.keys, residual, self.reads if compiling() else (*self.reads, *read_by(self.fn))
-        )
-
-
-def _checked(keep: object, shape: list[int], title: str) -> Tensor:
-    if not isinstance(keep, Tensor) or keep.dtype != torch.bool:
-        got = keep.dtype if isinstance(keep, Tensor) else type(keep).__name__
-        raise ClearheadError(f"{title} gave {got}; expected a bool tensor, True where a query may attend.")
-    wrong = keep.ndim > 4 or any(n not in (1, size) for n, size in zip(keep.shape[::-1], shape[::-1], strict=False))
-    if wrong:
-        raise ShapeError(
-            f"{title} gave a tensor of shape {tuple(keep.shape)}, which does not broadcast to {tuple(shape)}, the "
-            "(batch, heads, queries, keys) it was asked about: compute with the indices as they come."
-        )
-    return keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape))
+        return Spans(whole, whole + sizes.keys, residual, reads_of(self.fn, self.reads))

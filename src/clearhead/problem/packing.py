@@ -44,7 +44,7 @@ def with_operands(problem: Problem, tensors: Sequence[Tensor | None]) -> Problem
     scores = problem.scores._replace(query=query, key=key)
     if isinstance(scores, Pairwise):
         scores = scores._replace(weight=weight)
-    bias = None if problem.bias is None else Added(dense, relative)
+    bias = None if problem.bias is None else problem.bias._replace(dense=dense, relative=relative)
     return problem._replace(scores=scores, value=value, sinks=sinks, bias=bias)
 
 
@@ -58,13 +58,14 @@ Numbers = tuple[str, float, float | None, float]  # φ, scale, softcap, dropout_
 
 
 def packed(problem: Problem) -> tuple[Tensors, Numbers]:
-    """A lowered problem in parts; a mask's residual as a tensor, of the size that it broadcasts from."""
-    spans, lowered = problem.spans, problem.lowered
+    """A lowered problem in parts; a mask's residual and a bias by a function as tensors, of the size they come in."""
+    spans, lowered, every = problem.spans, problem.lowered, (slice(None),) * 4
     assert lowered is not None
     keep = None
     if spans is not None and spans.residual is not None:
-        every = slice(None)
-        keep = spans.rest(every, every, every, every)
+        keep = spans.rest(*every)
+    if problem.bias is not None and problem.bias.function is not None:
+        problem = problem._replace(bias=Added(problem.bias.tile(*every, problem.sizes)))
     edges = (None, None) if spans is None else (spans.start, spans.stop)
     numbers = lowered.phi, lowered.scale, lowered.softcap, problem.dropout_p
     return (*operands(problem), *edges, keep, problem.seed), numbers

@@ -94,14 +94,16 @@ class Problem(NamedTuple):
         if not torch.is_grad_enabled():
             return False
         scores = self.scores
-        if isinstance(scores, ByTile):  # a score with tile() alone may close over anything
-            return True
+        if isinstance(scores, ByTile) or (self.bias is not None and self.bias.function is not None):
+            return True  # a score with tile() alone, or a function, may close over anything
         tensors = (scores.query, scores.key, scores.weight, self.sinks, self.value, *self.added)
         return any(t is not None and t.requires_grad for t in tensors)
 
     def reads(self) -> Versions:
         """What a backward pass reads again and autograd does not save: what the mask and a score by `tile()` hold."""
         found = [] if self.spans is None else [("the mask", tensor) for tensor in self.spans.reads]
+        if self.bias is not None:
+            found += [("the bias", tensor) for tensor in self.bias.reads]
         if isinstance(self.scores, ByTile):
             found += [("the score", tensor) for tensor in tensors_in(self.scores.score)]
         return Versions(found)

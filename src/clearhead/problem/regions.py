@@ -110,7 +110,7 @@ def _visible(visible: Visible, region: Region, sizes: Sizes) -> Visible:
         if edges is not None:
             low, high = ((-((places.start - edge) // places.step)).clip(0, len(places)) for edge in edges)
             edges = np.where(high > low, low, 0), np.where(high > low, high, 0)
-    residual = None if spans.residual is None else _residual(spans.residual, region, sizes)
+    residual = None if spans.residual is None else _part_of(spans.residual, region, sizes)
     return Visible(Spans(start, stop, residual, spans.reads), edges, visible.unseen)
 
 
@@ -119,12 +119,13 @@ def _host_part(edge: np.ndarray, region: Region) -> np.ndarray:
     return found
 
 
-def _residual(residual: Residual, region: Region, sizes: Sizes) -> Residual:
+def _part_of(function: Residual, region: Region, sizes: Sizes) -> Residual:
+    """A function of four slices of the whole, as one of four slices of the region."""
     places = [range(size)[side] for side, size in zip(region.sides, sizes.shape, strict=True)]
 
     def rest(*sides: slice) -> Tensor:
         inside = (all_of[side] for all_of, side in zip(places, sides, strict=True))
-        return residual(*(slice(r.start, max(r.stop, r.start), r.step) for r in inside))
+        return function(*(slice(r.start, max(r.stop, r.start), r.step) for r in inside))
 
     return rest
 
@@ -132,11 +133,17 @@ def _residual(residual: Residual, region: Region, sizes: Sizes) -> Residual:
 def _bias(bias: Added, region: Region, sizes: Sizes) -> Added:
     batch, heads, queries, keys = region.sides
     rows, columns = range(sizes.queries)[queries], range(sizes.keys)[keys]
-    if bias.relative is None or rows.step != 1 or columns.step != 1:  # then it is not one number a distance any more
-        return Added(bias.tile(batch, heads, queries, keys, sizes))
+    function = None if bias.function is None else _part_of(bias.function, region, sizes)
+    if bias.relative is None:
+        dense = None if bias.dense is None else part(bias.dense, batch, heads, queries, keys)
+        return Added(dense, None, function, bias.reads)
+    if rows.step != 1 or columns.step != 1:  # then it is not one number a distance any more
+        numbers = bias._replace(function=None)
+        return Added(numbers.tile(batch, heads, queries, keys, sizes), None, function, bias.reads)
     first = sizes.queries - rows.stop + columns.start
     along = part(bias.relative, batch, heads)[..., first : first + max(len(rows) + len(columns) - 1, 0)]
-    return Added(None if bias.dense is None else part(bias.dense, batch, heads, queries, keys), along)
+    dense = None if bias.dense is None else part(bias.dense, batch, heads, queries, keys)
+    return Added(dense, along, function, bias.reads)
 
 
 # ---------------------------------------------------------------------------------------------------------- the walk

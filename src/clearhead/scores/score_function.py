@@ -24,8 +24,8 @@ def _check_takes_two(function: Callable[..., Any]) -> None:
         name = getattr(function, "__name__", type(function).__name__)
         raise ClearheadError(
             f"score is a function {name}{signature}; it is called with two arguments, a tile of queries (..., Lq, Eq) "
-            "and one of keys (..., Lk, Ek), and gives their scores (..., Lq, Lk).\nWhat depends on positions, or "
-            "changes scores that are there, is a bias or a mask: pass bias=..., or mask=MaskFunction(fn)."
+            "and one of keys (..., Lk, Ek), and gives their scores (..., Lq, Lk).\nWhat depends on positions, "
+            "is added to the scores, is a bias: bias=BiasFunction(fn). What says who may attend is a mask: MaskFunction(fn)."
         ) from None
 
 

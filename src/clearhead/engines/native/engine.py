@@ -42,6 +42,8 @@ class Native(Engine):
             found.append(f"the inputs are on {problem.sizes.device}")
         if lowered is None:
             found.append("the score has only tile(): the kernels know dot, additive and Gaussian scores")
+        if problem.bias is not None and problem.bias.function is not None:
+            found.append("the bias is a function: the kernels know numbers for each pair and for each distance")
         if dtype not in KERNEL_DTYPES:
             found.append(f"it computes in float32, and the inputs are {dtype}")
         special = not ordinary()

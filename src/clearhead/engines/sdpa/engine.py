@@ -102,7 +102,8 @@ class Sdpa(Engine):
         if problem.plain:
             return Cost(math.prod(problem.sizes.shape), 0)
         starts = () if problem.spans is None else (problem.spans.start,)
-        shapes = [t.shape for t in (*problem.added, *starts)]
+        by_function = problem.bias is not None and problem.bias.function is not None
+        shapes = [t.shape for t in (*problem.added, *starts)] + [problem.sizes.shape] * by_function
         batch_heads = max(shape[0] for shape in shapes) * max(shape[1] for shape in shapes)
         pairs = cells = 0
         for batch, parts in pieces(problem):
@@ -120,14 +121,18 @@ def _against_the_rest(problem: Problem) -> list[str]:
     if problem.dropout_p:
         found.append("the fused kernel's dropout is another one, which no other engine can repeat")
     # inside a transform of torch.func a tensor's gradient outside of it is hidden
-    learnt = any(t.requires_grad or unwrapped(t).requires_grad for t in problem.added)
+    learnt = any(t.requires_grad or (transformed() and unwrapped(t).requires_grad) for t in problem.added)
     if learnt and (torch.is_grad_enabled() or transformed()):
         found.append("the bias needs a gradient, for which SDPA would make the whole matrix")
     if problem.bias is not None and problem.needs_grad and any(_far_below_zero(t) for t in problem.added):
         found.append("a query's bias is below −100,000 for every key, where SDPA's backward loses its digits")
     if problem.spans is not None and problem.edges is None and not compiling():
         found.append("the mask's values are hidden, and its pieces are chosen by them")
-    if any(t.dtype != problem.query.dtype for t in problem.added) and problem.query.element_size() < 4:
+    by_function = problem.bias is not None and problem.bias.function is not None
+    if by_function and torch.is_grad_enabled():
+        found.append("the bias is a function, which may hold what needs a gradient")
+    other = by_function or any(t.dtype != problem.query.dtype for t in problem.added)
+    if other and problem.query.element_size() < 4:
         found.append(f"it would round the bias to {problem.query.dtype}")
     return found
 

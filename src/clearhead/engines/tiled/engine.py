@@ -34,10 +34,11 @@ class Tiled(Engine):
         return []
 
     def transparent(self, problem: Problem) -> bool:
-        # what a score by tile() closes over is unknown: autograd finds it
-        return (
-            problem.lowered is None or looked_into() or any(t is not None and dispatches(t) for t in operands(problem))
-        )
+        # what a score by tile() or a function closes over is unknown: autograd finds it
+        by_function = problem.bias is not None and problem.bias.function is not None
+        if problem.lowered is None or by_function or looked_into():
+            return True
+        return any(t is not None and dispatches(t) for t in operands(problem))
 
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
         problem = guard(problem)

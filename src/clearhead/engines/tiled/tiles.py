@@ -22,7 +22,8 @@ def no_keys(problem: Problem, query: Tensor) -> Tensor:
         return zeros
     scores = problem.scores
     learnt = (scores.weight,) if isinstance(scores, Pairwise) else tuple(scores.score.parameters())
-    inputs = (query, problem.query, problem.key, problem.value, *learnt, problem.sinks, *problem.added)
+    reads = () if problem.bias is None else (t for t in problem.bias.reads if t.requires_grad)
+    inputs = (query, problem.query, problem.key, problem.value, *learnt, problem.sinks, *problem.added, *reads)
     joined = (t.flatten()[:1] for t in inputs if t is not None)
     for tensor in joined:
         zeros = zeros + tensor.masked_fill(torch.ones_like(tensor, dtype=torch.bool), 0.0).sum()

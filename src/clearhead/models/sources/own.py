@@ -75,7 +75,7 @@ class _Given(threading.local):
 def _read(recorder: Recorder, problem: Problem, call: Arguments, backend: str) -> None:
     mask = None if problem.spans is None else _mask(problem, problem.spans)
     masks = Recorded(mask, align=problem.sizes.align)
-    bias = None if problem.bias is None else _bias(problem.bias)
+    bias = None if problem.bias is None else _bias(problem.bias, call)
     scores = problem.scores
     if isinstance(scores, Pairwise) and scores.phi == "mul" and scores.weight is None:
         score: Score = Dot(scores.scale, scores.softcap)
@@ -91,8 +91,10 @@ def _read(recorder: Recorder, problem: Problem, call: Arguments, backend: str) -
     recorder.record(query, key, masks=masks, bias=bias, backend=backend, score=score, scale=scale, sinks=problem.sinks)
 
 
-def _bias(added: Added) -> Bias:
-    dense, relative = (None if t is None else t.detach().clone() for t in added)
+def _bias(added: Added, call: Arguments) -> Bias:
+    if added.function is not None:  # which is kept as it was given
+        return deepcopy(call.bias).requires_grad_(False)  # type: ignore[no-any-return]
+    dense, relative = (None if t is None else t.detach().clone() for t in added[:2])
     if relative is None:
         return DenseBias(dense)
     return DistanceBias(relative) if dense is None else DistanceBias(relative) + DenseBias(dense)

@@ -1,0 +1,79 @@
+"""A bias given by a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.base.errors import ClearheadError
+from clearhead.base.rules import Rule, ask, broadcast, check_rule, reads_of, title_of
+from clearhead.base.shapes import Sizes
+from clearhead.biases.base import Added, Bias
+
+
+class BiasFunction(Bias):
+    """Any rule: a function of the indices that gives what is added to the score of each pair.
+
+    >>> import torch, clearhead as ch
+    >>> decay = ch.BiasFunction(lambda batch, head, query_index, key_index: -0.5 * (query_index - key_index).abs())
+    >>> decay(torch.zeros(3, 4), torch.zeros(3, 4))
+    tensor([[ 0.0000, -0.5000, -1.0000],
+            [-0.5000,  0.0000, -0.5000],
+            [-1.0000, -0.5000,  0.0000]])
+
+    Formula: b_ij = fn(b, h, i, j) for query i of head h of sequence b and key j.
+    `fn(batch, head, query_index, key_index)` is called on int64 tensors of shapes (B, 1, 1, 1), (1, H, 1, 1),
+    (1, 1, Lq, 1) and (1, 1, 1, Lk), for any part of the matrix, and gives a floating-point tensor that broadcasts with
+    them. It gives the same numbers whenever it is asked: it is asked again in the backward pass. It may be a module, or
+    read a parameter, which then learns.
+    Indices are counted from 0 for queries and keys alike: where Lq ≠ Lk, the rule places the queries itself.
+    `reads`: the tensors that fn reads; most are found without it, as for `MaskFunction`.
+    Raises a `ClearheadError` where fn gives anything else. Cost: the rule, for every pair that the mask allows; memory
+    O(Lq + Lk). It runs on "tiled" and "reference", and without gradients on "sdpa"; in compiled code that is no single
+    operation the whole matrix is made. What depends on the distance alone is faster as a `DistanceBias`.
+    Source: the form is that of Dong et al. 2024, "Flex Attention".
+    """
+
+    def __init__(self, fn: Rule, reads: Sequence[Tensor] = ()) -> None:
+        super().__init__()
+        fn, self.reads = check_rule(fn, reads, "BiasFunction", "For a tensor use DenseBias(tensor).")
+        if isinstance(fn, nn.Module):
+            self.fn = fn
+        else:
+            self.__dict__["fn"] = fn
+
+    @classmethod
+    def example(cls, sizes: Sizes) -> Bias:
+        return cls(_Waves())
+
+    def extra_repr(self) -> str:
+        return "" if isinstance(self.fn, nn.Module) else getattr(self.fn, "__name__", type(self.fn).__name__)
+
+    def lower(self, sizes: Sizes) -> Added:
+        title = title_of("BiasFunction", self.fn)
+
+        def part(*sides: slice) -> Tensor:
+            found, shape = ask(self.fn, sides, sizes, title, "compute with the indices as they come.")
+            if not isinstance(found, Tensor) or not found.is_floating_point():
+                got = found.dtype if isinstance(found, Tensor) else type(found).__name__
+                raise ClearheadError(
+                    f"{title} gave {got}; expected a floating-point tensor, which is added to the scores. For who may "
+                    "attend to whom use MaskFunction."
+                )
+            return broadcast(found, shape, title)
+
+        return Added(function=part, reads=reads_of(self.fn, self.reads))
+
+
+class _Waves(nn.Module):
+    """A learnable height for a rule of all four indices. What the example is made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.height = nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, batch: Tensor, head: Tensor, query_index: Tensor, key_index: Tensor) -> Tensor:
+        angle = batch + 2 * head + query_index * 3 + key_index
+        return self.height * torch.sin(angle.to(self.height.dtype))
