@@ -17,7 +17,7 @@ class BiasFunction(Bias):
     """Any rule: a function of the indices that gives what is added to the score of each pair.
 
     >>> import torch, clearhead as ch
-    >>> decay = ch.BiasFunction(lambda batch, head, query_index, key_index: -0.5 * (query_index - key_index).abs())
+    >>> decay = ch.BiasFunction(lambda batch, head, query_index, key_index: -(query_index - key_index).abs() / 2)
     >>> decay(torch.zeros(3, 4), torch.zeros(3, 4))
     tensor([[ 0.0000, -0.5000, -1.0000],
             [-0.5000,  0.0000, -0.5000],

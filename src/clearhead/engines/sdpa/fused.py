@@ -13,9 +13,9 @@ from clearhead.base.shapes import Sizes
 from clearhead.base.tracing import dispatches, ordinary, with_memory
 from clearhead.biases.base import Added
 from clearhead.engines.tiled.engine import Tiled
-from clearhead.masks.causal import Causal
+from clearhead.masks.base import Spans
 from clearhead.problem.problem import Problem
-from clearhead.problem.visible import resolve
+from clearhead.problem.visible import visible
 from clearhead.scores.base import Pairwise
 
 FLASH = 1  # of torch.nn.attention.SDPBackend
@@ -73,11 +73,14 @@ class _Flash(torch.autograd.Function):
 def _by_blocks(inputs: list[Tensor], grad: Tensor, ctx: Any, mask: Tensor | None, again: bool) -> Gradients:
     """The gradients by autograd, through blocks of plain operations."""
     query, key, value = inputs
-    sizes = Sizes(query.shape[0], query.shape[1], query.shape[2], key.shape[2], query.device, align=0)
-    visible = resolve(Causal(), sizes, as_written=False) if ctx.causal else None
+    sizes = Sizes(query.shape[0], query.shape[1], query.shape[2], key.shape[2], query.device)
+    allowed = None
+    if ctx.causal:
+        stop = torch.arange(1, sizes.queries + 1, device=query.device).view(1, 1, -1)
+        allowed = visible(Spans(torch.zeros_like(stop), stop), sizes)
     bias = None if mask is None else Added(mask.expand(sizes.shape))
     with torch.enable_grad():
-        problem = Problem(Pairwise("mul", query, key, None, ctx.scale), value, sizes, visible, bias)
+        problem = Problem(Pairwise("mul", query, key, None, ctx.scale), value, sizes, allowed, bias)
         output = Tiled().forward(problem).output
     wanted = [t for t, need in zip(inputs, ctx.needs_input_grad[:3], strict=True) if need]
     found = iter(torch.autograd.grad(output, wanted, grad, create_graph=again))

@@ -78,7 +78,7 @@ struct NoReduction {
 INLINE void write_row(const Problem& p, int64_t batch, int64_t head, int64_t i, float m, float total) {
     if (!p.maximum) return;
     *p.maximum.at<float>(batch, head, i) = m;
-    *p.log_sum.at<float>(batch, head, i) = total == 0.0f ? INFINITY : std::log(total);
+    *p.log_sum.at<float>(batch, head, i) = total == 0.0f ? INFINITY : __builtin_logf(total);
 }
 
 template <class Score>
