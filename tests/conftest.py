@@ -1,13 +1,29 @@
-"""`--kernels DIR`: test the compiled kernels of another build, such as the one that `make sanitize` makes."""
+"""`--kernels DIR`: test the compiled kernels of another build, such as the one that `make sanitize` makes.
+`--device NAME`: the contract, the fuzz and the modules on another device, such as cuda, and nothing else.
+"""
 
 import other_kernels
+import torch
+
+ON_DEVICES = ("test_contract.py", "test_fuzz.py", "test_devices.py", "/nn/")
 
 
 def pytest_addoption(parser):
     parser.addoption("--kernels", metavar="DIR", help="a folder with a build of clearhead.engines.native._kernels")
+    parser.addoption("--device", metavar="NAME", help="run what is made for any device on this one: cuda, mps, cpu")
 
 
 def pytest_configure(config):
     folder = config.getoption("--kernels")
     if folder:
         other_kernels.use(folder)
+    device = config.getoption("--device")
+    if device:
+        torch.set_default_device(device)
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--device"):
+        others = [item for item in items if not any(part in str(item.path) for part in ON_DEVICES)]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in others]

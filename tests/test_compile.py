@@ -255,9 +255,10 @@ def test_opcheck():
     for given, engine in ((plain, "sdpa"), (full, "tiled"), (full, "native")):
         detached = [t.detach() if isinstance(t, torch.Tensor) else t for t in given]
         for wanted in (seven if given is full else three, [True, False, True, False, False, False, False]):
-            kept = operation.attend(*detached, engine, wanted)
-            arguments = (torch.ones_like(kept[0]), *kept, *detached, engine, wanted)
-            torch.library.opcheck(operation.attend_backward, arguments)
+            for expected in (wanted, [False] * 7):
+                kept = operation.attend(*detached, engine, expected)
+                arguments = (torch.ones_like(kept[0]), *kept, *detached, engine, expected, wanted)
+                torch.library.opcheck(operation.attend_backward, arguments)
 
 
 AUTOCAST = [None, ch.Bilinear(8, 8), ch.Additive(8, 8, 6), ch.Cosine(), ch.Gaussian(), SMOOTH]

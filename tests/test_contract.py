@@ -21,6 +21,9 @@ from clearhead.testing import (
     masks,
     scores,
 )
+from clearhead.testing import (
+    draw as drawn,
+)
 
 named = {"ids": lambda x: x.__name__ if isinstance(x, type) else str(x)}
 SCORES = pytest.mark.parametrize("score", scores(), **named)
@@ -91,7 +94,7 @@ def test_second_derivatives_over_many_blocks(score, monkeypatch):
     module.double()
     generator = torch.Generator().manual_seed(0)
     query, key, value = (
-        torch.randn(1, heads, length, width, generator=generator, dtype=torch.float64, requires_grad=True)
+        drawn(1, heads, length, width, generator=generator).requires_grad_()
         for heads, length, width in ((2, 3, query_dim), (1, 4, key_dim), (1, 4, 2))
     )
     run = lambda *inputs: ch.attention(*inputs, score=module, mask=ch.Causal(), align="lower_right", engine="tiled")
@@ -103,9 +106,7 @@ def test_second_derivatives_over_many_blocks(score, monkeypatch):
 def test_derivatives_with_all_there_is(engine, monkeypatch):
     """First and second ones, to every input, over many blocks: softcap, sinks, both forms of bias, dropout, a mask."""
     monkeypatch.setattr(regions, "BUDGET", 20)
-    draw = lambda seed, *shape: torch.randn(
-        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, requires_grad=True
-    )
+    draw = lambda seed, *shape: drawn(*shape, generator=torch.Generator().manual_seed(seed)).requires_grad_()
     score, relative, sinks = ch.Dot(softcap=2.0), ch.RelativeBias(2, 8, 20).double(), draw(0, 2)
     inputs = (draw(1, 1, 2, 3, 2), draw(2, 1, 1, 4, 2), draw(3, 1, 1, 4, 2), draw(4, 3, 4))
 

@@ -78,6 +78,12 @@ def _subclasses(base: type[Any]) -> Iterator[type[Any]]:
         yield from _subclasses(subclass)
 
 
+def draw(*shape: int, generator: torch.Generator) -> Tensor:
+    """Normal numbers in float64, the same on every device; on the default one."""
+    numbers = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+    return numbers.to(torch.get_default_device())
+
+
 @dataclass
 class Inputs:
     """Query, key and value for a score, with two heads that share one key head."""
@@ -95,14 +101,15 @@ class Inputs:
         queries, keys = lengths
         batch = 1 if queries >= 1000 else 3
         query, key, value = (
-            torch.randn(batch, heads, length, width, generator=generator, dtype=torch.float64).to(dtype)
+            draw(batch, heads, length, width, generator=generator).to(dtype)
             for heads, length, width in ((2, queries, query_dim), (1, keys, key_dim), (1, keys, 5))
         )
         return cls(query, key, value)
 
     @property
     def sizes(self) -> Sizes:
-        return Sizes(self.query.shape[0], self.query.shape[1], self.query.shape[2], self.key.shape[2], align=ALIGN)
+        batch, heads, queries, _ = self.query.shape
+        return Sizes(batch, heads, queries, self.key.shape[2], self.query.device, align=ALIGN)
 
     def all(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.query, self.key, self.value
@@ -124,7 +131,7 @@ def outputs_and_gradients(
     if sinks is not None:
         given["sinks"] = sinks = sinks.detach().to(query.dtype).requires_grad_()
     output = attention(query, key, value, **given, engine=engine)
-    loss = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    loss = draw(*output.shape, generator=torch.Generator().manual_seed(1))
     leaves = {"query": query, "key": key, "value": value}
     if sinks is not None:
         leaves["sinks"] = sinks
@@ -270,7 +277,7 @@ def check_mask(cls: type[Mask]) -> None:
     """The spans and their residual, part by part against the whole, and every engine, for a mask class."""
     assert inspect.isclass(cls) and issubclass(cls, Mask), f"check_mask takes a class of Mask; got {cls!r}"
     for lengths in LENGTHS[:3]:
-        sizes = Sizes(3, 2, *lengths, align=ALIGN)
+        sizes = Sizes(3, 2, *lengths, torch.get_default_device(), align=ALIGN)
         mask = cls.example(sizes)
         spans = mask.resolve(sizes)
         keep = dense(spans, sizes)
@@ -293,7 +300,7 @@ def check_bias(cls: type[Bias]) -> None:
     """The normal form, part by part against the whole, and every engine, for a bias class."""
     assert inspect.isclass(cls) and issubclass(cls, Bias), f"check_bias takes a class of Bias; got {cls!r}"
     for lengths in LENGTHS[:3]:
-        sizes = Sizes(3, 2, *lengths, align=ALIGN)
+        sizes = Sizes(3, 2, *lengths, torch.get_default_device(), align=ALIGN)
         bias = cls.example(sizes).double()
         added = bias.lower(sizes)
         every = slice(None)

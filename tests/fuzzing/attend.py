@@ -16,7 +16,7 @@ from oracle import Array, Found, Problem
 import clearhead as ch
 from clearhead.engines.choose import ENGINES
 from fuzzing.budget import Measure, Truth, move, moved
-from fuzzing.build import Built, build
+from fuzzing.build import Built, build, placed
 from fuzzing.draw import Spec, rounded
 from fuzzing.surroundings import RUNS, tangents
 from fuzzing.table import SURROUNDINGS
@@ -64,7 +64,7 @@ def check_attend(spec: Spec) -> Iterator[str]:
     loss, truths = loss_of(spec), {}
     for engine in engines(spec):
         built = build(spec)
-        given = torch.from_numpy(loss).to(getattr(torch, computed_in(spec)))
+        given = placed(loss).to(getattr(torch, computed_in(spec)))
         try:
             results = RUNS[spec.surroundings](built, engine, given)
         except ch.ClearheadError as refusal:
@@ -81,7 +81,7 @@ def check_attend(spec: Spec) -> Iterator[str]:
 
 
 def array(t: torch.Tensor) -> Array:
-    return np.asarray(t.detach().resolve_neg().double())
+    return np.asarray(t.detach().resolve_neg().double().cpu())
 
 
 def dtype_of(name: str, spec: Spec) -> torch.dtype:

@@ -58,7 +58,7 @@ def build(spec: Spec) -> Built:
     leaves |= learnt
     sizes = oracle.Sizes(*(x.shape for x in p.inputs))
     options: dict[str, Any] = {"score": score, "mask": _mask(p.mask, spec, sizes), "scale": p.scale}
-    options["align"] = torch.from_numpy(p.align) if isinstance(p.align, np.ndarray) else p.align
+    options["align"] = placed(p.align) if isinstance(p.align, np.ndarray) else p.align
     if p.sinks is not None:
         leaves["sinks"] = options["sinks"] = tensor(p.sinks, getattr(torch, spec.bias_dtype))
     modules = []
@@ -75,7 +75,12 @@ def build(spec: Spec) -> Built:
 
 
 def tensor(x: Array, dtype: torch.dtype) -> Tensor:
-    return torch.from_numpy(np.array(x, order="C")).to(dtype)
+    return placed(np.array(x, order="C")).to(dtype)
+
+
+def placed(x: Array) -> Tensor:
+    """On the default device, which `pytest --device` sets."""
+    return torch.from_numpy(x).to(torch.get_default_device())
 
 
 def laid_out(x: Array, layout: str, dtype: torch.dtype) -> Tensor:
@@ -117,7 +122,7 @@ def _score(score: Any, dtype: torch.dtype) -> tuple[Any, dict[str, Tensor]]:
 def _mask(mask: Any, spec: Spec, sizes: Any) -> Any:
     if mask is None or spec.mask_as == "mask":
         return None if mask is None else expression(mask)
-    keep = torch.from_numpy(mask[1])
+    keep = placed(mask[1])
     if spec.mask_as == "bool":
         return keep
     return torch.zeros(keep.shape, dtype=getattr(torch, spec.dtype)).masked_fill(~keep, -torch.inf)
@@ -130,7 +135,7 @@ def expression(mask: Any) -> ch.Mask:
         return left & right if kind == "and" else left | right
     if kind == "not":
         return ~expression(given[0])
-    given = [torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in given]
+    given = [placed(x) if isinstance(x, np.ndarray) else x for x in given]
     made: dict[str, Callable[..., ch.Mask]] = {
         "lengths": ch.Lengths,
         "padding": ch.Padding,

@@ -52,7 +52,7 @@ def check_looks(spec: Spec) -> Iterator[str]:
 def compare(truth: Truth, name: str, got: Any, measure: Measure) -> Iterator[str]:
     """Tensors by their numbers; the largest weights also by the keys that are said to have them."""
     if isinstance(got, tuple):
-        values, indices = (t.numpy() for t in got)
+        values, indices = (t.cpu().numpy() for t in got)
         count = truth.found.weights.shape[-1]
         inside = ((indices >= 0) & (indices < count)).all()
         if not inside or (np.diff(np.sort(indices, axis=-1), axis=-1) == 0).any():

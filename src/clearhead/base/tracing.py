@@ -98,6 +98,11 @@ def differentiated_twice() -> bool:
     return transformed() and [i.key() for i in _functorch.get_interpreter_stack()].count(_GRAD) > 1
 
 
+def differentiated_forward() -> bool:
+    """Whether forward mode is at work below compiled code, where `forward_mode` can't ask."""
+    return forward_ad._current_level >= 0
+
+
 def forward_mode() -> bool:
     """Whether derivatives are being computed in forward mode, by `torch.func.jvp` or `torch.autograd.forward_ad`."""
     if compiling():

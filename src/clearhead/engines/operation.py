@@ -10,7 +10,6 @@ as eager code does: spans are read when it runs, and what they leave out is skip
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,11 +18,20 @@ from torch import Tensor
 from clearhead.base.arrays import accumulated
 from clearhead.base.batched import Gradients, unbatched
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.tracing import compiling, dispatches, with_autograd, with_memory
+from clearhead.base.tracing import (
+    compiling,
+    differentiated_forward,
+    dispatches,
+    followed,
+    ordinary,
+    with_autograd,
+    with_memory,
+    without_autocast,
+)
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose
 from clearhead.engines.tiled import tiles
-from clearhead.engines.tiled.engine import Tiled
+from clearhead.engines.tiled.engine import PLAIN, by_autograd
 from clearhead.problem.packing import (
     Operands,
     operands,
@@ -34,8 +42,6 @@ from clearhead.problem.packing import (
 )
 from clearhead.problem.partial import Partial, Rows
 from clearhead.problem.problem import Problem, guard
-
-PLAIN = Tiled()  # its blocks are operations of PyTorch's, which can be differentiated again
 
 
 def run(problem: Problem, chosen: Engine, asked: str | Engine | None = None) -> Tensor:
@@ -48,6 +54,7 @@ def run(problem: Problem, chosen: Engine, asked: str | Engine | None = None) -> 
     elif chosen.transparent(problem) or not problem.needs_grad:
         output = chosen.forward(problem).output
     else:
+        _refuse_what_is_not_seen(problem, chosen)
         output = _Attend.apply(chosen, problem, *operands(problem))  # type: ignore[no-untyped-call]
     return output if output.dtype is problem.value.dtype else output.to(problem.value.dtype)
 
@@ -70,15 +77,15 @@ class _Attend(torch.autograd.Function):
         saved = ctx.saved_tensors  # asked for once: a checkpoint gives them once
         problem, kept = with_operands(ctx.problem, saved[: len(wanted)]), saved[len(wanted) :]
         again = torch.is_grad_enabled()  # the gradient is to be differentiated
-        if again or dispatches(grad):
-            with torch.enable_grad():
-                return (None, None, *_by_autograd(PLAIN, problem, wanted, grad, create_graph=again))
 
         def compute(grad: Tensor) -> Gradients:
             found = Partial(kept[0], kept[1], kept[2], ctx.finite)
             return _gradients(ctx.engine, problem, found, with_memory(grad), wanted)
 
-        return (None, None, *unbatched(compute, grad))
+        with without_autocast(problem.sizes.device):  # a backward pass may be called in other surroundings
+            if again or dispatches(grad):
+                return (None, None, *by_autograd(PLAIN, problem, wanted, grad, create_graph=again))
+            return (None, None, *unbatched(compute, grad))
 
 
 def _gradients(engine: Engine, problem: Problem, kept: Partial, grad: Tensor, wanted: tuple[bool, ...]) -> Gradients:
@@ -94,14 +101,15 @@ def _gradients(engine: Engine, problem: Problem, kept: Partial, grad: Tensor, wa
     )
 
 
-def _by_autograd(
-    engine: Engine, problem: Problem, wanted: Sequence[bool], grad: Tensor, create_graph: bool
-) -> Gradients:
-    """The gradients to the operands, by autograd, through an engine's own operations, which run once more."""
-    output = engine.forward(problem).output
-    some = [t for t, want in zip(operands(problem), wanted, strict=True) if want and t is not None]
-    found = iter(torch.autograd.grad(output.to(grad.dtype), some, grad, create_graph=create_graph))
-    return tuple(next(found) if want else None for want in wanted)
+def _refuse_what_is_not_seen(problem: Problem, engine: Engine) -> None:
+    """Raise where an engine's `backward` would leave out derivatives; clearhead's own object, or are transparent."""
+    why = None
+    if not ordinary() and followed():
+        why = "torch.func and forward mode do not see its backward pass"
+    elif problem.lowered is None or (problem.bias is not None and problem.bias.function is not None):
+        why = "its backward pass gives no gradient to what a score by tile(), or a bias by a function, learns"
+    if why is not None:
+        raise UnsupportedError(f"the engine {engine.name!r} can't run this:\n  - {why}; it should object to it")
 
 
 # ---------------------------------------------------------------------------------------- compiled and exported code
@@ -117,8 +125,8 @@ def _inside_compiled_code(problem: Problem, chosen: Engine, asked: str | Engine 
         )
     tensors, numbers = packed(problem)
     grads = torch.is_grad_enabled()
-    wanted = [grads and t is not None and t.requires_grad for t in operands(problem)]
-    output: Tensor = attend(*tensors, *numbers, asked, wanted)[0]
+    rows = [grads and t is not None and t.requires_grad for t in operands(problem)]
+    output: Tensor = attend(*tensors, *numbers, asked, rows)[0]
     return output
 
 
@@ -140,17 +148,20 @@ def attend(
     softcap: float | None,
     dropout_p: float,
     engine: str | None,
-    wanted: list[bool],
+    expected: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A problem in normal form, by the engine named or the first that can: output, maximum, log_sum (see `Partial`).
 
-    In float32 at least. `wanted`: which of the first seven tensors need a gradient.
+    In float32 at least. `expected`: which of the first seven tensors needed a gradient when code was compiled. Where none
+    did, maximum and log_sum are not made, and a backward pass that comes all the same makes them.
     """
     tensors = (query, key, value, weight, dense, relative, sinks, start, stop, keep, seed)
-    problem, chosen = _chosen(tensors, (phi, scale, softcap, dropout_p), engine, wanted)
+    if differentiated_forward():
+        raise UnsupportedError("attention() in compiled or exported code has no derivatives in forward mode.")
+    problem, chosen = _chosen(tensors, (phi, scale, softcap, dropout_p), engine, expected)
     with torch.no_grad():
         none = 0 in problem.sizes.shape
-        found = Partial(tiles.no_keys(problem, query)) if none else chosen.forward(problem, rows=any(wanted))
+        found = Partial(tiles.no_keys(problem, query)) if none else chosen.forward(problem, rows=any(expected))
     output = found.output.to(accumulated(query.dtype)).contiguous()
     maximum, log_sum = (output.new_zeros(output.shape[:3]) if t is None else t.contiguous() for t in found[1:3])
     return output, maximum, log_sum
@@ -184,18 +195,22 @@ def attend_backward(
     softcap: float | None,
     dropout_p: float,
     engine: str | None,
+    expected: list[bool],
     wanted: list[bool],
 ) -> list[Tensor]:
     """The gradients to the operands, empty where not wanted."""
     tensors = (query, key, value, weight, dense, relative, sinks, start, stop, keep, seed)
-    problem, chosen = _chosen(tensors, (phi, scale, softcap, dropout_p), engine, wanted)
+    known = any(expected)
+    problem, chosen = _chosen(tensors, (phi, scale, softcap, dropout_p), engine, expected if known else wanted)
     if 0 in problem.sizes.shape:
         found = tuple(None if t is None else torch.zeros_like(t) for t in operands(problem))
     elif chosen.transparent(problem):
         with with_autograd():
-            found = _by_autograd(chosen, problem, wanted, grad, create_graph=False)
+            found = by_autograd(chosen, problem, wanted, grad, create_graph=False)
     else:
-        found = _gradients(chosen, problem, Partial(output, maximum, log_sum), grad, tuple(wanted))
+        with torch.no_grad():
+            kept = Partial(output, maximum, log_sum) if known else chosen.forward(problem, rows=True)
+            found = _gradients(chosen, problem, kept, grad, tuple(wanted))
     each = zip(found, wanted, strict=True)
     return [gradient.contiguous() if want and gradient is not None else grad.new_empty(0) for gradient, want in each]
 
@@ -211,7 +226,7 @@ def _(grad, output, maximum, log_sum, *arguments):  # type: ignore[no-untyped-de
 
 def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
     ctx.save_for_backward(*output, *inputs[:11])
-    ctx.options = inputs[11:-1]
+    ctx.options = inputs[11:]
 
 
 def _backward(ctx, grad, *_):  # type: ignore[no-untyped-def]
@@ -227,9 +242,9 @@ def _chosen(
     tensors: tuple[Tensor | None, ...],
     numbers: tuple[str, float, float | None, float],
     engine: str | None,
-    wanted: list[bool],
+    needs: list[bool],
 ) -> tuple[Problem, Engine]:
     """The problem that these are the parts of, and the engine that eager code would choose for it."""
-    problem = unpacked(tensors, numbers, wanted)
-    with torch.set_grad_enabled(any(wanted)):
+    problem = unpacked(tensors, numbers, needs)
+    with torch.set_grad_enabled(any(needs)):
         return problem, choose(problem, engine)

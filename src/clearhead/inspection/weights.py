@@ -170,7 +170,7 @@ class Weights:
         else:
             largest, rest = stream(rows, engine, (Normaliser(),))[0]
         weights: Tensor = (tile - largest.unsqueeze(-1)).sub_(rest.unsqueeze(-1)).exp_()
-        return weights
+        return weights.masked_fill_(tile == -torch.inf, 0.0)  # also in a row of NaN
 
     def logsumexp(self) -> Any:
         """log Σ_j exp(s_ij) over the allowed keys and the sink, if any, (..., Lq); −∞ where a query sees nothing."""

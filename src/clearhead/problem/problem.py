@@ -101,7 +101,9 @@ class Problem(NamedTuple):
 
     def reads(self) -> Versions:
         """What a backward pass reads again and autograd does not save: what the mask and a score by `tile()` hold."""
-        found = [] if self.spans is None else [("the mask", tensor) for tensor in self.spans.reads]
+        found = []
+        if self.spans is not None:
+            found = [("the mask", tensor) for tensor in (self.spans.start, self.spans.stop, *self.spans.reads)]
         if self.bias is not None:
             found += [("the bias", tensor) for tensor in self.bias.reads]
         if isinstance(self.scores, ByTile):

@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.base.shapes import part
+from clearhead.base.errors import ShapeError
+from clearhead.base.shapes import Sizes, part
 from clearhead.base.tracing import constant, plain
+from clearhead.masks.base import Spans
 from clearhead.problem.packing import Operands, operands
 from clearhead.problem.partial import Partial, Rows
 from clearhead.problem.problem import Problem
@@ -73,8 +75,7 @@ def read_by_kernels(problem: Problem) -> Any:
     start, stop = (None, None) if spans is None else (spans.start, spans.stop)
     keep = dense = relative = queries = keys = None
     if spans is not None and spans.residual is not None:
-        keep = spans.rest(*(slice(0, size) for size in problem.sizes.shape))
-        assert plain(keep), f"a mask gave a {type(keep).__name__} on {keep.device}"
+        keep = _residual(spans, problem.sizes)
     if bias is not None:
         dense = None if bias.dense is None else _float(bias.dense)
         relative = None if bias.relative is None else _rows(bias.relative)
@@ -105,6 +106,17 @@ def read_by_kernels(problem: Problem) -> Any:
         seed,
         first,
     )
+
+
+def _residual(spans: Spans, sizes: Sizes) -> Tensor:
+    """What a mask's residual says of all pairs, of sizes that the kernels may read."""
+    keep = spans.rest(*(slice(0, size) for size in sizes.shape))
+    if any(n not in (1, size) for n, size in zip(keep.shape, sizes.shape, strict=True)) or not plain(keep):
+        raise ShapeError(
+            f"the residual of a mask's spans gave a {type(keep).__name__} {tuple(keep.shape)} on {keep.device}; "
+            f"expected one that broadcasts to the (batch, heads, queries, keys) it was asked for, {sizes.shape}."
+        )
+    return keep
 
 
 def _float(tensor: Tensor) -> Tensor:
@@ -177,7 +189,7 @@ def gradients(problem: Problem, rows: Rows, grad: Tensor, wanted: tuple[bool, ..
 
 def _add_gradients(problem: Problem, band: slice, sums: Operands, rows: Rows, grad: Tensor) -> None:
     """Add the gradients of some queries, or of all, to the sums."""
-    known = _rows(grad), *rows
+    known = _rows(grad), *map(_float, rows)
     if band == EVERY:
         chosen().backward(read_by_kernels(problem), *known, *sums[:6])
         return

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from clearhead.base.batched import Gradients, unbatched
 from clearhead.base.shapes import Sizes
-from clearhead.base.tracing import dispatches, ordinary, with_memory
+from clearhead.base.tracing import dispatches, ordinary, with_memory, without_autocast
 from clearhead.biases.base import Added
-from clearhead.engines.tiled.engine import Tiled
+from clearhead.engines.tiled.engine import PLAIN, by_autograd
 from clearhead.masks.base import Spans
 from clearhead.problem.problem import Problem
 from clearhead.problem.visible import visible
@@ -79,9 +79,7 @@ def _by_blocks(inputs: list[Tensor], grad: Tensor, ctx: Any, mask: Tensor | None
         stop = torch.arange(1, sizes.queries + 1, device=query.device).view(1, 1, -1)
         allowed = visible(Spans(torch.zeros_like(stop), stop), sizes)
     bias = None if mask is None else Added(mask.expand(sizes.shape))
-    with torch.enable_grad():
-        problem = Problem(Pairwise("mul", query, key, None, ctx.scale), value, sizes, allowed, bias)
-        output = Tiled().forward(problem).output
-    wanted = [t for t, need in zip(inputs, ctx.needs_input_grad[:3], strict=True) if need]
-    found = iter(torch.autograd.grad(output, wanted, grad, create_graph=again))
-    return tuple(next(found) if need else None for need in ctx.needs_input_grad[:3])
+    problem = Problem(Pairwise("mul", query, key, None, ctx.scale), value, sizes, allowed, bias)
+    wanted = *ctx.needs_input_grad[:3], False, False, False, False
+    with without_autocast(sizes.device):
+        return by_autograd(PLAIN, problem, wanted, grad, again)[:3]

@@ -35,7 +35,7 @@ def gradients(problem: Problem, rows: Rows, grad: Tensor, wanted: tuple[bool, ..
             for t, want in zip(operands(problem), wanted, strict=True)
         )
     )
-    with torch.autocast(problem.query.device.type, enabled=False), torch.no_grad():
+    with torch.no_grad():
         for region in regions.walk(problem, regions.BUDGET):
             if region.keys.stop > region.keys.start:
                 at = region.sides[:3]
@@ -49,15 +49,13 @@ def _add(problem: Problem, region: Region, sums: Operands, rows: Rows, grad: Ten
     assert lowered is not None and problem.value is not None
     dtype = accumulated(problem.query.dtype)
     query, key, value, grad = (t.to(dtype) for t in (lowered.query, lowered.key, problem.value, grad))
-    maximum, log_sum, delta = (row.unsqueeze(-1) for row in rows)
+    maximum, log_sum, delta = (row.to(dtype).unsqueeze(-1) for row in rows)
     capped = tiles.pairwise(lowered, query, key)
     scores = tiles.finish(problem, capped)
     weights = (scores - maximum).sub_(log_sum).exp_()  # P
     upstream = tiles.grouped_product(grad, value.transpose(-1, -2))  # Ṗ, once the dropout's factors are in
-    if problem.visible is not None:  # also in a row of NaN, and not 0 · ∞ where a value that others may see is huge
-        unseen = scores == -torch.inf
-        weights.masked_fill_(unseen, 0.0)
-        upstream.masked_fill_(weights == 0, 0.0)
+    if tiles.may_be_empty(problem):
+        weights.masked_fill_(scores == -torch.inf, 0.0)  # also in a row of NaN
     kept = weights
     if problem.seed is not None:
         factors = tiles.dropped(problem, torch.ones_like(weights))
@@ -65,6 +63,8 @@ def _add(problem: Problem, region: Region, sums: Operands, rows: Rows, grad: Ten
     if sums.value is not None:
         of_keys(sums.value, whole.groups, region).add_(_to_keys(kept, grad, value.shape[1]))
     slope = upstream.sub_(delta).mul_(weights)  # Ṡ
+    if tiles.may_be_empty(problem):  # not 0 · NaN, nor 0 · ∞ where a value that others may see is huge
+        slope.masked_fill_(weights == 0, 0.0)
     if sums.dense is not None:
         target = part(sums.dense, *region.sides)
         target.add_(slope.sum_to_size(target.shape))

@@ -64,7 +64,7 @@ def finish(problem: Problem, tile: Tensor) -> Tensor:
         tile = tile + problem.bias.tile(*every, problem.sizes).to(tile.dtype)
     if problem.poison is not None:
         query, key = problem.poison
-        tile = tile + query + key.repeat_interleave(tile.shape[1] // key.shape[1], dim=1)
+        tile = tile + query + key.repeat_interleave(tile.shape[1] // max(key.shape[1], 1), dim=1)
     if problem.spans is not None:
         tile = tile.masked_fill(~problem.spans.keep(*every, problem.sizes.keys), -torch.inf)
     return tile

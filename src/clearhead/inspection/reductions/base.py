@@ -37,11 +37,15 @@ class Look:
         self.blind = top == -torch.inf  # (b, h, q)
         # a score of +∞ makes the weights of its row NaN, and so all that is told of the row
         self.top = top.masked_fill(self.blind, 0.0).masked_fill_(top == torch.inf, torch.nan)
+        odd = self.top.isnan()
+        unseen = scores == -torch.inf if may_be_empty and bool(odd.any()) else None
         self.scores = scores.sub_(self.top.unsqueeze(-1))  # (b, h, q, k)
         self._peaks = {PEAK: peaks.sub_(self.top.unsqueeze(-1))}
         self.weights = scores.softmax(-1)
         if may_be_empty and bool(self.blind.any()):
             self.weights.masked_fill_(self.blind.unsqueeze(-1), 0.0)
+        if unseen is not None:  # what is masked has no weight in a row of NaN either
+            self.weights.masked_fill_(unseen, 0.0)
         self.mass: Tensor | None = None
         if sinks is None:
             self.largest, self.rest = self.top, self.log_sum

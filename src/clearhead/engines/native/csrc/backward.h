@@ -106,7 +106,9 @@ struct Backward {
             const float m = *g.maximum.at<float>(batch, head, i), delta = *g.delta.at<float>(batch, head, i);
             const float inverse = exp_of(-*g.log_sum.at<float>(batch, head, i));
             for (int64_t c = at.left; c < at.right; c += LANES) {
-                V weight = exp(load(s + c) - m) * inverse, upstream = load(slope + c), kept = weight;
+                // what is masked has no weight in a row of NaN either
+                const V score = load(s + c);
+                V weight = score == -INFINITY ? V{} : exp(score - m) * inverse, upstream = load(slope + c), kept = weight;
                 if (p.dropout_p > 0) {
                     const V factor = dropout.factors(p, i, c);
                     kept *= factor, upstream *= factor;
