@@ -415,6 +415,7 @@ ENTRIES: dict[str, Entry] = {
         SHAPES_TOGETHER,
     ),
     "ALiBi": E("biases", bias_of(ch.ALiBi), {"num_heads": 3}),
+    "BiasFunction": E("biases", bias_of(ch.BiasFunction), {"fn": lambda b, h, i, j: (j - i) / 2}),
     "RelativeBias": E(
         "biases",
         seeded(bias_of(ch.RelativeBias)),

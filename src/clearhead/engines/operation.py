@@ -152,8 +152,8 @@ def attend(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A problem in normal form, by the engine named or the first that can: output, maximum, log_sum (see `Partial`).
 
-    In float32 at least. `expected`: which of the first seven tensors needed a gradient when code was compiled. Where none
-    did, maximum and log_sum are not made, and a backward pass that comes all the same makes them.
+    In float32 at least. `expected`: which of the first seven tensors needed a gradient when code was compiled. Where
+    none did, maximum and log_sum are not made, and a backward pass that comes all the same makes them.
     """
     tensors = (query, key, value, weight, dense, relative, sinks, start, stop, keep, seed)
     if differentiated_forward():
