@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -36,13 +38,53 @@ def _times(seconds: dict[str, float]) -> dict[str, float]:
     return {name: value * 1e3 for name, value in seconds.items()}
 
 
-def overhead_small() -> Result:
+def small(bar: float, causal: bool) -> Result:
+    """What `attention()` adds to SDPA's own call."""
+    q, mask = torch.randn(1, 8, 16, 64), ch.Causal() if causal else None
+    calls = {"sdpa": lambda: sdpa(q, q, q, is_causal=causal), "clearhead": lambda: ch.attention(q, q, q, mask=mask)}
+    _agree(*(call() for call in reversed(calls.values())))
     torch.set_num_threads(1)
-    q = torch.randn(1, 8, 16, 64)
-    seconds = interleaved({"sdpa": lambda: sdpa(q, q, q), "clearhead": lambda: ch.attention(q, q, q)}, 4000, 200)
+    seconds = interleaved(calls, 4000, 200)
     torch.set_num_threads(2)
-    over = (seconds["clearhead"] - seconds["sdpa"]) * 1e6
-    return Result("attention() over SDPA at (1,8,16,64), 1 thread", over, "µs", "≤ 60", over <= 60, _times(seconds))
+    over = seconds["clearhead"] / seconds["sdpa"] - 1
+    what = f"attention({'Causal()' if causal else ''}) at (1,8,16,64), 1 thread: what it adds to SDPA's call"
+    return Result(what, over, "×", f"≤ {bar}", over <= bar, _times(seconds))
+
+
+def small_backward(bar: float, causal: bool) -> Result:
+    """Forward and backward, over SDPA's."""
+    q, k, v = torch.randn(3, 1, 8, 16, 64)
+    mask, grad = ch.Causal() if causal else None, torch.randn(1, 8, 16, 64)
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+
+    def run(attend: Callable[[], Tensor]) -> Callable[[], tuple[Tensor, ...]]:
+        def both() -> tuple[Tensor, ...]:
+            with torch.enable_grad():
+                return torch.autograd.grad(attend(), leaves, grad)
+
+        return both
+
+    calls = {
+        "sdpa": run(lambda: sdpa(q, k, v, is_causal=causal)),
+        "clearhead": run(lambda: ch.attention(q, k, v, mask=mask)),
+    }
+    _agree(calls["clearhead"]()[0], calls["sdpa"]()[0])
+    torch.set_num_threads(1)
+    seconds = interleaved(calls, 2000, 200)
+    torch.set_num_threads(2)
+    ratio = seconds["clearhead"] / seconds["sdpa"]
+    what = f"attention({'Causal()' if causal else ''}) at (1,8,16,64), 1 thread, forward + backward, over SDPA"
+    return Result(what, ratio, "×", f"≤ {bar}", ratio <= bar, _times(seconds))
+
+
+def importing() -> Result:
+    def run(code: str) -> Callable[[], object]:
+        return lambda: subprocess.run([sys.executable, "-c", code], check=True)
+
+    seconds = interleaved({"torch": run("import torch"), "clearhead": run("import torch, clearhead")}, 15, 2)
+    over = seconds["clearhead"] - seconds["torch"]
+    what = "import clearhead, over import torch"
+    return Result(what, over, "s", "≤ 0.15", over <= 0.15, _times(seconds))
 
 
 def overhead_512() -> Result:
@@ -260,7 +302,11 @@ def documents() -> Result:
 
 
 CASES: dict[str, Callable[[], Result]] = {
-    "overhead-small": overhead_small,
+    "import": importing,
+    "small": lambda: small(0.6, causal=False),
+    "small-causal": lambda: small(0.9, causal=True),
+    "small-backward": lambda: small_backward(2.0, causal=False),
+    "small-causal-backward": lambda: small_backward(2.0, causal=True),
     "overhead-512": overhead_512,
     "window": window,
     "padded": padded,

@@ -63,6 +63,14 @@ def use_instructions(name: str) -> None:
     bindings.chosen = lambda instructions=None: kernels
 
 
+def use_device(options: argparse.Namespace) -> None:
+    import torch
+    from fuzzing.table import ON_DEVICES, SURROUNDINGS
+
+    torch.set_default_device(options.device)
+    options.without = ",".join([options.without, *(name for name in SURROUNDINGS if name not in ON_DEVICES)])
+
+
 def child(first: int, stop: int, at: str, without: set[str]) -> None:
     """Run some problems: the one at work is written to a file, what fails to the standard output."""
     from fuzzing.draw import draw
@@ -157,8 +165,11 @@ def main() -> int:
     parser.add_argument(
         "--without", default="", help="layouts, surroundings or tasks to leave out, with commas between"
     )
+    parser.add_argument("--device", help="another device, such as cuda, in the surroundings that are of any device")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.device:
+        use_device(options)
     if options.instructions and (options.child or options.only is not None):
         use_instructions(options.instructions)
     if options.child:
@@ -174,7 +185,7 @@ def main() -> int:
         return 1 if found else 0
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     extra = ["--instructions", options.instructions] if options.instructions else []
-    extra += ["--without", options.without]
+    extra += ["--without", options.without, *(["--device", options.device] if options.device else [])]
     stop, begun, reached = options.first + options.count, time.monotonic(), options.first
 
     def progress(number: int) -> None:

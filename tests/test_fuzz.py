@@ -14,9 +14,9 @@ COUNT, PARTS = 800, 4
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_no_problem_is_beyond_its_budget(part):
-    size = COUNT // PARTS
-    failures = fuzz.fuzz(part * size, (part + 1) * size)
+def test_no_problem_is_beyond_its_budget(part, request):
+    size, device = COUNT // PARTS, request.config.getoption("--device")
+    failures = fuzz.fuzz(part * size, (part + 1) * size, options=["--device", device] if device else [])
     assert not failures, "\n".join(failures)
 
 

@@ -199,6 +199,13 @@ def test_an_engine_with_gradients_of_its_own():
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
 
+def test_an_engine_whose_forward_leaves_out_the_rows(monkeypatch):
+    engine = WithBackward()
+    monkeypatch.setattr(engine, "forward", lambda problem, rows=False: engine.inner.forward(problem))
+    with pytest.raises(ch.ClearheadError, match=r"return Partial\(output, maximum, log_sum\)"):
+        ch.attention(*inputs(), engine=engine)
+
+
 def test_what_an_engine_of_ones_own_would_leave_out_is_refused():
     engine, given = WithBackward(), inputs()
     attend = lambda *given, **options: ch.attention(*given, engine=engine, **options)

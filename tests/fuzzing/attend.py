@@ -47,7 +47,8 @@ def may_refuse(spec: Spec, engine: str | None, refusal: Exception) -> bool:
         return False
     # an engine asked for by name, that is not for such scores or dtypes
     own = spec.problem.score[0] in ("smooth", "sines")
-    return engine == "sdpa" or (engine == "native" and (own or computed_in(spec) == "float64"))
+    elsewhere = torch.get_default_device().type != "cpu"
+    return engine == "sdpa" or (engine == "native" and (own or elsewhere or computed_in(spec) == "float64"))
 
 
 def loss_of(spec: Spec) -> Array:

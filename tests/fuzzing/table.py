@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 FUNC = {"native": "transforms look into PyTorch's own operations only", "sdpa": "PyTorch's fused kernel lacks the rule"}
-TWICE = "PyTorch's fused kernel has no second derivatives"
 DROPOUT = "dropout would be the same for all that vmap joins"
 FAKE = "the values of masks, biases and seeds cannot be read"
 HIDDEN = "a kernel needs the memory itself"
@@ -53,7 +52,10 @@ SURROUNDINGS = {
     "func.jvp": Surrounding(2, refusals=FUNC),
     "func.hessian": Surrounding(0.5, tiny=True, dtypes=WIDE, refusals=FUNC),
     "forward_ad": Surrounding(2, refusals=FUNC),
-    "twice": Surrounding(1, tiny=True, dtypes=WIDE, refusals={None: TWICE, "sdpa": TWICE}),
+    "twice": Surrounding(1, tiny=True, dtypes=WIDE),
     "batched gradients": Surrounding(2),
     "vectorized jacobian": Surrounding(1, tiny=True),
 }
+
+# Those that are of any device; the others are about the host's memory, or about code of one device.
+ON_DEVICES = ("nothing", "default float64", "inference mode", "no_grad", "checkpoint", "zero input", "zero gradient")

@@ -133,13 +133,9 @@ def _plain(query: Tensor, key: Tensor, value: Tensor) -> Sizes | None:
         return None
     if not len(q) == len(k) == len(v) == 4 or (k != v and k[:3] != v[:3]) or q[0] != k[0] or not k[1] or q[1] % k[1]:
         return None
-    if (
-        key.dtype != dtype
-        or value.dtype != dtype
-        or dtype not in FLOATS
-        or key.device != device
-        or value.device != device
-    ):
+    if key.dtype != dtype or value.dtype != dtype or dtype not in FLOATS:
+        return None
+    if not (query.is_cpu and key.is_cpu and value.is_cpu) and not device == key.device == value.device:
         return None
     return Sizes(q[0], q[1], q[2], k[2], device)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.batched import Gradients, unbatched
-from clearhead.base.errors import UnsupportedError
+from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.tracing import (
     compiling,
     differentiated_forward,
@@ -65,6 +65,11 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, engine: Engine, problem: Problem, *tensors: Tensor | None) -> Tensor:
         found = engine.forward(problem, rows=True)
+        if found.maximum is None or found.log_sum is None:
+            raise ClearheadError(
+                f"the engine {engine.name!r} has a backward pass, and its forward(problem, rows=True) gave no maximum "
+                "and log_sum, which that begins with: return Partial(output, maximum, log_sum)."
+            )
         ctx.save_for_backward(*tensors, *found[:3])
         ctx.engine, ctx.problem, ctx.reads = engine, without_operands(problem), problem.reads()
         ctx.finite = found.finite
@@ -96,9 +101,8 @@ def _gradients(engine: Engine, problem: Problem, kept: Partial, grad: Tensor, wa
     if problem.sinks is not None and wanted[-1]:  # −Σ_i p_sink,i δ_i
         share = torch.exp(problem.sinks.to(rows.maximum)[:, None] - rows.maximum - rows.log_sum)
         found = found._replace(sinks=-(share * rows.delta).sum((0, 2)))
-    return tuple(
-        None if g is None or t is None else g.to(t.dtype) for g, t in zip(found, operands(problem), strict=True)
-    )
+    pairs = zip(found, operands(problem), strict=True)
+    return tuple(g if g is None or t is None or g.dtype is t.dtype else g.to(t.dtype) for g, t in pairs)
 
 
 def _refuse_what_is_not_seen(problem: Problem, engine: Engine) -> None:
@@ -125,8 +129,8 @@ def _inside_compiled_code(problem: Problem, chosen: Engine, asked: str | Engine 
         )
     tensors, numbers = packed(problem)
     grads = torch.is_grad_enabled()
-    rows = [grads and t is not None and t.requires_grad for t in operands(problem)]
-    output: Tensor = attend(*tensors, *numbers, asked, rows)[0]
+    expected = [grads and t is not None and t.requires_grad for t in operands(problem)]
+    output: Tensor = attend(*tensors, *numbers, asked, expected)[0]
     return output
 
 

@@ -46,6 +46,12 @@ def _gradient_of(tensor: Tensor) -> Tensor:
     return new if new.shape[-1] <= 1 or new.stride(-1) == 1 else _new(*tensor.shape)
 
 
+def _zeros_of(tensor: Tensor | None, wanted: bool) -> Tensor | None:
+    if tensor is None or not wanted:
+        return None
+    return torch.zeros_like(tensor, dtype=torch.float32, memory_format=torch.contiguous_format)
+
+
 @cache
 def kernels() -> Any:
     """The extension module, or None where this installation has none."""
@@ -169,19 +175,14 @@ def forward(problem: Problem, rows: bool, few: bool) -> Partial:
 
 def gradients(problem: Problem, rows: Rows, grad: Tensor, wanted: tuple[bool, ...]) -> Operands:
     """The gradients to the operands, but for the sinks; None where not wanted."""
-    sums = Operands(
-        *(
-            torch.zeros_like(t, dtype=torch.float32, memory_format=torch.contiguous_format)
-            if t is not None and want and i > 2
-            else None
-            for i, (t, want) in enumerate(zip(operands(problem), wanted, strict=True))
-        )
-    )
-    query, key, value = (_gradient_of(t) for t in (problem.query, problem.key, problem.value) if t is not None)
+    query, key, value, weight, dense, relative, _ = operands(problem)
+    assert query is not None and key is not None and value is not None
+    to_key, to_value = _gradient_of(key), _gradient_of(value)
     parts = list(bands(problem))
     if len(parts) > 1:
-        key, value = key.zero_(), value.zero_()
-    sums = sums._replace(query=query, key=key, value=value, sinks=None)
+        to_key, to_value = to_key.zero_(), to_value.zero_()
+    learnt = (_zeros_of(t, want) for t, want in zip((weight, dense, relative), wanted[3:], strict=False))
+    sums = Operands(_gradient_of(query), to_key, to_value, *learnt)
     for band in parts:
         _add_gradients(problem, band, sums, rows, grad)
     return Operands(*(t if want else None for t, want in zip(sums, wanted, strict=True)))
