@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
 from clearhead.engines.tiled import tiles
 from clearhead.problem import regions
-from clearhead.problem.packing import Operands
+from clearhead.problem.packing import Operands, operands, with_operands
 from clearhead.problem.partial import Partial, Rows
 from clearhead.problem.problem import Problem
 from clearhead.problem.regions import Region
@@ -74,3 +75,16 @@ class Engine(ABC):
     def summarise(self, problem: Problem, summary: Summary) -> Found | None:
         """What is looked for in the weights, found in one fused pass; None where the engine has none for it."""
         return None
+
+
+def by_autograd(
+    engine: Engine, problem: Problem, wanted: Sequence[bool], grad: Tensor, create_graph: bool
+) -> tuple[Tensor | None, ...]:
+    """The gradients to the operands, by autograd, through an engine's own operations, which run once more."""
+    with torch.enable_grad():
+        # views: one tensor in two places, or one operand made of another, have gradients of their own here
+        own = [None if t is None else t.view_as(t) for t in operands(problem)]
+        output = engine.forward(with_operands(problem, own)).output
+    some = [t for t, want in zip(own, wanted, strict=True) if want and t is not None]
+    found = iter(torch.autograd.grad(output.to(grad.dtype), some, grad, create_graph=create_graph))
+    return tuple(next(found) if want else None for want in wanted)

@@ -28,10 +28,10 @@ from clearhead.base.tracing import (
     with_memory,
     without_autocast,
 )
-from clearhead.engines.base import Engine
+from clearhead.engines.base import Engine, by_autograd
 from clearhead.engines.choose import choose
 from clearhead.engines.tiled import tiles
-from clearhead.engines.tiled.engine import PLAIN, by_autograd
+from clearhead.engines.tiled.engine import PLAIN
 from clearhead.problem.packing import (
     Operands,
     operands,

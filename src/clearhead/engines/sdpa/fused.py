@@ -12,7 +12,8 @@ from clearhead.base.batched import Gradients, unbatched
 from clearhead.base.shapes import Sizes
 from clearhead.base.tracing import dispatches, ordinary, with_memory, without_autocast
 from clearhead.biases.base import Added
-from clearhead.engines.tiled.engine import PLAIN, by_autograd
+from clearhead.engines.base import by_autograd
+from clearhead.engines.tiled.engine import PLAIN
 from clearhead.masks.base import Spans
 from clearhead.problem.problem import Problem
 from clearhead.problem.visible import visible

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -119,16 +119,3 @@ def _checkpointed(problem: Problem) -> Callable[[Region], Tensor]:
 
 
 PLAIN = Tiled()  # its blocks are operations of PyTorch's, which can be differentiated again
-
-
-def by_autograd(
-    engine: Engine, problem: Problem, wanted: Sequence[bool], grad: Tensor, create_graph: bool
-) -> tuple[Tensor | None, ...]:
-    """The gradients to the operands, by autograd, through an engine's own operations, which run once more."""
-    with torch.enable_grad():
-        # views: one tensor in two places, or one operand made of another, have gradients of their own here
-        own = [None if t is None else t.view_as(t) for t in operands(problem)]
-        output = engine.forward(with_operands(problem, own)).output
-    some = [t for t, want in zip(own, wanted, strict=True) if want and t is not None]
-    found = iter(torch.autograd.grad(output.to(grad.dtype), some, grad, create_graph=create_graph))
-    return tuple(next(found) if want else None for want in wanted)
