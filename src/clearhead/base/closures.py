@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-DEPTH = 3  # functions that call functions are followed so far
+DEPTH = 3  # how many levels of calls are followed
 Chain = tuple[str, ...]  # a variable, and the attributes looked up on it: ("self", "rule", "ids")
 _ABSENT = object()
 

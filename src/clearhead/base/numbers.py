@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
 
-MOST = 2**40  # of a size, a count or a position: more could not be held
+MOST = 2**40  # of a size, a count or a position: larger ones exceed any memory
 
 
 def check_count(number: Any, least: int, name: str, most: float = MOST) -> int:

@@ -12,7 +12,7 @@ from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.shapes import Align, Sizes, placed
 
-FAR = 2**40  # further than any sequence is long; sums of such numbers do not overflow
+FAR = 2**40  # beyond any length; sums of such numbers do not overflow int64
 
 _ADVICE = (
     'Pass align="upper_left" (query 0 stands at key 0), align="lower_right" (the last query stands at the last key: '

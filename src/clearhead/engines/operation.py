@@ -79,7 +79,7 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         ctx.reads.check()
         wanted, grad = ctx.needs_input_grad[2:], grads[0]
-        saved = ctx.saved_tensors  # asked for once: a checkpoint gives them once
+        saved = ctx.saved_tensors  # read once: a checkpoint raises at the second access
         problem, kept = with_operands(ctx.problem, saved[: len(wanted)]), saved[len(wanted) :]
         again = torch.is_grad_enabled()  # the gradient is to be differentiated
 
@@ -87,7 +87,7 @@ class _Attend(torch.autograd.Function):
             found = Partial(kept[0], kept[1], kept[2], ctx.finite)
             return _gradients(ctx.engine, problem, found, with_memory(grad), wanted)
 
-        with without_autocast(problem.sizes.device):  # a backward pass may be called in other surroundings
+        with without_autocast(problem.sizes.device):  # backward may be called under autocast, whatever forward was
             if again or dispatches(grad):
                 return (None, None, *by_autograd(PLAIN, problem, wanted, grad, create_graph=again))
             return (None, None, *unbatched(compute, grad))

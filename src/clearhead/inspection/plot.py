@@ -32,7 +32,7 @@ def draw(
                 raise ClearheadError(f"{name} is a {type(labels).__name__}; pass a list of words, one a position.")
             if len(labels) != size:
                 raise ClearheadError(f"{name} has {len(labels)} words for {size} positions; pass one for each.")
-            # matplotlib reads $…$ as mathematics; a word is a word
+            # matplotlib would typeset $…$ as mathematics
             axis.set_ticks(range(size), [str(label).replace("$", r"\$") for label in labels])
     if key_labels is not None:
         ax.tick_params(axis="x", rotation=90)

@@ -175,7 +175,7 @@ class Mask(ABC):
         try:
             batches, some, rows, columns = (slice(0, size) for size in most)
             keep = self.resolve(sizes).keep(batches, some, rows, columns, keys)
-        except ClearheadError:  # parts that fit no one matrix, need an alignment, or fail: the words say it
+        except ClearheadError:  # parts that fit no common size, need an alignment, or fail: no picture, the title alone
             return self.title()
         shown = [min(size, limit) for size, limit in zip(sizes.shape, most, strict=True)]
         return f"{self.title()}\n{draw(keep.expand(shown), sizes.shape)}"

@@ -26,7 +26,7 @@ class Recorder:
 
     def __init__(self, model: nn.Module, padding: Tensor | None = None) -> None:
         self.calls: list[AttentionCall] = []
-        self.padding = padding  # what a person said of it
+        self.padding = padding  # what was passed as watch(padding=)
         self.fitted = False  # whether it fitted any call
         self.stack = Stack(model)
         self.masks = MaskStore()
@@ -84,7 +84,7 @@ class Recorder:
                 f"{name} was called inside a transform of torch.func (vmap, grad), whose tensors have no values of "
                 "their own to record. Watch the model where it is called without one."
             )
-        dtype = torch.promote_types(query.dtype, key.dtype)  # autocast takes two
+        dtype = torch.promote_types(query.dtype, key.dtype)  # under autocast they may differ
         if sinks is not None:
             sinks, masks = sinks.detach().clone(), masks.with_sinks(key.shape[2])
         # where nothing is said: with a key/value cache the last query stands at the last key

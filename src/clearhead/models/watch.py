@@ -67,7 +67,7 @@ def watch(model: nn.Module, padding: Any = None) -> Iterator[Recording]:
     if recorder.padding is not None and not recorder.fitted:
         raise ShapeError(_fits_none(recorder))
     if lost:
-        warnings.warn(_lost(lost), stacklevel=3)  # past contextlib, to the `with`
+        warnings.warn(_lost(lost), stacklevel=3)  # points at the caller's `with` statement
 
 
 def _fits_none(recorder: Recorder) -> str:

@@ -29,7 +29,7 @@ def from_torch_masks(
     if attn_mask is not None:
         shapes = ((queries, keys), (batch * heads, queries, keys))
         _check(attn_mask, "attn_mask", "(Lq, Lk) or (B·H, Lq, Lk)", shapes, query)
-        if not is_causal:  # as torch's module does, which believes the hint
+        if not is_causal:  # torch's module follows the hint without checking it
             whole = attn_mask if attn_mask.ndim == 2 else unflatten(attn_mask, 0, batch, heads)
             _sort(whole[(None,) * (4 - whole.ndim)], masks, added)
     if key_padding_mask is not None:

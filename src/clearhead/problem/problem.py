@@ -144,7 +144,7 @@ def make_problem(
         query, key, value = apart(query), apart(key), None if value is None else apart(value)
     score = as_score(score)
     score.check(query, key)
-    if 0 in sizes[:4] and not compiling():  # no pairs: what they hold is not to meet a projection's gradient
+    if 0 in sizes[:4] and not compiling():  # no pairs: a NaN would still reach the gradient of a score's projection
         query, key = (t.masked_fill(~t.isfinite(), 0.0) for t in (query, key))
     factor = score.factor(query.shape[-1]) if scale is None else _call_scale(scale, score)
     if mask is None and bias is None and sinks is None and type(dropout_p) in (float, int) and not dropout_p:
@@ -156,10 +156,12 @@ def make_problem(
     added = _as_bias(bias, mask, sizes)
     if float_mask is not None:
         added = Added(dense=float_mask) if added is None else added.plus(Added(dense=float_mask))
-    hidden = compiling() and not any(True for _ in score.parameters())  # then the engine is early enough
+    hidden = compiling() and not any(
+        True for _ in score.parameters()
+    )  # without parameters there is no projection before the engine's guard
     unseen = visible is not None and visible.unseen != "none" and not hidden
     if visible is not None and unseen and not all(t is None or finite(t) for t in (query, key, value)):
-        # before the score's own projections, whose gradients would meet what is not finite
+        # before the score's own projections, whose gradients would become NaN
         keys, queries = seen(visible.spans, sizes)
         keys = group(keys, key.shape[1])
         query, key = zero(query, queries, only_not_finite=True), zero(key, keys, only_not_finite=True)
@@ -259,7 +261,7 @@ def _as_mask(mask: Any, sizes: Sizes, dtype: torch.dtype, as_written: bool) -> t
         raise ClearheadError(f"mask is on {tensor.device}, the inputs on {sizes.device}; pass mask.to(query.device).")
     if not tensor.is_floating_point():
         return resolve(DenseMask(check_keep(tensor, "mask")), sizes, as_written), None
-    if tensor.dtype != dtype and not autocasting(tensor.device):  # which has changed the inputs' dtype, not the mask's
+    if tensor.dtype != dtype and not autocasting(tensor.device):  # autocast changes the inputs' dtype alone
         raise ClearheadError(
             f"mask has dtype {tensor.dtype}, shape {tuple(tensor.shape)}, and is added to scores of {dtype}; "
             "pass mask.to(query.dtype), or a bool tensor if it only says who may attend."
@@ -274,7 +276,7 @@ def _refuse_zeros_and_ones(mask: Tensor) -> None:
     if mask.requires_grad or mask.device.type != "cpu" or not readable(mask):
         return
     flat = mask.detach().flatten()
-    for part in (flat[:256], flat):  # most others are told by their first numbers
+    for part in (flat[:256], flat):  # the first numbers settle it for most masks
         if not bool(((part == 0) | (part == 1)).all()):
             return
     if bool((flat == 1).any()):

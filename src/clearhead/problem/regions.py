@@ -19,10 +19,10 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.visible import Visible
 from clearhead.scores.base import Pairwise
 
-ROWS = 256  # the most queries to a region where the mask depends on the query: more would skip less
-BUDGET = 2**21  # elements of a region's scores, or of what is made on the way to them
-TRACED = 2**24  # the same in compiled code, where more regions than one hold for one size alone
-LOOK = 2**20  # the same for an inspection, which makes a few passes over each: it should stay in the cache
+ROWS = 256  # the most queries to a region where the mask depends on the query: larger ones skip fewer pairs
+BUDGET = 2**21  # elements of a region's scores, or of the intermediate tensors they need
+TRACED = 2**24  # the same in compiled code, where a cut into several regions would tie the code to one size
+LOOK = 2**20  # the same for an inspection: several passes over each region, which should stay in the cache
 EVERY = slice(None)
 
 Sides = tuple[slice, slice, slice, slice]

@@ -23,7 +23,7 @@ class Visible(NamedTuple):
     unseen: Unseen
 
 
-_remembered: dict[Any, Visible] = {}  # of masks that are plain values: layer after layer asks for the same
+_remembered: dict[Any, Visible] = {}  # for masks that are plain values: a model's layers ask for the same spans
 
 
 def resolve(mask: Mask, sizes: Sizes, as_written: bool) -> Visible:
@@ -35,7 +35,7 @@ def resolve(mask: Mask, sizes: Sizes, as_written: bool) -> Visible:
     signature = None if traced() or isinstance(sizes.align, Tensor) else mask.signature()
     if signature is not None and (signature, sizes) in _remembered:
         return _remembered[signature, sizes]
-    if signature is None or transformed():  # tensors made inside a transform end with it
+    if signature is None or transformed():  # tensors made inside a transform are not valid outside of it
         return visible(mask.resolve(sizes), sizes)
     host = sizes._replace(device=torch.device("cpu"))  # a plain value is lowered there: no other device is read
     with torch.inference_mode(False):  # what is remembered may be used where gradients are wanted

@@ -44,7 +44,7 @@ class Additive(Score):
         None for W_q or W_k means that side is already projected, of width H.
         """
         score = cls.__new__(cls)
-        Score.__init__(score, softcap=softcap)  # without drawing weights that nobody wants
+        Score.__init__(score, softcap=softcap)  # skips the random initialisation
         score.w_v = vector = given_parameter(w_v, "w_v", 1)
         score.W_q, score.W_k = (
             None if matrix is None else given_parameter(matrix, name, 2)

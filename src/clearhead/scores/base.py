@@ -70,7 +70,7 @@ def check_pairwise(lowered: Pairwise, query: Tensor, key: Tensor, who: str) -> P
     """
     same = type(lowered) is Pairwise and lowered.query is query and lowered.key is key
     if same and lowered.phi in PHIS and lowered.weight is None and lowered[4:] == (1.0, None):
-        return lowered  # plain dot products, told at little cost
+        return lowered  # plain dot products need no further check
     if not isinstance(lowered, Pairwise) or lowered.phi not in PHIS:
         raise ClearheadError(
             f"{who}.lower gave a {type(lowered).__name__}; expected a Pairwise of a φ among {PHIS}, or None."
@@ -146,7 +146,7 @@ class Score(nn.Module, ABC):
 
     def check(self, query: Tensor, key: Tensor) -> None:
         """Raise a `ClearheadError` for widths or dtypes this score cannot take."""
-        casts = autocasting(query.device)  # then what a parameter meets is cast with it
+        casts = autocasting(query.device)  # under autocast inputs and parameters are cast together
         for name, parameter in self.named_parameters():
             if (parameter.dtype != query.dtype and not casts) or parameter.device != query.device:
                 dtype = str(query.dtype).removeprefix("torch.")
@@ -243,7 +243,9 @@ def check_equal_width(score: Score, query: Tensor, key: Tensor) -> None:
     """Raise where a score that compares vectors is given two widths."""
     if query.shape[-1] != key.shape[-1]:
         widths = f"query_dim={query.shape[-1]}, key_dim={key.shape[-1]}"
-        shown = [i for i in range(4) if i > 1 or query.shape[i] != 1 or key.shape[i] != 1]  # not what was put in
+        shown = [
+            i for i in range(4) if i > 1 or query.shape[i] != 1 or key.shape[i] != 1
+        ]  # without the dimensions of size 1 that were added
         raise ShapeError(
             f"{type(score).__name__} needs query and key of one width E, and they differ.\n"
             + columns({name: [t.shape[i] for i in shown] for name, t in (("query", query), ("key", key))}, -1)

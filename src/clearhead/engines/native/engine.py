@@ -18,8 +18,8 @@ from clearhead.problem.problem import Problem, guard
 from clearhead.problem.summary import Found, Summary
 from clearhead.problem.unseen import finite
 
-FEW_QUERIES = 4  # up to so many, keys are read where they lie: packing them would cost more than it saves
-FEW_PAIRS = 2**16  # fewer are computed sooner than the kernels here are called
+FEW_QUERIES = 4  # up to this many, the kernel does not pack the keys: packing would cost more than it saves
+FEW_PAIRS = 2**16  # below this many, a call of PyTorch's own kernel takes less time
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -60,7 +60,7 @@ class Native(Engine):
         dtype = problem.query.dtype
         if dtype is not torch.float32 and problem.spans is None and problem.bias is None:
             return [f"PyTorch's own kernel is faster in {dtype} where nothing is masked"]
-        # compiled code should do for other sizes too, so it is not asked for its own
+        # compiled code must hold for other sizes: its own decides nothing
         if compiling() or lowered.softcap is not None or not problem.plain:
             return []
         batch, heads, queries, keys = problem.sizes.shape
@@ -70,7 +70,7 @@ class Native(Engine):
 
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
         problem = _weighted(problem)
-        # decoding sums up scores in another order: large ones differ by more than a backward pass can bear
+        # decoding sums scores in another order: the backward pass would compute weights from other digits
         few = not rows and problem.sizes.queries <= FEW_QUERIES
         few = few and problem.groups * problem.sizes.queries <= bindings.ROWS
         found = bindings.forward(problem, rows, few)

@@ -109,7 +109,7 @@ def _checkpointed(problem: Problem) -> Callable[[Region], Tensor]:
         try:  # a checkpoint stops what is computed again where it has all that it needs
             return tiles.output(cut(with_operands(rest, tensors), region))
         finally:
-            reads = rest.reads()  # a score's own writes, to a counter or running statistics, are no one else's
+            reads = rest.reads()  # a score may write to its own buffers, such as running statistics: that is no error
 
     def compute(region: Region) -> Tensor:
         output: Tensor = checkpoint(again, region, *tensors, use_reentrant=False, preserve_rng_state=draws)

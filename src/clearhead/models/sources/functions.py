@@ -46,7 +46,7 @@ def source(recorder: Recorder) -> Iterator[None]:
         with overlooking, replaced(F, "scaled_dot_product_attention", counted):
             yield
     finally:
-        recorder.stack.around = nullcontext()  # else the two would hold each other, and the records
+        recorder.stack.around = nullcontext()  # breaks a reference cycle that would keep the records alive
 
 
 class _Mode(TorchFunctionMode):
