@@ -157,8 +157,10 @@ def make_problem(
     if float_mask is not None:
         added = Added(dense=float_mask) if added is None else added.plus(Added(dense=float_mask))
     hidden = compiling() and not any(
-        True for _ in score.parameters()
-    )  # without parameters there is no projection before the engine's guard
+        True
+        for _ in score.parameters()
+        # without parameters there is no projection before the engine's guard
+    )
     unseen = visible is not None and visible.unseen != "none" and not hidden
     if visible is not None and unseen and not all(t is None or finite(t) for t in (query, key, value)):
         # before the score's own projections, whose gradients would become NaN
