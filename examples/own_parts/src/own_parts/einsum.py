@@ -8,7 +8,11 @@ from clearhead.engines.base import Cost, Engine, Partial
 
 
 class Einsum(Engine):
-    """Dot products by two calls of einsum, every pair at once."""
+    """Dot products by two calls of einsum, every pair at once.
+
+    Its gradients are autograd's, which follows these operations. An engine with a kernel of its own has a `backward`:
+    see `clearhead.engines.base.Engine`.
+    """
 
     name = "einsum"
 
