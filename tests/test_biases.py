@@ -184,3 +184,57 @@ def test_wrong_functions(fn, match):
     x = torch.randn(1, 2, 9, 4)
     with pytest.raises(ch.ClearheadError, match=match):
         ch.attention(x, x, x, bias=ch.BiasFunction(fn))
+
+
+def test_a_function_on_another_device():
+    x = torch.randn(1, 2, 9, 4)
+    for wrong in (torch.zeros(9, 9, device="meta"), torch.zeros(9, 9).to_sparse()):
+        with torch.no_grad(), pytest.raises(ch.ClearheadError, match="gave a tensor on"):
+            ch.attention(x, x, x, bias=ch.BiasFunction(lambda batch, head, query, key, wrong=wrong: wrong))
+
+
+class Ruled(torch.nn.Module):
+    """A bias made of an activation: no tensor that could be copied deeply."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.attend = torch.nn.Linear(8, 1), ch.nn.MultiHeadAttention(8, 2)
+
+    def forward(self, x):
+        heights = self.linear(x)
+        rule = ch.BiasFunction(lambda batch, head, query, key: heights[batch, key, 0])
+        return self.attend(x, x, x, bias=rule + ch.DenseBias(heights.transpose(1, 2)[:, None]))
+
+
+def test_watching_a_function_of_an_activation():
+    model, x = Ruled(), torch.randn(2, 7, 8)
+    with ch.watch(model) as seen:
+        model(x)
+    with torch.no_grad():
+        heights = model.linear(x)[..., 0]
+    query, key = seen.calls[0].query, seen.calls[0].key
+    want = ch.weights(query, key, bias=2 * heights[:, None, None]).dense()
+    torch.testing.assert_close(seen.calls[0].weights.dense(), want)
+
+
+def test_records_of_a_function_are_detached_and_notice_writes():
+    height, x = torch.nn.Parameter(torch.tensor(0.3)), torch.randn(1, 5, 8)
+    attend = ch.nn.MultiHeadAttention(8, 2)
+    model = torch.nn.Sequential(attend)
+    for bias in (
+        ch.BiasFunction(lambda batch, head, query, key: height * (query - key)),
+        ch.BiasFunction(lambda batch, head, query, key: height * (query - key)) + ch.ALiBi(2),
+    ):
+        model.forward = lambda x, bias=bias: attend(x, x, x, bias=bias)
+        with ch.watch(model) as seen:
+            model(x)
+        own, watched = attend.attention_weights, seen.calls[0].weights
+        before = watched.dense()
+        for weights in (own, watched):
+            assert not weights.dense().requires_grad and not weights[0, 1].requires_grad
+            torch.testing.assert_close(weights.dense(), before)
+        assert "detached" in repr(own)
+        with torch.no_grad():
+            height.mul_(-3.0)
+        with pytest.raises(ch.ClearheadError, match="was modified in place after it"):
+            own.dense()

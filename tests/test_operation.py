@@ -1,9 +1,13 @@
 """The one arrangement of autograd over all engines: what comes between a forward and its backward pass."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import clearhead as ch
 from clearhead.engines.base import Cost, Engine
@@ -243,3 +247,41 @@ def test_rows_are_the_softmax_of_the_whole():
         got = [found[0][0] + found[1][0], *(torch.cat([f[i] for f in found], 2) for i in (1, 2))]
         for a, b in zip(got, want, strict=True):
             np.testing.assert_allclose(a.numpy(), b.numpy(), atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("mask", [None, (torch.arange(16)[:, None] % 3) <= (torch.arange(16) % 3)], ids=["all", "some"])
+@pytest.mark.parametrize("when", ["forward", "backward"])
+def test_a_dispatch_mode_changes_nothing(dtype, mask, when):
+    """A checkpoint that computes again under a mode that counts operations saves the same."""
+    found = []
+    for counted in (True, False):
+        given = [t.detach().to(dtype).requires_grad_() for t in inputs(16)]
+        count = lambda at, counted=counted: FlopCounterMode(display=False) if counted and at == when else nullcontext()
+        with count("forward"):
+            output = checkpoint(ch.attention, *given, mask=mask, use_reentrant=False)
+        with count("backward"):
+            found.append((output, *torch.autograd.grad(output.sin().sum(), given)))
+    for got, want in zip(*found, strict=True):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [3, 8, 32, 64, 100])
+def test_a_plain_call_is_sdpas_to_the_last_bit(dtype, width):
+    given = [draw(1, 2, 16, width, seed=seed).to(dtype).requires_grad_() for seed in range(3)]
+    found = []
+    for attend in (torch.nn.functional.scaled_dot_product_attention, ch.attention):
+        output = attend(*given)
+        found.append((output, *torch.autograd.grad(output.sin().sum(), given)))
+    for want, got in zip(*found, strict=True):
+        assert torch.equal(got, want)
+
+
+def test_sdpa_by_name_is_exported():
+    class Plain(torch.nn.Module):
+        def forward(self, query, key, value):
+            return ch.attention(query, key, value, engine="sdpa")
+
+    given = tuple(t.detach() for t in inputs(16))
+    torch.testing.assert_close(torch.export.export(Plain(), given).module()(*given), Plain()(*given))

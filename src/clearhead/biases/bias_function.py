@@ -32,17 +32,16 @@ class BiasFunction(Bias):
     `reads`: the tensors that fn reads; most are found without it, as for `MaskFunction`.
     Raises a `ClearheadError` where fn gives anything else. Cost: the rule, for every pair that the mask allows; memory
     O(Lq + Lk). It runs on "tiled" and "reference", and without gradients on "sdpa"; in compiled code that is no single
-    operation the whole matrix is made. What depends on the distance alone is faster as a `DistanceBias`.
+    operation the whole matrix is made. What depends on the distance alone is faster as a
+    `clearhead.biases.DistanceBias`.
     Source: the form is that of Dong et al. 2024, "Flex Attention".
     """
 
+    fn: Rule
+
     def __init__(self, fn: Rule, reads: Sequence[Tensor] = ()) -> None:
         super().__init__()
-        fn, self.reads = check_rule(fn, reads, "BiasFunction", "For a tensor use DenseBias(tensor).")
-        if isinstance(fn, nn.Module):
-            self.fn = fn
-        else:
-            self.__dict__["fn"] = fn
+        self.fn, self.reads = check_rule(fn, reads, "BiasFunction", "For a tensor use DenseBias(tensor).")
 
     @classmethod
     def example(cls, sizes: Sizes) -> Bias:
@@ -61,6 +60,11 @@ class BiasFunction(Bias):
                 raise ClearheadError(
                     f"{title} gave {got}; expected a floating-point tensor, which is added to the scores. For who may "
                     "attend to whom use MaskFunction."
+                )
+            if found.device != sizes.device or found.layout is not torch.strided:
+                raise ClearheadError(
+                    f"{title} gave a tensor on {found.device}, of layout {found.layout}; the inputs are on "
+                    f"{sizes.device}, and it should be dense: compute with the indices as they come."
                 )
             return broadcast(found, shape, title)
 

@@ -57,7 +57,10 @@ class Weights:
     is asked for; the time of a reduction is that of the allowed pairs, of an index that of its rows.
     """
 
-    def __init__(self, query: Any, key: Any, *, engine: str | Engine | None = None, **options: Any) -> None:
+    def __init__(
+        self, query: Any, key: Any, *, engine: str | Engine | None = None, detached: bool = False, **options: Any
+    ) -> None:
+        self._detached = detached  # of a call that is over: what its functions read may still need gradients
         self._numpy = is_numpy(query=query, key=key)
         # writes to NumPy arrays cannot be seen
         self._inputs: tuple[Any, Any] = (query.copy(), key.copy()) if self._numpy else (query, key)
@@ -275,7 +278,8 @@ class Weights:
         return output.detach().numpy() if numpy else output
 
     def _out(self, tensor: Tensor) -> Any:
-        return tensor.detach().numpy() if self._numpy else tensor
+        tensor = tensor.detach() if self._numpy or self._detached else tensor
+        return tensor.numpy() if self._numpy else tensor
 
 
 def _short(value: Any) -> str:

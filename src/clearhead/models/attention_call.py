@@ -58,6 +58,7 @@ class AttentionCall:
             "scale": self.scale,
             "sinks": self.sinks,
             "align": self.align,
+            "detached": True,
         }
         if self.padding is None:
             return Weights(query, self.key, **options)

@@ -25,7 +25,7 @@ class RecordedWeights(Weights):
         super().__init__(query, key, **options)
 
     def __repr__(self) -> str:
-        gradients = "with gradients" if self._problem.needs_grad else "detached"
+        gradients = "detached" if self._detached or not self._problem.needs_grad else "with gradients"
         return f"{super().__repr__().removesuffix(')')}, {gradients})"
 
     @property
@@ -60,6 +60,7 @@ class LastCall(NamedTuple):
     key: Any
     reads: Versions
     options: dict[str, Any]
+    detached: bool
 
 
 class RecordingModule(nn.Module):
@@ -83,9 +84,9 @@ class RecordingModule(nn.Module):
         at, where a tensor they are computed from was modified in place since.
         """
         if isinstance(self._last, LastCall):
-            query, key, reads, options = self._last
+            query, key, reads, options, detached = self._last
             _check(reads)
-            self._last = RecordedWeights(query, key, reads, **options)
+            self._last = RecordedWeights(query, key, reads, detached=detached, **options)
         if self._last is not None:
             self._last._check()
         return self._last
@@ -96,12 +97,13 @@ class RecordingModule(nn.Module):
             self._last = None
             return
         kept = {name: option for name, option in options.items() if option is not None}
-        if not self.record_gradients or isinstance(query, np.ndarray):
+        detached = not self.record_gradients or isinstance(query, np.ndarray)
+        if detached:
             kept = {name: _keep(option) for name, option in kept.items()}
             query, key = _keep(query, fresh), _keep(key, fresh)
         named = (("query", query), ("key", key), *kept.items())
         reads = Versions((name, tensor) for name, thing in named for tensor in tensors_in(thing))
-        self.__dict__["_last"] = LastCall(query, key, reads, kept)  # a module's own way to set it is slow
+        self.__dict__["_last"] = LastCall(query, key, reads, kept, detached)  # a module's own way to set it is slow
 
     def __getstate__(self) -> dict[str, Any]:  # pickle and copy ask for it
         return {name: value for name, value in self.__dict__.items() if name != "_last"}

@@ -8,6 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from clearhead.base.closures import read_by
+from clearhead.biases.base import Bias
+from clearhead.biases.bias_function import BiasFunction
 from clearhead.masks.base import Mask
 from clearhead.scores.score_function import ScoreFunction
 
@@ -23,6 +25,11 @@ def tensors_in(thing: Any) -> Iterator[Tensor]:
             yield from thing.parameters()
             yield from thing.buffers()
         yield from (value for value in vars(thing).values() if isinstance(value, Tensor))
+        for part in thing.modules():
+            if isinstance(part, Bias):
+                yield from getattr(part, "reads", ())  # of one by a function
+            if isinstance(part, BiasFunction):
+                yield from read_by(part.fn)
     elif isinstance(thing, Mask):
         yield from tensors_in(list(vars(thing).values()))
     elif isinstance(thing, list | tuple):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
 from clearhead.base.numbers import check_number
@@ -33,7 +35,8 @@ class Dot(Score):
         self.scale = None if scale is None else check_number(scale, "scale")
 
     def factor(self, width: int) -> float:
-        return (width**-0.5 if width else 1.0) if self.scale is None else self.scale
+        # 1 / √E to the last digit of SDPA's
+        return (1 / math.sqrt(width) if width else 1.0) if self.scale is None else self.scale
 
     def own_scale(self) -> str | None:
         return None if self.scale is None else "scale"

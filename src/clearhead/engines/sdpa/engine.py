@@ -59,7 +59,7 @@ class Sdpa(Engine):
             found.append(f"the score is no dot product (φ is {lowered.phi})")
         if lowered.softcap is not None:
             found.append("the fused kernel has no softcap")
-        if any(map(dispatches, (lowered.query, lowered.key, problem.value))):
+        if any(map(dispatches, (lowered.query, lowered.key, problem.value))) and not compiling():
             found.append("an input is a tensor subclass with operations of its own, which may have no such kernel")
         if not problem.plain:
             found += _against_the_rest(problem)

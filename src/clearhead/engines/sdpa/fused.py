@@ -10,7 +10,16 @@ from torch import Tensor
 
 from clearhead.base.batched import Gradients, unbatched
 from clearhead.base.shapes import Sizes
-from clearhead.base.tracing import dispatches, ordinary, with_memory, without_autocast
+from clearhead.base.tracing import (
+    compiling,
+    dispatches,
+    forward_mode,
+    ordinary,
+    traced,
+    transformed,
+    with_memory,
+    without_autocast,
+)
 from clearhead.biases.base import Added
 from clearhead.engines.base import by_autograd
 from clearhead.engines.tiled.engine import PLAIN
@@ -28,7 +37,7 @@ def fused(
     """`scaled_dot_product_attention`, with grouped heads where there are fewer of keys."""
     grouped = query.shape[1] != key.shape[1]
     needs_grad = query.requires_grad or key.requires_grad or value.requires_grad
-    if needs_grad and query.is_cpu and torch.is_grad_enabled() and ordinary():
+    if needs_grad and query.is_cpu and torch.is_grad_enabled() and _may_be_a_step():
         choice = torch._fused_sdp_choice(query, key, value, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
         if choice == FLASH:
             if mask is not None and mask.dtype == torch.bool:  # the kernel adds its mask
@@ -38,6 +47,13 @@ def fused(
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
     )
+
+
+def _may_be_a_step() -> bool:
+    """Not where PyTorch looks into its own operations. Other dispatch modes, such as one that counts operations, change
+    nothing: a checkpoint may compute again under one, and has to save the same.
+    """
+    return ordinary() or not (compiling() or traced() or transformed() or forward_mode())
 
 
 class _Flash(torch.autograd.Function):

@@ -13,9 +13,6 @@ from torch import Tensor
 
 from clearhead import _attention
 from clearhead._attention import Arguments
-from clearhead.biases.base import Added, Bias
-from clearhead.biases.dense import DenseBias
-from clearhead.biases.distance import DistanceBias
 from clearhead.engines.base import Engine
 from clearhead.masks.base import Mask, Spans
 from clearhead.masks.dense import DenseMask
@@ -23,6 +20,7 @@ from clearhead.masks.intervals import Intervals
 from clearhead.models._compiled import uncompiled
 from clearhead.models._masks import Recorded
 from clearhead.models._patch import replaced
+from clearhead.models._recorded import recorded
 from clearhead.models.recorder import Recorder
 from clearhead.problem.problem import Problem, make_problem
 from clearhead.scores.base import ByTile, Pairwise, Score
@@ -37,7 +35,7 @@ def source(recorder: Recorder) -> Iterator[None]:
     given = _Given()
 
     def wrap(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def recorded(problem: Problem, engine: Engine, asked: Any = None) -> Tensor:
+        def noting(problem: Problem, engine: Engine, asked: Any = None) -> Tensor:
             if recorder.idle:
                 return run(problem, engine, asked)
             assert given.call is not None
@@ -45,7 +43,7 @@ def source(recorder: Recorder) -> Iterator[None]:
             with recorder.inside():
                 return run(problem, engine, asked)
 
-        return recorded
+        return noting
 
     def outside(attend: Callable[..., Any]) -> Callable[..., Any]:
         def noted(call: Arguments) -> Any:
@@ -75,7 +73,7 @@ class _Given(threading.local):
 def _read(recorder: Recorder, problem: Problem, call: Arguments, backend: str) -> None:
     mask = None if problem.spans is None else _mask(problem, problem.spans)
     masks = Recorded(mask, align=problem.sizes.align)
-    bias = None if problem.bias is None else _bias(problem.bias, call)
+    bias = None if problem.bias is None else recorded(problem.bias)
     scores = problem.scores
     if isinstance(scores, Pairwise) and scores.phi == "mul" and scores.weight is None:
         score: Score = Dot(scores.scale, scores.softcap)
@@ -89,15 +87,6 @@ def _read(recorder: Recorder, problem: Problem, call: Arguments, backend: str) -
         score, scale = deepcopy(written.score), call.scale
         query, key = written.query.to(dtype), written.key.to(dtype)
     recorder.record(query, key, masks=masks, bias=bias, backend=backend, score=score, scale=scale, sinks=problem.sinks)
-
-
-def _bias(added: Added, call: Arguments) -> Bias:
-    if added.function is not None:  # which is kept as it was given
-        return deepcopy(call.bias).requires_grad_(False)  # type: ignore[no-any-return]
-    dense, relative = (None if t is None else t.detach().clone() for t in added[:2])
-    if relative is None:
-        return DenseBias(dense)
-    return DistanceBias(relative) if dense is None else DistanceBias(relative) + DenseBias(dense)
 
 
 def _mask(problem: Problem, spans: Spans) -> Mask:
