@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -93,7 +94,8 @@ def _objections(module: MultiHeadAttention) -> list[str]:
     """Why torch's module can't do what this one does, in words."""
     found = []
     score, width = module.score, module.head_dim
-    plain = type(score) is Dot and score.factor(width) == width**-0.5 and score.softcap is None
+    same = type(score) is Dot and math.isclose(score.factor(width), Dot().factor(width), rel_tol=1e-12)
+    plain = same and score.softcap is None
     if not plain or next(module.score.parameters(), None) is not None:
         found.append(f"the score is {score}, and torch's is Dot()")
     if module.num_kv_heads != module.num_heads:
