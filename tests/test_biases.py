@@ -112,8 +112,8 @@ def test_a_function_is_the_bias_that_it_writes_out(compiled, monkeypatch):
     """A module that learns, over many blocks, beside a bias by distance; also in compiled code."""
     torch._dynamo.reset()
     monkeypatch.setattr("clearhead.problem.regions.BUDGET", 2000)
-    query, key, value = (torch.randn(2, 2, 40, 8, requires_grad=True) for _ in range(3))
-    decay, alibi, index = Decay(), ch.ALiBi(2), torch.arange(40)
+    query, key, value = (torch.randn(2, 2, 40, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    decay, alibi, index = Decay().double(), ch.ALiBi(2).double(), torch.arange(40)
 
     def attend(dense):
         places = (torch.arange(2).view(2, 1, 1, 1), torch.arange(2).view(1, 2, 1, 1), index[:, None], index)
@@ -127,7 +127,7 @@ def test_a_function_is_the_bias_that_it_writes_out(compiled, monkeypatch):
         leaves = (query, key, value, decay.slope)
         found.append([output, *torch.autograd.grad(output.sin().sum(), leaves)])
     for got, want in zip(*found, strict=True):
-        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(got, want)
 
 
 @pytest.mark.parametrize("engine", ["sdpa", "tiled", "reference"])
