@@ -110,7 +110,7 @@ def _refuse_what_is_not_seen(problem: Problem, engine: Engine) -> None:
     why = None
     if not ordinary() and followed():
         why = "torch.func and forward mode do not see its backward pass"
-    elif problem.lowered is None or (problem.bias is not None and problem.bias.function is not None):
+    elif problem.lowered is None or problem.by_function:
         why = "its backward pass gives no gradient to what a score by tile(), or a bias by a function, learns"
     if why is not None:
         raise UnsupportedError(f"the engine {engine.name!r} can't run this:\n  - {why}; it should object to it")

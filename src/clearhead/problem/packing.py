@@ -64,7 +64,7 @@ def packed(problem: Problem) -> tuple[Tensors, Numbers]:
     keep = None
     if spans is not None and spans.residual is not None:
         keep = spans.rest(*every)
-    if problem.bias is not None and problem.bias.function is not None:
+    if problem.bias is not None and problem.by_function:
         problem = problem._replace(bias=Added(problem.bias.tile(*every, problem.sizes)))
     edges = (None, None) if spans is None else (spans.start, spans.stop)
     numbers = lowered.phi, lowered.scale, lowered.softcap, problem.dropout_p

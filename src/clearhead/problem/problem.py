@@ -85,6 +85,11 @@ class Problem(NamedTuple):
         return () if self.bias is None else self.bias.tensors
 
     @property
+    def by_function(self) -> bool:
+        """Whether a part of the bias is a function, which may close over anything."""
+        return self.bias is not None and self.bias.function is not None
+
+    @property
     def plain(self) -> bool:
         """Nothing but scores and their softmax over every key."""
         return self.visible is None and self.bias is None and not self.dropout_p and self.sinks is None
@@ -94,7 +99,7 @@ class Problem(NamedTuple):
         if not torch.is_grad_enabled():
             return False
         scores = self.scores
-        if isinstance(scores, ByTile) or (self.bias is not None and self.bias.function is not None):
+        if isinstance(scores, ByTile) or self.by_function:
             return True  # a score with tile() alone, or a function, may close over anything
         tensors = (scores.query, scores.key, scores.weight, self.sinks, self.value, *self.added)
         return any(t is not None and t.requires_grad for t in tensors)

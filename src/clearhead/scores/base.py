@@ -243,12 +243,8 @@ def check_equal_width(score: Score, query: Tensor, key: Tensor) -> None:
     """Raise where a score that compares vectors is given two widths."""
     if query.shape[-1] != key.shape[-1]:
         widths = f"query_dim={query.shape[-1]}, key_dim={key.shape[-1]}"
-        shown = [
-            i
-            for i in range(4)
-            if i > 1 or query.shape[i] != 1 or key.shape[i] != 1
-            # without the dimensions of size 1 that were added
-        ]
+        # without the dimensions of size 1 that were added
+        shown = [i for i in range(4) if i > 1 or query.shape[i] != 1 or key.shape[i] != 1]
         raise ShapeError(
             f"{type(score).__name__} needs query and key of one width E, and they differ.\n"
             + columns({name: [t.shape[i] for i in shown] for name, t in (("query", query), ("key", key))}, -1)

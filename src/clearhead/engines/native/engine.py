@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.tracing import compiling, looked_into, ordinary, plain, traced
+from clearhead.base.tracing import compiling, looked_into, plain, traced
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.native import bindings
 from clearhead.engines.tiled import tiles
@@ -42,14 +42,13 @@ class Native(Engine):
             found.append(f"the inputs are on {problem.sizes.device}")
         if lowered is None:
             found.append("the score has only tile(): the kernels know dot, additive and Gaussian scores")
-        if problem.bias is not None and problem.bias.function is not None:
+        if problem.by_function:
             found.append("the bias is a function: the kernels know numbers for each pair and for each distance")
         if dtype not in KERNEL_DTYPES:
             found.append(f"it computes in float32, and the inputs are {dtype}")
-        special = not ordinary()
-        if special and looked_into():
+        if looked_into():
             found.append("torch.func and forward mode look into PyTorch's own operations only")
-        elif (special and traced()) or not ((special and compiling()) or all(map(plain, _read(problem)))):
+        elif traced() or not (compiling() or all(map(plain, _read(problem)))):
             found.append("the kernels read memory, and an input is no plain tensor in the host's memory")
         return found
 
@@ -60,7 +59,7 @@ class Native(Engine):
         dtype = problem.query.dtype
         if dtype is not torch.float32 and problem.spans is None and problem.bias is None:
             return [f"PyTorch's own kernel is faster in {dtype} where nothing is masked"]
-        # compiled code must hold for other sizes: its own decides nothing
+        # compiled code holds for every size: the one that it was traced with decides nothing
         if compiling() or lowered.softcap is not None or not problem.plain:
             return []
         batch, heads, queries, keys = problem.sizes.shape

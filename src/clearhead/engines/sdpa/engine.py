@@ -102,8 +102,7 @@ class Sdpa(Engine):
         if problem.plain:
             return Cost(math.prod(problem.sizes.shape), 0)
         starts = () if problem.spans is None else (problem.spans.start,)
-        by_function = problem.bias is not None and problem.bias.function is not None
-        shapes = [t.shape for t in (*problem.added, *starts)] + [problem.sizes.shape] * by_function
+        shapes = [t.shape for t in (*problem.added, *starts)] + [problem.sizes.shape] * problem.by_function
         batch_heads = max(shape[0] for shape in shapes) * max(shape[1] for shape in shapes)
         pairs = cells = 0
         for batch, parts in pieces(problem):
@@ -128,10 +127,9 @@ def _against_the_rest(problem: Problem) -> list[str]:
         found.append("a query's bias is below −100,000 for every key, where SDPA's backward loses its digits")
     if problem.spans is not None and problem.edges is None and not compiling():
         found.append("the mask's values are hidden, and its pieces are chosen by them")
-    by_function = problem.bias is not None and problem.bias.function is not None
-    if by_function and torch.is_grad_enabled():
+    if problem.by_function and torch.is_grad_enabled():
         found.append("the bias is a function, which may hold what needs a gradient")
-    other = by_function or any(t.dtype != problem.query.dtype for t in problem.added)
+    other = problem.by_function or any(t.dtype != problem.query.dtype for t in problem.added)
     if other and problem.query.element_size() < 4:
         found.append(f"it would round the bias to {problem.query.dtype}")
     return found

@@ -24,8 +24,8 @@ from clearhead.problem.regions import Region, cut
 class Tiled(Engine):
     """PyTorch operations over blocks of queries, keys sliced to the block's spans; the backward computes blocks again.
 
-    One block's scores exist at a time, forward and backward. What is no `Pairwise` is differentiated by autograd,
-    through checkpoints of the blocks; so are gradients.
+    One block's scores exist at a time, forward and backward. A score that is no `Pairwise`, or a bias by a function,
+    is differentiated by autograd, through checkpoints of the blocks; so are gradients.
     """
 
     name = "tiled"
@@ -35,8 +35,7 @@ class Tiled(Engine):
 
     def transparent(self, problem: Problem) -> bool:
         # what a score by tile() or a function closes over is unknown: autograd finds it
-        by_function = problem.bias is not None and problem.bias.function is not None
-        if problem.lowered is None or by_function or looked_into():
+        if problem.lowered is None or problem.by_function or looked_into():
             return True
         return any(t is not None and dispatches(t) for t in operands(problem))
 
