@@ -217,7 +217,7 @@ def test_a_wide_bias_on_narrow_inputs(engine):
     """What a recorded call of a bfloat16 model with a position bias is."""
     query, key, value = (t.bfloat16() for t in (Q, K, V))
     bias = torch.randn(1, 2, 6, 6)
-    weights = ch.Weights(query, key, bias=bias)
+    weights = ch.weights(query, key, bias=bias)
     want = torch.softmax(query.float() @ key.float().mT / 8**0.5 + bias, -1)
     torch.testing.assert_close(weights.dense(), want)
     torch.testing.assert_close((weights @ value).float(), want @ value.float(), atol=2e-2, rtol=2e-2)

@@ -76,11 +76,11 @@ def attention(
     Sources: Bahdanau et al. 2015; Vaswani et al. 2017, "Attention Is All You Need"; sinks: Xiao et al. 2024, "Efficient
     Streaming Language Models with Attention Sinks"; learnt ones: OpenAI 2025, gpt-oss.
     """
-    return _attend(Arguments(query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine))
+    return attend(Arguments(query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine))[0]
 
 
 class Arguments(NamedTuple):
-    """What `attention` was given."""
+    """What `attention`, or `weights`, which has no value, was given."""
 
     query: Any
     key: Any
@@ -111,15 +111,18 @@ class Arguments(NamedTuple):
         )
 
 
-def _attend(call: Arguments) -> Any:
-    """What `attention` does: a function that `watch` can replace, also for code that has imported `attention`."""
+def attend(call: Arguments) -> tuple[Any, Problem]:
+    """What `attention` does, with the problem that it solved.
+
+    `watch` puts a function in its place, which reaches code that has imported `attention` too.
+    """
     query, key, value, engine = call.query, call.key, call.value, call.engine
     tensors = isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)
     numpy = not tensors and is_numpy(query=query, key=key, value=value)
     problem = call.problem()
     with without_autocast(problem.sizes.device):
         output = problem.sizes.restore(run(problem, choose(problem, engine), engine))
-    return output.detach().numpy() if numpy else output
+    return output.detach().numpy() if numpy else output, problem
 
 
 @dataclass(frozen=True, eq=False)

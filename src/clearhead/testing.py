@@ -35,7 +35,7 @@ from clearhead.biases.base import Bias
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import ENGINES, choose
 from clearhead.engines.tiled import tiles
-from clearhead.inspection.weights import Weights
+from clearhead.inspection.weights import weights
 from clearhead.masks.base import Mask, dense
 from clearhead.masks.dense import DenseMask
 from clearhead.masks.lengths import Lengths
@@ -374,12 +374,12 @@ def check_weights(score: tuple[Score, int, int], mask: Mask | None, lengths: tup
         inputs = Inputs.draw(score, lengths, dtype)
         module = score[0].to(dtype).requires_grad_(False)
         try:
-            lazy = Weights(inputs.query, inputs.key, engine=engine, score=module, mask=mask, align=ALIGN)
+            lazy = weights(inputs.query, inputs.key, engine=engine, score=module, mask=mask, align=ALIGN)
         except UnsupportedError:
             continue
-        reference = Weights(inputs.query, inputs.key, engine="reference", score=module, mask=mask, align=ALIGN)
+        reference = weights(inputs.query, inputs.key, engine="reference", score=module, mask=mask, align=ALIGN)
         near = reference.dense(None)
-        wide = Weights(
+        wide = weights(
             inputs.query.double(),
             inputs.key.double(),
             engine="reference",

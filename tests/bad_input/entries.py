@@ -241,7 +241,7 @@ ENTRIES: dict[str, Entry] = {
     ),
     "Weights": E(
         "weights",
-        lambda **given: [getattr(ch.Weights(**given), n)() for n in ("entropy", "received", "dense")],
+        lambda **given: [getattr(ch.weights(**given), n)() for n in ("entropy", "received", "dense")],
         QK,
         {"query": NAN, "key": NAN},
         ("query", "key"),

@@ -95,7 +95,7 @@ def test_a_bias_of_distances_stays_one():
     with ch.watch(model) as seen:
         model(X)
     (call,) = seen.calls
-    assert sum(buffer.numel() for buffer in call.bias.buffers()) == 4 * (2 * 512 - 1)
+    assert sum(tensor.numel() for tensor in call.problem.added) == 4 * (2 * 512 - 1)
     both = Attend(bias=ch.ALiBi(4) + ch.DenseBias(torch.ones(512, 512)))
     with ch.watch(both) as seen:
         both(X)
@@ -117,7 +117,8 @@ def test_sinks_keep_their_digits_and_autocast_its_rounding():
     sinks, x = torch.randn(4) + 1e-3, X[..., :16, :].bfloat16()
     with ch.watch(model := Attend(sinks=sinks)) as seen:
         model(x)
-    assert torch.equal(seen.calls[0].sinks, sinks) and seen.calls[0].sinks is not sinks
+    recorded = seen.calls[0].problem.sinks
+    assert torch.equal(recorded, sinks) and recorded is not sinks
     x, score = X[..., :16, :], ch.Additive(8, 8, 4)
     with torch.autocast("cpu", torch.bfloat16), ch.watch(model := Attend(score=score)) as seen:
         model(x)

@@ -139,7 +139,7 @@ def test_the_masks_of_the_modules_become_intervals():
         module(x, x, x, key_padding_mask=float_mask(PADDING))
         module(x, x, x, attn_mask=CAUSAL)
     assert [type(call.mask).__name__ for call in seen.calls] == ["Intervals"] * 3
-    assert all(call.bias is None for call in seen.calls) and seen.calls[0].mask is seen.calls[1].mask
+    assert all(call.problem.bias is None for call in seen.calls) and seen.calls[0].mask is seen.calls[1].mask
 
 
 def encoder(depth=2, **options):
@@ -226,10 +226,10 @@ def test_the_fast_path_takes_a_float_mask_for_a_bool_one_and_so_does_its_record(
         biased = layer(x, bias)
         blocked = layer(x, bias != 0)
     assert torch.equal(biased, blocked)
-    assert seen.calls[0].weights[0, 0, 0, 1] == 0 and seen.calls[0].bias is None
+    assert seen.calls[0].weights[0, 0, 0, 1] == 0 and seen.calls[0].problem.bias is None
     with ch.watch(layer) as seen:
         layer(x, bias)
-    assert seen.calls[0].weights[0, 0, 0, 1] > 0 and seen.calls[0].bias is not None
+    assert seen.calls[0].weights[0, 0, 0, 1] > 0 and seen.calls[0].problem.bias is not None
 
 
 def test_transformer_decoder_and_whole_transformer():

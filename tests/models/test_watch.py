@@ -133,7 +133,8 @@ def test_t5_tells_self_from_cross():
         model(input_ids=IDS, **DECODER)
     kinds = {call.name.split(".")[-1]: call.kind for call in seen.calls}
     assert kinds == {"SelfAttention": "self", "EncDecAttention": "cross"}
-    assert seen.calls[0].bias is not None and seen.calls[0].bias is seen.calls[1].bias
+    first, second = (call.problem.bias.dense for call in seen.calls[:2])
+    assert first.data_ptr() == second.data_ptr()
 
 
 class Direct(torch.nn.Module):
@@ -170,7 +171,7 @@ def test_direct_calls(how, mask):
     assert call.name == "Direct" and call.kind == "self"
     torch.testing.assert_close(call.weights @ x, want)
     if mask in ("bool", "finfo.min"):
-        assert isinstance(call.mask, Intervals) and call.bias is None
+        assert isinstance(call.mask, Intervals) and call.problem.bias is None
 
 
 def test_a_call_seen_by_both_sources_is_one_record():

@@ -78,7 +78,7 @@ def test_an_input_written_to(attend, which, looked):
     attend(*tensors)
     handed_out = attend.attention_weights if looked else None
     tensors[which].mul_(2.0)
-    if isinstance(attend, MultiHeadAttention):  # its projections are its own
+    if not isinstance(attend, DotProductAttention):  # the projections are of the module alone
         torch.testing.assert_close(attend.attention_weights.dense(), expected)
         return
     name = ("query", "key")[which]
@@ -95,23 +95,31 @@ def test_an_input_written_to(attend, which, looked):
 
 
 def masks():
+    """(what is written to, the mask that reads it, whether its spans say it all)"""
     keep = torch.ones(4, 5).bool()
-    yield keep, keep
-    yield keep, ch.DenseMask(keep)
-    yield keep, ~(ch.Lengths([3, 5]) & ch.DenseMask(keep)) | ch.Lengths([1, 1])
+    yield keep, keep, True
+    yield keep, ch.DenseMask(keep), True
+    yield keep, ~(ch.Lengths([3, 5]) & ch.DenseMask(keep)) | ch.Lengths([1, 1]), True
+    holes = torch.tensor([1, 0, 1, 1, 1]).bool().expand(4, 5).clone()
+    yield holes, holes, False
+    yield holes, ch.MaskFunction(lambda b, h, i, j: holes[i, j]), False
     added = torch.zeros(4, 5)
-    yield added, added
+    yield added, added, False
 
 
-@pytest.mark.parametrize("case", range(4))
+@pytest.mark.parametrize("case", range(6))
 def test_a_mask_written_to(case):
-    written, mask = list(masks())[case]
+    written, mask, spans_alone = list(masks())[case]
     query, key, value = inputs()
     attend = MultiHeadAttention(6, 2)
     attend(query, key, value, mask)
-    assert attend.attention_weights is not None
+    expected = attend.attention_weights.dense()
+    attend(query, key, value, mask)
     written.fill_(0)
-    with pytest.raises(ch.ClearheadError, match="the mask of the recorded call"):
+    if spans_alone:
+        torch.testing.assert_close(attend.attention_weights.dense(), expected)
+        return
+    with pytest.raises(ch.ClearheadError, match=r"the (mask|bias, or float mask,) of the recorded call"):
         _ = attend.attention_weights
 
 
@@ -121,12 +129,12 @@ def test_a_bias_written_to_or_trained():
     raw = torch.zeros(4, 5)
     attend(query, key, value, bias=raw)
     raw.add_(1)
-    with pytest.raises(ch.ClearheadError, match="the bias of the recorded call"):
+    with pytest.raises(ch.ClearheadError, match="the bias, or float mask, of the recorded call"):
         _ = attend.attention_weights
     buffer = torch.zeros(4, 5)
     attend(query, key, value, bias=ch.DenseBias(buffer))
     buffer.add_(1)
-    with pytest.raises(ch.ClearheadError, match="the bias of the recorded call"):
+    with pytest.raises(ch.ClearheadError, match="the bias, or float mask, of the recorded call"):
         _ = attend.attention_weights
     parameter = torch.nn.Parameter(torch.zeros(4, 5))
     for learnt in (ch.DenseBias(parameter), ch.DenseBias(parameter) + ch.ALiBi(2)):
@@ -205,10 +213,10 @@ def test_it_keeps_no_matrix(attend):
     """What is kept of a long call is of the size of its inputs."""
     x = torch.randn(1, 3000, 6)
     attend(x, x, x)
-    query, key, _, options, _ = attend._last
-    kept = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in (query, key)}
+    problem = attend.attention_weights.problem
+    assert problem.value is None and problem.bias is None and problem.visible is None
+    kept = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in (problem.query, problem.key)}
     assert sum(kept.values()) <= 2 * x.numel() * 4
-    assert set(options) <= {"score"}
 
 
 @pytest.mark.parametrize("kind", ["multi-head", "additive"])

@@ -218,6 +218,11 @@ def ensure(good: Tensor, error: Callable[[], ClearheadError], short: str) -> Non
         raise error()
 
 
+def unobserved() -> AbstractContextManager[object]:
+    """Where function modes see none of PyTorch's operations."""
+    return torch._C.DisableTorchFunction()
+
+
 @contextmanager
 def with_autograd() -> Iterator[None]:
     """Where autograd is at work inside an operation of PyTorch's, which runs without it."""

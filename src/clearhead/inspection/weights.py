@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead._attention import ScoreLike
+from clearhead._attention import Arguments, ScoreLike
 from clearhead.base.arrays import accumulated, is_numpy
 from clearhead.base.errors import ClearheadError, human_bytes
 from clearhead.base.numbers import check_count
-from clearhead.base.tracing import transformed, vectorized, without_autocast
-from clearhead.base.versions import Versions
+from clearhead.base.tracing import vectorized, without_autocast
 from clearhead.engines.base import Engine
-from clearhead.engines.choose import as_written, choose
+from clearhead.engines.choose import choose
 from clearhead.engines.operation import run
 from clearhead.engines.tiled import tiles
 from clearhead.inspection import plot
@@ -29,10 +28,9 @@ from clearhead.inspection.reductions.output import Output
 from clearhead.inspection.reductions.pool import Pool
 from clearhead.inspection.reductions.received import Received
 from clearhead.inspection.reductions.topk import TopK
+from clearhead.inspection.source import Given, Source, shown
 from clearhead.inspection.stream import looks, stream
-from clearhead.masks.base import Mask
-from clearhead.problem.problem import Problem, guard, make_problem
-from clearhead.problem.reads import tensors_in
+from clearhead.problem.problem import Problem, guard
 from clearhead.problem.regions import Region, cut
 
 DENSE_BYTES = 2**28
@@ -57,48 +55,20 @@ class Weights:
     is asked for; the time of a reduction is that of the allowed pairs, of an index that of its rows.
     """
 
-    def __init__(
-        self, query: Any, key: Any, *, engine: str | Engine | None = None, detached: bool = False, **options: Any
-    ) -> None:
-        self._detached = detached  # of a call that is over: what its functions read may still need gradients
-        self._numpy = is_numpy(query=query, key=key)
-        # writes to NumPy arrays cannot be seen
-        self._inputs: tuple[Any, Any] = (query.copy(), key.copy()) if self._numpy else (query, key)
-        self._options: dict[str, Any] = {n: o.copy() if isinstance(o, np.ndarray) else o for n, o in options.items()}
-        self._known: dict[str, Any] = {}  # what has been computed, as long as the inputs stay as they are
-        self._asked = engine
+    def __init__(self, source: Source, engine: str | Engine | None = None) -> None:
+        self._source, self._asked = source, engine
+        self._known: dict[str, Any] = {}  # what has been computed for the source's problem
         problem = self._problem
         self._sizes, self._dtype = problem.sizes, accumulated(problem.query.dtype)
         choose(problem, engine)
 
     @property
     def _problem(self) -> Problem:
-        """The normal form of the inputs and parameters as they are now."""
-        if not self._may_be_used_again():
-            reads = list(self._reads())
-            problem = self._make()
-            learnt = problem.needs_grad or any(t.requires_grad for t in reads)
-            versions = Versions(("weights", tensor) for tensor in reads)
-            self._known = {"problem": problem, "reads": versions, "learnt": learnt}
-        known: Problem = self._known["problem"]
-        return known
-
-    def _make(self, *value: Any) -> Problem:
-        return make_problem(*self._inputs, *value, **self._options, as_written=as_written(self._asked))
-
-    def _may_be_used_again(self) -> bool:
-        """Whether what was computed before is what would be computed now.
-
-        A graph serves one backward pass, and what was made without one has no gradients: where these are wanted, each
-        use makes its own; and so it does inside a transform, whose tensors end with it.
-        """
-        if "problem" not in self._known or transformed() or (self._known["learnt"] and torch.is_grad_enabled()):
-            return False
-        reads: Versions = self._known["reads"]
-        return reads.known and reads.same(self._reads())
-
-    def _reads(self) -> Iterator[Tensor]:
-        return tensors_in([*self._inputs, *self._options.values()])
+        """The source's problem as it is now; what was computed for another one is forgotten."""
+        problem = self._source.problem()
+        if self._known.get("problem") is not problem:
+            self._known = {"problem": problem}
+        return problem
 
     def _engine(self, problem: Problem) -> Engine:
         """The engine for where this is looked at: under a transform it may be another one."""
@@ -120,9 +90,9 @@ class Weights:
         return self._dtype
 
     def __repr__(self) -> str:
-        shown = {n: v.title() if isinstance(v, Mask) else _short(v) for n, v in self._options.items() if v is not None}
-        options = "".join(f", {name}={value}" for name, value in shown.items())
-        return f"Weights({tuple(self.shape)}, {self.dtype}, engine={self._engine(self._problem).name!r}{options})"
+        problem, said = self._problem, self._source.said()
+        options = "".join(f", {name}={shown(value)}" for name, value in said.items() if value is not None)
+        return f"Weights({tuple(self.shape)}, {self.dtype}, engine={self._engine(problem).name!r}{options})"
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -222,7 +192,7 @@ class Weights:
         if len(outputs) > 1:
             raise ClearheadError("reduce takes one Output(value); join the values along their last dimension.")
         if outputs:
-            problem = self._make(outputs[0].value)
+            problem = self._source.with_value(outputs[0].value)
         restore = problem.sizes.restore
         results = stream(problem, self._engine(problem), reductions)
         return tuple(
@@ -271,19 +241,21 @@ class Weights:
 
     def __matmul__(self, value: Any) -> Any:
         """The attention output for these values, by the fastest engine that can."""
-        numpy = is_numpy(query=self._inputs[0], value=value)
-        problem = make_problem(*self._inputs, value, **self._options)
+        if isinstance(value, np.ndarray) != self._source.numpy and isinstance(value, np.ndarray | Tensor):
+            kind = ("a tensor", "a NumPy array")
+            raise ClearheadError(
+                f"value is {kind[not self._source.numpy]}, and query and key were {kind[self._source.numpy]}: pass both"
+                " as tensors, torch.from_numpy(array), or both as arrays."
+            )
+        problem = self._source.with_value(value)
         with without_autocast(problem.sizes.device):
-            output = problem.sizes.restore(run(problem, choose(problem, None)))
-        return output.detach().numpy() if numpy else output
+            output = problem.sizes.restore(run(problem, choose(problem, self._asked), self._asked))
+        return output.detach().numpy() if self._source.numpy else output
 
     def _out(self, tensor: Tensor) -> Any:
-        tensor = tensor.detach() if self._numpy or self._detached else tensor
-        return tensor.numpy() if self._numpy else tensor
-
-
-def _short(value: Any) -> str:
-    return f"<{value.dtype} {tuple(value.shape)}>" if hasattr(value, "shape") else repr(value)
+        source = self._source
+        tensor = tensor.detach() if source.numpy or source.detached else tensor
+        return tensor.numpy() if source.numpy else tensor
 
 
 def weights(
@@ -311,4 +283,6 @@ def weights(
     Arguments as for `attention`. Returns a `Weights` of shape (..., Lq, Lk). Raises `ClearheadError`, `ShapeError` or
     `UnsupportedError` (`engine="sdpa"` does not show its weights). Cost: that of what you look at; see `Weights`.
     """
-    return Weights(query, key, score=score, mask=mask, bias=bias, scale=scale, sinks=sinks, align=align, engine=engine)
+    is_numpy(query=query, key=key)
+    call = Arguments(query, key, None, score, mask, bias, scale, sinks, align, 0.0, engine)
+    return Weights(Given(call), engine)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from clearhead.base.shapes import Align
+from clearhead.base.shapes import Align, Sizes
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask, intervals
 from clearhead.masks.intervals import Intervals
+from clearhead.problem.visible import Visible, resolve
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +30,15 @@ class Recorded:
     bias: Tensor | None = None
     uniform: Tensor | None = None
     align: Align = None
+    _lowered: dict[Sizes, Visible] = field(default_factory=dict)  # layers that share a mask share what it lowers to
+
+    def visible(self, sizes: Sizes) -> Visible | None:
+        """The mask in its normal form."""
+        if self.mask is None:
+            return None
+        if sizes not in self._lowered:
+            self._lowered[sizes] = resolve(self.mask, sizes, as_written=False)
+        return self._lowered[sizes]
 
     def plus(self, other: Recorded) -> Recorded:
         """Both at once: who may see whom by the one and by the other, and the sum of what they add."""

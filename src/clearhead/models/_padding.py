@@ -15,9 +15,7 @@ from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import Sizes
 from clearhead.base.tracing import transformed
-from clearhead.masks.dense import DenseMask
-from clearhead.masks.intervals import Intervals
-from clearhead.models._masks import Recorded
+from clearhead.problem.problem import Problem
 
 EVERY = (slice(None),) * 4
 
@@ -88,13 +86,15 @@ def checked(padding: Any) -> Tensor:
     return mask == 1
 
 
-def of_call(told: Given, kind: str, masks: Recorded, sizes: Sizes) -> Real | None:
+def of_call(told: Given, kind: str, problem: Problem, uniform: Tensor | None) -> Real | None:
     """The padding of one call, where what the model was told fits its shape, and the call was given some mask.
 
-    With a cache the queries are the last words. Keys beyond the mask are the slots of a static cache.
+    With a cache the queries are the last words. Keys beyond the mask are the slots of a static cache. `uniform`: see
+    `AttentionCall`.
     """
-    if (masks.mask, masks.bias, masks.uniform) == (None, None, None):
+    if (problem.visible, problem.bias, uniform) == (None, None, None):
         return None  # a sequence of the same length, such as the patches of an image
+    sizes = problem.sizes
     batch, _, queries, keys = sizes.shape
     if kind == "cross":
         own, source = (
@@ -105,12 +105,12 @@ def of_call(told: Given, kind: str, masks: Recorded, sizes: Sizes) -> Real | Non
     own = told.own
     if own is None or own.shape[0] != batch or not queries <= own.shape[1] or own.shape[1] > keys == queries:
         return None
-    if bool((own != own[:1]).any()) and _alike(masks, sizes):  # a mask (L, L) for all, where B = L
+    if bool((own != own[:1]).any()) and _alike(problem, uniform):  # a mask (L, L) for all, where B = L
         return None
     length = own.shape[1]
     of_keys = own[:, length - keys :] if length >= keys else F.pad(own, (0, keys - length))
     real = _real(own[:, length - queries :], of_keys, sizes)
-    return real if length == keys or (real is not None and _hidden(real, masks, sizes)) else None
+    return real if length == keys or (real is not None and _hidden(real, problem, uniform)) else None
 
 
 def fits(padding: Tensor, kind: str, sizes: Sizes) -> bool:
@@ -121,13 +121,14 @@ def fits(padding: Tensor, kind: str, sizes: Sizes) -> bool:
     return padding.shape[0] == batch and (length == keys or (with_cache and length < keys))
 
 
-def as_said(padding: Tensor, kind: str, masks: Recorded, sizes: Sizes) -> Real | None:
+def as_said(padding: Tensor, kind: str, problem: Problem) -> Real | None:
     """The padding of one call, where a person said it. What follows with a cache are words, up to the last one seen."""
+    sizes = problem.sizes
     if kind == "cross":
         return _real(None, padding, sizes)
     filled, length = sizes.keys, padding.shape[1]
-    if isinstance(masks.mask, Intervals) and sizes.queries < sizes.keys:
-        filled = max(int(masks.mask.stop.max()), length)  # the last query sees itself, and no slot after it
+    if problem.spans is not None and sizes.queries < sizes.keys:
+        filled = max(int(problem.spans.stop.max()), length)  # the last query sees itself, and no slot after it
     words = F.pad(F.pad(padding, (0, filled - length), value=True), (0, sizes.keys - filled))
     return _real(words[:, filled - sizes.queries : filled], words, sizes)
 
@@ -139,27 +140,22 @@ def _real(queries: Tensor | None, keys: Tensor | None, sizes: Sizes) -> Real | N
     return real if real != (None, None) else None
 
 
-def _alike(masks: Recorded, sizes: Sizes) -> bool:
+def _alike(problem: Problem, uniform: Tensor | None) -> bool:
     """Whether the call's mask is the same for every sequence: then it is no padding that differs."""
-    shown: tuple[Tensor | None, ...]
-    if masks.mask is None:
-        shown = (masks.bias, masks.uniform)
-    elif isinstance(masks.mask, DenseMask):
-        shown = (masks.mask.keep,)
-    else:
-        spans = masks.mask.lower(sizes)
-        if spans.residual is not None:
-            return False
-        shown = (spans.start, spans.stop)
+    shown: tuple[Tensor | None, ...] = (*problem.added, uniform)
+    if problem.spans is not None:
+        spans = problem.spans
+        rest = None if spans.residual is None else spans.rest(*EVERY)
+        shown = (spans.start, spans.stop, rest)
     return all(t is None or bool((t == t[:1]).all()) for t in shown)
 
 
 @torch.no_grad()
-def _hidden(real: Real, masks: Recorded, sizes: Sizes) -> bool:
+def _hidden(real: Real, problem: Problem, uniform: Tensor | None) -> bool:
     """Whether no word sees a key that is padding: if one does, this is another sequence than the model was told of."""
-    if masks.mask is None or real.keys is None:
+    spans, sizes = problem.spans, problem.sizes
+    if spans is None or real.keys is None:
         return False
-    spans = masks.mask.lower(sizes)
     if spans.residual is not None:
         seen = (spans.keep(*EVERY, sizes.keys) & ~real.keys[:, None, None]).any(-1)
     else:
@@ -169,4 +165,4 @@ def _hidden(real: Real, masks: Recorded, sizes: Sizes) -> bool:
         seen = (before.gather(-1, stop) - before.gather(-1, start) > 0) & (stop > start)
     if real.queries is not None:
         seen = seen & real.queries[:, None]
-    return not bool((seen if masks.uniform is None else seen & ~masks.uniform[..., 0]).any())
+    return not bool((seen if uniform is None else seen & ~uniform[..., 0]).any())

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from clearhead.inspection.reductions.base import Reduction
+from clearhead.inspection.source import Recorded
 from clearhead.inspection.weights import Weights
-from clearhead.masks.intervals import Intervals
 from clearhead.models._padding import Real
+from clearhead.problem.record import Record
+from clearhead.problem.visible import seen_by
 
 
 class PaddedWeights(Weights):
@@ -37,20 +39,18 @@ class PaddedWeights(Weights):
     cut: where a model let it see padding, that padding stays in the row.
     """
 
-    def __init__(self, query: Tensor, key: Tensor, *, padding: Real, **options: Any) -> None:
-        super().__init__(query, key, **options)
-        self._padding = padding
+    def __init__(self, source: Recorded, padding: Real) -> None:
+        super().__init__(source)
+        self._recorded, self._padding = source.record, padding
 
     @cached_property
     def _of_words(self) -> Weights:
         """The same weights, but that a padding query sees nothing."""
+        problem, reads = self._recorded
         words = self._padding.queries
-        options = dict(self._options)
         if words is not None:
-            stop = torch.where(words, self._sizes.keys, 0).unsqueeze(1)
-            sees = Intervals(torch.zeros_like(stop), stop)
-            options["mask"] = sees if options.get("mask") is None else options["mask"] & sees
-        return Weights(*self._inputs, **options)
+            problem = problem._replace(visible=seen_by(words, problem.visible, problem.sizes))
+        return Weights(Recorded(Record(problem, reads), {}))
 
     def reduce(self, *reductions: Reduction) -> tuple[Any, ...]:
         results = self._of_words.reduce(*reductions)

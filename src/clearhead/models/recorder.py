@@ -10,13 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.shapes import Sizes
-from clearhead.base.tracing import in_backward, transformed
-from clearhead.biases.base import Bias
+from clearhead.base.tracing import in_backward, transformed, unobserved, without_autocast
+from clearhead.base.versions import Versions
+from clearhead.masks.base import Mask
 from clearhead.models._masks import MaskStore, Recorded
-from clearhead.models._modules import Kind, Stack
+from clearhead.models._modules import Kind, Running, Stack
 from clearhead.models._padding import as_said, fits, of_call
 from clearhead.models.attention_call import AttentionCall
+from clearhead.problem.problem import make_problem
+from clearhead.problem.record import Record
 from clearhead.scores.base import Score
 from clearhead.scores.dot import Dot
 
@@ -56,66 +58,84 @@ class Recorder:
         name: str | None = None,
         kind: Kind | None = None,
         masks: Recorded,
-        bias: Bias | None = None,
         scale: float | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
-        score: Score | None = None,
         backend: str,
     ) -> None:
-        """Copy what went in: it may be written over, a key/value cache for one.
+        """A call of dot products. What went in is copied: it may be written over, a key/value cache for one.
 
         query (B, H, Lq, E), key (B, Hk, Lk, E). `name`, `kind`: None asks the innermost module that runs. `masks`:
-        what `self.masks` made of the call's own; `bias` is one that clearhead was given. `score`: None is the dot
-        product with this scale and softcap.
+        what `self.masks` made of the call's own.
         """
-        innermost = self.stack.innermost
-        assert innermost is not None, "a source asks `idle` first"
+        self.check(query, key, name)
+        with unobserved():  # the mode that sees the model's calls would see each operation here
+            dtype = torch.promote_types(query.dtype, key.dtype)  # under autocast they may differ
+            query, key = (tensor.detach().to(dtype, copy=True) for tensor in (query, key))
+            if sinks is not None:
+                sinks, masks = sinks.detach().clone(), masks.with_sinks(key.shape[2])
+            score = Dot(scale=scale, softcap=softcap)
+            with without_autocast(query.device):
+                problem = make_problem(
+                    query if masks.uniform is None else query.masked_fill(masks.uniform, 0.0),
+                    key,
+                    score=score,
+                    bias=masks.bias,
+                    sinks=sinks,
+                    # where nothing is said: with a key/value cache the last query stands at the last key
+                    align="lower_right" if masks.align is None else masks.align,
+                )
+            problem = problem._replace(visible=masks.visible(problem.sizes))
+        kept = Record(problem, Versions(()))
+        self.keep(kept, query, key, score, masks.mask, backend, name=name, kind=kind, uniform=masks.uniform)
+
+    def keep(
+        self,
+        record: Record,
+        query: Tensor,
+        key: Tensor,
+        score: Score,
+        mask: Mask | None,
+        backend: str,
+        *,
+        name: str | None = None,
+        kind: Kind | None = None,
+        uniform: Tensor | None = None,
+    ) -> None:
+        """A call whose problem is recorded already. `score` and `mask`: what it came from."""
+        innermost = self._innermost()
         name = name or self.stack.names[id(innermost.module)]
-        if query.is_nested or key.is_nested:
-            raise UnsupportedError(
-                f"{name} called attention with nested tensors, which watch() reads from torch.nn.TransformerEncoder "
-                "alone. Run the model on a padded batch and a mask."
-            )
+        problem = record.problem
+        sizes = problem.sizes
         if kind is None:  # no cache leaves a sequence fewer keys than queries
-            kind = "cross" if query.shape[-2] > key.shape[-2] else innermost.kind
-        if transformed():
-            raise UnsupportedError(
-                f"{name} was called inside a transform of torch.func (vmap, grad), whose tensors have no values of "
-                "their own to record. Watch the model where it is called without one."
-            )
-        dtype = torch.promote_types(query.dtype, key.dtype)  # under autocast they may differ
-        if sinks is not None:
-            sinks, masks = sinks.detach().clone(), masks.with_sinks(key.shape[2])
-        # where nothing is said: with a key/value cache the last query stands at the last key
-        align = "lower_right" if masks.align is None else masks.align
-        sizes = Sizes(query.shape[0], query.shape[1], query.shape[2], key.shape[2], query.device, align=align)
-        padding = of_call(innermost.told, kind, masks, sizes)
+            kind = "cross" if sizes.queries > sizes.keys else innermost.kind
+        padding = of_call(innermost.told, kind, problem, uniform)
         if self.padding is not None and fits(self.padding, kind, sizes):
             self.fitted = True
             own = innermost.told.own
             knows_more = own is not None and own.shape[1] > self.padding.shape[1]  # a generation's mask grows with it
             if not (knows_more or (kind == "self" and self._decodes(name))):
-                padding = as_said(self.padding, kind, masks, sizes)
-        if score is None:
-            score, scale = Dot(scale=scale, softcap=softcap), None
-        self.calls.append(
-            AttentionCall(
-                name=name,
-                kind=kind,
-                query=query.detach().to(dtype, copy=True),
-                key=key.detach().to(dtype, copy=True),
-                mask=masks.mask,
-                bias=masks.bias if bias is None else bias,
-                score=score.requires_grad_(False),
-                scale=scale,
-                sinks=sinks,
-                align=align,
-                backend=backend,
-                uniform=masks.uniform,
-                padding=padding,
+                padding = as_said(self.padding, kind, problem)
+        self.calls.append(AttentionCall(name, kind, query, key, score, mask, backend, record, uniform, padding))
+
+    def _innermost(self) -> Running:
+        innermost = self.stack.innermost
+        assert innermost is not None, "a source asks `idle` first"
+        return innermost
+
+    def check(self, query: Tensor, key: Tensor, name: str | None = None) -> None:
+        """Refuse what cannot be recorded."""
+        name = name or self.stack.names[id(self._innermost().module)]
+        if query.is_nested or key.is_nested:
+            raise UnsupportedError(
+                f"{name} called attention with nested tensors, which watch() reads from torch.nn.TransformerEncoder "
+                "alone. Run the model on a padded batch and a mask."
             )
-        )
+        if transformed():
+            raise UnsupportedError(
+                f"{name} was called inside a transform of torch.func (vmap, grad), whose tensors have no values of "
+                "their own to record. Watch the model where it is called without one."
+            )
 
     def _decodes(self, name: str) -> bool:
         """Whether a module is of the decoder of an encoder–decoder, whose own sequence is not the padded one."""

@@ -9,7 +9,6 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
-from clearhead._attention import attention
 from clearhead.base.arrays import check_float, is_numpy, to_tensor_float
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ShapeError, columns
@@ -88,9 +87,7 @@ class AdditiveAttention(RecordingModule):
         score = self._on_parameters(prepared)
         mask, bias = with_lengths(mask, valid_lens)
         dropout_p = self.dropout if self.training else 0.0
-        output = attention(query, key, value, score=score, mask=mask, bias=bias, align=align, dropout_p=dropout_p)
-        self._record(query, key, score=score, mask=mask, bias=bias, align=align)
-        return output
+        return self._attend(query, key, value, score=score, mask=mask, bias=bias, align=align, dropout_p=dropout_p)
 
     def prepare(self, key: Any, value: Any) -> PreparedKeys:
         """Key and value with W_k's projection done, for calls `attend(query, prepared)`: see `PreparedKeys`.

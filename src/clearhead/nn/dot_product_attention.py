@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from clearhead._attention import attention
 from clearhead.base.dropout import check_dropout
 from clearhead.nn._masks import with_lengths
 from clearhead.nn._record import RecordingModule
@@ -50,9 +49,7 @@ class DotProductAttention(RecordingModule):
         """
         mask, bias = with_lengths(mask, valid_lens)
         dropout_p = self.dropout if self.training else 0.0
-        output = attention(query, key, value, mask=mask, bias=bias, align=align, dropout_p=dropout_p)
-        self._record(query, key, mask=mask, bias=bias, align=align)
-        return output
+        return self._attend(query, key, value, mask=mask, bias=bias, align=align, dropout_p=dropout_p)
 
     def extra_repr(self) -> str:
         return f"dropout={self.dropout:g}"

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from clearhead._attention import ScoreLike, attention
+from clearhead._attention import ScoreLike
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count, check_flag
@@ -178,12 +178,19 @@ class MultiHeadAttention(RecordingModule):
         if cache is not None:
             state = cache._extended(k, v)
             k, v = state.key, state.value
-        given = {"score": self.score, "mask": mask, "bias": bias, "align": align if cache is None else past}
-        heads = attention(q, k, v, **given, dropout_p=self.dropout if self.training else 0.0)
+        heads = self._attend(
+            q,
+            k,
+            v,
+            score=self.score,
+            mask=mask,
+            bias=bias,
+            align=align if cache is None else past,
+            dropout_p=self.dropout if self.training else 0.0,
+            fresh=isinstance(self.W_q, nn.Linear) and isinstance(self.W_k, nn.Linear),
+        )
         if cache is not None:  # only now: a refused call leaves it as it was
             cache._state = state
-        fresh = isinstance(self.W_q, nn.Linear) and isinstance(self.W_k, nn.Linear)
-        self._record(q, k, fresh=fresh, **given)
         output: Tensor = self.W_o(heads.transpose(1, 2).flatten(2))  # (B, Lq, H·head_dim) → (B, Lq, E)
         return output if batched else output[0]
 

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead._attention import attention
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_count, check_flag
@@ -151,8 +150,8 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
         hint = is_causal and key_padding_mask is None and not need_weights
         mask, bias = from_torch_masks(attn_mask, key_padding_mask, q, k, hint, batched)
         given: dict[str, Any] = {"mask": mask, "bias": bias, "align": "upper_left" if hint else None}
-        heads = attention(q, k, v, **given, dropout_p=self.dropout if self.training else 0.0)  # (B, H, Lq, E / H)
-        self._record(q, k, fresh=True, **given)
+        dropout_p = self.dropout if self.training else 0.0
+        heads = self._attend(q, k, v, **given, dropout_p=dropout_p, fresh=True)  # (B, H, Lq, E / H)
         length_first = batched and not self.batch_first
         output = self.out_proj((heads.permute(2, 0, 1, 3) if length_first else heads.transpose(1, 2)).flatten(2))
         weights = in_full(q, k, mask, bias, average_attn_weights) if need_weights else None

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import check_float, to_tensor, to_tensor_float
 from clearhead.base.dropout import check_dropout, draw_seed
-from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
+from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.numbers import check_number
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import Sizes, apart, as_inputs, fit, no_heads
@@ -31,7 +31,7 @@ from clearhead.scores.dot import Dot
 from clearhead.scores.score_function import ScoreFunction
 
 _DOT = Dot()
-_ABSENT = object()  # no value: only the weights are wanted
+ABSENT = object()  # no value: only the weights are wanted
 
 
 class Problem(NamedTuple):
@@ -119,7 +119,7 @@ class Problem(NamedTuple):
 def make_problem(
     query: Any,
     key: Any,
-    value: Any = _ABSENT,
+    value: Any = ABSENT,
     *,
     score: Score | Callable[[Tensor, Tensor], Tensor] | None = None,
     mask: Any = None,
@@ -139,7 +139,7 @@ def make_problem(
     if special:
         refuse_jit()
     query, key = to_tensor_float(query, "query"), to_tensor_float(key, "key")
-    value = None if value is _ABSENT else to_tensor_float(value, "value")
+    value = None if value is ABSENT else to_tensor_float(value, "value")
     if special:
         query, key, value = autocast(query), autocast(key), None if value is None else autocast(value)
     query, key, value, sizes = as_inputs(query, key, value)
@@ -161,21 +161,42 @@ def make_problem(
     added = _as_bias(bias, mask, sizes)
     if float_mask is not None:
         added = Added(dense=float_mask) if added is None else added.plus(Added(dense=float_mask))
-    hidden = compiling() and not any(
-        True
-        for _ in score.parameters()
-        # without parameters there is no projection before the engine's guard
-    )
-    unseen = visible is not None and visible.unseen != "none" and not hidden
-    if visible is not None and unseen and not all(t is None or finite(t) for t in (query, key, value)):
-        # before the score's own projections, whose gradients would become NaN
-        keys, queries = seen(visible.spans, sizes)
-        keys = group(keys, key.shape[1])
-        query, key = zero(query, queries, only_not_finite=True), zero(key, keys, only_not_finite=True)
-        value = None if value is None else zero(value, keys, only_not_finite=True)
     scores = _scores(score, query, key, factor, as_written)
+    projected = scores.query is not query or scores.key is not key
+    unseen = None if visible is None or visible.unseen == "none" or not projected else visible.spans
+    if unseen is not None and not _only_hidden(score) and not (finite(query) and finite(key)):
+        # a key that nobody sees may be NaN, which would reach the gradients of the score's own projections
+        keys, queries = seen(unseen, sizes)
+        query = zero(query, queries, only_not_finite=True)
+        key = zero(key, group(keys, key.shape[1]), only_not_finite=True)
+        scores = _scores(score, query, key, factor, as_written)
     sinks = None if sinks is None else _as_sinks(sinks, sizes)
     return Problem(scores, value, sizes, visible, added, sinks, dropout_p, seed)
+
+
+def with_value(problem: Problem, value: Any) -> Problem:
+    """The same problem with a value (..., Lk, Ev), whose leading dimensions broadcast to the problem's."""
+    sizes, key_heads = problem.sizes, problem.key.shape[1]
+    value = autocast(to_tensor_float(value, "value"))
+    outer = sizes.shown[:-1] if len(sizes.shown) > 1 else sizes.shown
+    heads, key_heads_shown = ((sizes.heads,), (key_heads,)) if len(sizes.shown) > 1 else ((), ())
+    number = problem.query.detach().new_zeros(())  # as_inputs checks the value beside a query and key of these shapes
+    query = number.expand(*outer, *heads, sizes.queries, 1)
+    _, key, value, both = as_inputs(query, number.expand(*outer, *key_heads_shown, sizes.keys, 1), value)
+    if both.shape != sizes.shape:
+        raise ShapeError(
+            f"value has more leading dimensions than the weights, {(*sizes.shown, sizes.queries, sizes.keys)}.\n"
+            + columns({"weights": (*sizes.shown, sizes.queries, sizes.keys), "output": (*both.shown, sizes.queries, 1)})
+        )
+    if key.shape[1] == key_heads:
+        return problem._replace(value=value)
+    scores = problem.scores._replace(key=problem.key.expand(-1, key.shape[1], -1, -1))  # from one head
+    return problem._replace(value=value, scores=scores)
+
+
+def _only_hidden(score: Score) -> bool:
+    """Whether values are hidden, and nothing is learnt before the engine's own guard."""
+    return compiling() and next(score.parameters(), None) is None
 
 
 def _refuse_distributed(inputs: dict[str, Tensor | None]) -> None:

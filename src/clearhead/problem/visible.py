@@ -82,3 +82,12 @@ def visible(spans: Spans, sizes: Sizes) -> Visible:
             "must give 0 ≤ start and stop ≤ Lk."
         )
     return Visible(spans, (start, stop), where_unseen(spans, start, stop, sizes))
+
+
+def seen_by(queries: Tensor, all_of: Visible | None, sizes: Sizes) -> Visible:
+    """The same, but that only these queries, bool (B, Lq), see anything."""
+    stop = torch.where(queries, sizes.keys, 0).unsqueeze(1)
+    if all_of is None:
+        return visible(Spans(torch.zeros_like(stop), stop), sizes)
+    spans = all_of.spans
+    return visible(spans._replace(stop=torch.minimum(spans.stop, stop)), sizes)

@@ -5,28 +5,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from clearhead import _attention
 from clearhead._attention import Arguments
+from clearhead.base.arrays import to_tensor
 from clearhead.engines.base import Engine
-from clearhead.masks.base import Mask, Spans
+from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask
-from clearhead.masks.intervals import Intervals
 from clearhead.models._compiled import uncompiled
-from clearhead.models._masks import Recorded
 from clearhead.models._patch import replaced
-from clearhead.models._recorded import recorded
 from clearhead.models.recorder import Recorder
-from clearhead.problem.problem import Problem, make_problem
-from clearhead.scores.base import ByTile, Pairwise, Score
+from clearhead.problem.problem import Problem, as_score, make_problem
+from clearhead.problem.record import frozen, record
+from clearhead.scores.base import ByTile
 from clearhead.scores.dot import Dot
-
-EVERY = (slice(None),) * 4
 
 
 @contextmanager
@@ -45,22 +41,22 @@ def source(recorder: Recorder) -> Iterator[None]:
 
         return noting
 
-    def outside(attend: Callable[..., Any]) -> Callable[..., Any]:
+    def outside(attended: Callable[..., Any]) -> Callable[..., Any]:
         def noted(call: Arguments) -> Any:
             before, given.call = given.call, call
             try:
-                return attend(call)
+                return attended(call)
             finally:
                 given.call = before
 
         eager = uncompiled(noted)
 
-        def _attend(call: Arguments) -> Any:
-            return attend(call) if recorder.stack.innermost is None else eager(call)
+        def attend(call: Arguments) -> Any:
+            return attended(call) if recorder.stack.innermost is None else eager(call)
 
-        return _attend
+        return attend
 
-    with replaced(_attention, "run", wrap), replaced(_attention, "_attend", outside):
+    with replaced(_attention, "run", wrap), replaced(_attention, "attend", outside):
         yield
 
 
@@ -71,26 +67,24 @@ class _Given(threading.local):
 
 
 def _read(recorder: Recorder, problem: Problem, call: Arguments, backend: str) -> None:
-    mask = None if problem.spans is None else _mask(problem, problem.spans)
-    masks = Recorded(mask, align=problem.sizes.align)
-    bias = None if problem.bias is None else recorded(problem.bias)
-    scores = problem.scores
-    if isinstance(scores, Pairwise) and scores.phi == "mul" and scores.weight is None:
-        score: Score = Dot(scores.scale, scores.softcap)
-        query, key, scale = scores.query, scores.key, None
-    else:
-        written = make_problem(
-            call.query, call.key, call.value, score=call.score, scale=call.scale, as_written=True
-        ).scores
-        assert isinstance(written, ByTile)
-        dtype = problem.query.dtype  # which autocast may have changed
-        score, scale = deepcopy(written.score), call.scale
-        query, key = written.query.to(dtype), written.key.to(dtype)
-    recorder.record(query, key, masks=masks, bias=bias, backend=backend, score=score, scale=scale, sinks=problem.sinks)
+    recorder.check(problem.query, problem.key)
+    kept = record(problem._replace(sizes=problem.sizes._replace(leading=None)), copy=True)
+    scores, given = kept.problem.scores, as_score(call.score)
+    query, key, score = scores.query, scores.key, given
+    if isinstance(scores, ByTile):
+        score = scores.score
+    elif isinstance(given, Dot):
+        score = Dot(scores.scale, scores.softcap)
+    else:  # the inputs of its projections, of the dtype that autocast gave them
+        written = make_problem(call.query, call.key, call.value, score=given, scale=call.scale, as_written=True).scores
+        query, key = (t.detach().to(problem.query.dtype, copy=True) for t in (written.query, written.key))
+        score = frozen(given)
+    recorder.keep(kept, query, key, score, _mask(call.mask), backend)
 
 
-def _mask(problem: Problem, spans: Spans) -> Mask:
-    if spans.residual is not None:
-        return DenseMask(spans.keep(*EVERY, problem.sizes.keys).clone())
-    # of one shape; the sums are copies
-    return Intervals(spans.start + torch.zeros_like(spans.stop), spans.stop + torch.zeros_like(spans.start))
+def _mask(given: Any) -> Mask | None:
+    """The mask as a person gave it; a float one is in the problem's bias."""
+    if isinstance(given, Tensor | np.ndarray):
+        tensor = to_tensor(given, "mask")
+        return None if tensor.is_floating_point() else DenseMask(tensor)
+    return given if isinstance(given, Mask) else None
