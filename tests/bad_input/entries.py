@@ -118,10 +118,10 @@ class Block(torch.nn.Module):
         return torch.nn.functional.scaled_dot_product_attention(x, x, x)
 
 
-def cached(key: Any, value: Any) -> Any:
+def cached(key: Any, value: Any, new_lens: Any) -> Any:
     cache = nn.KeyValueCache()
     cache.append(x4(), x4(1))
-    return cache.append(key, value)
+    return cache.append(key, value, new_lens)
 
 
 def filled(change: Callable[[Any], Any]) -> Any:
@@ -465,8 +465,10 @@ ENTRIES: dict[str, Entry] = {
             "valid_lens": None,
             "bias": None,
             "cache": None,
+            "new_lens": None,
         },
         {
+            "new_lens": ABSENT,
             "query": SDPA,
             "key": SDPA,
             "value": NAN,
@@ -534,7 +536,10 @@ ENTRIES: dict[str, Entry] = {
         TENSORS,
     ),
     "nn.KeyValueCache.append": E(
-        "nn", cached, {"key": x4(2), "value": x4(3)}, {"key": {"NaN tensor": "else"}, "value": {"NaN tensor": "else"}}
+        "nn",
+        cached,
+        {"key": x4(2), "value": x4(3), "new_lens": None},
+        {"key": {"NaN tensor": "else"}, "value": {"NaN tensor": "else"}, "new_lens": ABSENT},
     ),
     "nn.KeyValueCache.reorder": E(
         "nn",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from clearhead._attention import ScoreLike
@@ -137,6 +138,7 @@ class MultiHeadAttention(RecordingModule):
         valid_lens: Any = None,
         bias: Any = None,
         cache: KeyValueCache | None = None,
+        new_lens: Any = None,
         align: Any = None,
         **of_torch: Any,
     ) -> Tensor:
@@ -151,6 +153,9 @@ class MultiHeadAttention(RecordingModule):
         `bias`: what `clearhead.attention` adds to the scores.
         `cache`: a `KeyValueCache`; key and value are then the new ones alone, attended to together with those in the
         cache, which masks and lengths count too; it keeps them. Queries then stand after its keys.
+        `new_lens`: integers (B,), how many of the new keys the cache keeps of each sequence, the first ones: prompts of
+        unequal lengths, sequences that rest (0). Each sequence goes on after its own. What the queries that belong to
+        the others get means nothing.
         `align`: where query 0 stands, as for `clearhead.attention`; with a cache it is an error.
         A query that may see nothing gives W_o's bias. Padding that is NaN reaches no output, but the gradients of W_k
         and W_v, which project it too: fill it with 0 first.
@@ -161,7 +166,7 @@ class MultiHeadAttention(RecordingModule):
             refuse_keywords(of_torch)
         if cache is not None and align is not None:
             raise ClearheadError("align beside a cache: the cache says where the queries stand, after its own keys.")
-        past = self._check_cache(cache)
+        past = self._past(cache, new_lens)
         if isinstance(key, PreparedKeys):
             k, v = self._taken(query, key, value, cache)
         else:
@@ -172,12 +177,14 @@ class MultiHeadAttention(RecordingModule):
         q = self._heads(self.W_q(query if batched else query[None]), self.num_heads)
         if self.rotary is not None:
             q = self.rotary(q, past)
-        sizes = (max(q.shape[0], k.shape[0]), self.num_heads, q.shape[2], past + k.shape[2])
-        mask, bias = with_lengths(head_mask(mask, sizes, q.dtype), valid_lens, bias)
         state = None
         if cache is not None:
-            state = cache._extended(k, v)
+            state = cache._extended(k, v, new_lens)
             k, v = state.key, state.value
+        sizes = (max(q.shape[0], k.shape[0]), self.num_heads, q.shape[2], k.shape[2])
+        mask, bias = with_lengths(head_mask(mask, sizes, q.dtype), valid_lens, bias)
+        if state is not None and state.lengths is not None:
+            mask, bias = with_lengths(mask, state.lengths, bias)
         heads = self._attend(
             q,
             k,
@@ -212,7 +219,7 @@ class MultiHeadAttention(RecordingModule):
         """(B, L, heads·head_dim) as (B, heads, L, head_dim)."""
         return unflatten(projected, -1, heads, -1).transpose(1, 2)
 
-    def _project(self, key: Any, value: Any, past: int) -> tuple[Tensor, Tensor]:
+    def _project(self, key: Any, value: Any, past: int | Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of the heads, the keys turned from the position `past` on."""
         key, value = (key, value) if key.ndim == 3 else (key[None], value[None])
         k, v = (self._heads(layer(t), self.num_kv_heads) for layer, t in ((self.W_k, key), (self.W_v, value)))
@@ -234,11 +241,17 @@ class MultiHeadAttention(RecordingModule):
             )
         return (k, v) if query.ndim == 3 else (k[None], v[None])
 
-    def _check_cache(self, cache: Any) -> int:
-        """How many positions lie in the cache."""
+    def _past(self, cache: Any, new_lens: Any) -> int | Tensor:
+        """How many positions lie in the cache, of each sequence, (B,), where they differ."""
         if cache is not None and not isinstance(cache, KeyValueCache):
             raise ClearheadError(f"cache is {cache!r:.60}; expected a KeyValueCache().")
-        return 0 if cache is None else len(cache)
+        if cache is None and new_lens is not None:
+            raise ClearheadError(
+                "new_lens says how many new keys a cache keeps, and there is no cache. For how many keys may be seen "
+                "pass valid_lens."
+            )
+        lengths = None if cache is None or cache._state is None else cache._state.lengths
+        return len(cache or ()) if lengths is None else torch.tensor(lengths, device="cpu")
 
     def extra_repr(self) -> str:
         text = f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, head_dim={self.head_dim}"
