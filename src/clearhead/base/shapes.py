@@ -78,9 +78,9 @@ def heads_second(sizes: Sizes, keys: int) -> str:
 
 def as_inputs(query: Tensor, key: Tensor, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Sizes]:
     """Query, key and value as (B, H, L, E), views of the caller's memory where possible, and their sizes."""
-    plain = None if value is None else _plain(query, key, value)
-    if plain is not None:
-        return query, key, value, plain
+    sizes = plain_sizes(query, key, value)
+    if sizes is not None:
+        return query, key, value, sizes
     named = {"query": query, "key": key} | ({} if value is None else {"value": value})
     for name, tensor in named.items():
         check_float(tensor, name)
@@ -122,15 +122,15 @@ def as_inputs(query: Tensor, key: Tensor, value: Tensor | None) -> tuple[Tensor,
     return four[0], four[1], four[2] if len(four) > 2 else None, sizes
 
 
-def _plain(query: Tensor, key: Tensor, value: Tensor) -> Sizes | None:
-    """The sizes in the common case, told without overhead: four dimensions, nothing to broadcast or to refuse."""
+def plain_sizes(query: Any, key: Any, value: Any) -> Sizes | None:
+    """The sizes in the common case, at little cost: tensors of four dimensions, nothing to broadcast or to refuse."""
+    if not type(query) is type(key) is type(value) is Tensor:
+        return None
     try:
         q, k, v = query.shape, key.shape, value.shape
     except RuntimeError:  # a nested tensor has none
         return None
     dtype, device = query.dtype, query.device
-    if not type(query) is type(key) is type(value) is Tensor:
-        return None
     if not len(q) == len(k) == len(v) == 4 or (k != v and k[:3] != v[:3]) or q[0] != k[0] or not k[1] or q[1] % k[1]:
         return None
     if key.dtype != dtype or value.dtype != dtype or dtype not in FLOATS:

@@ -16,7 +16,7 @@ from clearhead.base.dropout import check_dropout, draw_seed
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.numbers import check_number
 from clearhead.base.positions import check_align
-from clearhead.base.shapes import Sizes, apart, as_inputs, fit, no_heads
+from clearhead.base.shapes import Sizes, apart, as_inputs, fit, no_heads, plain_sizes
 from clearhead.base.tracing import any_autocast, autocast, autocasting, compiling, ordinary, readable, refuse_jit
 from clearhead.base.versions import Versions
 from clearhead.biases.base import Added, Bias, check_added
@@ -135,14 +135,9 @@ def make_problem(
     `as_written`: the score by its `tile()` and the mask as a matrix, whatever they lower to: what the reference engine
     computes, so that it is an oracle for both.
     """
-    special = not ordinary()
-    if special:
-        refuse_jit()
-    query, key = to_tensor_float(query, "query"), to_tensor_float(key, "key")
-    value = None if value is ABSENT else to_tensor_float(value, "value")
-    if special:
-        query, key, value = autocast(query), autocast(key), None if value is None else autocast(value)
-    query, key, value, sizes = as_inputs(query, key, value)
+    sizes = plain_sizes(query, key, value) if ordinary() else None
+    if sizes is None or query._is_zerotensor() or key._is_zerotensor() or value._is_zerotensor():
+        query, key, value, sizes = _inputs(query, key, value)
     if align is not None:
         sizes = sizes._replace(align=check_align(align))
     if query.element_size() < 4:
@@ -172,6 +167,16 @@ def make_problem(
         scores = _scores(score, query, key, factor, as_written)
     sinks = None if sinks is None else _as_sinks(sinks, sizes)
     return Problem(scores, value, sizes, visible, added, sinks, dropout_p, seed)
+
+
+def _inputs(query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor | None, Sizes]:
+    """What was passed, as tensors (B, H, L, E)."""
+    query, key = to_tensor_float(query, "query"), to_tensor_float(key, "key")
+    value = None if value is ABSENT else to_tensor_float(value, "value")
+    if not ordinary():
+        refuse_jit()
+        query, key, value = autocast(query), autocast(key), None if value is None else autocast(value)
+    return as_inputs(query, key, value)
 
 
 def with_value(problem: Problem, value: Any) -> Problem:

@@ -48,7 +48,8 @@ class Dot(Score):
         return Pairwise("mul", query, key)
 
     def check(self, query: Tensor, key: Tensor) -> None:
-        check_equal_width(self, query, key)
+        if query.shape[-1] != key.shape[-1]:
+            check_equal_width(self, query, key)
 
     def extra_repr(self) -> str:
         return self.described(*([] if self.scale is None else [f"scale={self.scale}"]))

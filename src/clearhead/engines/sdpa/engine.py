@@ -78,23 +78,19 @@ class Sdpa(Engine):
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
         lowered, value = problem.lowered, problem.value
         assert lowered is not None and value is not None
-        folded = lowered.folded()
-        query, key, value = apart(folded.query), apart(folded.key), apart(value)
-        if query is not lowered.query or key is not lowered.key or value is not problem.value:
-            lowered = folded._replace(query=query, key=key)
-            problem = problem._replace(scores=lowered, value=value)
+        lowered, value = lowered.folded(), apart(value)
+        query, key = apart(lowered.query), apart(lowered.key)
         if problem.plain and 0 not in problem.sizes.shape:
-            return Partial(full(lowered.query, lowered.key, value, lowered.scale))
-        visible = problem.visible
-        if visible is not None and visible.unseen == "inside":  # else the pieces leave out the keys that nobody sees
+            return Partial(full(query, key, value, lowered.scale))
+        problem = problem._replace(scores=lowered._replace(query=query, key=key), value=value)
+        if problem.visible is not None and problem.visible.unseen == "inside":  # else the pieces leave out such keys
             problem = zero_unseen(problem)
-            lowered, value = problem.lowered, problem.value
-            assert lowered is not None and value is not None
+        assert problem.value is not None
         again = problem.needs_grad and not transformed()
         batches = []
         for batch, parts in pieces(problem):
-            query, key, val = (_part(t, 0, batch) for t in (lowered.query, lowered.key, value))
-            outputs = [_run_piece(problem, piece, batch, query, key, val, again) for piece in parts]
+            query, key, value = (_part(t, 0, batch) for t in (problem.query, problem.key, problem.value))
+            outputs = [_run_piece(problem, piece, batch, query, key, value, again) for piece in parts]
             batches.append(regions.join(outputs, 2))
         return Partial(regions.join(batches, 0) if batches else tiles.no_keys(problem, problem.query))
 
