@@ -291,3 +291,14 @@ def test_the_mark_of_a_constant_is_pytorchs():
     torch.compiler.assume_constant_result(theirs)
     tracing.constant(ours)
     assert vars(ours) == vars(theirs) != {}
+
+
+def test_a_key_of_nan_that_nobody_sees_under_a_score_without_parameters():
+    key = K.clone()
+    key[0, :, 3:] = torch.nan
+    mask, score = ch.Lengths([3, 9]), ch.Cosine()
+    run = lambda k: ch.attention(Q, k, V, score=score, mask=mask)
+    for attend in (run, torch.compile(run, backend="aot_eager")):
+        k = key.detach().clone().requires_grad_()
+        (grad,) = torch.autograd.grad(attend(k).sum(), k)
+        assert grad.isfinite().all() and (grad[0, :, 3:] == 0).all()

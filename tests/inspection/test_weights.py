@@ -1,5 +1,8 @@
 """The lazy matrix: any part equals the dense one's, any reduction equals the same done on it."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -155,3 +158,22 @@ def test_repr_says_what_it_is():
     text = repr(ch.weights(x, x, mask=ch.Causal()))
     assert text.startswith("Weights((2, 5, 5), torch.float32, engine='native', mask=Causal()")
     assert len(ch.weights(x, x)) == 2
+
+
+def test_copies_and_settings_of_a_live_matrix():
+    query, key, value = torch.randn(3, 4), torch.randn(5, 4), torch.randn(5, 2)
+    score = ch.Cosine(1.0)
+    weights = ch.weights(query, key, score=score)
+    before = weights.dense()
+    for other in (copy.deepcopy(weights), pickle.loads(pickle.dumps(weights))):
+        assert torch.equal(other.dense(), before)
+    score.temperature = 0.1
+    torch.testing.assert_close(weights.dense() @ value, weights @ value)
+    assert not torch.equal(weights.dense(), before)
+    score.softcap = 0.5
+    torch.testing.assert_close(weights.dense(), ch.weights(query, key, score=score).dense())
+
+
+def test_a_value_may_have_more_leading_dimensions_than_a_live_matrix():
+    query, key, value = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 4), torch.randn(6, 2, 5, 3)
+    torch.testing.assert_close(ch.weights(query, key) @ value, ch.attention(query, key, value))

@@ -1,5 +1,7 @@
 """clearhead's own attention inside a watched model: one record a call, however many pieces an engine makes of it."""
 
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -151,3 +153,24 @@ def test_plan_inside_a_watch_does_not_decline_what_it_chose():
     with ch.watch(model := Model()):
         plan = model(X)
     assert plan.engine not in plan.declined
+
+
+@pytest.mark.parametrize("kind", ["raw", "dense", "dense and lengths", "lengths"])
+def test_the_mask_of_a_record_is_a_copy(kind):
+    keep, lengths = torch.rand(512, 512) < 0.5, torch.tensor(LENGTHS)
+    mask = {
+        "raw": keep,
+        "dense": ch.DenseMask(keep),
+        "dense and lengths": ch.DenseMask(keep) & ch.Lengths(lengths),
+        "lengths": ch.Lengths(lengths),
+    }[kind]
+    with ch.watch(model := Attend(mask=mask)) as seen:
+        model(X)
+    (call,) = seen.calls
+    shown, weights = repr(call.mask), call.weights[0, 0, 7]
+    mask_dense = call.mask.dense(X, X)
+    keep.fill_(True), lengths.zero_()
+    again = pickle.loads(pickle.dumps(call))
+    for one in (call, again):
+        assert repr(one.mask) == shown and torch.equal(one.mask.dense(X, X), mask_dense)
+        assert torch.equal(one.weights[0, 0, 7], weights)

@@ -181,3 +181,47 @@ def test_compiled_code_says_what_it_cannot():
 
     with torch.no_grad(), pytest.raises(Exception, match="is read on the host"):
         torch.compile(step, backend="eager", fullgraph=True)(x)
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no gradients", "gradients"])
+def test_reordering_the_longest_away(grad):
+    cache = KeyValueCache()
+    with torch.set_grad_enabled(grad):
+        cache.append(torch.ones(2, 2, 20, 4), torch.ones(2, 2, 20, 4), [20, 3])
+        cache.reorder(torch.tensor([1, 1]))
+        assert (len(cache), cache.lengths) == (3, (3, 3)) and "length=3," in repr(cache)
+        with pytest.raises(ch.ClearheadError, match="holds 3 positions"):
+            cache.crop(10)
+        key, _ = cache.append(torch.zeros(2, 2, 1, 4), torch.zeros(2, 2, 1, 4))
+    assert key[:, 0, :, 0].tolist() == [[1, 1, 1, 0]] * 2
+
+
+def test_lengths_of_empty_caches():
+    cache = KeyValueCache()
+    cache.crop([0, 0]), cache.crop(torch.zeros(3).long())
+    with pytest.raises(ch.ClearheadError, match="holds 0 positions"):
+        cache.crop([0, 1])
+    cache.append(torch.ones(2, 1, 5, 2), torch.ones(2, 1, 5, 2))
+    cache.reorder(torch.tensor([], dtype=torch.long))
+    cache.crop(2)
+    assert cache.lengths == ()
+
+
+def test_one_query_for_sequences_that_stand_at_unequal_places():
+    attend, cache, x = make("rotary"), KeyValueCache(), torch.randn(3, 4, 16)
+    with torch.no_grad():
+        attend(x, x, x, ch.Causal(), cache=cache)
+        cache.crop([2, 4, 1])
+        query, new = x[:1, :1], x[:, 3:]
+        together = attend(query, new, new, ch.Causal(), cache=copy.copy(cache))
+        each = attend(query.expand(3, -1, -1), new, new, ch.Causal(), cache=cache)
+    torch.testing.assert_close(together, each)
+
+
+def test_a_cache_keeps_keys_of_its_own():
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            cache, key = KeyValueCache(), torch.ones(1, 1, 2, 2)
+            cache.append(key, key)
+            key.zero_()
+            assert (cache.append(key, key)[0][:, :, :2] == 1).all()

@@ -3,8 +3,11 @@
 import copy
 import gc
 import pickle
+import sys
+import threading
 import weakref
 
+import numpy as np
 import pytest
 import torch
 
@@ -264,3 +267,150 @@ def test_the_graph_is_kept_until_the_next_call():
     attend(x, x, x)
     gc.collect()
     assert kept() is None
+
+
+@pytest.mark.parametrize("gradients", [False, True], ids=["detached", "with gradients"])
+@pytest.mark.parametrize("where", ["mask", "float mask", "bias"])
+def test_arrays_beside_tensors_are_copied(where, gradients):
+    if where == "bias":
+        attend = MultiHeadAttention(6, 2, record_gradients=gradients)
+    else:
+        attend = DotProductAttention(record_gradients=gradients)
+    array = np.ones((4, 5), dtype=np.float32)
+    array[0, 2] = 0
+    array = array.astype(bool) if where == "mask" else array * 2
+    query, key, value = inputs()
+    for look in (True, False):  # the second call is looked at after the write
+        attend(query, key, value, **{where.split()[-1]: array})
+        if look:
+            expected = attend.attention_weights.dense()
+    array[:] = 0
+    array[:, 0] = 1
+    torch.testing.assert_close(attend.attention_weights.dense(), expected)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_one_input_of_inference_mode(which):
+    attend, tensors = DotProductAttention(), inputs()
+    with torch.inference_mode():
+        tensors[which] = tensors[which].clone()
+    with torch.no_grad():
+        attend(*tensors)
+        expected = attend.attention_weights.dense()
+        attend(*tensors)
+    with torch.inference_mode():
+        tensors[which].mul_(3.0)
+    torch.testing.assert_close(attend.attention_weights.dense(), expected)
+
+
+def test_threads_that_call_and_read_one_module():
+    attend, wrong = MultiHeadAttention(6, 2).eval(), []
+
+    def work(length):
+        x = torch.randn(1, length, 6)
+        for _ in range(300):
+            with torch.no_grad():
+                attend(x, x, x)
+            weights = attend.attention_weights
+            if not isinstance(weights, ch.Weights) or weights.shape[-1] not in (3, 4, 5, 6):
+                wrong.append(weights)
+
+    threads = [threading.Thread(target=work, args=(length,)) for length in (3, 4, 5, 6)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        [thread.start() for thread in threads], [thread.join() for thread in threads]
+    finally:
+        sys.setswitchinterval(before)
+    assert not wrong
+
+
+def test_copies_of_the_weights(attend):
+    query, key, value = inputs()
+    attend(query, key, value)
+    weights = attend.attention_weights
+    for other in (copy.deepcopy(weights), pickle.loads(pickle.dumps(weights))):
+        assert torch.equal(other.dense(), weights.dense())
+        with torch.no_grad():
+            other.problem.key.zero_()
+        with pytest.raises(ch.ClearheadError, match="modified in place"):
+            other.dense()
+    if isinstance(attend, DotProductAttention):
+        query.add_(1)
+        with pytest.raises(ch.ClearheadError, match="modified in place"):
+            copy.deepcopy(weights).dense()
+
+
+@pytest.mark.parametrize("at_call", [False, True])
+def test_autocast_at_the_call_or_at_the_look(attend, at_call):
+    query, key, value = inputs()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=at_call):
+        attend(query, key, value)
+    weights = attend.attention_weights
+    value = value if len(weights.shape) == 3 else value[:, None].expand(-1, 2, -1, -1)
+    expected = weights.dense() @ value
+    with torch.autocast("cpu", torch.bfloat16, enabled=not at_call):
+        torch.testing.assert_close(weights @ value, expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(weights.reduce(ch.Output(value))[0], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.load_state_dict({name: 2 * t for name, t in m.state_dict().items()}, assign=True),
+        lambda m: [setattr(p, "data", p.data * 2) for p in m.parameters()],
+        lambda m: m.score.register_parameter("weight", torch.nn.Parameter(torch.randn(3, 3))),
+        lambda m: setattr(m.score, "softcap", 0.1),
+    ],
+    ids=["assigned", "other memory", "another parameter", "softcap"],
+)
+@pytest.mark.parametrize("gradients", [False, True], ids=["detached", "with gradients"])
+def test_what_takes_the_place_of_a_parameter(change, gradients):
+    attend = MultiHeadAttention(6, 2, score=ch.Bilinear(3, 3), record_gradients=gradients)
+    attend(*inputs())
+    weights, expected = attend.attention_weights, attend.attention_weights.dense().detach()
+    change(attend)
+    if gradients:
+        for look in (lambda: attend.attention_weights, weights.dense):
+            with pytest.raises(ch.ClearheadError, match="recorded call"):
+                look()
+    else:
+        torch.testing.assert_close(weights.dense(), expected)
+
+
+def test_the_mode_of_a_recorded_call_stays():
+    class Dropped(ch.Score):
+        def __init__(self):
+            super().__init__()
+            self.drop = torch.nn.Dropout(0.5)
+
+        def tile(self, query, key):
+            return self.drop(query @ key.mT)
+
+    for gradients in (False, True):
+        attend = MultiHeadAttention(6, 2, score=Dropped(), record_gradients=gradients).eval()
+        attend(*inputs())
+        expected = attend.attention_weights.dense()
+        if not gradients:
+            attend.train()
+        torch.testing.assert_close(attend.attention_weights.dense(), expected)
+
+
+def test_a_mask_that_is_spans_is_let_go():
+    attend, (query, key, value) = MultiHeadAttention(6, 2), inputs()
+    for make in (lambda keep: keep, ch.DenseMask):
+        keep = torch.ones(4, 5).tril().bool()
+        kept = weakref.ref(keep)
+        attend(query, key, value, make(keep), valid_lens=[3, 5])
+        del keep
+        gc.collect()
+        assert kept() is None and "mask=" in repr(attend.attention_weights)
+
+
+def test_gradients_to_a_value_beside_a_record_of_inference_mode(attend):
+    with torch.inference_mode():
+        attend(*inputs())
+    weights = attend.attention_weights
+    value = torch.randn(*weights.shape[:-2], 5, 3, requires_grad=True)
+    (weights @ value).sum().backward()
+    torch.testing.assert_close(value.grad[..., 0], weights.received())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from torch import Tensor
 
@@ -25,13 +26,18 @@ class Versions:
             else:
                 self._seen.append((name, tensor, tensor._version, address(tensor)))
 
-    def same(self, tensors: Iterable[Tensor]) -> bool:
-        """Whether these are the same tensors, nothing has been written to since, and none was given other memory."""
+    def __reduce__(self) -> Any:  # a copy has tensors of its own, whose writes are counted anew
+        return _again, ([(name, tensor, tensor._version != version) for name, tensor, version, _ in self._seen],)
+
+    def changed(self, tensors: Iterable[tuple[str, Tensor]]) -> tuple[str, Tensor] | None:
+        """The first of these that is another tensor, was written to since, or was given other memory."""
         now = list(tensors)
-        return len(now) == len(self._seen) and all(
-            other is tensor and tensor._version == version and address(tensor) == at
-            for other, (_, tensor, version, at) in zip(now, self._seen, strict=True)
-        )
+        for (name, other), (_, tensor, version, at) in zip(now, self._seen, strict=False):
+            if other is not tensor or tensor._version != version or address(tensor) != at:
+                return name, other
+        if len(now) == len(self._seen):
+            return None
+        return now[-1] if now else self._seen[-1][:2]
 
     def written(self) -> tuple[str, Tensor] | None:
         """The first tensor that has been written to since, with the name of what reads it."""
@@ -50,3 +56,11 @@ class Versions:
                 "in place after the forward pass, and the backward pass needs it as it was. Pass a copy: "
                 "tensor.clone()."
             )
+
+
+def _again(seen: list[tuple[str, Tensor, bool]]) -> Versions:
+    versions = Versions((name, tensor) for name, tensor, _ in seen)
+    for i, (name, tensor, written) in enumerate(seen):
+        if written:
+            versions._seen[i] = (name, tensor, -1, 0)
+    return versions

@@ -8,15 +8,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead._attention import Arguments
+from clearhead.base.errors import ClearheadError
 from clearhead.base.tracing import transformed
 from clearhead.base.versions import Versions
 from clearhead.masks.base import Mask
 from clearhead.problem.problem import ABSENT, Problem, with_value
 from clearhead.problem.reads import tensors_in
-from clearhead.problem.record import Record, check_reads
+from clearhead.problem.record import Record, check_reads, record
+
+_OF_EVERY_MODULE = vars(nn.Module()).keys()  # such as `training`
 
 
 class Source(ABC):
@@ -31,6 +34,9 @@ class Source(ABC):
     @abstractmethod
     def problem(self) -> Problem:
         """The normal form as it is now: the same object as long as nothing has changed. Raises where it is lost."""
+
+    def check(self) -> None:  # noqa: B027 - a source that is live has nothing to lose
+        """Raise where the problem is lost: something has been written to since the call."""
 
     @abstractmethod
     def with_value(self, value: Any) -> Problem:
@@ -54,27 +60,35 @@ class Given(Source):
         self._call = call._replace(**arrays)._replace(value=ABSENT, dropout_p=0.0)
         self._problem: Problem | None = None
         self._learnt = False
-        self._versions = Versions(self._named())
+        self._versions, self._numbers = Versions(self._named()), settings(call.score)
         self._lasting = lasting
 
     def problem(self) -> Problem:
-        if self._lasting:
-            check_reads(self._versions)
+        self.check()
         if self._problem is None or not self._may_be_used_again():
-            self._versions = Versions(self._named())
+            self._versions, self._numbers = Versions(self._named()), settings(self._call.score)
             self._problem = self._call.problem()
             reads = (tensor for _, tensor in self._named())
             self._learnt = self._problem.needs_grad or any(tensor.requires_grad for tensor in reads)
         return self._problem
 
     def with_value(self, value: Any) -> Problem:
-        if self._lasting:
-            check_reads(self._versions)
+        self.check()
         return self._call._replace(value=value).problem()
 
     def said(self) -> dict[str, Any]:
         options = ("score", "mask", "bias", "scale", "sinks", "align")
         return {name: getattr(self._call, name) for name in options}
+
+    def check(self) -> None:
+        if not self._lasting:
+            return
+        check_reads(self._versions, self._named())
+        if self._numbers != settings(self._call.score):
+            raise ClearheadError(
+                "the score of the recorded call was given other settings since: its attention weights can't be "
+                "computed any more. Read what you need of attention_weights before."
+            )
 
     def _may_be_used_again(self) -> bool:
         """Whether what was lowered before is what would be lowered now.
@@ -84,11 +98,23 @@ class Given(Source):
         """
         if transformed() or (self._learnt and torch.is_grad_enabled()):
             return False
-        return self._versions.known and self._versions.same(tensor for _, tensor in self._named())
+        same = self._versions.known and self._versions.changed(self._named()) is None
+        return same and self._numbers == settings(self._call.score)
 
     def _named(self) -> Iterator[tuple[str, Tensor]]:
         for name in ("query", "key", "score", "mask", "bias", "sinks", "align"):
             yield from ((name, tensor) for tensor in tensors_in(getattr(self._call, name)))
+
+
+def settings(score: Any) -> list[Any]:
+    """The numbers, words and flags that a score computes with, such as its softcap: they may be set anew."""
+    modules = score.modules() if isinstance(score, nn.Module) else ()
+    return [
+        (name, value)
+        for module in modules
+        for name, value in vars(module).items()
+        if isinstance(value, bool | int | float | str | None) and name not in _OF_EVERY_MODULE
+    ]
 
 
 class Recorded(Source):
@@ -99,12 +125,18 @@ class Recorded(Source):
     def __init__(self, record: Record, said: dict[str, Any], numpy: bool = False) -> None:
         self.record, self._said, self.numpy = record, said, numpy
 
-    def problem(self) -> Problem:
+    def check(self) -> None:
         self.record.check()
+
+    def problem(self) -> Problem:
+        self.check()
         return self.record.problem
 
     def with_value(self, value: Any) -> Problem:
-        return with_value(self.problem(), value)
+        problem = self.problem()
+        if problem.query.is_inference() and torch.is_grad_enabled() and getattr(value, "requires_grad", False):
+            problem = record(problem, copy=True).problem
+        return with_value(problem, value)
 
     def said(self) -> dict[str, Any]:
         return self._said

@@ -37,7 +37,9 @@ class Recorded:
         if self.mask is None:
             return None
         if sizes not in self._lowered:
-            self._lowered[sizes] = resolve(self.mask, sizes, as_written=False)
+            found = resolve(self.mask, sizes, as_written=False)
+            spans = found.spans._replace(reads=())  # it reads copies, which nobody else has
+            self._lowered[sizes] = found._replace(spans=spans)
         return self._lowered[sizes]
 
     def plus(self, other: Recorded) -> Recorded:

@@ -12,7 +12,6 @@ from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.source import Recorded
 from clearhead.inspection.weights import Weights
 from clearhead.models._padding import Real
-from clearhead.problem.record import Record
 from clearhead.problem.visible import seen_by
 
 
@@ -46,11 +45,11 @@ class PaddedWeights(Weights):
     @cached_property
     def _of_words(self) -> Weights:
         """The same weights, but that a padding query sees nothing."""
-        problem, reads = self._recorded
+        problem = self._recorded.problem
         words = self._padding.queries
         if words is not None:
             problem = problem._replace(visible=seen_by(words, problem.visible, problem.sizes))
-        return Weights(Recorded(Record(problem, reads), {}))
+        return Weights(Recorded(self._recorded._replace(problem=problem), {}))
 
     def reduce(self, *reductions: Reduction) -> tuple[Any, ...]:
         results = self._of_words.reduce(*reductions)

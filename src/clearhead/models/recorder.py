@@ -86,7 +86,7 @@ class Recorder:
                     align="lower_right" if masks.align is None else masks.align,
                 )
             problem = problem._replace(visible=masks.visible(problem.sizes))
-        kept = Record(problem, Versions(()))
+        kept = Record(problem, Versions(()), copied=True)
         self.keep(kept, query, key, score, masks.mask, backend, name=name, kind=kind, uniform=masks.uniform)
 
     def keep(

@@ -13,7 +13,6 @@ from clearhead.base.numbers import check_flag
 from clearhead.base.tracing import compiling, transformed
 from clearhead.inspection.source import Given, Recorded, Source, shown
 from clearhead.inspection.weights import Weights
-from clearhead.masks.base import Mask
 from clearhead.problem.record import record
 
 
@@ -28,7 +27,8 @@ class RecordedWeights(Weights):
 class RecordingModule(nn.Module):
     """A module with `attention_weights`. It records in the forward pass, and computes when it is asked."""
 
-    _last: Source | RecordedWeights | None = None
+    _last: Source | None = None
+    _made: tuple[Source, RecordedWeights] | None = None
 
     def __init__(self, record_gradients: bool = False) -> None:
         super().__init__()
@@ -45,11 +45,13 @@ class RecordingModule(nn.Module):
         the state dict, of pickles and of copies of the module. Raises a `ClearheadError`, now or when they are looked
         at, where a tensor they are computed from was modified in place since.
         """
-        if isinstance(self._last, Source):
-            self._last = RecordedWeights(self._last)
-        if self._last is not None:
-            _ = self._last.problem
-        return self._last
+        last, made = self._last, self._made  # read once: another thread may be calling the module
+        if last is None:
+            return None
+        if made is None or made[0] is not last:
+            made = self.__dict__["_made"] = last, RecordedWeights(last)
+        last.check()
+        return made[1]
 
     def _attend(
         self,
@@ -65,6 +67,7 @@ class RecordingModule(nn.Module):
         fresh: bool = False,
     ) -> Any:
         """`attention`, recorded. `fresh`: nobody but the module has query and key."""
+        mask, bias = (a.copy() if isinstance(a, np.ndarray) else a for a in (mask, bias))  # whose writes are not seen
         call = Arguments(query, key, value, score, mask, bias, None, None, align, dropout_p, None)
         output, problem = _attention.attend(call)
         last: Source | None = None
@@ -73,14 +76,14 @@ class RecordingModule(nn.Module):
             if self.record_gradients and not numpy:
                 last = Given(call._replace(value=None, dropout_p=0.0), lasting=True)
             else:
-                said = {"score": score, "mask": mask if isinstance(mask, Mask) else _words(mask)}
-                said |= {"bias": _words(bias), "align": align}
+                said = {"score": score, "mask": _words(mask), "bias": _words(bias), "align": align}
                 last = Recorded(record(problem, copy=numpy, fresh=fresh), said, numpy)
+        self.__dict__["_made"] = None
         self.__dict__["_last"] = last  # a module's own way to set it is slow
         return output
 
     def __getstate__(self) -> dict[str, Any]:  # pickle and copy ask for it
-        return {name: value for name, value in self.__dict__.items() if name != "_last"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_last", "_made")}
 
 
 def _words(value: Any) -> str | None:

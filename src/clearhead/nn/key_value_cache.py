@@ -51,6 +51,13 @@ class _State(NamedTuple):
     def starts(self) -> Lengths:
         return self.lengths or (self.key.shape[2],) * self.key.shape[0]
 
+    def cut(self, lengths: Lengths) -> _State:
+        """The first positions of each sequence, so many."""
+        if lengths and lengths == self.starts():
+            return self
+        end = max(lengths, default=0)
+        return _State(self.buffer, self.key[:, :, :end], self.value[:, :, :end], _unequal(lengths))
+
 
 class KeyValueCache:
     """What one `MultiHeadAttention` has seen while decoding: its keys and values, projected.
@@ -113,6 +120,8 @@ class KeyValueCache:
                     f"{name} has shape {tuple(tensor.shape)}; expected (B, Hk, L, E), keys and values of one length.\n"
                     + columns({"key": tuple(key.shape), "value": tuple(getattr(value, "shape", ()))})
                 )
+        if self._state is None and torch.is_grad_enabled():  # else the first keys would be the caller's own memory
+            key, value = key.clone(), value.clone()
         self._state = self._extended(key, value, new_lens)
         return self._state.key, self._state.value
 
@@ -133,9 +142,9 @@ class KeyValueCache:
             raise ClearheadError("the cache is empty: it has no batch to reorder before its first keys.")
         _, key, value, lengths = self._state
         indices = _check_indices(indices, key.shape[0])
-        lengths = None if lengths is None else tuple(lengths[i] for i in indices.tolist())
-        indices = placed(indices, key.device, "indices")
-        self._state = _State(None, key.index_select(0, indices), value.index_select(0, indices), lengths)
+        at = placed(indices, key.device, "indices")
+        state = _State(None, key.index_select(0, at), value.index_select(0, at))
+        self._state = state if lengths is None else state.cut(tuple(lengths[i] for i in indices.tolist()))
 
     def crop(self, length: Any) -> None:
         """Keep the first `length` positions, one number for all sequences, or integers (B,), one for each.
@@ -151,21 +160,19 @@ class KeyValueCache:
         Raises a `ClearheadError` for more than there are. Cost: none now; the next keys make a copy of what is kept.
         """
         one_each = isinstance(length, list | tuple | range) or (hasattr(length, "shape") and len(length.shape) > 0)
-        if self._state is None or not one_each:
-            most = check_count(length, 0, "length")
-            if most > len(self):
-                raise ClearheadError(
-                    f"length is {most}, and the cache holds {len(self)} positions: crop can't add any."
-                )
-            kept = tuple(min(most, held) for held in self.lengths or ())
+        held = self.lengths or ()
+        if one_each:
+            kept = _integers(length, "length", None if self._state is None else len(held))
+            fits = all(new <= old for new, old in zip(kept, held or (0,) * len(kept), strict=True))
         else:
-            kept = _integers(length, "length", len(self.lengths or ()))
-            if any(new > held for new, held in zip(kept, self.lengths or (), strict=True)):
-                raise ClearheadError(f"length is {kept}, and the cache holds {self.lengths}: crop can't add any.")
-        if self._state is not None and kept != self.lengths:
-            end = max(kept, default=0)
-            buffer, key, value, _ = self._state
-            self._state = _State(buffer, key[:, :, :end], value[:, :, :end], _unequal(kept))
+            most = check_count(length, 0, "length")
+            kept, fits = tuple(min(most, old) for old in held), most <= len(self)
+        if not fits:
+            raise ClearheadError(
+                f"length is {length}, and the cache holds {_said(held, len(self))} positions: crop can't add any."
+            )
+        if self._state is not None:
+            self._state = self._state.cut(kept)
 
     def reset(self) -> None:
         """Forget everything, for another batch."""
@@ -259,13 +266,18 @@ def _counts(new_lens: Any, key: Tensor) -> Lengths:
     return counts
 
 
-def _integers(given: Any, name: str, batch: int) -> Lengths:
-    """Integers (B,), 0 or more."""
+def _said(lengths: Lengths, longest: int) -> str:
+    return str(longest) if len(set(lengths)) < 2 else str(lengths)
+
+
+def _integers(given: Any, name: str, batch: int | None) -> Lengths:
+    """Integers (B,), 0 or more; for any B where `batch` is None."""
     if compiling():
         raise UnsupportedError(
             f"{name} is read on the host, which compiled code can't. Call the module outside of the compiled function."
         )
     numbers = check_lengths(given, name)
+    batch = numbers.numel() if batch is None else batch
     if tuple(numbers.shape) != (batch,):
         raise ShapeError(f"{name} has shape {tuple(numbers.shape)}; expected ({batch},), one for each sequence.")
     return tuple(numbers.tolist())

@@ -176,7 +176,8 @@ class MultiHeadAttention(RecordingModule):
         batched = query.ndim == 3
         q = self._heads(self.W_q(query if batched else query[None]), self.num_heads)
         if self.rotary is not None:
-            q = self.rotary(q, past)
+            each = isinstance(past, Tensor) and q.shape[0] == 1  # one query for sequences that stand at unequal places
+            q = self.rotary(q.expand(k.shape[0], -1, -1, -1) if each else q, past)
         state = None
         if cache is not None:
             state = cache._extended(k, v, new_lens)

@@ -31,7 +31,10 @@ from clearhead.scores.dot import Dot
 from clearhead.scores.score_function import ScoreFunction
 
 _DOT = Dot()
-ABSENT = object()  # no value: only the weights are wanted
+
+
+class ABSENT:
+    """In the place of a value where only the weights are wanted. A class, since its copies and pickles are itself."""
 
 
 class Problem(NamedTuple):
@@ -159,7 +162,7 @@ def make_problem(
     scores = _scores(score, query, key, factor, as_written)
     projected = scores.query is not query or scores.key is not key
     unseen = None if visible is None or visible.unseen == "none" or not projected else visible.spans
-    if unseen is not None and not _only_hidden(score) and not (finite(query) and finite(key)):
+    if unseen is not None and not (finite(query) and finite(key)):
         # a key that nobody sees may be NaN, which would reach the gradients of the score's own projections
         keys, queries = seen(unseen, sizes)
         query = zero(query, queries, only_not_finite=True)
@@ -181,8 +184,12 @@ def _inputs(query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor | 
 
 def with_value(problem: Problem, value: Any) -> Problem:
     """The same problem with a value (..., Lk, Ev), whose leading dimensions broadcast to the problem's."""
+    value = to_tensor_float(value, "value")
+    if value.dtype != problem.query.dtype and value.is_floating_point():  # the call was under autocast
+        dtype = torch.promote_types(value.dtype, problem.query.dtype)
+        scores = problem.scores._replace(query=problem.query.to(dtype), key=problem.key.to(dtype))
+        problem, value = problem._replace(scores=scores), value.to(dtype)
     sizes, key_heads = problem.sizes, problem.key.shape[1]
-    value = autocast(to_tensor_float(value, "value"))
     outer = sizes.shown[:-1] if len(sizes.shown) > 1 else sizes.shown
     heads, key_heads_shown = ((sizes.heads,), (key_heads,)) if len(sizes.shown) > 1 else ((), ())
     number = problem.query.detach().new_zeros(())  # as_inputs checks the value beside a query and key of these shapes
@@ -197,11 +204,6 @@ def with_value(problem: Problem, value: Any) -> Problem:
         return problem._replace(value=value)
     scores = problem.scores._replace(key=problem.key.expand(-1, key.shape[1], -1, -1))  # from one head
     return problem._replace(value=value, scores=scores)
-
-
-def _only_hidden(score: Score) -> bool:
-    """Whether values are hidden, and nothing is learnt before the engine's own guard."""
-    return compiling() and next(score.parameters(), None) is None
 
 
 def _refuse_distributed(inputs: dict[str, Tensor | None]) -> None:

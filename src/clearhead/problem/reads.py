@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,6 +12,15 @@ from clearhead.biases.base import Bias
 from clearhead.biases.bias_function import BiasFunction
 from clearhead.masks.base import Mask
 from clearhead.scores.score_function import ScoreFunction
+
+
+def _held(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Tensors, and those in lists of them."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from (part for part in value if isinstance(part, Tensor))
 
 
 def tensors_in(thing: Any) -> Iterator[Tensor]:
@@ -24,7 +33,7 @@ def tensors_in(thing: Any) -> Iterator[Tensor]:
         if thing._parameters or thing._buffers or thing._modules:
             yield from thing.parameters()
             yield from thing.buffers()
-        yield from (value for value in vars(thing).values() if isinstance(value, Tensor))
+        yield from _held(vars(thing).values())
         for part in thing.modules():
             if isinstance(part, Bias):
                 yield from getattr(part, "reads", ())  # of one by a function

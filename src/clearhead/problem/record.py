@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError
@@ -14,10 +16,9 @@ from clearhead.biases.base import Added
 from clearhead.masks.base import Spans
 from clearhead.problem.problem import Problem
 from clearhead.problem.reads import tensors_in
-from clearhead.scores.base import ByTile, Score, with_parameters
+from clearhead.scores.base import ByTile, Change, Score, with_parameters
 
 EVERY = (slice(None),) * 4
-Change = Callable[[Tensor], Tensor]
 
 
 class Record(NamedTuple):
@@ -25,15 +26,22 @@ class Record(NamedTuple):
 
     problem: Problem
     reads: Versions
+    copied: bool  # whether `reads` are of what the problem's functions read alone: all else is a copy
 
     def check(self) -> None:
         """Raise where something has been written to since the call."""
-        check_reads(self.reads)
+        check_reads(self.reads, _by_functions(self.problem) if self.copied else _all(self.problem))
+
+    def __reduce__(self) -> Any:  # a mask's residual may be a function that cannot be pickled
+        problem, visible = self.problem, self.problem.visible
+        if visible is not None:
+            problem = problem._replace(visible=visible._replace(spans=_written_out(visible.spans)))
+        return Record, (problem, self.reads, self.copied)
 
 
-def check_reads(reads: Versions) -> None:
-    """Raise where something that a recorded call reads, by its name, has been written to since the call."""
-    found = reads.written()
+def check_reads(reads: Versions, now: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise where something that a recorded call reads has been written to since the call, or is another now."""
+    found = reads.changed(now) if reads.known else reads.written()
     if found is not None:
         name, tensor = found
         raise ClearheadError(
@@ -49,10 +57,11 @@ def record(problem: Problem, *, copy: bool = False, fresh: bool = False) -> Reco
     Else only what an optimizer writes to is copied, and what counts no writes: tensors of inference mode, unless they
     are `fresh`, the query and key of nobody but the caller.
     """
-    change: Change = _copy if copy else _detach
-    scores = problem.scores
-    of_inputs: Change = _copy if copy or (not fresh and scores.query.is_inference()) else Tensor.detach
-    scores = scores._replace(query=of_inputs(scores.query), key=of_inputs(scores.key))
+    change: Change = _copy if copy else _detached
+    query, key = (
+        _copy(t) if copy or (t.is_inference() and not fresh) else t.detach() for t in (problem.query, problem.key)
+    )
+    scores = problem.scores._replace(query=query, key=key)
     if isinstance(scores, ByTile):
         scores = scores._replace(score=frozen(scores.score, change))
     elif scores.weight is not None:
@@ -62,10 +71,13 @@ def record(problem: Problem, *, copy: bool = False, fresh: bool = False) -> Reco
         dense, relative = (None if t is None else change(t) for t in (bias.dense, bias.relative))
         bias = Added(dense, relative, bias.function, bias.reads)
     if visible is not None:
-        edges = visible.edges
+        spans, edges = visible.spans, visible.edges
+        if copy and spans.reads:
+            spans = _written_out(spans)
         if copy and edges is not None:  # which may share the spans' memory
             edges = edges[0].copy(), edges[1].copy()
-        visible = visible._replace(spans=_spans(visible.spans, change, copy), edges=edges)
+        spans = spans._replace(start=change(spans.start), stop=change(spans.stop))
+        visible = visible._replace(spans=spans, edges=edges)
     kept = problem._replace(
         scores=scores,
         value=None,
@@ -75,27 +87,27 @@ def record(problem: Problem, *, copy: bool = False, fresh: bool = False) -> Reco
         dropout_p=0.0,
         seed=None,
     )
-    return Record(kept, Versions(_by_functions(kept) if copy else _all(kept)))
+    return Record(kept, Versions(_by_functions(kept) if copy else _all(kept)), copy)
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone()
+    with torch.inference_mode(False):  # a tensor of inference mode could not be used where gradients are wanted
+        return tensor.detach().clone()
 
 
 def frozen(score: Score, change: Change = _copy) -> Score:
-    """A copy of a score that nothing trains."""
-    return with_parameters(score, lambda p: nn.Parameter(p.detach().clone(), requires_grad=False), change)
+    """A copy of a score that nothing trains, and that stays in the mode it is in."""
+    return with_parameters(score, lambda p: nn.Parameter(_copy(p), requires_grad=False), change, every=True)
 
 
-def _spans(spans: Spans, change: Change, copy: bool) -> Spans:
-    residual, reads = spans.residual, spans.reads
-    if residual is not None and copy and reads:
-        keep, reads = spans.rest(*EVERY).clone(), ()
-        residual = lambda *sides: part(keep, *sides)  # noqa: E731
-    return Spans(change(spans.start), change(spans.stop), residual, reads)
+def _written_out(spans: Spans) -> Spans:
+    """The same, its residual read now."""
+    if spans.residual is None:
+        return spans
+    return spans._replace(residual=partial(part, _copy(spans.rest(*EVERY))), reads=())
 
 
-def _detach(tensor: Tensor) -> Tensor:
+def _detached(tensor: Tensor) -> Tensor:
     """Detached; a copy of what a later optimizer step, or an unseen write, changes."""
     base = tensor if tensor._base is None else tensor._base
     trained = isinstance(base, nn.Parameter) or (base.is_leaf and base.requires_grad)

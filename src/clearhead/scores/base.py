@@ -181,19 +181,24 @@ class Score(nn.Module, ABC):
         return scores.detach().numpy() if isinstance(query, np.ndarray) else scores
 
 
-def with_parameters(module: Module, change: Callable[[nn.Parameter], Tensor], buffer: Change = lambda b: b) -> Module:
-    """A copy of a module over other parameters and buffers; the module itself where it holds nothing.
+def with_parameters(
+    module: Module, change: Callable[[nn.Parameter], Tensor], buffer: Change = lambda b: b, every: bool = False
+) -> Module:
+    """A copy of a module over other parameters and buffers; without `every`, the module itself where it has none.
 
     The module is not touched: other threads may be calling it.
     """
-    if not (module._parameters or module._buffers or module._modules):
+    if not (every or module._parameters or module._buffers or module._modules):
         return module
     copied = module.__new__(type(module))
     copied.__dict__ = module.__dict__.copy()
     inside = {
         "_parameters": {name: None if p is None else change(p) for name, p in module._parameters.items()},
         "_buffers": {name: None if b is None else buffer(b) for name, b in module._buffers.items()},
-        "_modules": {n: None if m is None else with_parameters(m, change, buffer) for n, m in module._modules.items()},
+        "_modules": {
+            name: None if m is None else with_parameters(m, change, buffer, every)
+            for name, m in module._modules.items()
+        },
     }
     copied.__dict__.update(inside)
     return copied

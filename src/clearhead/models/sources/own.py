@@ -5,21 +5,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from clearhead import _attention
 from clearhead._attention import Arguments
-from clearhead.base.arrays import to_tensor
 from clearhead.engines.base import Engine
 from clearhead.masks.base import Mask
-from clearhead.masks.dense import DenseMask
 from clearhead.models._compiled import uncompiled
 from clearhead.models._patch import replaced
+from clearhead.models._recorded import RecordedMask
 from clearhead.models.recorder import Recorder
 from clearhead.problem.problem import Problem, as_score, make_problem
+from clearhead.problem.reads import tensors_in
 from clearhead.problem.record import frozen, record
 from clearhead.scores.base import ByTile
 from clearhead.scores.dot import Dot
@@ -79,12 +79,14 @@ def _read(recorder: Recorder, problem: Problem, call: Arguments, backend: str) -
         written = make_problem(call.query, call.key, call.value, score=given, scale=call.scale, as_written=True).scores
         query, key = (t.detach().to(problem.query.dtype, copy=True) for t in (written.query, written.key))
         score = frozen(given)
-    recorder.keep(kept, query, key, score, _mask(call.mask), backend)
+    recorder.keep(kept, query, key, score, _mask(call.mask, kept.problem), backend)
 
 
-def _mask(given: Any) -> Mask | None:
-    """The mask as a person gave it; a float one is in the problem's bias."""
-    if isinstance(given, Tensor | np.ndarray):
-        tensor = to_tensor(given, "mask")
-        return None if tensor.is_floating_point() else DenseMask(tensor)
-    return given if isinstance(given, Mask) else None
+def _mask(given: Any, problem: Problem) -> Mask | None:
+    """A copy of the mask that a person gave; its spans, where it holds a matrix. None where it is a bias alone."""
+    if problem.spans is None:
+        return None
+    few = 4 * (problem.sizes.queries + problem.sizes.keys) * problem.sizes.batch
+    if isinstance(given, Mask) and sum(tensor.numel() for tensor in tensors_in(given)) <= few:
+        return deepcopy(given)
+    return RecordedMask(problem.spans, problem.sizes)
