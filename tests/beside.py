@@ -1,4 +1,4 @@
-"""Code that runs while another thread compiles, of which parts of PyTorch tell every thread."""
+"""Code that runs while another thread compiles, which sets some of PyTorch's flags in every thread."""
 
 from concurrent.futures import ThreadPoolExecutor, wait
 

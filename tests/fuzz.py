@@ -5,9 +5,9 @@
     python tests/fuzz.py --only 1234             one again, shown
     python tests/fuzz.py 1000 --instructions avx2 --jobs 2
 
-A problem is all in its number (`fuzzing/draw.py`). The truth is `oracle.py`; the budget of an error is derived from the
-problem (`fuzzing/budget.py`); what may be refused is in `fuzzing/table.py`. Problems run in child processes: one that
-ends its process is a failure too, and the next one goes on after it.
+A problem follows from its number (`fuzzing/draw.py`). The truth is `oracle.py`; the budget of an error is derived from
+the problem (`fuzzing/budget.py`); what may be refused is in `fuzzing/table.py`. Problems run in child processes: one
+that ends its process is a failure too, and the next one goes on after it.
 """
 
 from __future__ import annotations

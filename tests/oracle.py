@@ -406,7 +406,7 @@ def _attend(p: Problem, loss: Array | None, step: Any) -> Found:
     sizes = Sizes(*(x.shape for x in p.inputs))
     keep = allowed(p.mask, sizes, p.align)
     q, k, v = (sizes.fold(x) for x in p.inputs)
-    # what is not finite and seen by nobody contributes nothing
+    # entries that are not finite, and that no query sees, contribute nothing
     sees, seen = keep.any(3)[..., None], _by_group(keep.any(2), sizes, p.inputs[1:])[..., None]
     q = np.where(~sees & ~np.isfinite(q), 0.0, q)
     k, v = (np.where(~seen & ~np.isfinite(x), 0.0, x) for x in (k, v))

@@ -1,4 +1,4 @@
-"""Other devices: what a call may not do there is wait for values."""
+"""Other devices: a call must not wait for values there."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Mistakes that were made once."""
+"""Regressions: cases whose results were wrong once."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What is fixed once, and the same on every engine."""
+"""Semantics that are the same on every engine."""
 
 import numpy as np
 import pytest

@@ -80,7 +80,7 @@ def attention(
 
 
 class Arguments(NamedTuple):
-    """What `attention`, or `weights`, which has no value, was given."""
+    """The arguments of `attention`, or of `weights`, which has no value."""
 
     query: Any
     key: Any
@@ -112,9 +112,9 @@ class Arguments(NamedTuple):
 
 
 def attend(call: Arguments) -> tuple[Any, Problem]:
-    """What `attention` does, with the problem that it solved.
+    """Compute `attention`; give the output and the problem that it solved.
 
-    `watch` puts a function in its place, which reaches code that has imported `attention` too.
+    `watch` replaces this function, so that code that has imported `attention` by name is recorded too.
     """
     query, key, value, engine = call.query, call.key, call.value, call.engine
     tensors = isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)
@@ -129,7 +129,7 @@ def attend(call: Arguments) -> tuple[Any, Problem]:
 class Plan:
     """What `attention` would do: print it.
 
-    `engine`: its name; `declined`: for each other engine, why it does not run; `notes`: what to know before.
+    `engine`: its name; `declined`: for each other engine, why it does not run; `notes`: remarks on this call.
     `pairs`: B · H · Lq · Lk; `computed`: those the engine computes; `skipped`: the share that it does not.
     `operations` and `extra_bytes`: estimates of its work, and of its memory beyond inputs and output.
     """
@@ -137,7 +137,7 @@ class Plan:
     engine: str
     declined: dict[str, list[str]]
     notes: list[str]
-    operations: int  # multiplications and additions, or, where φ has a tanh, tanh evaluations times three
+    operations: int  # a pair: 2 a dimension of the score for a product, else 3; 2 a dimension of the value
     extra_bytes: int
     pairs: int  # B · H · Lq · Lk
     computed: int  # pairs the engine computes
@@ -188,7 +188,7 @@ def plan(
       extra memory  8.0... MiB
       skipped       92.8% of 134,217,728 pairs
 
-    Arguments as for `attention`. Returns a `Plan`, with the same as attributes. Nothing is computed but projections.
+    Arguments as for `attention`. Returns a `Plan`, whose attributes hold the same. Only projections are computed.
     Operations count the score and the weighted sum of the pairs the engine computes; extra memory is an estimate of
     what is needed at once beyond inputs and output in the forward pass.
     """
@@ -231,7 +231,7 @@ def masked_softmax(scores: Any, valid_lens: Any = None, *, dim: int = -1, align:
     or, for scores of two dimensions, (Lq,); a `Mask`, a bool tensor (True: allowed), or None for all. `dim`: the
     dimension of the keys; the lengths count along it. `align`: as for `attention`.
     Returns the scores' shape and dtype (integers give float64, in NumPy; lists are taken as NumPy).
-    Raises `ClearheadError` for lengths that are no integers, negative or above Lk. Cost: a few passes.
+    Raises `ClearheadError` for lengths that are no integers, negative or above Lk. Cost: a few passes over the scores.
     """
     if isinstance(scores, list | tuple):
         try:
@@ -248,7 +248,7 @@ def masked_softmax(scores: Any, valid_lens: Any = None, *, dim: int = -1, align:
     if valid_lens is not None:
         rows = tile if tile.ndim > 1 else tile[None]
         mask = _softmax_mask(valid_lens, tensor, rows, dim)
-        # a mask asks only for the shapes of queries and keys: here are some that would have these scores
+        # a mask reads only the shapes of query and key: these two have scores of this shape
         keep = mask.dense(rows[..., :1], rows.new_empty(*rows.shape[:-2], rows.shape[-1], 1), align)
         tile = tile.masked_fill(~keep.reshape(tile.shape), -torch.inf)
     weights = softmax(tile, may_be_empty=True) if tile.shape[-1] else tile
@@ -257,7 +257,7 @@ def masked_softmax(scores: Any, valid_lens: Any = None, *, dim: int = -1, align:
 
 
 def _softmax_mask(valid_lens: Any, scores: Tensor, rows: Tensor, dim: int) -> Mask:
-    """What `masked_softmax` was given, as a mask for rows: the scores, of two dimensions or more, `dim` the last."""
+    """`valid_lens` of `masked_softmax` as a mask for `rows`: the scores, `dim` last, of two dimensions or more."""
     if isinstance(valid_lens, Mask):
         return valid_lens
     if isinstance(valid_lens, Tensor | np.ndarray) and valid_lens.dtype in (torch.bool, np.bool_):

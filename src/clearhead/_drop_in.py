@@ -1,4 +1,4 @@
-"""torch's own signature."""
+"""`scaled_dot_product_attention`, with torch's signature."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def scaled_dot_product_attention(
     >>> torch.allclose(mine, torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True), atol=1e-6)
     True
 
-    Formula: softmax(query · keyᵀ · scale + attn_mask) · value, then as `attention`.
+    Formula: softmax(query · keyᵀ · scale + attn_mask) · value; the rest as `attention`.
     query (..., Lq, E), key (..., Lk, E), value (..., Lk, Ev). `attn_mask`: bool (True: may attend) or float (added),
     broadcast from the right as torch does: of three dimensions beside inputs of four, the first is the heads.
     `is_causal`: query 0 stands at key 0, whatever the lengths. `scale`: None is 1/√E. `enable_gqa`: key heads may be

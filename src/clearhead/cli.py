@@ -100,12 +100,12 @@ def _text(options: argparse.Namespace) -> str:
 
 
 def _watch(model: Any, tokenizer: Any, text: str) -> tuple[Recording, list[str], int]:
-    """What the model did, the tokens it read, and how many were left out."""
+    """The recording of the model, the tokens that it read, and how many were left out."""
     try:
         return _read(model, tokenizer, text)
     except ClearheadError:
         raise
-    except Exception as error:  # whatever a tokenizer and a model that do not belong together raise
+    except Exception as error:  # any error of a tokenizer and a model that do not match
         raise ClearheadError(
             f"{type(model).__name__} cannot read the text: {reason(error)}\nThe folder needs a model of texts, and the "
             "tokenizer that it was trained with."

@@ -1,4 +1,4 @@
-"""The contract that every score, mask and engine keeps. Public: check your own with it.
+"""The contract that every score, mask, bias and engine keeps. Public: check your own with it.
 
 >>> import clearhead as ch
 >>> from clearhead.testing import check_mask, check_score
@@ -338,10 +338,8 @@ def check_precision(engine: str, score: tuple[Score, int, int], mask: Mask | Non
     """An engine in one precision: its error against float64 at most twice that of plain eager code, and rounding.
 
     The budget comes from the data: eager code of the same dtype is computed beside it, with every sum in an order of
-    its own. So errors are compared as root mean squares, which hardly depend on that order: over thousands of draws no
-    engine took more than half of the budget. The largest error does depend on it: on one draw it is up to three times
-    that of eager code, on another processor for another seed. Its budget, eight times eager code's, is for an element
-    that is wrong by itself.
+    its own. So errors are compared as root mean squares, which hardly depend on that order. The largest error does
+    depend on it, and on the processor: its budget, eight times eager code's, is for an element that is wrong by itself.
     """
     inputs = Inputs.draw(score, (63, 63), dtype, seed=3)
     wide = Inputs(*(t.double() for t in inputs.all()))
@@ -409,7 +407,7 @@ def _dot() -> tuple[Score, int, int]:
 
 
 def _any_mask(sizes: Sizes) -> Mask:
-    """A mask that is no interval, and leaves some queries nothing."""
+    """A mask that is no interval, and allows some queries no key."""
     return DenseMask.example(sizes) & Lengths.example(sizes)
 
 
@@ -426,7 +424,7 @@ def _peaks(weights: Tensor, size: int) -> Tensor:
 
 
 def _close(got: Tensor, want: Tensor, tolerance: float, what: str, near: Tensor | None = None) -> None:
-    """Within the tolerance, relative to the largest; and as far as twice what is `near` errs, where that is given."""
+    """Within the tolerance, relative to the largest; plus twice the error of `near`, where that is given."""
     assert got.shape == want.shape, f"{what}: shape {tuple(got.shape)}, expected {tuple(want.shape)}"
     if not want.numel():
         return

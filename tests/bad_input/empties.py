@@ -1,4 +1,4 @@
-"""Inputs in which a size is 0: what is asked of them, and what the oracle says that is."""
+"""Inputs in which a size is 0: every result against the oracle's."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The table: every public entry, how it is called and with what, and which unusual arguments it takes all the same.
 
-A call makes use of what it builds, so that an argument is seen whether it is refused when it is given or when it is
-first needed. `takes` names the kinds of `values` that are right for an argument: "same" gives what the usual argument
+A call also uses the object that it builds, since an argument may be refused when it is given or when it is first
+needed. `takes` names the kinds of `values` that are right for an argument: "same" gives what the usual argument
 gives, "nan" gives NaN in its place, "else" another result, which the tests of that entry check.
 """
 
@@ -48,7 +48,7 @@ NAN = {"NaN tensor": "nan"}
 SDPA = {"NaN tensor": "else"}
 ABSENT = {"None": "same"}
 ONE = {"scalar tensor": "same"}  # one number for every pair
-OWN = {"class": "own"}  # what a person's function raises is theirs
+OWN = {"class": "own"}  # an error of the caller's own function is passed on
 WIDER = {"NaN tensor": "nan", "tensor of another size": "else"}  # a value may have any width
 WIDE = {"fraction": "else", "huge": "else"}
 # where shapes alone are asked for, tensors of any numbers will do

@@ -3,7 +3,7 @@
 Twice the error of plain eager code of the same dtype, and twice what the truth moves by when every input is moved by a
 few roundings of that dtype, and so are projections, scores, the log-sum-exp that a backward pass begins with and the
 two numbers whose difference the softmax's gradient is. In float64, where the truth rounds too, also that of
-`clearhead.testing`. Where eager code overflows, it says nothing, and the moves alone decide.
+`clearhead.testing`. Where eager code overflows, its error is not used, and the moves alone decide.
 """
 
 from __future__ import annotations

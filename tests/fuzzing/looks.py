@@ -16,7 +16,7 @@ from fuzzing.build import build
 from fuzzing.draw import Spec
 
 ENGINES = ("native", "tiled", "reference")
-PROJECTED = ("bilinear", "additive", "cosine")  # which make something of the inputs in their own dtype
+PROJECTED = ("bilinear", "additive", "cosine")  # which transform the inputs in their own dtype
 
 
 def check_looks(spec: Spec) -> Iterator[str]:
@@ -78,7 +78,7 @@ def looks(spec: Spec, r: random.Random, infinite: bool) -> dict[str, tuple[Any, 
         "output": (ch.Output(None), lambda f: f.output),
         "logsumexp": (lambda w, v: w.logsumexp(), lambda f: f.logsumexp),
     }
-    if infinite:  # what the rest should be is not written down
+    if infinite:  # the rest is not specified
         return made
     for how in ("max", "mean"):
         size = tuple(r.choice([1, 2, 7, 10, 64, 500]) for _ in range(2))

@@ -1,6 +1,6 @@
 """What a person would write: plain eager PyTorch in the inputs' own dtype, nothing of clearhead.
 
-How far it is from the truth says how far an engine may be.
+Its distance from the truth is the measure for an engine's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a problem is asked in each of the surroundings of `table`: a function of (built, engine, loss) that gives what
+"""How a problem is run in each of the surroundings of `table`: a function of (built, engine, loss) that gives what
 was found, by the names that `attend` compares."""
 
 from __future__ import annotations

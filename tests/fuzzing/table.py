@@ -1,4 +1,4 @@
-"""The surroundings that a problem may be asked in, how often, and which engines may refuse them, with the reason.
+"""The surroundings that a problem may be run in, how often, and which engines may refuse them, with the reason.
 
 In all others, and on all other engines, a refusal is a failure. `None` is the engine that clearhead chooses.
 """

@@ -1,4 +1,4 @@
-"""A recorded call on the page: what the page is given makes the call's own weights."""
+"""A recorded call on the page: the data of the page give the call's own weights."""
 
 import numpy as np
 import pytest

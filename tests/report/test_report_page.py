@@ -1,4 +1,4 @@
-"""What the HTML text itself promises, before any browser."""
+"""Properties of the HTML text itself, without a browser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients for a batch of losses at once, which PyTorch has joined: taken apart, computed one by one, joined again."""
+"""Gradients for a batch of losses at once (`is_grads_batched`, vmap): computed one by one, and stacked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Gradients = tuple[Tensor | None, ...]
 
 
 def unbatched(compute: Callable[[Tensor], Gradients], grad: Tensor) -> Gradients:
-    """`compute(grad)`, for each of what `grad` has joined."""
+    """`compute(grad)`, one by one for the gradients that `grad` batches."""
     if torch._C._functorch.is_legacy_batchedtensor(grad):
         return _each_of(compute, grad)
     found: Gradients = _OneByOne.apply(compute, grad) if batched(grad) else compute(grad)  # type: ignore[no-untyped-call]
@@ -22,7 +22,7 @@ def unbatched(compute: Callable[[Tensor], Gradients], grad: Tensor) -> Gradients
 
 
 def _each_of(compute: Callable[[Tensor], Gradients], grad: Tensor) -> Gradients:
-    """The gradients for each of a batch of gradients of the output, which `is_grads_batched=True` has joined."""
+    """The gradients for each gradient of the output that `is_grads_batched=True` has batched."""
     level = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
     each = [unbatched(compute, one) for one in torch._remove_batch_dim(grad, level, 0, 0).unbind()]
@@ -31,7 +31,7 @@ def _each_of(compute: Callable[[Tensor], Gradients], grad: Tensor) -> Gradients:
 
 
 class _OneByOne(torch.autograd.Function):
-    """The same where `torch.func.vmap` has joined them."""
+    """The same for a batch of `torch.func.vmap`."""
 
     @staticmethod
     def forward(compute: Callable[[Tensor], Gradients], grad: Tensor) -> Gradients:

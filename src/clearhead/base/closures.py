@@ -1,4 +1,4 @@
-"""Which tensors a function reads, told from its code without running it."""
+"""Which tensors a function reads, found in its bytecode without running it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _ABSENT = object()
 
 
 def read_by(function: Any, depth: int = DEPTH) -> Iterator[Tensor]:
-    """The tensors that a function is seen to read: variables of its closure, its defaults and globals, and `self`, and
+    """The tensors that a function's bytecode reads: variables of its closure, its defaults and globals, and `self`, and
     attributes looked up on these; those in lists, tuples and dicts of them; and so on in the functions that it calls.
 
-    What is reached in other ways (`getattr`, an attribute of what a call gives) is not seen.
+    Tensors reached in other ways (`getattr`, an attribute of a call's result) are not found.
     """
     if isinstance(function, functools.partial):
         for given in (*function.args, *function.keywords.values()):
@@ -52,12 +52,12 @@ def _through(function: types.FunctionType, owner: Any, depth: int) -> Iterator[T
             known[name] = cell.cell_contents
     for chain in _chains(code):
         thing = known.get(chain[0], function.__globals__.get(chain[0], _ABSENT))
-        with suppress(ReferenceError):  # a weak reference to what is gone
+        with suppress(ReferenceError):  # a weak reference whose object is gone
             yield from _followed(thing, chain[1:], depth)
 
 
 def _followed(thing: Any, attributes: Chain, depth: int) -> Iterator[Tensor]:
-    """The tensors on the way along some attributes, as they are stored."""
+    """The tensors that a chain of attributes leads to; a tensor on the way ends the chain."""
     for name in attributes:
         if thing is _ABSENT or isinstance(thing, Tensor):
             break

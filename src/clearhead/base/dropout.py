@@ -1,7 +1,7 @@
 """Which weights dropout keeps: a hash of (seed, batch, head, query, key).
 
-The same pair has the same fate in any block, on any engine, forward and backward, so nothing has to be stored and the
-size of a tile never changes a result. With 32-bit words that wrap around, and ⊕ for exclusive or:
+A pair is kept or dropped alike in any block, on any engine, forward and backward, so nothing has to be stored and
+the size of a tile never changes a result. With 32-bit words that wrap around, and ⊕ for exclusive or:
 
     mix(x)       x ⊕= x ≫ 16;  x ·= 0x7feb352d;  x ⊕= x ≫ 15;  x ·= 0x846ca68b;  x ⊕= x ≫ 16
     row(b, h, i) = mix(mix(mix(mix(mix(low half of the seed) + high half) + b) + h) + i)
@@ -25,7 +25,7 @@ from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.shapes import Sizes
 from clearhead.base.tracing import vectorized
 
-_FIRST, _SECOND = 0x7FEB352D, 0x846CA68B - 2**32  # as signed numbers, which PyTorch's words are
+_FIRST, _SECOND = 0x7FEB352D, 0x846CA68B - 2**32  # as signed numbers, for PyTorch's int32
 _COLUMNS = 0x9E3779B9 - 2**32
 
 
@@ -42,7 +42,7 @@ def draw_seed(device: torch.device) -> Tensor:
     """A seed from torch's generator: `torch.manual_seed` makes dropout repeat."""
     if vectorized():
         raise UnsupportedError(
-            "dropout inside torch.func.vmap would be the same for all that it joins: pass dropout_p=0, or give the "
+            "dropout inside torch.func.vmap would be the same for every sample: pass dropout_p=0, or give the "
             "inputs a batch dimension of their own, and call attention() on the whole batch."
         )
     return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=device)
@@ -57,7 +57,7 @@ def factors(
 ) -> Tensor:
     """What dropout multiplies weights (B, H, Lq, Lk) by: 0 with probability p, else 1 / (1 − p).
 
-    `origin`: the places that these are of a larger matrix, if they are a part of one.
+    `origin`: the ranges of these in a larger matrix, where they are a part of one.
     """
     places = [(0, size, 1) for size in sizes.shape] if origin is None else [(r.start, r.stop, r.step) for r in origin]
     b, h, i, j = (torch.arange(*ends, dtype=torch.int32, device=seed.device) for ends in places)

@@ -1,4 +1,4 @@
-"""What is checked of a number: that it is whole, finite, positive; and of a flag."""
+"""Checks of numbers (whole, finite, positive) and of flags."""
 
 from __future__ import annotations
 
@@ -44,10 +44,8 @@ def check_number(value: Any, name: str) -> float:
 
 
 def check_positive(value: Any, name: str) -> float:
-    """A finite number above 0, whose square is one too."""
+    """A finite number above 0, whose square is finite and above 0 too."""
     number = check_number(value, name)
     if not number > 0 or not 0 < number * number < np.inf:
-        raise ClearheadError(
-            f"{name} is {value!r}; expected a number above 0, and not so near to it or so far from it."
-        )
+        raise ClearheadError(f"{name} is {value!r}; expected a number above 0 whose square is finite and above 0.")
     return number

@@ -1,4 +1,4 @@
-"""Where query 0 stands among the keys: one answer for a whole call, for all that depends on a query's position."""
+"""Where query 0 stands among the keys: the same for every mask and bias of a call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ADVICE = (
 
 
 def check_align(align: Any) -> Align:
-    """The alignment of a call: as given, an array as a tensor. Raises for anything that is none."""
+    """The alignment of a call: as given, an array as a tensor. Raises for anything else."""
     if align is None or (isinstance(align, str) and align in ("upper_left", "lower_right")):
         return align  # type: ignore[return-value]
     if isinstance(align, int | np.integer) and not isinstance(align, bool):
@@ -37,7 +37,7 @@ def check_align(align: Any) -> Align:
 
 
 def query_offset(sizes: Sizes, who: str) -> int | Tensor:
-    """The position of query 0 among the keys: a number, or a tensor (B or 1, 1, 1). `who` asks, for the error."""
+    """The position of query 0 among the keys: a number, or a tensor (B or 1, 1, 1). `who` is named in the error."""
     align = sizes.align
     if isinstance(align, Tensor):
         if align.numel() not in (1, sizes.batch):

@@ -1,4 +1,4 @@
-"""A rule: what a person gave as a function of indices, asked about a part of the matrix."""
+"""Rules: a caller's functions of indices, evaluated on a part of the matrix."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def check_rule(fn: Any, reads: Any, who: str, instead: str) -> tuple[Rule, tuple[Tensor, ...]]:
-    """A function of four indices, and the tensors that it is said to read."""
+    """A function of four indices, and the tensors that the caller says it reads."""
     if not callable(fn):
         raise ClearheadError(
             f"{who} takes a function of (batch, head, query_index, key_index); got a {type(fn).__name__}. {instead}"
@@ -28,7 +28,7 @@ def check_rule(fn: Any, reads: Any, who: str, instead: str) -> tuple[Rule, tuple
 
 
 def ask(fn: Rule, sides: Iterable[slice], sizes: Sizes, title: str, hint: str) -> tuple[Any, list[int]]:
-    """What a rule gives for the part that four slices name, and the shape of that part."""
+    """A rule's result for the part that four slices name, and the shape of that part."""
     indices = []
     for dim, (size, side) in enumerate(zip(sizes.shape, sides, strict=True)):
         index = torch.arange(*extent(side, size), device=sizes.device)
@@ -44,7 +44,7 @@ def ask(fn: Rule, sides: Iterable[slice], sizes: Sizes, title: str, hint: str) -
 
 
 def broadcast(found: Tensor, shape: Sequence[int], title: str) -> Tensor:
-    """What a rule gave, in four dimensions, of which each is that of the part or 1."""
+    """A rule's result in four dimensions, each of the part's size or 1."""
     if found.ndim > 4 or any(n not in (1, size) for n, size in zip(found.shape[::-1], shape[::-1], strict=False)):
         raise ShapeError(
             f"{title} gave a tensor of shape {tuple(found.shape)}, which does not broadcast to {tuple(shape)}, the "
@@ -54,7 +54,7 @@ def broadcast(found: Tensor, shape: Sequence[int], title: str) -> Tensor:
 
 
 def reads_of(fn: Rule, reads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The tensors that a rule is said to read, and those that it is seen to."""
+    """The tensors that a rule reads: those given as `reads`, and those found in its bytecode."""
     return reads if compiling() else (*reads, *read_by(fn))
 
 

@@ -27,14 +27,14 @@ Align = Literal["upper_left", "lower_right"] | int | Tensor | None
 
 
 class Sizes(NamedTuple):
-    """The score matrix a mask or a bias is asked about: (B, H, Lq, Lk), where it lives, how it is shown."""
+    """The score matrix a mask or a bias is lowered for: (B, H, Lq, Lk), its device, the caller's dimensions."""
 
     batch: int
     heads: int
     queries: int
     keys: int
     device: torch.device = torch.device("cpu")
-    leading: tuple[int, ...] | None = None  # the leading dimensions a person sees; None: (B, H)
+    leading: tuple[int, ...] | None = None  # the caller's leading dimensions; None: (B, H)
     align: Align = None  # where query 0 stands: see `positions.query_offset`
 
     @property
@@ -60,14 +60,14 @@ def unflatten(tensor: Tensor, dim: int, *sizes: int) -> Tensor:
 
 
 def no_heads(sizes: Sizes) -> str:
-    """What to say where a number of heads does not fit inputs that have none."""
+    """The hint where a number of heads does not fit inputs that have no heads."""
     if len(sizes.shown) > 1:
         return ""
     return "\nInputs of fewer than four dimensions have no heads: if their first is the heads, pass query[None], …"
 
 
 def heads_second(sizes: Sizes, keys: int) -> str:
-    """What to say where a mask is for more keys than there are, but not than heads: the length may stand second."""
+    """The hint where a mask has more keys than the inputs, but not than their heads: the length may come second."""
     if len(sizes.shown) < 2 or not sizes.keys < keys <= sizes.heads:
         return ""
     return (
@@ -205,7 +205,7 @@ def _refuse_mixture(named: Mapping[str, Tensor]) -> None:
 
 
 def array_sizes(query: Any, key: Any) -> Sizes:
-    """The sizes of the score matrix of two arrays, whose values do not matter, or of two lengths."""
+    """The sizes of the score matrix of two arrays, of which only the shapes are read, or of two lengths."""
     if isinstance(query, int | np.integer) and isinstance(key, int | np.integer):
         return Sizes(1, 1, check_count(query, 0, "query"), check_count(key, 0, "key"), leading=())
     for name, array in (("query", query), ("key", key)):
@@ -236,11 +236,11 @@ def placed(tensor: Tensor, device: torch.device, who: str) -> Tensor:
 def apart(tensor: Tensor) -> Tensor:
     """The tensor; a copy where its rows share memory, as those of `unfold` do.
 
-    In low precision PyTorch's products of such rows are wrong, or fail, and so is its fused kernel in any.
+    PyTorch's products of such rows are wrong, or fail, in low precision; its fused kernel in every precision.
     """
     if tensor.is_contiguous() or compiling():
         return tensor
-    reach = 0  # of the dimensions so far, from the innermost
+    reach = 0  # the span in memory of the dimensions so far, from the innermost
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if stride and size > 1:
             if stride <= reach:
@@ -252,7 +252,7 @@ def apart(tensor: Tensor) -> Tensor:
 def extent(side: slice, size: int) -> tuple[int, int, int]:
     """Where a slice of a dimension begins, ends, and its step.
 
-    In compiled code, whose slices lie inside, it is not held against the size: the code then holds for other sizes too.
+    In compiled code, whose slices lie inside, it is not clamped to the size: the code then holds for other sizes too.
     """
     if compiling():
         return side.start or 0, size if side.stop is None else side.stop, side.step or 1

@@ -1,6 +1,6 @@
-"""The values inside tensors: read in eager code; where they are hidden they can only be asserted, or not known.
+"""PyTorch's state: what compiles, traces or transforms, and whether the values of tensors can be read.
 
-They are hidden while code is compiled or exported, and inside `torch.func.vmap`.
+Values are hidden, and can be asserted at best, while code is compiled or exported, and inside `torch.func.vmap`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _TRACERS = (_KEYS.FAKE, _KEYS.PROXY, _KEYS.FUNCTIONAL)
 def compiling() -> bool:
     """Whether this code is being compiled or exported, not run.
 
-    PyTorch's own answer is one for the whole process: while a thread compiles, it is True for what the others run.
+    `torch.compiler.is_compiling` is one flag of the whole process: while one thread compiles, it is True in all.
     """
-    # no `torch.` in here: the compiler would compile this function by itself too, as one that always says True
+    # no `torch.` in here: with it the compiler would compile this function by itself, as one that returns True
     return is_compiling() and (is_dynamo_compiling() or TracingContext.try_get() is not None)
 
 
 def ordinary() -> bool:
-    """Whether nothing compiles, traces, transforms or casts here: one question, before those that cost more."""
+    """Whether nothing compiles, traces, transforms or casts here: one cheap check before the costlier ones."""
     return not (
         is_compiling()
         or any_autocast()
@@ -73,7 +73,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def constant(function: Function) -> Function:
-    """`torch.compiler.assume_constant_result`, which would import the compiler, a second's work, to set this mark."""
+    """As `torch.compiler.assume_constant_result`, which would import the compiler to set this mark."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
@@ -89,7 +89,7 @@ def followed() -> bool:
 
 
 def looked_into() -> bool:
-    """Whether `torch.func` or forward mode follows PyTorch's operations one by one: they see into nothing else."""
+    """Whether `torch.func` or forward mode follows PyTorch's operations one by one, and can follow nothing else."""
     return followed() if compiling() else transformed() or forward_mode()
 
 
@@ -99,7 +99,7 @@ def differentiated_twice() -> bool:
 
 
 def differentiated_forward() -> bool:
-    """Whether forward mode is at work below compiled code, where `forward_mode` can't ask."""
+    """Whether forward mode is at work where compiled code runs."""
     return forward_ad._current_level >= 0
 
 
@@ -165,17 +165,17 @@ def plain(tensor: Tensor) -> bool:
 
 
 def address(tensor: Tensor) -> int:
-    """Where the numbers are, which `tensor.data = other` changes without a write."""
+    """The address of the numbers, which `tensor.data = other` changes without a counted write."""
     return torch._C._data_address(tensor) if plain(tensor) else 0  # type: ignore[attr-defined]
 
 
 def in_backward() -> bool:
-    """Whether a backward pass runs in this thread: what it calls again, as checkpoints do, was called before."""
+    """Whether a backward pass runs in this thread: a call in it, as by a checkpoint, repeats a call of the forward."""
     return torch._C._current_graph_task_id() != -1
 
 
 def refuse_jit() -> None:
-    """Raise inside `torch.jit.trace`, which writes down PyTorch's operations alone, and values as constants."""
+    """Raise inside `torch.jit.trace`, which records only PyTorch's operations, and values as constants."""
     if not compiling() and _jit_state() is not None:
         raise UnsupportedError(
             "torch.jit.trace cannot follow attention(): it keeps sizes and masks as constants, and sees no kernel. Use "
@@ -184,20 +184,20 @@ def refuse_jit() -> None:
 
 
 def as_followed(tensor: Tensor) -> Tensor:
-    """A tensor made outside, as PyTorch's fake tensors take it where they are at work."""
+    """A tensor made outside; under PyTorch's fake tensors, as one of them."""
     mode = torch._C._get_dispatch_mode(_KEYS.FAKE) if traced() else None
     return tensor if mode is None or isinstance(tensor, FakeTensor) else mode.from_tensor(tensor)
 
 
 def with_memory(tensor: Tensor) -> Tensor:
-    """The tensor; of zeros without memory, which PyTorch's own kernels read as if they had some, real ones."""
+    """The tensor; PyTorch's zeros without memory, which its own kernels read as if they had some, as real zeros."""
     if not tensor._is_zerotensor():
         return tensor
     return tensor + torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
 def traced() -> bool:
-    """Whether PyTorch writes down each operation (`make_fx`), or works out shapes alone (fake tensors)."""
+    """Whether PyTorch records each operation (`make_fx`), or computes only shapes (fake tensors)."""
     if compiling() or not _dispatch_modes():
         return False
     return any(torch._C._get_dispatch_mode(key) for key in _TRACERS)
@@ -219,13 +219,13 @@ def ensure(good: Tensor, error: Callable[[], ClearheadError], short: str) -> Non
 
 
 def unobserved() -> AbstractContextManager[object]:
-    """Where function modes see none of PyTorch's operations."""
+    """A context in which function modes see none of PyTorch's operations."""
     return torch._C.DisableTorchFunction()
 
 
 @contextmanager
 def with_autograd() -> Iterator[None]:
-    """Where autograd is at work inside an operation of PyTorch's, which runs without it."""
+    """A context with autograd, for the body of a custom operator, which runs without it."""
     key = torch._C.DispatchKey
     without = torch._C._dispatch_tls_local_exclude_set()
     without = without.remove(key.AutogradFunctionality).remove(key.ADInplaceOrView)
@@ -239,14 +239,14 @@ def autocasting(device: torch.device) -> bool:
 
 
 def autocast(tensor: Tensor) -> Tensor:
-    """What `torch.autocast` makes of an input, as of that of a matrix product: all but float64 becomes its dtype."""
+    """An input as `torch.autocast` casts those of a matrix product: all but float64 to its dtype."""
     if not autocasting(tensor.device) or not tensor.is_floating_point() or tensor.dtype == torch.float64:
         return tensor
     return tensor.to(torch.get_autocast_dtype(tensor.device.type))
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Where scores are computed in float32 at least, whatever `torch.autocast` says."""
+    """A context in which scores are computed in float32 at least, `torch.autocast` or not."""
     if any_autocast() and autocasting(device):
         return torch.autocast(device.type, enabled=False)
     return _NOTHING

@@ -75,7 +75,7 @@ class Added(NamedTuple):
 
 
 def check_added(added: Any, sizes: Sizes, who: str) -> Added:
-    """The normal form that a bias's `lower` gave, its sizes checked: the kernels read as much as they say."""
+    """The normal form that a bias's `lower` gave, its sizes checked, since the kernels rely on them."""
     if not isinstance(added, Added) or not (added.tensors or added.function):
         raise ClearheadError(
             f"{who}.lower gave a {type(added).__name__}; expected Added(dense=...), one number a pair, "
@@ -124,7 +124,7 @@ class Bias(nn.Module, ABC):
 
     @classmethod
     def example(cls, sizes: Sizes) -> Bias:
-        """A bias to try this class with, that fits these sizes: what `clearhead.testing.check_bias` asks for."""
+        """A bias to try this class with, that fits these sizes: `clearhead.testing.check_bias` calls it."""
         raise NotImplementedError(f"{cls.__name__} needs a classmethod example(sizes) -> Bias, to be checked with.")
 
     def forward(self, query: Any, key: Any, align: Align = None) -> Tensor:
@@ -175,7 +175,7 @@ class Sum(Bias):
 
 
 class _Far(Bias):
-    """The distance from the lower right corner, times a learnable number. What the sum's own example is made of."""
+    """The index of the diagonal, times a learnable number: for the example of `Sum`."""
 
     def __init__(self, slope: float) -> None:
         super().__init__()

@@ -26,14 +26,13 @@ class BiasFunction(Bias):
     Formula: b_ij = fn(b, h, i, j) for query i of head h of sequence b and key j.
     `fn(batch, head, query_index, key_index)` is called on int64 tensors of shapes (B, 1, 1, 1), (1, H, 1, 1),
     (1, 1, Lq, 1) and (1, 1, 1, Lk), for any part of the matrix, and gives a floating-point tensor that broadcasts with
-    them. It gives the same numbers whenever it is asked: it is asked again in the backward pass. It may be a module, or
-    read a parameter, which then learns.
+    them. It must give the same numbers on every call: the backward pass calls it again. It may be a module, or read a
+    parameter, which then gets gradients.
     Indices are counted from 0 for queries and keys alike: where Lq ≠ Lk, the rule places the queries itself.
     `reads`: the tensors that fn reads; most are found without it, as for `MaskFunction`.
     Raises a `ClearheadError` where fn gives anything else. Cost: the rule, for every pair that the mask allows; memory
-    O(Lq + Lk). It runs on "tiled" and "reference", and without gradients on "sdpa"; in compiled code that is no single
-    operation the whole matrix is made. What depends on the distance alone is faster as a
-    `clearhead.biases.DistanceBias`.
+    O(Lq + Lk). It runs on "tiled" and "reference", and without gradients on "sdpa"; in compiled code the whole matrix
+    may be made. What depends on the distance alone is faster as a `clearhead.biases.DistanceBias`.
     Source: the form is that of Dong et al. 2024, "Flex Attention".
     """
 
@@ -72,7 +71,7 @@ class BiasFunction(Bias):
 
 
 class _Waves(nn.Module):
-    """A learnable height for a rule of all four indices. What the example is made of."""
+    """A rule of all four indices with a learnable height: for the example."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ class DenseBias(Bias):
 
     Formula: b_ij = tensor[..., i, j]; −∞ is a pair not allowed; +∞ makes the row of a query that may see it NaN.
     `tensor`: float, (Lq, Lk) or broadcasting to the scores: (B, Lq, Lk) without heads, (B, H, Lq, Lk) with heads. It is
-    kept as it is (a NumPy array is copied): gradients reach it, and an nn.Parameter is one of this module's.
+    kept as it is (a NumPy array is copied): gradients reach it, and an nn.Parameter is registered as this module's.
     Raises a `ClearheadError` for other dtypes and shapes. Cost: its own memory.
     """
 

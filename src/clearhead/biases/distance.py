@@ -25,7 +25,7 @@ class DistanceBias(Bias):
 
     Formula: b_ij = table[..., j − i + Lq − 1]: the first entry is for the last query and the first key.
     `table`: float, (Lq + Lk − 1,), (H, Lq + Lk − 1) or (B, H, Lq + Lk − 1), sizes of 1 broadcast. It is kept as it is.
-    Raises a `ClearheadError` for other dtypes and shapes. What a recorded bias becomes where it is of this form.
+    Raises a `ClearheadError` for other dtypes and shapes. Cost: O(Lq + Lk) numbers a head.
     """
 
     table: Tensor

@@ -19,14 +19,14 @@ from clearhead.problem.summary import Found, Summary
 
 
 class Cost(NamedTuple):
-    """What a forward pass takes."""
+    """The cost of a forward pass."""
 
     pairs: int  # query–key pairs that are computed, out of B · H · Lq · Lk
     bytes: int  # about how much memory at once, beyond inputs and output
 
 
 class Engine(ABC):
-    """Computes a `Problem`, or says in words why it can't. One of your own gives `objections`, `forward` and `cost`."""
+    """Computes a `Problem`, or says why it cannot. A subclass gives `name`, `objections`, `forward` and `cost`."""
 
     name: ClassVar[str]
 
@@ -35,20 +35,20 @@ class Engine(ABC):
         """Why this engine can't take the problem; empty if it can."""
 
     def reservations(self, problem: Problem) -> list[str]:
-        """Why it would rather not, though it can: then it runs only when asked for by name."""
+        """Why it should not run by default, though it can: with any of these it runs only when asked for."""
         return []
 
     def notes(self, problem: Problem) -> list[str]:
-        """What a person should know before running this problem on this engine."""
+        """Remarks for the caller about this problem on this engine: `Plan.notes`."""
         return []
 
     @abstractmethod
     def cost(self, problem: Problem) -> Cost:
-        """What the forward pass takes."""
+        """The cost of the forward pass."""
 
     @abstractmethod
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
-        """The output; with `rows`, in float32 at least, and with the maximum and log_sum that `backward` begins with.
+        """The output; with `rows`, in float32 at least, and with the maximum and log_sum that `backward` reads.
 
         An engine without a `backward` may leave those out.
         """
@@ -65,7 +65,7 @@ class Engine(ABC):
         return type(self).backward is Engine.backward
 
     def walk(self, problem: Problem) -> Iterator[Region]:
-        """The regions that an inspection asks the scores of, one after the other."""
+        """The regions for which an inspection computes scores, one after the other."""
         return regions.walk(problem, regions.LOOK)
 
     def scores(self, problem: Problem) -> Tensor:
@@ -73,7 +73,7 @@ class Engine(ABC):
         return tiles.scores(problem)
 
     def summarise(self, problem: Problem, summary: Summary) -> Found | None:
-        """What is looked for in the weights, found in one fused pass; None where the engine has none for it."""
+        """The statistics of the weights that `summary` names, in one fused pass; None where the engine has none."""
         return None
 
 
@@ -82,7 +82,7 @@ def by_autograd(
 ) -> tuple[Tensor | None, ...]:
     """The gradients to the operands, by autograd, through an engine's own operations, which run once more."""
     with torch.enable_grad():
-        # views: one tensor in two places, or one operand made of another, have gradients of their own here
+        # views: where two operands are one tensor, or one is made of the other, each gets its own gradient
         own = [None if t is None else t.view_as(t) for t in operands(problem)]
         output = engine.forward(with_operands(problem, own)).output
     some = [t for t, want in zip(own, wanted, strict=True) if want and t is not None]

@@ -15,7 +15,7 @@ ENGINES: tuple[Engine, ...] = (Native(), Sdpa(), Tiled(), Reference())
 
 
 def choose(problem: Problem, engine: str | Engine | None) -> Engine:
-    """The engine asked for, by name or itself, which runs or raises with its objections; None: the first in line."""
+    """The engine asked for, by name or as an object, or an error with its objections; None: the first that can."""
     if engine is None:
         for candidate in ENGINES:
             if not candidate.reservations(problem) and not candidate.objections(problem):
@@ -29,7 +29,7 @@ def choose(problem: Problem, engine: str | Engine | None) -> Engine:
 
 
 def as_written(engine: str | Engine | None) -> bool:
-    """Whether an engine takes a problem as it is written: score and mask not lowered."""
+    """Whether an engine takes a problem with score and mask not lowered."""
     return engine == Reference.name if isinstance(engine, str) else isinstance(engine, Reference)
 
 
@@ -42,7 +42,7 @@ def _willing(engine: Engine, problem: Problem) -> Engine:
 
 
 def reasons(problem: Problem, chosen: Engine, asked: bool) -> dict[str, list[str]]:
-    """Why each other engine was not chosen, in words."""
+    """Why each other engine was not chosen."""
     return {other.name: _declined(problem, other, chosen, asked) for other in ENGINES if other.name != chosen.name}
 
 

@@ -68,7 +68,7 @@ class _Attend(torch.autograd.Function):
         if found.maximum is None or found.log_sum is None:
             raise ClearheadError(
                 f"the engine {engine.name!r} has a backward pass, and its forward(problem, rows=True) gave no maximum "
-                "and log_sum, which that begins with: return Partial(output, maximum, log_sum)."
+                "and log_sum, which it needs: return Partial(output, maximum, log_sum)."
             )
         ctx.save_for_backward(*tensors, *found[:3])
         ctx.engine, ctx.problem, ctx.reads = engine, without_operands(problem), problem.reads()
@@ -157,7 +157,7 @@ def attend(
     """A problem in normal form, by the engine named or the first that can: output, maximum, log_sum (see `Partial`).
 
     In float32 at least. `expected`: which of the first seven tensors needed a gradient when code was compiled. Where
-    none did, maximum and log_sum are not made, and a backward pass that comes all the same makes them.
+    none did, maximum and log_sum are not computed, and a backward pass that runs all the same computes them.
     """
     tensors = (query, key, value, weight, dense, relative, sinks, start, stop, keep, seed)
     if differentiated_forward():
@@ -248,7 +248,7 @@ def _chosen(
     engine: str | None,
     needs: list[bool],
 ) -> tuple[Problem, Engine]:
-    """The problem that these are the parts of, and the engine that eager code would choose for it."""
+    """The problem packed in these tensors and numbers, and the engine that eager code would choose for it."""
     problem = unpacked(tensors, numbers, needs)
     with torch.set_grad_enabled(any(needs)):
         return problem, choose(problem, engine)

@@ -21,7 +21,7 @@ PAIRS = 2**22  # every matrix is made in full: above so many it runs only when a
 
 
 class Reference(Engine):
-    """Dense and eager, the oracle of every test.
+    """Dense and eager, the formula as it is written.
 
     dropout(softmax(score(query, key) + bias, over the allowed keys)) · value.
     """

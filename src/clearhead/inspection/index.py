@@ -1,4 +1,4 @@
-"""Which part of the matrix an index names, and the problem restricted to its rows."""
+"""Which part of the matrix an index names."""
 
 from __future__ import annotations
 

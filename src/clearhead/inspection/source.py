@@ -1,4 +1,4 @@
-"""Where weights get their problem: from what a person gave, or from the record of a call."""
+"""Where weights get their problem: from the arguments of a call, or from its record."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OF_EVERY_MODULE = vars(nn.Module()).keys()  # such as `training`
 
 
 class Source(ABC):
-    """What a lazy matrix is made of.
+    """The source of a lazy matrix's problem.
 
     `numpy`: whether its results are arrays. `detached`: whether they have no gradients, whatever functions read.
     """
@@ -44,18 +44,18 @@ class Source(ABC):
 
     @abstractmethod
     def said(self) -> dict[str, Any]:
-        """What `repr` says of it, by the names of `weights`."""
+        """What `repr` shows of it, by the names of the arguments of `weights`."""
 
 
 class Given(Source):
-    """What a person gave, lowered when it is first looked at, and again where that would give something else.
+    """The arguments of a call, lowered at their first use, and again where that would give another problem.
 
-    `lasting`: of a call that is over: a write since is an error.
+    `lasting`: the call is over, and a write to its tensors since is an error.
     """
 
     def __init__(self, call: Arguments, lasting: bool = False) -> None:
         self.numpy = isinstance(call.query, np.ndarray)
-        # writes to NumPy arrays cannot be seen
+        # writes to NumPy arrays are not counted
         arrays: dict[str, Any] = {name: a.copy() for name, a in call._asdict().items() if isinstance(a, np.ndarray)}
         self._call = call._replace(**arrays)._replace(value=ABSENT, dropout_p=0.0)
         self._problem: Problem | None = None
@@ -91,10 +91,10 @@ class Given(Source):
             )
 
     def _may_be_used_again(self) -> bool:
-        """Whether what was lowered before is what would be lowered now.
+        """Whether lowering again would give the same problem.
 
-        A graph serves one backward pass, and what was made without one has no gradients: where these are wanted, each
-        use makes its own; and so it does inside a transform, whose tensors end with it.
+        A graph serves one backward pass, and a problem made without one has no gradients: where these are needed, each
+        use lowers again; so it does inside a transform, whose tensors do not outlive it.
         """
         if transformed() or (self._learnt and torch.is_grad_enabled()):
             return False
@@ -118,7 +118,7 @@ def settings(score: Any) -> list[Any]:
 
 
 class Recorded(Source):
-    """The record of a call, and what to say of it: no tensors, which would hold their graph."""
+    """The record of a call, and what `repr` shows of it: no tensors, which would keep their graph alive."""
 
     detached = True
 

@@ -19,7 +19,7 @@ from clearhead.problem.summary import Summary
 
 @torch.no_grad()
 def stream(problem: Problem, engine: Engine, reductions: tuple[Reduction, ...]) -> tuple[Any, ...]:
-    """All the reductions: in one pass of the engine's own where it has one for them, the others in one over tiles."""
+    """All the reductions: in the engine's fused pass where it has one for them, the others in one pass over tiles."""
     if vectorized():
         raise UnsupportedError(
             "reductions of weights write to buffers, which torch.func.vmap cannot follow. Give query and key a batch "
@@ -38,7 +38,7 @@ def stream(problem: Problem, engine: Engine, reductions: tuple[Reduction, ...]) 
 
 
 def _from_engine(problem: Problem, engine: Engine, reductions: tuple[Reduction, ...]) -> dict[int, Any]:
-    """The results that the engine's own pass gives, by the place of their reduction."""
+    """The results of the engine's fused pass, by the place of their reduction."""
     wanted = Summary()
     places = []
     for i, reduction in enumerate(reductions):
@@ -54,7 +54,7 @@ def _from_engine(problem: Problem, engine: Engine, reductions: tuple[Reduction, 
 
 
 def looks(problem: Problem, engine: Engine) -> Iterator[Look]:
-    """The regions of the matrix, in turn. A look writes to its scores, which belong to nobody else."""
+    """The regions of the matrix, in turn. A `Look` overwrites its scores, so nothing else may use them."""
     problem = guard(problem)
     for region in engine.walk(problem):
         part = cut(problem, region)

@@ -71,7 +71,7 @@ class Weights:
         return problem
 
     def _engine(self, problem: Problem) -> Engine:
-        """The engine for where this is looked at: under a transform it may be another one."""
+        """The engine for this use: inside a transform it may be another one."""
         return choose(problem._replace(value=None), self._asked)
 
     @property

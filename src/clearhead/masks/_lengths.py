@@ -1,4 +1,4 @@
-"""Whole numbers given for sequences."""
+"""Integers given for sequences, such as lengths and document ids."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_lengths(lengths: Any, name: str) -> Tensor:
 
 
 def few_values(numbers: Tensor) -> tuple[Any, ...] | None:
-    """The shape and the values of a small tensor, read once, by which what it says is remembered; else None."""
+    """The shape and the values of a small tensor, read once, for `Mask.signature`; None for a larger one."""
     if numbers.numel() > 64 or not readable(numbers):
         return None
     return (tuple(numbers.shape), *numbers.flatten().tolist())

@@ -83,37 +83,37 @@ class Mask(ABC):
     · · · ■ ■ ·
     · · · · ■ ■
 
-    A mask of your own is a subclass with `lower(sizes)`, which gives its `Spans`. In code that is compiled `&` and `|`
-    are understood; write `~` outside of it, since the compiler knows no such operator of a class.
+    A mask of your own is a subclass with `lower(sizes)`, which gives its `Spans`. In compiled code `&` and
+    `|` work; write `~` outside of it, since the compiler does not support that operator for classes.
     """
 
     __array_ufunc__ = None  # so that NumPy's arrays leave operators to the mask
     positional: bool = False  # whether it depends on where a query stands, and so on the call's alignment
-    counts_inside: bool = False  # whether queries stand at places inside documents, which no one alignment says
+    counts_inside: bool = False  # whether query positions count inside documents, so that no alignment gives them
 
     @abstractmethod
     def lower(self, sizes: Sizes) -> Spans:
         """The normal form for a (B, H, Lq, Lk) matrix. Raises a `ClearheadError` where the mask does not fit it."""
 
     def signature(self) -> Hashable | None:
-        """A small value that says all there is to say of this mask, so that its spans can be remembered; or None."""
+        """A small value that determines this mask, by which its spans can be cached; or None."""
         return None
 
     def drawn(self) -> Sizes:
-        """The sizes at which `repr` draws this mask; 0 where any will do; 1 where one is like all."""
+        """The sizes at which `repr` draws this mask; 0 where any size will do; 1 where all are alike."""
         return Sizes(1, 1, 0, 0)
 
     def least(self) -> int:
-        """How many keys a picture has at least, to show what this mask does."""
+        """The least number of keys at which a picture shows what this mask does."""
         return 6
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
-        """A mask to try this class with, that fits these sizes: what `clearhead.testing.check_mask` asks for."""
+        """A mask to try this class with, that fits these sizes: `clearhead.testing.check_mask` calls it."""
         raise NotImplementedError(f"{cls.__name__} needs a classmethod example(sizes) -> Mask, to be checked with.")
 
     def resolve(self, sizes: Sizes) -> Spans:
-        """`lower`, checked: that positions mean one thing in the whole expression, and the sizes of what it gives."""
+        """`lower`, checked: that positions have one meaning in the whole expression, and the sizes of the spans."""
         self.check_positions()
         return check_spans(self.lower(sizes), sizes, self)
 
@@ -190,7 +190,7 @@ def positions_unknown(who: str) -> ClearheadError:
 
 
 def check_spans(spans: Any, sizes: Sizes, mask: Mask) -> Spans:
-    """The normal form that a mask's `lower` gave, its sizes checked: the kernels read as much as they say."""
+    """The normal form that a mask's `lower` gave, its sizes checked, since the kernels rely on them."""
     if not isinstance(spans, Spans):
         raise ClearheadError(f"{mask.title()}: lower gave a {type(spans).__name__}; expected Spans(start, stop).")
     for name, edge in (("start", spans.start), ("stop", spans.stop)):
@@ -239,7 +239,7 @@ class Combined(Mask):
     def drawn(self) -> Sizes:
         left, right = self.left.drawn(), self.right.drawn()
         batch, heads, queries, keys = map(max, zip(left.shape, right.shape, strict=True))
-        # what is the same for all queries, or keys, is drawn at the sizes of the other
+        # a side that is the same for all queries, or keys, is drawn at the sizes of the other
         queries = 0 if queries == 1 and 0 in (left.queries, right.queries) else queries
         return Sizes(batch, heads, queries, 0 if keys == 1 and 0 in (left.keys, right.keys) else keys)
 
@@ -273,7 +273,7 @@ class And(Combined):
 
 
 class Or(Combined):
-    """Allowed where either allows: the hull of the spans, with a residual where that is more than both."""
+    """Allowed where either allows: the hull of the spans, with a residual where the hull holds more than both."""
 
     operator = "|"
 
@@ -345,7 +345,7 @@ class Not(Mask):
 
 
 class Between(Mask):
-    """Every query may see the keys start ≤ j < stop. What the combinations' own examples are made of."""
+    """Every query may see the keys start ≤ j < stop. For the examples of `And`, `Or` and `Not`."""
 
     def __init__(self, start: int, stop: int) -> None:
         self.start, self.stop = start, stop

@@ -24,8 +24,8 @@ class Causal(Mask):
     ■ ■ ■ ■ ■ ·
     ■ ■ ■ ■ ■ ■
 
-    Rule: query i sees the keys j ≤ i + p, where p is the position of query 0: what `align=` of the call says. Where
-    Lq ≠ Lk it has to be said.
+    Rule: query i sees the keys j ≤ i + p, where p is the position of query 0, given by `align=` of the call, which is
+    required where Lq ≠ Lk. Cost: O(Lq). Raises a `ClearheadError` where it is missing.
     """
 
     positional = True

@@ -24,7 +24,7 @@ class DenseMask(Mask):
     ■ · ■
     · ■ ■
 
-    Rule: query i sees the keys j with keep[..., i, j]. Rows that are intervals are found, and their outside skipped.
+    Rule: query i sees the keys j with keep[..., i, j]. The keys outside the hull of a row are skipped. Cost: a pass.
     `keep`: bool, (Lq, Lk) or broadcasting to the scores: (B, Lq, Lk) without heads, (B, H, Lq, Lk) with heads.
     Raises a `ClearheadError` for other dtypes and shapes; three dimensions on inputs with heads are refused, because
     where B = H they would broadcast to the wrong place.

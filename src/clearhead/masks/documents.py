@@ -82,8 +82,8 @@ class Documents(Mask):
         · · ■ ■ ■
 
         Document d is the queries from cu_q[d] up to cu_q[d + 1], and the keys from cu_k[d] up to cu_k[d + 1]; cu_k None
-        means as the queries. Where the two differ, a query's position is counted inside its document, so that no
-        `align` says it: then `Causal`, windows and biases by distance are refused beside them. Make it outside of code
+        means as the queries. Where the two differ, a query's position is counted inside its document, and no
+        `align` gives it: then `Causal`, windows and biases by distance are refused beside them. Make it outside of code
         that is compiled.
         """
         queries = _cu_seqlens(cu_q, "cu_q")

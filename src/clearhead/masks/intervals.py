@@ -26,7 +26,8 @@ class Intervals(Mask):
 
     Rule: query i sees the keys start[..., i] ≤ j < stop[..., i].
     `start`, `stop`: integers of one shape, (Lq,) or (B, Lq) or (B, H, Lq), sizes of 1 broadcast.
-    Raises a `ClearheadError` for other dtypes and shapes. What a recorded mask becomes where its rows are intervals.
+    Raises a `ClearheadError` for other dtypes and shapes. Cost: O(B·H·Lq). Recorded
+    masks whose rows are intervals become one.
     """
 
     def __init__(self, start: Any, stop: Any) -> None:

@@ -28,7 +28,7 @@ class Lengths(Mask):
 
     Rule: query i of sequence b sees the keys j < valid_lens[b], or j < valid_lens[b, i].
     `valid_lens`: integers (B,) or (B, Lq), a list, array or tensor, from 0 (sees nothing) to Lk.
-    Raises a `ClearheadError` for negative or fractional lengths and lengths above Lk.
+    Raises a `ClearheadError` for negative or fractional lengths and lengths above Lk. Cost: O(B), or O(B·Lq).
     """
 
     def __init__(self, valid_lens: Any) -> None:

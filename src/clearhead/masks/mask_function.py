@@ -29,13 +29,13 @@ class MaskFunction(Mask):
     Rule: query i of head h of sequence b sees the keys j with fn(b, h, i, j).
     `fn(batch, head, query_index, key_index)` is called on int64 tensors of shapes (B, 1, 1, 1), (1, H, 1, 1),
     (1, 1, Lq, 1) and (1, 1, 1, Lk), for any part of the matrix, and gives a bool tensor that broadcasts with them.
-    The rule gives the same answer whenever it is asked: it may be asked again in the backward pass.
+    It must give the same result on every call: the backward pass may call it again.
     Indices are counted from 0 for queries and keys alike: where Lq ≠ Lk, the rule places the queries itself.
-    Joined to a mask that is an interval, `Causal() & MaskFunction(fn)`, the rule is asked about that interval alone.
+    Joined to a mask that is an interval, `Causal() & MaskFunction(fn)`, the scores outside of it are not computed.
     `reads`: the tensors that fn reads. Those in its closure, its defaults, its globals and `self.name` are found
     without it. Where one is written to between the forward and the backward pass, that is an error; recorded and lazy
     weights notice it too. What fn reads in another way (a NumPy array, a list of numbers) must stay as it is.
-    Raises a `ClearheadError` where fn gives anything else. Cost: the rule, for every pair that the rest allows.
+    Raises a `ClearheadError` where fn gives anything else. Cost: the rule, for every pair.
     """
 
     def __init__(self, fn: Rule, reads: Sequence[Tensor] = ()) -> None:

@@ -26,7 +26,7 @@ class Padding(Mask):
     · ■ ■
 
     Rule: every query of sequence b sees the keys j with keep[b, j] ≠ 0.
-    `keep`: (B, Lk), bool or 0/1 integers. Raises a `ClearheadError` for other values or shapes.
+    `keep`: (B, Lk), bool or 0/1 integers. Raises a `ClearheadError` for other values or shapes. Cost: O(B·Lk).
     """
 
     def __init__(self, keep: Any) -> None:

@@ -1,4 +1,4 @@
-"""Compiled models, whose calls are not made one by one; and compiled functions inside of models, whose calls are."""
+"""Compiled models, which are refused; and compiled functions inside models, whose attention runs in eager code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keywords that transformers' models pass to an attention backend: the one list of what clearhead knows."""
+"""The keywords that transformers' models pass to an attention backend: the list of those that clearhead knows."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ KNOWN = READ | NOT_READ.keys()
 
 
 def check(name: str, backend: str, keywords: Mapping[str, Any]) -> None:
-    """Raise where a backend is given something that may change the weights and is not read."""
+    """Raise where a backend is given a keyword that may change the weights and is not read."""
     given = [
         word for word, value in keywords.items() if value is not None and word not in READ and word not in NOT_READ
     ]

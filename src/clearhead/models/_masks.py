@@ -19,10 +19,10 @@ from clearhead.problem.visible import Visible, resolve
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """What a model's mask tensors say.
+    """A model's mask tensors as a mask and a bias.
 
     `mask`: who may see whom. `bias`: what is added to the scores. `uniform`, bool (B or 1, H or 1, Lq, 1): queries
-    that were left nothing by a finite float mask, to which the backend therefore gave the same weight for every key.
+    to which a finite float mask allows no key, so that the backend gave the same weight to every key.
     `align`: where query 0 stands, if the mask depends on it.
     """
 
@@ -43,7 +43,7 @@ class Recorded:
         return self._lowered[sizes]
 
     def plus(self, other: Recorded) -> Recorded:
-        """Both at once: who may see whom by the one and by the other, and the sum of what they add."""
+        """Both at once: the pairs that both allow, and the sum of their biases."""
         mask = self.mask if other.mask is None else other.mask if self.mask is None else self.mask & other.mask
         bias = self.bias if other.bias is None else other.bias if self.bias is None else self.bias + other.bias
         uniform = self.uniform if other.uniform is None else other.uniform
@@ -54,7 +54,7 @@ class Recorded:
         return Recorded(mask, bias, uniform, self.align if other.align is None else other.align)
 
     def with_sinks(self, keys: int) -> Recorded:
-        """With sinks a query that was left nothing gives all its weight to the sink, and none to a key."""
+        """With sinks a query without an allowed key gives all its weight to the sink, and none to a key."""
         if self.uniform is None:
             return self
         stop = torch.where(self.uniform[..., 0], 0, keys)
@@ -65,14 +65,14 @@ class Recorded:
         )
 
     def tensors(self) -> list[Tensor | None]:
-        """All that tells this from another."""
+        """The tensors by which this is compared to another."""
         mask = self.mask
         edges = (mask.start, mask.stop, None) if isinstance(mask, Intervals) else (None, None)
         return [*edges, mask.keep if isinstance(mask, DenseMask) else None, self.bias, self.uniform]
 
 
 class MaskStore:
-    """Converts mask tensors, and remembers what came of them: models give one mask to many layers.
+    """Converts mask tensors, and caches the results: models give one mask to many layers.
 
     A bool tensor is a mask. A float tensor is added to the scores: entries at or below half of its dtype's least
     value mean "not allowed", and if all the others are 0 no bias is left. The tensors themselves are not kept.
@@ -102,7 +102,7 @@ class MaskStore:
         if known is not None and not any(storage.expired() for storage in known[0]):  # type: ignore[no-untyped-call]
             return known[1]
         found = self._shared(converted(_allowed(mask) if nonzero_blocks else mask, bias))
-        if not any(tensor.is_inference() for tensor in given):  # these could be written to unseen
+        if not any(tensor.is_inference() for tensor in given):  # writes to these are not counted
             if len(self._known) >= 64:  # a long generation makes a mask a step
                 self._known = {k: (s, r) for k, (s, r) in self._known.items() if not any(w.expired() for w in s)}  # type: ignore[no-untyped-call]
             storages = [StorageWeakRef(t.untyped_storage()) for t in given]  # type: ignore[no-untyped-call]
@@ -128,7 +128,7 @@ def _identity(tensor: Tensor | None) -> Any:
 
 
 def _allowed(mask: Tensor | None) -> Tensor | None:
-    """What is 0; a dimension that repeats one row is made once."""
+    """Where the mask is 0; a dimension that repeats one row is computed once."""
     if mask is None:
         return None
     once = mask.detach()[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride())]
@@ -137,7 +137,7 @@ def _allowed(mask: Tensor | None) -> Tensor | None:
 
 @torch.no_grad()
 def converted(mask: Tensor | None, bias: Tensor | None) -> Recorded:
-    """What a mask tensor says, and a position bias beside it."""
+    """A mask tensor, and a position bias beside it, converted."""
     added = None if bias is None else _four(bias.detach()).float()
     keep, uniform = None, None
     if mask is not None:

@@ -16,12 +16,12 @@ from clearhead.nn.multi_head_attention import MultiHeadAttention
 
 Kind = Literal["self", "cross"]
 
-# What models call the sequence that the keys of cross attention come from.
+# The names of the arguments that the keys of cross attention come from.
 SOURCES = ("key_value_states", "encoder_hidden_states", "cross_attention_states", "context", "memory")
 
 
 class Running(NamedTuple):
-    """A module that runs. `kind`: the kind of attention its inputs speak for. `told`: what they say of padding."""
+    """A module that runs. `kind`: the kind of attention, by its inputs. `told`: the padding, by its inputs."""
 
     module: nn.Module
     kind: Kind
@@ -32,8 +32,8 @@ class Stack:
     """The modules being run, outermost first, each thread its own.
 
     They are seen through `nn.Module._call_impl`. Hooks would not do: PyTorch's Transformer layers leave their fast path
-    where a module inside has one, and their outputs move. Nor would `__call__`: wherever a thread traces, PyTorch puts
-    a function of its own in its place for all of them, which calls the one that was there when PyTorch was imported.
+    where a module inside has one, and their outputs move. Nor would `__call__`: while a thread traces, PyTorch
+    replaces it in all threads by a function of its own, which calls the one that was there when PyTorch was imported.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -42,7 +42,7 @@ class Stack:
         self._running = _Running()
         self._lock = threading.Lock()
         self._threads = 0
-        self.around: AbstractContextManager[Any] = nullcontext()  # what holds while a thread runs the model
+        self.around: AbstractContextManager[Any] = nullcontext()  # entered while a thread runs the model
 
     def entered(self) -> AbstractContextManager[None]:
         return replaced(nn.Module, "_call_impl", self._watched)
@@ -67,7 +67,7 @@ class Stack:
 
     @contextmanager
     def _outermost(self) -> Iterator[None]:
-        """This thread begins to run the model."""
+        """The context of this thread's outermost call of the model."""
         with self._lock:
             self._threads += 1
         try:
@@ -79,7 +79,7 @@ class Stack:
 
     @property
     def beside(self) -> bool:
-        """This thread runs no module at all, while another one runs the model: it may have been given work by it."""
+        """This thread runs no module, while another one runs the model: it may be a worker thread of that one."""
         return not self._running.stack and not self._running.others and self._threads > 0
 
     @property
@@ -95,7 +95,7 @@ class _Running(threading.local):
 
 
 def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], stack: list[Running]) -> Running:
-    """Cross, if the module was given a second sequence."""
+    """The module with its kind, cross if it is called with a second sequence, and its padding."""
     named = dict(kwargs)
     if len(args) > 1:
         with suppress(ValueError):  # TorchScript's forward has no signature

@@ -1,4 +1,4 @@
-"""Sequences packed into one, as FlashAttention is told of them."""
+"""Sequences packed into one, as FlashAttention's keywords describe them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clearhead.masks.documents import Documents
 
 
 def documents(keywords: Mapping[str, Any], batch: int, queries: int, keys: int) -> Documents | None:
-    """The mask that `cu_seq_lens_q`, (documents + 1,), says: where each document begins, and where the last one ends.
+    """The mask of `cu_seq_lens_q`, (documents + 1,): where each document begins, and where the last one ends.
 
     They count through the whole batch. None where they are not given.
     """
@@ -26,7 +26,7 @@ def documents(keywords: Mapping[str, Any], batch: int, queries: int, keys: int) 
     if not one or queries != keys or not {0, batch * queries} <= set(rows) & set(starts.tolist()):
         raise UnsupportedError(
             f"a backend was given cu_seq_lens_q {starts.tolist()} for {batch} × {queries} queries and {keys} keys; "
-            "read are documents that fill the whole sequence, the same for queries and keys, without a cache.\n"
+            "expected documents that fill the whole sequence, the same for queries and keys, without a cache.\n"
             "Pass a padded batch and an attention mask, or run the packed batch at once, with use_cache=False."
         )
     if not set(rows) <= set(starts.tolist()):

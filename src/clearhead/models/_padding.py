@@ -31,7 +31,7 @@ class Real(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What a running module knows of its sequence, and of the one that cross attention looks at: (B, L), bool."""
+    """The words of a module's own sequence, and of the one that its cross attention reads: (B, L), bool."""
 
     own: Tensor | None = None
     source: Tensor | None = None
@@ -39,7 +39,7 @@ class Given(NamedTuple):
 
 
 def given(forward: Callable[..., Any], named: Mapping[str, Any], outer: Given) -> Given:
-    """What a module's inputs say, by their names; where they say nothing, what the module around it was told."""
+    """The padding in a module's inputs, found by their names; where there is none, that of the module around it."""
     own, source, read = outer
     mask = named.get("attention_mask")
     if _is_mask(mask) and mask is not read:
@@ -63,7 +63,7 @@ def _words(mask: Tensor) -> Tensor | None:
     words = mask.detach() == 1
     if bool(words.all()) or not bool((words | (mask == 0)).all()):
         return None
-    return words if bool(words.any()) or not mask.is_floating_point() else None  # zeros alone: nothing is added
+    return words if bool(words.any()) or not mask.is_floating_point() else None  # zeros alone: an additive mask
 
 
 @lru_cache(maxsize=256)
@@ -75,7 +75,7 @@ def _takes_decoder_inputs(forward: Callable[..., Any]) -> bool:
 
 
 def checked(padding: Any) -> Tensor:
-    """The `padding` that a person passed to watch()."""
+    """The argument `padding` of `watch`, as bool; raises for anything but a mask."""
     mask = to_tensor(padding, "padding")
     readable = mask.layout == torch.strided and not mask.is_meta and not mask.is_complex()
     if not readable or mask.ndim != 2 or not bool(((mask == 0) | (mask == 1)).all()):
@@ -87,7 +87,7 @@ def checked(padding: Any) -> Tensor:
 
 
 def of_call(told: Given, kind: str, problem: Problem, uniform: Tensor | None) -> Real | None:
-    """The padding of one call, where what the model was told fits its shape, and the call was given some mask.
+    """The padding of one call, where the mask given to the model fits its shape, and the call has some mask itself.
 
     With a cache the queries are the last words. Keys beyond the mask are the slots of a static cache. `uniform`: see
     `AttentionCall`.
@@ -114,7 +114,7 @@ def of_call(told: Given, kind: str, problem: Problem, uniform: Tensor | None) ->
 
 
 def fits(padding: Tensor, kind: str, sizes: Sizes) -> bool:
-    """Whether a person's `padding` can be that of this call's keys."""
+    """Whether the `padding` passed to `watch` can be that of this call's keys."""
     batch, _, queries, keys = sizes.shape
     length = padding.shape[1]
     with_cache = kind == "self" and queries < keys
@@ -122,7 +122,7 @@ def fits(padding: Tensor, kind: str, sizes: Sizes) -> bool:
 
 
 def as_said(padding: Tensor, kind: str, problem: Problem) -> Real | None:
-    """The padding of one call, where a person said it. What follows with a cache are words, up to the last one seen."""
+    """The padding of one call, from that of `watch`. Keys after it, in a cache, are words up to the last one seen."""
     sizes = problem.sizes
     if kind == "cross":
         return _real(None, padding, sizes)
@@ -141,7 +141,7 @@ def _real(queries: Tensor | None, keys: Tensor | None, sizes: Sizes) -> Real | N
 
 
 def _alike(problem: Problem, uniform: Tensor | None) -> bool:
-    """Whether the call's mask is the same for every sequence: then it is no padding that differs."""
+    """Whether the call's mask is the same for every sequence: then it does not hold padding that differs."""
     shown: tuple[Tensor | None, ...] = (*problem.added, uniform)
     if problem.spans is not None:
         spans = problem.spans
@@ -152,7 +152,7 @@ def _alike(problem: Problem, uniform: Tensor | None) -> bool:
 
 @torch.no_grad()
 def _hidden(real: Real, problem: Problem, uniform: Tensor | None) -> bool:
-    """Whether no word sees a key that is padding: if one does, this is another sequence than the model was told of."""
+    """Whether no word sees a key that is padding: if one does, the mask given to the model is of another sequence."""
     spans, sizes = problem.spans, problem.sizes
     if spans is None or real.keys is None:
         return False

@@ -1,4 +1,4 @@
-"""Functions of other packages, replaced while something is watched, and given back."""
+"""Functions of other packages, replaced while a model is watched, then restored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _active: dict[tuple[int, str], tuple[Callable[..., Any], list[Wrap]]] = {}
 def replaced(owner: Any, name: str, wrap: Wrap) -> Iterator[None]:
     """`owner.name` is `wrap(owner.name)` inside the `with`.
 
-    Two watches may end in another order than they began, in two threads: each end wraps anew what is left.
+    Two watches may end in another order than they began, in two threads: each end wraps the original anew, with the
+    wrappers that remain.
     """
     key = (id(owner), name)
     with _lock:

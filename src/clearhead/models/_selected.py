@@ -14,10 +14,10 @@ from clearhead.base.errors import UnsupportedError
 def selected(
     module: nn.Module, keywords: Mapping[str, Any], shape: tuple[int, int, int, int], masked: bool
 ) -> Tensor | None:
-    """Who was chosen, bool (B, H or 1, Lq, Lk); None where every key was.
+    """The chosen keys, bool (B, H or 1, Lq, Lk); None where every key was.
 
-    `indices` (B, Lq, n): keys (DeepSeek 3.2 and its kin). `block_indices` (B, groups of heads, Lq, n): blocks of keys,
-    −1 for none (MiniMax M3). On "eager" and "sdpa" these models put them into the mask, and a caller need not ask.
+    `indices` (B, Lq, n): keys (DeepSeek 3.2, for one). `block_indices` (B, groups of heads, Lq, n): blocks of keys,
+    −1 for none (MiniMax M3). On "eager" and "sdpa" these models put them into the mask.
     `shape`: (B, H, Lq, Lk). `masked`: there is a mask beside; without one, MiniMax is causal by its position ids.
     """
     _, heads, queries, keys = shape
@@ -33,7 +33,7 @@ def selected(
                 "that tells how many keys a block has. Load the model with attn_implementation='sdpa' or 'eager'."
             )
         count = -(-keys // size)
-        chosen = _scattered(blocks.masked_fill(blocks < 0, count), count + 1)[..., :count]  # the last is thrown away
+        chosen = _scattered(blocks.masked_fill(blocks < 0, count), count + 1)[..., :count]  # the last is dropped
         chosen = chosen.repeat_interleave(size, -1)[..., :keys].repeat_interleave(heads // blocks.shape[1], 1)
         if not masked:
             own = keywords.get("position_ids")

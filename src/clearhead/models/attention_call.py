@@ -26,10 +26,10 @@ class AttentionCall:
     "cross" where the keys come from another sequence than the queries. `score` and `mask` are what the call came from:
     the dot product with its scale and softcap, or what clearhead's own attention was given; a `Mask`, or None.
     `backend`: what computed it. `problem`: its normal form, from which the weights are computed; `problem.bias` and
-    `problem.sinks` are what the model added to the scores and to the softmax. `uniform`: queries that the mask left
-    nothing, and to which the backend gave one weight for every key, as it does where a mask is a large negative number.
+    `problem.sinks` are what the model added to the scores and to the softmax. `uniform`: queries without
+    an allowed key, to which the backend gave one weight for every key, as it does where a mask is finite.
     `padding`: which positions are words, where some are padding: `padding.queries` (B, Lq) and `padding.keys` (B, Lk),
-    bool, True for a word, each None where all are; None where nothing is known of any. Reductions of `weights` leave
+    bool, True for a word, each None where all are; None where no padding is known. Reductions of `weights` leave
     padding out, see `PaddedWeights`.
     """
 

@@ -51,7 +51,7 @@ def load(folder: Path) -> tuple[Any, Any]:
             model, info = transformers.AutoModel.from_pretrained(folder, **options, **safe)
     except Exception as error:  # whatever a broken file makes of transformers, tokenizers and safetensors
         raise ClearheadError(f"transformers cannot load {str(folder)!r}: {reason(error)}") from error
-    missing = sorted(name for name in info["missing_keys"] if "pooler" not in name)  # it comes after all attention
+    missing = sorted(name for name in info["missing_keys"] if "pooler" not in name)  # which comes after all attention
     if missing:
         raise ClearheadError(
             f"the *.safetensors files in {str(folder)!r} lack {len(missing)} tensors that config.json asks for, such "

@@ -16,7 +16,7 @@ from clearhead.problem.visible import seen_by
 
 
 class PaddedWeights(Weights):
-    """The weights of a recorded call, where some positions are padding. A `AttentionCall` makes it.
+    """The weights of a recorded call, where some positions are padding. `AttentionCall.weights` gives it.
 
     >>> import torch, torch.nn.functional as F, clearhead as ch
     >>> class Block(torch.nn.Module):
@@ -32,8 +32,8 @@ class PaddedWeights(Weights):
     >>> recording.calls[0].weights[0, 0, 3]                     # the model's own numbers
     tensor([0.3333, 0.3333, 0.3333, 0.0000])
 
-    `w[index]`, `dense()`, `scores`, `logsumexp` and `w @ value` are the model's own. What `reduce` finds, and so
-    `entropy`, `received`, `topk` and `pool`, leaves padding out: a padding query has NaN (the keys of its `topk` mean
+    `w[index]`, `dense()`, `scores`, `logsumexp` and `w @ value` are the model's own. `reduce`, and so
+    `entropy`, `received`, `topk` and `pool`, leave padding out: a padding query has NaN (the keys of its `topk` mean
     nothing) and adds nothing to a sum or a map; a padding key has NaN in `received`. A word's row of weights is never
     cut: where a model let it see padding, that padding stays in the row.
     """
@@ -61,7 +61,7 @@ class PaddedWeights(Weights):
         )
 
     def _without(self, result: Tensor, along: str | None) -> Tensor:
-        """NaN where a (B, H, L, ...) result speaks of padding."""
+        """A (B, H, L, ...) result with NaN at the positions of padding."""
         words = None if along is None else getattr(self._padding, along)
         if words is None or not result.is_floating_point():
             return result

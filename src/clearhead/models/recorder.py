@@ -1,4 +1,4 @@
-"""Where the sources put what they see."""
+"""The recorder, to which the sources pass each call."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Recorder:
         self.fitted = False  # whether it fitted any call
         self.stack = Stack(model)
         self.masks = MaskStore()
-        self.unattributed: list[None] = []  # one for each call that a thread made which runs no module
+        self.unattributed: list[None] = []  # one for each call in a thread that runs no module
         self._inside = _Inside()
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """While a recorded call runs: what it calls in turn is the same call."""
+        """While a recorded call runs: calls inside it are parts of it."""
         self._inside.depth += 1
         try:
             yield
@@ -63,13 +63,13 @@ class Recorder:
         sinks: Tensor | None = None,
         backend: str,
     ) -> None:
-        """A call of dot products. What went in is copied: it may be written over, a key/value cache for one.
+        """Record a call of dot products. Query and key are copied, since they may be overwritten, as a cache is.
 
-        query (B, H, Lq, E), key (B, Hk, Lk, E). `name`, `kind`: None asks the innermost module that runs. `masks`:
-        what `self.masks` made of the call's own.
+        query (B, H, Lq, E), key (B, Hk, Lk, E). `name`, `kind`: None means those of the innermost running module.
+        `masks`: the call's own, converted by `self.masks`.
         """
         self.check(query, key, name)
-        with unobserved():  # the mode that sees the model's calls would see each operation here
+        with unobserved():  # else the watch's function mode would see each operation here
             dtype = torch.promote_types(query.dtype, key.dtype)  # under autocast they may differ
             query, key = (tensor.detach().to(dtype, copy=True) for tensor in (query, key))
             if sinks is not None:
@@ -82,7 +82,7 @@ class Recorder:
                     score=score,
                     bias=masks.bias,
                     sinks=sinks,
-                    # where nothing is said: with a key/value cache the last query stands at the last key
+                    # by default: with a key/value cache the last query stands at the last key
                     align="lower_right" if masks.align is None else masks.align,
                 )
             problem = problem._replace(visible=masks.visible(problem.sizes))
@@ -120,7 +120,7 @@ class Recorder:
 
     def _innermost(self) -> Running:
         innermost = self.stack.innermost
-        assert innermost is not None, "a source asks `idle` first"
+        assert innermost is not None, "a source checks `idle` first"
         return innermost
 
     def check(self, query: Tensor, key: Tensor, name: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What a watched model did."""
+"""The recording of a watched model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Progress = Callable[[Iterable[AttentionCall]], Iterable[AttentionCall]]
 
 
 class Recording:
-    """What a watched model did: its attention calls.
+    """The attention calls of a watched model.
 
     `calls`, in order; `recording[name]`, the calls of one module, in order; iterating gives the modules' names.
     """
@@ -116,7 +116,7 @@ def _words_of(call: AttentionCall, sequence: int) -> tuple[int, ...]:
 
 
 def _words(name: str, tokens: Any, sizes: set[int]) -> list[str]:
-    """The words that a person passed, in any form that has an order; none for None."""
+    """The caller's words, from any ordered iterable; none for None."""
     if tokens is None:
         return []
     ordered = not isinstance(tokens, str | bytes | set | frozenset | dict) and hasattr(tokens, "__iter__")

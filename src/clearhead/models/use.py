@@ -21,9 +21,9 @@ from clearhead.models._selected import selected
 from clearhead.scores.dot import Dot
 
 NAME = "clearhead"
-# For models that transformers runs on no SDPA. Their modules need not say whether they are causal, since eager
-# attention is given every causal mask; and what they compute in their own code adds it. So the mask is eager's, and a
-# call without one is not causal.
+# For models that transformers does not run on SDPA. Their modules need not set `is_causal`, since eager attention gets
+# every causal mask; and their own code adds the mask to scores. So the mask is eager's, and a call without one is not
+# causal.
 MASKED = "clearhead_masked"
 
 
@@ -38,8 +38,8 @@ def use_in_transformers(model: Any) -> Any:
     torch.Size([1, 10, 64])
 
     `model`: a transformers model whose backend can be set (`set_attn_implementation`). It is changed, and returned.
-    Softcaps, sinks, position biases, grouped heads, windows and padding are taken as the model gives them; what its
-    masks leave out is skipped, and a mask is converted once for all layers. A query that may see nothing gets 0.
+    Softcaps, sinks, position biases, grouped heads, windows and padding are taken as the model gives them; pairs
+    that its masks exclude are skipped, and a mask is converted once for all layers. A query that sees nothing gets 0.
     `model.set_attn_implementation("sdpa")` sets it back.
     Raises a `ClearheadError` for anything else. Cost: as `attention`.
     """
@@ -60,9 +60,9 @@ def use_in_transformers(model: Any) -> Any:
 
 
 def _mask(backend: str, masks: Any, *args: Any, **kwargs: Any) -> Tensor | None:
-    """The mask that SDPA or eager attention would get, with its normal form beside it.
+    """The mask that SDPA or eager attention would get, with its normal form as an attribute.
 
-    In compiled code nothing can stand beside it: there it is bool, which says as much.
+    In compiled code it can have no attribute: there it is bool, which holds the same.
     """
     if backend == MASKED:
         kwargs["allow_is_causal_skip"] = False
@@ -86,7 +86,7 @@ def _attend(
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """What the attention interface asks for: (B, Lq, H, Ev), and no weights."""
+    """The function of the attention interface: gives (B, Lq, H, Ev), and no weights."""
     align = None
     mask: Tensor | Mask | None = getattr(attention_mask, "clearhead", attention_mask)
     causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
@@ -117,7 +117,7 @@ def _attend(
 
 
 def _narrower(module: nn.Module, shape: tuple[int, int, int, int], masked: bool, kwargs: dict[str, Any]) -> Mask | None:
-    """What keywords say about who may see whom, beside the mask."""
+    """The mask that the keywords give, beside the mask tensor."""
     chosen = selected(module, kwargs, shape, masked)
     packed = documents(kwargs, shape[0], *shape[2:])
     if chosen is None:

@@ -42,11 +42,11 @@ def watch(model: nn.Module, padding: Any = None) -> Iterator[Recording]:
     `padding`: which positions are words and not padding, a tokenizer's attention mask (B, L), 1 for a word. None takes
     it from the `attention_mask` of that shape that the model is called with. Statistics and reports leave padding out,
     and `call.padding` says what was left out.
-    Functions inside the model that torch.compile() made pause at each attention call, whose record is made in eager
-    code: what the compiler had joined across the call may change in its last digits.
+    Compiled functions inside the model pause at each attention call, whose record is made in eager
+    code: operations that the compiler had fused across the call may change in their last digits.
     Raises a `ClearheadError` at the end of the `with` if no call was recognised: the result is never empty; and where
-    `padding` fits none. Raises an `UnsupportedError` for a compiled model: watch the one that was compiled; and for a
-    backend that is given what may change the weights and cannot be read. Warns of calls of
+    `padding` fits no call. Raises an `UnsupportedError` for a compiled model: watch the one that was compiled; and for
+    a backend called with a keyword that may change the weights and cannot be read. Warns of calls of
     `F.scaled_dot_product_attention` in threads that run no module: they are not recorded.
     Cost: a copy of query and key a call; O(Lq + Lk) memory each, and the mask's own tensor once where its rows are
     no intervals. `torch.nn` projects queries and keys inside: a record projects them once more.

@@ -1,4 +1,4 @@
-"""What several modules check of their arguments."""
+"""Checks of arguments that several modules share."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_offset(offset: Any, who: str) -> int:
 
 
 def check_dtype(name: str, tensor: Tensor, weight: Tensor, weight_name: str) -> None:
-    """The dtype and the device of the weight that it is projected by."""
+    """Check for the dtype and the device of the weight that projects it."""
     other_dtype = tensor.dtype != weight.dtype and not autocasting(tensor.device)
     if other_dtype or tensor.device != weight.device:
         raise ClearheadError(

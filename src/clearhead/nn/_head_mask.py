@@ -20,7 +20,7 @@ def head_mask(mask: Any, sizes: tuple[int, int, int, int], dtype: torch.dtype) -
     """A mask as `attention` takes it beside (B, H, L, E): (Lq, Lk), or (B or 1, H or 1, Lq or 1, Lk or 1)."""
     check_mask(mask)
     if mask is None or isinstance(mask, Mask) or not isinstance(mask, Tensor | np.ndarray):
-        return mask  # attention() says what is wrong with anything else
+        return mask  # attention() raises for anything else
     tensor = to_tensor(mask, "mask")
     if not tensor.is_floating_point():
         check_keep(tensor, "mask")

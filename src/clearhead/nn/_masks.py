@@ -19,7 +19,7 @@ from clearhead.masks.lengths import Lengths
 
 
 def with_lengths(mask: Any, valid_lens: Any, bias: Any = None) -> tuple[Any, Any]:
-    """The mask under which both hold, and the bias beside it, as `attention` takes them.
+    """The mask joined with the lengths, and the bias beside it, as `attention` takes them.
 
     A float mask beside lengths becomes a part of the bias: the lengths still say which pairs are left out.
     """
@@ -32,7 +32,7 @@ def with_lengths(mask: Any, valid_lens: Any, bias: Any = None) -> tuple[Any, Any
     if isinstance(mask, Mask):
         return mask & lengths, bias
     if not isinstance(mask, Tensor | np.ndarray):
-        return mask, bias  # attention() says what is wrong with it
+        return mask, bias  # attention() raises for it
     if not to_tensor(mask, "mask").is_floating_point():
         return DenseMask(mask) & lengths, bias
     if isinstance(bias, Tensor | np.ndarray):
@@ -43,7 +43,7 @@ def with_lengths(mask: Any, valid_lens: Any, bias: Any = None) -> tuple[Any, Any
 
 
 def check_mask(mask: Any) -> None:
-    """Refuse whole numbers: they are lengths, or a tokenizer's mask, and which of them can't be told."""
+    """Refuse integers: they may be lengths, or a tokenizer's mask."""
     if isinstance(mask, list | tuple | range):
         raise ClearheadError(
             f"mask is {mask!r:.60}; expected a Mask, such as Causal(), a bool tensor (True: may attend), or a float "
@@ -64,7 +64,7 @@ def _whole(array: Tensor | np.ndarray) -> bool:
 
 
 def _as_lengths(valid_lens: Any) -> Lengths:
-    """Whole numbers, one a sequence or one a query; what is a mask is told where it belongs."""
+    """Integers, one a sequence or one a query; raises for a mask, and names the argument that takes it."""
     takes = "it takes integers (B,) or (B, Lq): how many keys may be seen"
     if isinstance(valid_lens, Mask):
         title = valid_lens.title()

@@ -13,7 +13,7 @@ from clearhead.nn._checks import check_dtype
 
 
 class Projection(NamedTuple):
-    """What projects an input. `width`, `weight`: None where another layer stands there, which checks for itself."""
+    """The projection of an input. `width`, `weight`: None where the layer is no nn.Linear, and checks for itself."""
 
     name: str
     width: int | None
@@ -26,7 +26,7 @@ class Projection(NamedTuple):
 
 
 def check_sizes(embed_dim: Any, num_heads: Any, head_dim: Any) -> tuple[int, int, int]:
-    """Any sizes; where none is given for a head, one that is whole."""
+    """The three sizes, checked; head_dim None is embed_dim / num_heads, which must be whole."""
     width, heads = check_count(embed_dim, 1, "embed_dim"), check_count(num_heads, 1, "num_heads")
     if head_dim is not None:
         return width, heads, check_count(head_dim, 1, "head_dim")
@@ -97,7 +97,7 @@ _OF_TORCH = {
 
 
 def refuse_keywords(given: dict[str, Any]) -> None:
-    """Say what torch's keywords are here; anything else is Python's own error."""
+    """Raise with what to pass for torch's keywords; for any other, a TypeError as Python's."""
     for name in given:
         if name not in _OF_TORCH:
             raise TypeError(f"MultiHeadAttention.forward() got an unexpected keyword argument {name!r}")

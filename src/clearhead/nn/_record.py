@@ -17,7 +17,7 @@ from clearhead.problem.record import record
 
 
 class RecordedWeights(Weights):
-    """The weights of a call that is over: those it had, or an error where they can't be told any more."""
+    """The weights of a past call, or an error where a tensor that they need has been modified."""
 
     def __repr__(self) -> str:
         gradients = "detached" if self._source.detached or not self.problem.needs_grad else "with gradients"
@@ -25,7 +25,7 @@ class RecordedWeights(Weights):
 
 
 class RecordingModule(nn.Module):
-    """A module with `attention_weights`. It records in the forward pass, and computes when it is asked."""
+    """A module with `attention_weights`. It records in the forward pass, and computes weights on access."""
 
     _last: Source | None = None
     _made: tuple[Source, RecordedWeights] | None = None
@@ -66,7 +66,7 @@ class RecordingModule(nn.Module):
         dropout_p: float = 0.0,
         fresh: bool = False,
     ) -> Any:
-        """`attention`, recorded. `fresh`: nobody but the module has query and key."""
+        """`attention`, recorded. `fresh`: only the module holds query and key."""
         mask, bias = (a.copy() if isinstance(a, np.ndarray) else a for a in (mask, bias))  # whose writes are not seen
         call = Arguments(query, key, value, score, mask, bias, None, None, align, dropout_p, None)
         output, problem = _attention.attend(call)
@@ -79,10 +79,10 @@ class RecordingModule(nn.Module):
                 said = {"score": score, "mask": _words(mask), "bias": _words(bias), "align": align}
                 last = Recorded(record(problem, copy=numpy, fresh=fresh), said, numpy)
         self.__dict__["_made"] = None
-        self.__dict__["_last"] = last  # a module's own way to set it is slow
+        self.__dict__["_last"] = last  # nn.Module.__setattr__ is slow
         return output
 
-    def __getstate__(self) -> dict[str, Any]:  # pickle and copy ask for it
+    def __getstate__(self) -> dict[str, Any]:  # pickle and copy call it
         return {name: value for name, value in self.__dict__.items() if name not in ("_last", "_made")}
 
 

@@ -22,7 +22,7 @@ _CAUSAL = Causal()
 def from_torch_masks(
     attn_mask: Any, key_padding_mask: Any, query: Tensor, key: Tensor, is_causal: bool, batched: bool
 ) -> tuple[Mask | None, Tensor | None]:
-    """Who may see whom, and what is added to the scores of query (B, H, Lq, E) and key (B, H, Lk, E)."""
+    """The mask, and the bias added to the scores, for query (B, H, Lq, E) and key (B, H, Lk, E)."""
     batch, heads, queries, keys = max(query.shape[0], key.shape[0]), *query.shape[1:3], key.shape[2]
     masks: list[Mask] = [_CAUSAL] if is_causal else []
     added: list[Tensor] = []
@@ -59,7 +59,7 @@ def _check(mask: Any, name: str, words: str, shapes: tuple[tuple[int, ...], ...]
 
 
 def _sort(tensor: Tensor, masks: list[Mask], added: list[Tensor]) -> None:
-    """What only says who may not attend becomes a mask, which skips work; anything else is added."""
+    """Bool tensors, and float ones of 0 and −∞ alone, become masks, which skip work; others are added."""
     if tensor.dtype == torch.bool:
         masks.append(DenseMask(~tensor))
     elif _only_blocks(tensor):
@@ -69,7 +69,7 @@ def _sort(tensor: Tensor, masks: list[Mask], added: list[Tensor]) -> None:
 
 
 def _only_blocks(tensor: Tensor) -> bool:
-    """Whether a float mask is zeros and minus infinities: torch's layers make that of every bool mask."""
+    """Whether a float mask is zeros and minus infinities: torch's layers convert every bool mask to that."""
     if tensor.requires_grad or not readable(tensor):
         return False
     return bool(((tensor == 0) | (tensor == -torch.inf)).all())

@@ -32,7 +32,7 @@ def from_torch(cls: type[MultiHeadAttention], module: nn.MultiheadAttention) -> 
 
 
 def check_torch(module: Any, ours: str) -> None:
-    """An nn.MultiheadAttention whose keys are those it is given."""
+    """Check for an nn.MultiheadAttention without keys of its own (add_bias_kv, add_zero_attn)."""
     if not isinstance(module, nn.MultiheadAttention):
         raise ClearheadError(f"from_torch takes a torch.nn.MultiheadAttention; got a {type(module).__name__}.")
     refuse_keys(module.bias_k is not None or module.bias_v is not None, module.add_zero_attn, ours)
@@ -52,7 +52,7 @@ def refuse_keys(add_bias_kv: bool, add_zero_attn: bool, ours: str) -> None:
 
 
 def _split(parameter: Any, parts: int) -> list[Any]:
-    """Parameters of their own, trained where the one they come from is."""
+    """Copies of the parts as parameters, with the original's requires_grad."""
     return [nn.Parameter(part.clone(), parameter.requires_grad) for part in parameter.detach().chunk(parts)]
 
 

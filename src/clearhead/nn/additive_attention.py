@@ -52,7 +52,7 @@ class AdditiveAttention(RecordingModule):
     signature: Zhang et al., "Dive into Deep Learning".
     """
 
-    # of keys as they are, and of prepared ones; in a tuple, their parameters are not counted twice
+    # for raw keys, and for prepared ones; in a tuple, so that the module does not register their parameters twice
     _scores: tuple[Additive, Additive] | None = None
 
     def __init__(self, hidden_dim: int, dropout: float = 0.0, *, record_gradients: bool = False) -> None:
@@ -92,8 +92,8 @@ class AdditiveAttention(RecordingModule):
     def prepare(self, key: Any, value: Any) -> PreparedKeys:
         """Key and value with W_k's projection done, for calls `attend(query, prepared)`: see `PreparedKeys`.
 
-        key (..., Lk, Ek), value (..., Lk, Ev). Where W_k is trained, padding is not to be NaN or infinite: it is
-        projected here, before a mask says what it is.
+        key (..., Lk, Ek), value (..., Lk, Ev). Where W_k is trained, padding must be finite: it is projected
+        here, before any mask is known.
         Raises a `ClearheadError` for other widths or dtypes than the module's. Cost: Lk·Ek·hidden_dim multiplications.
         """
         numpy = is_numpy(key=key, value=value)
@@ -115,13 +115,13 @@ class AdditiveAttention(RecordingModule):
         return PreparedKeys(projected.detach().numpy() if numpy else projected, value, self)
 
     def _on_parameters(self, prepared: bool) -> Additive:
-        """The score that shares the parameters. It projects after attention() has seen to padding that is NaN."""
+        """The score that shares the parameters. It projects after attention() has replaced padding that is NaN."""
         tensors: dict[str, Any] = {"W_q": self.W_q.weight, "W_k": self.W_k.weight, "w_v": self.w_v}
         if self._scores is not None:
             held = self._scores[0]._parameters
             if all(held[name] is tensor for name, tensor in tensors.items()):
                 return self._scores[prepared]
-        # What torch.func and parametrizations put in place of a parameter is none, and is taken as it is.
+        # What torch.func and parametrizations put in place of a parameter is no nn.Parameter, and is used as it is.
         if not all(isinstance(tensor, nn.Parameter) for tensor in tensors.values()):
             return _sharing(tensors | {"W_k": None} if prepared else tensors)
         # both at once, since compiled code can't make a module
@@ -137,7 +137,7 @@ def _settle(layer: Any, array: Any) -> None:
     weight = layer.weight
     shape = tuple(getattr(array, "shape", ()))
     if is_lazy(weight) and not shape:
-        return  # attention() says what is wrong with it
+        return  # attention() raises for it
     width = shape[-1] if is_lazy(weight) else weight.shape[1]
     with torch.no_grad():
         layer(torch.empty(0, width, dtype=weight.dtype, device=weight.device))

@@ -60,7 +60,7 @@ class _State(NamedTuple):
 
 
 class KeyValueCache:
-    """What one `MultiHeadAttention` has seen while decoding: its keys and values, projected.
+    """The projected keys and values of one `MultiHeadAttention` while decoding.
 
     >>> import torch, clearhead as ch
     >>> from clearhead.nn import KeyValueCache, MultiHeadAttention
@@ -74,12 +74,12 @@ class KeyValueCache:
     KeyValueCache(length=5, batch=1, heads=2)
 
     One cache for each module and each batch. `len(cache)`: the positions of its longest sequence, `cache.lengths` those
-    of each: sequences may differ in them (`new_lens` of the module). `reorder`, `crop` and `reset` choose of its batch
-    and of its positions. Where gradients are off it doubles its room when that is full, so that a step costs what it
-    adds; where they are on, each step makes new tensors.
-    What a sequence holds in a tensor given out is never written again. `copy.copy(cache)` is a branch that goes on by
-    itself and shares the past. Raises a `ShapeError` where batch, heads or widths change, a `ClearheadError` where
-    dtype or device do.
+    of each: they may differ (`new_lens` of the module). `reorder`, `crop` and `reset` choose from its batch
+    and positions. Where gradients are off it doubles its room when that is full, so that a step costs what it adds;
+    where they are on, each step makes new tensors.
+    What a sequence holds in a tensor given out is never written again. `copy.copy(cache)` is a branch that
+    grows by itself and shares the past. Raises a `ShapeError` where batch, heads or widths change, a `ClearheadError`
+    where dtype or device do.
 
     A batch whose sequences come and go:
 
@@ -109,7 +109,7 @@ class KeyValueCache:
         """Add keys (B, Hk, L, Ek) and values (B, Hk, L, Ev); returns all there are. Do not write to them.
 
         `new_lens`: integers (B,), how many of the new positions of each sequence are kept, the first ones; they follow
-        what that sequence holds. None keeps them all. What a returned tensor holds beyond `lengths` means nothing.
+        what that sequence holds. None keeps them all. A returned tensor is undefined beyond `lengths`.
         """
         for name, tensor in (("key", key), ("value", value)):
             if not isinstance(tensor, Tensor):
@@ -136,7 +136,7 @@ class KeyValueCache:
         >>> cache
         KeyValueCache(length=5, batch=4, heads=2)
 
-        Raises a `ClearheadError` for entries that there are not, and in an empty cache. Cost: a copy.
+        Raises a `ClearheadError` for entries outside the batch, and in an empty cache. Cost: a copy.
         """
         if self._state is None:
             raise ClearheadError("the cache is empty: it has no batch to reorder before its first keys.")
@@ -179,7 +179,7 @@ class KeyValueCache:
         self._state = None
 
     def _extended(self, key: Tensor, value: Tensor, new_lens: Any = None) -> _State:
-        """What `append` would make of the cache; it stays as it is until it takes this as its state."""
+        """The state after `append`; the cache stays as it is until this is assigned to it."""
         if self._state is not None:
             _check(self._state, key, value)
         new = None

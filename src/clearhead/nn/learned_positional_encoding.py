@@ -26,10 +26,10 @@ class LearnedPositionalEncoding(nn.Module):
 
     `max_len`: how many positions there are. `embed_dim`: E.
     `dropout`: the probability with which an entry of the sum is dropped while training.
-    x (..., L, E); `offset`: the position of the first vector. Returns x's shape, of x's dtype where P has it.
+    x (..., L, E); `offset`: the position of the first vector. Returns x's shape, of the dtype of x + P.
     Raises a `ShapeError` for another width, and for positions from max_len on. Cost: one addition an entry.
-    Source: Gehring et al. 2017, "Convolutional Sequence to Sequence Learning"; Devlin et al. 2019, "BERT", whose
-    initial standard deviation of 0.02 it has.
+    Source: Gehring et al. 2017, "Convolutional Sequence to Sequence Learning"; Devlin et al. 2019, "BERT", for
+    the initial standard deviation of 0.02.
     """
 
     def __init__(self, max_len: int, embed_dim: int, dropout: float = 0.0) -> None:

@@ -58,7 +58,7 @@ class MultiHeadAttention(RecordingModule):
     `rotary`: a `RotaryEmbedding` that turns the projected queries and keys.
     `record_gradients`: whether `attention_weights` have gradients; the graph of the last call is kept for it.
     `attention_weights`: the weights of the last call, (B, H, Lq, Lk), B = 1 where there was none; lazy and detached.
-    Cost: 4·L·E·H·head_dim multiplications for the projections, and that of `clearhead.attention`.
+    Cost: that of the four projections, 4·L·E² multiplications a sequence by default, and of `clearhead.attention`.
     Sources: Vaswani et al. 2017, "Attention Is All You Need"; grouped queries: Ainslie et al. 2023, "GQA".
     """
 
@@ -147,15 +147,15 @@ class MultiHeadAttention(RecordingModule):
         query (B, Lq, E), key (B, Lk, kdim), value (B, Lk, vdim), or each without B; or, for key and value, what
         `prepare` gave.
         `mask`: a `Mask`; a bool tensor (True: may attend), or a float one (added to the scores), (Lq, Lk),
-        (B, Lq, Lk) or (B, H, Lq, Lk), where 1 stands for any size but in two dimensions; or None. Padding (B, Lk) is
+        (B, Lq, Lk) or (B, H, Lq, Lk), where 1 stands for any size; or None. Padding (B, Lk) is
         `Padding(keep)`.
         `valid_lens`: integers (B,) or (B, Lq), how many keys may be seen. Where both are given, both hold.
         `bias`: what `clearhead.attention` adds to the scores.
         `cache`: a `KeyValueCache`; key and value are then the new ones alone, attended to together with those in the
         cache, which masks and lengths count too; it keeps them. Queries then stand after its keys.
         `new_lens`: integers (B,), how many of the new keys the cache keeps of each sequence, the first ones: prompts of
-        unequal lengths, sequences that rest (0). Each sequence goes on after its own. What the queries that belong to
-        the others get means nothing.
+        unequal lengths, sequences that rest (0). Each sequence's new keys follow its own. The outputs of queries that
+        belong to keys not kept are undefined.
         `align`: where query 0 stands, as for `clearhead.attention`; with a cache it is an error.
         A query that may see nothing gives W_o's bias. Padding that is NaN reaches no output, but the gradients of W_k
         and W_v, which project it too: fill it with 0 first.
@@ -243,7 +243,7 @@ class MultiHeadAttention(RecordingModule):
         return (k, v) if query.ndim == 3 else (k[None], v[None])
 
     def _past(self, cache: Any, new_lens: Any) -> int | Tensor:
-        """How many positions lie in the cache, of each sequence, (B,), where they differ."""
+        """The number of positions in the cache; (B,), of each sequence, where they differ."""
         if cache is not None and not isinstance(cache, KeyValueCache):
             raise ClearheadError(f"cache is {cache!r:.60}; expected a KeyValueCache().")
         if cache is None and new_lens is not None:

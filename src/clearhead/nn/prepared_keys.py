@@ -22,9 +22,10 @@ class PreparedKeys:
     PreparedKeys(key (2, 100, 8), value (2, 100, 16))
 
     Pass it in the place of the key, and no value. Outputs, weights and gradients are those of the key and the value
-    themselves; the projection stands in the graph once, so a loss on all the calls has one backward pass. It holds what
-    the module's parameters were: after an optimizer's step, or another state dict, prepare again. `len(prepared)`:
-    how many keys there are. Raises a `ClearheadError` in another module than the one that made it, its copies too.
+    themselves; the projection is in the graph once, so a loss on all the calls has one backward pass. It is
+    computed from the module's parameters at the time: after an optimizer's step, or another state dict, prepare again.
+    `len(prepared)`: how many keys there are. Raises a `ClearheadError` in another module than the one that made it, its
+    copies too.
     """
 
     def __init__(self, key: Any, value: Any, by: nn.Module) -> None:
@@ -56,7 +57,7 @@ def taken(prepared: PreparedKeys, query: Any, value: Any, module: nn.Module) -> 
     if isinstance(query, Tensor) and isinstance(key, Tensor) and query.dtype != key.dtype and not _autocast(query):
         raise ClearheadError(
             f"query, shape {tuple(query.shape)}, is {query.dtype}, and {prepared!r} is {key.dtype}.\nPrepare the keys "
-            "as the queries are asked: both under torch.autocast or neither, and after the module was converted."
+            "as the queries are computed: both under torch.autocast or neither, and after the module was converted."
         )
     return key, prepared._value
 
@@ -66,7 +67,7 @@ def _autocast(tensor: Tensor) -> bool:
 
 
 def check_value_given(value: Any) -> None:
-    """A key alone is no memory."""
+    """Raise where the value is missing."""
     if value is None:
         raise ClearheadError(
             "the value is missing: attend(query, key, value), or, with both projected once, prepared = "

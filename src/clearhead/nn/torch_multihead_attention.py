@@ -19,7 +19,7 @@ from clearhead.nn._torch_module import check_torch, refuse_keys
 
 
 class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
-    """`torch.nn.MultiheadAttention`, its parameters and its call, by clearhead's engines: for models made of torch's.
+    """`torch.nn.MultiheadAttention`, its parameters and its call, by clearhead's engines: for models built of torch's.
 
     >>> import torch
     >>> from clearhead.nn import TorchMultiheadAttention
@@ -40,7 +40,7 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
     and evaluation. Layers leave their fused path for it, which calls no module: so `attention_weights` are those of the
     last call, lazy, (B, H, Lq, Lk), detached unless `record_gradients` is True.
     It differs from torch's in this: a query that may see nothing gives out_proj's bias and weights of 0, where torch's
-    gives NaN or that, by the path it takes; weights are those before dropout. For a new model `MultiHeadAttention`
+    gives NaN or the same, by the path it takes; weights are those before dropout. For a new model `MultiHeadAttention`
     has more, and its masks are True where a query may attend.
     Refused, by an `UnsupportedError`: add_bias_kv and add_zero_attn; by a `ClearheadError`: masks of integers, nested
     tensors but those that torch's encoder makes, and what torch refuses too.
@@ -129,7 +129,7 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
         query (B, Lq, E), key (B, Lk, kdim), value (B, Lk, vdim) with `batch_first`, else (Lq, B, E), …; or without B.
         `key_padding_mask`: (B, Lk), or (Lk,) without B. `attn_mask`: (Lq, Lk) or (B·H, Lq, Lk). Each is bool, True
         where a query may *not* attend, or float, added to the scores.
-        `is_causal`: a hint that attn_mask, which must be given, is the causal one; as in torch, the hint is believed
+        `is_causal`: a hint that attn_mask, which must be given, is the causal one; as in torch, it replaces attn_mask
         where there is no padding mask and no weights are needed.
         `average_attn_weights`: weights (B, Lq, Lk), else (B, H, Lq, Lk).
         Nested tensors are taken as torch's encoder makes them: one for query, key and value, and no mask.

@@ -1,4 +1,4 @@
-"""A problem as tensors and numbers: what autograd saves of it, and what an operation of PyTorch's can be given."""
+"""A problem as tensors and numbers: what autograd saves of it, and what a custom operator takes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.visible import visible
 from clearhead.scores.base import Pairwise
 
-_NOTHING = torch.empty(0, dtype=torch.float32, device="cpu")  # stands where an operand will
+_NOTHING = torch.empty(0, dtype=torch.float32, device="cpu")  # a placeholder for an operand
 
 
 class Operands(NamedTuple):
-    """What gradients are for; or one gradient for each, None where it is not wanted."""
+    """The differentiable tensors of a problem; or one gradient for each, None where it is not wanted."""
 
     query: Tensor | None
     key: Tensor | None
@@ -31,7 +31,7 @@ class Operands(NamedTuple):
 
 
 def operands(problem: Problem) -> Operands:
-    """What the gradients of a problem are for."""
+    """The differentiable tensors of a problem."""
     scores, added = problem.scores, problem.bias or Added()
     weight = scores.weight if isinstance(scores, Pairwise) else None
     return Operands(scores.query, scores.key, problem.value, weight, added.dense, added.relative, problem.sinks)
@@ -49,7 +49,7 @@ def with_operands(problem: Problem, tensors: Sequence[Tensor | None]) -> Problem
 
 
 def without_operands(problem: Problem) -> Problem:
-    """What a graph may keep until the backward pass: the operands themselves are autograd's to save, and to free."""
+    """The problem without its operands, for a graph to keep: autograd saves and frees the operands themselves."""
     return with_operands(problem, (_NOTHING, _NOTHING, None, None, None, None, None))
 
 
@@ -72,7 +72,7 @@ def packed(problem: Problem) -> tuple[Tensors, Numbers]:
 
 
 def unpacked(tensors: Sequence[Tensor | None], numbers: Numbers, wanted: Sequence[bool]) -> Problem:
-    """The problem that these are the parts of; its operands are new leaves, some of which need a gradient."""
+    """The problem of these parts; its operands are new leaves, some of which need a gradient."""
     leaves = [None if t is None else t.detach().requires_grad_(w) for t, w in zip(tensors, wanted, strict=False)]
     start, stop, keep, seed = tensors[len(leaves) :]
     query, key, value, weight, dense, relative, sinks = leaves

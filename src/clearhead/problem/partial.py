@@ -1,4 +1,4 @@
-"""What an engine computes: the output, with what the softmax of each query was."""
+"""What an engine computes: the output, and the statistics of each query's softmax."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Partial(NamedTuple):
     """
 
     output: Tensor  # (B, H, Lq, Ev)
-    maximum: Tensor | None = None  # (B, H, Lq), the largest score; None where it was not asked for
+    maximum: Tensor | None = None  # (B, H, Lq), the largest score or sink; None where not asked for
     log_sum: Tensor | None = None  # (B, H, Lq), log Σ_j exp(s_ij − maximum_i), the sink's term with it
     finite: bool = False  # True: all that was read is finite, so that a backward pass needs no guard
 
 
 class Rows(NamedTuple):
-    """What the backward pass knows of each query, (B, H, Lq): Ṡ_ij = P_ij (Ṗ_ij − δ_i), δ_i = Σ_j P_ij Ṗ_ij.
+    """What the backward pass reads of each query, (B, H, Lq): Ṡ_ij = P_ij (Ṗ_ij − δ_i), δ_i = Σ_j P_ij Ṗ_ij.
 
     They are of the whole softmax. So a problem over some of its keys has, with them, the right gradients too.
     """

@@ -1,4 +1,4 @@
-"""The one thing an engine sees: validated once, lowered once, frozen."""
+"""The problem that an engine computes: validated once, lowered once, immutable."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Problem(NamedTuple):
         return any(t is not None and t.requires_grad for t in tensors)
 
     def reads(self) -> Versions:
-        """What a backward pass reads again and autograd does not save: what the mask and a score by `tile()` hold."""
+        """What a backward pass reads again and autograd does not save: of mask, bias and a score by `tile()`."""
         found = []
         if self.spans is not None:
             found = [("the mask", tensor) for tensor in (self.spans.start, self.spans.stop, *self.spans.reads)]
@@ -163,7 +163,7 @@ def make_problem(
     projected = scores.query is not query or scores.key is not key
     unseen = None if visible is None or visible.unseen == "none" or not projected else visible.spans
     if unseen is not None and not (finite(query) and finite(key)):
-        # a key that nobody sees may be NaN, which would reach the gradients of the score's own projections
+        # a key that no query sees may be NaN, which would reach the gradients of the score's own projections
         keys, queries = seen(unseen, sizes)
         query = zero(query, queries, only_not_finite=True)
         key = zero(key, group(keys, key.shape[1]), only_not_finite=True)
@@ -281,7 +281,7 @@ def as_score(score: Any) -> Score:
 
 
 def _as_mask(mask: Any, sizes: Sizes, dtype: torch.dtype, as_written: bool) -> tuple[Visible | None, Tensor | None]:
-    """What a mask allows, or the bias that a float tensor is."""
+    """The normal form of the argument `mask`: as a mask, or, of a float tensor, as a bias."""
     if mask is None:
         return None, None
     if isinstance(mask, Mask):
@@ -307,7 +307,7 @@ def _as_mask(mask: Any, sizes: Sizes, dtype: torch.dtype, as_written: bool) -> t
 
 
 def _refuse_zeros_and_ones(mask: Tensor) -> None:
-    """Raise for a float mask of 0 and 1 alone, which would be added: a mask that hides nothing, without a word."""
+    """Raise for a float mask of 0 and 1 alone, which would be added to the scores, and mask nothing."""
     if mask.requires_grad or mask.device.type != "cpu" or not readable(mask):
         return
     flat = mask.detach().flatten()
@@ -324,7 +324,7 @@ def _refuse_zeros_and_ones(mask: Tensor) -> None:
 
 
 def zero_unseen(problem: Problem) -> Problem:
-    """The same problem with zeros in place of keys that nobody sees and of queries that see nothing."""
+    """The same problem with zeros in place of keys that no query sees and of queries that see nothing."""
     visible = problem.visible
     if visible is None or visible.unseen == "none":
         return problem
@@ -339,7 +339,7 @@ def guard(problem: Problem) -> Problem:
     """The same problem with finite operands, and a poison that carries what was not finite.
 
     The poison is NaN for queries and keys (values) that are not finite, else 0. Added to the scores before the mask,
-    it reaches whoever may see such a key, and nobody else: a masked NaN would otherwise pass through 0 · NaN.
+    it reaches the queries that may see such a key, and no others: a masked NaN would otherwise pass through 0 · NaN.
     """
     problem = zero_unseen(problem)
     query, key, value = problem.query, problem.key, problem.value

@@ -24,7 +24,7 @@ def _held(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def tensors_in(thing: Any) -> Iterator[Tensor]:
-    """All that somebody may write to: in a mask, however it is combined, in a score, a bias, or a list of them."""
+    """The tensors that a caller may write to, in a mask of any combination, a score, a bias, or a list of them."""
     if isinstance(thing, Tensor):
         yield thing
     elif isinstance(thing, ScoreFunction):

@@ -22,7 +22,7 @@ EVERY = (slice(None),) * 4
 
 
 class Record(NamedTuple):
-    """A detached problem without its value, and what it reads that somebody may still write to."""
+    """A detached problem without its value, and the tensors that it reads and a caller may still write to."""
 
     problem: Problem
     reads: Versions
@@ -52,10 +52,10 @@ def check_reads(reads: Versions, now: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def record(problem: Problem, *, copy: bool = False, fresh: bool = False) -> Record:
-    """Keep a problem. `copy`: of every number, for what writes cannot be noticed, or are to be expected.
+    """Keep a problem. `copy`: copy every tensor, where writes are not counted, or are expected.
 
-    Else only what an optimizer writes to is copied, and what counts no writes: tensors of inference mode, unless they
-    are `fresh`, the query and key of nobody but the caller.
+    Else only tensors that an optimizer writes to are copied, and those of inference mode, which count no writes; but
+    not a `fresh` query and key, which only the caller holds.
     """
     change: Change = _copy if copy else _detached
     query, key = (
@@ -108,7 +108,7 @@ def _written_out(spans: Spans) -> Spans:
 
 
 def _detached(tensor: Tensor) -> Tensor:
-    """Detached; a copy of what a later optimizer step, or an unseen write, changes."""
+    """Detached; a copy of what a later optimizer step, or an uncounted write, changes."""
     base = tensor if tensor._base is None else tensor._base
     trained = isinstance(base, nn.Parameter) or (base.is_leaf and base.requires_grad)
     return _copy(tensor) if trained or tensor.is_inference() else tensor.detach()

@@ -184,7 +184,7 @@ def walk(problem: Problem, budget: int) -> Iterator[Region]:
 
 
 def _bands(problem: Problem) -> Iterator[tuple[slice, list[tuple[slice, slice, bool]]]]:
-    """For each group of sequences with the same spans: bands of queries, the hull of their keys, if it has holes."""
+    """For each group of sequences with the same spans: bands of queries, their keys' hull, whether it has holes."""
     sizes, visible = problem.sizes, problem.visible
     if visible is None or visible.edges is None:  # no mask, or one whose edges are hidden
         yield slice(0, sizes.batch), [(slice(0, sizes.queries), slice(0, sizes.keys), visible is not None)]
@@ -219,7 +219,7 @@ def join(parts: Sequence[Tensor], dim: int) -> Tensor:
 
 
 def width(problem: Problem) -> int:
-    """Numbers made on the way to one score: a matrix product makes none, other scores one a dimension."""
+    """Numbers of work memory for one score: one for a matrix product, one a dimension for other scores."""
     scores = problem.scores
     if isinstance(scores, Pairwise):
         return 1 if scores.phi == "mul" else scores.key.shape[-1]

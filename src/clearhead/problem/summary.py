@@ -1,4 +1,4 @@
-"""What is looked for in the weights, and what was found: the third normal form, to which reductions lower."""
+"""The statistics that a fused pass over the weights gives: the third normal form, to which reductions lower."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Summary(NamedTuple):
-    """What is looked for in the weights."""
+    """The statistics of the weights to compute."""
 
     output: bool = False  # the attention output, for the problem's value
     entropy: bool = False
@@ -19,7 +19,7 @@ class Summary(NamedTuple):
     peak: tuple[int, int] | None = None  # their maximum
 
     def with_also(self, other: Summary) -> Summary | None:
-        """Both in one pass; None where they want different things of one name."""
+        """Both in one pass; None where their sizes (k, the cells of a map) differ."""
         both = {}
         for name, mine, theirs, nothing in zip(self._fields, self, other, Summary(), strict=True):
             if nothing not in (mine, theirs) and mine != theirs:
@@ -30,7 +30,7 @@ class Summary(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What it found, float32; None where it was not looked for."""
+    """The statistics, float32; None where not asked for."""
 
     output: Tensor | None  # (B, H, Lq, Ev)
     entropy: Tensor | None  # (B, H, Lq)
@@ -41,4 +41,4 @@ class Found(NamedTuple):
     received: Tensor | None  # (B, H, Lk)
     mean: Tensor | None  # (B, H, rows, columns), sums
     peak: Tensor | None
-    finite: bool = True  # whether all that was looked at, and the output, is
+    finite: bool = True  # whether all inputs read, and the output, are

@@ -17,12 +17,12 @@ from clearhead.base.shapes import Sizes, unflatten
 from clearhead.base.tracing import compiling, on_the_host, readable
 from clearhead.masks.base import Spans
 
-# Whether some key is seen by nobody: none; only outside the hull of its sequence's spans; perhaps inside it too.
+# Where keys are that no query sees: none; only outside the hull of their sequence's spans; perhaps inside it too.
 Unseen = Literal["none", "outside", "inside"]
 
 
 def where_unseen(spans: Spans, start: np.ndarray, stop: np.ndarray, sizes: Sizes) -> Unseen:
-    """Told at little cost, from the spans' edges; "inside" where it is not plain."""
+    """Found at little cost from the spans' edges; "inside" where they do not decide it."""
     if spans.residual is not None or not sizes.queries or not sizes.keys or (stop <= start).any():
         return "inside"
     if (start[..., 1:] > stop[..., :-1]).any() or (stop[..., 1:] < start[..., :-1]).any():
@@ -77,8 +77,8 @@ def zero(tensor: Tensor, visible: Tensor, only_not_finite: bool = False) -> Tens
 def finite(tensor: Tensor) -> bool:
     """Whether every entry is known to be finite. One pass: a sum is finite only if its terms are, but for overflow.
 
-    Not known where values are hidden, or on another device, which nobody is to wait for: then what is done is right
-    for both.
+    False where values are hidden, or on another device, which would have to be waited for: callers are right for both
+    answers.
     """
     if not readable(tensor) or not on_the_host(tensor):
         return False

@@ -1,4 +1,4 @@
-"""What a mask allows, with what is derived from it: made once for a mask and a size."""
+"""A mask's normal form, with what is derived from it: made once for a mask and a size."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from clearhead.problem.unseen import Unseen, where_unseen
 
 
 class Visible(NamedTuple):
-    """A mask's spans, their edges on the host (None where they are hidden), and whether some key is seen by nobody."""
+    """A mask's spans, their edges on the host (None where they are hidden), and where keys are that no query sees."""
 
     spans: Spans
     edges: tuple[np.ndarray, np.ndarray] | None
     unseen: Unseen
 
 
-_remembered: dict[Any, Visible] = {}  # for masks that are plain values: a model's layers ask for the same spans
+_remembered: dict[Any, Visible] = {}  # for masks that are plain values: a model's layers use the same spans
 
 
 def resolve(mask: Mask, sizes: Sizes, as_written: bool) -> Visible:
-    """What a mask allows, in its normal form; `as_written`, as a matrix, by the masks' own logic."""
+    """A mask in its normal form; with `as_written`, as a matrix, by the logic of the expression."""
     if as_written:
         return visible(_matrix(mask, sizes), sizes)
     if compiling():
@@ -85,7 +85,7 @@ def visible(spans: Spans, sizes: Sizes) -> Visible:
 
 
 def seen_by(queries: Tensor, all_of: Visible | None, sizes: Sizes) -> Visible:
-    """The same, but that only these queries, bool (B, Lq), see anything."""
+    """The same mask, under which only these queries, bool (B, Lq), see any key."""
     stop = torch.where(queries, sizes.keys, 0).unsqueeze(1)
     if all_of is None:
         return visible(Spans(torch.zeros_like(stop), stop), sizes)

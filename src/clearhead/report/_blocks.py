@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Deflate gains little on the noise of float mantissas: the fastest level is 1% larger, not slower.
+# Deflate gains little on the noise of float mantissas: the fastest level is hardly larger.
 LEVEL = 1
 
 

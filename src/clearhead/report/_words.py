@@ -39,14 +39,14 @@ class Shown:
         return np.concatenate([[0], np.cumsum(shown)])
 
     def labels(self, tokens: Sequence[str]) -> list[str]:
-        """The words: of all positions, or of those that are shown; else the positions' numbers."""
+        """The tokens of shown positions, given for these or for all positions; else the positions' numbers."""
         if len(tokens) == self.length:
             return [tokens[int(i)] for i in self.places]
         return list(tokens) if len(tokens) == len(self.places) else [str(i) for i in self.places]
 
 
 class Cells(Reduction):
-    """The largest weights of one sequence in a map of at most size × size cells, as Pool's, of what is shown alone."""
+    """The largest weights of one sequence in a map of at most size × size cells, as Pool's, over shown positions."""
 
     def __init__(self, sequence: int, queries: Shown, keys: Shown, size: int) -> None:
         self.sequence = sequence

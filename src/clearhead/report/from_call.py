@@ -22,7 +22,7 @@ THUMBNAIL = 32
 
 
 class CallLike(Protocol):
-    """What the page takes of a recorded call.
+    """What the page reads of a recorded call.
 
     `padding`: which positions are words, (B, Lq) and (B, Lk), each None where all are; None where there is no padding.
     """

@@ -1,4 +1,4 @@
-"""What the page needs to know about one attention call."""
+"""The data of one attention call in the page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Layer:
     Attributes:
         name: where the call was made, such as `"encoder.layer.0.attention.self"`.
         kind: `"self"` or `"cross"`.
-        query: (H, Lq, D) float32, as it meets the keys (rotated, say, where the model rotates).
+        query: (H, Lq, D) float32, as multiplied with the keys: rotated where the model rotates.
         key: (Hk, Lk, D) float32. Hk divides H: head h uses key head `h // (H // Hk)`.
         scale: the factor on the dot product.
         softcap: bounds the scaled score, or None.

@@ -1,6 +1,6 @@
 """Writes the report: one HTML file with its data, its style and its program inside.
 
-The page asks no network and runs nothing but its own two scripts: a policy in its head names them
+The page needs no network and runs nothing but its own two scripts: a policy in its head names them
 by hash. What comes from the model (names, tokens) is data in a JSON block, and reaches the page as
 text. See `front/` for the program, one concern a file; they are joined here, in the order of
 `SCRIPTS`, into one function.
@@ -136,7 +136,7 @@ def _means(layer: Layer, head: int) -> dict[str, float | None]:
 
 
 def _finite(value: Any) -> float | None:
-    """JSON knows no NaN and no infinity: None, which the page shows as unknown."""
+    """JSON has no NaN and no infinity: None, which the page shows as unknown."""
     return float(value) if np.isfinite(value) else None
 
 

@@ -64,7 +64,7 @@ class ByTile(NamedTuple):
 
 
 def check_pairwise(lowered: Pairwise, query: Tensor, key: Tensor, who: str) -> Pairwise:
-    """The normal form that a score's `lower` gave, its sizes checked: the kernels read as much as they say.
+    """The normal form that a score's `lower` gave, its sizes checked, since the kernels rely on them.
 
     A scale that is a tensor becomes a part of the weight, so that its gradient is carried.
     """
@@ -106,7 +106,7 @@ def check_pairwise(lowered: Pairwise, query: Tensor, key: Tensor, who: str) -> P
 
 
 class Score(nn.Module, ABC):
-    """How a query meets a key. A score of your own is a subclass with `tile()`; that is enough for every use.
+    """The score of a query and a key. A score of your own is a subclass with `tile()`; that is enough for every use.
 
     >>> import torch, clearhead as ch
     >>> class Manhattan(ch.Score):
@@ -115,7 +115,7 @@ class Score(nn.Module, ABC):
     >>> ch.attention(torch.rand(3, 2), torch.rand(5, 2), torch.rand(5, 4), score=Manhattan()).shape
     torch.Size([3, 4])
 
-    The score of a pair may depend on that query and that key alone: the engines ask for any part of the matrix.
+    The score of a pair may depend on that query and that key alone: the engines compute any part of the matrix.
     `lower()`, where a score has it, rewrites it in the normal form that the fused kernels take. It must preserve the
     scores themselves, not only their softmax. Both are before the scale that a call gives and before the softcap:
     s_ij = softcap(scale · tile_ij), softcap(s) = c · tanh(s / c), where a score has one: `super().__init__(softcap=c)`.
@@ -137,7 +137,7 @@ class Score(nn.Module, ABC):
         return 1.0
 
     def own_scale(self) -> str | None:
-        """The argument by which this score was given a scale of its own, beside which a call may give none."""
+        """The argument that sets this score's own scale, beside which a call may give none; None if it has none."""
         return None
 
     def lower(self, query: Tensor, key: Tensor) -> Pairwise | None:
@@ -166,7 +166,7 @@ class Score(nn.Module, ABC):
         return self.described()
 
     def described(self, *parts: str) -> str:
-        """What `repr` says of this score, its softcap included."""
+        """What `repr` shows of this score, its softcap included."""
         return ", ".join(parts if self.softcap is None else (*parts, f"softcap={self.softcap}"))
 
     def forward(self, query: Any, key: Any) -> Any:
@@ -216,7 +216,7 @@ def by_tile(scores: ByTile) -> Tensor:
 
 
 def checked_tile(score: Score, query: Tensor, key: Tensor) -> Tensor:
-    """`score.tile` in float32 at least, its result checked: a score of a person's own may be wrong."""
+    """`score.tile` in float32 at least, its result checked: a user's score may be wrong."""
     dtype = accumulated(query.dtype)
     if query.dtype == dtype:
         tile = score.tile(query, key)

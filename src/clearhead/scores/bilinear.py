@@ -30,6 +30,12 @@ class Bilinear(Score):
 
     @classmethod
     def from_weights(cls, W: Any, *, softcap: float | None = None) -> Bilinear:
+        """From a given W (Eq, Ek): an nn.Parameter is shared, anything else copied.
+
+        >>> import torch, clearhead as ch
+        >>> ch.Bilinear.from_weights(torch.eye(3))(torch.ones(2, 3), torch.ones(1, 3)).tolist()
+        [[3.0], [3.0]]
+        """
         weight = given_parameter(W, "W", 2)
         score = cls(*weight.shape, softcap=softcap)
         score.W = weight

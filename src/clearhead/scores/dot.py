@@ -25,7 +25,7 @@ class Dot(Score):
     Formula: s_ij = scale · Σ_d q_id k_jd, then, with a softcap c, s_ij ← c · tanh(s_ij / c).
 
     `scale`: a number; None is 1/√E, or what `attention` is given as scale. `softcap`: a number above 0, or None.
-    Takes query (..., Lq, E), key (..., Lk, E); gives (..., Lq, Lk) of their dtype.
+    Takes query (..., Lq, E), key (..., Lk, E); gives (..., Lq, Lk), float32 at least.
     Raises `ShapeError` where the widths differ. Cost: 2·Lq·Lk·E operations.
     Source: Vaswani et al. 2017, "Attention Is All You Need"; the softcap: Gemma Team 2024, "Gemma 2".
     """

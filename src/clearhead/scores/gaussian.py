@@ -21,7 +21,8 @@ class Gaussian(Score):
     the expanded form ‖q‖² − 2q·k + ‖k‖² loses every digit where inputs share a large offset.
 
     `bandwidth`: a number above 0, in the unit of the inputs, or an nn.Parameter of one, which is then learnt.
-    `softcap`: as for every `Score`.    Takes query (..., Lq, E), key (..., Lk, E); gives (..., Lq, Lk).
+    `softcap`: as for every `Score`.
+    Takes query (..., Lq, E), key (..., Lk, E); gives (..., Lq, Lk).
     Raises `ShapeError` where the widths differ. Cost: 3·Lq·Lk·E operations.
     Sources: Nadaraya 1964, "On Estimating Regression"; Watson 1964, "Smooth Regression Analysis".
     """

@@ -1,4 +1,4 @@
-"""An engine: it takes what it can, and says in words what it can't."""
+"""An engine: it computes some problems, and gives its objections to the others."""
 
 import math
 

@@ -1,6 +1,6 @@
-"""The compiled kernels: a problem as they see it, in float32 and as pointers, and calls of them.
+"""The compiled kernels: a problem as they read it, in float32 and as pointers, and calls of them.
 
-What they compute and how is in csrc/ and docs/maths/. A call holds no lock: other Python threads run on.
+What they compute and how is in csrc/ and docs/maths/. A call releases the GIL: other Python threads run on.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from clearhead.problem.summary import Found, Summary
 
 PHI = {"mul": 0, "tanh_add": 1, "sq_diff": 2}
 ROWS = 48  # queries to a tile, as csrc/tile.h has it
-KEEP_BYTES = 2**26  # of a mask's residual, made for some queries at a time
+KEEP_BYTES = 2**26  # of a mask's residual at once: a larger one is made for some queries at a time
 
 EVERY = slice(None)
 
 
 def _new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Memory for a kernel to fill; its type and place are the kernel's, whatever the caller's defaults are."""
+    """Memory for a kernel to fill, on the CPU, whatever the caller's default dtype and device are."""
     return torch.empty(shape, dtype=dtype, device="cpu")
 
 
@@ -63,7 +63,7 @@ def kernels() -> Any:
 
 @constant
 def available() -> bool:
-    """Whether this installation has the kernels; compiled code takes the answer as it is."""
+    """Whether this installation has the kernels; compiled code takes the answer as a constant."""
     return kernels() is not None
 
 
@@ -75,7 +75,7 @@ def chosen(instructions: str | None = None) -> Any:
 
 
 def read_by_kernels(problem: Problem) -> Any:
-    """A lowered problem, or a part of one, as the kernels read it; it holds the tensors that its pointers lead to."""
+    """A lowered problem, or a part of one, as the kernels read it; it keeps the tensors alive that it points to."""
     lowered, spans, bias = problem.lowered, problem.spans, problem.bias
     assert lowered is not None
     start, stop = (None, None) if spans is None else (spans.start, spans.stop)
@@ -115,7 +115,7 @@ def read_by_kernels(problem: Problem) -> Any:
 
 
 def _residual(spans: Spans, sizes: Sizes) -> Tensor:
-    """What a mask's residual says of all pairs, of sizes that the kernels may read."""
+    """A mask's residual for all pairs, its sizes checked, since the kernels rely on them."""
     keep = spans.rest(*(slice(0, size) for size in sizes.shape))
     if any(n not in (1, size) for n, size in zip(keep.shape, sizes.shape, strict=True)) or not plain(keep):
         raise ShapeError(
@@ -139,7 +139,7 @@ def _rows(tensor: Tensor) -> Tensor:
 
 
 def bands(problem: Problem) -> Iterator[slice]:
-    """All queries at once, or, where a mask has a residual to be made, as many as that allows."""
+    """All queries at once, or, where a mask's residual is large, as many as `KEEP_BYTES` allow."""
     spans, sizes = problem.spans, problem.sizes
     if spans is None or spans.residual is None:
         yield EVERY
@@ -148,7 +148,7 @@ def bands(problem: Problem) -> Iterator[slice]:
         yield EVERY
         return
     batch, heads, queries, keys = (slice(0, size) for size in (sizes.batch, sizes.heads, 1, sizes.keys))
-    one = spans.rest(batch, heads, queries, keys)  # how far it broadcasts
+    one = spans.rest(batch, heads, queries, keys)  # its size tells which dimensions broadcast
     rows = max(1, KEEP_BYTES // max(1, one.numel()) // ROWS) * ROWS
     for row in range(0, sizes.queries, rows):
         yield slice(row, min(row + rows, sizes.queries)) if rows < sizes.queries else EVERY
@@ -201,7 +201,7 @@ def _add_gradients(problem: Problem, band: slice, sums: Operands, rows: Rows, gr
     along = slice(
         problem.sizes.queries - queries.stop, None if relative is None else relative.shape[-1] - queries.start
     )
-    # a part of the queries has keys, weight and distances of its own, which are added
+    # the gradients of this part of the queries, to be added to the totals
     totals = (
         key,
         value,

@@ -27,8 +27,8 @@ class Native(Engine):
     """Kernels in C++: a tile of scores at a time, in registers and cache, over the spans alone.
 
     Dot, additive and Gaussian scores in float32, with masks, biases, softcap, sinks, dropout and grouped heads, their
-    gradients, and what `Weights.reduce` finds, in one pass. Lower precision is computed in float32 from copies of the
-    inputs. Results depend on the number of threads in their last digits, and on nothing else.
+    gradients, and reductions of `Weights.reduce` in one pass. Lower precision is computed in float32 from copies of the
+    inputs. The last digits depend on the number of threads, not on timing.
     """
 
     name = "native"
@@ -119,7 +119,7 @@ class Native(Engine):
 
 
 def _pairs(problem: Problem) -> int:
-    """By tiles of queries, and the hull of what they see."""
+    """The pairs that are computed: tiles of queries times the hull of the keys that they see."""
     sizes = problem.sizes
     if problem.edges is None:
         return math.prod(sizes.shape)
@@ -151,7 +151,7 @@ def _weighted(problem: Problem) -> Problem:
 
 
 def _overflow(problem: Problem) -> float:
-    """A power of two above what the sum of weighted values, before it is divided, may be of the largest of them."""
+    """A power of two above the ratio of the weighted sum, before its division, to the largest value."""
     return 2.0 ** math.ceil(math.log2(2 * problem.sizes.keys / (1 - problem.dropout_p)))
 
 
@@ -162,5 +162,5 @@ def shrunk(problem: Problem) -> Tensor:
 
 
 def fill_overflow(output: Tensor, small: Tensor, problem: Problem) -> None:
-    """Put in what is not finite in an output from the output for the shrunk values."""
+    """Replace numbers of an output that are not finite by those of the output for the shrunk values."""
     torch.where(output.isfinite(), output, small * _overflow(problem), out=output)

@@ -37,13 +37,13 @@ class Sdpa(Engine):
     """`torch.nn.functional.scaled_dot_product_attention`, called once for each piece of the mask that is regular.
 
     Without a mask it is one plain call. A mask is cut into pieces first: sequences are sliced to their keys, causal
-    squares use the kernel's own flag, a window becomes one call over overlapping views of the keys. Only what is
-    left gets a mask tile. Grouped heads fold into the query axis where the mask allows it.
+    squares use the kernel's own flag, a window becomes one call over overlapping views of the keys. Only the
+    other pieces get a mask tile. Grouped heads fold into the query axis where the mask allows it.
 
     Where the sum of a row's values over its keys is above the largest float32, it overflows, as PyTorch's kernel does.
 
-    A key that is NaN or infinite and masked for some queries only leaks into them: the fused kernel multiplies it by
-    a weight of 0. Keys that no query may see are safe. The engines `tiled` and `reference` guard both.
+    A NaN or infinite key that only some queries may see leaks into the others: the fused kernel multiplies its value
+    by a weight of 0. Keys that no query may see are safe. The engines `tiled` and `reference` guard both.
     """
 
     name = "sdpa"
@@ -73,7 +73,7 @@ class Sdpa(Engine):
         return ["a NaN or infinite key that only some queries may see leaks into the others (tiled guards it)"]
 
     def transparent(self, problem: Problem) -> bool:
-        return problem.plain or not compiling()  # its pieces are chosen by values, which compiled code has not yet
+        return problem.plain or not compiling()  # its pieces depend on values, which are unknown while compiling
 
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
         lowered, value = problem.lowered, problem.value
@@ -83,7 +83,7 @@ class Sdpa(Engine):
         if problem.plain and 0 not in problem.sizes.shape:
             return Partial(full(query, key, value, lowered.scale))
         problem = problem._replace(scores=lowered._replace(query=query, key=key), value=value)
-        if problem.visible is not None and problem.visible.unseen == "inside":  # else the pieces leave out such keys
+        if problem.visible is not None and problem.visible.unseen == "inside":  # else the pieces leave them out
             problem = zero_unseen(problem)
         assert problem.value is not None
         again = problem.needs_grad and not transformed()
@@ -114,7 +114,7 @@ def _against_the_rest(problem: Problem) -> list[str]:
     if problem.sinks is not None:
         found.append("the fused kernel has no sinks")
     if problem.dropout_p:
-        found.append("the fused kernel's dropout is another one, which no other engine can repeat")
+        found.append("the fused kernel draws its own dropout, which no other engine can repeat")
     # inside a transform of torch.func a tensor's gradient outside of it is hidden
     learnt = any(t.requires_grad or (transformed() and unwrapped(t).requires_grad) for t in problem.added)
     if learnt and (torch.is_grad_enabled() or transformed()):
@@ -132,7 +132,7 @@ def _against_the_rest(problem: Problem) -> list[str]:
 
 
 def _against_surroundings(problem: Problem) -> list[str]:
-    """Objections to what follows or transforms operations here."""
+    """Objections to transforms and forward mode."""
     found = []
     if forward_mode():
         found.append("PyTorch's fused kernel has no derivatives in forward mode")
@@ -146,7 +146,7 @@ def _against_surroundings(problem: Problem) -> list[str]:
 
 
 def _far_below_zero(bias: Tensor) -> bool:
-    """Whether some row is finite and all very low, as where a mask of finfo.min leaves a query nothing.
+    """Whether some row's largest bias is finite and very low, as where a mask of finfo.min leaves a query no key.
 
     The kernel's backward pass takes exp(score − log-sum-exp), and next to such numbers float32 rounds the log-sum-exp.
     """
@@ -165,7 +165,7 @@ def full(
     width, shape, key_heads = value.shape[-1], query.shape, key.shape[1]
     if scale <= 0:  # in low precision the kernel scales what it has masked: −∞ would become +∞, or NaN
         query, scale = (-query, -scale) if scale else (query * 0, 1.0)  # neither rounds
-    if shape[-1] != width:  # the kernel wants one width; zeros change no score
+    if shape[-1] != width:  # the kernel requires one width; zeros change no score
         wide = max(query.shape[-1], width)
         query, key, value = (
             F.pad(t, (0, wide - t.shape[-1])) if t.shape[-1] < wide else t for t in (query, key, value)
@@ -210,7 +210,7 @@ def _run_piece(
 
 
 def _read_again(problem: Problem) -> Versions:
-    """What a mask tile is made of, and is again in the backward pass."""
+    """The tensors that a mask tile is made of; the backward pass makes it again."""
     found = [] if problem.spans is None else [("the mask", tensor) for tensor in problem.spans.reads]
     return Versions([*found, *(("the bias", tensor) for tensor in problem.added)])
 

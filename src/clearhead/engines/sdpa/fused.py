@@ -34,7 +34,7 @@ FLASH = 1  # of torch.nn.attention.SDPBackend
 def fused(
     query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None = None, causal: bool = False
 ) -> Tensor:
-    """`scaled_dot_product_attention`, with grouped heads where there are fewer of keys."""
+    """`scaled_dot_product_attention`, with grouped heads where there are fewer key heads."""
     grouped = query.shape[1] != key.shape[1]
     needs_grad = query.requires_grad or key.requires_grad or value.requires_grad
     if needs_grad and query.is_cpu and torch.is_grad_enabled() and _may_be_a_step():
@@ -50,14 +50,14 @@ def fused(
 
 
 def _may_be_a_step() -> bool:
-    """Not where PyTorch looks into its own operations. Other dispatch modes, such as one that counts operations, change
-    nothing: a checkpoint may compute again under one, and has to save the same.
+    """Whether `_Flash` can run: not where PyTorch follows single operations. Other dispatch modes, such as one that
+    counts operations, change nothing: a checkpoint may compute again under one, and has to save the same.
     """
     return ordinary() or not (compiling() or traced() or transformed() or forward_mode())
 
 
 class _Flash(torch.autograd.Function):
-    """The kernel that SDPA takes on a CPU. Its own backward pass has no derivatives: those are of plain blocks."""
+    """The kernel that SDPA runs on a CPU. Its backward pass has no derivatives: second ones go through plain blocks."""
 
     @staticmethod
     def forward(

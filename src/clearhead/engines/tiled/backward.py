@@ -5,8 +5,8 @@ and a dot for the gradient of the loss (Dao et al. 2022, "FlashAttention", appen
 
     V̇ = Aᵀ·Ȯ        Ṗ = (Ȯ·Vᵀ) ∘ D        δ_i = Σ_j P_ij Ṗ_ij = Ȯ_i·O_i        Ṡ = P ∘ (Ṗ − δ)
 
-The bias is added last, so its gradient is Ṡ. The softcap's derivative is 1 − (t/c)², where t is the capped score. Below
-it stands scale · Σ_d w_d φ(q_id, k_jd), whose derivatives are those of φ: q·k, tanh(q + k), (q − k)².
+The bias is added last, so its gradient is Ṡ. The softcap's derivative is 1 − (t/c)², where t is the capped score. Its
+argument is scale · Σ_d w_d φ(q_id, k_jd), whose derivatives are those of φ: q·k, tanh(q + k), (q − k)².
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _add_along(sums: Tensor, slope: Tensor, region: Region, sizes: Sizes) -> Non
 def _add_pairs(
     lowered: Pairwise, region: Region, sums: Operands, slope: Tensor, query: Tensor, key: Tensor, groups: int
 ) -> None:
-    """The gradients of scale · Σ_d w_d φ(q_id, k_jd), from its slope (b, h, q, k)."""
+    """Add the gradients of scale · Σ_d w_d φ(q_id, k_jd), whose own gradient is `slope`, (b, h, q, k)."""
     weight = None if lowered.weight is None else lowered.weight.to(query.dtype)
     if lowered.phi == "mul":
         to_query = tiles.grouped_product(slope, key)
@@ -117,7 +117,7 @@ def _add_pairs(
 def _over_pairs(
     lowered: Pairwise, weight: Tensor | None, slope: Tensor, query: Tensor, key: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients, less the scale, to query, key and weight for the φ that are no matrix product."""
+    """The gradients, without the scale, to query, key and weight for the φ that are no matrix product."""
     query = unflatten(query, 1, key.shape[1], -1).unsqueeze(-2)  # (b, hk, groups, q, 1, D)
     slope = unflatten(slope, 1, key.shape[1], -1).unsqueeze(-1)  # (b, hk, groups, q, k, 1)
     key = key[:, :, None, None]  # (b, hk, 1, 1, k, D)

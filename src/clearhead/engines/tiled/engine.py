@@ -25,7 +25,7 @@ class Tiled(Engine):
     """PyTorch operations over blocks of queries, keys sliced to the block's spans; the backward computes blocks again.
 
     One block's scores exist at a time, forward and backward. A score that is no `Pairwise`, or a bias by a function,
-    is differentiated by autograd, through checkpoints of the blocks; so are gradients.
+    is differentiated by autograd, through checkpoints of the blocks; so is every gradient, a second time.
     """
 
     name = "tiled"
@@ -34,7 +34,7 @@ class Tiled(Engine):
         return []
 
     def transparent(self, problem: Problem) -> bool:
-        # what a score by tile() or a function closes over is unknown: autograd finds it
+        # the tensors that a score by tile() or a function closes over are unknown: autograd finds them
         if problem.lowered is None or problem.by_function or looked_into():
             return True
         return any(t is not None and dispatches(t) for t in operands(problem))
@@ -46,7 +46,7 @@ class Tiled(Engine):
         every = list(regions.walk(problem, regions.BUDGET))
         if not every or not problem.sizes.keys:
             return Partial(tiles.no_keys(problem, problem.query))
-        # transforms and forward mode look into plain operations, and take no checkpoints
+        # transforms and forward mode follow plain operations, but no checkpoints
         again = problem.needs_grad and not looked_into() and len(every) > 1
         compute = _checkpointed(problem) if again else lambda region: tiles.output(cut(problem, region))
         return Partial(regions.assemble([compute(region) for region in every], every))
@@ -61,10 +61,10 @@ class Tiled(Engine):
 
 
 def _in_blocks(problem: Problem) -> Partial:
-    """The output and the rows of a guarded problem, without autograd, which leaves nothing behind but them.
+    """The output and the rows of a guarded problem, without autograd.
 
-    With a checkpoint a block, each block leaves its output and its graph between two blocks' scores, and the memory
-    between them is split up and lost to the next: measured, 1.1 GiB at 16,384 queries where 0.1 is in use.
+    With a checkpoint a block, the output and the graph of each block would lie between two blocks' scores, and fragment
+    the memory.
     """
     assert problem.value is not None
     lead, width = problem.query.shape[:3], problem.value.shape[-1]
@@ -98,14 +98,14 @@ def _block(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _checkpointed(problem: Problem) -> Callable[[Region], Tensor]:
-    """The output of a region, under a checkpoint: autograd computes it again, and may differentiate that in turn."""
+    """The output of a region, under a checkpoint, which can be differentiated more than once."""
     rest, reads, tensors = without_operands(problem), problem.reads(), operands(problem)
     draws = problem.lowered is None  # its tile() may draw random numbers
 
     def again(region: Region, *tensors: Tensor | None) -> Tensor:
         nonlocal reads
         reads.check()
-        try:  # a checkpoint stops what is computed again where it has all that it needs
+        try:  # a checkpoint stops its second run once it has all that it needs
             return tiles.output(cut(with_operands(rest, tensors), region))
         finally:
             reads = rest.reads()  # a score may write to its own buffers, such as running statistics: that is no error

@@ -1,4 +1,4 @@
-"""The one maker of score tiles: the scores of every pair of a problem, or of a part that was cut out of one."""
+"""Score tiles: the scores of every pair of a problem, or of a part that was cut out of one."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def weights(problem: Problem, tile: Tensor) -> Tensor:
 def softmax(tile: Tensor, may_be_empty: bool, sinks: Tensor | None = None) -> Tensor:
     """Softmax over keys; −∞ gives 0, and a zero gradient, in a row of nothing else too. `sinks`: (h, 1).
 
-    The gradient is 0 whatever stands behind the weight: a value near the largest number would make it ∞, and 0 · ∞ NaN.
+    The gradient is 0 for any gradient of the weight: a value near the largest number may make it ∞, and 0 · ∞ is NaN.
     """
     if may_be_empty:
         unseen = tile.detach() == -torch.inf

@@ -1,4 +1,4 @@
-"""What a reduction is, and the one streaming pass that serves any number of them."""
+"""What a reduction is, and the blocks of rows that it reads."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ PEAK = 128  # keys to a chunk where the largest scores are looked for
 
 
 class Look:
-    """One block of rows, whole along the keys they may see, looked at by each reduction.
+    """One block of rows, with all the keys that they may see, which each reduction reads.
 
-    `scores` are less the largest of their row, so that what is computed from them keeps its digits however large they
-    were; −∞ where a pair is not allowed. `weights` are their softmax, 0 in rows of `blind` queries, which see nothing.
+    `scores` have the largest of their row subtracted, so that results keep their digits at any size; −∞ where a
+    pair is not allowed. `weights` are their softmax, 0 in rows of `blind` queries, which see nothing.
     With sinks, (h, 1), they sum to `mass`, (b, h, q); without, `mass` is None: they sum to 1.
-    `largest` and `rest`, (b, h, q), sum to the log-sum-exp, of keys and sink: the larger of the largest score and the
-    sink, and the log of what is left.
+    `largest` and `rest`, (b, h, q), sum to the log-sum-exp of keys and sink: m, the larger of the largest score and the
+    sink, and the log of Σ_j exp(s_ij − m), the sink included.
     """
 
     def __init__(self, region: Region, scores: Tensor, may_be_empty: bool, sinks: Tensor | None = None) -> None:
@@ -35,7 +35,7 @@ class Look:
         peaks = chunks(scores, PEAK, 0, torch.amax) if scores.shape[-1] else scores.new_zeros(*scores.shape[:-1], 0)
         top = peaks.amax(-1) if scores.shape[-1] else scores.new_full(scores.shape[:-1], -torch.inf)
         self.blind = top == -torch.inf  # (b, h, q)
-        # a score of +∞ makes the weights of its row NaN, and so all that is told of the row
+        # a score of +∞ makes the weights of its row NaN, and so every result for the row
         self.top = top.masked_fill(self.blind, 0.0).masked_fill_(top == torch.inf, torch.nan)
         odd = self.top.isnan()
         unseen = scores == -torch.inf if may_be_empty and bool(odd.any()) else None
@@ -44,7 +44,7 @@ class Look:
         self.weights = scores.softmax(-1)
         if may_be_empty and bool(self.blind.any()):
             self.weights.masked_fill_(self.blind.unsqueeze(-1), 0.0)
-        if unseen is not None:  # what is masked has no weight in a row of NaN either
+        if unseen is not None:  # a masked pair has no weight in a row of NaN either
             self.weights.masked_fill_(unseen, 0.0)
         self.mass: Tensor | None = None
         if sinks is None:
@@ -64,12 +64,12 @@ class Look:
 
     @cached_property
     def finite_scores(self) -> Tensor:
-        """The scores, with the least number there is for −∞: a weight of 0 times a score is then 0."""
+        """The scores, with the least finite number for −∞: a weight of 0 times a score is then 0."""
         return self.scores.clamp(min=torch.finfo(self.scores.dtype).min) if self.may_be_empty else self.scores
 
     @cached_property
     def log_sum(self) -> Tensor:
-        """log Σ_j exp(scores_ij), (b, h, q), from 0 to log Lk; 0 where nothing is allowed."""
+        """log Σ_j exp(scores_ij), (b, h, q); 0 where nothing is allowed. `__init__` adds the sink, if any."""
         if not self.scores.shape[-1]:
             return self.top
         # minus the log of the largest weight, which is the most exact
@@ -104,15 +104,15 @@ def chunks(tensor: Tensor, size: int, start: int, reduce: Any) -> Tensor:
 class Reduction(ABC):
     """A summary of the weights that one pass over their rows can build up.
 
-    `begin` makes its buffers, `look` adds one block's rows to them, `end` gives the result. Where the engine's own pass
-    finds the same, `summary` says what that is, and `found` gives the result. `along`: what dimension 2 of its results
-    counts; None where it is neither.
+    `begin` makes its buffers, `look` adds one block's rows to them, `end` gives the result. Where an engine's fused
+    pass can compute it, `summary` names the statistics, and `found` makes the result of them. `along`: what dimension 2
+    of its results counts; None where it is neither.
     """
 
     along: ClassVar[Literal["queries", "keys"] | None] = None
 
-    def check(self, problem: Problem) -> None:  # noqa: B027 - most can be asked of any weights
-        """Raise where this cannot be asked of such weights."""
+    def check(self, problem: Problem) -> None:  # noqa: B027 - most apply to any weights
+        """Raise where this cannot be computed for the weights of this problem."""
 
     @abstractmethod
     def begin(self, problem: Problem) -> Any:
@@ -120,18 +120,18 @@ class Reduction(ABC):
 
     @abstractmethod
     def look(self, buffers: Any, look: Look) -> None:
-        """Take one block in."""
+        """Add one block to the buffers."""
 
     def end(self, buffers: Any, problem: Problem) -> Any:
         """The result from the buffers: tensors that begin with (B, H)."""
         return buffers
 
     def summary(self, problem: Problem) -> Summary | None:
-        """What an engine's own pass would have to find for this; None where it cannot be had so."""
+        """The statistics that an engine's fused pass has to give; None where no such pass gives them."""
         return None
 
     def found(self, found: Found, problem: Problem) -> Any:
-        """The result, from what that pass found."""
+        """The result, from the statistics of that pass."""
         raise NotImplementedError
 
 

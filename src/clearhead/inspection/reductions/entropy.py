@@ -21,7 +21,7 @@ class Entropy(Reduction):
     tensor([1.0986, 1.0986])
 
     Formula: H_i = −Σ_j w_ij log w_ij = log Σ_j exp(s_ij) − Σ_j w_ij s_ij. Gives (..., Lq); 0 where nothing is allowed.
-    With sinks it is still the first of these, over the keys alone.
+    With sinks it is still the first of these, over the keys alone. Cost: one pass over the allowed pairs, O(Lq) memory.
     Source: Shannon 1948, "A Mathematical Theory of Communication".
     """
 

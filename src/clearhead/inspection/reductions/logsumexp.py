@@ -14,7 +14,7 @@ from clearhead.problem.summary import Found, Summary
 
 @dataclass(frozen=True)
 class LogSumExp(Reduction):
-    """log Σ_j exp(s_ij) over the allowed keys, (..., Lq): a weight is exp(score − this). −∞ where none is allowed."""
+    """log Σ_j exp(s_ij) over allowed keys and sink, (..., Lq): a weight is exp(score − this). −∞ where no key is."""
 
     along = "queries"
 
@@ -34,7 +34,7 @@ class LogSumExp(Reduction):
 
 @dataclass(frozen=True)
 class Normaliser(Reduction):
-    """The log-sum-exp in two parts, each (..., Lq): the largest score, and the log of the sum of the others over it.
+    """The log-sum-exp in two parts, each (..., Lq): m, the largest score or sink, and log Σ_j exp(s_ij − m).
 
     A weight is exp((score − largest) − rest): this keeps its digits where the scores are large. The largest is +∞ where
     nothing is allowed, so that the weights are 0.

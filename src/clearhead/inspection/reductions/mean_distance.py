@@ -14,7 +14,7 @@ from clearhead.problem.problem import Problem
 
 @dataclass(frozen=True)
 class MeanDistance(Reduction):
-    """The mean distance from each query to what it looks at, in positions.
+    """The mean distance from each query to the keys, by their weights, in positions.
 
     >>> import torch, clearhead as ch
     >>> ch.weights(torch.zeros(3, 4), torch.zeros(3, 4)).reduce(ch.MeanDistance())
@@ -22,6 +22,7 @@ class MeanDistance(Reduction):
 
     Formula: d_i = Σ_j w_ij |i + p − j|, where p is the position of query 0. Gives (..., Lq).
     Where Lq ≠ Lk, `align=` of `weights` says p; it is an error where it does not.
+    Cost: one pass over the allowed pairs, O(Lq) memory.
     Source: Vig and Belinkov 2019, "Analyzing the Structure of Attention in a Transformer Language Model".
     """
 

@@ -1,4 +1,4 @@
-"""The attention output beside what is looked at, in the same pass."""
+"""The attention output, in the same pass as other reductions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clearhead.problem.summary import Found, Summary
 
 @dataclass(frozen=True, eq=False)
 class Output(Reduction):
-    """The attention output for a value, computed in the pass that looks at the weights.
+    """The attention output for a value, computed in the same pass as other reductions.
 
     >>> import torch, clearhead as ch
     >>> query, key, value = torch.rand(3, 2, 50, 16)
@@ -25,7 +25,7 @@ class Output(Reduction):
     True
 
     Formula: output_i = Σ_j w_ij value_j. `value`: (..., Lk, Ev), as for `attention`. Gives (..., Lq, Ev) of the
-    weights' dtype, without gradients. At most one in a call of `reduce`.
+    weights' dtype, without gradients. At most one in a call of `reduce`. Cost: that of `attention`.
     """
 
     along = "queries"

@@ -28,6 +28,7 @@ class Pool(Reduction):
     A cell is ⌈Lq / rows⌉ × ⌈Lk / columns⌉ weights, the last row and column perhaps fewer. The maximum loses no peak;
     a mean over all of a cell's pairs, allowed or not, keeps the sums. `size`: a number, or (rows, columns).
     Gives (..., rows, columns). Raises a `ClearheadError` for sizes below 1 or another `how`.
+    Cost: one pass over the allowed pairs; memory of the map.
     """
 
     size: int | tuple[int, int]

@@ -21,7 +21,8 @@ class Received(Reduction):
     >>> ch.weights(torch.zeros(6, 4), torch.zeros(3, 4)).received()
     tensor([2., 2., 2.])
 
-    Formula: r_j = Σ_i w_ij. Gives (..., Lk); over all keys it sums to the number of queries that see something.
+    Formula: r_j = Σ_i w_ij. Gives (..., Lk); without sinks they sum to the number of queries that see a key.
+    Cost: one pass over the allowed pairs, O(Lk) memory.
     """
 
     along = "keys"

@@ -21,7 +21,7 @@ def masks(
     """`shape`: (B, H, Lq, Lk). `mask` (B, Lk): 1 where there is a token. The last query stands at the last key."""
     batch, _, queries, keys = shape
     found = Recorded()
-    if mask is not None:  # packed sequences are then unread
+    if mask is not None:  # FlashAttention then ignores packed sequences
         tokens = mask.bool()
         keep = tokens[:, None, None, :]
         if queries > 1:  # the queries are the last tokens; where there is none, nothing is computed

@@ -26,7 +26,7 @@ READERS: dict[Any, Callable[..., None]] = {
 
 @contextmanager
 def source(recorder: Recorder) -> Iterator[None]:
-    """See every call of these functions, under whatever name they were imported.
+    """Record every call of these functions, under whatever name they were imported.
 
     A function mode is one thread's: each thread enters it where it enters the model.
     """
@@ -72,9 +72,9 @@ def _see(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kw
 
 
 def _overlooked(has_torch_function: Callable[..., bool]) -> Callable[..., bool]:
-    """PyTorch's modules leave their fast path where a function mode is active: they are not to find these.
+    """Hide these modes from PyTorch's modules, which leave their fast path where a function mode is active.
 
-    Their outputs would move, by much where a batch has padding.
+    Their outputs would change, by much where a batch has padding.
     """
 
     def asked(args: Any) -> bool:

@@ -1,7 +1,7 @@
 """The calls inside torch.nn.MultiheadAttention and torch.nn.TransformerEncoderLayer.
 
 They project queries and keys inside, so a record projects them again, from the same inputs with the same weights.
-A query that its masks leave nothing has weights 0 in the record; the modules give it NaN, or 0, by the path they take.
+A query without an allowed key has weights 0 in the record; the modules give it NaN, or 0, by the path they take.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def source(recorder: Recorder) -> Iterator[None]:
 
 
 class _Given(threading.local):
-    """What attention() was given, in this thread: the score is to be shown as it was, over inputs not yet projected."""
+    """The arguments of attention() in this thread: the record has the score as given, over inputs not yet projected."""
 
     call: Arguments | None = None
 

@@ -25,9 +25,9 @@ from clearhead.models.use import MASKED, NAME
 
 @contextmanager
 def source(recorder: Recorder) -> Iterator[None]:
-    """Wrap whatever attention function transformers hands out, while a model is watched.
+    """Wrap every attention function that transformers looks up, while a model is watched.
 
-    Its models ask `AttentionInterface.get_interface` at each call for the function of their backend. It is given the
+    Its models call `AttentionInterface.get_interface` each time for the function of their backend, which takes the
     module, the key heads before they are repeated, the mask and the scaling.
     """
     modeling = sys.modules.get("transformers.modeling_utils")
@@ -57,7 +57,7 @@ def _recorded(recorder: Recorder, function: Callable[..., Any], backend: str) ->
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        if recorder.idle:  # another model, in another thread or of another's own
+        if recorder.idle:  # not a call of this model, or part of one that is recorded
             return function(module, query, key, value, attention_mask, *args, **kwargs)
         if args:  # by position: give every argument its name
             bound = inspect.signature(function).bind_partial(module, query, key, value, attention_mask, *args)
@@ -111,10 +111,10 @@ def _masks(
     own: str,
     kwargs: dict[str, Any],
 ) -> Recorded:
-    """What this backend makes of its mask and keywords. `shape`: (B, H, Lq, Lk)."""
+    """The mask and the keywords as this backend reads them. `shape`: (B, H, Lq, Lk)."""
     is_causal = kwargs.get("is_causal")
     is_causal = bool(getattr(module, "is_causal", True)) if is_causal is None else bool(is_causal)
-    # the models know these two by name, and put into their mask what the others are to read from keywords
+    # for these two the models put into the mask what other backends must read from keywords
     read = not own and backend not in ("eager", "sdpa")
     if own == "msa_attention_forward" and kwargs.get("block_indices") is not None:
         raise UnsupportedError(
@@ -132,7 +132,7 @@ def _masks(
             found = Recorded(mask.clearhead).plus(recorder.masks.convert(None, bias))  # type: ignore[union-attr]
         else:
             found = recorder.masks.convert(mask, bias)
-        # where they are given no mask, SDPA and what is registered beside it are causal by themselves; these are not
+        # without a mask, SDPA and most registered backends are causal by themselves; these are not
         alone = mask is None and backend not in ("eager", MASKED) and own != "flex_attention_forward"
         if alone and is_causal and shape[2] > 1 and kwargs.get("block_indices") is None:
             found = found.plus(Recorded(Causal(), align="upper_left"))

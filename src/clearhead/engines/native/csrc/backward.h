@@ -7,8 +7,8 @@
 namespace clearhead::CLEARHEAD_ISA {
 
 // How the work is shared: the units are the key heads of all sequences, times `parts` of their panels. Each owns the keys of
-// its panels, and has its own sum of what goes to the queries, which are added up at the end in one order: so the result
-// depends on the number of threads, and not on which thread came first. A bias that is wanted makes all sequences and heads
+// its panels, and has its own sum of the queries' gradients; these are added at the end in one order, so that results
+// depend on the number of threads, not on their timing. Where a bias has a gradient, all sequences and heads count as
 // one, since they may share it.
 struct Shares {
     int64_t heads, parts;
@@ -106,7 +106,7 @@ struct Backward {
             const float m = *g.maximum.at<float>(batch, head, i), delta = *g.delta.at<float>(batch, head, i);
             const float inverse = exp_of(-*g.log_sum.at<float>(batch, head, i));
             for (int64_t c = at.left; c < at.right; c += LANES) {
-                // what is masked has no weight in a row of NaN either
+                // a masked pair has no weight in a row of NaN either
                 const V score = load(s + c);
                 V weight = score == -INFINITY ? V{} : exp(score - m) * inverse, upstream = load(slope + c), kept = weight;
                 if (p.dropout_p > 0) {

@@ -64,7 +64,7 @@ class Workspace {
     std::unique_ptr<float, Free> memory;
 };
 
-// An array as a tensor's data_ptr(), shape and stride() tell: dimensions of size 1 are repeated. None: no array.
+// An array from a tensor's data_ptr(), shape and stride(): a dimension of size 1 has stride 0. None: no array.
 struct Tensor : Array {
     std::vector<int64_t> shape;
 
@@ -107,7 +107,7 @@ struct Held {
     }
 };
 
-// The kernels of one instruction set. They hold no lock: other Python threads run on.
+// The kernels of one instruction set. They run without the GIL: other Python threads run on.
 struct Cpu {
     const Kernels* kernels;
     std::string name;

@@ -1,6 +1,6 @@
-// Few queries and many keys, as where a model writes one token at a time: every key is read once, where it lies, and
-// nothing is packed. All query heads that share a key head are computed together; long caches are split among the threads,
-// and the parts are joined by their sums.
+// Few queries and many keys, as where a model generates one token at a time: every key is read once, where it lies, and
+// no panels are packed. All query heads that share a key head are computed together; long caches are split among the
+// threads, and the parts are joined by their sums.
 #pragma once
 
 #include "forward.h"
@@ -19,7 +19,7 @@ struct Splits {
     }
 };
 
-constexpr int64_t AHEAD = 512;  // numbers between a key and the one that is asked for meanwhile
+constexpr int64_t AHEAD = 512;  // floats from a key to the one that is prefetched meanwhile
 
 template <class Score>
 struct Decode {

@@ -25,7 +25,7 @@ struct Memory {
     }
 };
 
-// Keys and values, made ready once for all tiles: values are copied only where their width is no whole vector.
+// Keys and values, packed once for all tiles: values are copied only where their width is no multiple of LANES.
 template <class Score>
 struct Packed {
     float *panel = nullptr, *values = nullptr;
@@ -74,7 +74,7 @@ struct NoReduction {
     void panel(int64_t, int64_t, const Softmax&) {}
 };
 
-// What the backward pass begins with.
+// The statistics of a row that the backward pass reads.
 INLINE void write_row(const Problem& p, int64_t batch, int64_t head, int64_t i, float m, float total) {
     if (!p.maximum) return;
     *p.maximum.at<float>(batch, head, i) = m;
@@ -91,7 +91,7 @@ struct Forward {
         out = memory.take(ROWS * value_wide(p));
     }
 
-    // Puts what row r has collected in units of the new m. `before` was the sum of its weights.
+    // Rescales the sums of row r to the new m. `before`: the sum of its weights until now.
     template <class Reduction>
     static INLINE void rescale(int64_t r, float factor, float apart, V before, float* out, int64_t wide, Reduction& reduction) {
         if (factor == 1.0f) return;
@@ -99,7 +99,7 @@ struct Forward {
         reduction.rescale(r, factor, apart, before);
     }
 
-    // From the scores s[left ... right) of row r to its weights, in place; `out` is what the row has collected.
+    // From the scores s[left ... right) of row r to its weights, in place; `out`: its sum of values until now.
     template <class Reduction>
     static INLINE void weigh(int64_t r, float* s, int64_t left, int64_t right, float* out, int64_t wide,
                              Softmax& softmax, Reduction& reduction) {
@@ -195,7 +195,7 @@ INLINE void pack_all(const Problem& p, Packed<Score>& packed, float& finite) {
     }
 }
 
-// What goes through all tiles of queries over packed keys: `Pass` is Forward or Scores.
+// The memory of a pass over all tiles of queries with packed keys: `Pass` is Forward or Scores.
 template <class Score, class Pass>
 int64_t tiles_floats(const Problem& p) {
     Memory shared, own;

@@ -1,4 +1,4 @@
-// What each instruction set offers. A kernel allocates nothing: its caller asks how many floats it needs, and gives them.
+// The kernels of one instruction set. They allocate nothing: each has a function that says how many floats it needs.
 #pragma once
 
 #include "problem.h"
@@ -8,7 +8,7 @@ namespace clearhead {
 struct Kernels {
     int lanes;  // floats to a vector register
     int64_t (*forward_floats)(const Problem&);
-    bool (*forward)(const Problem&, float* workspace);  // whether everything looked at was finite
+    bool (*forward)(const Problem&, float* workspace);  // whether all inputs read, and the output, are finite
     int64_t (*decode_floats)(const Problem&);
     bool (*decode)(const Problem&, float* workspace);
     int64_t (*backward_floats)(const Problem&, const Gradients&);

@@ -31,21 +31,21 @@ INLINE void copy_rows(const float* rows, int64_t row, int64_t count, int64_t wid
     }
 }
 
-// What decode.h will read next. It is asked for a line at a time, while a key is worked on: many at once would have to queue.
+// What decode.h will read next, prefetched piece by piece while a key is computed: many requests at once would queue.
 struct Prefetch {
     const float *key, *value;
 
     INLINE void fetch(int64_t d) const { __builtin_prefetch(key + d), __builtin_prefetch(value + d); }
 };
 
-// What a score is to the passes over the tiles; TanhAdd and SqDiff have the same members.
+// A score, with the members that the passes over the tiles call; TanhAdd and SqDiff have the same members.
 struct Mul {
     static int64_t wide(const Problem& p) { return round_up(p.width, LANES); }
-    static int64_t query_floats(const Problem& p) { return ROWS * wide(p); }     // a tile of queries, made ready
+    static int64_t query_floats(const Problem& p) { return ROWS * wide(p); }     // a tile of queries, packed
     static int64_t panel_floats(const Problem& p) { return p.width * PANEL; }    // a panel of keys, for the scores
-    static int64_t key_floats(const Problem& p) { return PANEL * wide(p); }      // and what its gradients need besides
+    static int64_t key_floats(const Problem& p) { return PANEL * wide(p); }      // the same, for its gradients
 
-    // What `key_scores` needs, as rows `at` and on of a tile. The scale and the weight go with the query. `finite` becomes NaN
+    // Packs queries for `key_scores`, as the rows of a tile from `at` on, times scale and weight. `finite` becomes NaN
     // where a number is not finite.
     static void pack_few(const Problem& p, const float* queries, int64_t row, int64_t rows, float* out, float& finite,
                          int64_t at) {
@@ -60,7 +60,7 @@ struct Mul {
                 out[r * wide + d] *= weight ? weight[d * p.weight.strides[0]] * scale : scale;
     }
 
-    // What everything else needs.
+    // Packs a tile of queries for the other members.
     static void pack_queries(const Problem& p, const float* queries, int64_t row, int64_t rows, float* out,
                              float& finite) {
         pack_few(p, queries, row, rows, out, finite, 0);
@@ -74,7 +74,7 @@ struct Mul {
         copy_rows(keys, row, count, p.width, out, wide(p));
     }
 
-    // tile[r][c] for the columns `at`; `keys` are the panel's own rows.
+    // tile[r][c] for the columns `at`. The arguments without a name: the panel's keys as rows, and their stride.
     static void scores(const Problem& p, float* queries, int64_t rows, const float* panel, const float*, int64_t,
                        const Columns& at, float* tile) {
         product<false>(rows, at.right - at.left, p.width, queries, wide(p), 1, panel + at.left, PANEL, tile + at.left,
@@ -104,8 +104,8 @@ struct Mul {
         for (int r = 0; r < QUERIES; r++) tile[r * PANEL] = sum(acc[r]), odd += acc[r];
     }
 
-    // Adds what the slopes (the gradient to the scores) give to the queries, the keys and the weight, each less its factor;
-    // `all` is their sum.
+    // Adds the gradients of queries, keys and weight from the slopes (the scores' gradient), each without its factor;
+    // the last argument is the sum of the slopes.
     static void gradients(const Problem& p, const float* queries, int64_t rows, const float*, const float* keys,
                           const float* slopes, const Columns& at, float* to_query, float* to_key, double*, double) {
         const int64_t wide = Mul::wide(p), count = at.last - at.first;
@@ -117,7 +117,7 @@ struct Mul {
         return (float)p.scale * (p.weight ? p.weight.at<float>(d, 0)[0] : 1.0f);
     }
     static float key_factor(const Problem&, int64_t) { return 1.0f; }
-    static double weight_gradient(const Problem&, double, double) { return 0.0; }  // the caller multiplies the query
+    static double weight_gradient(const Problem&, double, double) { return 0.0; }  // the engine scales the query
 };
 
 }  // namespace clearhead::CLEARHEAD_ISA

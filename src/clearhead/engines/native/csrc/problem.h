@@ -1,4 +1,4 @@
-// One attention, as the kernels see it: plain numbers and pointers, the same for every instruction set.
+// One attention, as the kernels read it: plain numbers and pointers, the same for every instruction set.
 #pragma once
 
 #include <cstdint>
@@ -42,10 +42,10 @@ struct Problem {
 
     double dropout_p = 0.0;
     uint64_t seed = 0;
-    int64_t first_query = 0;  // what query 0 is called in the dropout's hash, where this is some rows of a longer one
+    int64_t first_query = 0;  // the index of query 0 in the dropout's hash, where these are some queries of more
 
-    Array out;  // float (B, H, Lq, Ev); where the scores are asked for, (B, H, Lq, Lk)
-    // float (B, H, Lq), which may be missing: the largest score m (0 where nothing is seen), and log sum_j exp(s_j - m)
+    Array out;  // float (B, H, Lq, Ev); for the kernel `scores`, (B, H, Lq, Lk)
+    // float (B, H, Lq), which may be missing: m, the largest score or the sink (0 where nothing is seen), and log sum_j exp(s_j - m)
     Array maximum, log_sum;
 
     int64_t groups() const { return heads / key_heads; }
@@ -65,8 +65,8 @@ struct Summary {
     int64_t cell_rows = 1, cell_columns = 1;
 };
 
-// What a backward pass begins with, and where the gradients go. Weights are exp(score - maximum - log_sum): of the whole
-// softmax, also where the problem has some of its keys. +inf is the log_sum of what sees nothing.
+// What a backward pass reads, and where it writes the gradients. Weights are exp(score - maximum - log_sum): of the
+// whole softmax, also where the problem has some of its keys. log_sum is +inf for a query that sees nothing.
 struct Gradients {
     Array grad;                      // float (B, H, Lq, Ev): the output's
     Array maximum, log_sum, delta;   // float (B, H, Lq): delta is sum_e grad * out

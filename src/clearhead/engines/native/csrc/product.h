@@ -1,5 +1,5 @@
 // The matrix product of all kernels, C += A * B: by blocks of C where the tiles are in the cache, and row by row of B where
-// those come from memory.
+// B comes from memory.
 #pragma once
 
 #include "vector.h"
@@ -53,7 +53,7 @@ inline void product(int64_t rows, int64_t columns, int64_t depth, const float* a
         product_columns<1, ADD>(rows, depth, a, row, step, b + x, b_row, c + x, c_row);
 }
 
-// Four rows of B at a time, from end to end as they lie in memory, into some rows of C.
+// DEPTH rows of B at once, from end to end as they lie in memory, into ROWS rows of C.
 template <int ROWS, int DEPTH>
 INLINE void product_rows(int64_t columns, const float* a, int64_t row, const float* b, int64_t b_row, float* c,
                          int64_t c_row) {

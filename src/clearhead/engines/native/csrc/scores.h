@@ -14,7 +14,7 @@ struct Scores {
         tile = memory.take(ROWS * PANEL);
     }
 
-    // A tile of queries, to the problem's `out` (B, H, Lq, Lk); -inf where nothing is to be seen.
+    // A tile of queries, to the problem's `out` (B, H, Lq, Lk); -inf where a pair is not allowed.
     void run(const Problem& p, const Packed<Score>& packed, int64_t batch, int64_t head, int64_t first, float& finite) {
         const int64_t rows = min(ROWS, p.queries - first), key_head = head / p.groups();
         const RowSpans spans(p, batch, head, first, rows);

@@ -1,4 +1,4 @@
-// The softmax of rows that come in tiles: what was seen so far is scaled down when a larger score turns up.
+// The online softmax, of rows that come in tiles: the sums so far are scaled down when a larger score comes.
 #pragma once
 
 #include "tile.h"
@@ -23,7 +23,7 @@ struct Softmax {
 
     INLINE void begin(int64_t r) { largest[r] = -INFINITY, sums[r] = V{}; }
 
-    // Takes the largest of some scores in. What stands in units of the old m has to be multiplied by what this gives; `apart`
+    // Updates m by the largest of some scores. Returns the factor for all that is in units of the old m; `apart`
     // becomes old m - new m.
     INLINE float update_max(int64_t r, V tops, float& apart) {
         const float before = largest[r];
@@ -37,11 +37,11 @@ struct Softmax {
         return factor;
     }
 
-    // After the last key: takes the sink in. Gives the same as `update_max`.
+    // After the last key: updates m by the sink. Returns the same as `update_max`.
     INLINE float end(int64_t r, float sink, float& apart) {
         const float before = largest[r];
         apart = 0.0f;
-        blind[r] = before == -INFINITY && sum(sums[r]) == 0.0f;  // scores of NaN are no largest, and their sum is NaN
+        blind[r] = before == -INFINITY && sum(sums[r]) == 0.0f;  // NaN scores leave m as it is, and make the sum NaN
         if (!(sink > before)) return 1.0f;
         largest[r] = sink;
         if (before == -INFINITY) return 0.0f;

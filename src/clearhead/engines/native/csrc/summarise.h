@@ -1,4 +1,4 @@
-// What is looked for in the weights, found in the same pass as the output or without it (docs/maths/inspection.md).
+// Statistics of the weights, in the same pass as the output or without it (docs/maths/inspection.md).
 //
 // A tile of queries keeps its weights over all keys, in units of e^m as m was at each panel; when the sum of a row is known,
 // c = e^(m then - m) / sum turns them into weights, and c^T * tile is what each key receives.
@@ -22,7 +22,7 @@ struct Best {
     }
     INLINE float smallest() const { return scores[k - 1]; }
 
-    // All lower scores move up by one, and the new one comes where the first of them was.
+    // Inserts a score: all lower ones move one place on.
     INLINE void take(float score, int32_t key) const {
         float left = INFINITY;
         int32_t left_key = -1;
@@ -37,7 +37,7 @@ struct Best {
             store(keys + t, lower ? (moved ? before_key : key - I{}) : now_key);
         }
     }
-    // Fewer than k keys were seen: the others are of weight 0, from key `from` on, each another one.
+    // Where fewer than k keys were seen: fills the other places with distinct keys of weight 0, from key `from` on.
     void fill(int64_t from, int64_t all) const {
         for (int64_t t = 0; t < k; t++) {
             for (; keys[t] < 0; from++) {
@@ -91,12 +91,12 @@ struct Summarise {
 
     // sum p y, y = s - m, when m becomes larger: `apart` is added to each y, and the sum of p was `weights`.
     void rescale(int64_t r, float factor, float apart, V weights) {
-        // a factor of 0: nothing had been seen, or nothing is left of it; and `apart` may be -inf
+        // a factor of 0: nothing had been seen, or it has underflowed; and `apart` may be -inf
         entropy[r] = factor == 0.0f ? V{} : factor * (entropy[r] + apart * weights);
     }
 
-    // The scores of a panel. Which rows have a better one is found without a branch, and so are the keys: a row's branch would be
-    // guessed wrong each time there is something to take.
+    // The scores of a panel. Rows and keys with a score to take are found without a branch, which would be mispredicted
+    // each time there is one.
     void scores(const float* tile, int64_t rows, const Columns& at, int64_t begin) {
         if (!summary->k) return;
         uint64_t better = 0;
@@ -153,8 +153,8 @@ struct Summarise {
         }
     }
 
-    // The factors that make weights of what stands in the tiles, in the place of `before`; `inverse` is 1 / sum of each row. m
-    // only rises, but for a row that had seen nothing, whose weights of 0 are not to meet an infinite factor.
+    // Turns `before` into the factors that make weights of the numbers in the tiles; `inverse`: 1 / sum of each row. m
+    // only rises, but for a row that had seen nothing: its weights of 0 must not meet an infinite factor.
     void divide(int64_t rows, const Softmax& softmax, const float* inverse) {
         float now[ROWS];
         for (int64_t r = 0; r < ROWS; r++) now[r] = r < rows ? softmax.reference(r) : 0.0f;
@@ -178,7 +178,7 @@ struct Summarise {
             }
     }
 
-    // The end of a row of cells: its sums and maxima go where they belong, and are 0 again.
+    // The end of a row of cells: writes its sums and maxima to the results, and sets them to 0.
     void pool(const Problem& p, int64_t batch, int64_t head, int64_t cell_row, float* received) {
         const Summary& s = *summary;
         const int64_t stop = min(high, p.keys);
@@ -213,7 +213,7 @@ struct Summarise {
             to = min(rows, end - first);
             for (int64_t panel = first_panel; panel < first_panel + seen_panels; panel++)
                 columns(panel, from, to, Columns(spans.low, spans.high, panel));
-            for (int64_t r = from; r < to && summary->peak; r++) {  // `max` passes over what is NaN
+            for (int64_t r = from; r < to && summary->peak; r++) {  // `max` skips NaN
                 if (inverse[r] == inverse[r]) continue;
                 odd = true;
                 for (int64_t j = spans.low; j < spans.high; j++) tops[j] = NAN;

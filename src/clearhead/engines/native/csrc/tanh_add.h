@@ -47,7 +47,7 @@ struct TanhAdd {
 
     static INLINE V raise(V x) { return exp(min(splat(REACH + 1), x), 2.0f); }  // NaN stays NaN
 
-    // What `key_scores` needs of the queries, as rows `at` and on.
+    // Packs queries for `key_scores`, as the rows from `at` on.
     static void pack_few(const Problem& p, const float* queries, int64_t row, int64_t rows, float* out, float& finite,
                          int64_t at) {
         const int64_t wide = TanhAdd::wide(p);
@@ -253,7 +253,7 @@ struct TanhAdd {
         }
     }
 
-    // Here the exponential of the sum is taken, key by key, and clamped: any numbers are right, and the memory is slower.
+    // The exponential of the sum is taken, key by key, and clamped: right for any numbers, at the speed of memory.
     static void key_scores(const Problem& p, float* packed, int64_t rows, const float* key, const Prefetch& prefetch, float* tile,
                            V& odd) {
         const Queries queries(p, packed);

@@ -39,8 +39,8 @@ struct RowSpans {
     }
 };
 
-// The part of a panel of keys that a tile of queries meets: columns [left, right) in whole vectors, and of them the keys
-// that the panel has, [first, last).
+// The part of a panel of keys that a tile of queries sees: columns [left, right) in whole vectors, and of them the keys
+// of the hull, [first, last).
 struct Columns {
     int64_t left, right, first, last;
 
@@ -90,8 +90,8 @@ inline void epilogue(const Problem& p, int64_t batch, int64_t head, int64_t i, i
     }
 }
 
-// softmax's input from the scores of one query, s[left ... right), in place: softcap, bias, and -inf where nothing is to be
-// seen. `capped` keeps what the softcap gave, whose derivative the backward pass needs; it may be missing.
+// softmax's input from the scores of one query, s[left ... right), in place: softcap, bias, and -inf where a pair is
+// not allowed. `capped` receives the softcap's results, for its derivative in the backward pass; it may be missing.
 INLINE void finish(const Problem& p, int64_t batch, int64_t head, int64_t i, int64_t begin, const Columns& at,
                    int64_t start, int64_t stop, float* s, float* capped = nullptr) {
     const bool whole = start <= begin + at.left && stop >= begin + at.right;

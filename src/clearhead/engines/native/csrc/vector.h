@@ -1,5 +1,5 @@
 // A vector register in portable C++ (the vector types of GCC and Clang), as wide as the instruction set that this file is
-// compiled for. Arrays of them stay in registers (product.h), which plain loops over arrays leave to the compiler's luck.
+// compiled for. Arrays of them stay in registers (product.h), which plain loops over arrays do not ensure.
 #pragma once
 
 #include <cmath>
@@ -49,7 +49,7 @@ INLINE void store(int32_t* to, I v) { memcpy(to, &v, sizeof v); }
 INLINE void store(float* to, V v) { memcpy(to, &v, sizeof v); }
 INLINE V splat(float x) { return x - V{}; }
 
-// b where one is NaN. GCC turns the condition round where a number is a constant, and is left with a compare and a blend.
+// b where one is NaN. GCC reverses the condition where an operand is constant, and then needs a compare and a blend.
 #ifdef __AVX512F__
 INLINE V max(V a, V b) { return (V)_mm512_max_ps((__m512)a, (__m512)b); }
 INLINE V min(V a, V b) { return (V)_mm512_min_ps((__m512)a, (__m512)b); }
@@ -58,7 +58,7 @@ INLINE V max(V a, V b) { return a > b ? a : b; }
 INLINE V min(V a, V b) { return a < b ? a : b; }
 #endif
 
-// Of all lanes, by halves: shuffles, not a way through memory.
+// Reductions over all lanes, by halves: shuffles, no stores.
 typedef float V4 __attribute__((vector_size(16)));
 typedef float V8 __attribute__((vector_size(32)));
 typedef float V16 __attribute__((vector_size(64)));
@@ -117,8 +117,7 @@ INLINE bool any_above(V v, float limit) {
 
 // e^(times * x) for times * x <= 88; 0 where float32 has no digits left; NaN stays NaN (docs/maths/softmax.md).
 #ifdef __AVX512F__
-// 2^y = 2^floor(y) 2^r: AVX-512 has an instruction for the rest r and one for the power, which need no limits. The dense
-// forward pass on one thread took 183 ms by this, 187 by the form below, a run of each.
+// 2^y = 2^floor(y) 2^r: AVX-512 has an instruction for the rest r and one for the power, which need no limits.
 INLINE V exp(V x, float times = 1.0f) {
     const V y = x * (times * 1.44269504f), r = (V)_mm512_reduce_ps((__m512)y, 1);
     V p = r * 2.18657848e-4f + 1.23913318e-3f;
@@ -165,7 +164,7 @@ INLINE V tanh(V x) {
     return size < NEAR ? tanh_near(x) : (x < 0 ? -far : far);
 }
 
-// 1 / x for 1 <= |x| < 2^126. On AVX-512 an estimate and one Newton step: by division the additive passes took 3 to 5 % longer.
+// 1 / x for 1 <= |x| < 2^126. On AVX-512 an estimate and one Newton step, which is faster than a division.
 INLINE V reciprocal(V x) {
 #ifdef __AVX512F__
     V r = (V)_mm512_rcp14_ps((__m512)x);
