@@ -29,6 +29,7 @@ from clearhead.problem.visible import visible
 from clearhead.scores.base import Pairwise
 
 FLASH = 1  # of torch.nn.attention.SDPBackend
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
 def fused(
@@ -63,12 +64,12 @@ class _Flash(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None, causal: bool
     ) -> Tensor:
-        output, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        output, logsumexp = torch._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, 0.0, causal, attn_mask=mask, scale=scale
         )
         ctx.save_for_backward(query, key, value, output, logsumexp, mask)
         ctx.scale, ctx.causal = scale, causal
-        return output  # type: ignore[no-any-return]
+        return output
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -79,7 +80,7 @@ class _Flash(torch.autograd.Function):
             return (*_by_blocks(inputs, grad, ctx, mask, again), None, None, None)
 
         def compute(grad: Tensor) -> Gradients:
-            found: Gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            found: Gradients = _flash_backward(
                 with_memory(grad), *inputs, output, logsumexp, 0.0, ctx.causal, attn_mask=mask, scale=ctx.scale
             )
             return found
