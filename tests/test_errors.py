@@ -415,3 +415,21 @@ def test_an_engine_asked_for_never_falls_back():
         assert ch.plan(x, x, x, engine=engine).engine == engine
     with pytest.raises(ch.UnsupportedError):
         ch.plan(x, x, x, score=ch.Additive(4, 4, 2), engine="sdpa")
+
+
+@pytest.mark.parametrize("engine", [None, "native", "sdpa", "tiled", "reference"])
+def test_no_key_heads_for_some_query_heads(engine):
+    query, key = torch.randn(2, 3, 5, 8), torch.randn(2, 0, 5, 8)
+    for options in ({}, {"mask": ch.Causal()}):
+        with pytest.raises(ch.ShapeError, match="3 query heads cannot share 0 key heads"):
+            ch.attention(query, key, key, engine=engine, **options)
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_layouts_that_are_not_dense(place):
+    for change in (torch.Tensor.to_sparse, torch.Tensor.to_mkldnn):
+        tensors = [torch.randn(2, 3, 5, 8) for _ in range(3)]
+        tensors[place] = change(tensors[place])
+        for options in ({}, {"mask": ch.Causal()}):
+            with pytest.raises(ch.ClearheadError, match="has the layout"):
+                ch.attention(*tensors, **options)

@@ -165,8 +165,11 @@ def test_copies_and_settings_of_a_live_matrix():
     score = ch.Cosine(1.0)
     weights = ch.weights(query, key, score=score)
     before = weights.dense()
-    for other in (copy.deepcopy(weights), pickle.loads(pickle.dumps(weights))):
-        assert torch.equal(other.dense(), before)
+    masked = ch.weights(query, key, score=score, mask=torch.rand(3, 5) > 0.5)
+    for one in (weights, masked):
+        one.dense()
+        for other in (copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
+            assert torch.equal(other.dense(), one.dense())
     score.temperature = 0.1
     torch.testing.assert_close(weights.dense() @ value, weights @ value)
     assert not torch.equal(weights.dense(), before)

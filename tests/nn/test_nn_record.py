@@ -271,8 +271,9 @@ def test_the_graph_is_kept_until_the_next_call():
 
 @pytest.mark.parametrize("gradients", [False, True], ids=["detached", "with gradients"])
 @pytest.mark.parametrize("where", ["mask", "float mask", "bias"])
-def test_arrays_beside_tensors_are_copied(where, gradients):
-    if where == "bias":
+@pytest.mark.parametrize("heads", [False, True])
+def test_arrays_beside_tensors_are_copied(where, heads, gradients):
+    if where == "bias" or heads:
         attend = MultiHeadAttention(6, 2, record_gradients=gradients)
     else:
         attend = DotProductAttention(record_gradients=gradients)
@@ -414,3 +415,47 @@ def test_gradients_to_a_value_beside_a_record_of_inference_mode(attend):
     value = torch.randn(*weights.shape[:-2], 5, 3, requires_grad=True)
     (weights @ value).sum().backward()
     torch.testing.assert_close(value.grad[..., 0], weights.received())
+
+
+@pytest.mark.parametrize("gradients", [False, True], ids=["detached", "with gradients"])
+def test_a_call_under_autocast_read_outside_of_it(gradients):
+    attend = MultiHeadAttention(6, 2, score=ch.Additive(3, 3, 4), record_gradients=gradients)
+    query, key, value = inputs()
+    with torch.autocast("cpu", torch.bfloat16):
+        attend(query, key, value)
+        inside = attend.attention_weights.dense()
+    weights = attend.attention_weights
+    torch.testing.assert_close(weights.dense(), inside)
+    assert weights.dense().requires_grad == gradients
+    value = value[:, None].expand(-1, 2, -1, -1).double()
+    torch.testing.assert_close((weights @ value).float(), weights.dense() @ value.float(), atol=1e-5, rtol=1e-5)
+
+
+def test_a_tensor_of_inference_mode_in_a_call_that_keeps_its_graph():
+    attend, (query, key, value) = DotProductAttention(record_gradients=True), inputs()
+    with torch.inference_mode():
+        query = query.clone()
+    attend(query, key, value)
+    expected = attend.attention_weights.dense()
+    with torch.inference_mode():
+        query.zero_()
+    torch.testing.assert_close(attend.attention_weights.dense(), expected)
+    attend = MultiHeadAttention(6, 2, score=ch.Additive(3, 3, 4), record_gradients=True)
+    with torch.inference_mode():
+        attend(*inputs())
+    (attend.attention_weights @ torch.randn(2, 2, 5, 3, requires_grad=True)).sum().backward()
+    attend.score.W_q.data = 3 * attend.score.W_q.data
+    with pytest.raises(ch.ClearheadError, match="recorded call"):
+        attend.attention_weights.dense()
+
+
+@pytest.mark.parametrize(
+    "mask", [torch.tensor([[1, 0, 1, 1, 0]] * 4).bool(), ch.Padding(torch.tensor([[1, 0, 1, 1, 1]] * 2))]
+)
+def test_copies_of_weights_whose_mask_has_holes(mask):
+    attend = MultiHeadAttention(6, 2)
+    attend(*inputs(), mask)
+    weights = attend.attention_weights
+    weights.entropy()
+    for other in (copy.deepcopy(weights), pickle.loads(pickle.dumps(weights))):
+        assert torch.equal(other.dense(), weights.dense())

@@ -131,6 +131,8 @@ def plain_sizes(query: Any, key: Any, value: Any) -> Sizes | None:
     except RuntimeError:  # a nested tensor has none
         return None
     dtype, device = query.dtype, query.device
+    if not query.layout is key.layout is value.layout is torch.strided:
+        return None
     if not len(q) == len(k) == len(v) == 4 or (k != v and k[:3] != v[:3]) or q[0] != k[0] or not k[1] or q[1] % k[1]:
         return None
     if key.dtype != dtype or value.dtype != dtype or dtype not in FLOATS:
@@ -165,7 +167,7 @@ def _heads(heads: dict[str, int], named: Mapping[str, Tensor]) -> tuple[int, int
         raise ShapeError(
             "key and value disagree in their heads: the counts must be equal, or one of them 1.\n" + columns(rows, -3)
         )
-    if heads["query"] not in (1, total) or (key_heads and total % key_heads):
+    if heads["query"] not in (1, total) or (total % key_heads if key_heads else total):
         raise ShapeError(
             f"{heads['query']} query heads cannot share {key_heads} key heads: the key heads must divide the "
             f"query heads (grouped queries), or be as many, or 1.\n{columns(rows, -3)}\n"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -243,6 +244,14 @@ def autocast(tensor: Tensor) -> Tensor:
     if not autocasting(tensor.device) or not tensor.is_floating_point() or tensor.dtype == torch.float64:
         return tensor
     return tensor.to(torch.get_autocast_dtype(tensor.device.type))
+
+
+def autocast_of_now(device: torch.device) -> Callable[[], AbstractContextManager[object]]:
+    """What makes a context with the autocast that is at work now."""
+    kind = device.type
+    if not torch.amp.is_autocast_available(kind):
+        return nullcontext
+    return partial(torch.autocast, kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:

@@ -18,7 +18,7 @@ class Versions:
     """
 
     def __init__(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        self.known = not compiling() and not transformed()
+        self._counted = self.known = not compiling() and not transformed()
         self._seen: list[tuple[str, Tensor, int, int]] = []
         for name, tensor in tensors if self.known else ():
             if tensor.is_inference():
@@ -31,7 +31,9 @@ class Versions:
 
     def changed(self, tensors: Iterable[tuple[str, Tensor]]) -> tuple[str, Tensor] | None:
         """The first of these that is another tensor, was written to since, or was given other memory."""
-        now = list(tensors)
+        if not self._counted:
+            return None
+        now = [(name, tensor) for name, tensor in tensors if not tensor.is_inference()]
         for (name, other), (_, tensor, version, at) in zip(now, self._seen, strict=False):
             if other is not tensor or tensor._version != version or address(tensor) != at:
                 return name, other

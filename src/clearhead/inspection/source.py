@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from clearhead._attention import Arguments
 from clearhead.base.errors import ClearheadError
-from clearhead.base.tracing import transformed
+from clearhead.base.tracing import autocast_of_now, transformed
 from clearhead.base.versions import Versions
 from clearhead.masks.base import Mask
 from clearhead.problem.problem import ABSENT, Problem, with_value
@@ -58,6 +59,9 @@ class Given(Source):
         # writes to NumPy arrays are not counted
         arrays: dict[str, Any] = {name: a.copy() for name, a in call._asdict().items() if isinstance(a, np.ndarray)}
         self._call = call._replace(**arrays)._replace(value=ABSENT, dropout_p=0.0)
+        if lasting:
+            self._call = Arguments(*(without_inference(argument) for argument in self._call))
+        self._surroundings = autocast_of_now(call.query.device) if lasting else nullcontext
         self._problem: Problem | None = None
         self._learnt = False
         self._versions, self._numbers = Versions(self._named()), settings(call.score)
@@ -67,14 +71,17 @@ class Given(Source):
         self.check()
         if self._problem is None or not self._may_be_used_again():
             self._versions, self._numbers = Versions(self._named()), settings(self._call.score)
-            self._problem = self._call.problem()
+            with self._surroundings():
+                self._problem = self._call.problem()
             reads = (tensor for _, tensor in self._named())
             self._learnt = self._problem.needs_grad or any(tensor.requires_grad for tensor in reads)
         return self._problem
 
     def with_value(self, value: Any) -> Problem:
-        self.check()
-        return self._call._replace(value=value).problem()
+        return with_value(self.problem(), value) if self._lasting else self._call._replace(value=value).problem()
+
+    def __getstate__(self) -> dict[str, Any]:  # a problem may hold functions that cannot be pickled: it is made again
+        return self.__dict__ | {"_problem": None}
 
     def said(self) -> dict[str, Any]:
         options = ("score", "mask", "bias", "scale", "sinks", "align")
@@ -110,11 +117,19 @@ def settings(score: Any) -> list[Any]:
     """The numbers, words and flags that a score computes with, such as its softcap: they may be set anew."""
     modules = score.modules() if isinstance(score, nn.Module) else ()
     return [
-        (name, value)
+        (name, repr(value))  # NaN is equal to itself so
         for module in modules
         for name, value in vars(module).items()
-        if isinstance(value, bool | int | float | str | None) and name not in _OF_EVERY_MODULE
+        if isinstance(value, bool | int | float | str | None | np.generic) and name not in _OF_EVERY_MODULE
     ]
+
+
+def without_inference(argument: Any) -> Any:
+    """An argument; a copy of a tensor of inference mode, which counts no writes and can have no gradients."""
+    if not isinstance(argument, Tensor) or not argument.is_inference():
+        return argument
+    with torch.inference_mode(False):
+        return argument.clone()
 
 
 class Recorded(Source):

@@ -94,6 +94,9 @@ class Weights:
         options = "".join(f", {name}={shown(value)}" for name, value in said.items() if value is not None)
         return f"Weights({tuple(self.shape)}, {self.dtype}, engine={self._engine(problem).name!r}{options})"
 
+    def __getstate__(self) -> dict[str, Any]:  # copies and pickles compute anew
+        return self.__dict__ | {"_known": {}}
+
     def __len__(self) -> int:
         return self.shape[0]
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import to_tensor
+from clearhead.base.arrays import owned
 from clearhead.base.errors import ShapeError, columns
 from clearhead.base.tracing import autocasting
 from clearhead.masks.base import Mask
@@ -21,7 +21,7 @@ def head_mask(mask: Any, sizes: tuple[int, int, int, int], dtype: torch.dtype) -
     check_mask(mask)
     if mask is None or isinstance(mask, Mask) or not isinstance(mask, Tensor | np.ndarray):
         return mask  # attention() raises for anything else
-    tensor = to_tensor(mask, "mask")
+    tensor = owned(mask, "mask")
     if not tensor.is_floating_point():
         check_keep(tensor, "mask")
     elif tensor.dtype != dtype and autocasting(tensor.device):

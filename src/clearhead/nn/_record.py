@@ -67,7 +67,8 @@ class RecordingModule(nn.Module):
         fresh: bool = False,
     ) -> Any:
         """`attention`, recorded. `fresh`: only the module holds query and key."""
-        mask, bias = (a.copy() if isinstance(a, np.ndarray) else a for a in (mask, bias))  # whose writes are not seen
+        # writes to NumPy arrays are not counted
+        mask, bias = (a.copy() if isinstance(a, np.ndarray) else a for a in (mask, bias))
         call = Arguments(query, key, value, score, mask, bias, None, None, align, dropout_p, None)
         output, problem = _attention.attend(call)
         last: Source | None = None

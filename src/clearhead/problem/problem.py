@@ -161,9 +161,9 @@ def make_problem(
         added = Added(dense=float_mask) if added is None else added.plus(Added(dense=float_mask))
     scores = _scores(score, query, key, factor, as_written)
     projected = scores.query is not query or scores.key is not key
-    unseen = None if visible is None or visible.unseen == "none" or not projected else visible.spans
-    if unseen is not None and not (finite(query) and finite(key)):
-        # a key that no query sees may be NaN, which would reach the gradients of the score's own projections
+    unseen = None if visible is None or visible.unseen == "none" else visible.spans
+    if unseen is not None and (projected or not compiling()) and not (finite(query) and finite(key)):
+        # a key that no query sees may be NaN, which would reach raw scores and the gradients of projections
         keys, queries = seen(unseen, sizes)
         query = zero(query, queries, only_not_finite=True)
         key = zero(key, group(keys, key.shape[1]), only_not_finite=True)

@@ -35,13 +35,21 @@ class Record(NamedTuple):
     def __reduce__(self) -> Any:  # a mask's residual may be a function that cannot be pickled
         problem, visible = self.problem, self.problem.visible
         if visible is not None:
-            problem = problem._replace(visible=visible._replace(spans=_written_out(visible.spans)))
-        return Record, (problem, self.reads, self.copied)
+            spans = _written_out(visible.spans)
+            problem = problem._replace(visible=visible._replace(spans=spans))
+        return _again, (problem, self.reads, self.copied)
+
+
+def _again(problem: Problem, reads: Versions, copied: bool) -> Record:
+    """A copy of a record: its tensors are counted anew, unless something had been written to."""
+    if reads.written() is None:
+        reads = Versions(_by_functions(problem) if copied else _all(problem))
+    return Record(problem, reads, copied)
 
 
 def check_reads(reads: Versions, now: Iterable[tuple[str, Tensor]]) -> None:
     """Raise where something that a recorded call reads has been written to since the call, or is another now."""
-    found = reads.changed(now) if reads.known else reads.written()
+    found = reads.changed(now)
     if found is not None:
         name, tensor = found
         raise ClearheadError(
