@@ -85,14 +85,14 @@ class Arguments(NamedTuple):
     query: Any
     key: Any
     value: Any
-    score: ScoreLike
-    mask: Any
-    bias: Any
-    scale: float | None
-    sinks: Any
-    align: Any
-    dropout_p: float
-    engine: str | Engine | None
+    score: ScoreLike = None
+    mask: Any = None
+    bias: Any = None
+    scale: float | None = None
+    sinks: Any = None
+    align: Any = None
+    dropout_p: float = 0.0
+    engine: str | Engine | None = None
 
     def problem(self) -> Problem:
         query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine = self

@@ -18,7 +18,7 @@ from clearhead.base.versions import Versions
 from clearhead.masks.base import Mask
 from clearhead.problem.problem import ABSENT, Problem, with_value
 from clearhead.problem.reads import tensors_in
-from clearhead.problem.record import Record, check_reads, record
+from clearhead.problem.record import Record, check_reads, copied, record
 
 _OF_EVERY_MODULE = vars(nn.Module()).keys()  # such as `training`
 
@@ -48,7 +48,7 @@ class Source(ABC):
         """What `repr` shows of it, by the names of the arguments of `weights`."""
 
 
-class Given(Source):
+class FromCall(Source):
     """The arguments of a call, lowered at their first use, and again where that would give another problem.
 
     `lasting`: the call is over, and a write to its tensors since is an error.
@@ -56,21 +56,24 @@ class Given(Source):
 
     def __init__(self, call: Arguments, lasting: bool = False) -> None:
         self.numpy = isinstance(call.query, np.ndarray)
-        # writes to NumPy arrays are not counted
-        arrays: dict[str, Any] = {name: a.copy() for name, a in call._asdict().items() if isinstance(a, np.ndarray)}
-        self._call = call._replace(**arrays)._replace(value=ABSENT, dropout_p=0.0)
-        if lasting:
-            self._call = Arguments(*(without_inference(argument) for argument in self._call))
+        own: dict[str, Any] = {}  # copies of what counts no writes
+        for name, argument in call._asdict().items():
+            if isinstance(argument, np.ndarray):
+                own[name] = argument.copy()
+            elif lasting and isinstance(argument, Tensor) and argument.is_inference():
+                own[name] = copied(argument)
+        self._call = call._replace(**own)._replace(value=ABSENT, dropout_p=0.0)
         self._surroundings = autocast_of_now(call.query.device) if lasting else nullcontext
         self._problem: Problem | None = None
         self._learnt = False
-        self._versions, self._numbers = Versions(self._named()), settings(call.score)
+        self._versions, self._numbers = Versions(self._named()), settings(self._call.score)
         self._lasting = lasting
 
     def problem(self) -> Problem:
         self.check()
         if self._problem is None or not self._may_be_used_again():
-            self._versions, self._numbers = Versions(self._named()), settings(self._call.score)
+            if self._problem is not None and not self._lasting:
+                self._versions, self._numbers = Versions(self._named()), settings(self._call.score)
             with self._surroundings():
                 self._problem = self._call.problem()
             reads = (tensor for _, tensor in self._named())
@@ -124,15 +127,7 @@ def settings(score: Any) -> list[Any]:
     ]
 
 
-def without_inference(argument: Any) -> Any:
-    """An argument; a copy of a tensor of inference mode, which counts no writes and can have no gradients."""
-    if not isinstance(argument, Tensor) or not argument.is_inference():
-        return argument
-    with torch.inference_mode(False):
-        return argument.clone()
-
-
-class Recorded(Source):
+class FromRecord(Source):
     """The record of a call, and what `repr` shows of it: no tensors, which would keep their graph alive."""
 
     detached = True

@@ -28,7 +28,7 @@ from clearhead.inspection.reductions.output import Output
 from clearhead.inspection.reductions.pool import Pool
 from clearhead.inspection.reductions.received import Received
 from clearhead.inspection.reductions.topk import TopK
-from clearhead.inspection.source import Given, Source, shown
+from clearhead.inspection.source import FromCall, Source, shown
 from clearhead.inspection.stream import looks, stream
 from clearhead.problem.problem import Problem, guard
 from clearhead.problem.regions import Region, cut
@@ -288,4 +288,4 @@ def weights(
     """
     is_numpy(query=query, key=key)
     call = Arguments(query, key, None, score, mask, bias, scale, sinks, align, 0.0, engine)
-    return Weights(Given(call), engine)
+    return Weights(FromCall(call), engine)

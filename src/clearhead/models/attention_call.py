@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from clearhead.inspection.source import Recorded
+from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
 from clearhead.masks.base import Mask
 from clearhead.models._padding import Real
@@ -52,7 +52,7 @@ class AttentionCall:
     @cached_property
     def weights(self) -> Weights:
         """The weights of this call, lazy: those before any dropout. Its reductions leave padding out."""
-        source = Recorded(self.record, {"score": self.score, "mask": self.mask})
+        source = FromRecord(self.record, {"score": self.score, "mask": self.mask})
         return Weights(source) if self.padding is None else PaddedWeights(source, self.padding)
 
     def __repr__(self) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.inspection.reductions.base import Reduction
-from clearhead.inspection.source import Recorded
+from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
 from clearhead.models._padding import Real
 from clearhead.problem.visible import seen_by
@@ -38,7 +38,7 @@ class PaddedWeights(Weights):
     cut: where a model let it see padding, that padding stays in the row.
     """
 
-    def __init__(self, source: Recorded, padding: Real) -> None:
+    def __init__(self, source: FromRecord, padding: Real) -> None:
         super().__init__(source)
         self._recorded, self._padding = source.record, padding
 
@@ -49,7 +49,7 @@ class PaddedWeights(Weights):
         words = self._padding.queries
         if words is not None:
             problem = problem._replace(visible=seen_by(words, problem.visible, problem.sizes))
-        return Weights(Recorded(self._recorded._replace(problem=problem), {}))
+        return Weights(FromRecord(self._recorded._replace(problem=problem), {}))
 
     def reduce(self, *reductions: Reduction) -> tuple[Any, ...]:
         results = self._of_words.reduce(*reductions)

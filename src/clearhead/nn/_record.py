@@ -11,7 +11,7 @@ from clearhead import _attention
 from clearhead._attention import Arguments
 from clearhead.base.numbers import check_flag
 from clearhead.base.tracing import compiling, transformed
-from clearhead.inspection.source import Given, Recorded, Source, shown
+from clearhead.inspection.source import FromCall, FromRecord, Source, shown
 from clearhead.inspection.weights import Weights
 from clearhead.problem.record import record
 
@@ -53,32 +53,20 @@ class RecordingModule(nn.Module):
         last.check()
         return made[1]
 
-    def _attend(
-        self,
-        query: Any,
-        key: Any,
-        value: Any,
-        *,
-        score: Any = None,
-        mask: Any = None,
-        bias: Any = None,
-        align: Any = None,
-        dropout_p: float = 0.0,
-        fresh: bool = False,
-    ) -> Any:
+    def _attend(self, query: Any, key: Any, value: Any, *, fresh: bool = False, **options: Any) -> Any:
         """`attention`, recorded. `fresh`: only the module holds query and key."""
         # writes to NumPy arrays are not counted
-        mask, bias = (a.copy() if isinstance(a, np.ndarray) else a for a in (mask, bias))
-        call = Arguments(query, key, value, score, mask, bias, None, None, align, dropout_p, None)
+        options = {name: a.copy() if isinstance(a, np.ndarray) else a for name, a in options.items()}
+        call = Arguments(query, key, value, **options)
         output, problem = _attention.attend(call)
         last: Source | None = None
         if not compiling() and not transformed():
             numpy = isinstance(query, np.ndarray)
             if self.record_gradients and not numpy:
-                last = Given(call._replace(value=None, dropout_p=0.0), lasting=True)
+                last = FromCall(call, lasting=True)
             else:
-                said = {"score": score, "mask": _words(mask), "bias": _words(bias), "align": align}
-                last = Recorded(record(problem, copy=numpy, fresh=fresh), said, numpy)
+                said = {"score": call.score, "mask": _words(call.mask), "bias": _words(call.bias), "align": call.align}
+                last = FromRecord(record(problem, copy=numpy, fresh=fresh), said, numpy)
         self.__dict__["_made"] = None
         self.__dict__["_last"] = last  # nn.Module.__setattr__ is slow
         return output

@@ -65,9 +65,9 @@ def record(problem: Problem, *, copy: bool = False, fresh: bool = False) -> Reco
     Else only tensors that an optimizer writes to are copied, and those of inference mode, which count no writes; but
     not a `fresh` query and key, which only the caller holds.
     """
-    change: Change = _copy if copy else _detached
+    change: Change = copied if copy else _detached
     query, key = (
-        _copy(t) if copy or (t.is_inference() and not fresh) else t.detach() for t in (problem.query, problem.key)
+        copied(t) if copy or (t.is_inference() and not fresh) else t.detach() for t in (problem.query, problem.key)
     )
     scores = problem.scores._replace(query=query, key=key)
     if isinstance(scores, ByTile):
@@ -98,28 +98,29 @@ def record(problem: Problem, *, copy: bool = False, fresh: bool = False) -> Reco
     return Record(kept, Versions(_by_functions(kept) if copy else _all(kept)), copy)
 
 
-def _copy(tensor: Tensor) -> Tensor:
+def copied(tensor: Tensor) -> Tensor:
+    """A detached copy, an ordinary tensor in inference mode too."""
     with torch.inference_mode(False):  # a tensor of inference mode could not be used where gradients are wanted
         return tensor.detach().clone()
 
 
-def frozen(score: Score, change: Change = _copy) -> Score:
+def frozen(score: Score, change: Change = copied) -> Score:
     """A copy of a score that nothing trains, and that stays in the mode it is in."""
-    return with_parameters(score, lambda p: nn.Parameter(_copy(p), requires_grad=False), change, every=True)
+    return with_parameters(score, lambda p: nn.Parameter(copied(p), requires_grad=False), change, every=True)
 
 
 def _written_out(spans: Spans) -> Spans:
     """The same, its residual read now."""
     if spans.residual is None:
         return spans
-    return spans._replace(residual=partial(part, _copy(spans.rest(*EVERY))), reads=())
+    return spans._replace(residual=partial(part, copied(spans.rest(*EVERY))), reads=())
 
 
 def _detached(tensor: Tensor) -> Tensor:
     """Detached; a copy of what a later optimizer step, or an uncounted write, changes."""
     base = tensor if tensor._base is None else tensor._base
     trained = isinstance(base, nn.Parameter) or (base.is_leaf and base.requires_grad)
-    return _copy(tensor) if trained or tensor.is_inference() else tensor.detach()
+    return copied(tensor) if trained or tensor.is_inference() else tensor.detach()
 
 
 def _all(problem: Problem) -> Iterator[tuple[str, Tensor]]:
