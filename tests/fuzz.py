@@ -38,21 +38,24 @@ def failures_of(number: int) -> Iterator[str]:
     from fuzzing.attend import check_attend
     from fuzzing.draw import draw
     from fuzzing.looks import check_looks
+    from fuzzing.statistics import check_statistics
 
     spec = draw(number)
-    before, regions.BUDGET = regions.BUDGET, spec.blocks
+    before = regions.BUDGET, regions.LOOK
+    regions.BUDGET = regions.LOOK = spec.blocks
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for failure in (check_attend if spec.task == "attend" else check_looks)(spec):
-                yield f"{spec}\n    {failure}"
+            for check in (check_attend,) if spec.task == "attend" else (check_looks, check_statistics):
+                for failure in check(spec):
+                    yield f"{spec}\n    {failure}"
     except Exception as error:
         at = traceback.extract_tb(error.__traceback__)
         place = next((f for f in reversed(at) if "clearhead" in f.filename), at[-1])
         words = str(error).splitlines()[:1]
         yield f"{spec}\n    {type(error).__name__}: {''.join(words)} ({Path(place.filename).name}:{place.lineno})"
     finally:
-        regions.BUDGET = before
+        regions.BUDGET, regions.LOOK = before
 
 
 def use_instructions(name: str) -> None:

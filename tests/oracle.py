@@ -44,14 +44,34 @@ class Problem:
 
 
 @dataclass
+class Loss:
+    """A loss by what it gives each result for a gradient; arrays begin with the problem's leading dimensions."""
+
+    output: Array | None = None  # (..., Lq, Ev)
+    weights: Array | None = None  # (..., Lq, Lk), of a function of the weights
+    shares: Array | None = None  # the same, of the weights of the keys alone
+    entropy: Array | None = None  # (..., Lq), and so are the others
+    logsumexp: Array | None = None  # 0 where a query sees nothing, and so is the next
+    best: Array | None = None  # of the largest score
+    sink: Array | None = None
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        return {name: x for name, x in vars(self).items() if x is not None}
+
+
+@dataclass
 class Found:
     """What there is to know of a problem; arrays begin with its leading dimensions."""
 
     raw: Array  # scores before bias and mask, (..., Lq, Lk)
     weights: Array  # before dropout
     logsumexp: Array
-    entropy: Array
+    entropy: Array  # of `shares`
     output: Array
+    shares: Array  # the weights of the keys alone, which sum to 1
+    scores: Array  # with bias, −∞ where masked
+    sink: Array  # the sink's share, (..., Lq)
     gradients: dict[str, Array]
     keep: Array
     terms: dict[str, Array] = field(default_factory=dict)  # the sizes of what a bias's gradient is a sum of
@@ -391,18 +411,18 @@ def dropout(p: float, seed: int, shape: tuple[int, ...]) -> Array:
 # The whole -----------------------------------------------------------------------------------------------------------
 
 
-def attend(p: Problem, loss: Array | None = None, step: Any = None) -> Found:
-    """Everything about a problem; with a loss, the gradient of Σ loss · output to every input and what is learnt.
+def attend(p: Problem, loss: Array | Loss | None = None, step: Any = None) -> Found:
+    """Everything about a problem; with a loss, its gradients to every input and what is learnt. An array: the output's.
 
     `step(shape)`, where given, draws relative roundings: of projections and scores, of the log-sum-exp that a backward
     pass begins with, of the two numbers whose difference the softmax's gradient is, and of a tanh whose square is taken
     from 1.
     """
     with np.errstate(all="ignore"):
-        return _attend(p, loss, step)
+        return _attend(p, Loss(loss) if isinstance(loss, np.ndarray) else loss, step)
 
 
-def _attend(p: Problem, loss: Array | None, step: Any) -> Found:
+def _attend(p: Problem, loss: Loss | None, step: Any) -> Found:
     sizes = Sizes(*(x.shape for x in p.inputs))
     keep = allowed(p.mask, sizes, p.align)
     q, k, v = (sizes.fold(x) for x in p.inputs)
@@ -427,18 +447,34 @@ def _attend(p: Problem, loss: Array | None, step: Any) -> Found:
     lse = top + np.log(np.where(blind, 1.0, total))
     logs = s - lse[..., None]
     w = np.where(blind[..., None], 0.0, np.exp(logs))
-    entropy = -(w * np.where(w == 0, 0.0, logs)).sum(-1)
+    alone = s - s.max(-1, initial=-np.inf, keepdims=True)
+    shares = np.where(blind[..., None], 0.0, np.exp(alone))
+    over_keys = np.where(blind, 1.0, shares.sum(-1))[..., None]
+    shares = shares / over_keys
+    entropy = -(shares * np.where(shares == 0, 0.0, alone - np.log(over_keys))).sum(-1)
+    sink = np.where(blind, 0.0, np.exp(column - lse)) if column is not None else np.zeros_like(lse)
     factors = dropout(p.dropout_p, p.seed, sizes.shape) if p.dropout_p else 1.0
     output = (w * factors) @ v
     lse_or_none = np.where(blind, -np.inf, lse)
-    found = Found(*map(sizes.restore, (raw, w, lse_or_none, entropy, output)), {}, keep)
+    found = Found(*map(sizes.restore, (raw, w, lse_or_none, entropy, output, shares, s, sink)), {}, keep)
     if loss is None:
         return found
-    g = loss.reshape(output.shape)
-    dw = (g @ v.swapaxes(-1, -2)) * factors
-    delta = (w * dw).sum(-1)
+    given = {name: x.reshape(*sizes.shape[:3], *x.shape[len(sizes.lead) + 1 :]) for name, x in loss.arrays.items()}
+    g = given.get("output", np.zeros_like(output))
+    dw = (g @ v.swapaxes(-1, -2)) * factors + given.get("weights", 0.0)
+    delta = (w * dw).sum(-1) - given.get("logsumexp", 0.0)
+    if "sink" in given:
+        delta = delta + given["sink"] * sink
     ds = w * (dw - delta[..., None])
     dv = (w * factors).swapaxes(-1, -2) @ g
+    dsh = np.broadcast_to(np.asarray(given.get("shares", 0.0)), w.shape)
+    if "entropy" in given:
+        logs_alone = np.where(shares == 0, 0.0, alone - np.log(over_keys))
+        dsh = dsh - given["entropy"][..., None] * logs_alone
+    ds = ds + shares * (dsh - (shares * dsh).sum(-1, keepdims=True))
+    if "best" in given and sizes.keys:
+        first = np.arange(sizes.keys) == s.argmax(-1)[..., None]
+        ds = ds + np.where(first, given["best"][..., None], 0.0)
     if step is not None:
         # a backward pass computes the scores again, perhaps in another order than those of the log-sum-exp it is given
         largest_score = np.abs(raw).max((2, 3), initial=0.0)[..., None]
@@ -451,8 +487,7 @@ def _attend(p: Problem, loss: Array | None, step: Any) -> Found:
     found.gradients = {name: sizes.unfold(x, shape) for name, x, shape in named}
     found.gradients |= {f"score.{name}": x for name, x in to_learnt.items()}
     if column is not None:
-        share = np.where(blind, 0.0, np.exp(column - lse))
-        found.gradients["sinks"] = -(share * delta).sum((0, 2))
+        found.gradients["sinks"] = (sink * (given.get("sink", 0.0) - delta)).sum((0, 2))
     sizes_of_terms = w * (factors * (np.abs(g) @ np.abs(v).swapaxes(-1, -2)) + np.abs(delta)[..., None])
     for i, undo in enumerate(backs):
         found.gradients |= {f"bias.{i}.{name}": x for name, x in undo(ds).items()}
@@ -479,6 +514,13 @@ def largest(weights: Array, k: int) -> Array:
 
 def received(weights: Array) -> Array:
     return weights.sum(-2)
+
+
+def mass(weights: Array, ids: Array, sizes: Sizes) -> Array:
+    """The sum of the weights of each group's keys; `ids`: (B or 1, Lk)."""
+    every = weights.reshape(sizes.shape)
+    groups = [np.where(ids[:, None, None] == g, every, 0.0).sum(-1) for g in range(ids.max() + 1)]
+    return sizes.restore(np.stack(groups, -1))
 
 
 def mean_distance(weights: Array, align: Any, sizes: Sizes) -> Array:

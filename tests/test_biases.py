@@ -91,7 +91,11 @@ def test_weights_with_sinks_sum_to_less_than_one():
     torch.testing.assert_close(dense[0], want[0])
     assert (dense[1] == 0).all() and (weights.logsumexp()[1] == -torch.inf).all() and (weights.entropy()[1] == 0).all()
     torch.testing.assert_close(weights.logsumexp()[0], denominator.log()[0])
-    torch.testing.assert_close(weights.entropy()[0], -torch.xlogy(want, want).sum(-1)[0])
+    alone = scores.softmax(-1)  # how spread the keys' weights are does not depend on the sink
+    torch.testing.assert_close(weights.entropy()[0], -torch.xlogy(alone, alone).sum(-1)[0])
+    share = weights.reduce(ch.SinkShare())[0]
+    torch.testing.assert_close(share[0], (sinks.exp()[:, None] / denominator)[0])
+    assert (share[1] == 0).all()
     values, indices = weights.topk(7)
     torch.testing.assert_close(values[0], want[0].gather(-1, indices[0]))
     torch.testing.assert_close(weights.pool(7)[0], want[0])

@@ -246,18 +246,25 @@ def test_opcheck():
     full = (*all_of_it, torch.tensor(5), "tanh_add", 1.0, 2.0, 0.3)
     three, seven = [True] * 3 + [False] * 4, [True] * 7
     for arguments in (
-        (*plain, None, three),
-        (*plain, "sdpa", three),
-        (*full, "tiled", seven),
-        (*full, "native", seven),
+        (*plain, None, three, False),
+        (*plain, "sdpa", three, False),
+        (*plain, None, [False] * 7, True),
+        (*full, "tiled", seven, False),
+        (*full, "native", seven, True),
     ):
         torch.library.opcheck(operation.attend, arguments)
-    for given, engine in ((plain, "sdpa"), (full, "tiled"), (full, "native")):
+    for given, engine, rows in (
+        (plain, "sdpa", False),
+        (plain, None, True),
+        (full, "tiled", False),
+        (full, "native", True),
+    ):
         detached = [t.detach() if isinstance(t, torch.Tensor) else t for t in given]
         for wanted in (seven if given is full else three, [True, False, True, False, False, False, False]):
             for expected in (wanted, [False] * 7):
-                kept = operation.attend(*detached, engine, expected)
-                arguments = (torch.ones_like(kept[0]), *kept, *detached, engine, expected, wanted)
+                kept = operation.attend(*detached, engine, expected, rows)
+                ones = torch.ones_like(kept[0]), torch.ones_like(kept[2])
+                arguments = (*ones, *kept, *detached, engine, expected, rows, wanted)
                 torch.library.opcheck(operation.attend_backward, arguments)
 
 

@@ -19,7 +19,7 @@ FLOORS = [
     "problem",
     "engines",
     "_attention",
-    "inspection _drop_in",
+    "inspection _drop_in _partial",
     "nn",
     "report",
     "models",

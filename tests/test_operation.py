@@ -230,7 +230,8 @@ def test_rows_are_the_softmax_of_the_whole():
     from clearhead.engines.native.engine import Native
     from clearhead.problem.partial import Rows
     from clearhead.problem.problem import make_problem
-    from clearhead.problem.regions import Region, cut
+    from clearhead.problem.region import Region
+    from clearhead.problem.regions import cut
 
     query, key, value = (t.detach() for t in inputs(130))
     problem = make_problem(query, key, value, mask=ch.Causal())

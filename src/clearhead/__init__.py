@@ -1,10 +1,11 @@
 """Attention you can see into, at the speed and memory of the kernels that hide it.
 
     attention, plan, weights           compute it; say what would run; look into it at any length
+    partial                            attention over some of the keys, which merges with that over others
     Dot Bilinear Additive Cosine Gaussian Score                           how a query meets a key
     Lengths Padding Causal SlidingWindow Documents PrefixLM DenseMask MaskFunction Mask  who may see whom: & | ~
     ALiBi RelativeBias DenseBias BiasFunction Bias                        what is added to the scores: +
-    Entropy TopK Received Pool MeanDistance Output                        what weights(...).reduce takes
+    Entropy TopK Received Pool MeanDistance LogSumExp MaxScore Mass SinkShare Output     what weights(...).reduce takes
     Pairwise Spans Added               what a score, a mask, a bias of your own is lowered to
     nn                                 modules: MultiHeadAttention, AdditiveAttention, positions, …
     watch, use_in_transformers         record the attention of a real model; run one on clearhead
@@ -21,6 +22,8 @@ from clearhead._attention import attention as attention
 from clearhead._attention import masked_softmax as masked_softmax
 from clearhead._attention import plan as plan
 from clearhead._drop_in import scaled_dot_product_attention as scaled_dot_product_attention
+from clearhead._partial import PartialAttention as PartialAttention
+from clearhead._partial import partial as partial
 from clearhead.base.arrays import check_shape as check_shape
 from clearhead.base.errors import ClearheadError as ClearheadError
 from clearhead.base.errors import ShapeError as ShapeError
@@ -31,11 +34,16 @@ from clearhead.biases import Bias as Bias
 from clearhead.biases import BiasFunction as BiasFunction
 from clearhead.biases import DenseBias as DenseBias
 from clearhead.biases import RelativeBias as RelativeBias
+from clearhead.inspection.gradients import WeightGradients as WeightGradients
 from clearhead.inspection.reductions.entropy import Entropy as Entropy
+from clearhead.inspection.reductions.log_sum_exp import LogSumExp as LogSumExp
+from clearhead.inspection.reductions.mass import Mass as Mass
+from clearhead.inspection.reductions.max_score import MaxScore as MaxScore
 from clearhead.inspection.reductions.mean_distance import MeanDistance as MeanDistance
 from clearhead.inspection.reductions.output import Output as Output
 from clearhead.inspection.reductions.pool import Pool as Pool
 from clearhead.inspection.reductions.received import Received as Received
+from clearhead.inspection.reductions.sink_share import SinkShare as SinkShare
 from clearhead.inspection.reductions.topk import TopK as TopK
 from clearhead.inspection.weights import Weights as Weights
 from clearhead.inspection.weights import weights as weights

@@ -41,6 +41,7 @@ class Entry:
 
 QKV = {"query": x3(), "key": x3(1), "value": x3(2)}
 QK = {"query": x3(), "key": x3(1)}
+PARTIAL = ch.partial(x4(), x4(1), x4(2))
 OPTIONS = dict.fromkeys(("score", "mask", "bias", "scale", "sinks", "align"))
 NUMBER = dict.fromkeys(("bool",), "else")
 NAN = {"NaN tensor": "nan"}
@@ -166,6 +167,20 @@ ENTRIES: dict[str, Entry] = {
         ("query", "key", "value"),
         TENSORS,
     ),
+    "partial": E(
+        "functions",
+        lambda **given: ch.partial(**given).finish(),
+        QKV | {k: v for k, v in OPTIONS.items() if k != "sinks"} | {"engine": None, "keys": (0, 5)},
+        options(query=NAN, key=NAN, value=WIDER, keys=ABSENT),
+        ("query", "key", "value"),
+        TENSORS,
+    ),
+    "PartialAttention.merge": E(
+        "functions", lambda other: PARTIAL.merge(other).finish(), {"other": ch.partial(x4(), x4(1), x4(2))}
+    ),
+    "PartialAttention.finish": E(
+        "functions", lambda sinks: PARTIAL.finish(sinks), {"sinks": draw(3)}, {"sinks": {"None": "else"} | NAN}
+    ),
     "attention on each engine": E(
         "functions",
         lambda **given: [
@@ -277,10 +292,25 @@ ENTRIES: dict[str, Entry] = {
         {"query_labels": list("abcde"), "key_labels": list("abcde")},
         {"query_labels": ABSENT, "key_labels": ABSENT},
     ),
+    "Weights.gradients": E(
+        "weights",
+        lambda value, grad: ch.weights(**QK).gradients(value, grad).by_key(),
+        {"value": x3(2), "grad": x3(3)},
+        {"value": NAN, "grad": NAN},
+    ),
     "Weights @": E("weights", lambda value: ch.weights(**QK) @ value, {"value": x3(2)}, {"value": WIDER}),
     "Weights.logsumexp": E("weights", lambda **given: ch.weights(**given).logsumexp(), QK, {"query": NAN, "key": NAN}),
     "Entropy": E("weights", lambda: ch.weights(**QK).reduce(ch.Entropy())[0], {}),
-    "Received": E("weights", lambda: ch.weights(**QK).reduce(ch.Received())[0], {}),
+    "Received": E(
+        "weights",
+        lambda queries: ch.weights(**QK).reduce(ch.Received(queries))[0],
+        {"queries": slice(1, 3)},
+        {"queries": {"None": "else"}},
+    ),
+    "LogSumExp": E("weights", lambda: ch.weights(**QK).reduce(ch.LogSumExp())[0], {}),
+    "MaxScore": E("weights", lambda: ch.weights(**QK).reduce(ch.MaxScore())[0], {}),
+    "SinkShare": E("weights", lambda: ch.weights(**QK).reduce(ch.SinkShare())[0], {}),
+    "Mass": E("weights", lambda groups: ch.weights(**QK).reduce(ch.Mass(groups))[0], {"groups": [0, 1, 1, 0, 2]}),
     "TopK": E("weights", lambda k: ch.weights(**QK).reduce(ch.TopK(k))[0][0], {"k": 2}),
     "Pool": E(
         "weights",
@@ -634,7 +664,9 @@ NOT_CALLED = {
     "ClearheadError": "an error", "ShapeError": "an error", "UnsupportedError": "an error",
     "Score": "abstract", "Mask": "abstract", "Bias": "abstract",
     "Pairwise": "what lower() gives, checked there", "Spans": "what lower() gives", "Added": "what lower() gives",
-    "Plan": "what plan() gives", "AttentionCall": "what watch() gives", "Recording": "what watch() gives",
+    "Plan": "what plan() gives", "PartialAttention": "what partial() gives",
+    "WeightGradients": "what Weights.gradients() gives",
+    "AttentionCall": "what watch() gives", "Recording": "what watch() gives",
     "nn.KeyValueCache": "takes nothing; its methods are here", "nn.PreparedKeys": "what prepare() gives",
     "Weights.shape": "an attribute", "Weights.dtype": "an attribute", "Weights.problem": "an attribute",
 }  # fmt: skip

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 import oracle
 import torch
-from oracle import Array, Found, Problem
+from oracle import Array, Found, Loss, Problem
 
 from clearhead.testing import EXACT
 from fuzzing.plain import plain
@@ -29,7 +29,7 @@ Measure = Callable[[Found], Array]  # what is compared, of what is found
 class Truth:
     """The truth of a problem computed in one dtype, and how far from it is near enough."""
 
-    def __init__(self, problem: Problem, dtype: torch.dtype, loss: Array | None = None) -> None:
+    def __init__(self, problem: Problem, dtype: torch.dtype, loss: Array | Loss | None = None) -> None:
         self.problem, self.dtype, self.loss = problem, dtype, loss
         self.eps, self.tiny = torch.finfo(dtype).eps, torch.finfo(dtype).tiny
         self.found = oracle.attend(problem, loss)
@@ -44,7 +44,7 @@ class Truth:
         for seed in range(MOVES):
             g = np.random.default_rng(seed)
             step = lambda shape, g=g: g.integers(-ROUNDINGS, ROUNDINGS + 1, shape) * (self.eps / 2)
-            loss = None if self.loss is None else move(self.loss, step)
+            loss = None if self.loss is None else _moved_loss(self.loss, step)
             found.append(oracle.attend(moved(self.problem, step), loss, step))
         return found
 
@@ -55,7 +55,7 @@ class Truth:
             return 0.0
         p = self.problem
         arrays = (*p.inputs, *p.score[2].values(), *([] if p.sinks is None else [p.sinks]))
-        sizes = [np.abs(x[np.isfinite(x)]).max(initial=0.0) for x in (self.loss, self.problem.value, *arrays)]
+        sizes = [np.abs(x[np.isfinite(x)]).max(initial=0.0) for x in (_sizes(self.loss), self.problem.value, *arrays)]
         return self.eps**2 * sizes[0] * sizes[1] * max(1.0, *sizes)
 
     def wrong(
@@ -113,6 +113,17 @@ class Truth:
             return None
         budget += 2 * max(away(of(other)) for other in self.moved)
         return None if off <= budget or np.isnan(budget) else f"{name} is off by {off:.3g}, allowed {budget:.3g}"
+
+
+def _moved_loss(loss: Array | Loss, step: Callable[[tuple[int, ...]], Array]) -> Array | Loss:
+    if isinstance(loss, np.ndarray):
+        return move(loss, step)
+    return replace(loss, **{name: move(x, step) for name, x in loss.arrays.items()})
+
+
+def _sizes(loss: Array | Loss) -> Array:
+    """The numbers of a loss, in a row."""
+    return loss if isinstance(loss, np.ndarray) else np.concatenate([np.ravel(x) for x in loss.arrays.values()])
 
 
 def move(x: Array, step: Callable[[tuple[int, ...]], Array]) -> Array:

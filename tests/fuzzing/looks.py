@@ -52,7 +52,7 @@ def check_looks(spec: Spec) -> Iterator[str]:
 def compare(truth: Truth, name: str, got: Any, measure: Measure) -> Iterator[str]:
     """Tensors by their numbers; the largest weights also by the keys that are said to have them."""
     if isinstance(got, tuple):
-        values, indices = (t.cpu().numpy() for t in got)
+        values, indices = (t.detach().cpu().numpy() for t in got)
         count = truth.found.weights.shape[-1]
         inside = ((indices >= 0) & (indices < count)).all()
         if not inside or (np.diff(np.sort(indices, axis=-1), axis=-1) == 0).any():
@@ -77,6 +77,7 @@ def looks(spec: Spec, r: random.Random, infinite: bool) -> dict[str, tuple[Any, 
         "entropy": (ch.Entropy(), lambda f: f.entropy),
         "output": (ch.Output(None), lambda f: f.output),
         "logsumexp": (lambda w, v: w.logsumexp(), lambda f: f.logsumexp),
+        "log-sum-exp": (ch.LogSumExp(), lambda f: f.logsumexp),
     }
     if infinite:  # the rest is not specified
         return made
@@ -85,8 +86,25 @@ def looks(spec: Spec, r: random.Random, infinite: bool) -> dict[str, tuple[Any, 
         size = size[0] if r.random() < 0.5 else size
         made[f"pool {size} {how}"] = ch.Pool(size, how), lambda f, s=size, h=how: oracle.pool(f.weights, s, h)
     made["received"] = ch.Received(), lambda f: oracle.received(f.weights)
+    made["the sink's share"] = ch.SinkShare(), lambda f: f.sink
+    if sizes.keys:
+        made["the largest score"] = ch.MaxScore(), lambda f: f.scores.max(-1)
+    first = r.randint(-sizes.queries, sizes.queries)
+    some = slice(first, None, r.choice([1, 1, 2])) if r.random() < 0.5 else slice(None, first)
+    made[f"received by {some}"] = ch.Received(some), lambda f: oracle.received(f.weights[..., some, :])
+    times = np.array([r.uniform(-1, 2) for _ in range(sizes.queries)])
+    counted = torch.from_numpy(times)
+    made["received by weights"] = ch.Received(counted), lambda f: oracle.received(f.weights * times[:, None])
+    made["mean of weighted"] = (
+        ch.Pool(3, "mean", counted),
+        lambda f: oracle.pool(f.weights * times[:, None], 3, "mean"),
+    )
+    count = r.choice([1, 3, 17])
+    ids = np.array([[r.randrange(count) for _ in range(sizes.keys)] for _ in range(r.choice([1, sizes.batch]))])
+    if sizes.keys:
+        made["mass"] = ch.Mass(ids), lambda f: oracle.mass(f.weights, ids, sizes)
     if p.align is not None or sizes.queries == sizes.keys:
-        made["distance"] = ch.MeanDistance(), lambda f: oracle.mean_distance(f.weights, p.align, sizes)
+        made["distance"] = ch.MeanDistance(), lambda f: oracle.mean_distance(f.shares, p.align, sizes)
     for k in {r.randint(1, min(sizes.keys, 20)), r.randint(1, sizes.keys)} if sizes.keys else ():
         made[f"topk {k}"] = ch.TopK(k), lambda f, k=k: oracle.largest(f.weights, k)
     made["dense"] = lambda w, v: w.dense(), lambda f: f.weights

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import oracle
 import torch
-from oracle import Array, Found, Problem
+from oracle import Array, Found, Loss, Problem
 from torch import Tensor
 
 
-def plain(p: Problem, dtype: torch.dtype, loss: Array | None = None) -> Found:
+def plain(p: Problem, dtype: torch.dtype, loss: Array | Loss | None = None) -> Found:
     """What `oracle.attend` gives, computed in this dtype, gradients by autograd."""
     with np.errstate(all="ignore"):
-        return _plain(p, dtype, loss)
+        return _plain(p, dtype, Loss(loss) if isinstance(loss, np.ndarray) else loss)
 
 
-def _plain(p: Problem, dtype: torch.dtype, loss: Array | None) -> Found:
+def _plain(p: Problem, dtype: torch.dtype, loss: Loss | None) -> Found:
     sizes = oracle.Sizes(*(x.shape for x in p.inputs))
     leaf = lambda x: torch.from_numpy(np.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)).to(dtype).requires_grad_()
     leaves = {name: leaf(x) for name, x in zip(("query", "key", "value"), p.inputs, strict=True)}
@@ -40,21 +40,30 @@ def _plain(p: Problem, dtype: torch.dtype, loss: Array | None) -> Found:
     s = s.masked_fill(~keep, -torch.inf)
     blind = s.amax(-1, keepdim=True) == -torch.inf if s.shape[-1] else torch.ones(*s.shape[:-1], 1, dtype=torch.bool)
     s = s.masked_fill(blind, 0.0)
+    finished = s.masked_fill(blind, -torch.inf)
+    shares = s.softmax(-1).masked_fill(blind, 0.0) if s.shape[-1] else s
     if p.sinks is not None:
         s = torch.cat([s, leaves["sinks"].view(1, -1, 1, 1).expand(*s.shape[:-1], 1)], -1)
     lse = s.logsumexp(-1) if s.shape[-1] else s.sum(-1)
     w = s.softmax(-1)[..., : sizes.keys].masked_fill(blind, 0.0)
-    entropy = -(torch.xlogy(w, w)).sum(-1)
+    sink = s.softmax(-1)[..., -1].masked_fill(blind[..., 0], 0.0) if p.sinks is not None else torch.zeros_like(lse)
+    entropy = -(torch.xlogy(shares, shares)).sum(-1)
     dropped = w
     if p.dropout_p:
         dropped = w * torch.from_numpy(oracle.dropout(p.dropout_p, p.seed, sizes.shape)).to(dtype)
     output = dropped @ v
     lse = lse.masked_fill(blind[..., 0], -torch.inf)
-    parts = (sizes.restore(t.detach().double().numpy()) for t in (raw, w, lse, entropy, output))
+    parts = (sizes.restore(t.detach().double().numpy()) for t in (raw, w, lse, entropy, output, shares, finished, sink))
     found = Found(*parts, {}, keep.numpy())
     if loss is not None:
-        grad = torch.from_numpy(loss.reshape(output.shape)).to(dtype)
-        gradients = torch.autograd.grad(output, list(leaves.values()), grad, allow_unused=True)
+        best = finished.amax(-1) if finished.shape[-1] else lse
+        results = {"output": output, "weights": w, "shares": shares, "entropy": entropy, "logsumexp": lse, "sink": sink}
+        results |= {"best": best}
+        total = torch.zeros((), dtype=dtype, requires_grad=True)
+        for name, grad in loss.arrays.items():
+            grad = torch.from_numpy(grad.reshape(results[name].shape)).to(dtype)
+            total = total + (results[name].masked_fill(grad == 0, 0.0) * grad).sum()
+        gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
         for (name, x), g in zip(leaves.items(), gradients, strict=True):
             found.gradients[name] = (torch.zeros_like(x) if g is None else g).double().numpy()
         ds = found.gradients.pop("added", None)

@@ -11,38 +11,51 @@ from torch import Tensor
 from clearhead.base.tracing import batched
 
 Gradients = tuple[Tensor | None, ...]
+Compute = Callable[..., Gradients]
 
 
-def unbatched(compute: Callable[[Tensor], Gradients], grad: Tensor) -> Gradients:
-    """`compute(grad)`, one by one for the gradients that `grad` batches."""
-    if torch._C._functorch.is_legacy_batchedtensor(grad):
-        return _each_of(compute, grad)
-    found: Gradients = _OneByOne.apply(compute, grad) if batched(grad) else compute(grad)  # type: ignore[no-untyped-call]
+def unbatched(compute: Compute, *grads: Tensor | None) -> Gradients:
+    """`compute(*grads)`, one by one where some of the gradients are batches; None is no gradient."""
+    given = [g for g in grads if g is not None]
+    if any(torch._C._functorch.is_legacy_batchedtensor(g) for g in given):
+        return _each_of(compute, grads)
+    found: Gradients = _OneByOne.apply(compute, *grads) if any(map(batched, given)) else compute(*grads)  # type: ignore[no-untyped-call]
     return found
 
 
-def _each_of(compute: Callable[[Tensor], Gradients], grad: Tensor) -> Gradients:
-    """The gradients for each gradient of the output that `is_grads_batched=True` has batched."""
+def _each_of(compute: Compute, grads: Gradients) -> Gradients:
+    """The gradients for each gradient of the results that `is_grads_batched=True` has batched."""
     level = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
-    each = [unbatched(compute, one) for one in torch._remove_batch_dim(grad, level, 0, 0).unbind()]
+    known = [g is not None and torch._C._functorch.is_legacy_batchedtensor(g) for g in grads]
+    plain: list[Tensor | None] = [
+        torch._remove_batch_dim(g, level, 0, 0) if b and g is not None else g for g, b in zip(grads, known, strict=True)
+    ]
+    each = [unbatched(compute, *one) for one in _ones(plain, [0 if b else None for b in known])]
     joined = (None if parts[0] is None else torch.stack(parts) for parts in zip(*each, strict=True))
     return tuple(None if whole is None else torch._add_batch_dim(whole, 0, level) for whole in joined)
+
+
+def _ones(grads: Any, dims: Any) -> Any:
+    """The gradients of each loss, in turn; those without a dimension of losses are the same for all."""
+    count = next(g.shape[dim] for g, dim in zip(grads, dims, strict=True) if dim is not None)
+    columns = [[g] * count if dim is None else g.unbind(dim) for g, dim in zip(grads, dims, strict=True)]
+    return zip(*columns, strict=True)
 
 
 class _OneByOne(torch.autograd.Function):
     """The same for a batch of `torch.func.vmap`."""
 
     @staticmethod
-    def forward(compute: Callable[[Tensor], Gradients], grad: Tensor) -> Gradients:
-        return unbatched(compute, grad)
+    def forward(compute: Compute, *grads: Tensor | None) -> Gradients:
+        return unbatched(compute, *grads)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         pass
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, compute: Callable[[Tensor], Gradients], grad: Tensor) -> tuple[Any, Any]:
-        each = [_OneByOne.apply(compute, one) for one in grad.unbind(in_dims[1])]  # type: ignore[no-untyped-call]
+    def vmap(info: Any, in_dims: Any, compute: Compute, *grads: Tensor | None) -> tuple[Any, Any]:
+        each = [_OneByOne.apply(compute, *one) for one in _ones(grads, in_dims[1:])]  # type: ignore[no-untyped-call]
         joined = [None if parts[0] is None else torch.stack(parts) for parts in zip(*each, strict=True)]
         return tuple(joined), tuple(None if whole is None else 0 for whole in joined)

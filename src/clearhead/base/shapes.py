@@ -91,7 +91,7 @@ def as_inputs(query: Tensor, key: Tensor, value: Tensor | None) -> tuple[Tensor,
             )
     if any(t.dtype != query.dtype or t.device != query.device for t in named.values()):
         _refuse_mixture(named)
-    _refuse_fakes(named)
+    refuse_fakes(named)
     if value is not None and value.shape[-2] != key.shape[-2]:
         raise ShapeError(
             "key and value disagree in their length Lk: each key needs its value.\n"
@@ -188,7 +188,8 @@ def _fold(tensor: Tensor, outer: tuple[int, ...], heads: int) -> Tensor:
     return tensor if tensor.ndim == 4 else tensor.reshape(math.prod(outer), *wanted[-3:])
 
 
-def _refuse_fakes(named: Mapping[str, Tensor]) -> None:
+def refuse_fakes(named: Mapping[str, Tensor]) -> None:
+    """Raise where some tensors have values, and others a shape alone."""
     fakes = {name: not compiling() and empty_of_values(tensor) for name, tensor in named.items()}
     if len(set(fakes.values())) > 1:
         listed = " and ".join(name for name, fake in fakes.items() if fake)

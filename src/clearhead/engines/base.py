@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from clearhead.engines.tiled import tiles
+from clearhead.engines.tiled.statistics import in_blocks, summed_products
 from clearhead.problem import regions
 from clearhead.problem.packing import Operands, operands, with_operands
 from clearhead.problem.partial import Partial, Rows
-from clearhead.problem.problem import Problem
-from clearhead.problem.regions import Region
-from clearhead.problem.summary import Found, Summary
+from clearhead.problem.problem import Problem, guard
+from clearhead.problem.region import Region
+from clearhead.problem.summary import Found, Sent, Summary
 
 
 class Cost(NamedTuple):
@@ -53,10 +54,13 @@ class Engine(ABC):
         An engine without a `backward` may leave those out.
         """
 
-    def backward(self, problem: Problem, rows: Rows, grad: Tensor, wanted: tuple[bool, ...]) -> Operands:
+    def backward(
+        self, problem: Problem, rows: Rows, grad: Tensor | None, wanted: tuple[bool, ...], sent: Sent | None = None
+    ) -> Operands:
         """The gradients to the operands, but for the sinks, of float32 at least; None where not wanted.
 
-        `grad` is the output's. The problem is guarded (`problem.guard`).
+        `grad` is the output's; `sent`, what statistics send back, comes only to an engine that `fuses` them. The
+        problem is guarded (`problem.guard`).
         """
         raise NotImplementedError(f"{self.name} has no backward pass: it is transparent")
 
@@ -72,9 +76,30 @@ class Engine(ABC):
         """The scores of a guarded problem, or of a part of one, with bias, −∞ where a pair is not allowed."""
         return tiles.scores(problem)
 
-    def summarise(self, problem: Problem, summary: Summary) -> Found | None:
-        """The statistics of the weights that `summary` names, in one fused pass; None where the engine has none."""
-        return None
+    def fuses(self, problem: Problem, summary: Summary) -> bool:
+        """Whether `summarise` is a fused pass for this, whose gradients `backward` gives; else autograd follows it."""
+        return False
+
+    def summarise(self, problem: Problem, summary: Summary) -> Found:
+        """The statistics of the weights that `summary` names."""
+        problem = guard(problem)
+        return in_blocks(problem, list(self.walk(problem)), self.scores, summary)
+
+    def contributions(
+        self,
+        problem: Problem,
+        rows: Rows,
+        grad: Tensor | None,
+        sent: Sent | None = None,
+        positive: bool = False,
+        by: tuple[bool, bool] = (True, True),
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Weights times their gradients, w_ij Ṗ_ij, summed by query, (B, H, Lq), and by key, (B, H, Lk).
+
+        Ṗ_ij is Ȯ_i · V_j, for the `grad` of an output, and what statistics send back; `positive`: of the products above
+        0 alone; `by`: which of the two sums are wanted. The problem is guarded.
+        """
+        return summed_products(problem, list(self.walk(problem)), self.scores, rows, grad, positive, by)
 
 
 def by_autograd(

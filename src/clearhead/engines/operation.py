@@ -30,18 +30,21 @@ from clearhead.base.tracing import (
 )
 from clearhead.engines.base import Engine, by_autograd
 from clearhead.engines.choose import choose
+from clearhead.engines.summarised import summarised
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.engine import PLAIN
 from clearhead.problem.packing import (
     Operands,
+    in_dtypes,
     operands,
     packed,
     unpacked,
     with_operands,
     without_operands,
 )
-from clearhead.problem.partial import Partial, Rows
+from clearhead.problem.partial import Partial, Rows, sinks_gradient
 from clearhead.problem.problem import Problem, guard
+from clearhead.problem.summary import Summary
 
 
 def run(problem: Problem, chosen: Engine, asked: str | Engine | None = None) -> Tensor:
@@ -93,16 +96,31 @@ class _Attend(torch.autograd.Function):
             return (None, None, *unbatched(compute, grad))
 
 
-def _gradients(engine: Engine, problem: Problem, kept: Partial, grad: Tensor, wanted: tuple[bool, ...]) -> Gradients:
+def partial(problem: Problem, chosen: Engine, asked: str | Engine | None = None) -> Partial:
+    """The output, in float32 at least, and its rows, differentiable in output and log_sum."""
+    if compiling() and not chosen.transparent(problem):
+        return Partial(*_operation(problem, chosen, asked, rows=True))
+    found = summarised(problem, chosen, Summary(output=True, rows=True))
+    assert found.output is not None
+    return Partial(found.output, found.maximum, found.log_sum)
+
+
+def _gradients(
+    engine: Engine,
+    problem: Problem,
+    kept: Partial,
+    grad: Tensor,
+    wanted: tuple[bool, ...],
+    to_log_sum: Tensor | None = None,
+) -> Gradients:
     """The gradients to the operands, each of its operand's dtype, by the engine's own backward pass."""
     assert kept.maximum is not None and kept.log_sum is not None
-    rows = Rows(kept.maximum, kept.log_sum, (grad * kept.output).sum(-1))
+    delta = (grad * kept.output).sum(-1)
+    rows = Rows(kept.maximum, kept.log_sum, delta if to_log_sum is None else delta - to_log_sum)
     found = engine.backward(problem if kept.finite else guard(problem), rows, grad, wanted)
-    if problem.sinks is not None and wanted[-1]:  # −Σ_i p_sink,i δ_i
-        share = torch.exp(problem.sinks.to(rows.maximum)[:, None] - rows.maximum - rows.log_sum)
-        found = found._replace(sinks=-(share * rows.delta).sum((0, 2)))
-    pairs = zip(found, operands(problem), strict=True)
-    return tuple(g if g is None or t is None or g.dtype is t.dtype else g.to(t.dtype) for g, t in pairs)
+    if problem.sinks is not None and wanted[-1]:
+        found = found._replace(sinks=sinks_gradient(problem.sinks, rows))
+    return in_dtypes(found, operands(problem))
 
 
 def _refuse_what_is_not_seen(problem: Problem, engine: Engine) -> None:
@@ -122,6 +140,13 @@ def _refuse_what_is_not_seen(problem: Problem, engine: Engine) -> None:
 def _inside_compiled_code(problem: Problem, chosen: Engine, asked: str | Engine | None) -> Tensor:
     if chosen.transparent(problem):
         return chosen.forward(problem).output
+    return _operation(problem, chosen, asked, rows=False)[0]
+
+
+def _operation(
+    problem: Problem, chosen: Engine, asked: str | Engine | None, rows: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The one operation: output, maximum, log_sum, the last two where they are needed."""
     if isinstance(asked, Engine):
         raise UnsupportedError(
             f"the engine {chosen.name!r} has a backward pass of its own, and compiled code calls such engines by name "
@@ -130,8 +155,8 @@ def _inside_compiled_code(problem: Problem, chosen: Engine, asked: str | Engine 
     tensors, numbers = packed(problem)
     grads = torch.is_grad_enabled()
     expected = [grads and t is not None and t.requires_grad for t in operands(problem)]
-    output: Tensor = attend(*tensors, *numbers, asked, expected)[0]
-    return output
+    found: tuple[Tensor, Tensor, Tensor] = attend(*tensors, *numbers, asked, expected, rows)
+    return found
 
 
 @torch.library.custom_op("clearhead::attend", mutates_args=())
@@ -153,22 +178,23 @@ def attend(
     dropout_p: float,
     engine: str | None,
     expected: list[bool],
+    rows: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A problem in normal form, by the engine named or the first that can: output, maximum, log_sum (see `Partial`).
 
     In float32 at least. `expected`: which of the first seven tensors needed a gradient when code was compiled. Where
-    none did, maximum and log_sum are not computed, and a backward pass that runs all the same computes them.
+    none did, maximum and log_sum are computed only for `rows`; a backward pass that runs all the same computes them.
     """
     tensors = (query, key, value, weight, dense, relative, sinks, start, stop, keep, seed)
     if differentiated_forward():
         raise UnsupportedError("attention() in compiled or exported code has no derivatives in forward mode.")
-    problem, chosen = _chosen(tensors, (phi, scale, softcap, dropout_p), engine, expected)
+    problem, chosen = _chosen(tensors, (phi, scale, softcap, dropout_p), engine, expected, rows)
     with torch.no_grad():
         none = 0 in problem.sizes.shape
-        found = Partial(tiles.no_keys(problem, query)) if none else chosen.forward(problem, rows=any(expected))
+        found = Partial(tiles.no_keys(problem, query)) if none else chosen.forward(problem, rows or any(expected))
     output = found.output.to(accumulated(query.dtype)).contiguous()
     maximum, log_sum = (output.new_zeros(output.shape[:3]) if t is None else t.contiguous() for t in found[1:3])
-    return output, maximum, log_sum
+    return output, maximum, log_sum.fill_(torch.inf) if none else log_sum
 
 
 @attend.register_fake
@@ -180,6 +206,7 @@ def _(query, key, value, *_):  # type: ignore[no-untyped-def]
 @torch.library.custom_op("clearhead::attend_backward", mutates_args=())
 def attend_backward(
     grad: Tensor,
+    to_log_sum: Tensor,
     output: Tensor,
     maximum: Tensor,
     log_sum: Tensor,
@@ -200,12 +227,14 @@ def attend_backward(
     dropout_p: float,
     engine: str | None,
     expected: list[bool],
+    rows: bool,
     wanted: list[bool],
 ) -> list[Tensor]:
     """The gradients to the operands, empty where not wanted."""
     tensors = (query, key, value, weight, dense, relative, sinks, start, stop, keep, seed)
     known = any(expected)
-    problem, chosen = _chosen(tensors, (phi, scale, softcap, dropout_p), engine, expected if known else wanted)
+    needs = expected if known else wanted
+    problem, chosen = _chosen(tensors, (phi, scale, softcap, dropout_p), engine, needs, rows)
     if 0 in problem.sizes.shape:
         found = tuple(None if t is None else torch.zeros_like(t) for t in operands(problem))
     elif chosen.transparent(problem):
@@ -214,13 +243,13 @@ def attend_backward(
     else:
         with torch.no_grad():
             kept = Partial(output, maximum, log_sum) if known else chosen.forward(problem, rows=True)
-            found = _gradients(chosen, problem, kept, grad, tuple(wanted))
+            found = _gradients(chosen, problem, kept, grad, tuple(wanted), to_log_sum if rows else None)
     each = zip(found, wanted, strict=True)
     return [gradient.contiguous() if want and gradient is not None else grad.new_empty(0) for gradient, want in each]
 
 
 @attend_backward.register_fake
-def _(grad, output, maximum, log_sum, *arguments):  # type: ignore[no-untyped-def]
+def _(grad, to_log_sum, output, maximum, log_sum, *arguments):  # type: ignore[no-untyped-def]
     tensors, wanted = arguments[: len(Operands._fields)], arguments[-1]
     return [
         torch.empty_like(t, memory_format=torch.contiguous_format) if t is not None and want else grad.new_empty(0)
@@ -233,10 +262,10 @@ def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
     ctx.options = inputs[11:]
 
 
-def _backward(ctx, grad, *_):  # type: ignore[no-untyped-def]
+def _backward(ctx, grad, _, to_log_sum):  # type: ignore[no-untyped-def]
     wanted = [bool(need) for need in ctx.needs_input_grad[:7]]
-    found = attend_backward(grad, *ctx.saved_tensors, *ctx.options, wanted)
-    return (*(g if want else None for g, want in zip(found, wanted, strict=True)), *(None,) * 10)
+    found = attend_backward(grad, to_log_sum, *ctx.saved_tensors, *ctx.options, wanted)
+    return (*(g if want else None for g, want in zip(found, wanted, strict=True)), *(None,) * 11)
 
 
 attend.register_autograd(_backward, setup_context=_setup)
@@ -247,8 +276,9 @@ def _chosen(
     numbers: tuple[str, float, float | None, float],
     engine: str | None,
     needs: list[bool],
+    rows: bool,
 ) -> tuple[Problem, Engine]:
     """The problem packed in these tensors and numbers, and the engine that eager code would choose for it."""
     problem = unpacked(tensors, numbers, needs)
     with torch.set_grad_enabled(any(needs)):
-        return problem, choose(problem, engine)
+        return problem, choose(problem._replace(value=None) if rows else problem, engine)

@@ -14,7 +14,7 @@ from clearhead.engines.base import Cost, Engine
 from clearhead.masks.base import dense
 from clearhead.problem.partial import Partial
 from clearhead.problem.problem import Problem, guard
-from clearhead.problem.regions import Region
+from clearhead.problem.region import Region
 from clearhead.scores.base import ByTile, by_tile
 
 PAIRS = 2**22  # every matrix is made in full: above so many it runs only when asked for by name

@@ -1,8 +1,7 @@
-"""The one streaming pass that serves any number of reductions."""
+"""Any number of reductions, in as few passes over the weights as they need."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,54 +9,73 @@ import torch
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.tracing import vectorized, without_autocast
 from clearhead.engines.base import Engine
-from clearhead.engines.tiled.tiles import may_be_empty, sinks
-from clearhead.inspection.reductions.base import Look, Reduction
+from clearhead.engines.summarised import summarised
+from clearhead.engines.tiled.statistics import looks
+from clearhead.inspection.reductions.base import Reduction
 from clearhead.problem.problem import Problem, guard
-from clearhead.problem.regions import cut
 from clearhead.problem.summary import Summary
 
 
-@torch.no_grad()
 def stream(problem: Problem, engine: Engine, reductions: tuple[Reduction, ...]) -> tuple[Any, ...]:
-    """All the reductions: in the engine's fused pass where it has one for them, the others in one pass over tiles."""
+    """All the reductions: those whose statistics go together in one pass, those that look at blocks in another."""
     if vectorized():
         raise UnsupportedError(
             "reductions of weights write to buffers, which torch.func.vmap cannot follow. Give query and key a batch "
             "dimension, and reduce the weights of the whole batch."
         )
+    results: dict[int, Any] = {}
     with without_autocast(problem.sizes.device):
         for reduction in reductions:
             reduction.check(problem)
-        results = _from_engine(problem, engine, reductions)
-        begun = {i: r.begin(problem) for i, r in enumerate(reductions) if i not in results}
-        if begun:
-            for look in looks(problem, engine):
-                for i, buffers in begun.items():
-                    reductions[i].look(buffers, look)
-        return tuple(results[i] if i in results else r.end(begun[i], problem) for i, r in enumerate(reductions))
+        own = _looking(problem, engine, reductions)
+        for one in _passes(problem, engine, reductions):
+            found = summarised(one.problem, engine, one.summary)
+            results |= {i: reductions[i].found(found, one.problem) for i in one.places}
+        return tuple((results | own)[i] for i in range(len(reductions)))
 
 
-def _from_engine(problem: Problem, engine: Engine, reductions: tuple[Reduction, ...]) -> dict[int, Any]:
-    """The results of the engine's fused pass, by the place of their reduction."""
-    wanted = Summary()
-    places = []
+class _Pass:
+    """One pass over the weights of a problem, for the reductions at these places."""
+
+    def __init__(self, problem: Problem, summary: Summary, place: int) -> None:
+        self.problem, self.summary, self.places = problem, summary, [place]
+
+    def takes(self, problem: Problem, summary: Summary, engine: Engine) -> Summary | None:
+        """Both summaries as one; None where they do not go together."""
+        mine = self.problem
+        if (mine.sinks is None, mine.origin) != (problem.sinks is None, problem.origin):
+            return None
+        both = self.summary.with_also(summary)
+        if both is None or engine.fuses(mine, summary) != engine.fuses(mine, both):
+            return None  # what no fused pass computes would take the others along
+        return both if engine.fuses(mine, both) == engine.fuses(mine, self.summary) else None
+
+
+def _passes(problem: Problem, engine: Engine, reductions: tuple[Reduction, ...]) -> list[_Pass]:
+    passes: list[_Pass] = []
     for i, reduction in enumerate(reductions):
-        summary = reduction.summary(problem)
-        both = None if summary is None else wanted.with_also(summary)
-        if both is not None:
-            wanted = both
-            places.append(i)
-    if not places:
-        return {}
-    found = engine.summarise(problem, wanted)
-    return {} if found is None else {i: reductions[i].found(found, problem) for i in places}
+        meant = reduction.of(problem)
+        summary = reduction.summary(meant)
+        if summary is None:
+            continue
+        for one in passes:
+            both = one.takes(meant, summary, engine)
+            if both is not None:
+                one.summary = both
+                one.places.append(i)
+                break
+        else:
+            passes.append(_Pass(meant, summary, i))
+    return passes
 
 
-def looks(problem: Problem, engine: Engine) -> Iterator[Look]:
-    """The regions of the matrix, in turn. A `Look` overwrites its scores, so nothing else may use them."""
-    problem = guard(problem)
-    for region in engine.walk(problem):
-        part = cut(problem, region)
-        scores = engine.scores(part)
-        own = scores.clone(memory_format=torch.contiguous_format) if problem.lowered is None else scores
-        yield Look(region, own, may_be_empty(part), sinks(part))
+@torch.no_grad()
+def _looking(problem: Problem, engine: Engine, reductions: tuple[Reduction, ...]) -> dict[int, Any]:
+    """The results of the reductions that look at blocks themselves, by their place."""
+    begun = {i: r.begin(problem) for i, r in enumerate(reductions) if r.summary(problem) is None}
+    if begun:
+        guarded = guard(problem)
+        for look in looks(guarded, list(engine.walk(guarded)), engine.scores):
+            for i, buffers in begun.items():
+                reductions[i].look(buffers, look)
+    return {i: reductions[i].end(buffers, problem) for i, buffers in begun.items()}

@@ -11,27 +11,34 @@ import torch
 from torch import Tensor
 
 from clearhead._attention import Arguments, ScoreLike
-from clearhead.base.arrays import accumulated, is_numpy
-from clearhead.base.errors import ClearheadError, human_bytes
+from clearhead.base.arrays import accumulated, check_float, is_numpy, to_tensor_float
+from clearhead.base.errors import ClearheadError, ShapeError, human_bytes
 from clearhead.base.numbers import check_count
+from clearhead.base.shapes import refuse_fakes
 from clearhead.base.tracing import vectorized, without_autocast
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose
 from clearhead.engines.operation import run
+from clearhead.engines.summarised import summarised
 from clearhead.engines.tiled import tiles
+from clearhead.engines.tiled.statistics import looks
 from clearhead.inspection import plot
+from clearhead.inspection.gradients import WeightGradients
 from clearhead.inspection.index import Part, parse
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.reductions.entropy import Entropy
-from clearhead.inspection.reductions.logsumexp import Normaliser
 from clearhead.inspection.reductions.output import Output
 from clearhead.inspection.reductions.pool import Pool
 from clearhead.inspection.reductions.received import Received
 from clearhead.inspection.reductions.topk import TopK
 from clearhead.inspection.source import FromCall, Source, shown
-from clearhead.inspection.stream import looks, stream
+from clearhead.inspection.stream import stream
+from clearhead.problem.packing import operands, with_operands
+from clearhead.problem.partial import log_sum_exp
 from clearhead.problem.problem import Problem, guard
-from clearhead.problem.regions import Region, cut
+from clearhead.problem.region import Region
+from clearhead.problem.regions import cut
+from clearhead.problem.summary import Summary
 
 DENSE_BYTES = 2**28
 
@@ -50,9 +57,10 @@ class Weights:
     >>> (w @ torch.rand(2, 8, 50, 4)).shape
     torch.Size([2, 8, 50, 4])
 
-    Weights are float32, or float64 for float64 inputs; NumPy where the inputs were NumPy. `w[index]`, `scores` and
-    `w @ value` are differentiable; the reductions are computed without gradients. Memory is O(Lq + Lk) but for what
-    is asked for; the time of a reduction is that of the allowed pairs, of an index that of its rows.
+    Weights are float32, or float64 for float64 inputs; NumPy where the inputs were NumPy. `w[index]`, `scores`,
+    `w @ value` and the reductions are differentiable (but for maxima of cells, and the keys of `topk`). Memory is
+    O(Lq + Lk) but for what is asked for; the time of a reduction is that of the allowed pairs, of an index that of its
+    rows.
     """
 
     def __init__(self, source: Source, engine: str | Engine | None = None) -> None:
@@ -141,20 +149,23 @@ class Weights:
             scores = engine.scores(rows)
             return (tiles.weights(rows, scores) if scores.shape[-1] else scores)[..., part.keys]
         tile = engine.scores(cut(rows, Region(keys=part.keys)))
-        if "_normaliser" in self._known:  # all rows' have been computed before
-            largest, rest = (t[batch, part.heads, part.queries] for t in self._known["_normaliser"])
+        if "rows" in self._known:  # all rows' have been computed before
+            maximum, log_sum = (t[batch, part.heads, part.queries] for t in self._known["rows"])
         else:
-            largest, rest = stream(rows, engine, (Normaliser(),))[0]
-        weights: Tensor = (tile - largest.unsqueeze(-1)).sub_(rest.unsqueeze(-1)).exp_()
+            maximum, log_sum = _rows(rows, engine)
+        weights: Tensor = (tile - maximum.unsqueeze(-1)).sub_(log_sum.unsqueeze(-1)).exp_()
         return weights.masked_fill_(tile == -torch.inf, 0.0)  # also in a row of NaN
 
     def logsumexp(self) -> Any:
         """log Σ_j exp(s_ij) over the allowed keys and the sink, if any, (..., Lq); −∞ where a query sees nothing."""
         problem = self._problem
-        if "_normaliser" not in self._known:
-            self._known["_normaliser"] = stream(problem, self._engine(problem), (Normaliser(),))[0]
-        largest, rest = self._known["_normaliser"]
-        return self._out(problem.sizes.restore(torch.where(largest == torch.inf, -torch.inf, largest + rest)))
+        known = self._known.get("rows")
+        if known is None or problem.needs_grad:
+            with without_autocast(problem.sizes.device):
+                known = _rows(problem, self._engine(problem))
+        if not known[1].requires_grad:
+            self._known["rows"] = known
+        return self._out(problem.sizes.restore(log_sum_exp(*known)))
 
     def dense(self, max_bytes: int | None = DENSE_BYTES) -> Any:
         """The whole matrix (..., Lq, Lk). Refuses above `max_bytes`; None for no limit."""
@@ -173,7 +184,8 @@ class Weights:
         sizes = problem.sizes
         dense = torch.zeros(sizes.shape, dtype=self.dtype, device=sizes.device)
         with torch.no_grad(), without_autocast(sizes.device):
-            for look in looks(problem, self._engine(problem)):
+            guarded, engine = self._guarded, self._engine(problem)
+            for look in looks(guarded, list(engine.walk(guarded)), engine.scores):
                 dense[(*look.at, look.region.keys)] = look.weights
         return self._out(sizes.restore(dense))
 
@@ -220,6 +232,33 @@ class Weights:
         """A map of at most size × size cells. See `Pool`."""
         return self.reduce(Pool(size, how))[0]
 
+    def gradients(self, value: Any, grad: Any) -> WeightGradients:
+        """How much a loss changes with each weight: ∂L/∂A, as a lazy matrix, from the gradient of the output.
+
+        `value`: (..., Lk, Ev), as for `attention`; `grad`: ∂L/∂O, of the output's shape (..., Lq, Ev). See
+        `WeightGradients`. Raises a `ShapeError` where the two do not fit. Cost: one pass over the allowed pairs.
+        """
+        self._check_kind(value=value, grad=grad)
+        problem = self._source.with_value(value)
+        sizes = problem.sizes
+        assert problem.value is not None
+        given: Tensor = to_tensor_float(grad, "grad")
+        check_float(given, "grad")
+        refuse_fakes({"value": problem.value, "grad": given})
+        if given.device != sizes.device:
+            raise ClearheadError(
+                f"grad is on {given.device}, the inputs on {sizes.device}; pass grad.to(value.device)."
+            )
+        want = (*sizes.shown, sizes.queries, problem.value.shape[-1])
+        if tuple(given.shape) != want:
+            raise ShapeError(f"grad has shape {tuple(given.shape)}; expected that of the output, {want}.")
+        given = given.detach().to(self.dtype).reshape(*sizes.shape[:3], want[-1])
+        with torch.no_grad():
+            detached = with_operands(problem, [None if t is None else t.detach() for t in operands(problem)])
+            engine = choose(detached._replace(value=None), self._asked)
+            rows = _rows(detached, engine)
+        return WeightGradients(detached, engine, rows, given, self._source.numpy)
+
     def plot(
         self,
         *head: int,
@@ -244,21 +283,33 @@ class Weights:
 
     def __matmul__(self, value: Any) -> Any:
         """The attention output for these values, by the fastest engine that can."""
-        if isinstance(value, np.ndarray) != self._source.numpy and isinstance(value, np.ndarray | Tensor):
-            kind = ("a tensor", "a NumPy array")
-            raise ClearheadError(
-                f"value is {kind[not self._source.numpy]}, and query and key were {kind[self._source.numpy]}: pass both"
-                " as tensors, torch.from_numpy(array), or both as arrays."
-            )
+        self._check_kind(value=value)
         problem = self._source.with_value(value)
         with without_autocast(problem.sizes.device):
             output = problem.sizes.restore(run(problem, choose(problem, self._asked), self._asked))
         return output.detach().numpy() if self._source.numpy else output
 
+    def _check_kind(self, **given: Any) -> None:
+        """Raise where tensors meet weights of arrays, or arrays meet weights of tensors."""
+        kind, numpy = ("a tensor", "a NumPy array"), self._source.numpy
+        for name, value in given.items():
+            if isinstance(value, np.ndarray) != numpy and isinstance(value, np.ndarray | Tensor):
+                raise ClearheadError(
+                    f"{name} is {kind[not numpy]}, and query and key were {kind[numpy]}: pass both as tensors, "
+                    "torch.from_numpy(array), or both as arrays."
+                )
+
     def _out(self, tensor: Tensor) -> Any:
         source = self._source
         tensor = tensor.detach() if source.numpy or source.detached else tensor
         return tensor.numpy() if source.numpy else tensor
+
+
+def _rows(problem: Problem, engine: Engine) -> tuple[Tensor, Tensor]:
+    """The log-sum-exp of each row in two numbers: see `Partial`."""
+    found = summarised(problem, engine, Summary(rows=True))
+    assert found.maximum is not None and found.log_sum is not None
+    return found.maximum, found.log_sum
 
 
 def weights(

@@ -53,6 +53,12 @@ def without_operands(problem: Problem) -> Problem:
     return with_operands(problem, (_NOTHING, _NOTHING, None, None, None, None, None))
 
 
+def in_dtypes(gradients: Operands, of: Operands) -> tuple[Tensor | None, ...]:
+    """Each gradient in its operand's dtype."""
+    pairs = zip(gradients, of, strict=True)
+    return tuple(g if g is None or t is None or g.dtype is t.dtype else g.to(t.dtype) for g, t in pairs)
+
+
 Tensors = tuple[Tensor | None, ...]  # the operands, then the spans' start and stop, the residual, the dropout's seed
 Numbers = tuple[str, float, float | None, float]  # φ, scale, softcap, dropout_p
 

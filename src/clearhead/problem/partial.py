@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -19,6 +20,35 @@ class Partial(NamedTuple):
     log_sum: Tensor | None = None  # (B, H, Lq), log Σ_j exp(s_ij − maximum_i), the sink's term with it
     finite: bool = False  # True: all that was read is finite, so that a backward pass needs no guard
 
+    def merge(self, other: Partial) -> Partial:
+        """Attention over the keys of both, which are different ones (docs/maths/softmax.md). Both have all rows.
+
+        A row is a weight for each output, exp(log-sum-exp − that of both). Maxima are constants to autograd.
+        """
+        mine, theirs = self._rows(), other._rows()
+        maximum = torch.maximum(*(m.masked_fill(blind, -torch.inf) for m, _, blind in (mine, theirs)))
+        empty = mine[2] & theirs[2]
+        maximum = maximum.masked_fill(empty, 0.0)
+        # 0 for exp's argument in a row that sees nothing: its own could overflow, and have a gradient of NaN
+        totals = [
+            (m - maximum + log_sum).masked_fill(blind, 0.0).exp().masked_fill(blind, 0.0)
+            for m, log_sum, blind in (mine, theirs)
+        ]
+        total = (totals[0] + totals[1]).masked_fill(empty, 1.0)
+        parts = [(t / total).unsqueeze(-1) * p.output for t, p in zip(totals, (self, other), strict=True)]
+        return Partial(parts[0] + parts[1], maximum, total.log().masked_fill(empty, torch.inf))
+
+    def with_sinks(self, sinks: Tensor) -> Tensor:
+        """The output where a sink, (H, 1), is one term more in each softmax's denominator."""
+        maximum, log_sum, blind = self._rows()
+        return self.output * torch.sigmoid((maximum - sinks) + log_sum).masked_fill(blind, 0.0).unsqueeze(-1)
+
+    def _rows(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Maximum, log_sum, and which rows see nothing: there log_sum is 0."""
+        assert self.maximum is not None and self.log_sum is not None
+        blind = self.log_sum == torch.inf
+        return self.maximum.detach(), self.log_sum.masked_fill(blind, 0.0), blind
+
 
 class Rows(NamedTuple):
     """What the backward pass reads of each query, (B, H, Lq): Ṡ_ij = P_ij (Ṗ_ij − δ_i), δ_i = Σ_j P_ij Ṗ_ij.
@@ -29,3 +59,15 @@ class Rows(NamedTuple):
     maximum: Tensor
     log_sum: Tensor
     delta: Tensor
+
+
+def sinks_gradient(sinks: Tensor, rows: Rows) -> Tensor:
+    """−Σ_i p_sink,i δ_i, (H,), with p_sink,i = exp(sink − maximum_i − log_sum_i)."""
+    share = torch.exp(sinks.to(rows.maximum)[:, None] - rows.maximum - rows.log_sum)
+    return -(share * rows.delta).sum((0, 2))
+
+
+def log_sum_exp(maximum: Tensor, log_sum: Tensor) -> Tensor:
+    """The two numbers of a `Partial` as one; −∞ for a query that sees nothing."""
+    blind = log_sum == torch.inf
+    return (maximum + log_sum.masked_fill(blind, 0.0)).masked_fill(blind, -torch.inf)

@@ -24,6 +24,7 @@ from clearhead.biases.dense import DenseBias
 from clearhead.masks.base import Mask, Spans, positions_unknown
 from clearhead.masks.dense import DenseMask, check_keep
 from clearhead.problem.reads import tensors_in
+from clearhead.problem.region import Region, bias_part, visible_part
 from clearhead.problem.unseen import finite, group, seen, zero
 from clearhead.problem.visible import Visible, resolve
 from clearhead.scores.base import ByTile, Pairwise, Score, check_pairwise
@@ -132,9 +133,11 @@ def make_problem(
     align: Any = None,
     dropout_p: float = 0.0,
     as_written: bool = False,
+    among: tuple[int, int] | None = None,
 ) -> Problem:
     """Check everything, and bring it to normal form. Nothing that was passed is written to.
 
+    `among`: the first of these keys among all, and how many there are in all, where mask and bias are of all.
     `as_written`: the score by its `tile()` and the mask as a matrix, whatever they lower to: what the reference engine
     computes, so that it is an oracle for both.
     """
@@ -150,15 +153,20 @@ def make_problem(
     if 0 in sizes[:4] and not compiling():  # no pairs: a NaN would still reach the gradient of a score's projection
         query, key = (t.masked_fill(~t.isfinite(), 0.0) for t in (query, key))
     factor = score.factor(query.shape[-1]) if scale is None else _call_scale(scale, score)
+    of_all = sizes if among is None else _of_all(sizes, *among)
     if mask is None and bias is None and sinks is None and type(dropout_p) in (float, int) and not dropout_p:
         return Problem(_scores(score, query, key, factor, as_written), value, sizes)
     _refuse_distributed({"query": query, "key": key, "value": value})
     dropout_p = check_dropout(dropout_p, "dropout_p")
     seed = draw_seed(sizes.device) if dropout_p else None
-    visible, float_mask = _as_mask(mask, sizes, query.dtype, as_written)
-    added = _as_bias(bias, mask, sizes)
+    visible, float_mask = _as_mask(mask, of_all, query.dtype, as_written)
+    added = _as_bias(bias, mask, of_all)
     if float_mask is not None:
         added = Added(dense=float_mask) if added is None else added.plus(Added(dense=float_mask))
+    if among is not None:
+        region = Region(keys=slice(among[0], among[0] + sizes.keys))
+        visible = None if visible is None else visible_part(visible, region, of_all)
+        added = None if added is None else bias_part(added, region, of_all)
     scores = _scores(score, query, key, factor, as_written)
     projected = scores.query is not query or scores.key is not key
     unseen = None if visible is None or visible.unseen == "none" else visible.spans
@@ -168,8 +176,18 @@ def make_problem(
         query = zero(query, queries, only_not_finite=True)
         key = zero(key, group(keys, key.shape[1]), only_not_finite=True)
         scores = _scores(score, query, key, factor, as_written)
-    sinks = None if sinks is None else _as_sinks(sinks, sizes)
+    sinks = None if sinks is None else as_sinks(sinks, sizes)
     return Problem(scores, value, sizes, visible, added, sinks, dropout_p, seed)
+
+
+def _of_all(sizes: Sizes, first: int, total: int) -> Sizes:
+    """The sizes with all keys, of which these are some, from `first` on."""
+    if first < 0 or first + sizes.keys > total:
+        raise ShapeError(
+            f"keys is ({first}, {total}), and there are {sizes.keys} keys here: they would stand at {first} … "
+            f"{first + sizes.keys - 1} of {total}."
+        )
+    return sizes._replace(keys=total)
 
 
 def _inputs(query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor | None, Sizes]:
@@ -236,7 +254,7 @@ def _scores(score: Score, query: Tensor, key: Tensor, factor: float, as_written:
     return Pairwise(phi, low_query, low_key, weight, scale * factor, score.softcap)
 
 
-def _as_sinks(given: Any, sizes: Sizes) -> Tensor:
+def as_sinks(given: Any, sizes: Sizes) -> Tensor:
     """One logit a head, (H,)."""
     sinks: Tensor = to_tensor(given, "sinks")
     check_float(sinks, "sinks")

@@ -5,45 +5,21 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.shapes import Sizes, part
+from clearhead.base.shapes import Sizes
 from clearhead.base.tracing import compiling
-from clearhead.biases.base import Added
-from clearhead.masks.base import Residual, Spans
 from clearhead.problem.problem import Problem
-from clearhead.problem.visible import Visible
+from clearhead.problem.region import EVERY, Region, bias_part, visible_part
 from clearhead.scores.base import Pairwise
 
 ROWS = 256  # the most queries to a region where the mask depends on the query: larger ones skip fewer pairs
 BUDGET = 2**21  # elements of a region's scores, or of the intermediate tensors they need
 TRACED = 2**24  # the same in compiled code, where a cut into several regions would tie the code to one size
 LOOK = 2**20  # the same for an inspection: several passes over each region, which should stay in the cache
-EVERY = slice(None)
-
-Sides = tuple[slice, slice, slice, slice]
-
-
-class Region(NamedTuple):
-    """A part of the matrix (batch, heads, queries, keys); `masked`: some pair in it may not be allowed."""
-
-    batch: slice = EVERY
-    heads: slice = EVERY
-    queries: slice = EVERY
-    keys: slice = EVERY
-    masked: bool = True
-
-    @property
-    def sides(self) -> Sides:
-        return self[:4]
-
-    @property
-    def area(self) -> int:
-        return math.prod(s.stop - s.start for s in self.sides)
 
 
 def cut(problem: Problem, region: Region) -> Problem:
@@ -69,8 +45,8 @@ def cut(problem: Problem, region: Region) -> Problem:
         ),
         value=None if problem.value is None else of_keys(problem.value, problem.groups, region),
         sizes=Sizes(b, h, q, k, sizes.device),
-        visible=None if visible is None else _visible(visible, region, sizes),
-        bias=None if problem.bias is None else _bias(problem.bias, region, sizes),
+        visible=None if visible is None else visible_part(visible, region, sizes),
+        bias=None if problem.bias is None else bias_part(problem.bias, region, sizes),
         sinks=None if problem.sinks is None else problem.sinks[heads],
         poison=poison,
         origin=origin,
@@ -95,55 +71,6 @@ def _key_heads(tensor: Tensor, groups: int, region: Region) -> Tensor:
     if whole or first == last:
         return tensor[region.batch, first : last + 1]
     return tensor[region.batch, [h // groups for h in heads]]
-
-
-def _visible(visible: Visible, region: Region, sizes: Sizes) -> Visible:
-    spans, edges = visible.spans, visible.edges
-    batch, heads, queries, keys = region.sides
-    start, stop = (part(edge, batch, heads, queries) for edge in (spans.start, spans.stop))
-    if edges is not None:
-        edges = _host_part(edges[0], region), _host_part(edges[1], region)
-    places = range(sizes.keys)[keys]
-    if places != range(sizes.keys):  # an edge is now the first kept place at or after it
-        start, stop = (-((places.start - edge) // places.step) for edge in (start, stop))
-        start, stop = start.clamp(0, len(places)), stop.clamp(0, len(places))
-        if edges is not None:
-            low, high = ((-((places.start - edge) // places.step)).clip(0, len(places)) for edge in edges)
-            edges = np.where(high > low, low, 0), np.where(high > low, high, 0)
-    residual = None if spans.residual is None else _part_of(spans.residual, region, sizes)
-    return Visible(Spans(start, stop, residual, spans.reads), edges, visible.unseen)
-
-
-def _host_part(edge: np.ndarray, region: Region) -> np.ndarray:
-    found: np.ndarray = edge[tuple(EVERY if n == 1 else s for n, s in zip(edge.shape, region.sides, strict=False))]
-    return found
-
-
-def _part_of(function: Residual, region: Region, sizes: Sizes) -> Residual:
-    """A function of four slices of the whole, as one of four slices of the region."""
-    places = [range(size)[side] for side, size in zip(region.sides, sizes.shape, strict=True)]
-
-    def rest(*sides: slice) -> Tensor:
-        inside = (all_of[side] for all_of, side in zip(places, sides, strict=True))
-        return function(*(slice(r.start, max(r.stop, r.start), r.step) for r in inside))
-
-    return rest
-
-
-def _bias(bias: Added, region: Region, sizes: Sizes) -> Added:
-    batch, heads, queries, keys = region.sides
-    rows, columns = range(sizes.queries)[queries], range(sizes.keys)[keys]
-    function = None if bias.function is None else _part_of(bias.function, region, sizes)
-    if bias.relative is None:
-        dense = None if bias.dense is None else part(bias.dense, batch, heads, queries, keys)
-        return Added(dense, None, function, bias.reads)
-    if rows.step != 1 or columns.step != 1:  # then it is not one number a distance any more
-        numbers = bias._replace(function=None)
-        return Added(numbers.tile(batch, heads, queries, keys, sizes), None, function, bias.reads)
-    first = sizes.queries - rows.stop + columns.start
-    along = part(bias.relative, batch, heads)[..., first : first + max(len(rows) + len(columns) - 1, 0)]
-    dense = None if bias.dense is None else part(bias.dense, batch, heads, queries, keys)
-    return Added(dense, along, function, bias.reads)
 
 
 # ---------------------------------------------------------------------------------------------------------- the walk

@@ -1,44 +1,102 @@
-"""The statistics that a fused pass over the weights gives: the third normal form, to which reductions lower."""
+"""The statistics of the weights that are looked for: the third normal form, to which reductions lower."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from clearhead.problem.problem import Problem
+
 
 class Summary(NamedTuple):
-    """The statistics of the weights to compute."""
+    """The statistics to compute, in one pass; `Found` has their formulas. Not named, not computed."""
 
-    output: bool = False  # the attention output, for the problem's value
+    output: bool = False
+    groups: Tensor | None = None  # (B or 1, Lk, G): how much of each key belongs to each group
+    rows: bool = False  # maximum and log_sum
     entropy: bool = False
-    normaliser: bool = False
+    distance: Tensor | None = None  # int64 (B or 1, 1, Lq): where each query stands among the keys
+    best: bool = False
     top: int = 0  # how many of the largest weights
     received: bool = False
-    mean: tuple[int, int] | None = None  # the sum over cells of so many queries and keys
-    peak: tuple[int, int] | None = None  # their maximum
+    mean: tuple[int, int] | None = None  # queries and keys to a cell
+    peak: tuple[int, int] | None = None
+    factors: Tensor | None = None  # (B or 1, H or 1, Lq): multiply each query's weights in `received` and `mean`
 
     def with_also(self, other: Summary) -> Summary | None:
-        """Both in one pass; None where their sizes (k, the cells of a map) differ."""
-        both = {}
+        """Both in one pass; None where they differ in a size, a position or a factor."""
+        both: dict[str, Any] = {}
         for name, mine, theirs, nothing in zip(self._fields, self, other, Summary(), strict=True):
-            if nothing not in (mine, theirs) and mine != theirs:
+            if not (_same(mine, nothing) or _same(theirs, nothing) or _same(mine, theirs)):
                 return None
-            both[name] = theirs if mine == nothing else mine
+            both[name] = theirs if _same(mine, nothing) else mine
+        if self._of_keys and other._of_keys and not _same(self.factors, other.factors):
+            return None
         cells = {both["mean"], both["peak"]} - {None}
-        return Summary(**both) if len(cells) < 2 else None  # type: ignore[arg-type]
+        return Summary(**both) if len(cells) < 2 else None
+
+    @property
+    def _of_keys(self) -> bool:
+        """Whether a sum over queries is wanted, which `factors` enter."""
+        return self.received or self.mean is not None
+
+
+def of_heads(groups: Tensor, problem: Problem) -> Tensor:
+    """A summary's groups as values: (B, Hk, Lk, G), of the key's dtype."""
+    batch, key_heads = problem.key.shape[:2]
+    return groups.to(problem.key.dtype).unsqueeze(1).expand(batch, key_heads, -1, -1)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return one is other
+    return bool(one == other)
 
 
 class Found(NamedTuple):
-    """The statistics, float32; None where not asked for."""
+    """The statistics, in float32 at least; None where not asked for. w are the weights, s the finished scores.
 
-    output: Tensor | None  # (B, H, Lq, Ev)
-    entropy: Tensor | None  # (B, H, Lq)
-    largest: Tensor | None  # (B, H, Lq); with the next: see `Normaliser`
-    rest: Tensor | None
-    values: Tensor | None  # (B, H, Lq, k)
-    indices: Tensor | None  # the same, int64
-    received: Tensor | None  # (B, H, Lk)
-    mean: Tensor | None  # (B, H, rows, columns), sums
-    peak: Tensor | None
+    A query that sees nothing has 0 in all but log_sum (+∞: see `Partial`), best (−∞) and best_key (−1).
+    """
+
+    output: Tensor | None = None  # (B, H, Lq, Ev): Σ_j w_ij value_j
+    groups: Tensor | None = None  # (B, H, Lq, G): Σ_j w_ij groups_j
+    maximum: Tensor | None = None  # (B, H, Lq), the largest score or sink: has no gradient, which is log_sum's
+    log_sum: Tensor | None = None  # (B, H, Lq): log Σ_j exp(s_ij − maximum_i), the sink's term with it
+    entropy: Tensor | None = None  # (B, H, Lq): −Σ_j w_ij log w_ij, of a problem without sinks
+    distance: Tensor | None = None  # (B, H, Lq): Σ_j w_ij |position_i − j|
+    best: Tensor | None = None  # (B, H, Lq): max_j s_ij
+    best_key: Tensor | None = None  # int64 (B, H, Lq): the first j that has it
+    values: Tensor | None = None  # (B, H, Lq, k): the largest weights, descending
+    indices: Tensor | None = None  # int64 (B, H, Lq, k): their keys
+    received: Tensor | None = None  # (B, H, Lk): Σ_i factor_i w_ij
+    mean: Tensor | None = None  # (B, H, rows, columns): the same, summed over the cells
+    peak: Tensor | None = None  # (B, H, rows, columns): max w_ij over the cells; has no gradient
     finite: bool = True  # whether all inputs read, and the output, are
+
+
+class Sent(NamedTuple):
+    """What statistics send back to the weights, beside the output's Ȯ_i · V_j. All (B, H, Lq, …) but the maps.
+
+    Ṗ_ij += log_weight_i log w_ij + distance_i |position_i − j| + factor_i (received_j + mean_cell(i, j)) + Σ_t
+    [j = indices_it] values_it. To the score itself: Ṡ_ij += [j = best_key_i] best_i. What is the same for all keys of a
+    query stands in the δ of `Rows`.
+    """
+
+    log_weight: Tensor | None = None
+    distance: Tensor | None = None
+    position: Tensor | None = None  # int64 (B or 1, 1, Lq)
+    best: Tensor | None = None
+    best_key: Tensor | None = None
+    values: Tensor | None = None
+    indices: Tensor | None = None  # ascending
+    received: Tensor | None = None  # (B, H, Lk)
+    mean: Tensor | None = None  # (B, H, rows, columns)
+    cell: tuple[int, int] = (1, 1)  # queries and keys to a cell of `mean`
+    factors: Tensor | None = None  # (B or 1, H or 1, Lq)
+
+    @property
+    def maps(self) -> bool:
+        """Whether a sum over queries sends something back: its part of δ follows from no forward result."""
+        return self.received is not None or self.mean is not None

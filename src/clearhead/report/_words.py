@@ -11,7 +11,8 @@ from torch import Tensor
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.errors import ClearheadError
-from clearhead.inspection.reductions.base import Look, Reduction
+from clearhead.engines.tiled.look import Look
+from clearhead.inspection.reductions.base import Reduction
 from clearhead.problem.problem import Problem
 
 

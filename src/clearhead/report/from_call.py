@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.inspection.reductions.entropy import Entropy
-from clearhead.inspection.reductions.logsumexp import LogSumExp
+from clearhead.inspection.reductions.log_sum_exp import LogSumExp
 from clearhead.inspection.reductions.mean_distance import MeanDistance
 from clearhead.inspection.reductions.pool import Pool
 from clearhead.inspection.reductions.received import Received

@@ -21,8 +21,9 @@ from clearhead.masks.base import Spans
 from clearhead.problem.packing import Operands, operands
 from clearhead.problem.partial import Partial, Rows
 from clearhead.problem.problem import Problem
-from clearhead.problem.regions import Region, cut
-from clearhead.problem.summary import Found, Summary
+from clearhead.problem.region import Region
+from clearhead.problem.regions import cut
+from clearhead.problem.summary import Found, Sent, Summary
 
 PHI = {"mul": 0, "tanh_add": 1, "sq_diff": 2}
 ROWS = 48  # queries to a tile, as csrc/tile.h has it
@@ -173,30 +174,34 @@ def forward(problem: Problem, rows: bool, few: bool) -> Partial:
     return Partial(output, maximum, log_sum, finite)
 
 
-def gradients(problem: Problem, rows: Rows, grad: Tensor, wanted: tuple[bool, ...]) -> Operands:
-    """The gradients to the operands, but for the sinks; None where not wanted."""
+def gradients(
+    problem: Problem, rows: Rows, grad: Tensor | None, wanted: tuple[bool, ...], sent: Sent | None = None
+) -> Operands:
+    """The gradients to the operands, but for the sinks; None where not wanted. Without a value there is no `grad`."""
     query, key, value, weight, dense, relative, _ = operands(problem)
-    assert query is not None and key is not None and value is not None
-    to_key, to_value = _gradient_of(key), _gradient_of(value)
+    assert query is not None and key is not None
+    to_key, to_value = _gradient_of(key), None if value is None else _gradient_of(value)
     parts = list(bands(problem))
     if len(parts) > 1:
-        to_key, to_value = to_key.zero_(), to_value.zero_()
+        to_key, to_value = to_key.zero_(), None if to_value is None else to_value.zero_()
     learnt = (_zeros_of(t, want) for t, want in zip((weight, dense, relative), wanted[3:], strict=False))
     sums = Operands(_gradient_of(query), to_key, to_value, *learnt)
     for band in parts:
-        _add_gradients(problem, band, sums, rows, grad)
+        _add_gradients(problem, band, sums, rows, grad, sent)
     return Operands(*(t if want else None for t, want in zip(sums, wanted, strict=True)))
 
 
-def _add_gradients(problem: Problem, band: slice, sums: Operands, rows: Rows, grad: Tensor) -> None:
+def _add_gradients(
+    problem: Problem, band: slice, sums: Operands, rows: Rows, grad: Tensor | None, sent: Sent | None
+) -> None:
     """Add the gradients of some queries, or of all, to the sums."""
-    known = _rows(grad), *map(_float, rows)
+    known = None if grad is None else _rows(grad), *map(_float, rows)
     if band == EVERY:
-        chosen().backward(read_by_kernels(problem), *known, *sums[:6])
+        chosen().backward(read_by_kernels(problem), *known, *sums[:6], _sent(sent, problem.sizes))
         return
     part_of = read_by_kernels(cut(problem, Region(queries=band)))
     query, key, value, weight, dense, relative, _ = sums
-    assert query is not None and key is not None and value is not None
+    assert query is not None and sent is None
     queries = range(problem.sizes.queries)[band]
     along = slice(
         problem.sizes.queries - queries.stop, None if relative is None else relative.shape[-1] - queries.start
@@ -210,25 +215,31 @@ def _add_gradients(problem: Problem, band: slice, sums: Operands, rows: Rows, gr
         None if relative is None else relative[..., along],
     )
     own = [None if total is None else torch.zeros_like(total) for total in totals]
-    chosen().backward(part_of, *(t[:, :, band] for t in known), query[:, :, band], *own)
+    chosen().backward(part_of, *(None if t is None else t[:, :, band] for t in known), query[:, :, band], *own, None)
     for total, mine in zip(totals, own, strict=True):
         if total is not None and mine is not None:
             total.add_(mine)
 
 
-def summarise(problem: Problem, summary: Summary) -> Found | None:
-    """One pass over a guarded problem; None where its mask has a residual too large to be made at once."""
-    if next(bands(problem)) != EVERY:
-        return None
+def one_pass(problem: Problem) -> bool:
+    """Whether a mask's residual is made at once, so that one call of a kernel covers all queries."""
+    return next(bands(problem)) == EVERY
+
+
+def summarise(problem: Problem, summary: Summary) -> Found:
+    """The statistics of a guarded problem in one pass."""
     sizes = problem.sizes
     lead, value = sizes.shape[:3], problem.value if summary.output else None
-    cell_rows, cell_columns = summary.mean or summary.peak or (max(sizes.queries, 1), max(sizes.keys, 1))
-    cells = (sizes.batch, sizes.heads, -(-sizes.queries // cell_rows), -(-sizes.keys // cell_columns))
+    cell = summary.mean or summary.peak or (max(sizes.queries, 1), max(sizes.keys, 1))
+    cells = (sizes.batch, sizes.heads, -(-sizes.queries // cell[0]), -(-sizes.keys // cell[1]))
     found = Found(
         output=None if value is None else _new(*lead, value.shape[-1]),
+        maximum=_new(*lead) if summary.rows else None,
+        log_sum=_new(*lead) if summary.rows else None,
         entropy=_new(*lead) if summary.entropy else None,
-        largest=_new(*lead) if summary.normaliser else None,
-        rest=_new(*lead) if summary.normaliser else None,
+        distance=None if summary.distance is None else _new(*lead),
+        best=_new(*lead) if summary.best else None,
+        best_key=_new(*lead, dtype=torch.int64) if summary.best else None,
         values=_new(*lead, summary.top) if summary.top else None,
         indices=_new(*lead, summary.top, dtype=torch.int64) if summary.top else None,
         received=_new(sizes.batch, sizes.heads, sizes.keys) if summary.received else None,
@@ -236,7 +247,46 @@ def summarise(problem: Problem, summary: Summary) -> Found | None:
         peak=_zeros(*cells) if summary.peak else None,
     )
     read = read_by_kernels(problem._replace(value=value))
-    return found._replace(finite=chosen().summarise(read, *found[:-1], summary.top, cell_rows, cell_columns))
+    held = {"position": _per_query(summary.distance, sizes), "factors": _per_query(summary.factors, sizes)}
+    arrays = held | {n: t for n, t in found._asdict().items() if isinstance(t, Tensor)}
+    wanted = kernels().Summary(_present(arrays), summary.top, *cell)
+    return found._replace(finite=chosen().summarise(read, found.output, found.maximum, found.log_sum, wanted))
+
+
+def contributions(
+    problem: Problem, rows: Rows, grad: Tensor | None, sent: Sent | None, positive: bool, by: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Σ_j and Σ_i of w_ij Ṗ_ij, or of what of it is above 0; each where `by` (query, key) wants it."""
+    sizes = problem.sizes
+    by_query = _new(*sizes.shape[:3]) if by[0] else None
+    by_key = _new(sizes.batch, sizes.heads, sizes.keys) if by[1] else None
+    known = None if grad is None else _rows(grad), _float(rows.maximum), _float(rows.log_sum)
+    read = read_by_kernels(problem)
+    chosen().contributions(read, *known, _sent(sent, sizes), by_query, by_key, positive)
+    return by_query, by_key
+
+
+def _sent(sent: Sent | None, sizes: Sizes) -> Any:
+    """What statistics send back, as the kernels read it; it keeps the tensors alive that it points to."""
+    if sent is None:
+        return None
+    factors, position = _per_query(sent.factors, sizes), _per_query(sent.position, sizes)
+    arrays = sent._asdict() | {"position": position, "factors": factors}
+    floats = {n: _rows(t) if t.is_floating_point() else t for n, t in _present(arrays).items()}
+    of_all_queries = max(sizes.queries, 1)  # the rows to a cell, where there is no map
+    cell = sent.cell if sent.mean is not None else (of_all_queries, 1)
+    return kernels().Sent(floats, 0 if sent.indices is None else sent.indices.shape[-1], *cell)
+
+
+def _per_query(tensor: Tensor | None, sizes: Sizes) -> Tensor | None:
+    if tensor is None:
+        return None
+    wide = tensor if tensor.dtype == torch.int64 else _float(tensor)
+    return wide.expand(*sizes.shape[:3])
+
+
+def _present(arrays: dict[str, Any]) -> dict[str, Tensor]:
+    return {name: t for name, t in arrays.items() if isinstance(t, Tensor)}
 
 
 def scores(problem: Problem) -> Tensor:

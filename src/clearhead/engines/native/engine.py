@@ -15,11 +15,12 @@ from clearhead.engines.tiled import tiles
 from clearhead.problem.packing import Operands
 from clearhead.problem.partial import Partial, Rows
 from clearhead.problem.problem import Problem, guard
-from clearhead.problem.summary import Found, Summary
+from clearhead.problem.summary import Found, Sent, Summary, of_heads
 from clearhead.problem.unseen import finite
 
 FEW_QUERIES = 4  # up to this many, the kernel does not pack the keys: packing would cost more than it saves
 FEW_PAIRS = 2**16  # below this many, a call of PyTorch's own kernel takes less time
+FEW_LARGEST = 64  # more of the largest weights are found by a tournament: the kernel keeps them in a list, in order
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -84,12 +85,14 @@ class Native(Engine):
             fill_overflow(found.output, again.output, guarded)
         return found._replace(finite=False)
 
-    def backward(self, problem: Problem, rows: Rows, grad: Tensor, wanted: tuple[bool, ...]) -> Operands:
+    def backward(
+        self, problem: Problem, rows: Rows, grad: Tensor | None, wanted: tuple[bool, ...], sent: Sent | None = None
+    ) -> Operands:
         folded = _weighted(problem)
         if folded is problem or problem.lowered is None or problem.lowered.weight is None:
-            return bindings.gradients(problem, rows, grad, wanted)
+            return bindings.gradients(problem, rows, grad, wanted, sent)
         # the weight of a dot product was multiplied into the query
-        found = bindings.gradients(folded, rows, grad, (True, *wanted[1:]))
+        found = bindings.gradients(folded, rows, grad, (True, *wanted[1:]), sent)
         assert found.query is not None
         return found._replace(
             query=found.query * problem.lowered.weight,
@@ -101,18 +104,44 @@ class Native(Engine):
             return tiles.scores(problem)
         return bindings.scores(_weighted(problem))
 
-    def summarise(self, problem: Problem, summary: Summary) -> Found | None:
-        if 0 in problem.sizes.shape:
-            return None
+    def fuses(self, problem: Problem, summary: Summary) -> bool:
+        return 0 not in problem.sizes.shape and summary.top <= FEW_LARGEST and bindings.one_pass(problem)
+
+    def summarise(self, problem: Problem, summary: Summary) -> Found:
+        if not self.fuses(problem, summary):
+            return super().summarise(problem, summary)
         problem = guard(_weighted(problem))
-        found = bindings.summarise(problem, summary)
-        if found is None or found.output is None or found.finite or problem.value is None:
+        value = problem.value if summary.output else None
+        if summary.groups is not None:  # how much goes to each group is one more column of the output
+            groups = of_heads(summary.groups, problem)
+            problem = problem._replace(value=groups if value is None else torch.cat([value, groups], -1))
+        found = bindings.summarise(problem, summary._replace(output=summary.output or summary.groups is not None))
+        if found.output is None:
             return found
-        if finite(problem.value):  # the sum before it is divided was too large
+        if not found.finite and problem.value is not None and finite(problem.value):
+            # the sum before it is divided was too large
             again = bindings.summarise(problem._replace(value=shrunk(problem)), Summary(output=True))
-            assert again is not None and again.output is not None
+            assert again.output is not None
             fill_overflow(found.output, again.output, problem)
-        return found
+        if summary.groups is None:
+            return found
+        if value is None:
+            return found._replace(output=None, groups=found.output)
+        output, shares = found.output[..., : value.shape[-1]], found.output[..., value.shape[-1] :]
+        return found._replace(output=output, groups=shares)
+
+    def contributions(
+        self,
+        problem: Problem,
+        rows: Rows,
+        grad: Tensor | None,
+        sent: Sent | None = None,
+        positive: bool = False,
+        by: tuple[bool, bool] = (True, True),
+    ) -> tuple[Tensor | None, Tensor | None]:
+        if not self.fuses(problem, Summary()):
+            return super().contributions(problem, rows, grad, sent, positive, by)
+        return bindings.contributions(_weighted(problem), rows, grad, sent, positive, by)
 
     def cost(self, problem: Problem) -> Cost:
         return Cost(_pairs(problem), bindings.forward_bytes(_weighted(problem)))

@@ -50,7 +50,7 @@ class Sdpa(Engine):
 
     def objections(self, problem: Problem) -> list[str]:
         if problem.value is None:
-            return ["the fused kernel does not give the weights"]
+            return ["the fused kernel gives neither weights nor their log-sum-exp"]
         lowered = problem.lowered
         if lowered is None:
             return ["the score has only tile(): it is no dot product"]

@@ -21,7 +21,8 @@ from clearhead.problem import regions
 from clearhead.problem.packing import Operands, operands
 from clearhead.problem.partial import Rows
 from clearhead.problem.problem import Problem
-from clearhead.problem.regions import Region, cut, of_keys
+from clearhead.problem.region import Region
+from clearhead.problem.regions import cut, of_keys
 from clearhead.scores.base import Pairwise
 
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.tracing import dispatches, looked_into
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.backward import gradients
+from clearhead.engines.tiled.checkpoints import checkpointed
 from clearhead.problem import regions
-from clearhead.problem.packing import Operands, operands, with_operands, without_operands
+from clearhead.problem.packing import Operands, operands
 from clearhead.problem.partial import Partial, Rows
 from clearhead.problem.problem import Problem, guard
-from clearhead.problem.regions import Region, cut
+from clearhead.problem.regions import cut
+from clearhead.problem.summary import Sent
 
 
 class Tiled(Engine):
@@ -48,10 +48,17 @@ class Tiled(Engine):
             return Partial(tiles.no_keys(problem, problem.query))
         # transforms and forward mode follow plain operations, but no checkpoints
         again = problem.needs_grad and not looked_into() and len(every) > 1
-        compute = _checkpointed(problem) if again else lambda region: tiles.output(cut(problem, region))
+        compute = (
+            checkpointed(problem, lambda part, _: tiles.output(part))
+            if again
+            else lambda region: tiles.output(cut(problem, region))
+        )
         return Partial(regions.assemble([compute(region) for region in every], every))
 
-    def backward(self, problem: Problem, rows: Rows, grad: Tensor, wanted: tuple[bool, ...]) -> Operands:
+    def backward(
+        self, problem: Problem, rows: Rows, grad: Tensor | None, wanted: tuple[bool, ...], sent: Sent | None = None
+    ) -> Operands:
+        assert grad is not None and sent is None, "autograd follows the blocks of statistics"
         return gradients(problem, rows, grad, wanted)
 
     def cost(self, problem: Problem) -> Cost:
@@ -95,26 +102,6 @@ def _block(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     weights /= total.masked_fill(blind, 1.0).unsqueeze(-1)
     output = tiles.grouped_product(tiles.dropped(problem, weights), problem.value.to(weights.dtype))
     return output, maximum, total.log().masked_fill(blind, math.inf)
-
-
-def _checkpointed(problem: Problem) -> Callable[[Region], Tensor]:
-    """The output of a region, under a checkpoint, which can be differentiated more than once."""
-    rest, reads, tensors = without_operands(problem), problem.reads(), operands(problem)
-    draws = problem.lowered is None  # its tile() may draw random numbers
-
-    def again(region: Region, *tensors: Tensor | None) -> Tensor:
-        nonlocal reads
-        reads.check()
-        try:  # a checkpoint stops its second run once it has all that it needs
-            return tiles.output(cut(with_operands(rest, tensors), region))
-        finally:
-            reads = rest.reads()  # a score may write to its own buffers, such as running statistics: that is no error
-
-    def compute(region: Region) -> Tensor:
-        output: Tensor = checkpoint(again, region, *tensors, use_reentrant=False, preserve_rng_state=draws)
-        return output
-
-    return compute
 
 
 PLAIN = Tiled()  # its blocks are operations of PyTorch's, which can be differentiated again

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from clearhead.inspection.reductions.base import Look, Reduction, per_query
+from clearhead.inspection.reductions.base import Reduction, over_keys
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Summary
 
@@ -21,20 +20,15 @@ class Entropy(Reduction):
     tensor([1.0986, 1.0986])
 
     Formula: H_i = −Σ_j w_ij log w_ij = log Σ_j exp(s_ij) − Σ_j w_ij s_ij. Gives (..., Lq); 0 where nothing is allowed.
-    With sinks it is still the first of these, over the keys alone. Cost: one pass over the allowed pairs, O(Lq) memory.
+    With sinks, w are the weights of the keys divided by their sum: how spread they are does not depend on the sink,
+    whose share is `SinkShare`. Differentiable. Cost: one pass over the allowed pairs, O(Lq) memory.
     Source: Shannon 1948, "A Mathematical Theory of Communication".
     """
 
     along = "queries"
 
-    def begin(self, problem: Problem) -> Tensor:
-        return per_query(problem)
-
-    def look(self, buffers: Tensor, look: Look) -> None:
-        expected = torch.einsum("bhqk,bhqk->bhq", look.weights, look.finite_scores)
-        log_sum = look.log_sum if look.mass is None else look.log_sum * look.mass
-        entropy = (log_sum - expected).clamp_(min=0.0)
-        buffers[look.at] = entropy.masked_fill_(look.blind, 0.0).abs_()
+    def of(self, problem: Problem) -> Problem:
+        return over_keys(problem)
 
     def summary(self, problem: Problem) -> Summary:
         return Summary(entropy=True)

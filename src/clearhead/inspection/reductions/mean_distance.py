@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from clearhead.base.positions import query_offset
-from clearhead.inspection.reductions.base import Look, Reduction, per_query
+from clearhead.inspection.reductions.base import Reduction, arange, over_keys
 from clearhead.problem.problem import Problem
+from clearhead.problem.summary import Found, Summary
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class MeanDistance(Reduction):
     >>> ch.weights(torch.zeros(3, 4), torch.zeros(3, 4)).reduce(ch.MeanDistance())
     (tensor([1.0000, 0.6667, 1.0000]),)
 
-    Formula: d_i = Σ_j w_ij |i + p − j|, where p is the position of query 0. Gives (..., Lq).
+    Formula: d_i = Σ_j w_ij |i + p − j|, where p is the position of query 0. Gives (..., Lq); 0 where nothing is
+    allowed. With sinks, w are the weights of the keys divided by their sum. Differentiable.
     Where Lq ≠ Lk, `align=` of `weights` says p; it is an error where it does not.
     Cost: one pass over the allowed pairs, O(Lq) memory.
     Source: Vig and Belinkov 2019, "Analyzing the Structure of Attention in a Transformer Language Model".
@@ -28,16 +29,15 @@ class MeanDistance(Reduction):
 
     along = "queries"
 
-    def begin(self, problem: Problem) -> tuple[Tensor, Tensor]:
-        offset = query_offset(problem.sizes, "MeanDistance")
-        own = torch.arange(problem.sizes.queries, device=problem.sizes.device).view(1, 1, -1) + offset
-        return per_query(problem), own.expand(problem.sizes.batch, -1, -1)
+    def check(self, problem: Problem) -> None:
+        query_offset(problem.sizes, "MeanDistance")
 
-    def look(self, buffers: tuple[Tensor, Tensor], look: Look) -> None:
-        distance, own = buffers
-        keys = torch.arange(look.region.keys.start, look.region.keys.stop, device=own.device)
-        gap = (own[look.region.batch, :, look.region.queries, None] - keys).abs_().to(look.weights.dtype)
-        distance[look.at] = (look.weights * gap).sum(-1)  # summed pairwise; einsum's running sum rounds more
+    def of(self, problem: Problem) -> Problem:
+        return over_keys(problem)
 
-    def end(self, buffers: tuple[Tensor, Tensor], problem: Problem) -> Tensor:
-        return buffers[0]
+    def summary(self, problem: Problem) -> Summary:
+        own = arange(problem.sizes.queries, problem.sizes.device).view(1, 1, -1)
+        return Summary(distance=own + query_offset(problem.sizes, "MeanDistance"))
+
+    def found(self, found: Found, problem: Problem) -> Tensor | None:
+        return found.distance

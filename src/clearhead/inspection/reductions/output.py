@@ -7,10 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from clearhead.engines.tiled.tiles import grouped_product
-from clearhead.inspection.reductions.base import Look, Reduction, per_query
-from clearhead.problem.problem import Problem, guard
-from clearhead.problem.regions import of_keys
+from clearhead.inspection.reductions.base import Reduction
+from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Summary
 
 
@@ -25,25 +23,12 @@ class Output(Reduction):
     True
 
     Formula: output_i = Σ_j w_ij value_j. `value`: (..., Lk, Ev), as for `attention`. Gives (..., Lq, Ev) of the
-    weights' dtype, without gradients. At most one in a call of `reduce`. Cost: that of `attention`.
+    weights' dtype. Differentiable. At most one in a call of `reduce`. Cost: that of `attention`.
     """
 
     along = "queries"
 
     value: Any
-
-    def begin(self, problem: Problem) -> tuple[Tensor, Tensor, int]:
-        value = guard(problem).value
-        assert value is not None
-        return per_query(problem, value.shape[-1]), value, problem.groups
-
-    def look(self, buffers: tuple[Tensor, Tensor, int], look: Look) -> None:
-        output, value, groups = buffers
-        part = of_keys(value, groups, look.region)
-        output[look.at] = grouped_product(look.weights, part.to(look.weights.dtype))
-
-    def end(self, buffers: tuple[Tensor, Tensor, int], problem: Problem) -> Tensor:
-        return buffers[0]
 
     def summary(self, problem: Problem) -> Summary:
         return Summary(output=True)

@@ -9,15 +9,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import accumulated
 from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_count
-from clearhead.inspection.reductions.base import Look, Reduction, chunks
+from clearhead.inspection.reductions.base import Queries, Reduction, check_queries, factors, of_queries
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Summary
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pool(Reduction):
     """The weights as a map of at most size × size cells, each the maximum or the mean of the weights it stands for.
 
@@ -27,12 +26,16 @@ class Pool(Reduction):
 
     A cell is ⌈Lq / rows⌉ × ⌈Lk / columns⌉ weights, the last row and column perhaps fewer. The maximum loses no peak;
     a mean over all of a cell's pairs, allowed or not, keeps the sums. `size`: a number, or (rows, columns).
-    Gives (..., rows, columns). Raises a `ClearheadError` for sizes below 1 or another `how`.
-    Cost: one pass over the allowed pairs; memory of the map.
+    `queries`: a slice, of which the map then is, or, for means, a weight for each query, a tensor that broadcasts to
+    (..., Lq), by which its weights are multiplied.
+    Gives (..., rows, columns). Means are differentiable, maxima are not.
+    Raises a `ClearheadError` for sizes below 1 or another `how`, a `ShapeError` for other `queries`.
+    Cost: one pass over the allowed pairs; memory of the map. Gradients of means take one pass more.
     """
 
     size: int | tuple[int, int]
     how: Literal["max", "mean"] = "max"
+    queries: Queries = None
 
     def cell(self, problem: Problem) -> tuple[int, int]:
         """The queries and keys to a cell."""
@@ -47,49 +50,24 @@ class Pool(Reduction):
             check_count(size, 1, "a size of pool", most=math.inf)
         if not isinstance(self.how, str) or self.how not in ("max", "mean"):
             raise ClearheadError(f"how is {self.how!r}; expected 'max' or 'mean'.")
+        check_queries(self.queries, problem, "Pool")
+        if self.how == "max" and self.queries is not None and not isinstance(self.queries, slice):
+            raise ClearheadError("Pool: a weight for each query goes with how='mean'; a maximum takes a slice.")
 
-    def begin(self, problem: Problem) -> tuple[Tensor, tuple[int, int]]:
-        rows, columns = self.cell(problem)
-        shape = (-(-problem.sizes.queries // rows), -(-problem.sizes.keys // columns))
-        dtype = accumulated(problem.query.dtype)
-        lead = (problem.sizes.batch, problem.sizes.heads)
-        return torch.zeros(*lead, *shape, dtype=dtype, device=problem.sizes.device), (rows, columns)
-
-    def look(self, buffers: tuple[Tensor, tuple[int, int]], look: Look) -> None:
-        cells, (rows, columns) = buffers
-        if not look.weights.shape[-1]:
-            return
-        batch, heads, queries = look.at
-        reduce = torch.sum if self.how == "mean" else torch.amax
-        if self.how == "max" and look.start % columns == 0:
-            # the largest weight has the largest score, and those peaks may be there already
-            part = (look.peaks(columns) - look.log_sum.unsqueeze(-1)).exp_()
-        else:
-            part = chunks(look.weights, columns, look.start, reduce)
-        part = chunks(part.transpose(-1, -2), rows, queries.start, reduce).transpose(-1, -2)
-        top, left = queries.start // rows, look.start // columns
-        target = cells[batch, heads, top : top + part.shape[-2], left : left + part.shape[-1]]
-        target.copy_(target + part if self.how == "mean" else torch.maximum(target, part))
-
-    def end(self, buffers: tuple[Tensor, tuple[int, int]], problem: Problem) -> Tensor:
-        cells, step = buffers
-        return self._mean(cells, step, problem) if self.how == "mean" else cells
-
-    def _mean(self, cells: Tensor, step: tuple[int, int], problem: Problem) -> Tensor:
-        """The sums over the cells, divided by their pairs."""
-        totals = (problem.sizes.queries, problem.sizes.keys)
-        height, width = (
-            torch.tensor([min(each, total - i * each) for i in range(n)], device=cells.device)
-            for total, each, n in zip(totals, step, cells.shape[2:], strict=True)
-        )
-        return cells / (height[:, None] * width[None, :])
+    def of(self, problem: Problem) -> Problem:
+        return of_queries(problem, self.queries)
 
     def summary(self, problem: Problem) -> Summary:
-        return Summary(mean=self.cell(problem)) if self.how == "mean" else Summary(peak=self.cell(problem))
+        if self.how == "max":
+            return Summary(peak=self.cell(problem))
+        return Summary(mean=self.cell(problem), factors=factors(self.queries, problem.sizes, "Pool"))
 
     def found(self, found: Found, problem: Problem) -> Tensor | None:
-        return (
-            found.peak
-            if found.mean is None or self.how == "max"
-            else self._mean(found.mean, self.cell(problem), problem)
+        if self.how == "max" or found.mean is None:
+            return found.peak
+        totals = (problem.sizes.queries, problem.sizes.keys)
+        height, width = (
+            torch.tensor([min(each, total - i * each) for i in range(n)], device=found.mean.device)
+            for total, each, n in zip(totals, self.cell(problem), found.mean.shape[2:], strict=True)
         )
+        return found.mean / (height[:, None] * width[None, :])

@@ -4,40 +4,43 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from clearhead.base.arrays import accumulated
-from clearhead.inspection.reductions.base import Look, Reduction
+from clearhead.inspection.reductions.base import Queries, Reduction, check_queries, factors, of_queries
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Summary
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Received(Reduction):
-    """The attention each key receives: the sum of its weights over all queries.
+    """The attention each key receives: the sum of its weights over all queries, or some.
 
     >>> import torch, clearhead as ch
-    >>> ch.weights(torch.zeros(6, 4), torch.zeros(3, 4)).received()
+    >>> w = ch.weights(torch.zeros(6, 4), torch.zeros(3, 4))
+    >>> w.received()
     tensor([2., 2., 2.])
+    >>> w.reduce(ch.Received(queries=slice(-3, None)))          # by the last three: what a cache keeps keys by
+    (tensor([1., 1., 1.]),)
 
-    Formula: r_j = Σ_i w_ij. Gives (..., Lk); without sinks they sum to the number of queries that see a key.
-    Cost: one pass over the allowed pairs, O(Lk) memory.
+    Formula: r_j = Σ_i u_i w_ij, u_i = 1 where `queries` is None. `queries`: a slice, or a weight u for each query, a
+    tensor that broadcasts to (..., Lq) and has no gradient. Gives (..., Lk); without sinks they sum to the number of
+    queries that see a key, or to Σ u. Differentiable. Raises a `ShapeError` or `ClearheadError` for other `queries`.
+    Cost: one pass over the allowed pairs (of a slice, over its rows), O(Lk) memory; gradients take one pass more.
+    Source: Zhang et al. 2023, "H2O: Heavy-Hitter Oracle"; the last queries alone: Li et al. 2024, "SnapKV".
     """
 
     along = "keys"
 
-    def begin(self, problem: Problem) -> Tensor:
-        sizes = problem.sizes
-        dtype = accumulated(problem.query.dtype)
-        return torch.zeros(sizes.batch, sizes.heads, sizes.keys, dtype=dtype, device=sizes.device)
+    queries: Queries = None
 
-    def look(self, buffers: Tensor, look: Look) -> None:
-        batch, heads, _ = look.at
-        buffers[batch, heads, look.region.keys] += look.weights.sum(2)
+    def check(self, problem: Problem) -> None:
+        check_queries(self.queries, problem, "Received")
+
+    def of(self, problem: Problem) -> Problem:
+        return of_queries(problem, self.queries)
 
     def summary(self, problem: Problem) -> Summary:
-        return Summary(received=True)
+        return Summary(received=True, factors=factors(self.queries, problem.sizes, "Received"))
 
     def found(self, found: Found, problem: Problem) -> Tensor | None:
         return found.received

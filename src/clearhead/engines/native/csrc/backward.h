@@ -3,6 +3,7 @@
 #pragma once
 
 #include "forward.h"
+#include "sent.h"
 
 namespace clearhead::CLEARHEAD_ISA {
 
@@ -79,8 +80,9 @@ struct Backward {
         for (int64_t j = 0; j < count; j++) {
             float* to = g.key.at<float>(batch, key_head, begin + j);
             for (int64_t d = 0; d < p.width; d++) to[d] = to_key[j * wide + d] * shared.key_factor[d];
-            memcpy(g.value.at<float>(batch, key_head, begin + j), to_value + j * out_wide,
-                   sizeof(float) * (size_t)p.value_width);
+            if (out_wide)
+                memcpy(g.value.at<float>(batch, key_head, begin + j), to_value + j * out_wide,
+                       sizeof(float) * (size_t)p.value_width);
         }
     }
 
@@ -92,19 +94,27 @@ struct Backward {
         const Columns at(spans.low, spans.high, index);
         float finite = 0.0f;
         Score::pack_queries(p, p.query.at<float>(batch, head, first), p.query.strides[2], rows, queries, finite);
-        copy_rows(g.grad.at<float>(batch, head, first), g.grad.strides[2], rows, p.value_width, grad, out_wide);
+        if (out_wide)
+            copy_rows(g.grad.at<float>(batch, head, first), g.grad.strides[2], rows, p.value_width, grad, out_wide);
         Score::scores(p, queries, rows, panel, p.key.at<float>(batch, head / p.groups(), begin), p.key.strides[2], at, tile);
         product<false>(rows, at.right - at.left, p.value_width, grad, out_wide, 1, values + at.left, PANEL,
                        slopes + at.left, PANEL);
         Dropout dropout;
         if (p.dropout_p > 0) dropout.begin(p, batch, head), dropout.panel(begin);
         V all{};
+        SentBack sent(g.sent, batch, head, begin, at);
         for (int64_t r = 0; r < rows; r++) {
             const int64_t i = first + r;
             float *s = tile + r * PANEL, *slope = slopes + r * PANEL, *cap = p.softcap > 0 ? capped + r * PANEL : nullptr;
             finish(p, batch, head, i, begin, at, spans.start[r], spans.stop[r], s, cap);
             const float m = *g.maximum.at<float>(batch, head, i), delta = *g.delta.at<float>(batch, head, i);
-            const float inverse = exp_of(-*g.log_sum.at<float>(batch, head, i));
+            const float log_sum = *g.log_sum.at<float>(batch, head, i), inverse = exp_of(-log_sum);
+            sent.add(i, slope);
+            if (g.sent.log_weight) {  // a weight of 0 has none: what meets it below is not read
+                const float times = *g.sent.log_weight.at<float>(batch, head, i);
+                for (int64_t c = at.left; c < at.right; c += LANES)
+                    store(slope + c, load(slope + c) + times * ((load(s + c) - m) - log_sum));
+            }
             for (int64_t c = at.left; c < at.right; c += LANES) {
                 // a masked pair has no weight in a row of NaN either
                 const V score = load(s + c);
@@ -118,6 +128,7 @@ struct Backward {
                 const V steep = weight == 0.0f ? V{} : weight * (upstream - delta);
                 store(slope + c, steep);
             }
+            sent.add_to_scores(i, slope);
             add_bias(g, shared, part, batch, head, i, begin, at, p.queries, slope);
             for (int64_t c = at.left; c < at.right; c += LANES) {
                 V steep = load(slope + c);

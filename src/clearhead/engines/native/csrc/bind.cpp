@@ -7,6 +7,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels.h"
@@ -107,6 +108,41 @@ struct Held {
     }
 };
 
+// Arrays from a dict of tensors by their names, and the dict, which keeps the tensors alive.
+template <class Arrays>
+struct Named {
+    typedef std::vector<std::pair<const char*, Array Arrays::*>> Names;
+
+    Arrays arrays;
+    nb::dict tensors;
+
+    Named(nb::dict given, const Names& names) : tensors(given) {
+        for (const auto& [name, array] : names)
+            if (tensors.contains(name)) arrays.*array = Tensor(tensors[name]);
+    }
+};
+
+struct NamedSummary : Named<Summary> {
+    NamedSummary(nb::dict tensors, int64_t top, int64_t cell_rows, int64_t cell_columns)
+        : Named(tensors, {{"entropy", &Summary::entropy}, {"distance", &Summary::distance},
+                          {"position", &Summary::position}, {"best", &Summary::best}, {"best_key", &Summary::best_key},
+                          {"values", &Summary::values}, {"indices", &Summary::indices},
+                          {"received", &Summary::received}, {"mean", &Summary::mean}, {"peak", &Summary::peak},
+                          {"factors", &Summary::factors}}) {
+        arrays.top = top, arrays.cell_rows = cell_rows, arrays.cell_columns = cell_columns;
+    }
+};
+
+struct NamedSent : Named<Sent> {
+    NamedSent(nb::dict tensors, int64_t k, int64_t cell_rows, int64_t cell_columns)
+        : Named(tensors, {{"log_weight", &Sent::log_weight}, {"distance", &Sent::distance}, {"position", &Sent::position},
+                          {"best", &Sent::best}, {"best_key", &Sent::best_key}, {"values", &Sent::values},
+                          {"indices", &Sent::indices}, {"received", &Sent::received}, {"mean", &Sent::mean},
+                          {"factors", &Sent::factors}}) {
+        arrays.k = k, arrays.cell_rows = cell_rows, arrays.cell_columns = cell_columns;
+    }
+};
+
 // The kernels of one instruction set. They run without the GIL: other Python threads run on.
 struct Cpu {
     const Kernels* kernels;
@@ -128,25 +164,33 @@ struct Cpu {
     }
     void backward(const Held& held, nb::handle grad, nb::handle maximum, nb::handle log_sum, nb::handle delta,
                   nb::handle query, nb::handle key, nb::handle value, nb::handle weight, nb::handle dense,
-                  nb::handle relative) const {
+                  nb::handle relative, const NamedSent* sent) const {
         const Problem& p = held.problem;
         const Tensor to_dense(dense), to_relative(relative);
-        const Gradients g{Tensor(grad),   Tensor(maximum), Tensor(log_sum), Tensor(delta),
-                          Tensor(query),  Tensor(key),     Tensor(value),   Tensor(weight),
-                          to_dense,       to_relative,     to_dense.size(), to_relative.size()};
+        Gradients g;
+        g.grad = Tensor(grad), g.maximum = Tensor(maximum), g.log_sum = Tensor(log_sum), g.delta = Tensor(delta);
+        g.query = Tensor(query), g.key = Tensor(key), g.value = Tensor(value), g.weight = Tensor(weight);
+        g.dense = to_dense, g.relative = to_relative;
+        g.dense_size = to_dense.size(), g.relative_size = to_relative.size();
+        if (sent) g.sent = sent->arrays;
         nb::gil_scoped_release release;
         kernels->backward(p, g, Workspace(kernels->backward_floats(p, g)).data());
     }
-    bool summarise(const Held& held, nb::handle out, nb::handle entropy, nb::handle largest, nb::handle rest,
-                   nb::handle values, nb::handle indices, nb::handle received, nb::handle mean, nb::handle peak, int64_t k,
-                   int64_t cell_rows, int64_t cell_columns) const {
-        Problem p = held.problem;
-        p.out = Tensor(out);
-        const Summary s{Tensor(entropy),  Tensor(largest), Tensor(rest), Tensor(values), Tensor(indices),
-                        Tensor(received), Tensor(mean),    Tensor(peak), k,              cell_rows,
-                        cell_columns};
+    void contributions(const Held& held, nb::handle grad, nb::handle maximum, nb::handle log_sum, const NamedSent* sent,
+                       nb::handle by_query, nb::handle by_key, bool positive) const {
+        Gradients g;
+        g.grad = Tensor(grad), g.maximum = Tensor(maximum), g.log_sum = Tensor(log_sum);
+        g.by_query = Tensor(by_query), g.by_key = Tensor(by_key), g.positive = positive;
+        if (sent) g.sent = sent->arrays;
         nb::gil_scoped_release release;
-        return kernels->summarise(p, s, Workspace(kernels->summary_floats(p, s)).data());
+        kernels->contributions(held.problem, g, Workspace(kernels->contributions_floats(held.problem, g)).data());
+    }
+    bool summarise(const Held& held, nb::handle out, nb::handle maximum, nb::handle log_sum, const NamedSummary& named) const {
+        const Summary& summary = named.arrays;
+        Problem p = held.problem;
+        p.out = Tensor(out), p.maximum = Tensor(maximum), p.log_sum = Tensor(log_sum);
+        nb::gil_scoped_release release;
+        return kernels->summarise(p, summary, Workspace(kernels->summary_floats(p, summary)).data());
     }
     void scores(const Held& held, nb::handle out) const {
         Problem p = held.problem;
@@ -169,13 +213,16 @@ NB_MODULE(_kernels, m) {
                       uint64_t, int64_t>(),
              number, number, number, number, tensor, tensor, maybe, maybe, maybe, maybe, maybe, maybe, maybe, maybe, maybe,
              maybe, number, number, number);
+    nb::class_<NamedSummary>(m, "Summary").def(nb::init<nb::dict, int64_t, int64_t, int64_t>());
+    nb::class_<NamedSent>(m, "Sent").def(nb::init<nb::dict, int64_t, int64_t, int64_t>());
     nb::class_<Cpu>(m, "Cpu")
         .def(nb::init<const std::string&>())
         .def_ro("name", &Cpu::name)
         .def("forward", &Cpu::forward, nb::arg(), number, tensor, maybe, maybe)
-        .def("backward", &Cpu::backward, nb::arg(), tensor, tensor, tensor, tensor, maybe, maybe, maybe, maybe, maybe, maybe)
-        .def("summarise", &Cpu::summarise, nb::arg(), maybe, maybe, maybe, maybe, maybe, maybe, maybe, maybe, maybe, number,
-             number, number)
+        .def("backward", &Cpu::backward, nb::arg(), maybe, tensor, tensor, tensor, maybe, maybe, maybe, maybe, maybe, maybe,
+             maybe)
+        .def("contributions", &Cpu::contributions, nb::arg(), maybe, tensor, tensor, maybe, maybe, maybe, number)
+        .def("summarise", &Cpu::summarise, nb::arg(), maybe, maybe, maybe, number)
         .def("scores", &Cpu::scores)
         .def("forward_bytes", &Cpu::forward_bytes);
     m.def("available", &available);

@@ -70,7 +70,7 @@ struct NoReduction {
     float* tile(int64_t, float* own) { return own; }
     void rescale(int64_t, float, float, V) {}
     void scores(const float*, int64_t, const Columns&, int64_t) {}
-    void weights(int64_t, V, V) {}
+    void weights(int64_t, int64_t, V, V) {}
     void panel(int64_t, int64_t, const Softmax&) {}
 };
 
@@ -99,9 +99,10 @@ struct Forward {
         reduction.rescale(r, factor, apart, before);
     }
 
-    // From the scores s[left ... right) of row r to its weights, in place; `out`: its sum of values until now.
+    // From the scores s[left ... right) of row r to its weights, in place; `begin`: the key of s[0]; `out`: its sum of values
+    // until now.
     template <class Reduction>
-    static INLINE void weigh(int64_t r, float* s, int64_t left, int64_t right, float* out, int64_t wide,
+    static INLINE void weigh(int64_t r, int64_t begin, float* s, int64_t left, int64_t right, float* out, int64_t wide,
                              Softmax& softmax, Reduction& reduction) {
         float apart;
         const V before = softmax.sums[r];
@@ -112,7 +113,7 @@ struct Forward {
         for (int64_t c = left; c < right; c += LANES) {
             const V above = load(s + c) - m, weight = exp(above);
             sums += weight;
-            reduction.weights(r, weight, above);
+            reduction.weights(r, begin + c, weight, above);
             store(s + c, weight);
         }
         softmax.sums[r] = sums;
@@ -142,9 +143,9 @@ struct Forward {
             for (int64_t r = 0; r < rows; r++) {
                 float* s = scores + r * PANEL;
                 if (at.left == 0 && at.right == PANEL)
-                    weigh(r, s, 0, PANEL, out + r * wide, wide, softmax, reduction);
+                    weigh(r, begin, s, 0, PANEL, out + r * wide, wide, softmax, reduction);
                 else
-                    weigh(r, s, at.left, at.right, out + r * wide, wide, softmax, reduction);
+                    weigh(r, begin, s, at.left, at.right, out + r * wide, wide, softmax, reduction);
                 if (p.dropout_p > 0) dropout.apply(p, first + r, at, s);
             }
             reduction.panel(panel, rows, softmax);

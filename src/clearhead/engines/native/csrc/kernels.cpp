@@ -2,6 +2,7 @@
 #include "kernels.h"
 
 #include "backward.h"
+#include "contributions.h"
 #include "decode.h"
 #include "forward.h"
 #include "scores.h"
@@ -27,9 +28,12 @@ static int64_t summary_memory(const Problem& p, const Summary& s) { FOR_PHI(summ
 static bool run_summary(const Problem& p, const Summary& s, float* workspace) { FOR_PHI(summarise, p, s, workspace) }
 static int64_t scores_memory(const Problem& p) { FOR_PHI(scores_floats, p) }
 static void run_scores(const Problem& p, float* workspace) { FOR_PHI(scores, p, workspace) }
+static int64_t contributions_memory(const Problem& p, const Gradients& g) { FOR_PHI(contributions_floats, p, g) }
+static void run_contributions(const Problem& p, const Gradients& g, float* workspace) { FOR_PHI(contributions, p, g, workspace) }
 
 extern const Kernels KERNELS;
 const Kernels KERNELS{LANES,           forward_memory, run_forward,    decode_memory, run_decode,
-                      backward_memory, run_backward,   summary_memory, run_summary, scores_memory, run_scores};
+                      backward_memory, run_backward,   summary_memory, run_summary, scores_memory, run_scores,
+                      contributions_memory, run_contributions};
 
 }  // namespace clearhead::CLEARHEAD_ISA

@@ -17,6 +17,8 @@ struct Kernels {
     bool (*summarise)(const Problem&, const Summary&, float* workspace);
     int64_t (*scores_floats)(const Problem&);
     void (*scores)(const Problem&, float* workspace);
+    int64_t (*contributions_floats)(const Problem&, const Gradients&);
+    void (*contributions)(const Problem&, const Gradients&, float* workspace);
 };
 
 }  // namespace clearhead

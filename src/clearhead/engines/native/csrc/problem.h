@@ -54,13 +54,32 @@ struct Problem {
     bool plain() const { return !(softcap > 0) && !keep && !dense && !relative && !bad_keys; }
 };
 
-// The buffers of a summary of the weights; each may be missing. All are float but `indices`.
+// The buffers of a summary of the weights; each may be missing. The problem's `out`, `maximum` and `log_sum` are filled too.
 struct Summary {
-    Array entropy;          // (B, H, Lq)
-    Array largest, rest;    // (B, H, Lq): log-sum-exp = largest + rest; largest is +inf where nothing is seen
-    Array values, indices;  // (B, H, Lq, k) and int64: the largest weights, and their keys
-    Array received;         // (B, H, Lk)
-    Array mean, peak;       // (B, H, rows, columns): sums and maxima of the cells of a map
+    Array entropy;            // float (B, H, Lq)
+    Array distance;           // float (B, H, Lq): sum_j w_ij |position_i - j|
+    Array position;           // int64 (B, H, Lq): where each query stands among the keys
+    Array best, best_key;     // float and int64 (B, H, Lq): the largest score, and its key (-1: none)
+    Array values, indices;    // float and int64 (B, H, Lq, top): the largest weights, and their keys
+    Array received;           // float (B, H, Lk)
+    Array mean, peak;         // float (B, H, rows, columns): sums and maxima of the cells of a map
+    Array factors;            // float (B, H, Lq), of the queries in `received` and `mean`
+    int64_t top = 0;
+    int64_t cell_rows = 1, cell_columns = 1;
+
+    // How many of the largest scores are kept.
+    int64_t kept() const { return best ? (top > 1 ? top : 1) : top; }
+};
+
+// What statistics send back to the weights; each may be missing. Float but where it says so.
+struct Sent {
+    Array log_weight;         // (B, H, Lq), times log w_ij
+    Array distance, position; // (B, H, Lq), times |position_i - j|; position is int64
+    Array best, best_key;     // (B, H, Lq), to the score of best_key, int64
+    Array values, indices;    // (B, H, Lq, k), to the weights of indices, int64 and ascending
+    Array received;           // (B, H, Lk)
+    Array mean;               // (B, H, rows, columns)
+    Array factors;            // (B, H, Lq), of the queries in `received` and `mean`
     int64_t k = 0;
     int64_t cell_rows = 1, cell_columns = 1;
 };
@@ -74,6 +93,11 @@ struct Gradients {
     Array weight;                    // float (D)
     Array dense, relative;           // float, as the problem's bias, of strides 0 where it is broadcast; missing: not wanted
     int64_t dense_size = 0, relative_size = 0;  // elements in all
+    Sent sent;
+
+    // For the kernel `contributions`, which writes nothing else: float (B, H, Lq) and (B, H, Lk), which may be missing.
+    Array by_query, by_key;
+    bool positive = false;  // of what is above 0 alone
 };
 
 }  // namespace clearhead

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "forward.h"
+#include "sent.h"
 
 namespace clearhead::CLEARHEAD_ISA {
 
@@ -54,7 +55,8 @@ template <class Score>
 struct Summarise {
     float *all, *before, *sums, *tops, *scores_found;  // `all`: the tiles of every panel; `before`: m at each of them
     int32_t* keys_found;
-    V entropy[ROWS];
+    V entropy[ROWS], distance[ROWS];
+    float position[ROWS];
     const Summary* summary;
     int64_t first_panel, seen_panels, low, high;
     bool odd;  // some of `tops` are NaN
@@ -66,19 +68,20 @@ struct Summarise {
         all = memory.take(keeps(s) ? panels(p) * ROWS * PANEL : 0);
         before = memory.take(keeps(s) ? panels(p) * ROWS : 0);
         sums = memory.take(keeps(s) ? panels(p) * PANEL : 0), tops = memory.take(keeps(s) ? panels(p) * PANEL : 0);
-        scores_found = memory.take(ROWS * Best::room(s.k));
-        keys_found = reinterpret_cast<int32_t*>(memory.take(ROWS * Best::room(s.k)));
+        scores_found = memory.take(ROWS * Best::room(s.kept()));
+        keys_found = reinterpret_cast<int32_t*>(memory.take(ROWS * Best::room(s.kept())));
     }
 
     INLINE Best best_of(int64_t r) const {
-        const int64_t at = r * Best::room(summary->k);
-        return Best{scores_found + at, keys_found + at, summary->k};
+        const int64_t at = r * Best::room(summary->kept());
+        return Best{scores_found + at, keys_found + at, summary->kept()};
     }
 
-    void begin(int64_t rows) {
+    void begin(int64_t batch, int64_t head, int64_t first, int64_t rows) {
         first_panel = -1, seen_panels = 0;
         for (int64_t r = 0; r < rows; r++) {
-            entropy[r] = V{};
+            entropy[r] = distance[r] = V{};
+            if (summary->distance) position[r] = (float)*summary->position.at<int64_t>(batch, head, first + r);
             best_of(r).begin();
         }
     }
@@ -93,12 +96,13 @@ struct Summarise {
     void rescale(int64_t r, float factor, float apart, V weights) {
         // a factor of 0: nothing had been seen, or it has underflowed; and `apart` may be -inf
         entropy[r] = factor == 0.0f ? V{} : factor * (entropy[r] + apart * weights);
+        distance[r] *= factor;
     }
 
     // The scores of a panel. Rows and keys with a score to take are found without a branch, which would be mispredicted
     // each time there is one.
     void scores(const float* tile, int64_t rows, const Columns& at, int64_t begin) {
-        if (!summary->k) return;
+        if (!summary->kept()) return;
         uint64_t better = 0;
         for (int64_t r = 0; r < rows; r++)
             better |= (uint64_t)any_above(tops_of(tile + r * PANEL, at.left, at.right), best_of(r).smallest()) << r;
@@ -119,8 +123,12 @@ struct Summarise {
         }
     }
 
-    INLINE void weights(int64_t r, V weight, V above) {
+    INLINE void weights(int64_t r, int64_t key, V weight, V above) {
         entropy[r] += weight * max(splat(-200.0f), above);  // not 0 * -inf
+        if (summary->distance) {
+            const V gap = count_up() + ((float)key - position[r]);
+            distance[r] += weight * max(gap, -gap);
+        }
     }
 
     INLINE void panel(int64_t panel, int64_t rows, const Softmax& softmax) {
@@ -134,23 +142,27 @@ struct Summarise {
         const float total = softmax.total(r, sink_of(p, head)), keys_sum = sum(softmax.sums[r]);
         const float m = softmax.reference(r), rest = total == 0.0f ? 0.0f : __builtin_logf(total);
         const bool blind = softmax.blind[r];
-        // +inf says that nothing is seen, so a score of +inf, whose weights are NaN, is NaN here too
-        if (s.largest) *s.largest.at<float>(batch, head, i) = blind ? INFINITY : m == INFINITY ? NAN : m;
-        if (s.rest) *s.rest.at<float>(batch, head, i) = blind ? 0.0f : rest;
+        if (p.maximum) {
+            *p.maximum.at<float>(batch, head, i) = blind ? 0.0f : m == INFINITY ? NAN : m;
+            *p.log_sum.at<float>(batch, head, i) = blind ? INFINITY : rest;
+        }
         if (s.entropy) {  // -sum w log w, with log w = y - rest
             const float found = (rest * keys_sum - sum(entropy[r])) * inverse;
             *s.entropy.at<float>(batch, head, i) = blind || found < 0.0f ? 0.0f : found;
         }
-        if (s.k) {
-            const Best found = best_of(r);
-            found.fill(p.start ? max(*p.start.at<int64_t>(batch, head, i), 0) : 0, p.keys);
-            float* values = s.values.at<float>(batch, head, i);
-            for (int64_t t = 0; t < s.k; t += LANES)
-                store(found.scores + t, exp(load(found.scores + t) - m) * inverse);
-            memcpy(values, found.scores, sizeof(float) * (size_t)s.k);
-            int64_t* indices = s.indices.at<int64_t>(batch, head, i);
-            for (int64_t t = 0; t < s.k; t++) indices[t] = found.keys[t];
+        if (s.distance) *s.distance.at<float>(batch, head, i) = sum(distance[r]) * inverse;
+        if (!s.kept()) return;
+        const Best found = best_of(r);
+        if (s.best) {
+            *s.best.at<float>(batch, head, i) = total != total ? NAN : found.scores[0];
+            *s.best_key.at<int64_t>(batch, head, i) = found.keys[0];
         }
+        if (!s.top) return;
+        found.fill(p.start ? max(*p.start.at<int64_t>(batch, head, i), 0) : 0, p.keys);
+        for (int64_t t = 0; t < s.top; t += LANES) store(found.scores + t, exp(load(found.scores + t) - m) * inverse);
+        memcpy(s.values.at<float>(batch, head, i), found.scores, sizeof(float) * (size_t)s.top);
+        int64_t* indices = s.indices.at<int64_t>(batch, head, i);
+        for (int64_t t = 0; t < s.top; t++) indices[t] = found.keys[t];
     }
 
     // Turns `before` into the factors that make weights of the numbers in the tiles; `inverse`: 1 / sum of each row. m
@@ -163,12 +175,15 @@ struct Summarise {
                 store(at + r, exp(min(V{}, load(at + r) - load(now + r))) * load(inverse + r));
     }
 
-    // Adds what the keys of a panel receive from the rows [from, to), all of one row of cells, to that row's sums.
-    void columns(int64_t panel, int64_t from, int64_t to, const Columns& at) {
+    // Adds what the keys of a panel receive from the rows [from, to), all of one row of cells, to that row's sums. `factors`:
+    // of all rows.
+    void columns(int64_t panel, int64_t from, int64_t to, const Columns& at, const float* factors) {
         const float *tile = all + (panel - first_panel) * ROWS * PANEL, *share = before + (panel - first_panel) * ROWS;
         const int64_t begin = panel * PANEL;
+        float counted[ROWS];
+        for (int64_t r = from; r < to; r++) counted[r] = share[r] * factors[r];
         if (summary->received || summary->mean)
-            product<true>(1, at.right - at.left, to - from, share + from, 1, 1, tile + from * PANEL + at.left, PANEL,
+            product<true>(1, at.right - at.left, to - from, counted + from, 1, 1, tile + from * PANEL + at.left, PANEL,
                           sums + begin + at.left, PANEL);
         if (summary->peak)
             for (int64_t c = at.left; c < at.right; c += LANES) {
@@ -207,12 +222,15 @@ struct Summarise {
     void add(const Problem& p, int64_t cell_rows, int64_t batch, int64_t head, int64_t first, int64_t rows, int64_t last,
              const Softmax& softmax, const float* inverse, float* received) {
         const RowSpans spans(p, batch, head, first, rows);
+        float factors[ROWS];
+        for (int64_t r = 0; r < rows; r++)
+            factors[r] = summary->factors ? *summary->factors.at<float>(batch, head, first + r) : 1.0f;
         divide(rows, softmax, inverse);
         for (int64_t from = 0, to; from < rows; from = to) {
             const int64_t cell_row = (first + from) / cell_rows, end = min(last, (cell_row + 1) * cell_rows);
             to = min(rows, end - first);
             for (int64_t panel = first_panel; panel < first_panel + seen_panels; panel++)
-                columns(panel, from, to, Columns(spans.low, spans.high, panel));
+                columns(panel, from, to, Columns(spans.low, spans.high, panel), factors);
             for (int64_t r = from; r < to && summary->peak; r++) {  // `max` skips NaN
                 if (inverse[r] == inverse[r]) continue;
                 odd = true;
@@ -293,7 +311,7 @@ bool summarise(const Problem& p, const Summary& s, float* workspace) {
                 const int64_t end = min(p.queries, start + by.queries);
                 for (int64_t first = start; first < end; first += ROWS) {
                     const int64_t rows = min(ROWS, end - first);
-                    reduction.begin(rows);
+                    reduction.begin(batch, head, first, rows);
                     pass.pass(p, packed, batch, head, first, rows, softmax, reduction, finite);
                     for (int64_t r = 0; r < rows; r++) {
                         inverse[r] = Softmax::inverse(softmax.total(r, sink_of(p, head)));

@@ -1,0 +1,149 @@
+"""partial(): attention over some of the keys, as a value that merges with others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead._attention import ScoreLike
+from clearhead.base.arrays import is_numpy
+from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.shapes import Sizes
+from clearhead.base.tracing import without_autocast
+from clearhead.engines import operation
+from clearhead.engines.base import Engine
+from clearhead.engines.choose import as_written, choose
+from clearhead.problem.partial import Partial, log_sum_exp
+from clearhead.problem.problem import as_sinks, make_problem
+
+
+class PartialAttention:
+    """Attention over some of the keys, which merges with that over others. `clearhead.partial` makes it.
+
+    >>> import torch, clearhead as ch
+    >>> query, key, value = torch.rand(5, 8), torch.rand(9, 8), torch.rand(9, 4)
+    >>> first = ch.partial(query, key[:6], value[:6])
+    >>> whole = first.merge(ch.partial(query, key[6:], value[6:]))
+    >>> torch.allclose(whole.finish(), ch.attention(query, key, value), atol=1e-6)
+    True
+
+    `output` (..., Lq, Ev) and `logsumexp` (..., Lq), in float32 at least; −∞ where a query sees none of the keys, and
+    its output is 0. Both are differentiable, and so are `merge` and `finish`. NumPy where the inputs were NumPy.
+    """
+
+    def __init__(self, found: Partial, dtype: torch.dtype, sizes: Sizes, numpy: bool) -> None:
+        self._found, self._dtype, self._sizes, self._numpy = found, dtype, sizes, numpy
+
+    @property
+    def output(self) -> Any:
+        """(..., Lq, Ev)."""
+        return self._out(self._found.output)
+
+    @property
+    def logsumexp(self) -> Any:
+        """log Σ_j exp(s_ij) over these keys, (..., Lq)."""
+        found = self._found
+        assert found.maximum is not None and found.log_sum is not None
+        return self._out(log_sum_exp(found.maximum.detach(), found.log_sum))
+
+    def merge(self, other: PartialAttention) -> PartialAttention:
+        """Attention over the keys of both, which must be different ones. The order does not matter.
+
+        Formula: L = log(exp L₁ + exp L₂), output = exp(L₁ − L) output₁ + exp(L₂ − L) output₂. Raises a `ShapeError`
+        where they are of other queries. Cost: a few numbers for each of the output.
+        Source: Rabe and Staats 2021, "Self-attention Does Not Need O(n²) Memory".
+        """
+        if not isinstance(other, PartialAttention):
+            raise ClearheadError(f"merge takes what partial() gives, not {type(other).__name__}.")
+        mine, theirs = self._found.output, other._found.output
+        if mine.shape != theirs.shape or mine.device != theirs.device:
+            raise ShapeError(
+                f"partials of {tuple(mine.shape)} on {mine.device} and of {tuple(theirs.shape)} on {theirs.device} do "
+                "not merge: both must be of the same queries, (..., Lq, Ev)."
+            )
+        if self._numpy != other._numpy:
+            raise ClearheadError("one partial is of NumPy arrays, the other of tensors: pass all inputs as one kind.")
+        dtype = torch.promote_types(self._dtype, other._dtype)
+        return PartialAttention(self._found.merge(other._found), dtype, self._sizes, self._numpy)
+
+    def finish(self, sinks: Any = None) -> Any:
+        """The attention output, (..., Lq, Ev), of the value's dtype.
+
+        `sinks`: (H,), one logit a head, as for `attention`; they enter here, once. A query that has seen no
+        key gives 0.
+        """
+        found, output = self._found, self._found.output
+        if sinks is not None:
+            output = found.with_sinks(as_sinks(sinks, self._sizes).to(output)[:, None])
+        return self._out(output.to(self._dtype))
+
+    def __repr__(self) -> str:
+        return f"PartialAttention(output {tuple(self._found.output.shape)}, {self._dtype})"
+
+    def _out(self, tensor: Tensor) -> Any:
+        return tensor.detach().numpy() if self._numpy else tensor
+
+
+def partial(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    score: ScoreLike = None,
+    mask: Any = None,
+    bias: Any = None,
+    scale: float | None = None,
+    align: Any = None,
+    engine: str | Engine | None = None,
+    keys: tuple[int, int] | None = None,
+) -> PartialAttention:
+    """Attention over some of the keys, as a value that merges with that over others: exactly the whole.
+
+    >>> import torch, clearhead as ch
+    >>> query, key, value = torch.rand(1, 2, 4, 8), torch.rand(1, 2, 10, 8), torch.rand(1, 2, 10, 8)
+    >>> given = {"mask": ch.Causal(), "bias": ch.ALiBi(2), "align": "lower_right"}
+    >>> parts = [ch.partial(query, key[:, :, i : i + 5], value[:, :, i : i + 5], keys=(i, 10), **given) for i in (5, 0)]
+    >>> whole = ch.attention(query, key, value, **given)
+    >>> torch.allclose(parts[0].merge(parts[1]).finish(), whole, atol=1e-6)
+    True
+
+    For keys that arrive in chunks or lie on other machines, and for a prefix that many continuations share: its part
+    is computed once. `examples/` has both.
+
+    `keys`: (first, total): these are the keys first … first + Lk − 1 of `total`, of which mask, bias and `align` are;
+    None: these are all. The other arguments are those of `attention`, without dropout; sinks go to `finish`.
+    Returns a `PartialAttention`. Raises `ClearheadError`, `ShapeError` or `UnsupportedError` (PyTorch's kernel, the
+    engine "sdpa", gives no log-sum-exp). Cost: that of `attention` over these keys.
+    Sources: Rabe and Staats 2021, "Self-attention Does Not Need O(n²) Memory"; Liu et al. 2023, "Ring Attention".
+    """
+    tensors = all(isinstance(t, Tensor) for t in (query, key, value))
+    numpy = not tensors and is_numpy(query=query, key=key, value=value)
+    problem = make_problem(
+        query,
+        key,
+        value,
+        score=score,
+        mask=mask,
+        bias=bias,
+        scale=scale,
+        align=align,
+        as_written=engine is not None and as_written(engine),
+        among=None if keys is None else _check_keys(keys),
+    )
+    with without_autocast(problem.sizes.device):
+        found = operation.partial(problem, choose(problem._replace(value=None), engine), engine)
+    restore: Callable[[Tensor], Tensor] = problem.sizes.restore
+    assert found.maximum is not None and found.log_sum is not None and problem.value is not None
+    restored = Partial(restore(found.output), restore(found.maximum), restore(found.log_sum))
+    return PartialAttention(restored, problem.value.dtype, problem.sizes, numpy)
+
+
+def _check_keys(keys: Any) -> tuple[int, int]:
+    whole = isinstance(keys, tuple | list) and len(keys) == 2
+    if not whole or any(not isinstance(n, int | np.integer) or isinstance(n, bool) for n in keys):
+        raise ClearheadError(f"keys is {keys!r:.60}; expected (first, total), two whole numbers.")
+    return int(keys[0]), int(keys[1])

@@ -1,0 +1,154 @@
+"""The statistics of a problem's weights, and their place in autograd: over an engine's fused pass and its `backward`.
+
+Where an engine fuses no statistics, or gradients are themselves differentiated, blocks are computed in operations of
+PyTorch's, which autograd follows. What each statistic sends back is derived in docs/maths/statistics.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.base.batched import Gradients, unbatched
+from clearhead.base.tracing import dispatches, with_memory, without_autocast
+from clearhead.engines.base import Engine
+from clearhead.engines.tiled.engine import PLAIN
+from clearhead.problem.packing import in_dtypes, operands, with_operands, without_operands
+from clearhead.problem.partial import Rows, sinks_gradient
+from clearhead.problem.problem import Problem, guard
+from clearhead.problem.summary import Found, Sent, Summary, of_heads
+
+_CONSTANT = ("maximum", "best_key", "indices", "peak")  # these have no gradient
+
+
+def summarised(problem: Problem, engine: Engine, summary: Summary) -> Found:
+    """The statistics that `summary` names, differentiable where the problem needs gradients."""
+    if not summary.output:
+        problem = problem._replace(value=None)
+    fused = problem.needs_grad and not engine.transparent(problem) and engine.fuses(problem, summary)
+    if not fused:
+        return engine.summarise(problem, summary)
+    return Found(*_Summarise.apply(engine, problem, summary, *operands(problem)))  # type: ignore[no-untyped-call]
+
+
+class _Summarise(torch.autograd.Function):
+    """The tensors of `Found`, differentiable in the operands of a lowered problem."""
+
+    @staticmethod
+    def forward(ctx: Any, engine: Engine, problem: Problem, summary: Summary, *tensors: Tensor | None) -> Any:
+        found = engine.summarise(problem, summary._replace(rows=True))
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *found[:-1], summary.groups, summary.distance, summary.factors)
+        ctx.engine, ctx.problem, ctx.reads = engine, without_operands(problem), problem.reads()
+        ctx.summary, ctx.finite = summary._replace(groups=None, distance=None, factors=None), found.finite
+        given = found if summary.rows else found._replace(maximum=None, log_sum=None)
+        ctx.mark_non_differentiable(*(t for name in _CONSTANT if (t := getattr(given, name)) is not None))
+        return given[:-1]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        ctx.reads.check()
+        wanted, saved = ctx.needs_input_grad[3:], ctx.saved_tensors
+        problem, kept = with_operands(ctx.problem, saved[: len(wanted)]), saved[len(wanted) :]
+        found = Found(*kept[:-3])._replace(finite=ctx.finite)
+        groups, distance, factors = kept[-3:]
+        summary = ctx.summary._replace(groups=groups, distance=distance, factors=factors)
+        again = torch.is_grad_enabled()  # the gradient is to be differentiated
+
+        def compute(*grads: Tensor | None) -> Gradients:
+            given = Found(*(None if g is None else with_memory(g) for g in grads))  # type: ignore[arg-type]
+            return _gradients(ctx.engine, problem, summary, found, given, wanted)
+
+        with without_autocast(problem.sizes.device):  # backward may be called under autocast, whatever forward was
+            if again or any(g is not None and dispatches(g) for g in grads):
+                return (None, None, None, *_by_autograd(problem, summary, wanted, grads, again))
+            return (None, None, None, *unbatched(compute, *grads))
+
+
+def _by_autograd(
+    problem: Problem, summary: Summary, wanted: tuple[bool, ...], grads: tuple[Tensor | None, ...], create_graph: bool
+) -> Gradients:
+    """The gradients through blocks in plain operations, which run once more."""
+    with torch.enable_grad():
+        # views: where two operands are one tensor, or one is made of the other, each gets its own gradient
+        own = [None if t is None else t.view_as(t) for t in operands(problem)]
+        found = PLAIN.summarise(with_operands(problem, own), summary)
+    pairs = [(f, g) for f, g in zip(found[:-1], grads, strict=True) if f is not None and g is not None]
+    some = [t for t, want in zip(own, wanted, strict=True) if want and t is not None]
+    results, given = [f for f, _ in pairs], [g.to(f.dtype) for f, g in pairs]
+    each = iter(torch.autograd.grad(results, some, given, create_graph=create_graph, allow_unused=True))
+    return tuple(next(each) if want else None for want in wanted)
+
+
+def _gradients(
+    engine: Engine, problem: Problem, summary: Summary, found: Found, grads: Found, wanted: tuple[bool, ...]
+) -> Gradients:
+    """The gradients to the operands, each of its operand's dtype, by the engine's own backward pass."""
+    assert found.maximum is not None and found.log_sum is not None
+    problem = problem if found.finite else guard(problem)
+    delta = torch.zeros_like(found.log_sum)
+    if grads.log_sum is not None:
+        delta = delta - grads.log_sum
+    for name in ("output", "groups", "values"):
+        delta = _plus_product(delta, getattr(grads, name), getattr(found, name))
+    for name in ("entropy", "distance"):
+        grad, value = getattr(grads, name), getattr(found, name)
+        delta = delta if grad is None else delta + grad * value
+    sent = _sent(summary, found, grads)
+    value, grad = _joined(problem, summary, grads)
+    problem = problem._replace(value=value)
+    rows = Rows(found.maximum, found.log_sum, delta)
+    if sent.maps:
+        of_maps = Sent(received=sent.received, mean=sent.mean, cell=sent.cell, factors=sent.factors)
+        by_query, _ = engine.contributions(problem._replace(value=None), rows, None, of_maps, by=(True, False))
+        assert by_query is not None
+        rows = rows._replace(delta=delta + by_query)
+    asked = (*wanted[:2], wanted[2] and grads.output is not None, *wanted[3:])
+    gradients = engine.backward(problem, rows, grad, asked, sent)
+    if gradients.value is not None and grads.output is not None:
+        gradients = gradients._replace(value=gradients.value[..., : grads.output.shape[-1]])
+    if problem.sinks is not None and wanted[-1]:
+        gradients = gradients._replace(sinks=sinks_gradient(problem.sinks, rows))
+    return in_dtypes(gradients, operands(problem))
+
+
+def _plus_product(delta: Tensor, grad: Tensor | None, found: Tensor | None) -> Tensor:
+    return delta if grad is None or found is None else delta + (grad * found).sum(-1)
+
+
+def _sent(summary: Summary, found: Found, grads: Found) -> Sent:
+    """What each statistic sends back to the weights, but for what is the same for all keys of a query: see δ."""
+    values = indices = None
+    if grads.values is not None and found.indices is not None:
+        indices, order = found.indices.sort(dim=-1)
+        values = grads.values.gather(-1, order)
+    maps = grads.received is not None or grads.mean is not None
+    return Sent(
+        log_weight=None if grads.entropy is None else -grads.entropy,
+        distance=grads.distance,
+        position=None if grads.distance is None else summary.distance,
+        best=grads.best,
+        best_key=None if grads.best is None else found.best_key,
+        values=values,
+        indices=indices,
+        received=grads.received,
+        mean=grads.mean,
+        cell=summary.mean or (1, 1),
+        factors=summary.factors if maps else None,
+    )
+
+
+def _joined(problem: Problem, summary: Summary, grads: Found) -> tuple[Tensor | None, Tensor | None]:
+    """The value, with the groups as further columns, and the gradient of its output; each without what has none."""
+    parts: list[tuple[Tensor, Tensor]] = []
+    if grads.output is not None and problem.value is not None:
+        parts.append((problem.value, grads.output))
+    if grads.groups is not None and summary.groups is not None:
+        parts.append((of_heads(summary.groups, problem), grads.groups))
+    if not parts:
+        return None, None
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat([v for v, _ in parts], -1), torch.cat([g for _, g in parts], -1)

@@ -1,0 +1,91 @@
+"""Blocks of rows of the weights, and what is read of each: operations of PyTorch's, which autograd can follow."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.base.shapes import unflatten
+from clearhead.base.tracing import compiling
+from clearhead.problem.region import Region
+
+PEAK = 128  # keys to a chunk where the largest scores are looked for
+
+
+class Look:
+    """One block of rows, with all the keys that they may see, which each reduction reads.
+
+    `scores` have the largest of their row, `top`, subtracted, so that results keep their digits at any size; −∞ where a
+    pair is not allowed. `weights` are their softmax, 0 in rows of `blind` queries, which see nothing; `shares` are the
+    same over the keys alone: without sinks, (h, 1), these are one. `maximum` and `log_sum`, (b, h, q): see `Partial`;
+    `log_total` is log Σ_j exp(scores_ij), the sink included.
+
+    The scores are overwritten. `top` and `maximum` are constants to autograd: no result depends on them.
+    """
+
+    def __init__(self, region: Region, scores: Tensor, may_be_empty: bool, sinks: Tensor | None = None) -> None:
+        self.region = region
+        self.start = region.keys.start or 0  # None in compiled code, whose one region is the whole
+        values = scores.detach()
+        peaks = chunks(values, PEAK, 0, torch.amax) if scores.shape[-1] else values.new_zeros(*scores.shape[:-1], 0)
+        top = peaks.amax(-1) if scores.shape[-1] else values.new_full(scores.shape[:-1], -torch.inf)
+        self.blind = top == -torch.inf  # (b, h, q)
+        # a score of +∞ makes the weights of its row NaN, and so every result for the row
+        self.top = top.masked_fill(self.blind, 0.0).masked_fill_(top == torch.inf, torch.nan)
+        self.may_be_empty = may_be_empty
+        odd = may_be_empty and (compiling() or bool(self.top.isnan().any()))
+        unseen = values == -torch.inf if odd else None
+        self.scores = scores.sub_(self.top.unsqueeze(-1))  # (b, h, q, k)
+        self._peaks = {PEAK: peaks.sub_(self.top.unsqueeze(-1))}
+        above = self.scores.exp()
+        total = above.sum(-1).masked_fill(self.blind, 1.0)
+        self.shares = above / total.unsqueeze(-1)
+        if unseen is not None:  # a masked pair has no weight in a row of NaN either
+            self.shares = self.shares.masked_fill(unseen, 0.0)
+        self.log_keys = total.log()
+        if sinks is None:
+            self.weights, self.log_total, maximum, log_sum = self.shares, self.log_keys, self.top, self.log_keys
+        else:
+            self.log_total = torch.logaddexp(self.log_keys, sinks - self.top)
+            self.weights = self.shares * (self.log_keys - self.log_total).exp().unsqueeze(-1)
+            maximum = torch.maximum(self.top, sinks.detach().expand_as(self.top))
+            log_sum = torch.logaddexp(self.log_keys + (self.top - maximum), sinks - maximum)
+        self.maximum = maximum.masked_fill(self.blind, 0.0)
+        self.log_sum = log_sum.masked_fill(self.blind, torch.inf)
+
+    @property
+    def at(self) -> tuple[slice, slice, slice]:
+        """Where this block's rows are in a (B, H, Lq) result."""
+        return self.region.batch, self.region.heads, self.region.queries
+
+    @cached_property
+    def finite_scores(self) -> Tensor:
+        """The scores, with 0 for −∞: a weight of 0 times a score is then 0."""
+        if not self.may_be_empty:
+            return self.scores
+        return self.scores.masked_fill(self.scores.detach() == -torch.inf, 0.0)
+
+    def peaks(self, chunk: int) -> Tensor:
+        """The largest score of each `chunk` keys, counted from the block's first: (b, h, q, chunks)."""
+        if chunk not in self._peaks:
+            self._peaks[chunk] = chunks(self.scores.detach(), chunk, 0, torch.amax)
+        return self._peaks[chunk]
+
+
+def chunks(tensor: Tensor, size: int, start: int, reduce: Any) -> Tensor:
+    """Reduce the last dimension by chunks whose borders are multiples of `size` when it begins at `start`."""
+    first = min(-start % size, tensor.shape[-1])
+    whole = (tensor.shape[-1] - first) // size
+    parts = []
+    if first:
+        parts.append(reduce(tensor[..., :first], -1, keepdim=True))
+    if whole:
+        parts.append(reduce(unflatten(tensor[..., first : first + whole * size], -1, whole, size), -1))
+    if first + whole * size < tensor.shape[-1]:
+        parts.append(reduce(tensor[..., first + whole * size :], -1, keepdim=True))
+    if not parts:
+        return tensor
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)

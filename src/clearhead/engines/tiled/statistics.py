@@ -1,0 +1,260 @@
+"""The statistics of `Found`, block by block, in operations of PyTorch's that autograd can follow, more than once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clearhead.base.arrays import accumulated
+from clearhead.base.tracing import looked_into
+from clearhead.engines.tiled import tiles
+from clearhead.engines.tiled.checkpoints import checkpointed
+from clearhead.engines.tiled.look import PEAK, Look, chunks
+from clearhead.problem import regions
+from clearhead.problem.partial import Rows
+from clearhead.problem.problem import Problem
+from clearhead.problem.region import Region
+from clearhead.problem.regions import cut
+from clearhead.problem.summary import Found, Summary
+
+Scores = Callable[[Problem], Tensor]
+
+
+def in_blocks(problem: Problem, every: list[Region], scores: Scores, summary: Summary) -> Found:
+    """The statistics of a guarded problem over regions that cover it; `scores`: an engine's, of a part."""
+    if not every:
+        return _of_nothing(problem, summary)
+
+    def block(part: Problem, region: Region) -> Found:
+        return _block(part, region, problem.sizes.keys, scores, summary)
+
+    # transforms and forward mode follow plain operations, but no checkpoints
+    again = problem.needs_grad and not looked_into() and len(every) > 1
+    compute = checkpointed(problem, block) if again else lambda region: block(cut(problem, region), region)
+    parts = [compute(region) for region in every]
+    keys, cells = problem.sizes.keys, _cells(problem, summary.mean or summary.peak or (1, 1))
+    tall, wide = summary.mean or summary.peak or (1, 1)
+
+    def received(part: Tensor, region: Region) -> Tensor:
+        return _padded(part, (region.keys.start,), (keys,))
+
+    def cell(part: Tensor, region: Region) -> Tensor:
+        return _padded(part, (region.queries.start // tall, region.keys.start // wide), cells)
+
+    found: dict[str, Any] = {}
+    for name in Found._fields[:-1]:
+        own = [getattr(part, name) for part in parts]
+        if own[0] is None:
+            continue
+        place = {"received": received, "mean": cell, "peak": cell}.get(name)
+        if place is None:
+            found[name] = regions.assemble(own, every)
+        else:
+            combine = torch.maximum if name == "peak" else torch.add
+            found[name] = _combined([place(p, r) for p, r in zip(own, every, strict=True)], every, combine)
+    return Found(**found)
+
+
+def summed_products(
+    problem: Problem,
+    every: list[Region],
+    scores: Scores,
+    rows: Rows,
+    grad: Tensor | None,
+    positive: bool,
+    by: tuple[bool, bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Σ_j and Σ_i of w_ij Ȯ_i · V_j over the regions of a guarded problem: see `Engine.contributions`."""
+    assert problem.value is not None and grad is not None
+    sizes, new = problem.sizes, grad.new_zeros
+    dtype = accumulated(problem.query.dtype)
+    by_query = new(sizes.shape[:3], dtype=dtype) if by[0] else None
+    by_key = new((sizes.batch, sizes.heads, sizes.keys), dtype=dtype) if by[1] else None
+    for region in every:
+        at, part = region.sides[:3], cut(problem, region)
+        assert part.value is not None
+        maximum, log_sum = (row[at].unsqueeze(-1) for row in rows[:2])
+        tile = scores(part)
+        weights = (tile - maximum - log_sum).exp_().masked_fill_(tile == -torch.inf, 0.0)
+        products = tiles.grouped_product(grad[at].to(dtype), part.value.to(dtype).transpose(-1, -2)).mul_(weights)
+        products.masked_fill_(weights == 0, 0.0)  # not 0 · ∞
+        if positive:
+            products.clamp_(min=0.0)
+        if by_query is not None:
+            by_query[at] += products.sum(-1)
+        if by_key is not None:
+            by_key[(*at[:2], region.keys)] += products.sum(2)
+    return by_query, by_key
+
+
+def looks(problem: Problem, every: list[Region], scores: Scores) -> Iterator[Look]:
+    """The blocks of a guarded problem, in turn."""
+    for region in every:
+        yield _look(cut(problem, region), region, scores)
+
+
+def _look(part: Problem, region: Region, scores: Scores) -> Look:
+    tile = scores(part)
+    if part.lowered is None:  # a score's own tile may be its own memory
+        tile = tile.clone(memory_format=torch.contiguous_format)
+    return Look(region, tile, tiles.may_be_empty(part), tiles.sinks(part))
+
+
+def _block(part: Problem, region: Region, keys: int, scores: Scores, summary: Summary) -> Found:
+    """The statistics of one block: of its queries, and what it adds to sums and maxima over queries.
+
+    `keys`: how many the whole has.
+    """
+    look = _look(part, region, scores)
+    weights, blind = look.weights, look.blind
+    found: dict[str, Tensor] = {}
+    if summary.output:
+        assert part.value is not None
+        found["output"] = tiles.grouped_product(weights, part.value.to(weights.dtype))
+    if summary.groups is not None:
+        groups = summary.groups[region.batch if len(summary.groups) > 1 else slice(None), region.keys]
+        found["groups"] = weights @ groups.to(weights.dtype).unsqueeze(1)
+    if summary.rows:
+        found["maximum"], found["log_sum"] = look.maximum, look.log_sum
+    if summary.entropy:
+        expected = torch.einsum("bhqk,bhqk->bhq", look.shares, look.finite_scores)
+        found["entropy"] = (look.log_keys - expected).clamp(min=0.0).masked_fill(blind, 0.0)
+    if summary.distance is not None:
+        own = summary.distance[region.batch if len(summary.distance) > 1 else slice(None), :, region.queries]
+        places = torch.arange(region.keys.start, region.keys.stop, device=own.device)
+        gap = (own.unsqueeze(-1) - places).abs_().to(weights.dtype)
+        found["distance"] = (weights * gap).sum(-1)  # summed pairwise; einsum's running sum rounds more
+    if summary.best:
+        found["best"], found["best_key"] = _best(look)
+    if summary.top:
+        found["values"], found["indices"] = _largest(look, summary.top, keys)
+    if summary.received or summary.mean is not None:
+        counted = weights
+        if summary.factors is not None:
+            at = (s if n > 1 else slice(None) for s, n in zip(look.at, summary.factors.shape, strict=True))
+            counted = weights * summary.factors[tuple(at)].to(weights.dtype).unsqueeze(-1)
+        if summary.received:
+            found["received"] = counted.sum(2)
+        if summary.mean is not None:
+            found["mean"] = _pooled(counted, look, summary.mean, torch.sum)
+    if summary.peak is not None:
+        found["peak"] = _peaks(look, summary.peak)
+    return Found(**found)  # type: ignore[arg-type]
+
+
+def _best(look: Look) -> tuple[Tensor, Tensor]:
+    """The largest finished score of each row, and the first key that has it."""
+    if not look.scores.shape[-1]:
+        none = torch.full_like(look.blind, -1, dtype=torch.int64)
+        return look.scores.new_full(look.blind.shape, -torch.inf), none
+    key = look.scores.detach().argmax(-1, keepdim=True)
+    chosen = look.scores.gather(-1, key).squeeze(-1).masked_fill(look.blind, -torch.inf)
+    return chosen + look.top, (key.squeeze(-1) + look.start).masked_fill(look.blind, -1)
+
+
+def _largest(look: Look, k: int, keys: int) -> tuple[Tensor, Tensor]:
+    """The k largest weights and their keys, equal ones in the order of the keys."""
+    count = min(k, look.weights.shape[-1])
+    # in a block of fewer than k keys the rest, of weight 0, are the keys after it, and then from the first on
+    indices = ((torch.arange(k, device=look.blind.device) + look.start) % keys).expand(*look.blind.shape, k)
+    if not count:
+        return look.weights.new_zeros(*look.blind.shape, k), indices.contiguous()
+    best = _tournament(look.scores.detach(), look.peaks(PEAK), count)
+    values = F.pad(look.weights.gather(-1, best), (0, k - count))
+    return values, torch.cat([best + look.start, indices[..., count:]], -1)
+
+
+def _tournament(scores: Tensor, peaks: Tensor, count: int) -> Tensor:
+    """The places of the `count` largest scores, equal ones in order, by a tournament of chunks.
+
+    Each round takes the first best chunk and the first best score in it, so a round reads one chunk, not the row.
+    What has been taken becomes −∞; what is not allowed is the least number, so that a chunk that is used up is never
+    taken for one that is masked.
+    """
+    least = torch.finfo(scores.dtype).min
+    scores, peaks = scores.clamp(min=least), peaks.clamp(min=least)
+    places = torch.arange(PEAK, device=scores.device)
+    taken = []
+    for _ in range(count):
+        chunk = peaks.argmax(-1, keepdim=True)
+        near = (chunk * PEAK + places).clamp_(max=scores.shape[-1] - 1)
+        local = scores.gather(-1, near)
+        best = near.gather(-1, local.argmax(-1, keepdim=True))
+        scores.scatter_(-1, best, -torch.inf)
+        peaks.scatter_(-1, chunk, local.masked_fill_(near == best, -torch.inf).amax(-1, keepdim=True))
+        taken.append(best)
+    return torch.cat(taken, -1)
+
+
+def _pooled(weights: Tensor, look: Look, cell: tuple[int, int], reduce: Any) -> Tensor:
+    """Weights reduced over the cells that the block touches."""
+    tall, wide = cell
+    part = chunks(weights, wide, look.start, reduce)
+    return chunks(part.transpose(-1, -2), tall, look.region.queries.start, reduce).transpose(-1, -2)
+
+
+def _peaks(look: Look, cell: tuple[int, int]) -> Tensor:
+    tall, wide = cell
+    if look.start % wide or not look.weights.shape[-1]:
+        return _pooled(look.weights.detach(), look, cell, torch.amax)
+    # the largest weight has the largest score, and those peaks may be there already
+    part = (look.peaks(wide) - look.log_total.detach().unsqueeze(-1)).exp_()
+    return chunks(part.transpose(-1, -2), tall, look.region.queries.start, torch.amax).transpose(-1, -2)
+
+
+def _padded(part: Tensor, first: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
+    """A part's last dimensions at their place in those of the whole, zeros around it."""
+    around: list[int] = []
+    for dim in range(-1, -len(sizes) - 1, -1):
+        around += [first[dim], sizes[dim] - first[dim] - part.shape[dim]]
+    return F.pad(part, around)
+
+
+def _combined(parts: list[Tensor], every: list[Region], combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Parts for some sequences and heads each, those for the same combined, joined in the order of `walk`."""
+    rows = []
+    pairs = list(zip(every, parts, strict=True))
+    for _, of_batch in groupby(pairs, lambda pair: pair[0].batch.start):
+        heads: dict[int, Tensor] = {}
+        for region, part in of_batch:
+            at = region.heads.start
+            heads[at] = combine(heads[at], part) if at in heads else part
+        rows.append(regions.join(list(heads.values()), 1))
+    return regions.join(rows, 0)
+
+
+def _cells(problem: Problem, cell: tuple[int, int]) -> tuple[int, int]:
+    """The rows and columns of a map."""
+    return -(-problem.sizes.queries // cell[0]), -(-problem.sizes.keys // cell[1])
+
+
+def _of_nothing(problem: Problem, summary: Summary) -> Found:
+    """The statistics of a problem that has no row."""
+    sizes = problem.sizes
+    row, value = (sizes.queries,), problem.value
+
+    def new(*shape: int) -> Tensor:
+        dtype = accumulated(problem.query.dtype)
+        return torch.zeros(sizes.batch, sizes.heads, *shape, dtype=dtype, device=sizes.device)
+
+    cells = _cells(problem, summary.mean or summary.peak or (1, 1))
+    return Found(
+        output=new(*row, value.shape[-1]) if summary.output and value is not None else None,
+        groups=None if summary.groups is None else new(*row, summary.groups.shape[-1]),
+        maximum=new(*row) if summary.rows else None,
+        log_sum=new(*row) if summary.rows else None,
+        entropy=new(*row) if summary.entropy else None,
+        distance=None if summary.distance is None else new(*row),
+        best=new(*row) if summary.best else None,
+        best_key=new(*row).long() if summary.best else None,
+        values=new(*row, summary.top) if summary.top else None,
+        indices=new(*row, summary.top).long() if summary.top else None,
+        received=new(sizes.keys) if summary.received else None,
+        mean=new(*cells) if summary.mean else None,
+        peak=new(*cells) if summary.peak else None,
+    )

@@ -1,0 +1,91 @@
+"""The gradients of the weights as a lazy matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.base.arrays import accumulated
+from clearhead.base.tracing import without_autocast
+from clearhead.engines.base import Engine
+from clearhead.engines.tiled.tiles import grouped_product
+from clearhead.inspection.index import Part, parse
+from clearhead.problem.partial import Rows
+from clearhead.problem.problem import Problem, guard
+from clearhead.problem.region import Region
+from clearhead.problem.regions import cut
+
+
+class WeightGradients:
+    """How much the loss changes with each weight, computed where it is looked at. `Weights.gradients` makes it.
+
+    >>> import torch, clearhead as ch
+    >>> query, key, value = (torch.rand(2, 8, 50, 16, requires_grad=True) for _ in range(3))
+    >>> output = ch.attention(query, key, value, mask=ch.Causal())
+    >>> grad, = torch.autograd.grad(output.square().sum(), output)
+    >>> g = ch.weights(query, key, mask=ch.Causal()).gradients(value, grad)
+    >>> g.shape, g[0, 3, 17].shape                        # one exact row of ∂L/∂A
+    (torch.Size([2, 8, 50, 50]), torch.Size([50]))
+    >>> g.by_key(positive=True).shape                     # how much each key's weights raise the loss
+    torch.Size([2, 8, 50])
+
+    Formula: ∂L/∂A_ij = Ȯ_i · V_j, with A the weights, Ȯ = ∂L/∂O the gradient of the output O = A·V. `by_query` and
+    `by_key` sum A ∘ ∂A, the weights times their gradients, without the matrix. None of it has gradients itself.
+    Memory is O(Lq + Lk) but for what is asked for. Source: Chefer, Gur and Wolf 2021, "Transformer Interpretability
+    Beyond Attention Visualization", who roll (A ∘ ∂A)⁺ out over the layers.
+    """
+
+    def __init__(
+        self, problem: Problem, engine: Engine, rows: tuple[Tensor, Tensor], grad: Tensor, numpy: bool
+    ) -> None:
+        self._given, self._problem = problem, guard(problem)
+        self._engine, self._grad, self._numpy = engine, grad, numpy
+        self._rows = Rows(*rows, grad)  # the kernels read no δ for this
+
+    @property
+    def shape(self) -> torch.Size:
+        """(..., Lq, Lk)."""
+        sizes = self._problem.sizes
+        return torch.Size((*sizes.shown, sizes.queries, sizes.keys))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return accumulated(self._problem.query.dtype)
+
+    def __repr__(self) -> str:
+        return f"WeightGradients({tuple(self.shape)}, {self.dtype}, engine={self._engine.name!r})"
+
+    def __getitem__(self, index: Any) -> Any:
+        """∂L/∂A at any basic index: integers, slices, `...` and None; of pairs that are not allowed, too."""
+        part = parse(index, self.shape, self._problem.sizes)
+        with torch.no_grad(), without_autocast(self._problem.sizes.device):
+            return self._out(part.restore([self._tile(part, batch) for batch in part.batches]))
+
+    def _tile(self, part: Part, batch: slice) -> Tensor:
+        region = Region(batch, part.heads, part.queries, part.keys, masked=False)
+        value = cut(self._given, region).value
+        assert value is not None
+        grad = self._grad[region.sides[:3]]
+        return grouped_product(grad, value.to(grad.dtype).transpose(-1, -2))
+
+    def by_query(self, positive: bool = False) -> Any:
+        """Σ_j A_ij ∂L/∂A_ij, (..., Lq); with `positive`, of the products above 0 alone.
+
+        Cost: two of the five products of a backward pass.
+        """
+        return self._summed(positive, (True, False))
+
+    def by_key(self, positive: bool = False) -> Any:
+        """Σ_i A_ij ∂L/∂A_ij, (..., Lk); with `positive`, of the products above 0 alone. Cost: as `by_query`."""
+        return self._summed(positive, (False, True))
+
+    def _summed(self, positive: bool, by: tuple[bool, bool]) -> Any:
+        problem = self._problem
+        with torch.no_grad(), without_autocast(problem.sizes.device):
+            found = self._engine.contributions(problem, self._rows, self._grad, None, positive, by)
+        return self._out(problem.sizes.restore(found[0] if by[0] else found[1]))  # type: ignore[arg-type]
+
+    def _out(self, tensor: Tensor) -> Any:
+        return tensor.detach().numpy() if self._numpy else tensor.detach()

@@ -1,0 +1,74 @@
+"""How much of each query's weight goes to each group of keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead.base.arrays import to_tensor
+from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.inspection.reductions.base import Reduction, arange
+from clearhead.problem.problem import Problem
+from clearhead.problem.summary import Found, Summary
+
+
+@dataclass(frozen=True, eq=False)
+class Mass(Reduction):
+    """How much of each query's weight goes to each group of keys: to the system prompt, to each document, to digits.
+
+    >>> import torch, clearhead as ch
+    >>> w = ch.weights(torch.zeros(2, 4), torch.zeros(4, 4))
+    >>> w.reduce(ch.Mass([0, 1, 1, 1]))                         # each key's group
+    (tensor([[0.2500, 0.7500],
+            [0.2500, 0.7500]]),)
+    >>> w.reduce(ch.Mass([[True, True, True, False]]))          # or each group's keys, which may overlap
+    (tensor([[0.7500],
+            [0.7500]]),)
+
+    Formula: m_ig = Σ_j w_ij [j in g]. `groups`: integers from 0 on, (Lk,) or (B or 1, Lk), the group of each key; or
+    bool, (G, Lk). Gives (..., Lq, G), without sinks summing to 1 where groups cover the keys once. Differentiable.
+    Raises a `ShapeError` or `ClearheadError` for others. Cost: that of an output of width G; memory O((Lq + Lk) · G).
+    """
+
+    along = "queries"
+
+    groups: Any
+
+    def check(self, problem: Problem) -> None:
+        self._members(problem)
+
+    def _members(self, problem: Problem) -> Tensor:
+        """(B or 1, Lk, G): 1 where a key belongs to a group."""
+        sizes = problem.sizes
+        given = np.asarray(self.groups) if isinstance(self.groups, list | tuple) else self.groups
+        groups: Tensor = to_tensor(given, "groups")
+        shape, keys = tuple(groups.shape), sizes.keys
+        if groups.dtype == torch.bool:
+            if len(shape) != 2 or shape[1] != keys:
+                raise ShapeError(f"Mass: groups is bool {shape}; expected (groups, Lk) with Lk = {keys}.")
+            return groups.to(sizes.device, problem.key.dtype).T.unsqueeze(0)
+        if groups.is_floating_point() or groups.is_complex():
+            raise ClearheadError(f"Mass: groups is {groups.dtype} {shape}; expected integers, or bool (groups, Lk).")
+        if len(shape) not in (1, 2) or shape[-1] != keys or (len(shape) == 2 and shape[0] not in (1, sizes.batch)):
+            raise ShapeError(
+                f"Mass: groups has shape {shape}; expected the group of each key, ({keys},) or ({sizes.batch} or 1, "
+                f"{keys}), or bool (groups, {keys})."
+            )
+        groups = groups.to(sizes.device).long().reshape(-1, keys)
+        count = int(groups.max()) + 1 if groups.numel() else 0
+        if groups.numel() and int(groups.min()) < 0:
+            raise ClearheadError(
+                f"Mass: groups holds {int(groups.min())}; groups count from 0. For keys in no group pass bool, "
+                "(groups, Lk)."
+            )
+        return (groups.unsqueeze(-1) == arange(count, sizes.device)).to(problem.key.dtype)
+
+    def summary(self, problem: Problem) -> Summary:
+        return Summary(groups=self._members(problem))
+
+    def found(self, found: Found, problem: Problem) -> Tensor | None:
+        return found.groups

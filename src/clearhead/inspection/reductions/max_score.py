@@ -1,0 +1,34 @@
+"""The largest score of each query."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from clearhead.inspection.reductions.base import Reduction
+from clearhead.problem.problem import Problem
+from clearhead.problem.summary import Found, Summary
+
+
+@dataclass(frozen=True)
+class MaxScore(Reduction):
+    """The largest score of each query, as the softmax meets it: scaled, capped, with bias, of an allowed key.
+
+    >>> import torch, clearhead as ch
+    >>> ch.weights(torch.ones(1, 1), torch.tensor([[1.0], [3.0], [2.0]])).reduce(ch.MaxScore())
+    (tensor([3.]),)
+
+    Formula: m_i = max_j s_ij over the allowed keys; a sink does not count. Gives (..., Lq); −∞ where nothing is
+    allowed. Differentiable: the gradient goes to the score of the first key that has it. Training watches this
+    number, since logits that grow make a softmax of one key. Cost: one pass over the allowed pairs, O(Lq) memory.
+    Source: Dehghani et al. 2023, "Scaling Vision Transformers to 22 Billion Parameters".
+    """
+
+    along = "queries"
+
+    def summary(self, problem: Problem) -> Summary:
+        return Summary(best=True)
+
+    def found(self, found: Found, problem: Problem) -> Tensor | None:
+        return found.best

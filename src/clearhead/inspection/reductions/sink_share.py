@@ -1,0 +1,40 @@
+"""How much of each query's softmax goes to its sink."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clearhead.inspection.reductions.base import Reduction
+from clearhead.problem.problem import Problem
+from clearhead.problem.summary import Found, Summary
+
+
+@dataclass(frozen=True)
+class SinkShare(Reduction):
+    """The share of each query's softmax that goes to its head's sink: what the weights of the keys lack to 1.
+
+    >>> import torch, clearhead as ch
+    >>> query, key = torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 3, 4)
+    >>> ch.weights(query, key, sinks=torch.zeros(1)).reduce(ch.SinkShare())      # three keys and the sink, all equal
+    (tensor([[[0.2500, 0.2500]]]),)
+
+    Formula: p_i = exp(sink − L_i) = 1 − Σ_j w_ij, L_i the log-sum-exp of keys and sink. Gives (..., Lq); 0 without
+    sinks, and where nothing is allowed. Differentiable. Cost: one pass over the allowed pairs, O(Lq) memory.
+    Source: Xiao et al. 2024, "Efficient Streaming Language Models with Attention Sinks".
+    """
+
+    along = "queries"
+
+    def summary(self, problem: Problem) -> Summary:
+        return Summary(rows=True)
+
+    def found(self, found: Found, problem: Problem) -> Tensor:
+        assert found.maximum is not None and found.log_sum is not None
+        if problem.sinks is None:
+            return torch.zeros_like(found.log_sum)
+        blind = found.log_sum == torch.inf
+        share = (problem.sinks.to(found.maximum)[:, None] - found.maximum) - found.log_sum.masked_fill(blind, 0.0)
+        return share.exp().masked_fill(blind, 0.0)

@@ -1,0 +1,354 @@
+"""Statistics of the weights have gradients: those of autograd through dense weights, on every engine, twice."""
+
+import copy
+
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.engines.native import bindings
+from clearhead.problem import regions
+
+LQ, LK = 37, 33
+ENGINES = {"native": torch.float32, "tiled": torch.float64, "reference": torch.float64}
+SCORES = {
+    "dot": lambda: None,
+    "capped": lambda: ch.Dot(softcap=1.5),
+    "bilinear": lambda: ch.Bilinear(8, 8),
+    "additive": lambda: ch.Additive(8, 8, 6),
+    "gaussian": lambda: ch.Gaussian(),
+}
+MASKS = {
+    "none": lambda: None,
+    "causal": lambda: ch.Causal(),
+    "window": lambda: ch.SlidingWindow(5, 2) & ch.Lengths([20, 0]),
+    "dense": lambda: ch.DenseMask(draw(LQ, LK, seed=9) < -0.3),
+}
+FACTORS = torch.linspace(-1, 2, LQ, dtype=torch.float64)
+REDUCTIONS = {
+    "entropy": ch.Entropy(),
+    "log-sum-exp": ch.LogSumExp(),
+    "max score": ch.MaxScore(),
+    "sink share": ch.SinkShare(),
+    "mass": ch.Mass(torch.arange(LK) % 3),
+    "top": ch.TopK(4),
+    "received": ch.Received(),
+    "received weighted": ch.Received(FACTORS),
+    "received by the last": ch.Received(slice(-5, None)),
+    "mean": ch.Pool((5, 4), "mean"),
+    "mean weighted": ch.Pool((5, 4), "mean", FACTORS),
+    "mean of some": ch.Pool((5, 4), "mean", slice(3, 30, 2)),
+    "distance": ch.MeanDistance(),
+}
+
+
+def draw(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+class Case:
+    """Inputs with gradients, and what `weights` takes beside them."""
+
+    def __init__(self, score, mask, sinks, bias, dtype):
+        torch.manual_seed(3)
+        self.query, self.key, self.value = draw(2, 4, LQ, 8), draw(2, 2, LK, 8, seed=1), draw(2, 2, LK, 5, seed=2)
+        self.score, self.mask = SCORES[score](), MASKS[mask]()
+        self.sinks = torch.tensor([0.3, -1.0, 2.0, 0.0], dtype=torch.float64) if sinks else None
+        self.bias = draw(1, 4, LQ, LK, seed=4) if bias else None
+        for name in ("query", "key", "value", "sinks", "bias"):
+            if getattr(self, name) is not None:
+                setattr(self, name, getattr(self, name).to(dtype).requires_grad_())
+        self.score = None if self.score is None else self.score.to(dtype)
+
+    @property
+    def leaves(self):
+        given = [self.query, self.key, self.value, self.sinks, self.bias]
+        return [t for t in given if t is not None] + ([] if self.score is None else list(self.score.parameters()))
+
+    def weights(self, engine):
+        options = {"score": self.score, "mask": self.mask, "bias": self.bias, "sinks": self.sinks}
+        return ch.weights(self.query, self.key, **options, align="lower_right", engine=engine)
+
+    def dense(self):
+        """Finished scores, weights, weights of the keys alone, and which queries see nothing: by the formulas."""
+        score = self.score or ch.Dot()
+        s = score(self.query, self.key)
+        s = s if self.bias is None else s + self.bias
+        if self.mask is not None:
+            s = s.masked_fill(~self.mask.dense(self.query, self.key, "lower_right"), -torch.inf)
+        unseen = s == -torch.inf
+        blind = unseen.all(-1, keepdim=True)
+        kept = s.masked_fill(blind, 0.0)
+        with_sink = kept
+        if self.sinks is not None:
+            with_sink = torch.cat([kept, self.sinks[:, None, None].expand(*s.shape[:-1], 1)], -1)
+        hide = lambda w: w.masked_fill(unseen, 0.0)
+        whole = with_sink.softmax(-1)
+        share = torch.zeros_like(whole[..., 0]) if self.sinks is None else whole[..., -1].masked_fill(blind[..., 0], 0)
+        return s, hide(whole[..., :LK]), hide(kept.softmax(-1)), with_sink.logsumexp(-1), share, blind[..., 0]
+
+
+def cells(w):
+    tall, wide = -(-w.shape[-2] // 5), -(-w.shape[-1] // 4)
+    rows = [torch.stack([c.mean((-2, -1)) for c in r.split(wide, -1)], -1) for r in w.split(tall, -2)]
+    return torch.stack(rows, -2)
+
+
+def truth(case):
+    s, w, alone, rows, share, blind = case.dense()
+    logs = torch.where(alone > 0, alone, 1.0).log()
+    gap = (torch.arange(LQ)[:, None] + LK - LQ - torch.arange(LK)).abs()
+    counted = w * FACTORS[:, None]
+    return {
+        "entropy": -(alone * logs).sum(-1),
+        "log-sum-exp": rows.masked_fill(blind, -torch.inf),
+        "max score": s.max(-1).values,
+        "sink share": share,
+        "mass": torch.stack([w[..., torch.arange(LK) % 3 == g].sum(-1) for g in range(3)], -1),
+        "top": w.topk(4).values,
+        "received": w.sum(-2),
+        "received weighted": counted.sum(-2),
+        "received by the last": w[..., -5:, :].sum(-2),
+        "mean": cells(w),
+        "mean weighted": cells(counted),
+        "mean of some": cells(w[..., 3:30:2, :]),
+        "distance": (alone * gap).sum(-1),
+        "output": w @ case.value.repeat_interleave(2, 1),
+    }
+
+
+def compare(got, want, leaves, wide_leaves, dtype, name):
+    """A result and its gradients, of a random loss over what is finite."""
+    finite = want.isfinite()
+    assert torch.equal(finite, got.isfinite()), name
+    eps = 1e-10 if dtype == torch.float64 else 1e-5
+    close = {"atol": eps, "rtol": eps, "msg": lambda m: f"{name}: {m}"}
+    torch.testing.assert_close(got.double()[finite], want[finite], **close)
+    loss = draw(*want.shape, seed=11)
+    pairs = ((got, leaves), (want, wide_leaves))
+    every = []
+    for result, inputs in pairs:
+        total = (result.double().masked_fill(~finite, 0.0) * loss).sum()
+        if not total.requires_grad:
+            assert name == "sink share"
+            return
+        found = torch.autograd.grad(total, inputs, allow_unused=True, retain_graph=True)
+        every.append(
+            [torch.zeros(t.shape).double() if g is None else g.double() for t, g in zip(inputs, found, strict=True)]
+        )
+    for leaf, one, two in zip(range(len(leaves)), *every, strict=True):
+        limit = eps * max(1.0, two.abs().max().item())
+        assert (one - two).abs().max() <= limit, f"{name}: gradient {leaf} is off by {(one - two).abs().max():.2g}"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("sinks", [False, True])
+def test_statistics_and_gradients_are_those_of_dense_weights(engine, mask, score, sinks, monkeypatch):
+    monkeypatch.setattr(regions, "LOOK", 1200)  # several blocks
+    dtype = ENGINES[engine]
+    case, wide = (Case(score, mask, sinks, mask != "window", d) for d in (dtype, torch.float64))
+    if case.score is not None:
+        wide.score.load_state_dict(case.score.state_dict())
+    want = truth(wide)
+    together = case.weights(engine).reduce(ch.Output(case.value), *REDUCTIONS.values())
+    for name, got in zip(["output", *REDUCTIONS], together, strict=True):
+        got = got[0] if isinstance(got, tuple) else got
+        compare(got, want[name], case.leaves, wide.leaves, dtype, name)
+        if name != "output":
+            one = case.weights(engine).reduce(REDUCTIONS[name])[0]
+            torch.testing.assert_close(one[0] if isinstance(one, tuple) else one, got, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_derivatives_twice(name, monkeypatch):
+    monkeypatch.setattr(regions, "LOOK", 40)
+    inputs = [draw(1, 2, 6, 3).requires_grad_(), draw(1, 1, 7, 3, seed=1).requires_grad_()]
+    inputs.append(torch.tensor([0.5, -0.5], dtype=torch.float64, requires_grad=True))
+    reduction = copy.copy(REDUCTIONS[name])
+    if name == "mass":
+        reduction = ch.Mass(torch.arange(7) % 3)
+    if "weighted" in name:
+        reduction = type(reduction)(**{**vars(reduction), "queries": FACTORS[:6]})
+
+    def run(query, key, sinks):
+        keep = ch.DenseMask(torch.arange(42).view(6, 7) % 5 != 2)
+        w = ch.weights(query, key, sinks=sinks, mask=keep, align="upper_left", engine="tiled")
+        found = w.reduce(reduction)[0]
+        return found[0] if isinstance(found, tuple) else found
+
+    assert torch.autograd.gradcheck(run, inputs) and torch.autograd.gradgradcheck(run, inputs)
+
+
+def test_second_derivatives_of_the_kernels():
+    def run(dtype, engine):
+        inputs = [draw(1, 2, 20, 8, seed=s, dtype=dtype).requires_grad_() for s in range(3)]
+        w = ch.weights(*inputs[:2], mask=ch.Causal(), engine=engine)
+        found = w.reduce(ch.Output(inputs[2]), ch.Entropy(), ch.LogSumExp(), ch.Received(), ch.TopK(3), ch.MaxScore())
+        total = sum((t[0] if isinstance(t, tuple) else t).square().sum() for t in found)
+        first = torch.autograd.grad(total, inputs, create_graph=True)
+        return [*first, *torch.autograd.grad(sum(g.square().sum() for g in first), inputs)]
+
+    for one, two in zip(run(torch.float32, "native"), run(torch.float64, "tiled"), strict=True):
+        assert (one - two).abs().max() <= 2e-5 * two.abs().max()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_largest_score_sends_its_gradient_to_the_first_of_equal_ones(engine):
+    query = torch.ones(1, 1, 2, 1, dtype=ENGINES[engine])
+    key = torch.tensor([1.0, 3.0, 2.0, 3.0], dtype=query.dtype).view(1, 1, 4, 1).requires_grad_()
+    sinks = torch.tensor([50.0], dtype=query.dtype, requires_grad=True)  # larger than any score
+    best = ch.weights(query, key, sinks=sinks, mask=ch.Lengths([[4, 1]]), engine=engine).reduce(ch.MaxScore())[0]
+    assert best.flatten().tolist() == [3.0, 1.0]
+    found = torch.autograd.grad(best.sum(), (key, sinks), allow_unused=True)
+    assert found[0].flatten().tolist() == [1.0, 1.0, 0.0, 0.0]
+    assert found[1] is None or found[1].item() == 0
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_how_spread_weights_are_does_not_depend_on_the_sink(engine):
+    """Six almost equal weights that sum to next to nothing are as even as without a sink."""
+    dtype = ENGINES[engine]
+    query, key = (draw(1, 1, 6, 4, seed=s, dtype=dtype).mul(0.01).requires_grad_() for s in (0, 1))
+    found = []
+    for sinks in (None, torch.tensor([200.0], dtype=dtype)):
+        w = ch.weights(query, key, sinks=sinks, engine=engine)
+        entropy, distance = w.reduce(ch.Entropy(), ch.MeanDistance())
+        assert (entropy.exp() > 5.99).all()
+        found.append([entropy, distance, *torch.autograd.grad(entropy.sum() + distance.sum(), (query, key))])
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(one, two, atol=0, rtol=0)
+
+
+def test_output_entropy_and_rows_are_one_pass(monkeypatch):
+    calls, own = [], bindings.summarise
+    monkeypatch.setattr(bindings, "summarise", lambda *given: calls.append(given) or own(*given))
+    x = draw(1, 2, 30, 8, dtype=torch.float32)
+    reductions = [
+        ch.Output(x),
+        ch.Entropy(),
+        ch.LogSumExp(),
+        ch.SinkShare(),
+        ch.MaxScore(),
+        ch.TopK(3),
+        ch.Mass([0] * 30),
+    ]
+    reductions += [ch.MeanDistance(), ch.Received(), ch.Pool(3, "mean"), ch.Pool(3)]
+    ch.weights(x, x).reduce(*reductions)
+    assert len(calls) == 1
+    ch.weights(x, x, sinks=torch.zeros(2)).reduce(*reductions)
+    assert len(calls) == 3  # entropy and distance are of the keys alone
+
+
+def test_a_residual_that_is_not_made_at_once(monkeypatch):
+    x = draw(1, 2, 200, 8, dtype=torch.float32).requires_grad_()
+    mask = ch.DenseMask(draw(200, 200, seed=1) < 0.5)
+    reductions = ch.Output(x), ch.Entropy(), ch.Received(), ch.TopK(2)
+
+    def run():
+        found = ch.weights(x, x, mask=mask, engine="native").reduce(*reductions)
+        return torch.autograd.grad(sum((t[0] if isinstance(t, tuple) else t).square().sum() for t in found), x)[0]
+
+    want = run()
+    monkeypatch.setattr(bindings, "KEEP_BYTES", 2**12)
+    torch.testing.assert_close(run(), want, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_surroundings_of_the_gradients(engine, monkeypatch):
+    monkeypatch.setattr(regions, "LOOK", 40)
+    dtype = ENGINES[engine]
+    query, key = (draw(1, 2, 9, 4, seed=s, dtype=dtype).requires_grad_() for s in (0, 1))
+    reductions = ch.Entropy(), ch.Received()
+
+    def total(query, key):
+        found = ch.weights(query, key, mask=ch.Causal(), engine=engine).reduce(*reductions)
+        return sum(t.square().sum() for t in found)
+
+    want = torch.autograd.grad(total(query, key), (query, key))
+    if engine != "native":
+        for got, one in zip(torch.func.grad(total, argnums=(0, 1))(query.detach(), key.detach()), want, strict=True):
+            torch.testing.assert_close(got, one)
+    again = torch.utils.checkpoint.checkpoint(total, query, key, use_reentrant=False)
+    for got, one in zip(torch.autograd.grad(again, (query, key)), want, strict=True):
+        torch.testing.assert_close(got, one)
+    entropy, received = ch.weights(query, key, mask=ch.Causal(), engine=engine).reduce(*reductions)
+    losses = draw(3, *entropy.shape, seed=5, dtype=dtype), draw(3, *received.shape, seed=6, dtype=dtype)
+    joint = torch.autograd.grad((entropy, received), (query, key), losses, is_grads_batched=True, retain_graph=True)
+    for i in range(3):
+        single = torch.autograd.grad((entropy, received), (query, key), [x[i] for x in losses], retain_graph=True)
+        for got, one in zip(joint, single, strict=True):
+            torch.testing.assert_close(got[i], one)
+    with torch.inference_mode():
+        assert not ch.weights(query, key, engine=engine).entropy().requires_grad
+    with torch.no_grad():
+        query.mul_(2)
+    if engine != "reference":  # whose one block has saved all that it needs
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(entropy.sum(), query)
+
+
+def test_what_queries_and_groups_may_be():
+    w = ch.weights(draw(2, 3, 5, 4), draw(2, 3, 6, 4))
+    dense = w.dense()
+    per_head = draw(2, 3, 5, seed=8)
+    torch.testing.assert_close(w.reduce(ch.Received(per_head))[0], (dense * per_head.unsqueeze(-1)).sum(-2))
+    torch.testing.assert_close(w.reduce(ch.Received(per_head[:1, :1]))[0], (dense * per_head[:1, :1, :, None]).sum(-2))
+    torch.testing.assert_close(w.reduce(ch.Pool(2, "max", slice(1, 3)))[0], ch.weights(*slices()).pool(2))
+    per_sequence = torch.tensor([[0, 1, 0, 1, 2, 2], [1, 1, 1, 0, 0, 0]])
+    for got, b in zip(w.reduce(ch.Mass(per_sequence))[0], range(2), strict=True):
+        for g in range(3):
+            torch.testing.assert_close(got[..., g], dense[b][..., per_sequence[b] == g].sum(-1))
+    overlapping = torch.tensor([[1, 1, 0, 0, 1, 1], [0, 1, 1, 1, 1, 0]], dtype=torch.bool)
+    torch.testing.assert_close(w.reduce(ch.Mass(overlapping))[0], dense @ overlapping.double().T)
+    for wrong, words in (
+        (ch.Received(torch.ones(4, dtype=torch.float64)), "weight for each query"),
+        (ch.Received(slice(None, None, -1)), "forward"),
+        (ch.Received(torch.ones(5, dtype=torch.int64)), "dtype"),
+        (ch.Pool(3, queries=torch.ones(5, dtype=torch.float64)), "how='mean'"),
+        (ch.Mass(torch.zeros(6)), "expected integers"),
+        (ch.Mass([0, 1, 2, -1, 0, 0]), "count from 0"),
+        (ch.Mass([0, 1]), "group of each key"),
+        (ch.Mass(torch.ones(2, 5, dtype=torch.bool)), "Lk = 6"),
+    ):
+        with pytest.raises(ch.ClearheadError, match=words):
+            w.reduce(wrong)
+
+
+def slices():
+    return draw(2, 3, 5, 4)[:, :, 1:3], draw(2, 3, 6, 4)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("sinks", [False, True])
+def test_gradients_of_weights(engine, mask, sinks, monkeypatch):
+    monkeypatch.setattr(regions, "LOOK", 1200)
+    dtype = ENGINES[engine]
+    case, wide = (Case("dot", mask, sinks, True, d) for d in (dtype, torch.float64))
+    grad = draw(2, 4, LQ, 5, seed=12)
+    weights = wide.dense()[1]
+    want = grad @ wide.value.repeat_interleave(2, 1).mT
+    g = case.weights(engine).gradients(case.value, grad.to(dtype))
+    assert g.shape == weights.shape and g.dtype == dtype and "WeightGradients" in repr(g)
+    close = {"atol": 1e-10, "rtol": 1e-9} if dtype == torch.float64 else {"atol": 2e-5, "rtol": 2e-5}
+    for index in (..., (1, 3, 17), (0, slice(1, 3), slice(2, 30, 3), slice(5, 20)), (..., None, 4)):
+        torch.testing.assert_close(g[index].double(), want[index], **close)
+    products = weights * want
+    for positive in (False, True):
+        kept = products.clamp(min=0) if positive else products
+        torch.testing.assert_close(g.by_query(positive).double(), kept.sum(-1), **close)
+        torch.testing.assert_close(g.by_key(positive).double(), kept.sum(-2), **close)
+    assert not g.by_key().requires_grad
+
+
+def test_gradients_of_weights_refuse_what_does_not_fit():
+    query, key, value = draw(5, 4), draw(6, 4), draw(6, 3)
+    w = ch.weights(query, key)
+    with pytest.raises(ch.ShapeError, match="expected that of the output"):
+        w.gradients(value, draw(5, 4))
+    with pytest.raises(ch.ClearheadError, match="NumPy"):
+        w.gradients(value.numpy(), draw(5, 3).numpy())
+    arrays = ch.weights(query.numpy(), key.numpy()).gradients(value.numpy(), draw(5, 3).numpy())
+    assert arrays[0].shape == (6,) and type(arrays.by_key()).__module__ == "numpy"
