@@ -301,6 +301,61 @@ def documents() -> Result:
     return _faster("8 packed causal documents at (1,8,4096,64), over SDPA with a bool mask", 12, calls, 7)
 
 
+def _step(inputs: list[Tensor], results: Callable[[], tuple[Tensor, ...]]) -> Callable[[], Tensor]:
+    """Forward and backward, each result with a gradient of its own."""
+    with torch.no_grad():
+        grads = [torch.randn_like(t) for t in results()]
+
+    def step() -> Tensor:
+        with torch.enable_grad():
+            return torch.autograd.grad(results(), inputs, grads)[0]
+
+    return step
+
+
+def statistics(bar: float, *more: ch.Received) -> Result:
+    """Output, entropy and log-sum-exp, forward + backward, over attention alone."""
+    inputs = _leaves(*3 * [(1, 8, 2048, 64)])
+    q, k, v = inputs
+
+    def reduced() -> tuple[Tensor, ...]:
+        return ch.weights(q, k).reduce(ch.Output(v), ch.Entropy(), ch.LogSumExp(), *more)
+
+    calls = {"attention": _step(inputs, lambda: (ch.attention(q, k, v),)), "statistics": _step(inputs, reduced)}
+    _agree(reduced()[0].detach(), sdpa(q, k, v).detach())
+    seconds = interleaved(calls, 11, 1)
+    ratio = seconds["statistics"] / seconds["attention"]
+    what = (
+        f"output, entropy, log-sum-exp{', received' * len(more)}, forward + backward at (1,8,2048,64), over attention's"
+    )
+    return Result(what, ratio, "×", f"≤ {bar}", ratio <= bar, _times(seconds))
+
+
+def weight_gradients() -> Result:
+    """The positive part of weights times their gradients, summed by key, over one backward pass of attention."""
+    inputs = _leaves(*3 * [(1, 8, 2048, 64)])
+    q, k, v = (t.detach() for t in inputs)
+    grad = torch.randn(1, 8, 2048, 64)
+    with torch.enable_grad():
+        output = ch.attention(*inputs)
+    calls = {
+        "backward": lambda: torch.autograd.grad(output, inputs, grad, retain_graph=True),
+        "sums by key": lambda: ch.weights(q, k).gradients(v, grad).by_key(positive=True),
+    }
+    products = (ch.weights(q, k).dense(None) * (grad @ v.mT)).clamp(min=0)
+    _agree(calls["sums by key"](), products.sum(-2))
+    seconds = interleaved(calls, 11, 1)
+    ratio = seconds["sums by key"] / seconds["backward"]
+    what = "positive part of weights times gradients, by key, at (1,8,2048,64), over one backward"
+    return Result(what, ratio, "×", "≤ 1.2", ratio <= 1.2, _times(seconds))
+
+
+def statistics_memory() -> Result:
+    extra = peak_mib("statistics_16384")
+    what = "output, entropy, log-sum-exp, received, forward + backward at (1,8,16384,64): extra memory"
+    return Result(what, extra, "MiB", "≤ 300", extra <= 300, {})
+
+
 CASES: dict[str, Callable[[], Result]] = {
     "import": importing,
     "small": lambda: small(0.6, causal=False),
@@ -334,4 +389,8 @@ CASES: dict[str, Callable[[], Result]] = {
     "causal": lambda: dense_dot(causal=True, bar=1.35),
     "window-training": window_training,
     "documents": documents,
+    "statistics": lambda: statistics(1.25),
+    "statistics-received": lambda: statistics(1.5, ch.Received()),
+    "statistics-memory": statistics_memory,
+    "weight-gradients": weight_gradients,
 }

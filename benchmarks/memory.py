@@ -53,6 +53,16 @@ def torch_multi_head_8192() -> float:
     return _multi_head(own=False)
 
 
+def statistics_16384() -> float:
+    def step(length: int) -> None:
+        q, k, v = (torch.randn(1, 8, length, 64, requires_grad=True) for _ in range(3))
+        found = ch.weights(q, k).reduce(ch.Output(v), ch.Entropy(), ch.LogSumExp(), ch.Received())
+        sum(t.sum() for t in found).backward()
+
+    step(300)
+    return extra_mib(lambda: step(16384))
+
+
 CASES = {
     case.__name__: case
     for case in (
@@ -61,6 +71,7 @@ CASES = {
         additive_training_4096,
         multi_head_8192,
         torch_multi_head_8192,
+        statistics_16384,
     )
 }
 

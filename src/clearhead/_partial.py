@@ -12,6 +12,7 @@ from torch import Tensor
 from clearhead._attention import ScoreLike
 from clearhead.base.arrays import is_numpy
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.numbers import check_count
 from clearhead.base.shapes import Sizes
 from clearhead.base.tracing import without_autocast
 from clearhead.engines import operation
@@ -35,8 +36,8 @@ class PartialAttention:
     its output is 0. Both are differentiable, and so are `merge` and `finish`. NumPy where the inputs were NumPy.
     """
 
-    def __init__(self, found: Partial, dtype: torch.dtype, sizes: Sizes, numpy: bool) -> None:
-        self._found, self._dtype, self._sizes, self._numpy = found, dtype, sizes, numpy
+    def __init__(self, found: Partial, dtype: torch.dtype, numpy: bool) -> None:
+        self._found, self._dtype, self._numpy = found, dtype, numpy
 
     @property
     def output(self) -> Any:
@@ -68,7 +69,26 @@ class PartialAttention:
         if self._numpy != other._numpy:
             raise ClearheadError("one partial is of NumPy arrays, the other of tensors: pass all inputs as one kind.")
         dtype = torch.promote_types(self._dtype, other._dtype)
-        return PartialAttention(self._found.merge(other._found), dtype, self._sizes, self._numpy)
+        return PartialAttention(self._found.merge(other._found), dtype, self._numpy)
+
+    def transpose(self, dim0: int, dim1: int) -> PartialAttention:
+        """The same with two of the dimensions of `logsumexp` exchanged, as `torch.transpose` does.
+
+        The queries of many continuations are rows of one call over the prefix that they share, (1, H, N), and
+        sequences of their own, (N, H, 1), over the rest: `shared.transpose(0, 2).merge(own)`.
+        """
+        found, dims = self._found, self._found.output.ndim - 1
+        for dim in (dim0, dim1):
+            check_count(dim, 0, "a dimension of transpose", most=dims - 1)
+        output, maximum, log_sum = (None if t is None else t.transpose(dim0, dim1) for t in found[:3])
+        assert output is not None
+        return PartialAttention(Partial(output, maximum, log_sum), self._dtype, self._numpy)
+
+    def _sizes(self) -> Sizes:
+        """The sizes of the scores, as errors show them."""
+        output = self._found.output
+        *leading, queries, _ = output.shape
+        return Sizes(1, leading[-1] if len(leading) > 1 else 1, queries, 0, output.device, tuple(leading))
 
     def finish(self, sinks: Any = None) -> Any:
         """The attention output, (..., Lq, Ev), of the value's dtype.
@@ -78,7 +98,7 @@ class PartialAttention:
         """
         found, output = self._found, self._found.output
         if sinks is not None:
-            output = found.with_sinks(as_sinks(sinks, self._sizes).to(output)[:, None])
+            output = found.with_sinks(as_sinks(sinks, self._sizes()).to(output)[:, None])
         return self._out(output.to(self._dtype))
 
     def __repr__(self) -> str:
@@ -139,7 +159,7 @@ def partial(
     restore: Callable[[Tensor], Tensor] = problem.sizes.restore
     assert found.maximum is not None and found.log_sum is not None and problem.value is not None
     restored = Partial(restore(found.output), restore(found.maximum), restore(found.log_sum))
-    return PartialAttention(restored, problem.value.dtype, problem.sizes, numpy)
+    return PartialAttention(restored, problem.value.dtype, numpy)
 
 
 def _check_keys(keys: Any) -> tuple[int, int]:

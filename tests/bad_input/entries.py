@@ -178,6 +178,9 @@ ENTRIES: dict[str, Entry] = {
     "PartialAttention.merge": E(
         "functions", lambda other: PARTIAL.merge(other).finish(), {"other": ch.partial(x4(), x4(1), x4(2))}
     ),
+    "PartialAttention.transpose": E(
+        "functions", lambda dim0, dim1: PARTIAL.transpose(dim0, dim1).finish(), {"dim0": 0, "dim1": 2}
+    ),
     "PartialAttention.finish": E(
         "functions", lambda sinks: PARTIAL.finish(sinks), {"sinks": draw(3)}, {"sinks": {"None": "else"} | NAN}
     ),
