@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 import clearhead
-from benchmarks.cases import CASES, Result
+from benchmarks.cases import CASES
+from benchmarks.result import Result
 
 
 def main(names: list[str]) -> int:

@@ -5,50 +5,30 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import clearhead as ch
+from benchmarks import masks
 from benchmarks.measure import interleaved, peak_mib
+from benchmarks.result import Result, agree, faster, leaves, times
 
 sdpa = F.scaled_dot_product_attention
-
-
-@dataclass(frozen=True)
-class Result:
-    """One line of the table. `value` is a ratio where `bar` is one; `times` are in milliseconds."""
-
-    what: str
-    value: float
-    unit: str
-    bar: str
-    reached: bool
-    times: dict[str, float]
-
-
-def _agree(got: Tensor, want: Tensor) -> None:
-    """No figure for a wrong answer."""
-    torch.testing.assert_close(got, want, atol=2e-5, rtol=2e-5)
-
-
-def _times(seconds: dict[str, float]) -> dict[str, float]:
-    return {name: value * 1e3 for name, value in seconds.items()}
 
 
 def small(bar: float, causal: bool) -> Result:
     """What `attention()` adds to SDPA's own call."""
     q, mask = torch.randn(1, 8, 16, 64), ch.Causal() if causal else None
     calls = {"sdpa": lambda: sdpa(q, q, q, is_causal=causal), "clearhead": lambda: ch.attention(q, q, q, mask=mask)}
-    _agree(*(call() for call in reversed(calls.values())))
+    agree(*(call() for call in reversed(calls.values())))
     torch.set_num_threads(1)
     seconds = interleaved(calls, 4000, 200)
     torch.set_num_threads(2)
     over = seconds["clearhead"] / seconds["sdpa"] - 1
     what = f"attention({'Causal()' if causal else ''}) at (1,8,16,64), 1 thread: what it adds to SDPA's call"
-    return Result(what, over, "×", f"≤ {bar}", over <= bar, _times(seconds))
+    return Result(what, over, "×", f"≤ {bar}", over <= bar, times(seconds))
 
 
 def small_backward(bar: float, causal: bool) -> Result:
@@ -68,13 +48,13 @@ def small_backward(bar: float, causal: bool) -> Result:
         "sdpa": run(lambda: sdpa(q, k, v, is_causal=causal)),
         "clearhead": run(lambda: ch.attention(q, k, v, mask=mask)),
     }
-    _agree(calls["clearhead"]()[0], calls["sdpa"]()[0])
+    agree(calls["clearhead"]()[0], calls["sdpa"]()[0])
     torch.set_num_threads(1)
     seconds = interleaved(calls, 2000, 200)
     torch.set_num_threads(2)
     ratio = seconds["clearhead"] / seconds["sdpa"]
     what = f"attention({'Causal()' if causal else ''}) at (1,8,16,64), 1 thread, forward + backward, over SDPA"
-    return Result(what, ratio, "×", f"≤ {bar}", ratio <= bar, _times(seconds))
+    return Result(what, ratio, "×", f"≤ {bar}", ratio <= bar, times(seconds))
 
 
 def importing() -> Result:
@@ -84,23 +64,14 @@ def importing() -> Result:
     seconds = interleaved({"torch": run("import torch"), "clearhead": run("import torch, clearhead")}, 15, 2)
     over = seconds["clearhead"] - seconds["torch"]
     what = "import clearhead, over import torch"
-    return Result(what, over, "s", "≤ 0.15", over <= 0.15, _times(seconds))
+    return Result(what, over, "s", "≤ 0.15", over <= 0.15, times(seconds))
 
 
 def overhead_512() -> Result:
     q = torch.randn(1, 8, 512, 64)
     seconds = interleaved({"sdpa": lambda: sdpa(q, q, q), "clearhead": lambda: ch.attention(q, q, q)}, 300, 10)
     ratio = seconds["clearhead"] / seconds["sdpa"]
-    return Result("attention() over SDPA at (1,8,512,64)", ratio, "×", "≤ 1.05", ratio <= 1.05, _times(seconds))
-
-
-def _faster(what: str, bar: float, calls: dict[str, Callable[[], Tensor]], rounds: int) -> Result:
-    """How many times faster the last call is than the first."""
-    names = list(calls)
-    _agree(calls[names[-1]](), calls[names[0]]())
-    seconds = interleaved(calls, rounds, 1)
-    ratio = seconds[names[0]] / seconds[names[-1]]
-    return Result(what, ratio, "× faster", f"≥ {bar}", ratio >= bar, _times(seconds))
+    return Result("attention() over SDPA at (1,8,512,64)", ratio, "×", "≤ 1.05", ratio <= 1.05, times(seconds))
 
 
 def window() -> Result:
@@ -111,7 +82,7 @@ def window() -> Result:
         "sdpa, bool mask": lambda: sdpa(q, k, v, attn_mask=keep),
         "clearhead": lambda: ch.attention(q, k, v, mask=mask),
     }
-    return _faster("window of 256 at (1,8,8192,64), over SDPA with a bool mask", 25, calls, 7)
+    return faster("window of 256 at (1,8,8192,64), over SDPA with a bool mask", 25, calls, 7)
 
 
 def padded() -> Result:
@@ -124,17 +95,17 @@ def padded() -> Result:
         "sdpa, no mask": lambda: sdpa(q, k, v),
         "clearhead": lambda: ch.attention(q, k, v, mask=mask),
     }
-    _agree(calls["clearhead"](), calls["sdpa, bool mask"]())
+    agree(calls["clearhead"](), calls["sdpa, bool mask"]())
     seconds = interleaved(calls, 9, 1)
     ratio = seconds["sdpa, no mask"] / seconds["clearhead"]  # the harder comparison: SDPA that ignores the padding
     what = "lengths [S, S/4, S/2, S/8] at (4,8,2048,64), over SDPA without a mask"
-    return Result(what, ratio, "× faster", "≥ 1.8", ratio >= 1.8, _times(seconds))
+    return Result(what, ratio, "× faster", "≥ 1.8", ratio >= 1.8, times(seconds))
 
 
 def grouped_decode() -> Result:
     q, k, v = torch.randn(1, 32, 1, 128), torch.randn(1, 8, 8192, 128), torch.randn(1, 8, 8192, 128)
     calls = {"sdpa, enable_gqa": lambda: sdpa(q, k, v, enable_gqa=True), "clearhead": lambda: ch.attention(q, k, v)}
-    return _faster("decoding, 32 heads over 8, 8192 keys, D 128, over enable_gqa", 2.1, calls, 60)
+    return faster("decoding, 32 heads over 8, 8192 keys, D 128, over enable_gqa", 2.1, calls, 60)
 
 
 def inspection(size: int, rounds: int) -> Result:
@@ -144,12 +115,12 @@ def inspection(size: int, rounds: int) -> Result:
         "sdpa forward": lambda: sdpa(q, k, v),
         "reduce": lambda: lazy.reduce(ch.Output(v), ch.Entropy(), ch.TopK(5), ch.Received(), ch.Pool(128)),
     }
-    _agree(calls["reduce"]()[0], calls["sdpa forward"]())
+    agree(calls["reduce"]()[0], calls["sdpa forward"]())
     seconds = interleaved(calls, rounds, 1)
     ratio = seconds["reduce"] / seconds["sdpa forward"]
     bar = {1024: 1.2, 4096: 1.05, 16384: 1.0}[size]
     what = f"output, entropy, top-5, received, 128² map at (1,8,{size},64), over one SDPA forward"
-    return Result(what, ratio, "×", f"≤ {bar}", ratio <= bar, _times(seconds))
+    return Result(what, ratio, "×", f"≤ {bar}", ratio <= bar, times(seconds))
 
 
 def reduce_memory() -> Result:
@@ -186,7 +157,7 @@ def multi_head(weights: bool) -> Result:
         "clearhead": _trained(ch.nn.MultiHeadAttention.from_torch(own), x),
     }
     what = f"MultiHeadAttention forward + backward at (8,512,512), 8 heads, over torch's, need_weights={weights}"
-    return _faster(what, 2 if weights else 1, calls, 15)
+    return faster(what, 2 if weights else 1, calls, 15)
 
 
 def prepared_keys(attend: ch.nn.AdditiveAttention | ch.nn.MultiHeadAttention) -> Result:
@@ -202,7 +173,7 @@ def prepared_keys(attend: ch.nn.AdditiveAttention | ch.nn.MultiHeadAttention) ->
         "prepared": once,
     }
     what = f"{type(attend).__name__}, ten queries on (32,256,512), keys prepared once, over each time"
-    return _faster(what, 1.5, calls, 7)
+    return faster(what, 1.5, calls, 7)
 
 
 def multi_head_memory() -> Result:
@@ -221,11 +192,7 @@ def dropout() -> Result:
     }
     seconds = interleaved(calls, 7, 1)
     ratio = seconds["dropout"] / seconds["without"]
-    return Result("dropout on tiled at (1,8,2048,64), over none", ratio, "×", "", True, _times(seconds))
-
-
-def _leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
-    return [torch.randn(shape, requires_grad=True) for shape in shapes]
+    return Result("dropout on tiled at (1,8,2048,64), over none", ratio, "×", "", True, times(seconds))
 
 
 def _additive(query: Tensor, key: Tensor, value: Tensor, w: Tensor) -> Tensor:
@@ -236,7 +203,7 @@ def _additive(query: Tensor, key: Tensor, value: Tensor, w: Tensor) -> Tensor:
 def additive(
     batch: int, queries: int, keys: int, hidden: int, against: str, bar: float, train: bool, rounds: int
 ) -> Result:
-    q, k, v = _leaves((batch, queries, hidden), (batch, keys, hidden), (batch, keys, hidden))
+    q, k, v = leaves((batch, queries, hidden), (batch, keys, hidden), (batch, keys, hidden))
     score = ch.Additive.from_weights(None, None, (torch.rand(hidden) * 2 - 1) / hidden**0.5)
     grad = torch.randn(batch, queries, hidden)
     formula = torch.compile(_additive, dynamic=False) if against == "compile" else _additive
@@ -255,7 +222,7 @@ def additive(
     }
     shape = (batch, queries, keys, hidden)
     what = f"additive {'forward + backward' if train else 'forward'} at {shape}, over {against}"
-    return _faster(what, bar, calls, rounds)
+    return faster(what, bar, calls, rounds)
 
 
 def additive_memory() -> Result:
@@ -271,11 +238,11 @@ def dense_dot(causal: bool, bar: float) -> Result:
         "sdpa": lambda: sdpa(q, k, v, is_causal=causal),
         "clearhead": lambda: ch.attention(q, k, v, mask=mask),
     }
-    return _faster(f"dot {'causal' if causal else 'dense'} at (2,8,2048,64), over SDPA", bar, calls, 15)
+    return faster(f"dot {'causal' if causal else 'dense'} at (2,8,2048,64), over SDPA", bar, calls, 15)
 
 
 def window_training() -> Result:
-    q, k, v = _leaves(*3 * [(1, 8, 8192, 64)])
+    q, k, v = leaves(*3 * [(1, 8, 8192, 64)])
     mask, grad = ch.SlidingWindow(before=255), torch.randn(1, 8, 8192, 64)
     keep = mask.dense(q, k)
 
@@ -287,7 +254,7 @@ def window_training() -> Result:
         "sdpa, bool mask": lambda: step(lambda: sdpa(q, k, v, attn_mask=keep)),
         "clearhead": lambda: step(lambda: ch.attention(q, k, v, mask=mask)),
     }
-    return _faster("the same window, forward + backward", 15, calls, 3)
+    return faster("the same window, forward + backward", 15, calls, 3)
 
 
 def documents() -> Result:
@@ -298,7 +265,7 @@ def documents() -> Result:
         "sdpa, bool mask": lambda: sdpa(q, k, v, attn_mask=keep),
         "clearhead": lambda: ch.attention(q, k, v, mask=mask),
     }
-    return _faster("8 packed causal documents at (1,8,4096,64), over SDPA with a bool mask", 12, calls, 7)
+    return faster("8 packed causal documents at (1,8,4096,64), over SDPA with a bool mask", 12, calls, 7)
 
 
 def _step(inputs: list[Tensor], results: Callable[[], tuple[Tensor, ...]]) -> Callable[[], Tensor]:
@@ -315,25 +282,25 @@ def _step(inputs: list[Tensor], results: Callable[[], tuple[Tensor, ...]]) -> Ca
 
 def statistics(bar: float, *more: ch.Received) -> Result:
     """Output, entropy and log-sum-exp, forward + backward, over attention alone."""
-    inputs = _leaves(*3 * [(1, 8, 2048, 64)])
+    inputs = leaves(*3 * [(1, 8, 2048, 64)])
     q, k, v = inputs
 
     def reduced() -> tuple[Tensor, ...]:
         return ch.weights(q, k).reduce(ch.Output(v), ch.Entropy(), ch.LogSumExp(), *more)
 
     calls = {"attention": _step(inputs, lambda: (ch.attention(q, k, v),)), "statistics": _step(inputs, reduced)}
-    _agree(reduced()[0].detach(), sdpa(q, k, v).detach())
+    agree(reduced()[0].detach(), sdpa(q, k, v).detach())
     seconds = interleaved(calls, 11, 1)
     ratio = seconds["statistics"] / seconds["attention"]
     what = (
         f"output, entropy, log-sum-exp{', received' * len(more)}, forward + backward at (1,8,2048,64), over attention's"
     )
-    return Result(what, ratio, "×", f"≤ {bar}", ratio <= bar, _times(seconds))
+    return Result(what, ratio, "×", f"≤ {bar}", ratio <= bar, times(seconds))
 
 
 def weight_gradients() -> Result:
     """The positive part of weights times their gradients, summed by key, over one backward pass of attention."""
-    inputs = _leaves(*3 * [(1, 8, 2048, 64)])
+    inputs = leaves(*3 * [(1, 8, 2048, 64)])
     q, k, v = (t.detach() for t in inputs)
     grad = torch.randn(1, 8, 2048, 64)
     with torch.enable_grad():
@@ -343,11 +310,11 @@ def weight_gradients() -> Result:
         "sums by key": lambda: ch.weights(q, k).gradients(v, grad).by_key(positive=True),
     }
     products = (ch.weights(q, k).dense(None) * (grad @ v.mT)).clamp(min=0)
-    _agree(calls["sums by key"](), products.sum(-2))
+    agree(calls["sums by key"](), products.sum(-2))
     seconds = interleaved(calls, 11, 1)
     ratio = seconds["sums by key"] / seconds["backward"]
     what = "positive part of weights times gradients, by key, at (1,8,2048,64), over one backward"
-    return Result(what, ratio, "×", "≤ 1.2", ratio <= 1.2, _times(seconds))
+    return Result(what, ratio, "×", "≤ 1.2", ratio <= 1.2, times(seconds))
 
 
 def statistics_memory() -> Result:
@@ -393,4 +360,5 @@ CASES: dict[str, Callable[[], Result]] = {
     "statistics-received": lambda: statistics(1.5, ch.Received()),
     "statistics-memory": statistics_memory,
     "weight-gradients": weight_gradients,
+    **masks.CASES,
 }

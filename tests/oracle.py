@@ -479,6 +479,11 @@ def _attend(p: Problem, loss: Loss | None, step: Any) -> Found:
         # a backward pass computes the scores again, perhaps in another order than those of the log-sum-exp it is given
         largest_score = np.abs(raw).max((2, 3), initial=0.0)[..., None]
         row = (step(delta.shape) * (np.abs(lse) + largest_score))[..., None]
+        logs = np.abs(np.where(shares == 0, 0.0, alone - np.log(over_keys)))
+        terms = w * np.abs(given.get("weights", 0.0)) + shares * np.abs(np.asarray(given.get("shares", 0.0)))
+        if "entropy" in given:  # the log of a sum near 1 has an error of one rounding of 1
+            terms = terms + shares * np.abs(given["entropy"])[..., None] * (logs + 1)
+        ds = ds + step(w.shape) * (terms + w * np.abs(delta)[..., None])
         ds = ds * (1 + row) + step(w.shape) * w * factors * (np.abs(g) @ np.abs(v).swapaxes(-1, -2))
         dv = dv + (w * factors * row).swapaxes(-1, -2) @ g
     dq, dk, to_learnt = back(ds)

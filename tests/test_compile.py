@@ -239,10 +239,23 @@ def test_what_vmap_hides_is_a_clear_error():
 
 def test_opcheck():
     start, stop = torch.zeros(1, 1, 1, dtype=torch.long), torch.arange(1, 10).view(1, 1, -1)
+    gaps = torch.full((1, 1, 1, 1), 2), torch.full((1, 1, 1, 1), 3)
     keep = torch.ones(1, 1, 9, 9, dtype=torch.bool).triu(-3)
-    plain = (Q, K, V, None, None, None, None, start, stop, None, None, "mul", 0.3, None, 0.0)
+    plain = (Q, K, V, None, None, None, None, start, stop, None, None, None, None, "mul", 0.3, None, 0.0)
     query, key, weight = draw(2, 4, 9, 6), draw(2, 2, 9, 6), draw(6)
-    all_of_it = (query, key, draw(2, 2, 9, 5), weight, draw(1, 4, 9, 9), draw(1, 4, 17), draw(4), start, stop, keep)
+    all_of_it = (
+        query,
+        key,
+        draw(2, 2, 9, 5),
+        weight,
+        draw(1, 4, 9, 9),
+        draw(1, 4, 17),
+        draw(4),
+        start,
+        stop,
+        *gaps,
+        keep,
+    )
     full = (*all_of_it, torch.tensor(5), "tanh_add", 1.0, 2.0, 0.3)
     three, seven = [True] * 3 + [False] * 4, [True] * 7
     for arguments in (

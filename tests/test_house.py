@@ -28,7 +28,7 @@ FLOORS = [
 # In these folders every module stands alone, but for what is named: a new one is one new file.
 APART = {
     "scores": {"base"},
-    "masks": {"base", "_draw", "_lengths"},
+    "masks": {"base", "_draw", "_lengths", "_spans"},
     "biases": {"base"},
     "inspection.reductions": {"base"},
 }

@@ -70,9 +70,37 @@ def test_what_and_or_and_not_keep_as_spans():
         ~ch.Causal(),
         ~ch.Lengths([2, 0]),
     ):
-        assert mask.spans(*inputs).residual is None, mask
-    for mask in (~ch.SlidingWindow(1, 1), ~ch.SlidingWindow(1, 1) & ch.Causal()):
-        assert mask.spans(*inputs).residual is not None, mask
+        assert mask.spans(*inputs).plain, mask
+    for mask, most in (
+        (~ch.SlidingWindow(1, 1), 2),
+        (~ch.SlidingWindow(1, 1) & ch.Causal(), 1),
+        (ch.Causal() & (ch.SlidingWindow(1) | ch.Lengths([1, 1])), 2),
+        (ch.SlidingWindow(1, 1) | ch.Lengths([1, 1]) | ~ch.Lengths([5, 5]), 2),
+    ):
+        spans = mask.spans(*inputs)
+        assert spans.residual is None and spans.intervals()[0].shape[-1] == most, mask
+
+
+def combs(keys, step):
+    """A mask of as many intervals as there are teeth."""
+    mask = ch.Lengths([[0]])
+    for key in range(0, keys, step):
+        mask = mask | (ch.Lengths([[key + 1]]) & ~ch.Lengths([[key]]))
+    return mask
+
+
+@pytest.mark.parametrize("teeth", [1, 2, 3, 4, 5, 7])
+def test_up_to_four_intervals_need_no_residual(teeth):
+    mask = combs(2 * teeth, 2)
+    spans = mask.resolve(Sizes(1, 1, 1, 2 * teeth))
+    assert (spans.residual is None) == (teeth <= 4)
+    want = torch.arange(2 * teeth) % 2 == 0
+    for each in (mask, ~~mask):
+        assert torch.equal(dense(each.resolve(Sizes(1, 1, 1, 2 * teeth)), Sizes(1, 1, 1, 2 * teeth))[0, 0, 0], want)
+        for engine in ("native", "tiled"):
+            x = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 2 * teeth, 8), torch.randn(1, 1, 2 * teeth, 8)
+            dense_one = ch.attention(*x, mask=want[None], engine="reference")
+            torch.testing.assert_close(ch.attention(*x, mask=each, engine=engine), dense_one)
 
 
 SIZES = st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(1, 9), st.integers(1, 9))
@@ -161,7 +189,12 @@ def test_any_expression_is_what_its_parts_say(data):
     inside = (np.arange(shape[3]) >= start) & (np.arange(shape[3]) < stop)
     assert not (rule & ~inside).any(), "something allowed lies outside the spans"
     if spans.residual is None:
-        np.testing.assert_array_equal(inside, rule)
+        starts, stops = (edge.expand(*shape[:3], -1).numpy() for edge in spans.intervals())
+        assert (starts <= stops).all() and (stops[..., :-1] <= starts[..., 1:]).all(), "sorted and disjoint"
+        count = [np.diff(row, prepend=0, append=0).clip(0).sum() for row in rule.reshape(-1, shape[3]).astype(int)]
+        assert starts.shape[-1] <= max(1, *count), "more columns than a query needs"
+        within = (np.arange(shape[3]) >= starts[..., None]) & (np.arange(shape[3]) < stops[..., None])
+        np.testing.assert_array_equal(within.any(-2), rule)
 
 
 @given(st.data())

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import clearhead as ch
 from clearhead.engines.base import Cost, Engine
-from clearhead.engines.native import bindings
+from clearhead.engines.native import blocks
 from clearhead.engines.tiled.engine import Tiled
 
 ENGINES = pytest.mark.parametrize("engine", ["native", "sdpa", "tiled", "reference"])
@@ -148,7 +148,7 @@ def test_edges_that_are_written_to(engine, monkeypatch):
 
 @pytest.mark.parametrize("shape", [(60, 2), (96, 96), (2, 1, 60, 60), (3, 60)])
 def test_a_residual_of_a_wrong_size_reaches_no_kernel(shape, monkeypatch):
-    monkeypatch.setattr(bindings, "KEEP_BYTES", 60 * 48)
+    monkeypatch.setattr(blocks, "KEEP_BYTES", 60 * 48 // 8)
     mask = Handed(torch.full((1, 1, 1), 60), lambda *sides: torch.ones(shape, dtype=torch.bool))
     with pytest.raises(ch.ShapeError, match="residual of a mask's spans gave"):
         ch.attention(*inputs(), mask=mask, engine="native")

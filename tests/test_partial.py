@@ -135,6 +135,9 @@ def test_numpy_in_numpy_out():
     whole = one.merge(two)
     assert all(isinstance(x, np.ndarray) for x in (whole.output, whole.logsumexp, whole.finish(np.zeros(1))))
     np.testing.assert_allclose(whole.finish(), ch.attention(query, key, value))
+    assert whole.finish(np.zeros(1)).shape == whole.output.shape
+    whole.output[:] = 5  # a copy
+    np.testing.assert_allclose(whole.finish(), ch.attention(query, key, value))
     with pytest.raises(ch.ClearheadError, match="NumPy"):
         one.merge(ch.partial(*map(torch.from_numpy, (query, key, value))))
 
@@ -175,7 +178,13 @@ def test_what_cannot_be_says_why():
     query, key, value = (draw(1, 2, 5, 4, seed=s, dtype=torch.float32) for s in range(3))
     with pytest.raises(ch.UnsupportedError, match="log-sum-exp"):
         ch.partial(query, key, value, engine="sdpa")
-    for keys, words in (((3, 7), "would stand at 3 … 7 of 7"), ((-1, 9), "-1"), ("ab", "two whole"), ((0, 9.0), "two")):
+    for keys, words in (
+        ((3, 7), "would stand at 3 … 7 of 7"),
+        ((-1, 9), "-1"),
+        ("ab", "whole number"),
+        ((0, 9.0), "whole number"),
+        ((0, 2**64), "at most"),
+    ):
         with pytest.raises(ch.ClearheadError, match=words):
             ch.partial(query, key, value, keys=keys)
     with pytest.raises(ch.ClearheadError, match="no alignment"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -98,14 +97,15 @@ class PartialAttention:
         """
         found, output = self._found, self._found.output
         if sinks is not None:
-            output = found.with_sinks(as_sinks(sinks, self._sizes()).to(output)[:, None])
+            given = as_sinks(sinks, self._sizes()).to(output)
+            output = found.with_sinks(given[:, None] if output.ndim > 3 else given).output
         return self._out(output.to(self._dtype))
 
     def __repr__(self) -> str:
         return f"PartialAttention(output {tuple(self._found.output.shape)}, {self._dtype})"
 
     def _out(self, tensor: Tensor) -> Any:
-        return tensor.detach().numpy() if self._numpy else tensor
+        return tensor.detach().numpy().copy() if self._numpy else tensor  # not this partial's own memory
 
 
 def partial(
@@ -163,7 +163,6 @@ def partial(
 
 
 def _check_keys(keys: Any) -> tuple[int, int]:
-    whole = isinstance(keys, tuple | list) and len(keys) == 2
-    if not whole or any(not isinstance(n, int | np.integer) or isinstance(n, bool) for n in keys):
+    if not isinstance(keys, tuple | list) or len(keys) != 2:
         raise ClearheadError(f"keys is {keys!r:.60}; expected (first, total), two whole numbers.")
-    return int(keys[0]), int(keys[1])
+    return check_count(keys[0], 0, "keys[0]"), check_count(keys[1], 0, "keys[1]")

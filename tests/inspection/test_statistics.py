@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.engines.native import bindings
+from clearhead.engines.native import bindings, blocks
 from clearhead.problem import regions
 
 LQ, LK = 37, 33
@@ -251,7 +251,7 @@ def test_a_residual_that_is_not_made_at_once(monkeypatch):
         return torch.autograd.grad(sum((t[0] if isinstance(t, tuple) else t).square().sum() for t in found), x)[0]
 
     want = run()
-    monkeypatch.setattr(bindings, "KEEP_BYTES", 2**12)
+    monkeypatch.setattr(blocks, "KEEP_BYTES", 2**9)
     torch.testing.assert_close(run(), want, atol=2e-5, rtol=2e-5)
 
 
@@ -352,3 +352,132 @@ def test_gradients_of_weights_refuse_what_does_not_fit():
         w.gradients(value.numpy(), draw(5, 3).numpy())
     arrays = ch.weights(query.numpy(), key.numpy()).gradients(value.numpy(), draw(5, 3).numpy())
     assert arrays[0].shape == (6,) and type(arrays.by_key()).__module__ == "numpy"
+
+
+# ---------------------------------------------------------------------------------------- what a fresh eye found broken
+
+
+def test_a_slice_of_all_queries_before_an_output():
+    query, key, value = draw(1, 1, 3, 4), draw(1, 1, 4, 4), draw(1, 1, 4, 2)
+    for dtype in (torch.float32, torch.float64):
+        inputs = [t.to(dtype) for t in (query, key, value)]
+        w = ch.weights(*inputs[:2])
+        for first in (ch.Received(slice(0, 3)), ch.Received(slice(0, 2)), ch.Pool(2, queries=slice(0, 3))):
+            torch.testing.assert_close(w.reduce(first, ch.Output(inputs[2]))[1], ch.attention(*inputs))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_second_derivatives_where_some_results_depend_on_nothing_learnt(engine):
+    dtype = ENGINES[engine]
+    query, key = draw(1, 1, 3, 4, dtype=dtype), draw(1, 1, 4, 4, seed=1, dtype=dtype)
+    value = draw(1, 1, 4, 2, seed=2, dtype=dtype).requires_grad_()
+    part = ch.partial(query, key, value, engine=engine)
+    total = part.output.square().sum() + part.logsumexp.sum()
+    assert torch.autograd.grad(total, value, create_graph=True)[0].requires_grad
+    sinks = torch.zeros(1, dtype=dtype, requires_grad=True)
+    found = ch.weights(query, key, sinks=sinks, engine=engine).reduce(ch.LogSumExp(), ch.MaxScore(), ch.Received())
+    assert torch.autograd.grad(found[0].sum() + found[1].sum(), sinks, create_graph=True)[0].requires_grad
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", ["sink share", "log-sum-exp", "received", "top", "mass"])
+def test_a_large_sink_twice(engine, name):
+    """A sink far above the scores, and a query that sees nothing: derivatives are finite, and so are theirs."""
+    dtype = ENGINES[engine]
+    query, key = (draw(1, 1, 3, 4, seed=s, dtype=dtype).requires_grad_() for s in (0, 1))
+    sinks = torch.tensor([800.0], dtype=dtype, requires_grad=True)
+    reduction = ch.Mass([0, 1, 1]) if name == "mass" else REDUCTIONS[name] if name != "top" else ch.TopK(2)
+    found = ch.weights(query, key, sinks=sinks, mask=ch.Lengths([[3, 0, 2]]), engine=engine).reduce(reduction)[0]
+    found = found[0] if isinstance(found, tuple) else found
+    total = found.masked_fill(found == -torch.inf, 0.0).square().sum()
+    first = torch.autograd.grad(total, (query, key, sinks), create_graph=True)
+    second = torch.autograd.grad(sum(g.sum() for g in first), (query, key, sinks), allow_unused=True)
+    assert all(g is None or g.isfinite().all() for g in (*first, *second))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_key_that_is_not_finite_stays_with_those_who_see_it(engine):
+    dtype = ENGINES[engine]
+    query = draw(1, 1, 3, 4, dtype=dtype).requires_grad_()
+    key = draw(1, 1, 3, 4, seed=1, dtype=dtype)
+    key[0, 0, 2] = torch.nan
+    for reduction in (ch.Entropy(), ch.LogSumExp(), ch.MaxScore(), ch.MeanDistance(), ch.Output(key)):
+        found = ch.weights(query, key, mask=ch.Causal(), engine=engine).reduce(reduction)[0]
+        gradient = torch.autograd.grad(found[0, 0, :2].sum(), query)[0]
+        assert gradient[0, 0, :2].isfinite().all() and found[0, 0, :2].isfinite().all()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_value_of_nan_is_nothing_of_the_weights(engine):
+    x = draw(1, 1, 4, 4, dtype=ENGINES[engine])
+    value = x.clone()
+    value[0, 0, 3] = torch.nan
+    w = ch.weights(x, x, mask=ch.Causal(), engine=engine)
+    output, entropy = w.reduce(ch.Output(value), ch.Entropy())
+    assert output[0, 0, 3].isnan().all() and output[0, 0, :3].isfinite().all()
+    torch.testing.assert_close(entropy, w.entropy())
+    part = ch.partial(x, x, value, mask=ch.Causal(), engine=engine)
+    assert part.logsumexp.isfinite().all() and part.output[0, 0, 3].isnan().all()
+
+
+def test_writes_between_are_noticed_or_do_nothing(monkeypatch):
+    monkeypatch.setattr(regions, "LOOK", 60)
+    for engine, dtype in ENGINES.items():
+        query = draw(1, 2, 9, 4, dtype=dtype).requires_grad_()
+        for times in (torch.ones(9, dtype=dtype), torch.ones(9, dtype=dtype).numpy()):
+            found = ch.weights(query, query, engine=engine).reduce(ch.Received(times))[0]
+            times *= 2
+            want = ch.weights(query, query, engine=engine).received()
+            for one, two in ((found, want), *zip(*(torch.autograd.grad(f.square().sum(), query) for f in (found, want)),
+                                                 strict=True)):  # fmt: skip
+                torch.testing.assert_close(one, two)
+        inputs = query.detach().clone(), query.detach().clone(), torch.ones(1, 2, 9, 4, dtype=dtype)
+        for i in range(3):
+            g = ch.weights(inputs[0], query.detach(), engine=engine).gradients(*inputs[1:])
+            inputs[i].mul_(2)
+            with pytest.raises(ch.ClearheadError, match="modified in place"):
+                g.by_query()
+
+
+def test_the_output_of_recorded_weights_has_the_gradient_of_its_value():
+    layer = ch.nn.DotProductAttention()
+    x = draw(2, 6, 4)
+    layer(x, x, x)
+    value = x.clone().requires_grad_()
+    output, entropy = layer.attention_weights.reduce(ch.Output(value), ch.Entropy())
+    assert output.requires_grad and not entropy.requires_grad
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_sees_nothing_still_has_a_gradient_of_zero(engine):
+    dtype = ENGINES[engine]
+    for queries, keys, lengths in ((3, 4, [0]), (0, 4, [2]), (3, 0, [0])):
+        query = draw(1, 1, queries, 4, dtype=dtype).requires_grad_()
+        key = draw(1, 1, keys, 4, dtype=dtype).requires_grad_()
+        w = ch.weights(query, key, mask=ch.Lengths(lengths), engine=engine)
+        for reduction in (ch.Entropy(), ch.MaxScore(), ch.Received(slice(1, 1)), ch.LogSumExp()):
+            found = w.reduce(reduction)[0]
+            total = found.masked_fill(found == -torch.inf, 0.0).sum()
+            assert all((g == 0).all() for g in torch.autograd.grad(total, (query, key), retain_graph=True))
+
+
+def test_more_of_what_is_refused():
+    query, key, value = draw(5, 4), draw(6, 4), draw(3, 6, 2)
+    w = ch.weights(query, key)
+    for wrong, words in (
+        (ch.Received(slice(0, 2, 0)), "forward"),
+        (ch.Received(slice(True, None)), "whole numbers"),
+        (ch.Received(torch.ones(5, dtype=torch.float64, device="meta")), "meta"),
+        (ch.Mass(torch.zeros(6, dtype=torch.int64, device="meta")), "meta"),
+        (ch.Mass(torch.zeros(1, 6, dtype=torch.int64).to_sparse()), "to_dense"),
+        (ch.Mass([[0, 1], [1]]), "no array"),
+        (ch.Mass([2**40] * 6), "without gaps"),
+        (ch.Output(draw(6, 2).numpy()), "NumPy"),
+    ):
+        with pytest.raises(ch.ClearheadError, match=words):
+            w.reduce(wrong)
+    with pytest.raises(ch.ShapeError, match="by itself"):
+        w.reduce(ch.Entropy(), ch.Output(value))
+    assert w.reduce(ch.Output(value))[0].shape == (3, 5, 2)
+    with pytest.raises(ch.ClearheadError, match="True or False"):
+        w.gradients(draw(6, 2), draw(5, 2)).by_key("yes")

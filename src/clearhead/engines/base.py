@@ -99,7 +99,7 @@ class Engine(ABC):
         Ṗ_ij is Ȯ_i · V_j, for the `grad` of an output, and what statistics send back; `positive`: of the products above
         0 alone; `by`: which of the two sums are wanted. The problem is guarded.
         """
-        return summed_products(problem, list(self.walk(problem)), self.scores, rows, grad, positive, by)
+        return summed_products(problem, list(self.walk(problem)), self.scores, rows, grad, sent or Sent(), positive, by)
 
 
 def by_autograd(

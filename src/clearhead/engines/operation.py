@@ -170,6 +170,8 @@ def attend(
     sinks: Tensor | None,
     start: Tensor | None,
     stop: Tensor | None,
+    gap_start: Tensor | None,
+    gap_stop: Tensor | None,
     keep: Tensor | None,
     seed: Tensor | None,
     phi: str,
@@ -185,7 +187,7 @@ def attend(
     In float32 at least. `expected`: which of the first seven tensors needed a gradient when code was compiled. Where
     none did, maximum and log_sum are computed only for `rows`; a backward pass that runs all the same computes them.
     """
-    tensors = (query, key, value, weight, dense, relative, sinks, start, stop, keep, seed)
+    tensors = (query, key, value, weight, dense, relative, sinks, start, stop, gap_start, gap_stop, keep, seed)
     if differentiated_forward():
         raise UnsupportedError("attention() in compiled or exported code has no derivatives in forward mode.")
     problem, chosen = _chosen(tensors, (phi, scale, softcap, dropout_p), engine, expected, rows)
@@ -219,6 +221,8 @@ def attend_backward(
     sinks: Tensor | None,
     start: Tensor | None,
     stop: Tensor | None,
+    gap_start: Tensor | None,
+    gap_stop: Tensor | None,
     keep: Tensor | None,
     seed: Tensor | None,
     phi: str,
@@ -231,7 +235,7 @@ def attend_backward(
     wanted: list[bool],
 ) -> list[Tensor]:
     """The gradients to the operands, empty where not wanted."""
-    tensors = (query, key, value, weight, dense, relative, sinks, start, stop, keep, seed)
+    tensors = (query, key, value, weight, dense, relative, sinks, start, stop, gap_start, gap_stop, keep, seed)
     known = any(expected)
     needs = expected if known else wanted
     problem, chosen = _chosen(tensors, (phi, scale, softcap, dropout_p), engine, needs, rows)
@@ -258,14 +262,14 @@ def _(grad, to_log_sum, output, maximum, log_sum, *arguments):  # type: ignore[n
 
 
 def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(*output, *inputs[:11])
-    ctx.options = inputs[11:]
+    ctx.save_for_backward(*output, *inputs[:13])
+    ctx.options = inputs[13:]
 
 
 def _backward(ctx, grad, _, to_log_sum):  # type: ignore[no-untyped-def]
     wanted = [bool(need) for need in ctx.needs_input_grad[:7]]
     found = attend_backward(grad, to_log_sum, *ctx.saved_tensors, *ctx.options, wanted)
-    return (*(g if want else None for g, want in zip(found, wanted, strict=True)), *(None,) * 11)
+    return (*(g if want else None for g, want in zip(found, wanted, strict=True)), *(None,) * 13)
 
 
 attend.register_autograd(_backward, setup_context=_setup)

@@ -12,25 +12,35 @@ import torch
 from torch import Tensor
 
 from clearhead.base.batched import Gradients, unbatched
-from clearhead.base.tracing import dispatches, with_memory, without_autocast
+from clearhead.base.tracing import compiling, dispatches, on_the_host, readable, with_memory, without_autocast
 from clearhead.engines.base import Engine
 from clearhead.engines.tiled.engine import PLAIN
 from clearhead.problem.packing import in_dtypes, operands, with_operands, without_operands
 from clearhead.problem.partial import Rows, sinks_gradient
 from clearhead.problem.problem import Problem, guard
 from clearhead.problem.summary import Found, Sent, Summary, of_heads
+from clearhead.problem.unseen import finite
 
 _CONSTANT = ("maximum", "best_key", "indices", "peak")  # these have no gradient
 
 
 def summarised(problem: Problem, engine: Engine, summary: Summary) -> Found:
     """The statistics that `summary` names, differentiable where the problem needs gradients."""
-    if not summary.output:
+    if not summary.output or problem.value is None:
         problem = problem._replace(value=None)
-    fused = problem.needs_grad and not engine.transparent(problem) and engine.fuses(problem, summary)
-    if not fused:
-        return engine.summarise(problem, summary)
-    return Found(*_Summarise.apply(engine, problem, summary, *operands(problem)))  # type: ignore[no-untyped-call]
+    elif summary != Summary(output=True) and problem.visible is not None and _known_not_finite(problem.value):
+        # a value of NaN makes the outputs of the queries that may see it NaN, and nothing of their weights
+        alone = summarised(problem, engine, Summary(output=True)).output
+        return summarised(problem, engine, summary._replace(output=False))._replace(output=alone)
+    if problem.needs_grad and not engine.transparent(problem):
+        for able in (engine, PLAIN):  # a graph of blocks takes more memory than their gradients written out
+            if able.fuses(problem, summary) and not able.transparent(problem):
+                return Found(*_Summarise.apply(able, problem, summary, *operands(problem)))  # type: ignore[no-untyped-call]
+    return engine.summarise(problem, summary)
+
+
+def _known_not_finite(value: Tensor) -> bool:
+    return not compiling() and readable(value) and on_the_host(value) and not finite(value)
 
 
 class _Summarise(torch.autograd.Function):
@@ -75,9 +85,13 @@ def _by_autograd(
         # views: where two operands are one tensor, or one is made of the other, each gets its own gradient
         own = [None if t is None else t.view_as(t) for t in operands(problem)]
         found = PLAIN.summarise(with_operands(problem, own), summary)
-    pairs = [(f, g) for f, g in zip(found[:-1], grads, strict=True) if f is not None and g is not None]
+    # a result that nothing here decides has no graph, such as a row that only some other tensor's gradient reaches
+    both = ((f, g) for f, g in zip(found[:-1], grads, strict=True) if f is not None and g is not None)
+    pairs = [(f, g) for f, g in both if f.requires_grad]
     some = [t for t, want in zip(own, wanted, strict=True) if want and t is not None]
     results, given = [f for f, _ in pairs], [g.to(f.dtype) for f, g in pairs]
+    if not results:
+        return tuple(None for _ in wanted)
     each = iter(torch.autograd.grad(results, some, given, create_graph=create_graph, allow_unused=True))
     return tuple(next(each) if want else None for want in wanted)
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
-from clearhead.base.tracing import without_autocast
+from clearhead.base.errors import ClearheadError, UnsupportedError
+from clearhead.base.tracing import vectorized, without_autocast
+from clearhead.base.versions import Versions
 from clearhead.engines.base import Engine
 from clearhead.engines.tiled.tiles import grouped_product
-from clearhead.inspection.index import Part, parse
+from clearhead.inspection.index import Part, check_bytes, parse
 from clearhead.problem.partial import Rows
 from clearhead.problem.problem import Problem, guard
+from clearhead.problem.record import tensors_of
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
 
@@ -43,6 +47,7 @@ class WeightGradients:
         self._given, self._problem = problem, guard(problem)
         self._engine, self._grad, self._numpy = engine, grad, numpy
         self._rows = Rows(*rows, grad)  # the kernels read no δ for this
+        self._read = Versions([("grad", grad), ("value", problem.value), *tensors_of(problem)])  # type: ignore[list-item]
 
     @property
     def shape(self) -> torch.Size:
@@ -59,7 +64,9 @@ class WeightGradients:
 
     def __getitem__(self, index: Any) -> Any:
         """∂L/∂A at any basic index: integers, slices, `...` and None; of pairs that are not allowed, too."""
+        self._check()
         part = parse(index, self.shape, self._problem.sizes)
+        check_bytes(part.shape, self.dtype, f"the gradients at {index!r}")
         with torch.no_grad(), without_autocast(self._problem.sizes.device):
             return self._out(part.restore([self._tile(part, batch) for batch in part.batches]))
 
@@ -69,6 +76,10 @@ class WeightGradients:
         assert value is not None
         grad = self._grad[region.sides[:3]]
         return grouped_product(grad, value.to(grad.dtype).transpose(-1, -2))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        array = np.asarray(self[...])
+        return array if dtype is None else array.astype(dtype)
 
     def by_query(self, positive: bool = False) -> Any:
         """Σ_j A_ij ∂L/∂A_ij, (..., Lq); with `positive`, of the products above 0 alone.
@@ -82,10 +93,27 @@ class WeightGradients:
         return self._summed(positive, (False, True))
 
     def _summed(self, positive: bool, by: tuple[bool, bool]) -> Any:
+        self._check()
+        if not isinstance(positive, bool):
+            raise ClearheadError(f"positive is {positive!r:.40}; expected True or False.")
         problem = self._problem
         with torch.no_grad(), without_autocast(problem.sizes.device):
             found = self._engine.contributions(problem, self._rows, self._grad, None, positive, by)
         return self._out(problem.sizes.restore(found[0] if by[0] else found[1]))  # type: ignore[arg-type]
+
+    def _check(self) -> None:
+        """Raise where something has been written to since, or inside of `torch.func.vmap`."""
+        if vectorized():
+            raise UnsupportedError(
+                "gradients of weights cannot be computed inside torch.func.vmap. Give the inputs a batch dimension."
+            )
+        found = self._read.written()
+        if found is not None:
+            name, tensor = found
+            raise ClearheadError(
+                f"the {name} of gradients(), shape {tuple(tensor.shape)}, was modified in place after it. Read "
+                "what you need before, or pass a copy: tensor.clone()."
+            )
 
     def _out(self, tensor: Tensor) -> Any:
         return tensor.detach().numpy() if self._numpy else tensor.detach()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +11,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.errors import ClearheadError
+from clearhead.base.errors import ClearheadError, human_bytes
 from clearhead.base.shapes import Sizes
 
 
 class OutOfRange(ClearheadError, IndexError):
     """An index past the end: an IndexError too, which ends a `for` loop over the weights."""
+
+
+DENSE_BYTES = 2**28
+
+
+def check_bytes(shape: Sequence[int], dtype: torch.dtype, what: str, most: int = DENSE_BYTES) -> None:
+    """Raise where a part of the matrix would take more memory than that."""
+    size = int(np.prod(shape, dtype=np.float64)) * dtype.itemsize
+    if size > most:
+        raise ClearheadError(
+            f"{what} would be {tuple(shape)}, {human_bytes(size)}, above {human_bytes(most)}. Index the part you need."
+        )
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,7 @@ def _passes(problem: Problem, engine: Engine, reductions: tuple[Reduction, ...])
             both = one.takes(meant, summary, engine)
             if both is not None:
                 one.summary = both
+                one.problem = meant if one.problem.value is None else one.problem
                 one.places.append(i)
                 break
         else:

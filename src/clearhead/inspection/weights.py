@@ -24,7 +24,7 @@ from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.statistics import looks
 from clearhead.inspection import plot
 from clearhead.inspection.gradients import WeightGradients
-from clearhead.inspection.index import Part, parse
+from clearhead.inspection.index import DENSE_BYTES, Part, parse
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.reductions.entropy import Entropy
 from clearhead.inspection.reductions.output import Output
@@ -39,8 +39,6 @@ from clearhead.problem.problem import Problem, guard
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
 from clearhead.problem.summary import Summary
-
-DENSE_BYTES = 2**28
 
 
 class Weights:
@@ -207,12 +205,20 @@ class Weights:
         if len(outputs) > 1:
             raise ClearheadError("reduce takes one Output(value); join the values along their last dimension.")
         if outputs:
+            self._check_kind(value=outputs[0].value)
             problem = self._source.with_value(outputs[0].value)
+            if problem.sizes.shown != self._sizes.shown and len(reductions) > 1:
+                raise ShapeError(
+                    f"the value of Output gives an output of {(*problem.sizes.shown, problem.sizes.queries)}, and the "
+                    f"weights are {tuple(self.shape)}: reduce it by itself, or as weights @ value."
+                )
         restore = problem.sizes.restore
         results = stream(problem, self._engine(problem), reductions)
         return tuple(
-            tuple(self._out(restore(t)) for t in result) if isinstance(result, tuple) else self._out(restore(result))
-            for result in results
+            tuple(self._out(restore(t)) for t in result)
+            if isinstance(result, tuple)
+            else self._out(restore(result), isinstance(reduction, Output))
+            for result, reduction in zip(results, reductions, strict=True)
         )
 
     def topk(self, k: int) -> tuple[Any, Any]:
@@ -239,6 +245,7 @@ class Weights:
         `WeightGradients`. Raises a `ShapeError` where the two do not fit. Cost: one pass over the allowed pairs.
         """
         self._check_kind(value=value, grad=grad)
+        value, grad = (t.copy() if isinstance(t, np.ndarray) else t for t in (value, grad))
         problem = self._source.with_value(value)
         sizes = problem.sizes
         assert problem.value is not None
@@ -299,9 +306,10 @@ class Weights:
                     "torch.from_numpy(array), or both as arrays."
                 )
 
-    def _out(self, tensor: Tensor) -> Any:
+    def _out(self, tensor: Tensor, of_value: bool = False) -> Any:
+        """A result; `of_value`: a value that is not detached has its gradient."""
         source = self._source
-        tensor = tensor.detach() if source.numpy or source.detached else tensor
+        tensor = tensor.detach() if source.numpy or (source.detached and not of_value) else tensor
         return tensor.numpy() if source.numpy else tensor
 
 

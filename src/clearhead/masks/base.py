@@ -4,70 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.positions import check_align
-from clearhead.base.shapes import Align, Sizes, array_sizes, extent, part
-from clearhead.base.tracing import on_host, readable
+from clearhead.base.shapes import Align, Sizes, array_sizes
 from clearhead.masks._draw import LARGEST, draw
-
-Residual = Callable[[slice, slice, slice, slice], Tensor]
-
-
-class Spans(NamedTuple):
-    """The normal form of a mask: query i may see the keys start_i ≤ j < stop_i, if the residual agrees.
-
-    >>> import torch, clearhead as ch
-    >>> class FirstKeys(ch.Mask):
-    ...     def lower(self, sizes):
-    ...         start = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
-    ...         return ch.Spans(start, start + min(2, sizes.keys))
-    >>> FirstKeys().dense(1, 4)
-    tensor([[ True,  True, False, False]])
-
-    `start`, `stop`: int64 (B or 1, H or 1, Lq or 1), within [0, Lk]; nothing is allowed where stop ≤ start.
-    `residual(batch, heads, queries, keys)`, four slices, gives that part as a bool tensor that broadcasts to it;
-    None where the spans say it all.
-    """
-
-    start: Tensor
-    stop: Tensor
-    residual: Residual | None = None
-    reads: tuple[Tensor, ...] = ()  # the caller's tensors that the residual reads
-
-    def keep(self, batch: slice, heads: slice, queries: slice, keys: slice, size: int) -> Tensor:
-        """The part of the mask that these slices name, bool; `size` is Lk."""
-        start, stop = (part(edge, batch, heads, queries).unsqueeze(-1) for edge in (self.start, self.stop))
-        positions = torch.arange(*extent(keys, size), device=self.start.device)
-        keep = (positions >= start) & (positions < stop)
-        return keep if self.residual is None else keep & self.rest(batch, heads, queries, keys)
-
-    def rest(self, *sides: slice) -> Tensor:
-        """What the residual gives for this part, checked."""
-        assert self.residual is not None
-        keep = self.residual(*sides)
-        if not isinstance(keep, Tensor) or keep.dtype != torch.bool or keep.ndim > 4:
-            got = f"{tuple(keep.shape)} of {keep.dtype}" if isinstance(keep, Tensor) else repr(keep)[:60]
-            raise ShapeError(
-                f"the residual of a mask's spans gave {got}; expected a bool tensor that broadcasts to the "
-                "(batch, heads, queries, keys) it was asked for."
-            )
-        return keep if keep.ndim == 4 else keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape))
-
-    def host(self) -> tuple[np.ndarray, np.ndarray]:
-        """Starts and stops on the host, of one shape; (0, 0) where nothing is allowed."""
-        start, stop = on_host(self.start), on_host(self.stop)
-        nothing = stop <= start
-        if nothing.any():
-            return np.where(nothing, 0, start), np.where(nothing, 0, stop)
-        if start.shape != stop.shape:
-            start, stop = np.broadcast_arrays(start, stop)
-        return start, stop
+from clearhead.masks._spans import Residual as Residual
+from clearhead.masks._spans import Spans as Spans
+from clearhead.masks._spans import complement, intersection, of_intervals, union
 
 
 class Mask(ABC):
@@ -98,6 +46,11 @@ class Mask(ABC):
     def signature(self) -> Hashable | None:
         """A small value that determines this mask, by which its spans can be cached; or None."""
         return None
+
+    def depends(self) -> tuple[Tensor, ...] | None:
+        """The tensors that decide what this mask allows, where these are all: its normal form is kept until one of them
+        is written to. None where they are not known."""
+        return None if self.signature() is None else ()
 
     def drawn(self) -> Sizes:
         """The sizes at which `repr` draws this mask; 0 where any size will do; 1 where all are alike."""
@@ -205,7 +158,21 @@ def check_spans(spans: Any, sizes: Sizes, mask: Mask) -> Spans:
                 f"{mask.title()}: lower gave a {name} {got}; expected int64 on {sizes.device} that broadcasts to "
                 f"(B, H, Lq) = {sizes.shape[:3]}."
             )
+    if spans.gaps is not None:
+        _check_gaps(spans.gaps, sizes, mask)
     return spans
+
+
+def _check_gaps(gaps: Any, sizes: Sizes, mask: Mask) -> None:
+    pair = isinstance(gaps, tuple) and len(gaps) == 2 and all(isinstance(edge, Tensor) for edge in gaps)
+    shapes = [tuple(edge.shape) for edge in gaps] if pair else []
+    fits = pair and shapes[0] == shapes[1] and len(shapes[0]) == 4
+    fits = fits and all(n in (1, size) for n, size in zip(shapes[0], sizes.shape[:3], strict=False))
+    if not fits or any(edge.dtype != torch.int64 or edge.device != sizes.device for edge in gaps):
+        raise ShapeError(
+            f"{mask.title()}: lower gave gaps {shapes or repr(gaps)[:60]}; expected two int64 on {sizes.device} of one "
+            f"shape (B, H, Lq, n) that broadcasts to {sizes.shape[:3]}."
+        )
 
 
 def dense(spans: Spans, sizes: Sizes) -> Tensor:
@@ -236,6 +203,10 @@ class Combined(Mask):
         sides = (self.left.signature(), self.right.signature())
         return None if None in sides else (type(self), *sides)
 
+    def depends(self) -> tuple[Tensor, ...] | None:
+        left, right = self.left.depends(), self.right.depends()
+        return None if left is None or right is None else left + right
+
     def drawn(self) -> Sizes:
         left, right = self.left.drawn(), self.right.drawn()
         batch, heads, queries, keys = map(max, zip(left.shape, right.shape, strict=True))
@@ -252,7 +223,7 @@ class Combined(Mask):
 
 
 class And(Combined):
-    """Allowed where both allow: the later start, the earlier stop."""
+    """Allowed where both allow: the intersection of their intervals."""
 
     operator = "&"
 
@@ -269,11 +240,18 @@ class And(Combined):
         if a.residual is not None and b.residual is not None:
             one, two = a.residual, b.residual
             residual = lambda *slices: one(*slices) & two(*slices)  # noqa: E731
-        return Spans(torch.maximum(a.start, b.start), torch.minimum(a.stop, b.stop), residual, a.reads + b.reads)
+        reads = a.reads + b.reads
+        if a.gaps is None and b.gaps is None:
+            return Spans(torch.maximum(a.start, b.start), torch.minimum(a.stop, b.stop), residual, reads)
+        both = of_intervals(*intersection(a.intervals(), b.intervals(), sizes.keys), sizes.keys)
+        if both is not None:
+            return both._replace(residual=residual, reads=reads)
+        hull = Spans(torch.maximum(a.start, b.start), torch.minimum(a.stop, b.stop))
+        return hull._replace(residual=_either(a, b, sizes, torch.Tensor.__and__), reads=reads + a.edges() + b.edges())
 
 
 class Or(Combined):
-    """Allowed where either allows: the hull of the spans, with a residual where the hull holds more than both."""
+    """Allowed where either allows: the union of their intervals, with a residual where one has a residual."""
 
     operator = "|"
 
@@ -286,22 +264,30 @@ class Or(Combined):
 
     def lower(self, sizes: Sizes) -> Spans:
         a, b = self.left.lower(sizes), self.right.lower(sizes)
-        no_a, no_b = a.stop <= a.start, b.stop <= b.start
-        start = torch.where(no_a, b.start, torch.where(no_b, a.start, torch.minimum(a.start, b.start)))
-        stop = torch.where(no_a, b.stop, torch.where(no_b, a.stop, torch.maximum(a.stop, b.stop)))
-        touch = no_a | no_b | ((a.start <= b.stop) & (b.start <= a.stop))
-        if a.residual is None and b.residual is None and readable(touch) and bool(touch.all()):
-            return Spans(start, stop)
+        joined = union(a.intervals(), b.intervals())
+        either = of_intervals(*joined, sizes.keys)
+        reads = a.reads + b.reads
+        if a.residual is None and b.residual is None and either is not None:
+            return either
+        if either is None:  # the hull
+            start, stop = joined
+            last = stop.amax(-1)
+            either = Spans(torch.where(stop > start, start, sizes.keys).amin(-1).clamp(max=last), last)
+            reads += a.edges() + b.edges()
+        return either._replace(residual=_either(a, b, sizes, torch.Tensor.__or__), reads=reads)
 
-        def residual(batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
-            one, two = (s.keep(batch, heads, queries, keys, sizes.keys) for s in (a, b))
-            return one | two
 
-        return Spans(start, stop, residual, a.reads + b.reads)
+def _either(a: Spans, b: Spans, sizes: Sizes, join: Callable[[Tensor, Tensor], Tensor]) -> Residual:
+    """Two masks joined pair by pair."""
+
+    def residual(batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
+        return join(*(s.keep(batch, heads, queries, keys, sizes.keys) for s in (a, b)))
+
+    return residual
 
 
 class Not(Mask):
-    """Allowed where the other does not allow: an interval where the other reaches an edge, else a residual."""
+    """Allowed where the other does not allow: what its intervals leave out, or a residual."""
 
     def __init__(self, mask: Mask) -> None:
         self.mask = mask
@@ -314,6 +300,9 @@ class Not(Mask):
     def signature(self) -> Hashable | None:
         inner = self.mask.signature()
         return None if inner is None else (type(self), inner)
+
+    def depends(self) -> tuple[Tensor, ...] | None:
+        return self.mask.depends()
 
     def drawn(self) -> Sizes:
         return self.mask.drawn()
@@ -330,18 +319,16 @@ class Not(Mask):
 
     def lower(self, sizes: Sizes) -> Spans:
         other = self.mask.lower(sizes)
-        nothing = other.stop <= other.start
-        left, right = nothing | (other.start <= 0), ~nothing & (other.stop >= sizes.keys)
-        edge = torch.where(nothing, torch.zeros_like(other.stop), other.stop)
-        if other.residual is None and readable(edge) and bool((left | right).all()):
-            start = torch.where(left, edge, torch.zeros_like(edge))
-            return Spans(start, torch.where(left, torch.full_like(edge, sizes.keys), other.start))
+        if other.residual is None:
+            rest = of_intervals(*complement(*other.intervals(), sizes.keys), sizes.keys)
+            if rest is not None:
+                return rest
 
         def residual(batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
             return ~other.keep(batch, heads, queries, keys, sizes.keys)
 
         whole = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
-        return Spans(whole, whole + sizes.keys, residual, other.reads)
+        return Spans(whole, whole + sizes.keys, residual, other.reads + other.edges())
 
 
 class Between(Mask):

@@ -35,15 +35,22 @@ class MaskFunction(Mask):
     `reads`: the tensors that fn reads. Those in its closure, its defaults, its globals and `self.name` are found
     without it. Where one is written to between the forward and the backward pass, that is an error; recorded and lazy
     weights notice it too. What fn reads in another way (a NumPy array, a list of numbers) must stay as it is.
-    Raises a `ClearheadError` where fn gives anything else. Cost: the rule, for every pair.
+    Where `reads` is given, `()` for none, the mask keeps what the rule says until one of them is written to; else each
+    call asks it again.
+    Raises a `ClearheadError` where fn gives anything else. Cost: the rule, for every pair, once a call or once in all;
+    then scores of the blocks of 48 × 64 pairs of which it allows some.
     """
 
-    def __init__(self, fn: Rule, reads: Sequence[Tensor] = ()) -> None:
-        self.fn, self.reads = check_rule(fn, reads, "MaskFunction", "For a bool tensor use DenseMask(keep).")
+    def __init__(self, fn: Rule, reads: Sequence[Tensor] | None = None) -> None:
+        self.said = reads is not None
+        self.fn, self.reads = check_rule(fn, reads or (), "MaskFunction", "For a bool tensor use DenseMask(keep).")
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
         return cls(lambda batch, head, query_index, key_index: (batch + head + query_index * 3 + key_index) % 4 < 2)
+
+    def depends(self) -> tuple[Tensor, ...] | None:
+        return reads_of(self.fn, self.reads) if self.said else None
 
     def title(self) -> str:
         return title_of("MaskFunction", self.fn)

@@ -146,7 +146,7 @@ def _alike(problem: Problem, uniform: Tensor | None) -> bool:
     if problem.spans is not None:
         spans = problem.spans
         rest = None if spans.residual is None else spans.rest(*EVERY)
-        shown = (spans.start, spans.stop, rest)
+        shown = (*spans.edges(), rest)
     return all(t is None or bool((t == t[:1]).all()) for t in shown)
 
 
@@ -156,7 +156,7 @@ def _hidden(real: Real, problem: Problem, uniform: Tensor | None) -> bool:
     spans, sizes = problem.spans, problem.sizes
     if spans is None or real.keys is None:
         return False
-    if spans.residual is not None:
+    if not spans.plain:
         seen = (spans.keep(*EVERY, sizes.keys) & ~real.keys[:, None, None]).any(-1)
     else:
         before = F.pad((~real.keys).cumsum(-1), (1, 0))[:, None]  # padding keys before each place

@@ -59,7 +59,7 @@ def in_dtypes(gradients: Operands, of: Operands) -> tuple[Tensor | None, ...]:
     return tuple(g if g is None or t is None or g.dtype is t.dtype else g.to(t.dtype) for g, t in pairs)
 
 
-Tensors = tuple[Tensor | None, ...]  # the operands, then the spans' start and stop, the residual, the dropout's seed
+Tensors = tuple[Tensor | None, ...]  # operands, the spans' start, stop and gaps, the residual, the dropout's seed
 Numbers = tuple[str, float, float | None, float]  # φ, scale, softcap, dropout_p
 
 
@@ -72,7 +72,7 @@ def packed(problem: Problem) -> tuple[Tensors, Numbers]:
         keep = spans.rest(*every)
     if problem.bias is not None and problem.by_function:
         problem = problem._replace(bias=Added(problem.bias.tile(*every, problem.sizes)))
-    edges = (None, None) if spans is None else (spans.start, spans.stop)
+    edges = (None, None, None, None) if spans is None else (*spans.edges(), None, None)[:4]
     numbers = lowered.phi, lowered.scale, lowered.softcap, problem.dropout_p
     return (*operands(problem), *edges, keep, problem.seed), numbers
 
@@ -80,7 +80,7 @@ def packed(problem: Problem) -> tuple[Tensors, Numbers]:
 def unpacked(tensors: Sequence[Tensor | None], numbers: Numbers, wanted: Sequence[bool]) -> Problem:
     """The problem of these parts; its operands are new leaves, some of which need a gradient."""
     leaves = [None if t is None else t.detach().requires_grad_(w) for t, w in zip(tensors, wanted, strict=False)]
-    start, stop, keep, seed = tensors[len(leaves) :]
+    start, stop, gap_start, gap_stop, keep, seed = tensors[len(leaves) :]
     query, key, value, weight, dense, relative, sinks = leaves
     phi, scale, softcap, dropout_p = numbers
     assert query is not None and key is not None
@@ -88,7 +88,8 @@ def unpacked(tensors: Sequence[Tensor | None], numbers: Numbers, wanted: Sequenc
     allowed = None
     if start is not None and stop is not None:
         residual = None if keep is None else lambda *sides: part(keep, *sides)
-        allowed = visible(Spans(start, stop, residual), sizes)
+        gaps = None if gap_start is None or gap_stop is None else (gap_start, gap_stop)
+        allowed = visible(Spans(start, stop, residual, gaps=gaps), sizes)
     bias = Added(dense, relative) if dense is not None or relative is not None else None
     scores = Pairwise(phi, query, key, weight, scale, softcap)  # type: ignore[arg-type]
     return Problem(scores, value, sizes, allowed, bias, sinks, dropout_p, seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -38,10 +39,18 @@ class Partial(NamedTuple):
         parts = [(t / total).unsqueeze(-1) * p.output for t, p in zip(totals, (self, other), strict=True)]
         return Partial(parts[0] + parts[1], maximum, total.log().masked_fill(empty, torch.inf))
 
-    def with_sinks(self, sinks: Tensor) -> Tensor:
-        """The output where a sink, (H, 1), is one term more in each softmax's denominator."""
-        maximum, log_sum, blind = self._rows()
-        return self.output * torch.sigmoid((maximum - sinks) + log_sum).masked_fill(blind, 0.0).unsqueeze(-1)
+    def with_sinks(self, sinks: Tensor) -> Partial:
+        """The same where a sink, (H, 1), is one term more in each softmax's denominator: once, after all keys.
+
+        The output is multiplied by 1 / (1 + exp(above)), above = sink − log-sum-exp, written so that the gradient, the
+        sink's own weight, keeps its digits where it is small.
+        """
+        before, log_sum, blind = self._rows()
+        maximum = torch.maximum(before, sinks.detach().expand_as(before)).masked_fill(blind, 0.0)
+        both = log_add((before - maximum) + log_sum, sinks - maximum).masked_fill(blind, torch.inf)
+        above = ((sinks - before) - log_sum).masked_fill(blind, 0.0)
+        share = torch.exp(F.logsigmoid(-above)).masked_fill(blind, 0.0)
+        return Partial(self.output * share.unsqueeze(-1), maximum, both)
 
     def _rows(self) -> tuple[Tensor, Tensor, Tensor]:
         """Maximum, log_sum, and which rows see nothing: there log_sum is 0."""
@@ -59,6 +68,13 @@ class Rows(NamedTuple):
     maximum: Tensor
     log_sum: Tensor
     delta: Tensor
+
+
+def log_add(one: Tensor, other: Tensor) -> Tensor:
+    """log(exp one + exp other); the second derivatives of torch.logaddexp are NaN where the two are far apart."""
+    more = one.detach() >= other.detach()
+    high, low = torch.where(more, one, other), torch.where(more, other, one)
+    return high - F.logsigmoid(high - low)
 
 
 def sinks_gradient(sinks: Tensor, rows: Rows) -> Tensor:

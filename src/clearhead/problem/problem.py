@@ -112,7 +112,7 @@ class Problem(NamedTuple):
         """What a backward pass reads again and autograd does not save: of mask, bias and a score by `tile()`."""
         found = []
         if self.spans is not None:
-            found = [("the mask", tensor) for tensor in (self.spans.start, self.spans.stop, *self.spans.reads)]
+            found = [("the mask", tensor) for tensor in (*self.spans.edges(), *self.spans.reads)]
         if self.bias is not None:
             found += [("the bias", tensor) for tensor in self.bias.reads]
         if isinstance(self.scores, ByTile):

@@ -30,7 +30,7 @@ class Record(NamedTuple):
 
     def check(self) -> None:
         """Raise where something has been written to since the call."""
-        check_reads(self.reads, _by_functions(self.problem) if self.copied else _all(self.problem))
+        check_reads(self.reads, _by_functions(self.problem) if self.copied else tensors_of(self.problem))
 
     def __reduce__(self) -> Any:  # a mask's residual may be a function that cannot be pickled
         problem, visible = self.problem, self.problem.visible
@@ -43,7 +43,7 @@ class Record(NamedTuple):
 def _again(problem: Problem, reads: Versions, copied: bool) -> Record:
     """A copy of a record: its tensors are counted anew, unless something had been written to."""
     if reads.written() is None:
-        reads = Versions(_by_functions(problem) if copied else _all(problem))
+        reads = Versions(_by_functions(problem) if copied else tensors_of(problem))
     return Record(problem, reads, copied)
 
 
@@ -84,7 +84,8 @@ def record(problem: Problem, *, copy: bool = False, fresh: bool = False) -> Reco
             spans = _written_out(spans)
         if copy and edges is not None:  # which may share the spans' memory
             edges = edges[0].copy(), edges[1].copy()
-        spans = spans._replace(start=change(spans.start), stop=change(spans.stop))
+        gaps = None if spans.gaps is None else (change(spans.gaps[0]), change(spans.gaps[1]))
+        spans = spans._replace(start=change(spans.start), stop=change(spans.stop), gaps=gaps)
         visible = visible._replace(spans=spans, edges=edges)
     kept = problem._replace(
         scores=scores,
@@ -95,7 +96,7 @@ def record(problem: Problem, *, copy: bool = False, fresh: bool = False) -> Reco
         dropout_p=0.0,
         seed=None,
     )
-    return Record(kept, Versions(_by_functions(kept) if copy else _all(kept)), copy)
+    return Record(kept, Versions(_by_functions(kept) if copy else tensors_of(kept)), copy)
 
 
 def copied(tensor: Tensor) -> Tensor:
@@ -123,14 +124,14 @@ def _detached(tensor: Tensor) -> Tensor:
     return copied(tensor) if trained or tensor.is_inference() else tensor.detach()
 
 
-def _all(problem: Problem) -> Iterator[tuple[str, Tensor]]:
+def tensors_of(problem: Problem) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of a problem, with the name of what it is a part of."""
     yield "query", problem.query
     yield "key", problem.key
     if problem.lowered is not None and problem.lowered.weight is not None:
         yield "score", problem.lowered.weight
     if problem.spans is not None:
-        yield from (("mask", edge) for edge in problem.spans[:2])
+        yield from (("mask", edge) for edge in problem.spans.edges())
     yield from (("bias, or float mask,", tensor) for tensor in problem.added)
     if problem.sinks is not None:
         yield "sinks", problem.sinks

@@ -11,7 +11,7 @@ from torch import Tensor
 from clearhead.base.shapes import Sizes, part
 from clearhead.biases.base import Added
 from clearhead.masks.base import Residual, Spans
-from clearhead.problem.visible import Visible
+from clearhead.problem.visible import Memo, Visible
 
 EVERY = slice(None)
 
@@ -41,20 +41,30 @@ def visible_part(visible: Visible, region: Region, sizes: Sizes) -> Visible:
     batch, heads, queries, keys = region.sides
     start, stop = (part(edge, batch, heads, queries) for edge in (spans.start, spans.stop))
     if edges is not None:
-        edges = _host_part(edges[0], region), _host_part(edges[1], region)
+        edges = host_part(edges[0], region), host_part(edges[1], region)
     places = range(sizes.keys)[keys]
-    if places != range(sizes.keys):  # an edge is now the first kept place at or after it
-        start, stop = (-((places.start - edge) // places.step) for edge in (start, stop))
-        start, stop = start.clamp(0, len(places)), stop.clamp(0, len(places))
-        if edges is not None:
-            low, high = ((-((places.start - edge) // places.step)).clip(0, len(places)) for edge in edges)
-            edges = np.where(high > low, low, 0), np.where(high > low, high, 0)
+    start, stop = (_moved(edge, places, sizes) for edge in (start, stop))
+    if places != range(sizes.keys) and edges is not None:
+        low, high = ((-((places.start - edge) // places.step)).clip(0, len(places)) for edge in edges)
+        edges = np.where(high > low, low, 0), np.where(high > low, high, 0)
+    gaps = None
+    if spans.gaps is not None:
+        left, right = (_moved(part(edge, batch, heads, queries), places, sizes) for edge in spans.gaps)
+        gaps = left, right
     residual = None if spans.residual is None else _part_of(spans.residual, region, sizes)
-    return Visible(Spans(start, stop, residual, spans.reads), edges, visible.unseen)
+    return Visible(Spans(start, stop, residual, spans.reads, gaps), edges, visible.unseen, Memo())
 
 
-def _host_part(edge: np.ndarray, region: Region) -> np.ndarray:
-    found: np.ndarray = edge[tuple(EVERY if n == 1 else s for n, s in zip(edge.shape, region.sides, strict=False))]
+def _moved(edge: Tensor, places: range, sizes: Sizes) -> Tensor:
+    """An edge counted among the places that are kept: the first of them at or after it."""
+    if places == range(sizes.keys):
+        return edge
+    return (-((places.start - edge) // places.step)).clamp(0, len(places))
+
+
+def host_part(edge: np.ndarray, region: Region) -> np.ndarray:
+    """A region's part of an array (B or 1, H or 1, Lq or 1, …) on the host."""
+    found: np.ndarray = edge[tuple(EVERY if n == 1 else s for n, s in zip(edge.shape[:3], region.sides, strict=False))]
     return found
 
 

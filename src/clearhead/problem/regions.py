@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from clearhead.base.shapes import Sizes
-from clearhead.base.tracing import compiling
+from clearhead.base.tracing import compiling, on_host
 from clearhead.problem.problem import Problem
-from clearhead.problem.region import EVERY, Region, bias_part, visible_part
+from clearhead.problem.region import EVERY, Region, bias_part, host_part, visible_part
 from clearhead.scores.base import Pairwise
 
 ROWS = 256  # the most queries to a region where the mask depends on the query: larger ones skip fewer pairs
@@ -127,10 +127,34 @@ def _bands(problem: Problem) -> Iterator[tuple[slice, list[tuple[slice, slice, b
             lows, highs = (edge[:, queries if varies else EVERY] for edge in (first, last))
             some = highs > lows
             low, high = (int(lows[some].min()), int(highs.max())) if some.any() else (0, 0)
-            masked = visible.spans.residual is not None or bool((lows != low).any() or (highs != high).any())
+            masked = not visible.spans.plain or bool((lows != low).any() or (highs != high).any())
             bands.append((queries, slice(low, high), masked))
         if bands:
             yield batch, bands
+
+
+def parts_seen(problem: Problem, region: Region) -> list[Region]:
+    """A region of whole rows, cut along its keys to what the intervals of its rows touch: one region, or a few."""
+    visible = problem.visible
+    if visible is None or visible.spans.gaps is None or visible.edges is None:
+        return [region]
+    if "intervals" not in visible.memo:
+        visible.memo["intervals"] = tuple(map(on_host, visible.spans.intervals()))
+    rows = (host_part(edge, region) for edge in visible.memo["intervals"])
+    start, stop = (edge.reshape(-1, edge.shape[-1]) for edge in rows)
+    some = stop > start
+    touched = sorted(
+        (int(start[some[:, i], i].min()), int(stop[some[:, i], i].max()))
+        for i in range(start.shape[1])
+        if some[:, i].any()
+    )
+    joined: list[list[int]] = []
+    for low, high in touched:
+        if joined and low <= joined[-1][1]:
+            joined[-1][1] = max(joined[-1][1], high)
+        else:
+            joined.append([low, high])
+    return [region._replace(keys=slice(*edges)) for edges in joined or [[0, 0]]]
 
 
 def assemble(parts: Sequence[Tensor], every: Sequence[Region]) -> Tensor:

@@ -73,7 +73,7 @@ class Found(NamedTuple):
     received: Tensor | None = None  # (B, H, Lk): Σ_i factor_i w_ij
     mean: Tensor | None = None  # (B, H, rows, columns): the same, summed over the cells
     peak: Tensor | None = None  # (B, H, rows, columns): max w_ij over the cells; has no gradient
-    finite: bool = True  # whether all inputs read, and the output, are
+    finite: bool = False  # True: all that was read is finite, so that a backward pass needs no guard
 
 
 class Sent(NamedTuple):

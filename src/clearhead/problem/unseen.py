@@ -23,7 +23,7 @@ Unseen = Literal["none", "outside", "inside"]
 
 def where_unseen(spans: Spans, start: np.ndarray, stop: np.ndarray, sizes: Sizes) -> Unseen:
     """Found at little cost from the spans' edges; "inside" where they do not decide it."""
-    if spans.residual is not None or not sizes.queries or not sizes.keys or (stop <= start).any():
+    if not spans.plain or not sizes.queries or not sizes.keys or (stop <= start).any():
         return "inside"
     if (start[..., 1:] > stop[..., :-1]).any() or (stop[..., 1:] < start[..., :-1]).any():
         return "inside"  # a gap between one query's span and the next's
@@ -35,7 +35,8 @@ def where_unseen(spans: Spans, start: np.ndarray, stop: np.ndarray, sizes: Sizes
 def seen(spans: Spans, sizes: Sizes) -> tuple[Tensor, Tensor]:
     """Which keys some query sees, (B or 1, H or 1, Lk), and which queries see some key, (B or 1, H or 1, Lq or 1)."""
     if spans.residual is None:
-        return _covered(spans, sizes), spans.stop > spans.start
+        start, stop = spans.intervals()
+        return _covered(spans, sizes), (stop > start).any(-1)
     every = slice(None)
     if compiling():
         keep = spans.keep(every, every, every, every, sizes.keys)
@@ -54,9 +55,9 @@ def seen(spans: Spans, sizes: Sizes) -> tuple[Tensor, Tensor]:
 
 
 def _covered(spans: Spans, sizes: Sizes) -> Tensor:
-    """The keys inside some query's span, (B or 1, H or 1, Lk): how many have begun, less how many have ended."""
-    stop = torch.maximum(spans.start, spans.stop)
-    start = spans.start.expand_as(stop)
+    """The keys inside some query's intervals, (B or 1, H or 1, Lk): how many have begun, less how many have ended."""
+    start, stop = (edge.flatten(-2) for edge in spans.intervals())
+    start = start.expand_as(stop)
     change = torch.zeros(*start.shape[:2], sizes.keys + 1, dtype=torch.int64, device=start.device)
     one = torch.ones((), dtype=torch.int64, device=start.device).expand(start.shape)
     change = change.scatter_add(-1, start, one).scatter_add(-1, stop, -one)

@@ -11,16 +11,28 @@ from torch import Tensor
 from clearhead.base.errors import ShapeError, UnsupportedError
 from clearhead.base.shapes import Sizes, part
 from clearhead.base.tracing import batched, compiling, readable, traced, transformed, unwrapped
+from clearhead.base.versions import Versions
 from clearhead.masks.base import Mask, Spans
 from clearhead.problem.unseen import Unseen, where_unseen
 
 
+class Memo(dict[Any, Any]):
+    """What engines have made of a mask, by their own names; copies and pickles have none."""
+
+    def __reduce__(self) -> Any:
+        return Memo, ()
+
+    def __deepcopy__(self, _: Any) -> Memo:
+        return Memo()
+
+
 class Visible(NamedTuple):
-    """A mask's spans, their edges on the host (None where they are hidden), and where keys are that no query sees."""
+    """A mask's spans, their hulls' edges on the host (None: they are hidden), and where keys are that none sees."""
 
     spans: Spans
     edges: tuple[np.ndarray, np.ndarray] | None
     unseen: Unseen
+    memo: Memo
 
 
 _remembered: dict[Any, Visible] = {}  # for masks that are plain values: a model's layers use the same spans
@@ -31,10 +43,14 @@ def resolve(mask: Mask, sizes: Sizes, as_written: bool) -> Visible:
     if as_written:
         return visible(_matrix(mask, sizes), sizes)
     if compiling():
-        return Visible(mask.resolve(sizes), None, "inside")
+        return Visible(mask.resolve(sizes), None, "inside", Memo())
     signature = None if traced() or isinstance(sizes.align, Tensor) else mask.signature()
     if signature is not None and (signature, sizes) in _remembered:
         return _remembered[signature, sizes]
+    if signature is None and not transformed() and not traced() and not isinstance(sizes.align, Tensor):
+        depends = mask.depends()
+        if depends is not None:
+            return _kept(mask, depends, sizes)
     if signature is None or transformed():  # tensors made inside a transform are not valid outside of it
         return visible(mask.resolve(sizes), sizes)
     host = sizes._replace(device=torch.device("cpu"))  # a plain value is lowered there: no other device is read
@@ -48,10 +64,26 @@ def resolve(mask: Mask, sizes: Sizes, as_written: bool) -> Visible:
     return found
 
 
+def _kept(mask: Mask, depends: tuple[Tensor, ...], sizes: Sizes) -> Visible:
+    """The normal form that a mask keeps, until a tensor that it depends on is written to."""
+    kept = vars(mask).setdefault("_kept", Memo())
+    named = [("the mask", tensor) for tensor in depends]
+    versions, found = kept.get(sizes, (None, None))
+    if found is None or not versions.known or versions.changed(named) is not None:
+        with torch.inference_mode(False):  # what is kept may be used where gradients are wanted
+            found = visible(mask.resolve(sizes), sizes)
+        if len(kept) >= 4:
+            kept.clear()
+        kept[sizes] = Versions(named), found
+    made: Visible = found
+    return made
+
+
 def _on(spans: Spans, device: torch.device) -> Spans:
     residual = spans.residual
     rest = None if residual is None else lambda *sides: residual(*sides).to(device)
-    return Spans(spans.start.to(device), spans.stop.to(device), rest, spans.reads)
+    gaps = None if spans.gaps is None else (spans.gaps[0].to(device), spans.gaps[1].to(device))
+    return Spans(spans.start.to(device), spans.stop.to(device), rest, spans.reads, gaps)
 
 
 def _matrix(mask: Mask, sizes: Sizes) -> Spans:
@@ -65,23 +97,23 @@ def _matrix(mask: Mask, sizes: Sizes) -> Spans:
 def visible(spans: Spans, sizes: Sizes) -> Visible:
     """What is derived from spans: their values are read once, here."""
     if compiling():
-        return Visible(spans, None, "inside")
-    edges = [unwrapped(edge) for edge in (spans.start, spans.stop)]
+        return Visible(spans, None, "inside", Memo())
+    edges = [unwrapped(edge) for edge in spans.edges()]
     if any(batched(edge) for edge in edges):
         raise UnsupportedError(
             "the mask differs along a dimension that torch.func.vmap has hidden, and engines must read it. Give the "
             "mask a batch dimension, and call attention() on the whole batch."
         )
-    spans = spans._replace(start=edges[0], stop=edges[1])
+    spans = spans._replace(start=edges[0], stop=edges[1], gaps=(edges[2], edges[3]) if spans.gaps is not None else None)
     if not all(map(readable, edges)):  # shapes alone: there is nothing to skip by
-        return Visible(spans, None, "inside")
+        return Visible(spans, None, "inside", Memo())
     start, stop = spans.host()
     if start.size and stop.size and (start.min() < 0 or stop.max() > sizes.keys):
         raise ShapeError(
             f"the spans of a mask reach from {start.min()} to {stop.max()}, and there are {sizes.keys} keys: lower() "
             "must give 0 ≤ start and stop ≤ Lk."
         )
-    return Visible(spans, (start, stop), where_unseen(spans, start, stop, sizes))
+    return Visible(spans, (start, stop), where_unseen(spans, start, stop, sizes), Memo())
 
 
 def seen_by(queries: Tensor, all_of: Visible | None, sizes: Sizes) -> Visible:

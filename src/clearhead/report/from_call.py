@@ -96,7 +96,7 @@ def _allowed(problem: Problem, sequence: int) -> tuple[Array, Array, Array | Non
         start, stop = (
             edge[sequence if edge.shape[0] > 1 else 0].expand(-1, queries).cpu() for edge in (spans.start, spans.stop)
         )
-        if spans.residual is not None:
+        if not spans.plain:
             one, every = slice(sequence, sequence + 1), slice(None)
             holes = ~spans.keep(one, every, every, every, keys)[0].expand(-1, queries, keys)
             bias = (torch.zeros_like(holes, dtype=torch.float32) if bias is None else bias).masked_fill(

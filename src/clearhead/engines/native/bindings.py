@@ -6,7 +6,6 @@ What they compute and how is in csrc/ and docs/maths/. A call releases the GIL: 
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -14,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.base.errors import ShapeError
 from clearhead.base.shapes import Sizes, part
-from clearhead.base.tracing import constant, plain
-from clearhead.masks.base import Spans
+from clearhead.base.tracing import constant
+from clearhead.engines.native.blocks import EVERY, blocks_of, rows_at_once
 from clearhead.problem.packing import Operands, operands
 from clearhead.problem.partial import Partial, Rows
 from clearhead.problem.problem import Problem
@@ -26,10 +24,6 @@ from clearhead.problem.regions import cut
 from clearhead.problem.summary import Found, Sent, Summary
 
 PHI = {"mul": 0, "tanh_add": 1, "sq_diff": 2}
-ROWS = 48  # queries to a tile, as csrc/tile.h has it
-KEEP_BYTES = 2**26  # of a mask's residual at once: a larger one is made for some queries at a time
-
-EVERY = slice(None)
 
 
 def _new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -80,9 +74,8 @@ def read_by_kernels(problem: Problem) -> Any:
     lowered, spans, bias = problem.lowered, problem.spans, problem.bias
     assert lowered is not None
     start, stop = (None, None) if spans is None else (spans.start, spans.stop)
-    keep = dense = relative = queries = keys = None
-    if spans is not None and spans.residual is not None:
-        keep = _residual(spans, problem.sizes)
+    dense = relative = queries = keys = None
+    blocks = blocks_of(problem, kernels())
     if bias is not None:
         dense = None if bias.dense is None else _float(bias.dense)
         relative = None if bias.relative is None else _rows(bias.relative)
@@ -104,7 +97,7 @@ def read_by_kernels(problem: Problem) -> Any:
         None if problem.sinks is None else _float(problem.sinks),
         start,
         stop,
-        keep,
+        blocks,
         dense,
         relative,
         queries,
@@ -113,17 +106,6 @@ def read_by_kernels(problem: Problem) -> Any:
         seed,
         first,
     )
-
-
-def _residual(spans: Spans, sizes: Sizes) -> Tensor:
-    """A mask's residual for all pairs, its sizes checked, since the kernels rely on them."""
-    keep = spans.rest(*(slice(0, size) for size in sizes.shape))
-    if any(n not in (1, size) for n, size in zip(keep.shape, sizes.shape, strict=True)) or not plain(keep):
-        raise ShapeError(
-            f"the residual of a mask's spans gave a {type(keep).__name__} {tuple(keep.shape)} on {keep.device}; "
-            f"expected one that broadcasts to the (batch, heads, queries, keys) it was asked for, {sizes.shape}."
-        )
-    return keep
 
 
 def _float(tensor: Tensor) -> Tensor:
@@ -140,19 +122,13 @@ def _rows(tensor: Tensor) -> Tensor:
 
 
 def bands(problem: Problem) -> Iterator[slice]:
-    """All queries at once, or, where a mask's residual is large, as many as `KEEP_BYTES` allow."""
-    spans, sizes = problem.spans, problem.sizes
-    if spans is None or spans.residual is None:
+    """All queries at once, or, where their mask's map of blocks would be large, as many as it allows."""
+    rows, queries = rows_at_once(problem), problem.sizes.queries
+    if rows >= queries:
         yield EVERY
         return
-    if math.prod(sizes.shape) <= KEEP_BYTES:
-        yield EVERY
-        return
-    batch, heads, queries, keys = (slice(0, size) for size in (sizes.batch, sizes.heads, 1, sizes.keys))
-    one = spans.rest(batch, heads, queries, keys)  # its size tells which dimensions broadcast
-    rows = max(1, KEEP_BYTES // max(1, one.numel()) // ROWS) * ROWS
-    for row in range(0, sizes.queries, rows):
-        yield slice(row, min(row + rows, sizes.queries)) if rows < sizes.queries else EVERY
+    for row in range(0, queries, rows):
+        yield slice(row, min(row + rows, queries))
 
 
 def forward(problem: Problem, rows: bool, few: bool) -> Partial:
@@ -222,7 +198,7 @@ def _add_gradients(
 
 
 def one_pass(problem: Problem) -> bool:
-    """Whether a mask's residual is made at once, so that one call of a kernel covers all queries."""
+    """Whether one call of a kernel covers all queries."""
     return next(bands(problem)) == EVERY
 
 

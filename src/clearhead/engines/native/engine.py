@@ -11,6 +11,7 @@ from torch import Tensor
 from clearhead.base.tracing import compiling, looked_into, plain, traced
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.native import bindings
+from clearhead.engines.native.blocks import ROWS, blocks_of
 from clearhead.engines.tiled import tiles
 from clearhead.problem.packing import Operands
 from clearhead.problem.partial import Partial, Rows
@@ -72,7 +73,7 @@ class Native(Engine):
         problem = _weighted(problem)
         # decoding sums scores in another order: the backward pass would compute weights from other digits
         few = not rows and problem.sizes.queries <= FEW_QUERIES
-        few = few and problem.groups * problem.sizes.queries <= bindings.ROWS
+        few = few and problem.groups * problem.sizes.queries <= ROWS
         found = bindings.forward(problem, rows, few)
         if found.finite:
             return found
@@ -110,12 +111,14 @@ class Native(Engine):
     def summarise(self, problem: Problem, summary: Summary) -> Found:
         if not self.fuses(problem, summary):
             return super().summarise(problem, summary)
-        problem = guard(_weighted(problem))
+        given = _weighted(problem)
+        problem = guarded = guard(given)
         value = problem.value if summary.output else None
         if summary.groups is not None:  # how much goes to each group is one more column of the output
             groups = of_heads(summary.groups, problem)
             problem = problem._replace(value=groups if value is None else torch.cat([value, groups], -1))
         found = bindings.summarise(problem, summary._replace(output=summary.output or summary.groups is not None))
+        found = found._replace(finite=found.finite and guarded is given)
         if found.output is None:
             return found
         if not found.finite and problem.value is not None and finite(problem.value):
@@ -148,14 +151,16 @@ class Native(Engine):
 
 
 def _pairs(problem: Problem) -> int:
-    """The pairs that are computed: tiles of queries times the hull of the keys that they see."""
+    """The pairs that are computed: tiles of queries times the panels, or the hull, of the keys that they see."""
     sizes = problem.sizes
-    if problem.edges is None:
+    if problem.edges is None or 0 in sizes.shape:
         return math.prod(sizes.shape)
+    if problem.spans is not None and not problem.spans.plain and bindings.one_pass(problem):
+        blocks = blocks_of(problem, bindings.kernels())
+        pairs: int = blocks.pairs * (sizes.batch // blocks.batch) * (sizes.heads // blocks.heads)
+        return pairs
     start, stop = (np.broadcast_to(edge, (*edge.shape[:2], sizes.queries)) for edge in problem.edges)
-    first = np.arange(0, sizes.queries, bindings.ROWS)
-    if not len(first):
-        return 0
+    first = np.arange(0, sizes.queries, ROWS)
     some = stop > start
     low = np.minimum.reduceat(np.where(some, start, sizes.keys), first, -1)
     high = np.maximum.reduceat(stop, first, -1)
@@ -167,7 +172,7 @@ def _pairs(problem: Problem) -> int:
 def _read(problem: Problem) -> list[Tensor]:
     """The tensors whose memory the kernels read, but for a mask's residual."""
     low, spans = problem.lowered, problem.spans
-    edges = () if spans is None else (spans.start, spans.stop)
+    edges = () if spans is None else spans.edges()
     given = () if low is None else (low.query, low.key, low.weight)
     return [t for t in (*given, problem.value, problem.sinks, *problem.added, *edges) if t is not None]
 

@@ -57,7 +57,7 @@ def pieces(problem: Problem) -> Iterator[tuple[slice, list[Piece]]]:
     if not sizes.batch or not sizes.heads or not sizes.queries:
         return
     start, stop = problem.edges or (np.zeros((1, 1, 1), np.int64), np.full((1, 1, 1), sizes.keys))
-    irregular = problem.bias is not None or (spans is not None and spans.residual is not None)
+    irregular = problem.bias is not None or (spans is not None and not spans.plain)
     one_head = start.shape[1] == 1 or bool((start == start[:, :1]).all() and (stop == stop[:, :1]).all())
     for batch in batch_groups(start, stop, sizes.batch):
         at = 0 if start.shape[0] == 1 else batch.start

@@ -23,10 +23,11 @@ from clearhead.problem.partial import Rows
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut, of_keys
+from clearhead.problem.summary import Sent
 from clearhead.scores.base import Pairwise
 
 
-def gradients(problem: Problem, rows: Rows, grad: Tensor, wanted: tuple[bool, ...]) -> Operands:
+def gradients(problem: Problem, rows: Rows, grad: Tensor | None, wanted: tuple[bool, ...], sent: Sent) -> Operands:
     """The gradients of a guarded problem to its operands, but for the sinks; `grad` is the output's."""
     sums = Operands(
         *(
@@ -38,34 +39,46 @@ def gradients(problem: Problem, rows: Rows, grad: Tensor, wanted: tuple[bool, ..
     )
     with torch.no_grad():
         for region in regions.walk(problem, regions.BUDGET):
-            if region.keys.stop > region.keys.start:
-                at = region.sides[:3]
-                _add(cut(problem, region), region, sums, Rows(*(row[at] for row in rows)), grad[at], problem)
+            at = region.sides[:3]
+            for seen in regions.parts_seen(problem, region):
+                if seen.keys.stop > seen.keys.start:
+                    own = None if grad is None else grad[at]
+                    _add(cut(problem, seen), seen, sums, Rows(*(row[at] for row in rows)), own, problem, sent)
     return sums._replace(sinks=None)
 
 
-def _add(problem: Problem, region: Region, sums: Operands, rows: Rows, grad: Tensor, whole: Problem) -> None:
+def _add(
+    problem: Problem, region: Region, sums: Operands, rows: Rows, grad: Tensor | None, whole: Problem, sent: Sent
+) -> None:
     """Add the gradients of a part, the region of the whole, to the sums."""
     lowered = problem.lowered
-    assert lowered is not None and problem.value is not None
+    assert lowered is not None
     dtype = accumulated(problem.query.dtype)
-    query, key, value, grad = (t.to(dtype) for t in (lowered.query, lowered.key, problem.value, grad))
+    query, key = lowered.query.to(dtype), lowered.key.to(dtype)
     maximum, log_sum, delta = (row.to(dtype).unsqueeze(-1) for row in rows)
     capped = tiles.pairwise(lowered, query, key)
     scores = tiles.finish(problem, capped)
-    weights = (scores - maximum).sub_(log_sum).exp_()  # P
-    upstream = tiles.grouped_product(grad, value.transpose(-1, -2))  # Ṗ, once the dropout's factors are in
+    logs = (scores - maximum).sub_(log_sum)
+    weights = logs.exp()  # P
+    if grad is None or problem.value is None:
+        upstream = torch.zeros_like(weights)
+    else:
+        grad, value = grad.to(dtype), problem.value.to(dtype)
+        upstream = tiles.grouped_product(grad, value.transpose(-1, -2))  # Ṗ, once the dropout's factors are in
     if tiles.may_be_empty(problem):
         weights.masked_fill_(scores == -torch.inf, 0.0)  # also in a row of NaN
+    add_sent(upstream, sent, region, logs)
     kept = weights
     if problem.seed is not None:
         factors = tiles.dropped(problem, torch.ones_like(weights))
         kept, upstream = weights * factors, upstream.mul_(factors)
-    if sums.value is not None:
+    if sums.value is not None and grad is not None:
         of_keys(sums.value, whole.groups, region).add_(_to_keys(kept, grad, value.shape[1]))
     slope = upstream.sub_(delta).mul_(weights)  # Ṡ
     if tiles.may_be_empty(problem):  # not 0 · NaN, nor 0 · ∞ where a value that others may see is huge
         slope.masked_fill_(weights == 0, 0.0)
+    if sent.best is not None and sent.best_key is not None:
+        _add_at(slope, sent.best_key[region.sides[:3]].unsqueeze(-1), sent.best[region.sides[:3]].unsqueeze(-1), region)
     if sums.dense is not None:
         target = part(sums.dense, *region.sides)
         target.add_(slope.sum_to_size(target.shape))
@@ -74,6 +87,40 @@ def _add(problem: Problem, region: Region, sums: Operands, rows: Rows, grad: Ten
     if lowered.softcap is not None:
         slope.mul_(1 - (capped / lowered.softcap).square_())
     _add_pairs(lowered, region, sums, slope, query, key, whole.groups)
+
+
+def add_sent(upstream: Tensor, sent: Sent, region: Region, logs: Tensor | None = None) -> None:
+    """Add what statistics send back to the weights of a region; `logs`: of these weights."""
+    at, start = region.sides[:3], region.keys.start
+    if sent.log_weight is not None and logs is not None:  # a weight of 0 has none: what meets it is not read
+        upstream.add_(logs.mul_(sent.log_weight[at].unsqueeze(-1)))
+    places = torch.arange(start, region.keys.stop, device=upstream.device)
+    if sent.distance is not None and sent.position is not None:
+        gap = (_rows_of(sent.position, region).unsqueeze(-1) - places).abs_()
+        upstream.add_(gap.to(upstream.dtype) * sent.distance[at].unsqueeze(-1))
+    if sent.maps:
+        counted = upstream.new_zeros(())
+        if sent.received is not None:
+            counted = counted + sent.received[region.batch, region.heads, None, region.keys]
+        if sent.mean is not None:
+            tall, wide = sent.cell
+            rows = torch.arange(region.queries.start, region.queries.stop, device=upstream.device) // tall
+            counted = counted + sent.mean[region.batch, region.heads][:, :, rows[:, None], (places // wide)[None]]
+        upstream.add_(counted if sent.factors is None else counted * _rows_of(sent.factors, region).unsqueeze(-1))
+    if sent.values is not None and sent.indices is not None:
+        _add_at(upstream, sent.indices[at], sent.values[at], region)
+
+
+def _rows_of(tensor: Tensor, region: Region) -> Tensor:
+    """A region's part of a (B or 1, H or 1, Lq) tensor."""
+    return part(tensor, region.batch, region.heads, region.queries)
+
+
+def _add_at(tile: Tensor, keys: Tensor, numbers: Tensor, region: Region) -> None:
+    """Add numbers (b, h, q, n) to a tile at some keys of each row, where these are in the region."""
+    places = keys - region.keys.start
+    inside = (places >= 0) & (places < tile.shape[-1])
+    tile.scatter_add_(-1, places.masked_fill(~inside, 0), numbers.to(tile.dtype).masked_fill(~inside, 0.0))
 
 
 def _to_keys(tile: Tensor, rows: Tensor, key_heads: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import functools
 
 import torch
 from torch import Tensor
@@ -17,8 +17,9 @@ from clearhead.problem import regions
 from clearhead.problem.packing import Operands, operands
 from clearhead.problem.partial import Partial, Rows
 from clearhead.problem.problem import Problem, guard
+from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
-from clearhead.problem.summary import Sent
+from clearhead.problem.summary import Sent, Summary
 
 
 class Tiled(Engine):
@@ -41,33 +42,38 @@ class Tiled(Engine):
 
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
         problem = guard(problem)
-        if rows:
-            return _in_blocks(problem)
         every = list(regions.walk(problem, regions.BUDGET))
-        if not every or not problem.sizes.keys:
+        if not rows and (not every or not problem.sizes.keys):
             return Partial(tiles.no_keys(problem, problem.query))
+        if rows:
+            return _in_blocks(problem, every)
         # transforms and forward mode follow plain operations, but no checkpoints
         again = problem.needs_grad and not looked_into() and len(every) > 1
-        compute = (
-            checkpointed(problem, lambda part, _: tiles.output(part))
-            if again
-            else lambda region: tiles.output(cut(problem, region))
-        )
+        run = checkpointed(problem, lambda part, _: tiles.partial(part)) if again else None
+
+        def compute(region: Region) -> Tensor:
+            seen = regions.parts_seen(problem, region)
+            parts = [run(part) if run else tiles.partial(cut(problem, part)) for part in seen]
+            return _whole(parts, problem, region).output
+
         return Partial(regions.assemble([compute(region) for region in every], every))
 
     def backward(
         self, problem: Problem, rows: Rows, grad: Tensor | None, wanted: tuple[bool, ...], sent: Sent | None = None
     ) -> Operands:
-        assert grad is not None and sent is None, "autograd follows the blocks of statistics"
-        return gradients(problem, rows, grad, wanted)
+        return gradients(problem, rows, grad, wanted, sent or Sent())
+
+    def fuses(self, problem: Problem, summary: Summary) -> bool:
+        return 0 not in problem.sizes.shape  # its blocks, and their gradients written out
 
     def cost(self, problem: Problem) -> Cost:
-        areas = [region.area for region in regions.walk(problem, regions.BUDGET)]
+        every = list(regions.walk(problem, regions.BUDGET))
+        areas = [part.area for region in every for part in regions.parts_seen(problem, region)]
         numbers = 3 * regions.width(problem) * max(areas, default=0)
         return Cost(sum(areas), accumulated(problem.query.dtype).itemsize * numbers)
 
 
-def _in_blocks(problem: Problem) -> Partial:
+def _in_blocks(problem: Problem, every: list[Region]) -> Partial:
     """The output and the rows of a guarded problem, without autograd.
 
     With a checkpoint a block, the output and the graph of each block would lie between two blocks' scores, and fragment
@@ -79,29 +85,19 @@ def _in_blocks(problem: Problem) -> Partial:
     dtype = accumulated(problem.query.dtype)
     output, maximum, log_sum = (new(size, dtype=dtype) for size in ((*lead, width), lead, lead))
     log_sum.fill_(torch.inf)
-    for region in regions.walk(problem, regions.BUDGET):
+    for region in every:
         if region.keys.stop > region.keys.start:
+            parts = [tiles.partial(cut(problem, part)) for part in regions.parts_seen(problem, region)]
             at = region.sides[:3]
-            output[at], maximum[at], log_sum[at] = _block(cut(problem, region))
+            output[at], maximum[at], log_sum[at] = _whole(parts, problem, region)[:3]  # type: ignore[assignment]
     return Partial(output, maximum, log_sum)
 
 
-def _block(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, maximum and log_sum of a part that has all the keys that its queries may see."""
-    assert problem.value is not None
-    scores, sinks = tiles.scores(problem), tiles.sinks(problem)
-    maximum = scores.amax(-1)
-    blind = maximum == -torch.inf
-    if sinks is not None:
-        maximum = torch.maximum(maximum, sinks)
-    maximum = maximum.masked_fill(blind, 0.0)
-    weights = (scores - maximum.unsqueeze(-1)).exp_()
-    total = weights.sum(-1)
-    if sinks is not None:
-        total += torch.exp(sinks - maximum)
-    weights /= total.masked_fill(blind, 1.0).unsqueeze(-1)
-    output = tiles.grouped_product(tiles.dropped(problem, weights), problem.value.to(weights.dtype))
-    return output, maximum, total.log().masked_fill(blind, math.inf)
+def _whole(parts: list[Partial], problem: Problem, region: Region) -> Partial:
+    """Parts of the keys of some rows as one, with the sinks."""
+    found = functools.reduce(Partial.merge, parts)
+    sinks = tiles.sinks(problem)
+    return found if sinks is None else found.with_sinks(sinks[region.heads])
 
 
 PLAIN = Tiled()  # its blocks are operations of PyTorch's, which can be differentiated again

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from clearhead.base.shapes import unflatten
-from clearhead.base.tracing import compiling
+from clearhead.base.tracing import compiling, vectorized
+from clearhead.problem.partial import log_add
 from clearhead.problem.region import Region
 
 PEAK = 128  # keys to a chunk where the largest scores are looked for
@@ -36,7 +37,7 @@ class Look:
         # a score of +∞ makes the weights of its row NaN, and so every result for the row
         self.top = top.masked_fill(self.blind, 0.0).masked_fill_(top == torch.inf, torch.nan)
         self.may_be_empty = may_be_empty
-        odd = may_be_empty and (compiling() or bool(self.top.isnan().any()))
+        odd = may_be_empty and (compiling() or vectorized() or bool(self.top.isnan().any()))
         unseen = values == -torch.inf if odd else None
         self.scores = scores.sub_(self.top.unsqueeze(-1))  # (b, h, q, k)
         self._peaks = {PEAK: peaks.sub_(self.top.unsqueeze(-1))}
@@ -49,10 +50,10 @@ class Look:
         if sinks is None:
             self.weights, self.log_total, maximum, log_sum = self.shares, self.log_keys, self.top, self.log_keys
         else:
-            self.log_total = torch.logaddexp(self.log_keys, sinks - self.top)
+            self.log_total = log_add(self.log_keys, sinks - self.top)
             self.weights = self.shares * (self.log_keys - self.log_total).exp().unsqueeze(-1)
             maximum = torch.maximum(self.top, sinks.detach().expand_as(self.top))
-            log_sum = torch.logaddexp(self.log_keys + (self.top - maximum), sinks - maximum)
+            log_sum = log_add(self.log_keys + (self.top - maximum), sinks - maximum)
         self.maximum = maximum.masked_fill(self.blind, 0.0)
         self.log_sum = log_sum.masked_fill(self.blind, torch.inf)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from clearhead.base.arrays import accumulated
 from clearhead.base.tracing import looked_into
 from clearhead.engines.tiled import tiles
+from clearhead.engines.tiled.backward import add_sent
 from clearhead.engines.tiled.checkpoints import checkpointed
 from clearhead.engines.tiled.look import PEAK, Look, chunks
 from clearhead.problem import regions
@@ -20,7 +21,7 @@ from clearhead.problem.partial import Rows
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
-from clearhead.problem.summary import Found, Summary
+from clearhead.problem.summary import Found, Sent, Summary
 
 Scores = Callable[[Problem], Tensor]
 
@@ -28,7 +29,11 @@ Scores = Callable[[Problem], Tensor]
 def in_blocks(problem: Problem, every: list[Region], scores: Scores, summary: Summary) -> Found:
     """The statistics of a guarded problem over regions that cover it; `scores`: an engine's, of a part."""
     if not every:
-        return _of_nothing(problem, summary)
+        nothing = _of_nothing(problem, summary)
+        if not problem.needs_grad:
+            return nothing
+        tensors = {name: t for name, t in nothing._asdict().items() if isinstance(t, Tensor)}
+        return Found(**_joined_to(problem, tensors))
 
     def block(part: Problem, region: Region) -> Found:
         return _block(part, region, problem.sizes.keys, scores, summary)
@@ -36,28 +41,71 @@ def in_blocks(problem: Problem, every: list[Region], scores: Scores, summary: Su
     # transforms and forward mode follow plain operations, but no checkpoints
     again = problem.needs_grad and not looked_into() and len(every) > 1
     compute = checkpointed(problem, block) if again else lambda region: block(cut(problem, region), region)
-    parts = [compute(region) for region in every]
-    keys, cells = problem.sizes.keys, _cells(problem, summary.mean or summary.peak or (1, 1))
-    tall, wide = summary.mean or summary.peak or (1, 1)
-
-    def received(part: Tensor, region: Region) -> Tensor:
-        return _padded(part, (region.keys.start,), (keys,))
-
-    def cell(part: Tensor, region: Region) -> Tensor:
-        return _padded(part, (region.queries.start // tall, region.keys.start // wide), cells)
-
-    found: dict[str, Any] = {}
-    for name in Found._fields[:-1]:
-        own = [getattr(part, name) for part in parts]
-        if own[0] is None:
-            continue
-        place = {"received": received, "mean": cell, "peak": cell}.get(name)
-        if place is None:
-            found[name] = regions.assemble(own, every)
-        else:
+    if not problem.needs_grad:
+        return _filled(problem, summary, ((region, compute(region)) for region in every))
+    rows: dict[str, list[Tensor]] = {}
+    sums: dict[str, dict[tuple[int, int], Tensor]] = {}  # by the first sequence and head
+    for region in every:
+        for name, own in compute(region)._asdict().items():
+            if not isinstance(own, Tensor):
+                continue
+            place = _place(name, region, problem, summary)
+            if place is None:
+                rows.setdefault(name, []).append(own)
+                continue
+            own = _padded(own, *place)
+            before, at = sums.setdefault(name, {}), (region.batch.start, region.heads.start)
             combine = torch.maximum if name == "peak" else torch.add
-            found[name] = _combined([place(p, r) for p, r in zip(own, every, strict=True)], every, combine)
-    return Found(**found)
+            before[at] = combine(before[at], own) if at in before else own
+    found: dict[str, Any] = {name: regions.assemble(parts, every) for name, parts in rows.items()}
+    found |= {name: _side_by_side(parts) for name, parts in sums.items()}
+    return Found(**_joined_to(problem, found))
+
+
+def _filled(problem: Problem, summary: Summary, blocks: Iterator[tuple[Region, Found]]) -> Found:
+    """The results of blocks, written to buffers as they come: between two blocks nothing new is kept."""
+    found = _of_nothing(problem, summary)
+    for region, block in blocks:
+        for name, own in block._asdict().items():
+            buffer = getattr(found, name)
+            if not isinstance(own, Tensor):
+                continue
+            place = _place(name, region, problem, summary)
+            if place is None:
+                buffer[region.sides[:3]] = own
+                continue
+            first, _ = place
+            side = (slice(at, at + size) for at, size in zip(first, own.shape[2:], strict=True))
+            part = buffer[(region.batch, region.heads, *side)]
+            part.copy_(torch.maximum(part, own) if name == "peak" else part + own)
+    return found
+
+
+def _place(
+    name: str, region: Region, problem: Problem, summary: Summary
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Where a region's sums over queries begin in those of the whole, and the sizes of these; None for its rows."""
+    if name == "received":
+        return (region.keys.start,), (problem.sizes.keys,)
+    if name not in ("mean", "peak"):
+        return None
+    tall, wide = summary.mean or summary.peak or (1, 1)
+    return (region.queries.start // tall, region.keys.start // wide), _cells(problem, (tall, wide))
+
+
+def _joined_to(problem: Problem, found: dict[str, Any]) -> dict[str, Any]:
+    """Results of which nothing depends on the inputs, such as those of rows that see nothing, still joined to them."""
+    zero = tiles.zero_of(problem)
+    return {
+        name: t + zero if t.is_floating_point() and name not in ("maximum", "peak") and not t.requires_grad else t
+        for name, t in found.items()
+    }
+
+
+def _side_by_side(parts: dict[tuple[int, int], Tensor]) -> Tensor:
+    """Parts for some sequences and heads each, in order, as one."""
+    rows = [[part for _, part in of_batch] for _, of_batch in groupby(parts.items(), lambda item: item[0][0])]
+    return regions.join([regions.join(heads, 1) for heads in rows], 0)
 
 
 def summed_products(
@@ -66,23 +114,26 @@ def summed_products(
     scores: Scores,
     rows: Rows,
     grad: Tensor | None,
+    sent: Sent,
     positive: bool,
     by: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Σ_j and Σ_i of w_ij Ȯ_i · V_j over the regions of a guarded problem: see `Engine.contributions`."""
-    assert problem.value is not None and grad is not None
-    sizes, new = problem.sizes, grad.new_zeros
+    """Σ_j and Σ_i of w_ij Ṗ_ij over the regions of a guarded problem: see `Engine.contributions`."""
+    sizes, new = problem.sizes, rows.log_sum.new_zeros
     dtype = accumulated(problem.query.dtype)
     by_query = new(sizes.shape[:3], dtype=dtype) if by[0] else None
     by_key = new((sizes.batch, sizes.heads, sizes.keys), dtype=dtype) if by[1] else None
     for region in every:
         at, part = region.sides[:3], cut(problem, region)
-        assert part.value is not None
         maximum, log_sum = (row[at].unsqueeze(-1) for row in rows[:2])
         tile = scores(part)
         weights = (tile - maximum - log_sum).exp_().masked_fill_(tile == -torch.inf, 0.0)
-        products = tiles.grouped_product(grad[at].to(dtype), part.value.to(dtype).transpose(-1, -2)).mul_(weights)
-        products.masked_fill_(weights == 0, 0.0)  # not 0 · ∞
+        if grad is None or part.value is None:
+            products = torch.zeros_like(weights)
+        else:
+            products = tiles.grouped_product(grad[at].to(dtype), part.value.to(dtype).transpose(-1, -2))
+        add_sent(products, sent, region)
+        products.mul_(weights).masked_fill_(weights == 0, 0.0)  # not 0 · ∞
         if positive:
             products.clamp_(min=0.0)
         if by_query is not None:
@@ -122,7 +173,7 @@ def _block(part: Problem, region: Region, keys: int, scores: Scores, summary: Su
     if summary.rows:
         found["maximum"], found["log_sum"] = look.maximum, look.log_sum
     if summary.entropy:
-        expected = torch.einsum("bhqk,bhqk->bhq", look.shares, look.finite_scores)
+        expected = (look.shares * look.finite_scores).sum(-1)
         found["entropy"] = (look.log_keys - expected).clamp(min=0.0).masked_fill(blind, 0.0)
     if summary.distance is not None:
         own = summary.distance[region.batch if len(summary.distance) > 1 else slice(None), :, region.queries]
@@ -215,26 +266,13 @@ def _padded(part: Tensor, first: tuple[int, ...], sizes: tuple[int, ...]) -> Ten
     return F.pad(part, around)
 
 
-def _combined(parts: list[Tensor], every: list[Region], combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Parts for some sequences and heads each, those for the same combined, joined in the order of `walk`."""
-    rows = []
-    pairs = list(zip(every, parts, strict=True))
-    for _, of_batch in groupby(pairs, lambda pair: pair[0].batch.start):
-        heads: dict[int, Tensor] = {}
-        for region, part in of_batch:
-            at = region.heads.start
-            heads[at] = combine(heads[at], part) if at in heads else part
-        rows.append(regions.join(list(heads.values()), 1))
-    return regions.join(rows, 0)
-
-
 def _cells(problem: Problem, cell: tuple[int, int]) -> tuple[int, int]:
     """The rows and columns of a map."""
     return -(-problem.sizes.queries // cell[0]), -(-problem.sizes.keys // cell[1])
 
 
 def _of_nothing(problem: Problem, summary: Summary) -> Found:
-    """The statistics of a problem that has no row."""
+    """The statistics of a problem that has no row, or buffers for one that has."""
     sizes = problem.sizes
     row, value = (sizes.queries,), problem.value
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from clearhead.base.arrays import accumulated
 from clearhead.base.dropout import factors
 from clearhead.base.shapes import unflatten
-from clearhead.base.tracing import compiling
+from clearhead.problem.partial import Partial
 from clearhead.problem.problem import Problem
 from clearhead.scores.base import Pairwise, by_tile, capped
 
@@ -18,25 +18,40 @@ def no_keys(problem: Problem, query: Tensor) -> Tensor:
     """The output of queries that see nothing: zeros, still joined to the inputs, so that gradients are zero too."""
     assert problem.value is not None
     zeros = query.new_zeros(*query.shape[:3], problem.value.shape[-1])
-    if not problem.needs_grad:
-        return zeros
+    return zeros + zero_of(problem, query).to(zeros.dtype) if problem.needs_grad else zeros
+
+
+def zero_of(problem: Problem, *more: Tensor) -> Tensor:
+    """A zero that is joined to all that the problem learns from."""
     scores = problem.scores
     learnt = (scores.weight,) if isinstance(scores, Pairwise) else tuple(scores.score.parameters())
     reads = () if problem.bias is None else (t for t in problem.bias.reads if t.requires_grad)
-    inputs = (query, problem.query, problem.key, problem.value, *learnt, problem.sinks, *problem.added, *reads)
-    joined = (t.flatten()[:1] for t in inputs if t is not None)
-    for tensor in joined:
-        zeros = zeros + tensor.masked_fill(torch.ones_like(tensor, dtype=torch.bool), 0.0).sum()
-    return zeros
+    inputs = (*more, problem.query, problem.key, problem.value, *learnt, problem.sinks, *problem.added, *reads)
+    zero = problem.query.new_zeros(())
+    for tensor in (t.flatten()[:1] for t in inputs if t is not None):
+        zero = zero + tensor.masked_fill(torch.ones_like(tensor, dtype=torch.bool), 0.0).sum()
+    return zero
 
 
-def output(problem: Problem) -> Tensor:
-    """The output of a guarded problem that has all the keys that its queries may see."""
+def partial(problem: Problem) -> Partial:
+    """The output and the rows of a guarded problem over its keys, in float32 at least, without sinks."""
     assert problem.value is not None
-    if not compiling() and not problem.sizes.keys:
-        return no_keys(problem, problem.query)
-    chosen = dropped(problem, weights(problem, scores(problem)))
-    return grouped_product(chosen, problem.value.to(chosen.dtype)).to(problem.value.dtype)
+    tile = scores(problem)
+    if not tile.shape[-1]:
+        return Partial(
+            no_keys(problem, problem.query), tile.new_zeros(tile.shape[:3]), tile.new_full(tile.shape[:3], torch.inf)
+        )
+    unseen = tile.detach() == -torch.inf if may_be_empty(problem) else None
+    maximum = tile.detach().amax(-1)
+    blind = maximum == -torch.inf
+    maximum = maximum.masked_fill(blind, 0.0)
+    above = (tile - maximum.unsqueeze(-1)).exp_()
+    total = above.sum(-1).masked_fill(blind, 1.0)
+    weights = above / total.unsqueeze(-1) if torch.is_grad_enabled() else above.div_(total.unsqueeze(-1))
+    if unseen is not None:  # also in a row of NaN; and no gradient, for any gradient of the weight
+        weights = weights.masked_fill(unseen, 0.0)
+    output = grouped_product(dropped(problem, weights), problem.value.to(weights.dtype))
+    return Partial(output, maximum, total.log().masked_fill(blind, torch.inf))
 
 
 def raw_scores(problem: Problem) -> Tensor:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from clearhead.base.arrays import check_float, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError, columns
-from clearhead.base.shapes import Sizes
+from clearhead.base.shapes import Sizes, placed
 from clearhead.engines.tiled.look import Look
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
@@ -64,7 +65,8 @@ def over_keys(problem: Problem) -> Problem:
 
 def of_queries(problem: Problem, queries: Queries) -> Problem:
     """The problem of some queries, where they are a slice."""
-    if not isinstance(queries, slice) or queries == slice(None):
+    every = range(problem.sizes.queries)
+    if not isinstance(queries, slice) or every[queries] == every:
         return problem
     return cut(problem._replace(value=None), Region(queries=queries))
 
@@ -73,7 +75,8 @@ def check_queries(queries: Queries, problem: Problem, who: str) -> None:
     """Raise where `queries` is no slice that goes forward, and no weight for each query."""
     if isinstance(queries, slice):
         parts = (queries.start, queries.stop, queries.step)
-        if any(not isinstance(p, int | None) for p in parts) or (queries.step or 1) < 1:
+        wrong = any(not isinstance(p, int | np.integer | None) or isinstance(p, bool) for p in parts)
+        if wrong or (queries.step is not None and queries.step < 1):
             raise ClearheadError(f"{who}: queries is {queries}; expected a slice of whole numbers that goes forward.")
     elif queries is not None:
         factors(queries, problem.sizes, who)
@@ -92,7 +95,7 @@ def factors(queries: Queries, sizes: Sizes, who: str) -> Tensor | None:
             f"{who}: queries has shape {tuple(given.shape)}; expected a slice, or a weight for each query, which "
             f"broadcasts to {shown}.\n" + columns({"queries": shown, "weights": tuple(given.shape)})
         )
-    given = given.detach().to(sizes.device)
+    given = placed(given.detach(), sizes.device, f"{who}: queries").clone()  # kept as it is until the backward pass
     if given.ndim == 1:
         return given.view(1, 1, -1)
     return given.expand(shown).reshape(*sizes.shape[:3])

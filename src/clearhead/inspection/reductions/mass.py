@@ -11,9 +11,12 @@ from torch import Tensor
 
 from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.shapes import placed
 from clearhead.inspection.reductions.base import Reduction, arange
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Summary
+
+MOST = 2**28  # numbers of the memberships
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,13 +47,12 @@ class Mass(Reduction):
     def _members(self, problem: Problem) -> Tensor:
         """(B or 1, Lk, G): 1 where a key belongs to a group."""
         sizes = problem.sizes
-        given = np.asarray(self.groups) if isinstance(self.groups, list | tuple) else self.groups
-        groups: Tensor = to_tensor(given, "groups")
-        shape, keys = tuple(groups.shape), sizes.keys
+        groups, keys = placed(self._as_tensor(), sizes.device, "Mass: groups"), sizes.keys
+        shape = tuple(groups.shape)
         if groups.dtype == torch.bool:
             if len(shape) != 2 or shape[1] != keys:
                 raise ShapeError(f"Mass: groups is bool {shape}; expected (groups, Lk) with Lk = {keys}.")
-            return groups.to(sizes.device, problem.key.dtype).T.unsqueeze(0)
+            return groups.to(problem.key.dtype).T.unsqueeze(0)
         if groups.is_floating_point() or groups.is_complex():
             raise ClearheadError(f"Mass: groups is {groups.dtype} {shape}; expected integers, or bool (groups, Lk).")
         if len(shape) not in (1, 2) or shape[-1] != keys or (len(shape) == 2 and shape[0] not in (1, sizes.batch)):
@@ -58,14 +60,33 @@ class Mass(Reduction):
                 f"Mass: groups has shape {shape}; expected the group of each key, ({keys},) or ({sizes.batch} or 1, "
                 f"{keys}), or bool (groups, {keys})."
             )
-        groups = groups.to(sizes.device).long().reshape(-1, keys)
+        groups = groups.long().reshape(-1, keys)
         count = int(groups.max()) + 1 if groups.numel() else 0
         if groups.numel() and int(groups.min()) < 0:
             raise ClearheadError(
                 f"Mass: groups holds {int(groups.min())}; groups count from 0. For keys in no group pass bool, "
                 "(groups, Lk)."
             )
+        if count * groups.numel() > MOST:
+            raise ClearheadError(
+                f"Mass: groups holds {count - 1}, which makes {count:,} groups of {keys} keys. Number them without "
+                "gaps: torch.unique(groups, return_inverse=True)[1]."
+            )
         return (groups.unsqueeze(-1) == arange(count, sizes.device)).to(problem.key.dtype)
+
+    def _as_tensor(self) -> Tensor:
+        given = self.groups
+        if isinstance(given, list | tuple):
+            try:
+                given = np.asarray(given)
+            except ValueError as ragged:
+                raise ClearheadError(f"Mass: groups is no array: {ragged}.") from None
+        groups: Tensor = to_tensor(given, "Mass: groups")
+        if groups.layout != torch.strided:
+            raise ClearheadError(
+                f"Mass: groups has the layout {groups.layout}; pass a dense tensor: groups.to_dense()."
+            )
+        return groups
 
     def summary(self, problem: Problem) -> Summary:
         return Summary(groups=self._members(problem))

@@ -36,5 +36,5 @@ class SinkShare(Reduction):
         if problem.sinks is None:
             return torch.zeros_like(found.log_sum)
         blind = found.log_sum == torch.inf
-        share = (problem.sinks.to(found.maximum)[:, None] - found.maximum) - found.log_sum.masked_fill(blind, 0.0)
-        return share.exp().masked_fill(blind, 0.0)
+        share = (problem.sinks.to(found.maximum)[:, None] - found.maximum) - found.log_sum
+        return share.masked_fill(blind, -torch.inf).exp()

@@ -89,6 +89,8 @@ struct Backward {
     // A tile of queries with the panel.
     void pair(const Problem& p, const Gradients& g, const BackwardShared<Score>& shared, int64_t part, int64_t batch,
               int64_t head, int64_t first, int64_t index, double* to_weight) {
+        const int32_t kind = kind_of(p, batch, head, first / ROWS, index);
+        if (kind == NONE) return;
         const int64_t rows = min(ROWS, p.queries - first), begin = index * PANEL, out_wide = value_wide(p);
         const RowSpans spans(p, batch, head, first, rows);
         const Columns at(spans.low, spans.high, index);
@@ -106,7 +108,7 @@ struct Backward {
         for (int64_t r = 0; r < rows; r++) {
             const int64_t i = first + r;
             float *s = tile + r * PANEL, *slope = slopes + r * PANEL, *cap = p.softcap > 0 ? capped + r * PANEL : nullptr;
-            finish(p, batch, head, i, begin, at, spans.start[r], spans.stop[r], s, cap);
+            finish(p, batch, head, i, begin, at, spans.start[r], spans.stop[r], kind, s, cap);
             const float m = *g.maximum.at<float>(batch, head, i), delta = *g.delta.at<float>(batch, head, i);
             const float log_sum = *g.log_sum.at<float>(batch, head, i), inverse = exp_of(-log_sum);
             sent.add(i, slope);

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "blocks.h"
 #include "kernels.h"
 
 namespace nb = nanobind;
@@ -86,23 +87,33 @@ struct Tensor : Array {
     }
 };
 
+// A problem's map of blocks. They are those of a mask, of which one sequence or head may stand for all.
+void set_blocks(Problem& p, const Blocks& blocks) {
+    p.kinds.data = const_cast<int32_t*>(blocks.kinds.data());
+    const int64_t head = blocks.tiles * blocks.panels;
+    p.kinds.strides[0] = blocks.batch == 1 ? 0 : blocks.heads * head, p.kinds.strides[1] = blocks.heads == 1 ? 0 : head;
+    p.kinds.strides[2] = blocks.panels, p.kinds.strides[3] = 1;
+    p.bits = blocks.bits.data();
+}
+
 // A problem, and the tensors that its arrays lie in.
 struct Held {
     Problem problem;
     std::vector<nb::object> tensors;
 
     Held(int64_t phi, double scale, double softcap, int64_t threads, nb::object query, nb::object key, nb::object value,
-         nb::object weight, nb::object sinks, nb::object start, nb::object stop, nb::object keep, nb::object dense,
+         nb::object weight, nb::object sinks, nb::object start, nb::object stop, nb::object blocks, nb::object dense,
          nb::object relative, nb::object bad_queries, nb::object bad_keys, double dropout_p, uint64_t seed,
          int64_t first_query)
-        : tensors{query, key, value, weight, sinks, start, stop, keep, dense, relative, bad_queries, bad_keys} {
+        : tensors{query, key, value, weight, sinks, start, stop, blocks, dense, relative, bad_queries, bad_keys} {
         const Tensor q(query), k(key), v(value);
         Problem& p = problem;
         p.phi = phi, p.scale = scale, p.softcap = softcap, p.threads = threads;
         p.batch = q.shape.at(0), p.heads = q.shape.at(1), p.queries = q.shape.at(2), p.width = q.shape.at(3);
         p.key_heads = k.shape.at(1), p.keys = k.shape.at(2), p.value_width = v ? v.shape.at(3) : 0;
         p.query = q, p.key = k, p.value = v, p.weight = Tensor(weight), p.sinks = Tensor(sinks);
-        p.start = Tensor(start), p.stop = Tensor(stop), p.keep = Tensor(keep), p.dense = Tensor(dense);
+        p.start = Tensor(start), p.stop = Tensor(stop), p.dense = Tensor(dense);
+        if (!blocks.is_none()) set_blocks(p, nb::cast<const Blocks&>(blocks));
         p.relative = Tensor(relative), p.bad_queries = Tensor(bad_queries), p.bad_keys = Tensor(bad_keys);
         p.dropout_p = dropout_p, p.seed = seed, p.first_query = first_query;
     }
@@ -207,6 +218,20 @@ NB_MODULE(_kernels, m) {
     nb::set_leak_warnings(false);  // compiled code of torch's may hold these objects until the process ends
     const auto number = nb::arg(), tensor = nb::arg();
     const auto maybe = nb::arg().none();  // a tensor or None
+    nb::class_<Blocks>(m, "Blocks")
+        .def(nb::init<int64_t, int64_t, int64_t, int64_t>())
+        .def("add",
+             [](Blocks& blocks, nb::handle start, nb::handle stop, nb::handle gap_start, nb::handle gap_stop, nb::handle keep,
+                int64_t first, int64_t last) {
+                 const Tensor gap(gap_start);
+                 const int64_t gaps = gap ? gap.shape.at(3) : 0;
+                 blocks.add(Tensor(start), Tensor(stop), gap, Tensor(gap_stop), gaps, Tensor(keep), first, last);
+             },
+             tensor, tensor, maybe, maybe, maybe, number, number)
+        .def_ro("batch", &Blocks::batch)
+        .def_ro("heads", &Blocks::heads)
+        .def_prop_ro("pairs", &Blocks::pairs)
+        .def_prop_ro("bytes", [](const Blocks& b) { return 4 * b.kinds.size() + 8 * b.bits.size(); });
     nb::class_<Held>(m, "Problem")
         .def(nb::init<int64_t, double, double, int64_t, nb::object, nb::object, nb::object, nb::object, nb::object,
                       nb::object, nb::object, nb::object, nb::object, nb::object, nb::object, nb::object, double,

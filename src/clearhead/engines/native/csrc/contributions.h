@@ -29,6 +29,8 @@ struct Contributions {
         for (int64_t r = 0; r < rows; r++) sums[r] = V{};
         for (int64_t panel = spans.low / PANEL; panel * PANEL < spans.high; panel++) {
             const int64_t begin = panel * PANEL;
+            const int32_t kind = kind_of(p, batch, head, first / ROWS, panel);
+            if (kind == NONE) continue;
             const Columns at(spans.low, spans.high, panel);
             Score::scores(p, queries, rows, packed.panel_at(p, batch, key_head, panel),
                           p.key.at<float>(batch, key_head, begin), p.key.strides[2], at, tile);
@@ -38,7 +40,7 @@ struct Contributions {
             for (int64_t r = 0; r < rows; r++) {
                 const int64_t i = first + r;
                 float *s = tile + r * PANEL, *up = upstream + r * PANEL;
-                finish(p, batch, head, i, begin, at, spans.start[r], spans.stop[r], s);
+                finish(p, batch, head, i, begin, at, spans.start[r], spans.stop[r], kind, s);
                 sent.add(i, up);
                 const float m = *g.maximum.at<float>(batch, head, i);
                 const float inverse = exp_of(-*g.log_sum.at<float>(batch, head, i));

@@ -63,8 +63,9 @@ struct Decode {
                 float *s = tile + r * PANEL, *o = out + r * (wide + LANES), apart;
                 for (int64_t c = at.left; c < at.first; c++) s[c] = 0.0f;
                 for (int64_t c = at.last; c < at.right; c++) s[c] = 0.0f;
-                finish(p, batch, head_of(p, key_head, r), r % p.queries, begin, at, max(spans.start[r], low),
-                       min(spans.stop[r], high), s);
+                const int64_t head = head_of(p, key_head, r);
+                finish(p, batch, head, r % p.queries, begin, at, max(spans.start[r], low), min(spans.stop[r], high),
+                       kind_of(p, batch, head, 0, panel), s);
                 const float factor = softmax.update_max(r, tops_of(s, at.left, at.right), apart),
                             m = softmax.reference(r);
                 if (factor != 1.0f)

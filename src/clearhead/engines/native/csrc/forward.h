@@ -71,7 +71,7 @@ struct NoReduction {
     void rescale(int64_t, float, float, V) {}
     void scores(const float*, int64_t, const Columns&, int64_t) {}
     void weights(int64_t, int64_t, V, V) {}
-    void panel(int64_t, int64_t, const Softmax&) {}
+    void panel(int64_t, const Softmax&) {}
 };
 
 // The statistics of a row that the backward pass reads.
@@ -132,13 +132,18 @@ struct Forward {
         memset(out, 0, sizeof(float) * (size_t)(rows * wide));
         for (int64_t panel = spans.low / PANEL; panel * PANEL < spans.high; panel++) {
             const int64_t begin = panel * PANEL;
+            // a summary's tiles may begin anywhere, so that they lie in two of the map's
+            const int32_t kind = kind_of(p, batch, head, first / ROWS, panel);
+            const int32_t next = kind_of(p, batch, head, (first + rows - 1) / ROWS, panel);
+            if (kind == NONE && next == NONE) continue;
             const Columns at(spans.low, spans.high, panel);
             float* scores = reduction.tile(panel, tile);
             Score::scores(p, queries, rows, packed.panel_at(p, batch, key_head, panel),
                           p.key.at<float>(batch, key_head, begin), p.key.strides[2], at, scores);
             if (p.dropout_p > 0) dropout.panel(begin);
             for (int64_t r = 0; r < rows; r++)
-                finish(p, batch, head, first + r, begin, at, spans.start[r], spans.stop[r], scores + r * PANEL);
+                finish(p, batch, head, first + r, begin, at, spans.start[r], spans.stop[r],
+                       r < ROWS - first % ROWS ? kind : next, scores + r * PANEL);
             reduction.scores(scores, rows, at, begin);
             for (int64_t r = 0; r < rows; r++) {
                 float* s = scores + r * PANEL;
@@ -148,7 +153,7 @@ struct Forward {
                     weigh(r, begin, s, at.left, at.right, out + r * wide, wide, softmax, reduction);
                 if (p.dropout_p > 0) dropout.apply(p, first + r, at, s);
             }
-            reduction.panel(panel, rows, softmax);
+            reduction.panel(rows, softmax);
             if (!wide) continue;
             int64_t row;
             const float* values = packed.value_at(p, batch, key_head, begin + at.first, row);

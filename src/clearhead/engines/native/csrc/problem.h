@@ -19,6 +19,9 @@ struct Array {
     }
 };
 
+constexpr int64_t ROWS = 48;   // queries to a tile
+constexpr int64_t PANEL = 64;  // keys to a panel
+
 enum Phi : int { MUL = 0, TANH_ADD = 1, SQ_DIFF = 2 };
 
 // scores = softcap(scale * sum_d weight_d phi(query_d, key_d)) + bias, -inf outside the spans and `keep`;
@@ -34,7 +37,8 @@ struct Problem {
     Array weight;             // float (D): strides[0]; none: ones
     Array sinks;              // float (H): strides[0]
     Array start, stop;        // int64 (B, H, Lq): query i sees the keys start <= j < stop
-    Array keep;               // uint8 (B, H, Lq, Lk): and of those the ones where this is not 0
+    Array kinds;              // int32 (B, H, tiles of ROWS queries, panels of PANEL keys): see `Kind`; none: by the spans alone
+    const uint64_t* bits = nullptr;  // (n, ROWS): of each row of a block of which some pairs are seen, its keys as bits
     Array dense;              // float (B, H, Lq, Lk), added to the scores
     Array relative;           // float (B, H, Lq + Lk - 1), added along the diagonals: entry j - i + Lq - 1
     Array bad_queries;        // float (B, H, Lq), 0 or NaN, added to the scores
@@ -51,8 +55,11 @@ struct Problem {
     int64_t groups() const { return heads / key_heads; }
 
     // Whether nothing but the spans comes between the scores and their softmax.
-    bool plain() const { return !(softcap > 0) && !keep && !dense && !relative && !bad_keys; }
+    bool plain() const { return !(softcap > 0) && !dense && !relative && !bad_keys; }
 };
+
+// What is seen of a block, a tile of queries with a panel of keys: a number from 0 on is its place in `bits`.
+enum Kind : int32_t { NONE = -1, ALL = -2, BY_SPANS = -3 };
 
 // The buffers of a summary of the weights; each may be missing. The problem's `out`, `maximum` and `log_sum` are filled too.
 struct Summary {

@@ -15,7 +15,7 @@ INLINE void product_block(const float* a, int64_t row, int64_t step, const float
                           float* c, int64_t c_row) {
     V acc[ROWS][VECTORS];
     for (int i = 0; i < ROWS; i++)
-        for (int x = 0; x < VECTORS; x++) acc[i][x] = ADD ? load(c + i * c_row + x * LANES) : V{};
+        for (int x = 0; x < VECTORS; x++) acc[i][x] = V{};
     for (int64_t k = 0; k < depth; k++) {
         V right[VECTORS];
         for (int x = 0; x < VECTORS; x++) right[x] = load(b + k * b_row + x * LANES);
@@ -25,7 +25,10 @@ INLINE void product_block(const float* a, int64_t row, int64_t step, const float
         }
     }
     for (int i = 0; i < ROWS; i++)
-        for (int x = 0; x < VECTORS; x++) store(c + i * c_row + x * LANES, acc[i][x]);
+        for (int x = 0; x < VECTORS; x++) {
+            float* to = c + i * c_row + x * LANES;  // long sums of short ones round less than one running sum
+            store(to, ADD ? load(to) + acc[i][x] : acc[i][x]);
+        }
 }
 
 template <int VECTORS, bool ADD>

@@ -53,12 +53,13 @@ struct Best {
 // The reductions over one tile of queries: the last argument of Forward::pass.
 template <class Score>
 struct Summarise {
-    float *all, *before, *sums, *tops, *scores_found;  // `all`: the tiles of every panel; `before`: m at each of them
+    float *all, *before, *sums, *tops, *scores_found;  // `all`: the tiles of the panels seen; `before`: m at each of them
+    int64_t* seen_panels;
     int32_t* keys_found;
     V entropy[ROWS], distance[ROWS];
     float position[ROWS];
     const Summary* summary;
-    int64_t first_panel, seen_panels, low, high;
+    int64_t seen, low, high;
     bool odd;  // some of `tops` are NaN
 
     static bool keeps(const Summary& s) { return s.received || s.mean || s.peak; }
@@ -68,6 +69,7 @@ struct Summarise {
         all = memory.take(keeps(s) ? panels(p) * ROWS * PANEL : 0);
         before = memory.take(keeps(s) ? panels(p) * ROWS : 0);
         sums = memory.take(keeps(s) ? panels(p) * PANEL : 0), tops = memory.take(keeps(s) ? panels(p) * PANEL : 0);
+        seen_panels = reinterpret_cast<int64_t*>(memory.take(keeps(s) ? 2 * panels(p) : 0));
         scores_found = memory.take(ROWS * Best::room(s.kept()));
         keys_found = reinterpret_cast<int32_t*>(memory.take(ROWS * Best::room(s.kept())));
     }
@@ -78,7 +80,7 @@ struct Summarise {
     }
 
     void begin(int64_t batch, int64_t head, int64_t first, int64_t rows) {
-        first_panel = -1, seen_panels = 0;
+        seen = 0;
         for (int64_t r = 0; r < rows; r++) {
             entropy[r] = distance[r] = V{};
             if (summary->distance) position[r] = (float)*summary->position.at<int64_t>(batch, head, first + r);
@@ -87,9 +89,9 @@ struct Summarise {
     }
 
     float* tile(int64_t panel, float* own) {
-        if (first_panel < 0) first_panel = panel;
-        seen_panels = panel - first_panel + 1;
-        return keeps(*summary) ? all + (panel - first_panel) * ROWS * PANEL : own;
+        if (!keeps(*summary)) return own;
+        seen_panels[seen++] = panel;
+        return all + (seen - 1) * ROWS * PANEL;
     }
 
     // sum p y, y = s - m, when m becomes larger: `apart` is added to each y, and the sum of p was `weights`.
@@ -131,9 +133,9 @@ struct Summarise {
         }
     }
 
-    INLINE void panel(int64_t panel, int64_t rows, const Softmax& softmax) {
+    INLINE void panel(int64_t rows, const Softmax& softmax) {
         if (!keeps(*summary)) return;
-        for (int64_t r = 0; r < rows; r++) before[(panel - first_panel) * ROWS + r] = softmax.reference(r);
+        for (int64_t r = 0; r < rows; r++) before[(seen - 1) * ROWS + r] = softmax.reference(r);
     }
 
     // The results of row r.
@@ -170,16 +172,17 @@ struct Summarise {
     void divide(int64_t rows, const Softmax& softmax, const float* inverse) {
         float now[ROWS];
         for (int64_t r = 0; r < ROWS; r++) now[r] = r < rows ? softmax.reference(r) : 0.0f;
-        for (float* at = before; at < before + seen_panels * ROWS; at += ROWS)
+        for (float* at = before; at < before + seen * ROWS; at += ROWS)
             for (int64_t r = 0; r < rows; r += LANES)
                 store(at + r, exp(min(V{}, load(at + r) - load(now + r))) * load(inverse + r));
     }
 
-    // Adds what the keys of a panel receive from the rows [from, to), all of one row of cells, to that row's sums. `factors`:
+    // Adds what the keys of the k-th panel seen receive from the rows [from, to), all of one row of cells, to that row's sums. `factors`:
     // of all rows.
-    void columns(int64_t panel, int64_t from, int64_t to, const Columns& at, const float* factors) {
-        const float *tile = all + (panel - first_panel) * ROWS * PANEL, *share = before + (panel - first_panel) * ROWS;
-        const int64_t begin = panel * PANEL;
+    void columns(int64_t k, int64_t from, int64_t to, const RowSpans& spans, const float* factors) {
+        const float *tile = all + k * ROWS * PANEL, *share = before + k * ROWS;
+        const int64_t begin = seen_panels[k] * PANEL;
+        const Columns at(spans.low, spans.high, seen_panels[k]);
         float counted[ROWS];
         for (int64_t r = from; r < to; r++) counted[r] = share[r] * factors[r];
         if (summary->received || summary->mean)
@@ -229,14 +232,13 @@ struct Summarise {
         for (int64_t from = 0, to; from < rows; from = to) {
             const int64_t cell_row = (first + from) / cell_rows, end = min(last, (cell_row + 1) * cell_rows);
             to = min(rows, end - first);
-            for (int64_t panel = first_panel; panel < first_panel + seen_panels; panel++)
-                columns(panel, from, to, Columns(spans.low, spans.high, panel), factors);
+            for (int64_t k = 0; k < seen; k++) columns(k, from, to, spans, factors);
             for (int64_t r = from; r < to && summary->peak; r++) {  // `max` skips NaN
                 if (inverse[r] == inverse[r]) continue;
                 odd = true;
                 for (int64_t j = spans.low; j < spans.high; j++) tops[j] = NAN;
             }
-            if (seen_panels) low = min(low, spans.low / LANES * LANES), high = max(high, round_up(spans.high, LANES));
+            if (seen) low = min(low, spans.low / LANES * LANES), high = max(high, round_up(spans.high, LANES));
             if (first + to == end) pool(p, batch, head, cell_row, received);
         }
     }

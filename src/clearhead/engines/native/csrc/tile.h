@@ -5,8 +5,6 @@
 
 namespace clearhead::CLEARHEAD_ISA {
 
-constexpr int64_t ROWS = 48;   // queries to a tile
-constexpr int64_t PANEL = 64;  // keys to a tile
 
 // A number is finite if it times 0 is 0. `sign` is kept as it is if all are, and becomes NaN otherwise.
 INLINE void check_finite(const float* numbers, int64_t count, float& sign) {
@@ -39,6 +37,11 @@ struct RowSpans {
     }
 };
 
+// What is seen of a tile of queries with a panel of keys.
+INLINE int32_t kind_of(const Problem& p, int64_t batch, int64_t head, int64_t tile, int64_t panel) {
+    return p.kinds ? p.kinds.at<int32_t>(batch, head, tile)[panel] : BY_SPANS;
+}
+
 // The part of a panel of keys that a tile of queries sees: columns [left, right) in whole vectors, and of them the keys
 // of the hull, [first, last).
 struct Columns {
@@ -51,8 +54,18 @@ struct Columns {
     }
 };
 
+// Of s[left ... right), those whose bit is 0 become -inf.
+inline void keep_bits(uint64_t bits, const Columns& at, float* s) {
+    U lane;
+    for (int x = 0; x < LANES; x++) lane[x] = 1u << x;
+    for (int64_t c = at.left; c < at.right; c += LANES) {
+        const I kept = (I)(((U{} + (uint32_t)(bits >> c)) & lane) != 0);
+        store(s + c, kept ? load(s + c) : splat(-INFINITY));
+    }
+}
+
 inline void epilogue(const Problem& p, int64_t batch, int64_t head, int64_t i, int64_t begin, const Columns& at,
-                     int64_t start, int64_t stop, float* s, float* capped) {
+                     int64_t start, int64_t stop, int32_t kind, float* s, float* capped) {
     if (p.softcap > 0) {
         const float cap = (float)p.softcap;
         for (int64_t c = at.left; c < at.right; c += LANES) {
@@ -78,11 +91,7 @@ inline void epilogue(const Problem& p, int64_t batch, int64_t head, int64_t i, i
         const float* add = p.bad_keys.at<float>(batch, head / p.groups()) + begin;
         for (int64_t c = at.first; c < at.last; c++) s[c] += add[c] + poison;
     }
-    if (p.keep) {
-        const uint8_t* keep = p.keep.at<uint8_t>(batch, head, i) + begin * p.keep.strides[3];
-        const int64_t step = p.keep.strides[3];
-        for (int64_t c = at.first; c < at.last; c++) s[c] = keep[c * step] ? s[c] : -INFINITY;
-    }
+    if (kind >= 0) return keep_bits(p.bits[kind * ROWS + i % ROWS], at, s);
     if (start > begin + at.left || stop < begin + at.right) {
         const int32_t from = (int32_t)max(start - begin, -1), to = (int32_t)min(stop - begin, PANEL);
 #pragma omp simd
@@ -91,11 +100,13 @@ inline void epilogue(const Problem& p, int64_t batch, int64_t head, int64_t i, i
 }
 
 // softmax's input from the scores of one query, s[left ... right), in place: softcap, bias, and -inf where a pair is
-// not allowed. `capped` receives the softcap's results, for its derivative in the backward pass; it may be missing.
+// not allowed. `kind`: of the block. `capped` receives the softcap's results, for its derivative in the backward pass; it may be missing.
 INLINE void finish(const Problem& p, int64_t batch, int64_t head, int64_t i, int64_t begin, const Columns& at,
-                   int64_t start, int64_t stop, float* s, float* capped = nullptr) {
-    const bool whole = start <= begin + at.left && stop >= begin + at.right;
-    if (!whole || !p.plain()) epilogue(p, batch, head, i, begin, at, start, stop, s, capped);
+                   int64_t start, int64_t stop, int32_t kind, float* s, float* capped = nullptr) {
+    if (kind == ALL) start = 0, stop = p.keys;
+    if (kind == NONE) start = stop = 0;
+    const bool whole = kind < 0 && start <= begin + at.left && stop >= begin + at.right;
+    if (!whole || !p.plain()) epilogue(p, batch, head, i, begin, at, start, stop, kind, s, capped);
 }
 
 // Which weights dropout keeps: the hash that src/clearhead/base/dropout.py writes down.

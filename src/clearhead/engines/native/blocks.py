@@ -1,0 +1,75 @@
+"""A mask's map of blocks, as the kernels read it: which tiles of queries see which panels of keys, and what of each.
+
+It is made once for what is not one interval a query, and kept with the mask's normal form.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from clearhead.base.errors import ShapeError
+from clearhead.base.shapes import Sizes
+from clearhead.base.tracing import plain
+from clearhead.masks.base import Spans
+from clearhead.problem.problem import Problem
+
+ROWS = 48  # queries to a tile, as csrc/problem.h has it
+STRIP = 2**24  # pairs of a residual that are made at once
+KEEP_BYTES = 2**26  # of the map at once: a larger one is made for some queries at a time, and not kept
+
+EVERY = slice(None)
+
+
+def blocks_of(problem: Problem, kernels: Any) -> Any:
+    """The map of a problem's mask; None where its spans say it all."""
+    visible = problem.visible
+    if visible is None or visible.spans.plain or not all(problem.sizes.shape):
+        return None
+    if "blocks" not in visible.memo:
+        visible.memo["blocks"] = _made(visible.spans, problem.sizes, kernels)
+    return visible.memo["blocks"]
+
+
+def rows_at_once(problem: Problem) -> int:
+    """How many queries' map may be made at once: all of them, or a whole number of tiles."""
+    spans, sizes = problem.spans, problem.sizes
+    if spans is None or spans.plain:
+        return sizes.queries
+    alike = [edge.shape[:2] for edge in spans.edges()]
+    batch, heads = (sizes.batch, sizes.heads) if spans.residual is not None else map(max, zip(*alike, strict=True))
+    row = max(1, batch * heads * sizes.keys // 8)
+    return sizes.queries if sizes.queries * row <= KEEP_BYTES else max(1, KEEP_BYTES // row // ROWS) * ROWS
+
+
+def _made(spans: Spans, sizes: Sizes, kernels: Any) -> Any:
+    edges = (spans.start, spans.stop, *(spans.gaps or (None, None)))
+    known = [edge.shape for edge in spans.edges()]
+    step, first, found = sizes.queries, 0, None
+    if spans.residual is not None:
+        step = max(ROWS, STRIP // max(1, math.prod(sizes.shape) // sizes.queries) // ROWS * ROWS)
+    while first < sizes.queries:
+        last = min(first + step, sizes.queries)
+        keep = None if spans.residual is None else _strip(spans, sizes, slice(first, last))
+        if found is None:
+            shapes = known if keep is None else [*known, keep.shape]
+            batch, heads = (max(shape[dim] for shape in shapes) for dim in (0, 1))
+            found = kernels.Blocks(batch, heads, sizes.queries, sizes.keys)
+        found.add(*edges, keep, first, last)
+        first = last
+    return found
+
+
+def _strip(spans: Spans, sizes: Sizes, queries: slice) -> Tensor:
+    """A mask's residual for some queries, its sizes checked, since the kernels rely on them."""
+    sides = (slice(0, sizes.batch), slice(0, sizes.heads), queries, slice(0, sizes.keys))
+    keep = spans.rest(*sides)
+    asked = (sizes.batch, sizes.heads, queries.stop - queries.start, sizes.keys)
+    if any(n not in (1, size) for n, size in zip(keep.shape, asked, strict=True)) or not plain(keep):
+        raise ShapeError(
+            f"the residual of a mask's spans gave a {type(keep).__name__} {tuple(keep.shape)} on {keep.device}; "
+            f"expected one that broadcasts to the (batch, heads, queries, keys) it was asked for, {asked}."
+        )
+    return keep

@@ -1,0 +1,163 @@
+"""The normal form of a mask: intervals of keys, and their union, intersection and complement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead.base.errors import ShapeError
+from clearhead.base.shapes import extent, part
+from clearhead.base.tracing import on_host, readable
+
+MOST = 4  # intervals of a query: a mask of more has its hull and a residual
+
+Residual = Callable[[slice, slice, slice, slice], Tensor]
+Edges = tuple[Tensor, Tensor]  # starts and stops, int64
+
+
+class Spans(NamedTuple):
+    """The normal form of a mask: query i may see the keys start_i ≤ j < stop_i, but for gaps, if the residual agrees.
+
+    >>> import torch, clearhead as ch
+    >>> class FirstKeys(ch.Mask):
+    ...     def lower(self, sizes):
+    ...         start = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
+    ...         return ch.Spans(start, start + min(2, sizes.keys))
+    >>> FirstKeys().dense(1, 4)
+    tensor([[ True,  True, False, False]])
+
+    `start`, `stop`: int64 (B or 1, H or 1, Lq or 1), within [0, Lk]; nothing is allowed where stop ≤ start.
+    `residual(batch, heads, queries, keys)`, four slices, gives that part as a bool tensor that broadcasts to it;
+    None where the spans say it all.
+    `gaps`: starts and stops of what is left out in between, int64 (B or 1, H or 1, Lq or 1, n), sorted and
+    disjoint, some perhaps empty; None where nothing is. `intervals` and `of_intervals` convert.
+    """
+
+    start: Tensor
+    stop: Tensor
+    residual: Residual | None = None
+    reads: tuple[Tensor, ...] = ()  # the caller's tensors that the residual reads
+    gaps: Edges | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether each query sees one interval."""
+        return self.residual is None and self.gaps is None
+
+    def keep(self, batch: slice, heads: slice, queries: slice, keys: slice, size: int) -> Tensor:
+        """The part of the mask that these slices name, bool; `size` is Lk."""
+        start, stop = (part(edge, batch, heads, queries).unsqueeze(-1) for edge in (self.start, self.stop))
+        positions = torch.arange(*extent(keys, size), device=self.start.device)
+        keep = (positions >= start) & (positions < stop)
+        if self.gaps is not None:
+            lows, highs = (part(edge, batch, heads, queries) for edge in self.gaps)
+            for i in range(lows.shape[-1]):
+                keep = keep & ~((positions >= lows[..., i, None]) & (positions < highs[..., i, None]))
+        return keep if self.residual is None else keep & self.rest(batch, heads, queries, keys)
+
+    def rest(self, *sides: slice) -> Tensor:
+        """What the residual gives for this part, checked."""
+        assert self.residual is not None
+        keep = self.residual(*sides)
+        if not isinstance(keep, Tensor) or keep.dtype != torch.bool or keep.ndim > 4:
+            got = f"{tuple(keep.shape)} of {keep.dtype}" if isinstance(keep, Tensor) else repr(keep)[:60]
+            raise ShapeError(
+                f"the residual of a mask's spans gave {got}; expected a bool tensor that broadcasts to the "
+                "(batch, heads, queries, keys) it was asked for."
+            )
+        return keep if keep.ndim == 4 else keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape))
+
+    def host(self) -> tuple[np.ndarray, np.ndarray]:
+        """Starts and stops on the host, of one shape; (0, 0) where nothing is allowed."""
+        start, stop = on_host(self.start), on_host(self.stop)
+        nothing = stop <= start
+        if nothing.any():
+            return np.where(nothing, 0, start), np.where(nothing, 0, stop)
+        if start.shape != stop.shape:
+            start, stop = np.broadcast_arrays(start, stop)
+        return start, stop
+
+    def intervals(self) -> Edges:
+        """What each query sees, as starts and stops (B or 1, H or 1, Lq or 1, n): start₁ ≤ stop₁ ≤ start₂ ≤ … ."""
+        start, stop = self.start.unsqueeze(-1), torch.maximum(self.start, self.stop).unsqueeze(-1)
+        if self.gaps is None:
+            return start, stop
+        # a gap may reach beyond the hull, or lie outside of it
+        low, high = (torch.minimum(torch.maximum(edge, start), stop) for edge in self.gaps)
+        start, stop, low, high = _same_rows(start, stop, low, high)
+        return torch.cat([start, high], -1), torch.cat([low, stop], -1)
+
+    def edges(self) -> tuple[Tensor, ...]:
+        """The tensors that say where intervals begin and end."""
+        return (self.start, self.stop, *(self.gaps or ()))
+
+
+def of_intervals(start: Tensor, stop: Tensor, keys: int) -> Spans | None:
+    """Spans of lists of intervals as `Spans.intervals` gives them; None where there are too many."""
+    start, stop = _compact(start, stop, keys) if readable(start) and readable(stop) else (start, stop)
+    count = start.shape[-1]
+    if count > MOST:
+        return None
+    some = stop > start
+    first = torch.where(some, start, keys).amin(-1)
+    last = torch.where(some, stop, 0).amax(-1)
+    first = torch.where(last > 0, first, 0)
+    gaps = None if count == 1 else (stop[..., :-1].contiguous(), start[..., 1:].contiguous())
+    return Spans(first, last, gaps=gaps)
+
+
+def _compact(start: Tensor, stop: Tensor, keys: int) -> Edges:
+    """The same intervals, those that touch joined, and as few columns as the query that has most needs."""
+    if start.shape[-1] == 1:
+        return start, stop
+    some = stop > start
+    before = torch.where(some, stop, -1).cummax(-1).values.roll(1, -1)
+    before[..., 0] = -1
+    begins = some & (start > before)
+    place = begins.cumsum(-1)  # 0: nothing yet
+    count = int(place[..., -1].max()) if place.numel() else 0
+    shape = (*start.shape[:-1], count + 1)
+    lows = start.new_full(shape, keys).scatter_reduce(-1, place, torch.where(some, start, keys), "amin")
+    highs = start.new_zeros(shape).scatter_reduce(-1, place, torch.where(some, stop, 0), "amax")
+    lows, highs = lows[..., 1:], highs[..., 1:]
+    return (lows, torch.maximum(lows, highs)) if count else (start[..., :1] * 0, start[..., :1] * 0)
+
+
+def _same_rows(*edges: Tensor) -> list[Tensor]:
+    """Lists of intervals for the same rows."""
+    shape = [max(sizes) if 0 not in sizes else 0 for sizes in zip(*(edge.shape[:-1] for edge in edges), strict=True)]
+    return [edge.expand(*shape, edge.shape[-1]) for edge in edges]
+
+
+def union(one: Edges, two: Edges) -> Edges:
+    """What either has: the sum of their numbers of intervals."""
+    a, b, c, d = _same_rows(*one, *two)
+    start, order = torch.cat([a, c], -1).sort(-1)
+    stop = torch.cat([b, d], -1).gather(-1, order)
+    reach = stop.cummax(-1).values.roll(1, -1)  # where all before have ended
+    reach = torch.where(torch.arange(reach.shape[-1], device=reach.device) == 0, 0, reach)
+    start = torch.maximum(start, reach)
+    return start, torch.maximum(start, stop)
+
+
+def intersection(one: Edges, two: Edges, keys: int) -> Edges:
+    """What both have: one interval less than the sum of their numbers."""
+    a, b, c, d = _same_rows(*one, *two)
+    count = a.shape[-1] + c.shape[-1] - 1
+    start = torch.maximum(a.unsqueeze(-1), c.unsqueeze(-2)).flatten(-2)
+    stop = torch.minimum(b.unsqueeze(-1), d.unsqueeze(-2)).flatten(-2)
+    some = stop > start
+    start, order = torch.where(some, start, keys).sort(-1)  # those of nothing come last
+    stop = torch.where(some, stop, keys).gather(-1, order)
+    return start[..., :count], stop[..., :count]
+
+
+def complement(start: Tensor, stop: Tensor, keys: int) -> Edges:
+    """What the intervals leave out of [0, keys): one interval more."""
+    start, stop = _same_rows(start, stop)
+    low, high = start.new_zeros(*start.shape[:-1], 1), start.new_full((*start.shape[:-1], 1), keys)
+    return torch.cat([low, stop], -1), torch.cat([start, high], -1)
