@@ -323,6 +323,25 @@ def statistics_memory() -> Result:
     return Result(what, extra, "MiB", "≤ 300", extra <= 300, {})
 
 
+def low_precision(dtype: torch.dtype) -> Result:
+    """The choice of an engine, forward + backward, over the best of those that could run it."""
+    inputs = [torch.randn(2, 8, 2048, 64, dtype=dtype, requires_grad=True) for _ in range(3)]
+    grad = torch.randn(2, 8, 2048, 64, dtype=dtype)
+
+    def run(engine: str | None) -> Callable[[], Tensor]:
+        def step() -> Tensor:
+            with torch.enable_grad():
+                return torch.autograd.grad(ch.attention(*inputs, engine=engine), inputs, grad)[0]
+
+        return step
+
+    calls = {"chosen": run(None), "sdpa": run("sdpa"), "native": run("native")}
+    seconds = interleaved(calls, 3, 1)
+    ratio = seconds["chosen"] / min(seconds["sdpa"], seconds["native"])
+    what = f"{dtype} at (2,8,2048,64), forward + backward: the engine chosen, over the best"
+    return Result(what, ratio, "×", "≤ 1.15", ratio <= 1.15, times(seconds))
+
+
 CASES: dict[str, Callable[[], Result]] = {
     "import": importing,
     "small": lambda: small(0.6, causal=False),
@@ -361,4 +380,6 @@ CASES: dict[str, Callable[[], Result]] = {
     "statistics-memory": statistics_memory,
     "weight-gradients": weight_gradients,
     **masks.CASES,
+    "bfloat16": lambda: low_precision(torch.bfloat16),
+    "float16": lambda: low_precision(torch.float16),
 }

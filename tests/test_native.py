@@ -232,3 +232,29 @@ def test_importing_clearhead_loads_no_kernel():
     code = "import clearhead, sys; print('clearhead.engines.native._kernels' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "False", done.stderr
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_choice_in_low_precision_asks_what_the_cpu_has(dtype, monkeypatch):
+    x = draw(2, 4, 128, 32).to(dtype)
+    chosen = lambda **options: ch.plan(x, x, x, **options).engine
+    for has, engine in ((True, "sdpa"), (False, "native")):
+        monkeypatch.setattr("clearhead.engines.native.engine.has_products_of", lambda _, has=has: has)
+        assert chosen() == engine
+        for options in ({"sinks": torch.zeros(4, dtype=dtype)}, {"score": ch.Dot(softcap=5.0)}, {"mask": ch.Causal()}):
+            assert chosen(**options) == "native"
+    small = x[:, :, :8]
+    assert ch.plan(small, small, small).engine == "sdpa"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "options", [{"mask": ch.Causal()}, {"score": ch.Dot(softcap=5.0)}, {"bias": ch.ALiBi(4)}], ids=str
+)
+def test_compiled_code_runs_the_forward_pass_once(dtype, options, monkeypatch):
+    calls, own = [], bindings.forward
+    monkeypatch.setattr(bindings, "forward", lambda *given: calls.append(given) or own(*given))
+    x = draw(2, 4, 64, 16).to(dtype).requires_grad_()
+    run = torch.compile(lambda x: ch.attention(x, x, x, **options), fullgraph=True, backend="aot_eager")
+    run(x).float().sum().backward()
+    assert len(calls) == 1

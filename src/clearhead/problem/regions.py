@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from clearhead.base.shapes import Sizes
-from clearhead.base.tracing import compiling, on_host
+from clearhead.base.tracing import compiling
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import EVERY, Region, bias_part, host_part, visible_part
+from clearhead.problem.visible import intervals_of
 from clearhead.scores.base import Pairwise
 
 ROWS = 256  # the most queries to a region where the mask depends on the query: larger ones skip fewer pairs
@@ -138,9 +139,7 @@ def parts_seen(problem: Problem, region: Region) -> list[Region]:
     visible = problem.visible
     if visible is None or visible.spans.gaps is None or visible.edges is None:
         return [region]
-    if "intervals" not in visible.memo:
-        visible.memo["intervals"] = tuple(map(on_host, visible.spans.intervals()))
-    rows = (host_part(edge, region) for edge in visible.memo["intervals"])
+    rows = (host_part(edge, region) for edge in intervals_of(visible))
     start, stop = (edge.reshape(-1, edge.shape[-1]) for edge in rows)
     some = stop > start
     touched = sorted(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead.base.errors import ShapeError, UnsupportedError
 from clearhead.base.shapes import Sizes, part
-from clearhead.base.tracing import batched, compiling, readable, traced, transformed, unwrapped
+from clearhead.base.tracing import batched, compiling, on_host, readable, traced, transformed, unwrapped
 from clearhead.base.versions import Versions
 from clearhead.masks.base import Mask, Spans
 from clearhead.problem.unseen import Unseen, where_unseen
@@ -57,10 +57,20 @@ def resolve(mask: Mask, sizes: Sizes, as_written: bool) -> Visible:
     with torch.inference_mode(False):  # what is remembered may be used where gradients are wanted
         found = visible(mask.resolve(host), host)
         if sizes.device != host.device:
+            intervals_of(found)
             found = found._replace(spans=_on(found.spans, sizes.device))
     if len(_remembered) >= 64:
         _remembered.clear()
     _remembered[signature, sizes] = found
+    return found
+
+
+def intervals_of(visible: Visible) -> tuple[np.ndarray, np.ndarray]:
+    """The spans' intervals on the host: see `Spans.intervals`."""
+    if "intervals" not in visible.memo:
+        start, stop = visible.spans.intervals()
+        visible.memo["intervals"] = on_host(start), on_host(stop)
+    found: tuple[np.ndarray, np.ndarray] = visible.memo["intervals"]
     return found
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.tracing import compiling, looked_into, plain, traced
+from clearhead.base.tracing import compiling, constant, looked_into, plain, traced
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.native import bindings
 from clearhead.engines.native.blocks import ROWS, blocks_of
@@ -23,6 +23,17 @@ FEW_QUERIES = 4  # up to this many, the kernel does not pack the keys: packing w
 FEW_PAIRS = 2**16  # below this many, a call of PyTorch's own kernel takes less time
 FEW_LARGEST = 64  # more of the largest weights are found by a tournament: the kernel keeps them in a list, in order
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@constant
+def has_products_of(dtype: torch.dtype) -> bool:
+    """Whether this CPU has matrix instructions (AMX) for a low precision, which PyTorch's kernel uses.
+
+    Elsewhere that kernel computes in low precision more slowly than these kernels do by way of float32.
+    """
+    name = {torch.bfloat16: "_is_amx_tile_supported", torch.float16: "_is_amx_fp16_supported"}.get(dtype)
+    asked = getattr(torch.cpu, name, None) if name is not None else None
+    return asked is not None and bool(asked())
 
 
 class Native(Engine):
@@ -58,14 +69,13 @@ class Native(Engine):
         lowered = problem.lowered
         if lowered is None or lowered.phi != "mul" or problem.value is None:
             return []
+        if lowered.softcap is not None or not problem.plain:
+            return []  # PyTorch's kernel could not take it, or needs more of it
         dtype = problem.query.dtype
-        if dtype is not torch.float32 and problem.spans is None and problem.bias is None:
-            return [f"PyTorch's own kernel is faster in {dtype} where nothing is masked"]
+        if dtype is not torch.float32 and has_products_of(dtype):
+            return [f"PyTorch's own kernel is faster in {dtype} on this CPU where nothing is masked"]
         # compiled code holds for every size: the one that it was traced with decides nothing
-        if compiling() or lowered.softcap is not None or not problem.plain:
-            return []
-        batch, heads, queries, keys = problem.sizes.shape
-        if batch * heads * queries * keys < FEW_PAIRS:
+        if not compiling() and math.prod(problem.sizes.shape) < FEW_PAIRS:
             return ["PyTorch's own kernel is called faster, and this is little work"]
         return []
 
