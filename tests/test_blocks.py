@@ -1,0 +1,179 @@
+"""The map of blocks: what is skipped, when it is made again, and that it says what the mask says."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.engines.native import bindings, blocks
+from clearhead.problem import regions
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def rule_of(tensor):
+    asked = []
+
+    def rule(batch, head, query, key):
+        asked.append(query.shape)
+        return tensor[query // 16, key // 16]
+
+    return rule, asked
+
+
+def truth(x, keep):
+    return ch.attention(x, x, x, mask=keep, engine="reference")
+
+
+@pytest.mark.parametrize("edge", [1, 47, 48, 49, 64, 96, 130, 200])
+@pytest.mark.parametrize("engine", ["native", "tiled"])
+def test_every_size_forward_and_backward(edge, engine):
+    """First keys and a window; every third block; a random half: with gradients, and one row that sees nothing."""
+    x = draw(2, 2, edge, 8).requires_grad_()
+    i, j = torch.arange(edge)[:, None], torch.arange(edge)
+    random = draw(2, 2, edge, edge, seed=3) > 0
+    random[:, :, edge // 2] = False
+    for mask in (
+        ch.Causal() & (ch.SlidingWindow(5) | ch.Lengths([min(3, edge), 1])),
+        ch.SlidingWindow(2, 2) | ch.Lengths([edge // 4, 1]) | ~ch.Lengths([max(edge - 2, 0), edge]),
+        ch.MaskFunction(lambda b, h, q, k: (q // 48 + k // 64 + h) % 3 == 0),
+        ch.DenseMask((i // 48 + j // 64) % 2 == 0) & ch.Causal(),
+        ch.DenseMask(random),
+    ):
+        keep = mask.dense(x, x)
+        grad = draw(2, 2, edge, 8, seed=1)
+        for one, two in zip(
+            *(
+                (out, torch.autograd.grad(out, x, grad)[0])
+                for out in (ch.attention(x, x, x, mask=mask, engine=engine), truth(x, keep))
+            ),
+            strict=True,
+        ):
+            torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
+
+
+def test_the_share_that_is_skipped():
+    x = torch.zeros(1, 2, 960, 8)
+    streaming = ch.Causal() & (ch.SlidingWindow(63) | ch.Lengths([4]))
+    even = ch.MaskFunction(lambda b, h, q, k: (q // 48 + k // 64) % 4 == 0)
+    assert ch.plan(x, x, x, mask=even).skipped == pytest.approx(0.75)
+    assert ch.plan(x, x, x, mask=streaming).skipped > 0.75
+    assert ch.plan(x, x, x, mask=streaming, engine="tiled").skipped > 0.5
+    assert ch.plan(x, x, x, mask=ch.MaskFunction(lambda b, h, q, k: q >= 0 * k)).skipped == 0
+
+
+def test_a_rule_that_says_what_it_reads_is_asked_once():
+    allowed = draw(10, 10) > 0
+    x = draw(1, 1, 160, 8)
+    rule, asked = rule_of(allowed)
+    keep = lambda: allowed.repeat_interleave(16, 0).repeat_interleave(16, 1)
+    mask = ch.Causal() & ch.MaskFunction(rule, reads=[allowed])
+    for _ in range(3):
+        torch.testing.assert_close(ch.attention(x, x, x, mask=mask), truth(x, keep().tril()))
+    once = len(asked)
+    ch.attention(x, x, x, mask=mask)
+    assert len(asked) == once
+    with torch.inference_mode():
+        ch.attention(x, x, x, mask=mask)
+    allowed.logical_not_()  # noticed
+    torch.testing.assert_close(ch.attention(x, x, x, mask=mask), truth(x, keep().tril()))
+    assert len(asked) > once
+    smaller = x[:, :, :100]
+    torch.testing.assert_close(
+        ch.attention(smaller, smaller, smaller, mask=mask), truth(smaller, keep()[:100, :100].tril())
+    )
+    for again in (copy.deepcopy(ch.DenseMask(keep())), pickle.loads(pickle.dumps(ch.DenseMask(keep())))):
+        torch.testing.assert_close(ch.attention(x, x, x, mask=again), truth(x, keep()))
+
+
+def test_a_rule_that_does_not_say_is_asked_at_each_call():
+    state = {"even": 0}
+    mask = ch.MaskFunction(lambda b, h, q, k: (q + k) % 2 == state["even"])
+    x = draw(1, 1, 60, 8)
+    i = torch.arange(60)
+    for state["even"] in (0, 1, 0):
+        torch.testing.assert_close(ch.attention(x, x, x, mask=mask), truth(x, (i[:, None] + i) % 2 == state["even"]))
+
+
+def test_a_dense_mask_notices_writes():
+    x = draw(1, 1, 70, 8)
+    keep = draw(70, 70, seed=1) > 0
+    mask = ch.DenseMask(keep)
+    for _ in range(3):
+        torch.testing.assert_close(ch.attention(x, x, x, mask=mask), truth(x, keep))
+        mask.keep.logical_not_()
+    used = ch.Causal() & mask
+    torch.testing.assert_close(ch.attention(x, x, x, mask=used), truth(x, keep.tril()))
+    for again in (copy.deepcopy(used), copy.copy(used), pickle.loads(pickle.dumps(mask)) & ch.Causal()):
+        torch.testing.assert_close(ch.attention(x, x, x, mask=again), truth(x, keep.tril()))
+
+
+@pytest.mark.parametrize("size", [30, 48, 200])
+def test_statistics_of_masks_with_gaps(size, monkeypatch):
+    """A map's rows of cells begin anywhere among the blocks."""
+    query, key = draw(1, 2, 150, 8), draw(1, 2, size, 8, seed=1)
+    mask = ch.SlidingWindow(10, 10) | ch.Lengths([3]) | ch.DenseMask(draw(150, size, seed=2) > 1)
+    monkeypatch.setattr(blocks, "STRIP", 48 * size)
+    reductions = ch.Received(), ch.Pool((7, 5)), ch.Pool((9, 3), "mean"), ch.TopK(3), ch.MaxScore(), ch.Entropy()
+    found, want = (
+        ch.weights(query.to(t), key.to(t), mask=mask, align=20, engine=engine).reduce(*reductions)
+        for t, engine in ((torch.float32, "native"), (torch.float64, "reference"))
+    )
+    for one, two in zip(found, want, strict=True):
+        one, two = (t[0] if isinstance(t, tuple) else t for t in (one, two))
+        torch.testing.assert_close(one.double(), two, atol=2e-5, rtol=2e-5)
+
+
+def test_the_map_is_made_once_for_forward_and_backward():
+    x = draw(1, 2, 100, 8).requires_grad_()
+    rule, asked = rule_of(torch.ones(7, 7, dtype=torch.bool).tril())
+    out = ch.attention(x, x, x, mask=ch.MaskFunction(rule))
+    before = len(asked)
+    out.sum().backward()
+    assert len(asked) == before
+
+
+def test_a_map_that_would_be_large_is_made_for_some_queries_at_a_time(monkeypatch):
+    x = draw(2, 2, 200, 8).requires_grad_()
+    mask = ch.MaskFunction(lambda b, h, q, k: (q * 7 + k * 3 + b) % 5 < 2)
+    want = truth(x, mask.dense(x, x))
+    monkeypatch.setattr(blocks, "KEEP_BYTES", 2 * 2 * 200 * 48 // 8)
+    monkeypatch.setattr(regions, "LOOK", 4000)
+    out = ch.attention(x, x, x, mask=mask, engine="native")
+    torch.testing.assert_close(out, want, atol=1e-5, rtol=1e-5)
+    for one, two in zip(*(torch.autograd.grad(o.square().sum(), x) for o in (out, want)), strict=True):
+        torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-4)
+    assert blocks.rows_at_once(ch.weights(x, x, mask=mask).problem) < 200
+
+
+class Odd(ch.Mask):
+    def __init__(self, gaps, keys):
+        self.gaps, self.keys = gaps, keys
+
+    def lower(self, sizes):
+        whole = torch.zeros(1, 1, 1, dtype=torch.int64)
+        return ch.Spans(whole, whole + self.keys, gaps=self.gaps)
+
+
+@pytest.mark.parametrize("engine", ["native", "tiled", "sdpa"])
+def test_gaps_of_ones_own(engine):
+    """Empty ones, one that reaches past the hull, one outside of it."""
+    x = draw(1, 1, 100, 8)
+    lows, highs = (torch.tensor(v).view(1, 1, 1, -1) for v in ((5, 20, 20, 70), (9, 20, 33, 95)))
+    keep = torch.ones(100, dtype=torch.bool)
+    keep[5:9], keep[20:33], keep[70:] = False, False, False
+    torch.testing.assert_close(ch.attention(x, x, x, mask=Odd((lows, highs), 80), engine=engine), truth(x, keep[None]))
+    for wrong in ((lows, highs[..., :2]), (lows[0], highs[0]), (lows.float(), highs.float()), (lows,), lows):
+        with pytest.raises(ch.ShapeError, match="gaps"):
+            ch.attention(x, x, x, mask=Odd(wrong, 80), engine=engine)
+
+
+def test_the_kernels_see_no_map_where_each_query_sees_one_interval():
+    x = draw(1, 1, 60, 8)
+    for mask in (ch.Causal(), ch.Causal() | ch.SlidingWindow(3, 3), ~ch.Causal(), ch.Lengths([7])):
+        problem = ch.weights(x, x, mask=mask).problem
+        assert blocks.blocks_of(problem, bindings.kernels()) is None
