@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead._attention import ScoreLike
+from clearhead._attention import Arguments, ScoreLike
 from clearhead.base.arrays import is_numpy
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count
@@ -16,9 +16,9 @@ from clearhead.base.shapes import Sizes
 from clearhead.base.tracing import without_autocast
 from clearhead.engines import operation
 from clearhead.engines.base import Engine
-from clearhead.engines.choose import as_written, choose
+from clearhead.engines.choose import choose
 from clearhead.problem.partial import Partial, log_sum_exp
-from clearhead.problem.problem import as_sinks, make_problem
+from clearhead.problem.problem import as_sinks
 
 
 class PartialAttention:
@@ -142,18 +142,8 @@ def partial(
     """
     tensors = all(isinstance(t, Tensor) for t in (query, key, value))
     numpy = not tensors and is_numpy(query=query, key=key, value=value)
-    problem = make_problem(
-        query,
-        key,
-        value,
-        score=score,
-        mask=mask,
-        bias=bias,
-        scale=scale,
-        align=align,
-        as_written=engine is not None and as_written(engine),
-        among=None if keys is None else _check_keys(keys),
-    )
+    call = Arguments(query, key, value, score, mask, bias, scale, None, align, 0.0, engine)
+    problem = call.problem(None if keys is None else _check_keys(keys))
     with without_autocast(problem.sizes.device):
         found = operation.partial(problem, choose(problem._replace(value=None), engine), engine)
     restore: Callable[[Tensor], Tensor] = problem.sizes.restore
