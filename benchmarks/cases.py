@@ -323,6 +323,14 @@ def statistics_memory() -> Result:
     return Result(what, extra, "MiB", "≤ 300", extra <= 300, {})
 
 
+def forward_mode(train: bool, bar: float) -> Result:
+    name = "jvp_training_2048" if train else "jvp_2048"
+    own, theirs = peak_mib(name), peak_mib(f"sdpa_{name}")
+    more = " with a backward pass of the primal" if train else ""
+    what = f"jvp{more} at (1,8,2048,64): extra memory {own:.0f} MiB, over SDPA's math path, {theirs:.0f}"
+    return Result(what, own / theirs, "×", f"≤ {bar:.3f}", own / theirs <= bar, {})
+
+
 def low_precision(dtype: torch.dtype) -> Result:
     """The choice of an engine, forward + backward, over the best of those that could run it."""
     inputs = [torch.randn(2, 8, 2048, 64, dtype=dtype, requires_grad=True) for _ in range(3)]
@@ -380,6 +388,8 @@ CASES: dict[str, Callable[[], Result]] = {
     "statistics-memory": statistics_memory,
     "weight-gradients": weight_gradients,
     **masks.CASES,
+    "jvp": lambda: forward_mode(False, 1 / 8),
+    "jvp-training": lambda: forward_mode(True, 1 / 6),
     "bfloat16": lambda: low_precision(torch.bfloat16),
     "float16": lambda: low_precision(torch.float16),
 }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 
 import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import clearhead as ch
 from benchmarks.measure import extra_mib
@@ -63,6 +65,39 @@ def statistics_16384() -> float:
     return extra_mib(lambda: step(16384))
 
 
+def _forward_mode(own: bool, train: bool) -> float:
+    def math(*inputs: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            return F.scaled_dot_product_attention(*inputs)
+
+    def step(length: int) -> None:
+        inputs = tuple(torch.randn(1, 8, length, 64, requires_grad=train) for _ in range(3))
+        tangents = tuple(torch.randn(1, 8, length, 64) for _ in range(3))
+        with torch.set_grad_enabled(train):
+            output, tangent = torch.func.jvp(ch.attention if own else math, inputs, tangents)
+            if train:  # as MeanFlow does: the tangent is a target
+                (output - tangent.detach()).square().sum().backward()
+
+    step(100)
+    return extra_mib(lambda: step(2048))
+
+
+def jvp_2048() -> float:
+    return _forward_mode(own=True, train=False)
+
+
+def sdpa_jvp_2048() -> float:
+    return _forward_mode(own=False, train=False)
+
+
+def jvp_training_2048() -> float:
+    return _forward_mode(own=True, train=True)
+
+
+def sdpa_jvp_training_2048() -> float:
+    return _forward_mode(own=False, train=True)
+
+
 CASES = {
     case.__name__: case
     for case in (
@@ -72,6 +107,10 @@ CASES = {
         multi_head_8192,
         torch_multi_head_8192,
         statistics_16384,
+        jvp_2048,
+        sdpa_jvp_2048,
+        jvp_training_2048,
+        sdpa_jvp_training_2048,
     )
 }
 

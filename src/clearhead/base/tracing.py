@@ -113,6 +113,14 @@ def forward_mode() -> bool:
     return _interpreters() is not None and any(i.key() == _JVP for i in _functorch.get_interpreter_stack())
 
 
+def forward_alone() -> bool:
+    """Whether forward mode differentiates here, once, and no other transform is at work."""
+    if compiling() or _jit_state() is not None or _dispatch_modes():
+        return False
+    keys = [] if _interpreters() is None else [i.key() for i in _functorch.get_interpreter_stack()]
+    return keys == [_JVP] or (not keys and forward_ad._current_level >= 0)
+
+
 def unwrapped(tensor: Tensor) -> Tensor:
     """The tensor below the transforms of `torch.func` that differentiate: its values can be read."""
     while _functorch.is_functorch_wrapped_tensor(tensor) and not _functorch.is_batchedtensor(tensor):

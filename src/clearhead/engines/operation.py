@@ -28,11 +28,12 @@ from clearhead.base.tracing import (
     with_memory,
     without_autocast,
 )
+from clearhead.engines import forward_mode
 from clearhead.engines.base import Engine, by_autograd
 from clearhead.engines.choose import choose
 from clearhead.engines.summarised import summarised
 from clearhead.engines.tiled import tiles
-from clearhead.engines.tiled.engine import PLAIN
+from clearhead.engines.tiled.engine import PLAIN, Tiled
 from clearhead.problem.packing import (
     Operands,
     in_dtypes,
@@ -54,6 +55,8 @@ def run(problem: Problem, chosen: Engine, asked: str | Engine | None = None) -> 
         output = _inside_compiled_code(problem, chosen, asked)
     elif 0 in problem.sizes.shape:
         return tiles.no_keys(problem, problem.query)
+    elif isinstance(chosen, Tiled) and forward_mode.serves(problem):
+        output = forward_mode.output(problem)
     elif chosen.transparent(problem) or not problem.needs_grad:
         output = chosen.forward(problem).output
     else:

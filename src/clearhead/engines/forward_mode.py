@@ -1,0 +1,190 @@
+"""The output's place in forward mode: its tangent in blocks, and a backward pass of its own beside it.
+
+Plain operations under forward mode keep, where the primal is trained too, the graph of every block. Here the primal is
+one operation with the engine's gradients, and the tangent another, which keeps nothing but the operands and their
+tangents. What differentiates further goes through plain blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.base.arrays import accumulated
+from clearhead.base.batched import Gradients, unbatched
+from clearhead.base.shapes import unflatten
+from clearhead.base.tracing import dispatches, forward_alone, with_memory, without_autocast
+from clearhead.engines.base import by_autograd
+from clearhead.engines.tiled import tiles
+from clearhead.engines.tiled.engine import PLAIN
+from clearhead.problem import regions
+from clearhead.problem.packing import in_dtypes, operands, with_operands, without_operands
+from clearhead.problem.partial import Rows, sinks_gradient
+from clearhead.problem.problem import Problem, guard
+from clearhead.problem.regions import cut
+
+TENSORS = 8  # of a block's size at once, where the primal's blocks need a few
+
+
+def serves(problem: Problem) -> bool:
+    """Whether forward mode, and nothing else, differentiates a problem whose operands are all that is learnt."""
+    if problem.lowered is None or problem.by_function or 0 in problem.sizes.shape or not forward_alone():
+        return False
+    return not any(t is not None and dispatches(t) for t in operands(problem))
+
+
+def output(problem: Problem) -> Tensor:
+    """The output, in float32 at least."""
+    found: Tensor = _Output.apply(without_operands(problem), *operands(problem))[0]  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Output(torch.autograd.Function):
+    """Output, maximum and log_sum, with gradients and tangents in the operands."""
+
+    @staticmethod
+    def forward(rest: Problem, *tensors: Tensor | None) -> Any:
+        return tuple(PLAIN.forward(with_operands(rest, tensors), rows=True)[:3])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        rest, *tensors = inputs
+        ctx.save_for_backward(*tensors, *output)
+        ctx.save_for_forward(*tensors)
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.rest, ctx.reads = rest, rest.reads()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
+        ctx.reads.check()
+        saved, wanted = ctx.saved_tensors, ctx.needs_input_grad[1:]
+        problem, (out, maximum, log_sum) = with_operands(ctx.rest, saved[:-3]), saved[-3:]
+
+        def compute(grad: Tensor) -> Gradients:
+            rows = Rows(maximum, log_sum, (grad * out).sum(-1))
+            found = PLAIN.backward(guard(problem), rows, with_memory(grad), wanted)
+            if problem.sinks is not None and wanted[-1]:
+                found = found._replace(sinks=sinks_gradient(problem.sinks, rows))
+            return in_dtypes(found, operands(problem))
+
+        with without_autocast(problem.sizes.device):
+            if torch.is_grad_enabled() or dispatches(grad):
+                return (None, *by_autograd(PLAIN, problem, wanted, grad, create_graph=torch.is_grad_enabled()))
+            return (None, *unbatched(compute, grad))
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, *tangents: Tensor | None) -> Any:
+        ctx.reads.check()
+        tensors = ctx.saved_for_forward
+        tangent = _Tangent.apply(ctx.rest, len(tensors), *tensors, *tangents)  # type: ignore[no-untyped-call]
+        return tangent, None, None
+
+
+class _Tangent(torch.autograd.Function):
+    """The output's tangent, one block at a time."""
+
+    @staticmethod
+    def forward(rest: Problem, count: int, *both: Tensor | None) -> Tensor:
+        return _along(rest, both[:count], both[count:])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.rest, ctx.count, *both = inputs
+        ctx.save_for_backward(*both)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        wanted, both = ctx.needs_input_grad[2:], ctx.saved_tensors
+        with torch.enable_grad():
+            own = [None if t is None else t.view_as(t) for t in both]
+            found = _along(ctx.rest, own[: ctx.count], own[ctx.count :])
+        some = [t for t, want in zip(own, wanted, strict=True) if want and t is not None]
+        again = torch.is_grad_enabled()
+        each = iter(torch.autograd.grad(found, some, grad, create_graph=again, allow_unused=True))
+        return (None, None, *(next(each) if want else None for want in wanted))
+
+
+def _along(rest: Problem, tensors: Sequence[Tensor | None], tangents: Sequence[Tensor | None]) -> Tensor:
+    """The derivative of the output along the operands' tangents; where there is none it is 0.
+
+    With a dot for tangents: Ṗ_ij = P_ij (Ṡ_ij − μ_i), μ_i = Σ_j P_ij Ṡ_ij + p_sink,i ṡink, and
+    Ȯ = (D ∘ Ṗ) V + (D ∘ P) V̇.
+    """
+    primal = guard(with_operands(rest, tensors))
+    zeros = [
+        None if t is None else torch.zeros_like(t) if d is None else d for t, d in zip(tensors, tangents, strict=True)
+    ]
+    moving = with_operands(rest, zeros)
+    every = list(regions.walk(primal, regions.BUDGET // TENSORS))
+    blocks = ((region, _block(cut(primal, region), cut(moving, region))) for region in every)
+    if torch.is_grad_enabled():
+        return regions.assemble([block for _, block in blocks], every)
+    assert primal.value is not None
+    output = primal.query.new_empty(
+        *primal.query.shape[:3], primal.value.shape[-1], dtype=accumulated(primal.query.dtype)
+    )
+    for region, block in blocks:  # between two blocks nothing new is kept
+        output[region.sides[:3]] = block
+    return output
+
+
+def _block(problem: Problem, moving: Problem) -> Tensor:
+    """A part that has all the keys that its queries may see, and the same part of the tangents."""
+    value, to_value = problem.value, moving.value
+    assert value is not None and to_value is not None
+    slope, capped = _score_tangents(problem, moving)
+    tile = tiles.finish(problem, capped)
+    if moving.bias is not None:
+        slope = slope + moving.bias.tile(*(slice(None),) * 4, moving.sizes).to(slope.dtype)
+    sinks, to_sinks = tiles.sinks(problem), tiles.sinks(moving)
+    weights = tiles.weights(problem, tile) if tile.shape[-1] else tile
+    mean = (weights * slope).sum(-1, keepdim=True)
+    if sinks is not None and to_sinks is not None and tile.shape[-1]:
+        share = torch.sigmoid(sinks - tile.logsumexp(-1)).unsqueeze(-1)  # 1 where nothing is seen: weights are 0 there
+        mean = mean + share * to_sinks.unsqueeze(-1)
+    change = weights * (slope - mean)
+    to_output = tiles.grouped_product(tiles.dropped(problem, change), value.to(change.dtype))
+    return to_output + tiles.grouped_product(tiles.dropped(problem, weights), to_value.to(change.dtype))
+
+
+def _score_tangents(problem: Problem, moving: Problem) -> tuple[Tensor, Tensor]:
+    """The tangents of the scores before bias and mask, and these scores."""
+    low, along = problem.lowered, moving.lowered
+    assert low is not None and along is not None
+    dtype = accumulated(low.query.dtype)
+    query, key, to_query, to_key = (t.to(dtype) for t in (low.query, low.key, along.query, along.key))
+    weight, to_weight = (None if t is None else t.to(dtype) for t in (low.weight, along.weight))
+    capped = tiles.pairwise(low, query, key)
+    if low.phi == "mul":
+        both = to_query if weight is None else to_query * weight
+        if weight is not None and to_weight is not None:
+            both = both + query * to_weight
+        slope = tiles.grouped_product(both, key.transpose(-1, -2))
+        weighted = query if weight is None else query * weight
+        slope = slope + tiles.grouped_product(weighted, to_key.transpose(-1, -2))
+    else:
+        slope = _over_pairs(low.phi, weight, to_weight, query, key, to_query, to_key)
+    slope = slope * low.scale
+    if low.softcap is not None:
+        slope = slope * (1 - (capped / low.softcap).square())
+    return slope, capped
+
+
+def _over_pairs(phi: str, weight: Tensor | None, to_weight: Tensor | None, *rows: Tensor) -> Tensor:
+    """The same, without the scale, for the φ that are no matrix product."""
+    groups = rows[1].shape[1]
+    query, to_query = (unflatten(t, 1, groups, -1).unsqueeze(-2) for t in (rows[0], rows[2]))
+    key, to_key = (t[:, :, None, None] for t in (rows[1], rows[3]))
+    if phi == "tanh_add":
+        pairs = torch.tanh(query + key)
+        change = (1 - pairs.square()) * (to_query + to_key)
+    else:
+        apart = query - key
+        pairs, change = apart.square(), 2 * apart * (to_query - to_key)
+    slope = change.sum(-1) if weight is None else change @ weight
+    if to_weight is not None:
+        slope = slope + pairs @ to_weight
+    return slope.flatten(1, 2)
