@@ -150,6 +150,61 @@ def test_a_map_that_would_be_large_is_made_for_some_queries_at_a_time(monkeypatc
     assert blocks.rows_at_once(ch.weights(x, x, mask=mask).problem) < 200
 
 
+def test_bytes_of_a_bool_tensor_that_are_not_1():
+    x = draw(1, 2, 100, 8)
+    keep = draw(100, 100, seed=1) > 0
+    for byte in (2, 128, 255):
+        odd = (keep.to(torch.uint8) * byte).view(torch.bool)
+        torch.testing.assert_close(ch.attention(x, x, x, mask=odd, engine="native"), truth(x, keep))
+
+
+def test_a_mask_that_is_changed_is_asked_again():
+    x = draw(1, 1, 100, 8)
+    places = torch.arange(100)
+    third, fifth = ((places[:, None] - places) % n == 0 for n in (3, 5))
+    mask = ch.MaskFunction(lambda b, h, q, k: (q - k) % 3 == 0, reads=()) & ch.Causal()
+    torch.testing.assert_close(ch.attention(x, x, x, mask=mask), truth(x, third.tril()))
+    again = copy.copy(mask)
+    again.right = ~ch.Causal()
+    torch.testing.assert_close(ch.attention(x, x, x, mask=again), truth(x, third.triu(1)))
+    torch.testing.assert_close(ch.attention(x, x, x, mask=mask), truth(x, third.tril()))
+    mask.left.fn = lambda b, h, q, k: (q - k) % 5 == 0
+    torch.testing.assert_close(ch.attention(x, x, x, mask=mask), truth(x, fifth.tril()))
+    shared = (draw(100, 100, seed=2) > 0).numpy()
+    dense = ch.DenseMask(torch.from_numpy(shared))
+    for _ in range(2):
+        torch.testing.assert_close(ch.attention(x, x, x, mask=dense), truth(x, torch.from_numpy(shared).clone()))
+        shared[:] = ~shared
+
+    class Shifted(ch.MaskFunction):
+        by = 0
+
+        def lower(self, sizes):
+            return ch.SlidingWindow(self.by, 0).lower(sizes)
+
+    class Inherits(Shifted):
+        pass
+
+    for kind in (Shifted, Inherits):
+        own = kind(lambda b, h, q, k: q >= 0 * k, reads=())
+        for own.by in (0, 3, 1):
+            want = truth(x, (places[:, None] - places >= 0) & (places[:, None] - places <= own.by))
+            torch.testing.assert_close(ch.attention(x, x, x, mask=own, align="upper_left"), want)
+
+
+def test_a_mask_that_broadcasts_is_one_pass_whatever_the_batch(monkeypatch):
+    monkeypatch.setattr(blocks, "KEEP_BYTES", 200 * 200 // 8)
+    x = torch.zeros(4, 8, 200, 8)
+    for mask in (ch.DenseMask(draw(200, 200) > 0), ch.Causal() & (ch.SlidingWindow(3) | ch.Lengths([4]))):
+        assert bindings.one_pass(ch.weights(x, x, mask=mask).problem)
+    per_head = ch.DenseMask(draw(4, 8, 200, 200) > 1)
+    assert not bindings.one_pass(ch.weights(x, x, mask=per_head).problem)
+    assert (
+        ch.plan(x, x, x, mask=ch.MaskFunction(lambda b, h, q, k: (q // 48 + k // 64 + b * 0 + h * 0) % 2 == 0)).skipped
+        > 0.4
+    )
+
+
 class Odd(ch.Mask):
     def __init__(self, gaps, keys):
         self.gaps, self.keys = gaps, keys
@@ -167,6 +222,8 @@ def test_gaps_of_ones_own(engine):
     keep = torch.ones(100, dtype=torch.bool)
     keep[5:9], keep[20:33], keep[70:] = False, False, False
     torch.testing.assert_close(ch.attention(x, x, x, mask=Odd((lows, highs), 80), engine=engine), truth(x, keep[None]))
+    with pytest.raises(ch.ShapeError, match="sorted"):
+        ch.attention(x, x, x, mask=Odd((lows.flip(-1), highs.flip(-1)), 80), engine=engine)
     for wrong in ((lows, highs[..., :2]), (lows[0], highs[0]), (lows.float(), highs.float()), (lows,), lows):
         with pytest.raises(ch.ShapeError, match="gaps"):
             ch.attention(x, x, x, mask=Odd(wrong, 80), engine=engine)

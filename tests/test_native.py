@@ -198,7 +198,7 @@ def test_many_keys():
 
 
 def test_masks_with_a_residual_go_band_by_band(monkeypatch):
-    monkeypatch.setattr(blocks, "KEEP_BYTES", 4 * 100 * 48 // 8)
+    monkeypatch.setattr(blocks, "KEEP_BYTES", 100 * 48 // 8)
     inputs = draw(2, 2, 150, 8), draw(2, 1, 100, 8, seed=1), draw(2, 1, 100, 4, seed=2)
     bias = ch.RelativeBias(2) + ch.DenseBias(draw(150, 1, seed=3).requires_grad_())
     mask = ch.MaskFunction(lambda batch, head, query, key: (query + key) % 3 > 0)

@@ -12,6 +12,7 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import Align, Sizes, array_sizes
+from clearhead.base.tracing import on_the_host, readable
 from clearhead.masks._draw import LARGEST, draw
 from clearhead.masks._spans import Residual as Residual
 from clearhead.masks._spans import Spans as Spans
@@ -48,9 +49,12 @@ class Mask(ABC):
         return None
 
     def depends(self) -> tuple[Tensor, ...] | None:
-        """The tensors that decide what this mask allows, where these are all: its normal form is kept until one of them
-        is written to. None where they are not known."""
+        """The tensors that decide what this mask allows, beside its attributes: its normal form is kept until one of
+        these is written to, or an attribute is another. None where they are not known."""
         return None if self.signature() is None else ()
+
+    def __getstate__(self) -> dict[str, Any]:  # copies and pickles keep no normal form
+        return {name: value for name, value in vars(self).items() if name != "_kept"}
 
     def drawn(self) -> Sizes:
         """The sizes at which `repr` draws this mask; 0 where any size will do; 1 where all are alike."""
@@ -168,6 +172,8 @@ def _check_gaps(gaps: Any, sizes: Sizes, mask: Mask) -> None:
     shapes = [tuple(edge.shape) for edge in gaps] if pair else []
     fits = pair and shapes[0] == shapes[1] and len(shapes[0]) == 4
     fits = fits and all(n in (1, size) for n, size in zip(shapes[0], sizes.shape[:3], strict=False))
+    if fits and on_the_host(gaps[0]) and readable(gaps[0]) and bool((gaps[0].diff(dim=-1) < 0).any()):
+        raise ShapeError(f"{mask.title()}: lower gave gaps that are not sorted by where they begin.")
     if not fits or any(edge.dtype != torch.int64 or edge.device != sizes.device for edge in gaps):
         raise ShapeError(
             f"{mask.title()}: lower gave gaps {shapes or repr(gaps)[:60]}; expected two int64 on {sizes.device} of one "

@@ -38,9 +38,6 @@ class DenseMask(Mask):
         i, j = torch.arange(sizes.queries)[:, None], torch.arange(sizes.keys)[None, :]
         return cls(((i * 7 + j * 3) % 5 < 2).to(sizes.device))
 
-    def depends(self) -> tuple[Tensor, ...]:
-        return (self.keep,)
-
     def title(self) -> str:
         return f"DenseMask(<{'×'.join(map(str, self.keep.shape))}>)"
 

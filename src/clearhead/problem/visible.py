@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,7 +49,7 @@ def resolve(mask: Mask, sizes: Sizes, as_written: bool) -> Visible:
     if signature is not None and (signature, sizes) in _remembered:
         return _remembered[signature, sizes]
     if signature is None and not transformed() and not traced() and not isinstance(sizes.align, Tensor):
-        depends = mask.depends()
+        depends = mask.depends() if "lower" in vars(type(mask)) else None  # one that is inherited may know less
         if depends is not None:
             return _kept(mask, depends, sizes)
     if signature is None or transformed():  # tensors made inside a transform are not valid outside of it
@@ -74,17 +75,27 @@ def intervals_of(visible: Visible) -> tuple[np.ndarray, np.ndarray]:
     return found
 
 
+def _attributes(mask: Mask) -> Iterator[Any]:
+    """What a mask, and the masks that it joins, are made of."""
+    yield type(mask)
+    for name, value in vars(mask).items():
+        if name == "_kept":
+            continue
+        yield from _attributes(value) if isinstance(value, Mask) else (value,)
+
+
 def _kept(mask: Mask, depends: tuple[Tensor, ...], sizes: Sizes) -> Visible:
     """The normal form that a mask keeps, until a tensor that it depends on is written to."""
     kept = vars(mask).setdefault("_kept", Memo())
-    named = [("the mask", tensor) for tensor in depends]
-    versions, found = kept.get(sizes, (None, None))
-    if found is None or not versions.known or versions.changed(named) is not None:
+    named, now = [("the mask", tensor) for tensor in depends], list(_attributes(mask))
+    versions, before, found = kept.get(sizes, (None, [], None))
+    same = found is not None and len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
+    if not same or not versions.known or versions.changed(named) is not None:
         with torch.inference_mode(False):  # what is kept may be used where gradients are wanted
             found = visible(mask.resolve(sizes), sizes)
         if len(kept) >= 4:
             kept.clear()
-        kept[sizes] = Versions(named), found
+        kept[sizes] = Versions(named), now, found
     made: Visible = found
     return made
 

@@ -35,12 +35,13 @@ def blocks_of(problem: Problem, kernels: Any) -> Any:
 
 def rows_at_once(problem: Problem) -> int:
     """How many queries' map may be made at once: all of them, or a whole number of tiles."""
-    spans, sizes = problem.spans, problem.sizes
-    if spans is None or spans.plain:
-        return sizes.queries
-    alike = [edge.shape[:2] for edge in spans.edges()]
-    batch, heads = (sizes.batch, sizes.heads) if spans.residual is not None else map(max, zip(*alike, strict=True))
-    row = max(1, batch * heads * sizes.keys // 8)
+    visible, sizes = problem.visible, problem.sizes
+    if visible is None or visible.spans.residual is None or not all(sizes.shape):
+        return sizes.queries  # without a residual, a few blocks of some for each tile
+    if "bytes" not in visible.memo:  # of a query's map at most: for the sequences and heads that differ
+        one = visible.spans.rest(*(slice(0, n) for n in (sizes.batch, sizes.heads, 1, sizes.keys)))
+        visible.memo["bytes"] = max(1, one.numel() // 8)
+    row: int = visible.memo["bytes"]
     return sizes.queries if sizes.queries * row <= KEEP_BYTES else max(1, KEEP_BYTES // row // ROWS) * ROWS
 
 

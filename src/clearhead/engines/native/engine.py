@@ -11,11 +11,13 @@ from torch import Tensor
 from clearhead.base.tracing import compiling, constant, looked_into, plain, traced
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.native import bindings
-from clearhead.engines.native.blocks import ROWS, blocks_of
+from clearhead.engines.native.blocks import EVERY, ROWS, blocks_of
 from clearhead.engines.tiled import tiles
 from clearhead.problem.packing import Operands
 from clearhead.problem.partial import Partial, Rows
 from clearhead.problem.problem import Problem, guard
+from clearhead.problem.region import Region
+from clearhead.problem.regions import cut
 from clearhead.problem.summary import Found, Sent, Summary, of_heads
 from clearhead.problem.unseen import finite
 
@@ -165,10 +167,10 @@ def _pairs(problem: Problem) -> int:
     sizes = problem.sizes
     if problem.edges is None or 0 in sizes.shape:
         return math.prod(sizes.shape)
-    if problem.spans is not None and not problem.spans.plain and bindings.one_pass(problem):
-        blocks = blocks_of(problem, bindings.kernels())
-        pairs: int = blocks.pairs * (sizes.batch // blocks.batch) * (sizes.heads // blocks.heads)
-        return pairs
+    if problem.spans is not None and not problem.spans.plain:
+        parts = (problem if band == EVERY else cut(problem, Region(queries=band)) for band in bindings.bands(problem))
+        maps = (blocks_of(part, bindings.kernels()) for part in parts)
+        return sum(m.pairs * (sizes.batch // m.batch) * (sizes.heads // m.heads) for m in maps)
     start, stop = (np.broadcast_to(edge, (*edge.shape[:2], sizes.queries)) for edge in problem.edges)
     first = np.arange(0, sizes.queries, ROWS)
     some = stop > start

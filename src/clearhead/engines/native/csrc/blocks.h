@@ -16,8 +16,9 @@ inline uint64_t packed(const uint8_t* keep, int64_t step, int64_t count) {
         for (; c + 8 <= count; c += 8) {
             uint64_t eight;
             __builtin_memcpy(&eight, keep + c, 8);
-            // each byte is 0 or 1: the product gathers the eight in its highest byte, the first lowest
-            bits |= ((eight * 0x0102040810204080ull) >> 56) << c;
+            eight |= eight >> 4, eight |= eight >> 2, eight |= eight >> 1;  // a byte that is not 0 has its lowest bit
+            eight &= 0x0101010101010101ull;
+            bits |= ((eight * 0x0102040810204080ull) >> 56) << c;  // gathered in the highest byte, the first lowest
         }
     for (; c < count; c++) bits |= (uint64_t)(keep[c * step] != 0) << c;
     return bits;
