@@ -38,6 +38,8 @@ def rows_at_once(problem: Problem) -> int:
     visible, sizes = problem.visible, problem.sizes
     if visible is None or visible.spans.residual is None or not all(sizes.shape):
         return sizes.queries  # without a residual, a few blocks of some for each tile
+    if math.prod(sizes.shape) <= 8 * KEEP_BYTES:
+        return sizes.queries
     if "bytes" not in visible.memo:  # of a query's map at most: for the sequences and heads that differ
         one = visible.spans.rest(*(slice(0, n) for n in (sizes.batch, sizes.heads, 1, sizes.keys)))
         visible.memo["bytes"] = max(1, one.numel() // 8)
