@@ -54,7 +54,7 @@ class Mask(ABC):
         return None if self.signature() is None else ()
 
     def __getstate__(self) -> dict[str, Any]:  # copies and pickles keep no normal form
-        return {name: value for name, value in vars(self).items() if name != "_kept"}
+        return {name: value for name, value in vars(self).items() if not name.startswith("_kept")}
 
     def drawn(self) -> Sizes:
         """The sizes at which `repr` draws this mask; 0 where any size will do; 1 where all are alike."""

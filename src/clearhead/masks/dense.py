@@ -11,7 +11,7 @@ from torch import Tensor
 from clearhead.base.arrays import owned
 from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import Sizes, fit, part, placed
-from clearhead.base.tracing import readable
+from clearhead.base.tracing import on_the_host, readable
 from clearhead.masks.base import Mask, Spans
 
 
@@ -24,7 +24,8 @@ class DenseMask(Mask):
     ■ · ■
     · ■ ■
 
-    Rule: query i sees the keys j with keep[..., i, j]. The keys outside the hull of a row are skipped. Cost: a pass.
+    Rule: query i sees the keys j with keep[..., i, j]. Blocks of 48 × 64 pairs of which none is
+    allowed are skipped. Cost: some passes over the matrix; used again, one that compares it with a copy.
     `keep`: bool, (Lq, Lk) or broadcasting to the scores: (B, Lq, Lk) without heads, (B, H, Lq, Lk) with heads.
     Raises a `ClearheadError` for other dtypes and shapes; three dimensions on inputs with heads are refused, because
     where B = H they would broadcast to the wrong place.
@@ -37,6 +38,22 @@ class DenseMask(Mask):
     def example(cls, sizes: Sizes) -> Mask:
         i, j = torch.arange(sizes.queries)[:, None], torch.arange(sizes.keys)[None, :]
         return cls(((i * 7 + j * 3) % 5 < 2).to(sizes.device))
+
+    def depends(self) -> tuple[Tensor, ...] | None:
+        """A copy of `keep`, made at the second use, and another one whenever the matrix holds something else by then.
+
+        Its memory may be shared with an array, writes to which are not counted.
+        """
+        keep, known = self.keep, vars(self)
+        if not on_the_host(keep) or not readable(keep):
+            return None
+        if "_kept_copy" not in known:
+            known["_kept_copy"] = None
+            return None
+        if known["_kept_copy"] is None or not torch.equal(known["_kept_copy"], keep):
+            with torch.inference_mode(False):
+                known["_kept_copy"] = keep.clone()
+        return (known["_kept_copy"],)
 
     def title(self) -> str:
         return f"DenseMask(<{'×'.join(map(str, self.keep.shape))}>)"

@@ -79,7 +79,7 @@ def _attributes(mask: Mask) -> Iterator[Any]:
     """What a mask, and the masks that it joins, are made of."""
     yield type(mask)
     for name, value in vars(mask).items():
-        if name == "_kept":
+        if name.startswith("_kept"):
             continue
         yield from _attributes(value) if isinstance(value, Mask) else (value,)
 
