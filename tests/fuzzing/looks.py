@@ -100,8 +100,9 @@ def looks(spec: Spec, r: random.Random, infinite: bool) -> dict[str, tuple[Any, 
         lambda f: oracle.pool(f.weights * times[:, None], 3, "mean"),
     )
     count = r.choice([1, 3, 17])
-    ids = np.array([[r.randrange(count) for _ in range(sizes.keys)] for _ in range(r.choice([1, sizes.batch]))])
-    if sizes.keys:
+    rows = [[r.randrange(count) for _ in range(sizes.keys)] for _ in range(r.choice([1, sizes.batch]))]
+    ids = np.array(rows, dtype=np.int64).reshape(len(rows), sizes.keys)
+    if ids.size:
         made["mass"] = ch.Mass(ids), lambda f: oracle.mass(f.weights, ids, sizes)
     if p.align is not None or sizes.queries == sizes.keys:
         made["distance"] = ch.MeanDistance(), lambda f: oracle.mean_distance(f.shares, p.align, sizes)

@@ -12,8 +12,8 @@ from torch import Tensor
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.statistics import in_blocks, summed_products
 from clearhead.problem import regions
-from clearhead.problem.packing import Operands, operands, with_operands
-from clearhead.problem.partial import Partial, Rows
+from clearhead.problem.packing import Operands, in_dtypes, operands, with_operands
+from clearhead.problem.partial import Partial, Rows, sinks_gradient
 from clearhead.problem.problem import Problem, guard
 from clearhead.problem.region import Region
 from clearhead.problem.summary import Found, Sent, Summary
@@ -113,3 +113,24 @@ def by_autograd(
     some = [t for t, want in zip(own, wanted, strict=True) if want and t is not None]
     found = iter(torch.autograd.grad(output.to(grad.dtype), some, grad, create_graph=create_graph))
     return tuple(next(found) if want else None for want in wanted)
+
+
+def gradients_of(
+    engine: Engine,
+    problem: Problem,
+    kept: Partial,
+    grad: Tensor,
+    wanted: tuple[bool, ...],
+    to_log_sum: Tensor | None = None,
+) -> tuple[Tensor | None, ...]:
+    """The gradients to the operands, each of its operand's dtype, by the engine's own backward pass.
+
+    `kept`: what its forward pass gave; `grad` and `to_log_sum`: the gradients of output and log_sum.
+    """
+    assert kept.maximum is not None and kept.log_sum is not None
+    delta = (grad * kept.output).sum(-1)
+    rows = Rows(kept.maximum, kept.log_sum, delta if to_log_sum is None else delta - to_log_sum)
+    found = engine.backward(problem if kept.finite else guard(problem), rows, grad, wanted)
+    if problem.sinks is not None and wanted[-1]:
+        found = found._replace(sinks=sinks_gradient(problem.sinks, rows))
+    return in_dtypes(found, operands(problem))

@@ -17,12 +17,12 @@ from clearhead.base.arrays import accumulated
 from clearhead.base.batched import Gradients, unbatched
 from clearhead.base.shapes import unflatten
 from clearhead.base.tracing import dispatches, forward_alone, with_memory, without_autocast
-from clearhead.engines.base import by_autograd
+from clearhead.engines.base import by_autograd, gradients_of
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.engine import PLAIN
 from clearhead.problem import regions
-from clearhead.problem.packing import in_dtypes, operands, with_operands, without_operands
-from clearhead.problem.partial import Rows, sinks_gradient
+from clearhead.problem.packing import operands, with_operands, without_operands
+from clearhead.problem.partial import Partial
 from clearhead.problem.problem import Problem, guard
 from clearhead.problem.regions import cut
 
@@ -61,14 +61,10 @@ class _Output(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
         ctx.reads.check()
         saved, wanted = ctx.saved_tensors, ctx.needs_input_grad[1:]
-        problem, (out, maximum, log_sum) = with_operands(ctx.rest, saved[:-3]), saved[-3:]
+        problem, kept = with_operands(ctx.rest, saved[:-3]), Partial(*saved[-3:])
 
         def compute(grad: Tensor) -> Gradients:
-            rows = Rows(maximum, log_sum, (grad * out).sum(-1))
-            found = PLAIN.backward(guard(problem), rows, with_memory(grad), wanted)
-            if problem.sinks is not None and wanted[-1]:
-                found = found._replace(sinks=sinks_gradient(problem.sinks, rows))
-            return in_dtypes(found, operands(problem))
+            return gradients_of(PLAIN, problem, kept, with_memory(grad), wanted)
 
         with without_autocast(problem.sizes.device):
             if torch.is_grad_enabled() or dispatches(grad):

@@ -29,22 +29,21 @@ from clearhead.base.tracing import (
     without_autocast,
 )
 from clearhead.engines import forward_mode
-from clearhead.engines.base import Engine, by_autograd
+from clearhead.engines.base import Engine, by_autograd, gradients_of
 from clearhead.engines.choose import choose
 from clearhead.engines.summarised import summarised
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.engine import PLAIN, Tiled
 from clearhead.problem.packing import (
     Operands,
-    in_dtypes,
     operands,
     packed,
     unpacked,
     with_operands,
     without_operands,
 )
-from clearhead.problem.partial import Partial, Rows, sinks_gradient
-from clearhead.problem.problem import Problem, guard
+from clearhead.problem.partial import Partial
+from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Summary
 
 
@@ -91,7 +90,7 @@ class _Attend(torch.autograd.Function):
 
         def compute(grad: Tensor) -> Gradients:
             found = Partial(kept[0], kept[1], kept[2], ctx.finite)
-            return _gradients(ctx.engine, problem, found, with_memory(grad), wanted)
+            return gradients_of(ctx.engine, problem, found, with_memory(grad), wanted)
 
         with without_autocast(problem.sizes.device):  # backward may be called under autocast, whatever forward was
             if again or dispatches(grad):
@@ -106,24 +105,6 @@ def partial(problem: Problem, chosen: Engine, asked: str | Engine | None = None)
     found = summarised(problem, chosen, Summary(output=True, rows=True))
     assert found.output is not None
     return Partial(found.output, found.maximum, found.log_sum)
-
-
-def _gradients(
-    engine: Engine,
-    problem: Problem,
-    kept: Partial,
-    grad: Tensor,
-    wanted: tuple[bool, ...],
-    to_log_sum: Tensor | None = None,
-) -> Gradients:
-    """The gradients to the operands, each of its operand's dtype, by the engine's own backward pass."""
-    assert kept.maximum is not None and kept.log_sum is not None
-    delta = (grad * kept.output).sum(-1)
-    rows = Rows(kept.maximum, kept.log_sum, delta if to_log_sum is None else delta - to_log_sum)
-    found = engine.backward(problem if kept.finite else guard(problem), rows, grad, wanted)
-    if problem.sinks is not None and wanted[-1]:
-        found = found._replace(sinks=sinks_gradient(problem.sinks, rows))
-    return in_dtypes(found, operands(problem))
 
 
 def _refuse_what_is_not_seen(problem: Problem, engine: Engine) -> None:
@@ -250,7 +231,7 @@ def attend_backward(
     else:
         with torch.no_grad():
             kept = Partial(output, maximum, log_sum) if known else chosen.forward(problem, rows=True)
-            found = _gradients(chosen, problem, kept, grad, tuple(wanted), to_log_sum if rows else None)
+            found = gradients_of(chosen, problem, kept, grad, tuple(wanted), to_log_sum if rows else None)
     each = zip(found, wanted, strict=True)
     return [gradient.contiguous() if want and gradient is not None else grad.new_empty(0) for gradient, want in each]
 

@@ -85,7 +85,7 @@ def _by_autograd(
         # views: where two operands are one tensor, or one is made of the other, each gets its own gradient
         own = [None if t is None else t.view_as(t) for t in operands(problem)]
         found = PLAIN.summarise(with_operands(problem, own), summary)
-    # a result that nothing here decides has no graph, such as a row that only some other tensor's gradient reaches
+    # a result that depends on no operand that needs a gradient has no graph
     both = ((f, g) for f, g in zip(found[:-1], grads, strict=True) if f is not None and g is not None)
     pairs = [(f, g) for f, g in both if f.requires_grad]
     some = [t for t, want in zip(own, wanted, strict=True) if want and t is not None]

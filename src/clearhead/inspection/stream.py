@@ -27,8 +27,10 @@ def stream(problem: Problem, engine: Engine, reductions: tuple[Reduction, ...]) 
     with without_autocast(problem.sizes.device):
         for reduction in reductions:
             reduction.check(problem)
-        own = _looking(problem, engine, reductions)
-        for one in _passes(problem, engine, reductions):
+        meant = [reduction.of(problem) for reduction in reductions]
+        summaries = [r.summary(p) for r, p in zip(reductions, meant, strict=True)]
+        own = _looking(problem, engine, {i: r for i, r in enumerate(reductions) if summaries[i] is None})
+        for one in _passes(engine, meant, summaries):
             found = summarised(one.problem, engine, one.summary)
             results |= {i: reductions[i].found(found, one.problem) for i in one.places}
         return tuple((results | own)[i] for i in range(len(reductions)))
@@ -51,11 +53,9 @@ class _Pass:
         return both if engine.fuses(mine, both) == engine.fuses(mine, self.summary) else None
 
 
-def _passes(problem: Problem, engine: Engine, reductions: tuple[Reduction, ...]) -> list[_Pass]:
+def _passes(engine: Engine, problems: list[Problem], summaries: list[Summary | None]) -> list[_Pass]:
     passes: list[_Pass] = []
-    for i, reduction in enumerate(reductions):
-        meant = reduction.of(problem)
-        summary = reduction.summary(meant)
+    for i, (meant, summary) in enumerate(zip(problems, summaries, strict=True)):
         if summary is None:
             continue
         for one in passes:
@@ -71,9 +71,9 @@ def _passes(problem: Problem, engine: Engine, reductions: tuple[Reduction, ...])
 
 
 @torch.no_grad()
-def _looking(problem: Problem, engine: Engine, reductions: tuple[Reduction, ...]) -> dict[int, Any]:
+def _looking(problem: Problem, engine: Engine, reductions: dict[int, Reduction]) -> dict[int, Any]:
     """The results of the reductions that look at blocks themselves, by their place."""
-    begun = {i: r.begin(problem) for i, r in enumerate(reductions) if r.summary(problem) is None}
+    begun = {i: reduction.begin(problem) for i, reduction in reductions.items()}
     if begun:
         guarded = guard(problem)
         for look in looks(guarded, list(engine.walk(guarded)), engine.scores):

@@ -29,7 +29,7 @@ Scores = Callable[[Problem], Tensor]
 def in_blocks(problem: Problem, every: list[Region], scores: Scores, summary: Summary) -> Found:
     """The statistics of a guarded problem over regions that cover it; `scores`: an engine's, of a part."""
     if not every:
-        nothing = _of_nothing(problem, summary)
+        nothing = _buffers(problem, summary)
         if not problem.needs_grad:
             return nothing
         tensors = {name: t for name, t in nothing._asdict().items() if isinstance(t, Tensor)}
@@ -64,7 +64,7 @@ def in_blocks(problem: Problem, every: list[Region], scores: Scores, summary: Su
 
 def _filled(problem: Problem, summary: Summary, blocks: Iterator[tuple[Region, Found]]) -> Found:
     """The results of blocks, written to buffers as they come: between two blocks nothing new is kept."""
-    found = _of_nothing(problem, summary)
+    found = _buffers(problem, summary)
     for region, block in blocks:
         for name, own in block._asdict().items():
             buffer = getattr(found, name)
@@ -271,8 +271,8 @@ def _cells(problem: Problem, cell: tuple[int, int]) -> tuple[int, int]:
     return -(-problem.sizes.queries // cell[0]), -(-problem.sizes.keys // cell[1])
 
 
-def _of_nothing(problem: Problem, summary: Summary) -> Found:
-    """The statistics of a problem that has no row, or buffers for one that has."""
+def _buffers(problem: Problem, summary: Summary) -> Found:
+    """Zeros of the sizes of the statistics: the results of a problem that has no row, and buffers for others."""
     sizes = problem.sizes
     row, value = (sizes.queries,), problem.value
 

@@ -41,9 +41,6 @@ class Mass(Reduction):
 
     groups: Any
 
-    def check(self, problem: Problem) -> None:
-        self._members(problem)
-
     def _members(self, problem: Problem) -> Tensor:
         """(B or 1, Lk, G): 1 where a key belongs to a group."""
         sizes = problem.sizes
