@@ -132,7 +132,7 @@ class Plan:
     """What `attention` would do: print it.
 
     `engine`: its name; `declined`: for each other engine, why it does not run; `notes`: remarks on this call.
-    `pairs`: B · H · Lq · Lk; `computed`: those the engine computes; `skipped`: the share that it does not.
+    `pairs`: B · H · Lq · Lk; `computed`: those the engine computes, counted in its tiles; `skipped`: the share that it does not.
     `operations` and `extra_bytes`: estimates of its work, and of its memory beyond inputs and output.
     """
 
@@ -142,7 +142,7 @@ class Plan:
     operations: int  # a pair: 2 a dimension of the score for a product, else 3; 2 a dimension of the value
     extra_bytes: int
     pairs: int  # B · H · Lq · Lk
-    computed: int  # pairs the engine computes
+    computed: int  # pairs the engine computes, counted in its tiles
     shapes: dict[str, tuple[int, ...]]
 
     @property

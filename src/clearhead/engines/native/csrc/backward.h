@@ -8,9 +8,9 @@
 namespace clearhead::CLEARHEAD_ISA {
 
 // How the work is shared: the units are the key heads of all sequences, times `parts` of their panels. Each owns the keys of
-// its panels, and has its own sum of the queries' gradients; these are added at the end in one order, so that results
-// depend on the number of threads, not on their timing. Where a bias has a gradient, all sequences and heads count as
-// one, since they may share it.
+// its panels, and has its own sum of the queries' gradients; those of several parts are added at the end in one order, so
+// that results depend on the number of threads, not on their timing. Where a bias has a gradient, all sequences and heads
+// count as one, since they may share it.
 struct Shares {
     int64_t heads, parts;
 
@@ -33,7 +33,7 @@ struct BackwardShared {
     void take(const Problem& p, const Gradients& g, Memory& memory) {
         const Shares shares(p, g);
         const int64_t wide = Score::wide(p), of_heads = p.batch * p.heads;
-        to_query = memory.take(shares.parts * of_heads * p.queries * wide);
+        to_query = shares.parts > 1 ? memory.take(shares.parts * of_heads * p.queries * wide) : nullptr;
         to_weight = reinterpret_cast<double*>(memory.take(2 * shares.heads * shares.parts * weight_sums(p)));
         hull = reinterpret_cast<int64_t*>(memory.take(4 * of_heads * query_tiles(p)));
         to_dense = split_dense(g) ? memory.take(shares.parts * g.dense_size) : nullptr;
@@ -48,16 +48,39 @@ struct BackwardShared {
 
 template <class Score>
 struct Backward {
-    float *queries, *grad, *panel, *keys, *values, *tile, *slopes, *capped, *to_key, *to_value;
+    float *queries, *grad, *panel, *keys, *values, *tile, *slopes, *capped, *to_key, *to_value, *to_query;
 
-    void take(const Problem& p, Memory& memory) {
+    void take(const Problem& p, const Gradients& g, Memory& memory) {
         const int64_t wide = value_wide(p);
-        queries = memory.take(Score::query_floats(p)), grad = memory.take(ROWS * wide);
+        queries = memory.take(Score::query_floats(p)), grad = memory.take(wide == p.value_width ? 0 : ROWS * wide);
         panel = memory.take(Score::panel_floats(p)), keys = memory.take(Score::key_floats(p));
         values = memory.take(p.value_width * PANEL);
         tile = memory.take(ROWS * PANEL), slopes = memory.take(ROWS * PANEL);
         capped = memory.take(p.softcap > 0 ? ROWS * PANEL : 0);
         to_key = memory.take(PANEL * Score::wide(p)), to_value = memory.take(PANEL * wide);
+        to_query = memory.take(Shares(p, g).parts > 1 ? 0 : p.groups() * p.queries * Score::wide(p));
+    }
+
+    // The sums of the gradients of one head's queries.
+    float* of_queries(const Problem& p, const BackwardShared<Score>& shared, int64_t part, int64_t batch, int64_t head) const {
+        const int64_t size = p.queries * Score::wide(p);
+        if (shared.to_query) return shared.to_query + ((part * p.batch + batch) * p.heads + head) * size;
+        return to_query + head % p.groups() * size;
+    }
+
+    // One part's panels of one key head.
+    void key_head(const Problem& p, const Gradients& g, const BackwardShared<Score>& shared, int64_t part, int64_t parts,
+                  int64_t batch, int64_t key_head, double* to_weight) {
+        const int64_t wide = Score::wide(p), first = key_head * p.groups(), size = p.groups() * p.queries;
+        float* back = of_queries(p, shared, part, batch, first);
+        memset(back, 0, sizeof(float) * (size_t)(size * wide));
+        for (int64_t index = part; index < panels(p); index += parts)
+            run(p, g, shared, part, batch, key_head, index, to_weight);
+        if (parts > 1) return;
+        for (int64_t i = 0; i < size; i++) {
+            float* to = g.query.at<float>(batch, first + i / p.queries, i % p.queries);
+            for (int64_t d = 0; d < p.width; d++) to[d] = back[i * wide + d] * shared.query_factor[d];
+        }
     }
 
     // One panel of one key head, over all the queries that see it.
@@ -75,7 +98,7 @@ struct Backward {
             for (int64_t t = 0; t < tiles; t++) {
                 const int64_t* hull = shared.hull + 2 * ((batch * p.heads + head) * tiles + t);
                 if (hull[0] < begin + count && hull[1] > begin)
-                    pair(p, g, shared, part, batch, head, t * ROWS, index, to_weight);
+                    block(p, g, shared, part, batch, head, t * ROWS, index, to_weight);
             }
         for (int64_t j = 0; j < count; j++) {
             float* to = g.key.at<float>(batch, key_head, begin + j);
@@ -87,31 +110,47 @@ struct Backward {
     }
 
     // A tile of queries with the panel.
-    void pair(const Problem& p, const Gradients& g, const BackwardShared<Score>& shared, int64_t part, int64_t batch,
-              int64_t head, int64_t first, int64_t index, double* to_weight) {
+    void block(const Problem& p, const Gradients& g, const BackwardShared<Score>& shared, int64_t part, int64_t batch,
+               int64_t head, int64_t first, int64_t index, double* to_weight) {
         const int32_t kind = kind_of(p, batch, head, first / ROWS, index);
         if (kind == NONE) return;
         const int64_t rows = min(ROWS, p.queries - first), begin = index * PANEL, out_wide = value_wide(p);
         const RowSpans spans(p, batch, head, first, rows);
-        const Columns at(spans.low, spans.high, index);
+        const Parts parts(p, spans, first, rows, index, kind);
+        if (!parts.count) return;
         float finite = 0.0f;
         Score::pack_queries(p, p.query.at<float>(batch, head, first), p.query.strides[2], rows, queries, finite);
-        if (out_wide)
-            copy_rows(g.grad.at<float>(batch, head, first), g.grad.strides[2], rows, p.value_width, grad, out_wide);
-        Score::scores(p, queries, rows, panel, p.key.at<float>(batch, head / p.groups(), begin), p.key.strides[2], at, tile);
-        product<false>(rows, at.right - at.left, p.value_width, grad, out_wide, 1, values + at.left, PANEL,
-                       slopes + at.left, PANEL);
+        const float* up = g.grad ? g.grad.at<float>(batch, head, first) : nullptr;
+        int64_t up_row = g.grad.strides[2];
+        if (out_wide != p.value_width)
+            copy_rows(up, up_row, rows, p.value_width, grad, out_wide), up = grad, up_row = out_wide;
         Dropout dropout;
         if (p.dropout_p > 0) dropout.begin(p, batch, head), dropout.panel(begin);
+        SentBack sent(g.sent, batch, head, begin, keys_of(p, index));
+        float* back = of_queries(p, shared, part, batch, head) + first * Score::wide(p);
+        for (const Part& at : parts) {
+            Score::scores(p, queries, panel, p.key.at<float>(batch, head / p.groups(), begin), p.key.strides[2], at, tile);
+            product<false>(at.rows(), at.width(), p.value_width, up + at.top * up_row, up_row, 1, values + at.left,
+                           PANEL, slopes + at.top * PANEL + at.left, PANEL);
+            const V all = rows_of(p, g, shared, part, batch, head, first, begin, at, spans, kind, dropout, sent);
+            product<true>(at.keys(), out_wide, at.rows(), tile + at.top * PANEL + at.first, 1, PANEL,
+                          up + at.top * up_row, up_row, to_value + at.first * out_wide, out_wide);
+            Score::gradients(p, queries, panel, keys, slopes, at, back, to_key, to_weight, sum(all));
+        }
+    }
+
+    // From scores and the weights' gradients to weights and the scores' gradients, whose sum is returned.
+    V rows_of(const Problem& p, const Gradients& g, const BackwardShared<Score>& shared, int64_t part, int64_t batch,
+              int64_t head, int64_t first, int64_t begin, const Part& at, const RowSpans& spans, int32_t kind,
+              const Dropout& dropout, SentBack& sent) {
         V all{};
-        SentBack sent(g.sent, batch, head, begin, at);
-        for (int64_t r = 0; r < rows; r++) {
+        for (int64_t r = at.top; r < at.bottom; r++) {
             const int64_t i = first + r;
             float *s = tile + r * PANEL, *slope = slopes + r * PANEL, *cap = p.softcap > 0 ? capped + r * PANEL : nullptr;
             finish(p, batch, head, i, begin, at, spans.start[r], spans.stop[r], kind, s, cap);
             const float m = *g.maximum.at<float>(batch, head, i), delta = *g.delta.at<float>(batch, head, i);
             const float log_sum = *g.log_sum.at<float>(batch, head, i), inverse = exp_of(-log_sum);
-            sent.add(i, slope);
+            sent.add(i, at, slope);
             if (g.sent.log_weight) {  // a weight of 0 has none: what meets it below is not read
                 const float times = *g.sent.log_weight.at<float>(batch, head, i);
                 for (int64_t c = at.left; c < at.right; c += LANES)
@@ -130,7 +169,7 @@ struct Backward {
                 const V steep = weight == 0.0f ? V{} : weight * (upstream - delta);
                 store(slope + c, steep);
             }
-            sent.add_to_scores(i, slope);
+            sent.add_to_scores(i, at, slope);
             add_bias(g, shared, part, batch, head, i, begin, at, p.queries, slope);
             for (int64_t c = at.left; c < at.right; c += LANES) {
                 V steep = load(slope + c);
@@ -142,11 +181,7 @@ struct Backward {
                 all += steep;
             }
         }
-        product<true>(at.last - at.first, out_wide, rows, tile + at.first, 1, PANEL, grad, out_wide,
-                      to_value + at.first * out_wide, out_wide);
-        float* to_query = shared.to_query +
-                          (((part * p.batch + batch) * p.heads + head) * p.queries + first) * Score::wide(p);
-        Score::gradients(p, queries, rows, panel, keys, slopes, at, to_query, to_key, to_weight, sum(all));
+        return all;
     }
 
     // The bias is added last, so its gradient is the slope.
@@ -170,7 +205,7 @@ template <class Score>
 int64_t backward_floats(const Problem& p, const Gradients& g) {
     Memory shared, own;
     BackwardShared<Score>().take(p, g, shared);
-    Backward<Score>().take(p, own);
+    Backward<Score>().take(p, g, own);
     return shared.used + p.threads * own.used;
 }
 
@@ -179,9 +214,9 @@ void backward(const Problem& p, const Gradients& g, float* workspace) {
     Memory memory{workspace}, counted;
     BackwardShared<Score> shared;
     shared.take(p, g, memory);
-    Backward<Score>().take(p, counted);
+    Backward<Score>().take(p, g, counted);
     const Shares shares(p, g);
-    const int64_t wide = Score::wide(p), sums = shared.weight_sums(p), tiles = query_tiles(p), count = panels(p);
+    const int64_t wide = Score::wide(p), sums = shared.weight_sums(p), tiles = query_tiles(p);
     const int64_t of_heads = p.batch * p.heads, units = shares.heads * shares.parts;
     const int64_t each = p.batch * p.key_heads / max(shares.heads, 1);
     memset(shared.to_weight, 0, sizeof(double) * (size_t)(units * sums));
@@ -193,33 +228,31 @@ void backward(const Problem& p, const Gradients& g, float* workspace) {
     {
         Memory own{workspace + memory.used + thread() * counted.used};
         Backward<Score> mine;
-        mine.take(p, own);
+        mine.take(p, g, own);
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < of_heads * tiles; i++) {
             const int64_t batch = i / tiles / p.heads, head = i / tiles % p.heads, first = i % tiles * ROWS;
             const int64_t rows = min(ROWS, p.queries - first);
             const RowSpans spans(p, batch, head, first, rows);
             shared.hull[2 * i] = spans.low, shared.hull[2 * i + 1] = spans.high;
-            for (int64_t part = 0; part < shares.parts; part++)
-                memset(shared.to_query + ((part * of_heads + i / tiles) * p.queries + first) * wide, 0,
-                       sizeof(float) * (size_t)(rows * wide));
         }
 #pragma omp for schedule(dynamic)
         for (int64_t unit = 0; unit < units; unit++) {
             const int64_t part = unit % shares.parts;
             double* to_weight = shared.to_weight + unit * sums;
             for (int64_t of = unit / shares.parts * each; of < (unit / shares.parts + 1) * each; of++)
-                for (int64_t index = part; index < count; index += shares.parts)
-                    mine.run(p, g, shared, part, of / p.key_heads, of % p.key_heads, index, to_weight);
+                mine.key_head(p, g, shared, part, shares.parts, of / p.key_heads, of % p.key_heads, to_weight);
         }
+        if (shares.parts > 1) {
 #pragma omp for schedule(static)
-        for (int64_t i = 0; i < of_heads * p.queries; i++) {
-            float *to = g.query.at<float>(i / p.queries / p.heads, i / p.queries % p.heads, i % p.queries);
-            for (int64_t d = 0; d < p.width; d++) {
-                float all = 0.0f;
-                for (int64_t part = 0; part < shares.parts; part++)
-                    all += shared.to_query[(part * of_heads * p.queries + i) * wide + d];
-                to[d] = all * shared.query_factor[d];
+            for (int64_t i = 0; i < of_heads * p.queries; i++) {
+                float* to = g.query.at<float>(i / p.queries / p.heads, i / p.queries % p.heads, i % p.queries);
+                for (int64_t d = 0; d < p.width; d++) {
+                    float all = 0.0f;
+                    for (int64_t part = 0; part < shares.parts; part++)
+                        all += shared.to_query[(part * of_heads * p.queries + i) * wide + d];
+                    to[d] = all * shared.query_factor[d];
+                }
             }
         }
     }

@@ -33,13 +33,6 @@ struct Blocks {
         : batch(batch), heads(heads), queries(queries), keys(keys), tiles((queries + ROWS - 1) / ROWS),
           panels((keys + PANEL - 1) / PANEL), kinds((size_t)(batch * heads * tiles * panels), NONE) {}
 
-    // The keys of panel `at` in [from, to), as bits.
-    static uint64_t inside(int64_t from, int64_t to, int64_t at) {
-        const int64_t low = std::max<int64_t>(from - at * PANEL, 0), high = std::min<int64_t>(to - at * PANEL, PANEL);
-        if (high <= low) return 0;
-        return (high == PANEL ? ~0ull : (1ull << high) - 1) & ~((1ull << low) - 1);
-    }
-
     // The tiles of the queries [first, last), where `first` is the first of a tile. start, stop: int64 (B, H, Lq); gap_start, gap_stop:
     // (B, H, Lq, gaps); keep: uint8 (B, H, last - first, Lk), or none.
     void add(const Array& start, const Array& stop, const Array& gap_start, const Array& gap_stop, int64_t gaps,
@@ -72,7 +65,7 @@ struct Blocks {
             for (int64_t g = 0; g <= gaps; g++) {  // the intervals between the gaps
                 const int64_t to = g < gaps ? gap_start.at<int64_t>(b, h, i)[g * gap_start.strides[3]] : end;
                 const int64_t until = std::min(to, end);
-                for (int64_t at = begin / PANEL; at * PANEL < until; at++) row[at] |= inside(begin, until, at);
+                for (int64_t at = begin / PANEL; at * PANEL < until; at++) row[at] |= inside(begin, until, at * PANEL);
                 if (g < gaps) begin = std::max(begin, gap_stop.at<int64_t>(b, h, i)[g * gap_stop.strides[3]]);
             }
             if (!keep) continue;
@@ -81,7 +74,7 @@ struct Blocks {
                 if (row[at]) row[at] &= packed(bytes + at * PANEL * keep.strides[3], keep.strides[3], std::min(PANEL, keys - at * PANEL));
         }
         for (int64_t at = low; at < high; at++) {
-            const uint64_t whole = inside(0, keys, at);
+            const uint64_t whole = inside(0, keys, at * PANEL);
             uint64_t any = 0, all = whole;
             for (int64_t r = 0; r < count; r++) any |= rows[r * panels + at], all &= rows[r * panels + at];
             if (!any) continue;

@@ -30,26 +30,27 @@ struct Contributions {
         for (int64_t panel = spans.low / PANEL; panel * PANEL < spans.high; panel++) {
             const int64_t begin = panel * PANEL;
             const int32_t kind = kind_of(p, batch, head, first / ROWS, panel);
-            if (kind == NONE) continue;
-            const Columns at(spans.low, spans.high, panel);
-            Score::scores(p, queries, rows, packed.panel_at(p, batch, key_head, panel),
-                          p.key.at<float>(batch, key_head, begin), p.key.strides[2], at, tile);
-            product<false>(rows, at.right - at.left, p.value_width, grad, wide, 1,
-                           values + panel * p.value_width * PANEL + at.left, PANEL, upstream + at.left, PANEL);
-            SentBack sent(g.sent, batch, head, begin, at);
-            for (int64_t r = 0; r < rows; r++) {
-                const int64_t i = first + r;
-                float *s = tile + r * PANEL, *up = upstream + r * PANEL;
-                finish(p, batch, head, i, begin, at, spans.start[r], spans.stop[r], kind, s);
-                sent.add(i, up);
-                const float m = *g.maximum.at<float>(batch, head, i);
-                const float inverse = exp_of(-*g.log_sum.at<float>(batch, head, i));
-                for (int64_t c = at.left; c < at.right; c += LANES) {
-                    const V score = load(s + c), weight = score == -INFINITY ? V{} : exp(score - m) * inverse;
-                    V product = weight == 0.0f ? V{} : weight * load(up + c);
-                    if (g.positive) product = product < 0.0f ? V{} : product;  // NaN stays
-                    sums[r] += product;
-                    if (g.by_key) store(to_keys + begin + c, load(to_keys + begin + c) + product);
+            SentBack sent(g.sent, batch, head, begin, keys_of(p, panel));
+            for (const Part& at : Parts(p, spans, first, rows, panel, kind)) {
+                Score::scores(p, queries, packed.panel_at(p, batch, key_head, panel),
+                              p.key.at<float>(batch, key_head, begin), p.key.strides[2], at, tile);
+                product<false>(at.rows(), at.width(), p.value_width, grad + at.top * wide, wide, 1,
+                               values + panel * p.value_width * PANEL + at.left, PANEL,
+                               upstream + at.top * PANEL + at.left, PANEL);
+                for (int64_t r = at.top; r < at.bottom; r++) {
+                    const int64_t i = first + r;
+                    float *s = tile + r * PANEL, *up = upstream + r * PANEL;
+                    finish(p, batch, head, i, begin, at, spans.start[r], spans.stop[r], kind, s);
+                    sent.add(i, at, up);
+                    const float m = *g.maximum.at<float>(batch, head, i);
+                    const float inverse = exp_of(-*g.log_sum.at<float>(batch, head, i));
+                    for (int64_t c = at.left; c < at.right; c += LANES) {
+                        const V score = load(s + c), weight = score == -INFINITY ? V{} : exp(score - m) * inverse;
+                        V product = weight == 0.0f ? V{} : weight * load(up + c);
+                        if (g.positive) product = product < 0.0f ? V{} : product;  // NaN stays
+                        sums[r] += product;
+                        if (g.by_key) store(to_keys + begin + c, load(to_keys + begin + c) + product);
+                    }
                 }
             }
         }

@@ -67,9 +67,9 @@ struct Packed {
 
 // Without reductions nothing is kept but the output. `Summarise` (summarise.h) has the same members.
 struct NoReduction {
-    float* tile(int64_t, float* own) { return own; }
+    float* tile(int64_t, bool, float* own) { return own; }
     void rescale(int64_t, float, float, V) {}
-    void scores(const float*, int64_t, const Columns&, int64_t) {}
+    void scores(const float*, const Part&, int64_t) {}
     void weights(int64_t, int64_t, V, V) {}
     void panel(int64_t, const Softmax&) {}
 };
@@ -135,29 +135,33 @@ struct Forward {
             // a summary's tiles may begin anywhere, so that they lie in two of the map's
             const int32_t kind = kind_of(p, batch, head, first / ROWS, panel);
             const int32_t next = kind_of(p, batch, head, (first + rows - 1) / ROWS, panel);
-            if (kind == NONE && next == NONE) continue;
-            const Columns at(spans.low, spans.high, panel);
-            float* scores = reduction.tile(panel, tile);
-            Score::scores(p, queries, rows, packed.panel_at(p, batch, key_head, panel),
-                          p.key.at<float>(batch, key_head, begin), p.key.strides[2], at, scores);
+            const int64_t cut = ROWS - first % ROWS;
+            const Parts parts(p, spans, first, rows, panel, kind, next, cut);
+            if (!parts.count) continue;
+            float* scores = reduction.tile(panel, parts.whole, tile);
             if (p.dropout_p > 0) dropout.panel(begin);
-            for (int64_t r = 0; r < rows; r++)
-                finish(p, batch, head, first + r, begin, at, spans.start[r], spans.stop[r],
-                       r < ROWS - first % ROWS ? kind : next, scores + r * PANEL);
-            reduction.scores(scores, rows, at, begin);
-            for (int64_t r = 0; r < rows; r++) {
-                float* s = scores + r * PANEL;
-                if (at.left == 0 && at.right == PANEL)
-                    weigh(r, begin, s, 0, PANEL, out + r * wide, wide, softmax, reduction);
-                else
-                    weigh(r, begin, s, at.left, at.right, out + r * wide, wide, softmax, reduction);
-                if (p.dropout_p > 0) dropout.apply(p, first + r, at, s);
+            for (const Part& at : parts) {
+                Score::scores(p, queries, packed.panel_at(p, batch, key_head, panel),
+                              p.key.at<float>(batch, key_head, begin), p.key.strides[2], at, scores);
+                for (int64_t r = at.top; r < at.bottom; r++)
+                    finish(p, batch, head, first + r, begin, at, spans.start[r], spans.stop[r], r < cut ? kind : next,
+                           scores + r * PANEL);
+                reduction.scores(scores, at, begin);
+                for (int64_t r = at.top; r < at.bottom; r++) {
+                    float* s = scores + r * PANEL;
+                    if (at.left == 0 && at.right == PANEL)
+                        weigh(r, begin, s, 0, PANEL, out + r * wide, wide, softmax, reduction);
+                    else
+                        weigh(r, begin, s, at.left, at.right, out + r * wide, wide, softmax, reduction);
+                    if (p.dropout_p > 0) dropout.apply(p, first + r, at, s);
+                }
+                if (!wide) continue;
+                int64_t row;
+                const float* values = packed.value_at(p, batch, key_head, begin + at.first, row);
+                product<true>(at.rows(), wide, at.keys(), scores + at.top * PANEL + at.first, PANEL, 1, values, row,
+                              out + at.top * wide, wide);
             }
             reduction.panel(rows, softmax);
-            if (!wide) continue;
-            int64_t row;
-            const float* values = packed.value_at(p, batch, key_head, begin + at.first, row);
-            product<true>(rows, wide, at.last - at.first, scores + at.first, PANEL, 1, values, row, out, wide);
         }
         const float sink = sink_of(p, head);
         for (int64_t r = 0; r < rows; r++) {

@@ -8,26 +8,28 @@ namespace clearhead::CLEARHEAD_ISA {
 
 // `count` rows to [width][PANEL], the columns past `count` zero up to a whole vector.
 INLINE void transpose(const float* rows, int64_t row, int64_t count, int64_t width, float* panel) {
-    for (int64_t d0 = 0; d0 < width; d0 += 16) {
-        const int64_t some = min(16, width - d0);
-        float* to = panel + d0 * PANEL;
-        for (int64_t j = 0; j < count; j++) {
-            const float* from = rows + j * row + d0;
-            if (some == 16)
-                for (int64_t d = 0; d < 16; d++) to[d * PANEL + j] = from[d];
-            else
-                for (int64_t d = 0; d < some; d++) to[d * PANEL + j] = from[d];
+    for (int64_t j = 0; j < count; j += LANES) {
+        const int64_t some = min(LANES, count - j);
+        const float* from = rows + j * row;
+        int64_t d = 0;
+        for (; d + LANES <= width; d += LANES) {
+            V square[LANES];
+            for (int64_t i = 0; i < LANES; i++) square[i] = i < some ? load(from + i * row + d) : V{};
+            transpose(square);
+            for (int64_t i = 0; i < LANES; i++) store(panel + (d + i) * PANEL + j, square[i]);
         }
-        for (int64_t d = 0; d < some; d++)
-            for (int64_t j = count; j < round_up(count, LANES); j++) to[d * PANEL + j] = 0.0f;
+        for (; d < width; d++)
+            for (int64_t i = 0; i < LANES; i++) panel[d * PANEL + j + i] = i < some ? from[i * row + d] : 0.0f;
     }
 }
 
 // `count` rows to rows of `wide` floats, filled up with zeros.
 INLINE void copy_rows(const float* rows, int64_t row, int64_t count, int64_t width, float* out, int64_t wide) {
     for (int64_t i = 0; i < count; i++) {
-        memcpy(out + i * wide, rows + i * row, sizeof(float) * (size_t)width);
-        for (int64_t d = width; d < wide; d++) out[i * wide + d] = 0.0f;
+        int64_t d = 0;
+        for (; d + LANES <= width; d += LANES) store(out + i * wide + d, load(rows + i * row + d));
+        for (; d < width; d++) out[i * wide + d] = rows[i * row + d];
+        for (; d < wide; d++) out[i * wide + d] = 0.0f;
     }
 }
 
@@ -45,19 +47,26 @@ struct Mul {
     static int64_t panel_floats(const Problem& p) { return p.width * PANEL; }    // a panel of keys, for the scores
     static int64_t key_floats(const Problem& p) { return PANEL * wide(p); }      // the same, for its gradients
 
-    // Packs queries for `key_scores`, as the rows of a tile from `at` on, times scale and weight. `finite` becomes NaN
+    // Packs queries for `key_scores`, as the rows of a tile from `at` on, times the scale. `finite` becomes NaN
     // where a number is not finite.
     static void pack_few(const Problem& p, const float* queries, int64_t row, int64_t rows, float* out, float& finite,
                          int64_t at) {
-        const float scale = (float)p.scale;
-        const float* weight = static_cast<const float*>(p.weight.data);
         const int64_t wide = Mul::wide(p);
-        out += at * wide;
-        copy_rows(queries, row, rows, p.width, out, wide);
-        check_finite(out, rows * wide, finite);
-        for (int64_t r = 0; r < rows; r++)
-            for (int64_t d = 0; d < p.width; d++)
-                out[r * wide + d] *= weight ? weight[d * p.weight.strides[0]] * scale : scale;
+        const float scale = (float)p.scale;
+        V zero{};
+        for (int64_t r = 0; r < rows; r++) {
+            const float* from = queries + r * row;
+            float* to = out + (at + r) * wide;
+            int64_t d = 0;
+            for (; d + LANES <= p.width; d += LANES) {
+                const V q = load(from + d);
+                zero += 0.0f * q;
+                store(to + d, scale * q);
+            }
+            for (; d < p.width; d++) finite += 0.0f * from[d], to[d] = scale * from[d];
+            for (; d < wide; d++) to[d] = 0.0f;
+        }
+        finite += sum(zero);
     }
 
     // Packs a tile of queries for the other members.
@@ -74,11 +83,11 @@ struct Mul {
         copy_rows(keys, row, count, p.width, out, wide(p));
     }
 
-    // tile[r][c] for the columns `at`. The arguments without a name: the panel's keys as rows, and their stride.
-    static void scores(const Problem& p, float* queries, int64_t rows, const float* panel, const float*, int64_t,
-                       const Columns& at, float* tile) {
-        product<false>(rows, at.right - at.left, p.width, queries, wide(p), 1, panel + at.left, PANEL, tile + at.left,
-                       PANEL);
+    // tile[r][c] for the rows and columns `at`. The arguments without a name: the panel's keys as rows, and their stride.
+    static void scores(const Problem& p, float* queries, const float* panel, const float*, int64_t, const Part& at,
+                       float* tile) {
+        product<false>(at.rows(), at.width(), p.width, queries + at.top * wide(p), wide(p), 1, panel + at.left, PANEL,
+                       tile + at.top * PANEL + at.left, PANEL);
     }
 
     // The scores of `rows` queries with one key, whose `wide` numbers are read where they lie: tile[r * PANEL]. `odd`
@@ -106,18 +115,17 @@ struct Mul {
 
     // Adds the gradients of queries, keys and weight from the slopes (the scores' gradient), each without its factor;
     // the last argument is the sum of the slopes.
-    static void gradients(const Problem& p, const float* queries, int64_t rows, const float*, const float* keys,
-                          const float* slopes, const Columns& at, float* to_query, float* to_key, double*, double) {
-        const int64_t wide = Mul::wide(p), count = at.last - at.first;
-        product<true>(rows, wide, count, slopes + at.first, PANEL, 1, keys + at.first * wide, wide, to_query, wide);
-        product<true>(count, wide, rows, slopes + at.first, 1, PANEL, queries, wide, to_key + at.first * wide, wide);
+    static void gradients(const Problem& p, const float* queries, const float*, const float* keys, const float* slopes,
+                          const Part& at, float* to_query, float* to_key, double*, double) {
+        const int64_t wide = Mul::wide(p), row = at.top * wide;
+        slopes += at.top * PANEL + at.first;
+        product<true>(at.rows(), wide, at.keys(), slopes, PANEL, 1, keys + at.first * wide, wide, to_query + row, wide);
+        product<true>(at.keys(), wide, at.rows(), slopes, 1, PANEL, queries + row, wide, to_key + at.first * wide, wide);
     }
 
-    static float query_factor(const Problem& p, int64_t d) {
-        return (float)p.scale * (p.weight ? p.weight.at<float>(d, 0)[0] : 1.0f);
-    }
+    static float query_factor(const Problem& p, int64_t) { return (float)p.scale; }
     static float key_factor(const Problem&, int64_t) { return 1.0f; }
-    static double weight_gradient(const Problem&, double, double) { return 0.0; }  // the engine scales the query
+    static double weight_gradient(const Problem&, double, double) { return 0.0; }  // the engine multiplies the query by it
 };
 
 }  // namespace clearhead::CLEARHEAD_ISA

@@ -22,6 +22,13 @@ struct Array {
 constexpr int64_t ROWS = 48;   // queries to a tile
 constexpr int64_t PANEL = 64;  // keys to a panel
 
+// The keys [from, to) among those from `begin` on, a panel of them, as bits.
+inline uint64_t inside(int64_t from, int64_t to, int64_t begin) {
+    const int64_t low = from > begin ? from - begin : 0, high = to - begin < PANEL ? to - begin : PANEL;
+    if (high <= low) return 0;
+    return (high == PANEL ? ~0ull : (1ull << high) - 1) & ~((1ull << low) - 1);
+}
+
 enum Phi : int { MUL = 0, TANH_ADD = 1, SQ_DIFF = 2 };
 
 // scores = softcap(scale * sum_d weight_d phi(query_d, key_d)) + bias, -inf outside the spans and `keep`;

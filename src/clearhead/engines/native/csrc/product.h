@@ -34,9 +34,10 @@ INLINE void product_block(const float* a, int64_t row, int64_t step, const float
 template <int VECTORS, bool ADD>
 inline void product_columns(int64_t rows, int64_t depth, const float* a, int64_t row, int64_t step, const float* b,
                             int64_t b_row, float* c, int64_t c_row) {
+    constexpr int MANY = VECTORS == 1 ? 2 * BLOCK_ROWS : BLOCK_ROWS;  // as many sums as hide an addition's latency
     int64_t i = 0;
-    for (; i + BLOCK_ROWS <= rows; i += BLOCK_ROWS)
-        product_block<BLOCK_ROWS, VECTORS, ADD>(a + i * row, row, step, b, b_row, depth, c + i * c_row, c_row);
+    for (; i + MANY <= rows; i += MANY)
+        product_block<MANY, VECTORS, ADD>(a + i * row, row, step, b, b_row, depth, c + i * c_row, c_row);
     for (; i + 2 <= rows; i += 2)
         product_block<2, VECTORS, ADD>(a + i * row, row, step, b, b_row, depth, c + i * c_row, c_row);
     for (; i < rows; i++)

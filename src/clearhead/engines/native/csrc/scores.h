@@ -26,15 +26,15 @@ struct Scores {
         for (int64_t panel = spans.low / PANEL; panel * PANEL < spans.high; panel++) {
             const int64_t begin = panel * PANEL;
             const int32_t kind = kind_of(p, batch, head, first / ROWS, panel);
-            if (kind == NONE) continue;
-            const Columns at(spans.low, spans.high, panel);
-            Score::scores(p, queries, rows, packed.panel_at(p, batch, key_head, panel),
-                          p.key.at<float>(batch, key_head, begin), p.key.strides[2], at, tile);
-            for (int64_t r = 0; r < rows; r++) {
-                float* s = tile + r * PANEL;
-                finish(p, batch, head, first + r, begin, at, spans.start[r], spans.stop[r], kind, s);
-                memcpy(p.out.at<float>(batch, head, first + r) + begin + at.first, s + at.first,
-                       sizeof(float) * (size_t)(at.last - at.first));
+            for (const Part& at : Parts(p, spans, first, rows, panel, kind)) {
+                Score::scores(p, queries, packed.panel_at(p, batch, key_head, panel),
+                              p.key.at<float>(batch, key_head, begin), p.key.strides[2], at, tile);
+                for (int64_t r = at.top; r < at.bottom; r++) {
+                    float* s = tile + r * PANEL;
+                    finish(p, batch, head, first + r, begin, at, spans.start[r], spans.stop[r], kind, s);
+                    memcpy(p.out.at<float>(batch, head, first + r) + begin + at.first, s + at.first,
+                           sizeof(float) * (size_t)at.keys());
+                }
             }
         }
     }

@@ -15,30 +15,30 @@ INLINE V count_up() {
 // For one panel of keys of one head, row by row.
 struct SentBack {
     const Sent& sent;
-    int64_t batch, head, begin, cell_row = -1;
-    Columns at;
+    int64_t batch, head, begin, count, cell_row = -1;
     float to_keys[PANEL];  // of `received` and `mean` together, for the rows of `cell_row`
 
-    SentBack(const Sent& sent, int64_t batch, int64_t head, int64_t begin, const Columns& at)
-        : sent(sent), batch(batch), head(head), begin(begin), at(at) {}
+    // `count` keys from `begin` on.
+    SentBack(const Sent& sent, int64_t batch, int64_t head, int64_t begin, int64_t count)
+        : sent(sent), batch(batch), head(head), begin(begin), count(count) {}
 
     void fill(int64_t row) {
         cell_row = row;
         memset(to_keys, 0, sizeof to_keys);
         if (sent.received) {
             const float* from = sent.received.at<float>(batch, head) + begin;
-            for (int64_t c = at.first; c < at.last; c++) to_keys[c] = from[c];
+            for (int64_t c = 0; c < count; c++) to_keys[c] = from[c];
         }
         if (!sent.mean) return;
         const float* cells = sent.mean.at<float>(batch, head, row);
-        for (int64_t c = at.first; c < at.last;) {
-            const int64_t cell = (begin + c) / sent.cell_columns, end = min(at.last, (cell + 1) * sent.cell_columns - begin);
+        for (int64_t c = 0; c < count;) {
+            const int64_t cell = (begin + c) / sent.cell_columns, end = min(count, (cell + 1) * sent.cell_columns - begin);
             for (; c < end; c++) to_keys[c] += cells[cell];
         }
     }
 
     // Adds to the gradients of the weights of query i, upstream[left … right).
-    INLINE void add(int64_t i, float* upstream) {
+    INLINE void add(int64_t i, const Columns& at, float* upstream) {
         if (sent.received || sent.mean) {
             if (i / sent.cell_rows != cell_row) fill(i / sent.cell_rows);
             const float factor = sent.factors ? *sent.factors.at<float>(batch, head, i) : 1.0f;
@@ -67,7 +67,7 @@ struct SentBack {
     }
 
     // Adds to the gradients of the scores of query i.
-    INLINE void add_to_scores(int64_t i, float* slope) const {
+    INLINE void add_to_scores(int64_t i, const Columns& at, float* slope) const {
         if (!sent.best_key) return;
         const int64_t c = *sent.best_key.at<int64_t>(batch, head, i) - begin;
         if (c >= at.first && c < at.last) slope[c] += *sent.best.at<float>(batch, head, i);

@@ -47,14 +47,16 @@ struct SqDiff {
         for (int r = 0; r < QUERIES; r++) store(tile + r * PANEL, acc[r]);
     }
 
-    static void scores(const Problem& p, float* queries, int64_t rows, const float* panel, const float*, int64_t,
-                       const Columns& at, float* tile) {
+    static void scores(const Problem& p, float* queries, const float* panel, const float*, int64_t, const Part& at,
+                       float* tile) {
         const float* weight = queries + ROWS * wide(p);
         for (int64_t c = at.left; c < at.right; c += LANES) {
-            int64_t r = 0;
-            for (; r + 8 <= rows; r += 8)
+            int64_t r = at.top;
+            for (; r + 8 <= at.bottom; r += 8)
                 score_rows<8>(p, queries + r * wide(p), weight, panel + c, tile + r * PANEL + c);
-            for (; r < rows; r++) score_rows<1>(p, queries + r * wide(p), weight, panel + c, tile + r * PANEL + c);
+            for (; r + 4 <= at.bottom; r += 4)
+                score_rows<4>(p, queries + r * wide(p), weight, panel + c, tile + r * PANEL + c);
+            for (; r < at.bottom; r++) score_rows<1>(p, queries + r * wide(p), weight, panel + c, tile + r * PANEL + c);
         }
     }
 
@@ -91,17 +93,16 @@ struct SqDiff {
         for (int r = 0; r < QUERIES; r++) store(to_query + r * wide, acc[r]);
     }
 
-    static void gradients(const Problem& p, const float* queries, int64_t rows, const float*, const float* keys,
-                          const float* slopes, const Columns& at, float* to_query, float* to_key, double* to_weight,
-                          double) {
+    static void gradients(const Problem& p, const float* queries, const float*, const float* keys, const float* slopes,
+                          const Part& at, float* to_query, float* to_key, double* to_weight, double) {
         const int64_t wide = SqDiff::wide(p);
         for (int64_t d = 0; d < wide; d += LANES) {
             V weight{};
-            int64_t r = 0;
-            for (; r + 4 <= rows; r += 4)
+            int64_t r = at.top;
+            for (; r + 4 <= at.bottom; r += 4)
                 gradient_rows<4>(queries + r * wide + d, keys + d, wide, slopes + r * PANEL, at, to_query + r * wide + d,
                                  to_key + d, weight);
-            for (; r < rows; r++)
+            for (; r < at.bottom; r++)
                 gradient_rows<1>(queries + r * wide + d, keys + d, wide, slopes + r * PANEL, at, to_query + r * wide + d,
                                  to_key + d, weight);
             for (int x = 0; x < LANES; x++) to_weight[d + x] += weight[x];

@@ -88,10 +88,13 @@ struct Summarise {
         }
     }
 
-    float* tile(int64_t panel, float* own) {
+    // Where the scores of a panel go, of which all are computed if `whole`; the others count as weights of 0.
+    float* tile(int64_t panel, bool whole, float* own) {
         if (!keeps(*summary)) return own;
         seen_panels[seen++] = panel;
-        return all + (seen - 1) * ROWS * PANEL;
+        float* to = all + (seen - 1) * ROWS * PANEL;
+        if (!whole) memset(to, 0, sizeof(float) * ROWS * PANEL);
+        return to;
     }
 
     // sum p y, y = s - m, when m becomes larger: `apart` is added to each y, and the sum of p was `weights`.
@@ -103,10 +106,10 @@ struct Summarise {
 
     // The scores of a panel. Rows and keys with a score to take are found without a branch, which would be mispredicted
     // each time there is one.
-    void scores(const float* tile, int64_t rows, const Columns& at, int64_t begin) {
+    void scores(const float* tile, const Part& at, int64_t begin) {
         if (!summary->kept()) return;
         uint64_t better = 0;
-        for (int64_t r = 0; r < rows; r++)
+        for (int64_t r = at.top; r < at.bottom; r++)
             better |= (uint64_t)any_above(tops_of(tile + r * PANEL, at.left, at.right), best_of(r).smallest()) << r;
         for (; better; better &= better - 1) {
             const int64_t r = __builtin_ctzll(better);

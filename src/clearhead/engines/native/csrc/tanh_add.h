@@ -212,20 +212,20 @@ struct TanhAdd {
     }
 
     template <Form FORM>
-    static void sums(const Problem& p, const float* queries, const float* factor, int64_t rows, const float* panel,
-                     const Columns& at, float scale, float offset, float* tile) {
+    static void sums(const Problem& p, const float* queries, const float* factor, const float* panel, const Part& at,
+                     float scale, float offset, float* tile) {
         const int64_t wide = TanhAdd::wide(p), width = round_up(p.width, 4);
         for (int64_t c = at.left; c < at.right; c += LANES) {
-            int64_t r = 0;
-            for (; r + 4 <= rows; r += 4)
+            int64_t r = at.top;
+            for (; r + 4 <= at.bottom; r += 4)
                 sum_rows<FORM, 4>(wide, width, queries + r * wide, factor, panel + c, scale, offset, tile + r * PANEL + c);
-            for (; r < rows; r++)
+            for (; r < at.bottom; r++)
                 sum_rows<FORM, 1>(wide, width, queries + r * wide, factor, panel + c, scale, offset, tile + r * PANEL + c);
         }
     }
 
-    static void scores(const Problem& p, float* packed, int64_t rows, const float* panel, const float* keys, int64_t row,
-                       const Columns& at, float* tile) {
+    static void scores(const Problem& p, float* packed, const float* panel, const float* keys, int64_t row,
+                       const Part& at, float* tile) {
         const Queries queries(p, packed);
         const float offset = queries.numbers[ALL_WEIGHTS], scale = 2.0f * (float)p.scale;
         const Form form = score_form(p, queries, panel);
@@ -236,20 +236,20 @@ struct TanhAdd {
         const float own = (float)p.scale;
         switch (form) {
             case FOLDED:
-                sums<FOLDED>(p, queries.folded, queries.inverse, rows, panel, at, 2.0f * queries.numbers[LARGEST_WEIGHT],
+                sums<FOLDED>(p, queries.folded, queries.inverse, panel, at, 2.0f * queries.numbers[LARGEST_WEIGHT],
                              offset, tile);
                 break;
             case CLAMPED:
-                sums<CLAMPED>(p, queries.raised, queries.weight, rows, panel, at, scale, offset, tile);
+                sums<CLAMPED>(p, queries.raised, queries.weight, panel, at, scale, offset, tile);
                 break;
             case DIRECT:
-                sums<DIRECT>(p, queries.plain, queries.weight, rows, queries.panel, at, scale, offset, tile);
+                sums<DIRECT>(p, queries.plain, queries.weight, queries.panel, at, scale, offset, tile);
                 break;
             case SERIES:
-                sums<SERIES>(p, queries.plain, queries.weight, rows, queries.panel, at, own, 0.0f, tile);
+                sums<SERIES>(p, queries.plain, queries.weight, queries.panel, at, own, 0.0f, tile);
                 break;
             case EXACT:
-                sums<EXACT>(p, queries.plain, queries.weight, rows, queries.panel, at, own, 0.0f, tile);
+                sums<EXACT>(p, queries.plain, queries.weight, queries.panel, at, own, 0.0f, tile);
         }
     }
 
@@ -340,16 +340,16 @@ struct TanhAdd {
     }
 
     template <Form FORM>
-    static void pulls(const Problem& p, const float* queries, int64_t rows, const float* keys, const float* slopes,
-                      const Columns& at, float* to_query, float* to_key, double* to_weight) {
+    static void pulls(const Problem& p, const float* queries, const float* keys, const float* slopes, const Part& at,
+                      float* to_query, float* to_key, double* to_weight) {
         const int64_t wide = TanhAdd::wide(p);
         for (int64_t d = 0; d < wide; d += LANES) {
             V weight{};
-            int64_t r = 0;
-            for (; r + 4 <= rows; r += 4)
+            int64_t r = at.top;
+            for (; r + 4 <= at.bottom; r += 4)
                 pull_rows<FORM, 4>(queries + r * wide + d, keys + d, wide, slopes + r * PANEL, at,
                                    to_query + r * wide + d, to_key + d, weight);
-            for (; r < rows; r++)
+            for (; r < at.bottom; r++)
                 pull_rows<FORM, 1>(queries + r * wide + d, keys + d, wide, slopes + r * PANEL, at,
                                    to_query + r * wide + d, to_key + d, weight);
             // in the end `slopes` - 2 sum: that of tanh itself
@@ -357,25 +357,24 @@ struct TanhAdd {
         }
     }
 
-    static void gradients(const Problem& p, float* packed, int64_t rows, const float* panel, const float* keys,
-                          const float* slopes, const Columns& at, float* to_query, float* to_key, double* to_weight,
-                          double all) {
+    static void gradients(const Problem& p, float* packed, const float* panel, const float* keys, const float* slopes,
+                          const Part& at, float* to_query, float* to_key, double* to_weight, double all) {
         const Queries queries(p, packed);
         const float* plain = keys + PANEL * wide(p);
         const Form form = gradient_form(p, queries, panel);
         if (form != SERIES) to_weight[wide(p)] += all;
         switch (form) {
             case SERIES:
-                pulls<SERIES>(p, queries.plain, rows, plain, slopes, at, to_query, to_key, to_weight);
+                pulls<SERIES>(p, queries.plain, plain, slopes, at, to_query, to_key, to_weight);
                 break;
             case FOLDED:
-                pulls<FOLDED>(p, queries.raised, rows, keys, slopes, at, to_query, to_key, to_weight);
+                pulls<FOLDED>(p, queries.raised, keys, slopes, at, to_query, to_key, to_weight);
                 break;
             case CLAMPED:
-                pulls<CLAMPED>(p, queries.raised, rows, keys, slopes, at, to_query, to_key, to_weight);
+                pulls<CLAMPED>(p, queries.raised, keys, slopes, at, to_query, to_key, to_weight);
                 break;
             default:
-                pulls<DIRECT>(p, queries.plain, rows, plain, slopes, at, to_query, to_key, to_weight);
+                pulls<DIRECT>(p, queries.plain, plain, slopes, at, to_query, to_key, to_weight);
         }
     }
 

@@ -18,8 +18,9 @@ INLINE void check_finite(const float* numbers, int64_t count, float& sign) {
 struct RowSpans {
     int64_t start[ROWS], stop[ROWS];
     int64_t low, high;
+    int64_t all_from, all_to;  // the keys that all queries see
 
-    explicit RowSpans(const Problem& p) : low(p.keys), high(0) {}
+    explicit RowSpans(const Problem& p) : low(p.keys), high(0), all_from(0), all_to(p.keys) {}
 
     // Query i of a head, as row r of the tile.
     INLINE void add(const Problem& p, int64_t batch, int64_t head, int64_t i, int64_t r) {
@@ -30,6 +31,7 @@ struct RowSpans {
         if (to <= from) from = to = 0;
         else low = min(low, from), high = max(high, to);
         start[r] = from, stop[r] = to;
+        all_from = max(all_from, from), all_to = min(all_to, to);
     }
 
     RowSpans(const Problem& p, int64_t batch, int64_t head, int64_t first, int64_t rows) : RowSpans(p) {
@@ -42,15 +44,80 @@ INLINE int32_t kind_of(const Problem& p, int64_t batch, int64_t head, int64_t ti
     return p.kinds ? p.kinds.at<int32_t>(batch, head, tile)[panel] : BY_SPANS;
 }
 
-// The part of a panel of keys that a tile of queries sees: columns [left, right) in whole vectors, and of them the keys
-// of the hull, [first, last).
+// Some keys of a panel, [first, last), and the columns [left, right) of whole vectors that hold them.
 struct Columns {
     int64_t left, right, first, last;
 
+    Columns() = default;
     Columns(int64_t low, int64_t high, int64_t panel) {
         const int64_t begin = panel * PANEL;
         first = max(low - begin, 0), last = min(high - begin, PANEL);
         left = first / LANES * LANES, right = round_up(last, LANES);
+    }
+};
+
+// The rows [top, bottom) of a tile of queries, with some keys of a panel.
+struct Part : Columns {
+    int64_t top, bottom;
+
+    int64_t rows() const { return bottom - top; }
+    int64_t keys() const { return last - first; }
+    int64_t width() const { return right - left; }
+};
+
+// What is computed of a block, a tile of queries with a panel of keys: strips of some rows, each with the hull of the keys that
+// they see, so that little is computed where an edge of the mask runs through the block. Strips of the same columns are one part.
+struct Parts {
+    static constexpr int64_t STRIP = 12;
+
+    Part part[(ROWS + STRIP - 1) / STRIP];
+    int64_t count = 0;
+    bool whole = false;  // all rows, with all that the tile sees of the panel
+
+    // `kind` is of the rows before `cut`, `next` of the others: a tile may lie in two of the map's.
+    Parts(const Problem& p, const RowSpans& spans, int64_t first, int64_t rows, int64_t panel, int32_t kind, int32_t next,
+          int64_t cut) {
+        const int64_t begin = panel * PANEL, end = min(begin + PANEL, p.keys);
+        if (begin >= spans.high || end <= spans.low || (kind == NONE && next == NONE)) return;
+        const auto all = [&](int32_t k) {
+            return k == ALL || (k == BY_SPANS && spans.all_from <= begin && spans.all_to >= end);
+        };
+        if (all(kind) && all(next)) {
+            add(Columns(spans.low, spans.high, panel), 0, rows);
+            whole = true;
+            return;
+        }
+        uint64_t bits[ROWS];
+        int64_t top = rows, bottom = 0;
+        for (int64_t r = 0; r < rows; r++) {
+            const int32_t of = r < cut ? kind : next;
+            bits[r] = of >= 0      ? p.bits[of * ROWS + (first + r) % ROWS]
+                      : of == NONE ? 0
+                      : of == ALL  ? inside(begin, end, begin)
+                                   : inside(spans.start[r], spans.stop[r], begin);
+            if (bits[r]) top = min(top, r), bottom = r + 1;
+        }
+        for (int64_t from = top; from < bottom; from += STRIP) {
+            const int64_t to = min(from + STRIP, bottom);
+            uint64_t any = 0;
+            for (int64_t r = from; r < to; r++) any |= bits[r];
+            if (any) add(Columns(__builtin_ctzll(any), PANEL - __builtin_clzll(any), 0), from, to);
+        }
+    }
+    Parts(const Problem& p, const RowSpans& spans, int64_t first, int64_t rows, int64_t panel, int32_t kind)
+        : Parts(p, spans, first, rows, panel, kind, kind, rows) {}
+
+    const Part* begin() const { return part; }
+    const Part* end() const { return part + count; }
+
+    void add(const Columns& at, int64_t top, int64_t bottom) {
+        Part* last = count ? part + count - 1 : nullptr;
+        if (last && last->bottom == top && last->left == at.left && last->right == at.right) {
+            last->first = min(last->first, at.first), last->last = max(last->last, at.last), last->bottom = bottom;
+            return;
+        }
+        Part& to = part[count++];
+        static_cast<Columns&>(to) = at, to.top = top, to.bottom = bottom;
     }
 };
 

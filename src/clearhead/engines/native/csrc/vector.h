@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <omp.h>
+#include <utility>
 #ifdef __AVX512F__
 #include <immintrin.h>
 #endif
@@ -92,6 +93,21 @@ INLINE V16 pushed(V16 v, float first) {
     v[0] = first;
     return v;
 }
+// LANES vectors as the rows of a square, transposed: in each of its parts of twice STEP rows, the blocks off the diagonal change
+// places, down to single numbers.
+template <int STEP, int... X>
+INLINE void exchange(V& upper, V& lower, std::integer_sequence<int, X...>) {
+    const V first = __builtin_shufflevector(upper, lower, ((X & STEP) ? LANES + X - STEP : X)...);
+    lower = __builtin_shufflevector(upper, lower, ((X & STEP) ? LANES + X : X + STEP)...);
+    upper = first;
+}
+template <int STEP = LANES / 2>
+INLINE void transpose(V* rows) {
+    for (int i = 0; i < LANES; i++)
+        if (!(i & STEP)) exchange<STEP>(rows[i], rows[i + STEP], std::make_integer_sequence<int, LANES>());
+    if constexpr (STEP > 1) transpose<STEP / 2>(rows);
+}
+
 template <class W>
 INLINE float sum(W v) { return sum(low(v) + high(v)); }
 template <class W>
