@@ -74,7 +74,7 @@ class Found:
     sink: Array  # the sink's share, (..., Lq)
     gradients: dict[str, Array]
     keep: Array
-    terms: dict[str, Array] = field(default_factory=dict)  # the sizes of what a bias's gradient is a sum of
+    terms: dict[str, Array] = field(default_factory=dict)  # the sizes of what a bias's or sink's gradient is a sum of
 
 
 class Sizes:
@@ -471,7 +471,8 @@ def _attend(p: Problem, loss: Loss | None, step: Any) -> Found:
     if "entropy" in given:
         logs_alone = np.where(shares == 0, 0.0, alone - np.log(over_keys))
         dsh = dsh - given["entropy"][..., None] * logs_alone
-    ds = ds + shares * (dsh - (shares * dsh).sum(-1, keepdims=True))
+    mean = (shares * dsh).sum(-1, keepdims=True)
+    ds = ds + shares * (dsh - mean)
     if "best" in given and sizes.keys:
         first = np.arange(sizes.keys) == s.argmax(-1)[..., None]
         ds = ds + np.where(first, given["best"][..., None], 0.0)
@@ -483,7 +484,7 @@ def _attend(p: Problem, loss: Loss | None, step: Any) -> Found:
         terms = w * np.abs(given.get("weights", 0.0)) + shares * np.abs(np.asarray(given.get("shares", 0.0)))
         if "entropy" in given:  # the log of a sum near 1 has an error of one rounding of 1
             terms = terms + shares * np.abs(given["entropy"])[..., None] * (logs + 1)
-        ds = ds + step(w.shape) * (terms + w * np.abs(delta)[..., None])
+        ds = ds + step(w.shape) * (terms + w * np.abs(delta)[..., None]) + step(mean.shape) * np.abs(mean) * shares
         ds = ds * (1 + row) + step(w.shape) * w * factors * (np.abs(g) @ np.abs(v).swapaxes(-1, -2))
         dv = dv + (w * factors * row).swapaxes(-1, -2) @ g
     dq, dk, to_learnt = back(ds)
@@ -493,6 +494,8 @@ def _attend(p: Problem, loss: Loss | None, step: Any) -> Found:
     found.gradients |= {f"score.{name}": x for name, x in to_learnt.items()}
     if column is not None:
         found.gradients["sinks"] = (sink * (given.get("sink", 0.0) - delta)).sum((0, 2))
+        if "sink" in given:  # the sums of the two may be taken apart
+            found.terms["sinks"] = (sink * (np.abs(given["sink"]) + np.abs(delta))).sum((0, 2))
     sizes_of_terms = w * (factors * (np.abs(g) @ np.abs(v).swapaxes(-1, -2)) + np.abs(delta)[..., None])
     for i, undo in enumerate(backs):
         found.gradients |= {f"bias.{i}.{name}": x for name, x in undo(ds).items()}

@@ -2,7 +2,8 @@
 
 Twice the error of plain eager code of the same dtype, and twice what the truth moves by when every input is moved by a
 few roundings of that dtype, and so are projections, scores, the log-sum-exp that a backward pass begins with and the
-two numbers whose difference the softmax's gradient is. In float64, where the truth rounds too, also that of
+two numbers whose difference the softmax's gradient is. A sum of weights may have the error of its terms added one after
+the other. In float64, where the truth rounds too, also that of
 `clearhead.testing`. Where eager code overflows, its error is not used, and the moves alone decide.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import oracle
@@ -24,6 +26,13 @@ ROUNDINGS = 4  # how many roundings each number may be moved by
 MOVES = 6
 
 Measure = Callable[[Found], Array]  # what is compared, of what is found
+
+
+class Sum(NamedTuple):
+    """Of how many terms something is a sum, and the sum of their sizes."""
+
+    count: int
+    sizes: Measure
 
 
 class Truth:
@@ -66,6 +75,7 @@ class Truth:
         dtype: torch.dtype | None = None,
         of: Measure | None = None,
         apart: bool = False,
+        summed: Sum | None = None,
     ) -> str | None:
         """What is wrong with a result, in words; None if nothing is. `dtype`: that of the result, if another.
 
@@ -75,6 +85,9 @@ class Truth:
         with np.errstate(all="ignore"):
             raw = np.abs(self.found.raw)
             orders = ROUNDINGS * self.eps * raw[np.isfinite(raw)].max(initial=0.0) if apart else 0.0
+            if summed is not None:  # each term and the sum after it rounded once (Higham 2002, section 4.2)
+                sizes = summed.sizes(self.found)
+                orders += (summed.count + 1) * self.eps / 2 * sizes[np.isfinite(sizes)].max(initial=0.0)
             return self._wrong(name, got, measure, dtype or self.dtype, of or measure, orders)
 
     def _wrong(

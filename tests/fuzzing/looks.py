@@ -11,7 +11,7 @@ import oracle
 import torch
 
 import clearhead as ch
-from fuzzing.budget import Measure, Truth
+from fuzzing.budget import Measure, Sum, Truth
 from fuzzing.build import build
 from fuzzing.draw import Spec
 
@@ -37,7 +37,7 @@ def check_looks(spec: Spec) -> Iterator[str]:
                 yield f"{engine}: refused"
             continue
         found: dict[str, Any] = {}
-        for name, (ask, measure) in every.items():
+        for name, (ask, measure, *_) in every.items():
             if isinstance(ask, ch.inspection.reductions.base.Reduction):
                 found[name] = ask
             else:
@@ -46,10 +46,10 @@ def check_looks(spec: Spec) -> Iterator[str]:
         reductions = [reduction if name != "output" else ch.Output(inputs[2]) for name, reduction in found.items()]
         results = [w.reduce(one)[0] for one in reductions] if alone else w.reduce(*reductions)
         for name, result in zip(found, results, strict=True):
-            yield from compare(truth, f"{engine}: {name}{' alone' * alone}", result, every[name][1])
+            yield from compare(truth, f"{engine}: {name}{' alone' * alone}", result, *every[name][1:])
 
 
-def compare(truth: Truth, name: str, got: Any, measure: Measure) -> Iterator[str]:
+def compare(truth: Truth, name: str, got: Any, measure: Measure, summed: Sum | None = None) -> Iterator[str]:
     """Tensors by their numbers; the largest weights also by the keys that are said to have them."""
     if isinstance(got, tuple):
         values, indices = (t.detach().cpu().numpy() for t in got)
@@ -64,16 +64,17 @@ def compare(truth: Truth, name: str, got: Any, measure: Measure) -> Iterator[str
             yield from [wrong] if wrong else []
         return
     of = (lambda f: f.weights) if " w[" in name else (lambda f: f.raw) if " scores " in name else None
-    wrong_here = truth.wrong(name, np.asarray(got.detach().double()), measure, got.dtype, of, " w[" in name)
+    wrong_here = truth.wrong(name, np.asarray(got.detach().double()), measure, got.dtype, of, " w[" in name, summed)
     if wrong_here:
         yield wrong_here
 
 
-def looks(spec: Spec, r: random.Random, infinite: bool) -> dict[str, tuple[Any, Measure]]:
-    """What is asked, by name: a reduction or a function of (weights, value); and what of the truth it should be."""
+def looks(spec: Spec, r: random.Random, infinite: bool) -> dict[str, tuple[Any, ...]]:
+    """What is asked, by name: a reduction or a function of (weights, value); what of the truth it should be; and what
+    it is a sum of, where it is a long one."""
     p = spec.problem
     sizes = oracle.Sizes(*(x.shape for x in p.inputs))
-    made: dict[str, tuple[Any, Measure]] = {
+    made: dict[str, tuple[Any, ...]] = {
         "entropy": (ch.Entropy(), lambda f: f.entropy),
         "output": (ch.Output(None), lambda f: f.output),
         "logsumexp": (lambda w, v: w.logsumexp(), lambda f: f.logsumexp),
@@ -94,7 +95,9 @@ def looks(spec: Spec, r: random.Random, infinite: bool) -> dict[str, tuple[Any, 
     made[f"received by {some}"] = ch.Received(some), lambda f: oracle.received(f.weights[..., some, :])
     times = np.array([r.uniform(-1, 2) for _ in range(sizes.queries)])
     counted = torch.from_numpy(times)
-    made["received by weights"] = ch.Received(counted), lambda f: oracle.received(f.weights * times[:, None])
+    weighted = lambda f, of=times: oracle.received(f.weights * of[:, None])
+    by_size = lambda f: weighted(f, np.abs(times))
+    made["received by weights"] = ch.Received(counted), weighted, Sum(sizes.queries, by_size)
     made["mean of weighted"] = (
         ch.Pool(3, "mean", counted),
         lambda f: oracle.pool(f.weights * times[:, None], 3, "mean"),
@@ -103,7 +106,8 @@ def looks(spec: Spec, r: random.Random, infinite: bool) -> dict[str, tuple[Any, 
     rows = [[r.randrange(count) for _ in range(sizes.keys)] for _ in range(r.choice([1, sizes.batch]))]
     ids = np.array(rows, dtype=np.int64).reshape(len(rows), sizes.keys)
     if ids.size:
-        made["mass"] = ch.Mass(ids), lambda f: oracle.mass(f.weights, ids, sizes)
+        mass = lambda f: oracle.mass(f.weights, ids, sizes)
+        made["mass"] = ch.Mass(ids), mass, Sum(sizes.keys, mass)
     if p.align is not None or sizes.queries == sizes.keys:
         made["distance"] = ch.MeanDistance(), lambda f: oracle.mean_distance(f.shares, p.align, sizes)
     for k in {r.randint(1, min(sizes.keys, 20)), r.randint(1, sizes.keys)} if sizes.keys else ():
