@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import sys
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import clearhead as ch
-from benchmarks.measure import extra_mib
+from benchmarks.measure import extra_mib, status_kib
+from benchmarks.watching import llama
 
 
 def reduce_16384() -> float:
@@ -98,6 +102,35 @@ def sdpa_jvp_training_2048() -> float:
     return _forward_mode(own=False, train=True)
 
 
+def _watched(**options: Any) -> float:
+    """What a recording holds when the model has run."""
+    model = llama()
+
+    def run(length: int) -> Any:
+        with torch.no_grad(), ch.watch(model, **options) as seen:
+            model(torch.randint(0, 1000, (1, length)))
+        return seen
+
+    def standing() -> int:
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)  # what is free goes back to the system
+        return status_kib("VmRSS")
+
+    run(300)
+    before, held = standing(), run(4096)
+    after = standing()
+    assert len(held.calls) == 4
+    return (after - before) / 1024
+
+
+def watch_keep() -> float:
+    return _watched(keep=[ch.Entropy(), ch.TopK(5)])
+
+
+def watch_record() -> float:
+    return _watched()
+
+
 CASES = {
     case.__name__: case
     for case in (
@@ -111,6 +144,8 @@ CASES = {
         sdpa_jvp_2048,
         jvp_training_2048,
         sdpa_jvp_training_2048,
+        watch_keep,
+        watch_record,
     )
 }
 

@@ -108,10 +108,12 @@ def call_of(build: Callable[[], Any], **always: Any) -> Callable[..., Any]:
     return seeded(lambda **given: build().eval()(**always, **given))
 
 
-def watched(model: Any) -> Any:
-    with ch.watch(model) as seen, torch.no_grad():
+def watched(model: Any, keep: Any = None, heads: Any = None, merge: Any = None, **which: Any) -> Any:
+    with ch.watch(model, keep=keep, heads=heads, merge=merge, **which) as seen, torch.no_grad():
         model(x3())
-    return seen.calls[0].weights.dense()
+    if merge is not None:
+        return merge["Block"][0]
+    return seen.calls[0].weights.dense() if keep is None else seen.calls[0].results[0]
 
 
 class Block(torch.nn.Module):
@@ -658,7 +660,12 @@ ENTRIES: dict[str, Entry] = {
         seeded(lambda module: nn.TorchMultiheadAttention.from_torch(module)(x3(), x3(), x3())[0]),
         {"module": torch.nn.MultiheadAttention(4, 2, batch_first=True).eval()},
     ),
-    "watch": E("models", watched, {"model": Block()}),
+    "watch": E(
+        "models",
+        watched,
+        {"model": Block(), "keep": [ch.Entropy()], "every": 1, "layers": 0, "heads": 0, "merge": ch.Means()},
+        {"layers": {"None": "same"}, "heads": {"None": "same", "negative": "same"}, "merge": {"None": "else"}},
+    ),
     "use_in_transformers": E("models", lambda model: ch.use_in_transformers(model), {"model": None}),
 }
 
@@ -670,6 +677,7 @@ NOT_CALLED = {
     "Plan": "what plan() gives", "PartialAttention": "what partial() gives",
     "WeightGradients": "what Weights.gradients() gives",
     "AttentionCall": "what watch() gives", "Recording": "what watch() gives",
+    "ReducedCall": "what watch(keep=…) gives", "Statistics": "what watch(keep=…) gives", "Means": "takes nothing",
     "nn.KeyValueCache": "takes nothing; its methods are here", "nn.PreparedKeys": "what prepare() gives",
     "Weights.shape": "an attribute", "Weights.dtype": "an attribute", "Weights.problem": "an attribute",
 }  # fmt: skip

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
@@ -42,6 +43,7 @@ class Stack:
         self._running = _Running()
         self._lock = threading.Lock()
         self._threads = 0
+        self._runs = 0
         self.around: AbstractContextManager[Any] = nullcontext()  # entered while a thread runs the model
 
     def entered(self) -> AbstractContextManager[None]:
@@ -69,6 +71,8 @@ class Stack:
     def _outermost(self) -> Iterator[None]:
         """The context of this thread's outermost call of the model."""
         with self._lock:
+            if not self._threads:  # else a part of the run of another thread
+                self._runs += 1
             self._threads += 1
         try:
             with self.around:
@@ -83,6 +87,11 @@ class Stack:
         return not self._running.stack and not self._running.others and self._threads > 0
 
     @property
+    def run(self) -> int:
+        """Which run of the model this is, from 0 on; what runs at the same time in several threads is one run."""
+        return self._runs - 1
+
+    @property
     def innermost(self) -> Running | None:
         """The innermost module running."""
         return self._running.stack[-1] if self._running.stack else None
@@ -94,12 +103,29 @@ class _Running(threading.local):
         self.others = 0  # modules running that are not the model's
 
 
+def _parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of a method's parameters, but for `self`."""
+    method = getattr(forward, "__func__", None)
+    return _names(forward) if method is None else _known_names(method)[1:]  # what is no method may hold a model
+
+
+def _names(function: Callable[..., Any]) -> tuple[str, ...]:
+    try:
+        return tuple(inspect.signature(function).parameters)
+    except ValueError:  # TorchScript's forward has no signature
+        return ()
+
+
+_known_names = lru_cache(maxsize=1024)(_names)
+
+
 def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], stack: list[Running]) -> Running:
     """The module with its kind, cross if it is called with a second sequence, and its padding."""
+    if len(args) <= 1 and not kwargs:  # nothing that is read below
+        return Running(module, "self", stack[-1].told if stack else Given())
     named = dict(kwargs)
     if len(args) > 1:
-        with suppress(ValueError):  # TorchScript's forward has no signature
-            named.update(zip(inspect.signature(module.forward).parameters, args, strict=False))
+        named.update(zip(_parameters(module.forward), args, strict=False))
     second = any(isinstance(named.get(source), Tensor) for source in SOURCES)
     if isinstance(module, nn.MultiheadAttention | MultiHeadAttention):  # which project query and key by themselves
         second = named.get("key") is not named.get("query")

@@ -30,7 +30,7 @@ class AttentionCall:
     an allowed key, to which the backend gave one weight for every key, as it does where a mask is finite.
     `padding`: which positions are words, where some are padding: `padding.queries` (B, Lq) and `padding.keys` (B, Lk),
     bool, True for a word, each None where all are; None where no padding is known. Reductions of `weights` leave
-    padding out, see `PaddedWeights`.
+    padding out, see `PaddedWeights`. `run`: which run of the model made it, from 0 on.
     """
 
     name: str
@@ -43,6 +43,7 @@ class AttentionCall:
     record: Record
     uniform: Tensor | None = None
     padding: Real | None = None
+    run: int = 0
 
     @property
     def problem(self) -> Problem:

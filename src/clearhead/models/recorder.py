@@ -13,10 +13,12 @@ from clearhead.base.errors import UnsupportedError
 from clearhead.base.tracing import in_backward, transformed, unobserved, without_autocast
 from clearhead.base.versions import Versions
 from clearhead.masks.base import Mask
+from clearhead.models._asked import Asked
 from clearhead.models._masks import MaskStore, Recorded
 from clearhead.models._modules import Kind, Running, Stack
 from clearhead.models._padding import as_said, fits, of_call
 from clearhead.models.attention_call import AttentionCall
+from clearhead.models.reduced import ReducedCall, reduced
 from clearhead.problem.problem import make_problem
 from clearhead.problem.record import Record
 from clearhead.scores.base import Score
@@ -26,10 +28,15 @@ from clearhead.scores.dot import Dot
 class Recorder:
     """Makes a record of each call. One seen by two sources is recorded once: see `inside`."""
 
-    def __init__(self, model: nn.Module, padding: Tensor | None = None) -> None:
+    def __init__(self, model: nn.Module, asked: Asked, padding: Tensor | None = None) -> None:
         self.calls: list[AttentionCall] = []
+        self.reduced: list[ReducedCall] = []
+        self.asked = asked
+        self.seen = 0  # how many calls were recorded
+        self.modules: dict[str, int] = {}  # the numbers of the modules that made a call, whether it was recorded or not
         self.padding = padding  # what was passed as watch(padding=)
         self.fitted = False  # whether it fitted any call
+        self.sizes: set[tuple[int, int]] = set()  # (batch, keys) of the calls
         self.stack = Stack(model)
         self.masks = MaskStore()
         self.unattributed: list[None] = []  # one for each call in a thread that runs no module
@@ -46,9 +53,19 @@ class Recorder:
 
     @property
     def idle(self) -> bool:
-        """Nothing to record: no module of the model runs, or the call is a part of one that is recorded already."""
+        """Nothing to record: no module of the model runs, or the call is a part of a recorded one, or not asked for."""
+        innermost = self.stack.innermost
         # gradient checkpointing runs a module again in the backward pass: the same calls
-        return self.stack.innermost is None or self._inside.depth > 0 or in_backward()
+        if innermost is None or self._inside.depth > 0 or in_backward():
+            return True
+        name = self.stack.names[id(innermost.module)]
+        number = self.modules.setdefault(name, len(self.modules))
+        return not self.asked.chooses(self.stack.run, name, number)
+
+    @property
+    def copies(self) -> bool:
+        """Whether query and key are kept; else the call is reduced before they can be written to."""
+        return self.asked.keep is None
 
     def record(
         self,
@@ -63,7 +80,7 @@ class Recorder:
         sinks: Tensor | None = None,
         backend: str,
     ) -> None:
-        """Record a call of dot products. Query and key are copied, since they may be overwritten, as a cache is.
+        """Record a call of dot products. Where query and key are kept they are copied: a cache is overwritten.
 
         query (B, H, Lq, E), key (B, Hk, Lk, E). `name`, `kind`: None means those of the innermost running module.
         `masks`: the call's own, converted by `self.masks`.
@@ -71,7 +88,7 @@ class Recorder:
         self.check(query, key, name)
         with unobserved():  # else the watch's function mode would see each operation here
             dtype = torch.promote_types(query.dtype, key.dtype)  # under autocast they may differ
-            query, key = (tensor.detach().to(dtype, copy=True) for tensor in (query, key))
+            query, key = (tensor.detach().to(dtype, copy=self.copies) for tensor in (query, key))
             if sinks is not None:
                 sinks, masks = sinks.detach().clone(), masks.with_sinks(key.shape[2])
             score = Dot(scale=scale, softcap=softcap)
@@ -116,7 +133,19 @@ class Recorder:
             knows_more = own is not None and own.shape[1] > self.padding.shape[1]  # a generation's mask grows with it
             if not (knows_more or (kind == "self" and self._decodes(name))):
                 padding = as_said(self.padding, kind, problem)
-        self.calls.append(AttentionCall(name, kind, query, key, score, mask, backend, record, uniform, padding))
+        run = self.stack.run
+        call = AttentionCall(name, kind, query, key, score, mask, backend, record, uniform, padding, run)
+        self.seen += 1
+        self.sizes.add((sizes.batch, sizes.keys))
+        if self.asked.keep is None:
+            self.calls.append(call)
+            return
+        with unobserved():
+            found = reduced(call, self.asked.keep, self.asked.heads)
+        if self.asked.merge is None:
+            self.reduced.append(found)
+        else:
+            self.asked.merge.add(found)
 
     def _innermost(self) -> Running:
         innermost = self.stack.innermost

@@ -3,46 +3,36 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
+from clearhead.inspection.reductions.base import Reduction
+from clearhead.inspection.reductions.entropy import Entropy
+from clearhead.inspection.reductions.mean_distance import MeanDistance
+from clearhead.inspection.reductions.topk import TopK
 from clearhead.models.attention_call import AttentionCall
+from clearhead.models.calls import Calls
+from clearhead.models.reduced import reduced
+from clearhead.models.statistics import rows_of
 from clearhead.report import Layer, render
 from clearhead.report.from_call import layer_from_call
 
 Progress = Callable[[Iterable[AttentionCall]], Iterable[AttentionCall]]
 
 
-class Recording:
-    """The attention calls of a watched model.
+class Recording(Calls[AttentionCall]):
+    """The attention calls of a watched model, with all that their weights are computed from. See `Calls`."""
 
-    `calls`, in order; `recording[name]`, the calls of one module, in order; iterating gives the modules' names.
-    """
+    def table(self, *reductions: Reduction) -> list[dict[str, Any]]:
+        """A row for each call and head, as `pandas.DataFrame` takes them, with statistics, means over queries.
 
-    def __init__(self, calls: list[AttentionCall]) -> None:
-        self.calls = calls
-
-    def __getitem__(self, name: str) -> list[AttentionCall]:
-        found = [call for call in self.calls if call.name == name]
-        if not found:
-            names = list(self)
-            listed = ", ".join(map(repr, names[:6])) + (", …" if len(names) > 6 else "")
-            raise ClearheadError(f"no attention call of a module {name!r} was seen; there are {listed or 'none'}.")
-        return found
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys(call.name for call in self.calls))
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
-
-    def __repr__(self) -> str:
-        kinds = [call.kind for call in self.calls]
-        return f"Recording({len(self.calls)} calls, {kinds.count('self')} self and {kinds.count('cross')} cross)"
+        `reductions`: which; by default the entropy, the largest weight, and for self attention the mean distance.
+        """
+        return [row for call in self.calls for row in rows_of(reduced(call, reductions or _usual(call)))]
 
     def layers(
         self,
@@ -95,6 +85,11 @@ class Recording:
         if not isinstance(title, str):
             raise ClearheadError(f"title is {title!r}; pass a string, such as title='Attention'.")
         return write_page(path, render(self.layers(tokens, source_tokens, sequence=sequence), title))
+
+
+def _usual(call: AttentionCall) -> tuple[Reduction, ...]:
+    far = (MeanDistance(),) if call.kind == "self" else ()
+    return (Entropy(), TopK(1), *far)
 
 
 def _whole(sequence: Any) -> int:

@@ -3,22 +3,55 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, overload
 
 from torch import nn
 
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.inspection.reductions.base import Reduction
+from clearhead.models._asked import Layers, asked
 from clearhead.models._compiled import refuse_compiled
 from clearhead.models._padding import checked
+from clearhead.models.calls import listed
+from clearhead.models.means import Means
 from clearhead.models.recorder import Recorder
 from clearhead.models.recording import Recording
+from clearhead.models.reduced import Heads
 from clearhead.models.sources import functions, own, transformers
+from clearhead.models.statistics import Statistics
 
 
-@contextmanager
-def watch(model: nn.Module, padding: Any = None) -> Iterator[Recording]:
+@overload
+def watch(
+    model: nn.Module, padding: Any = None, *, every: int = 1, layers: Layers = None
+) -> AbstractContextManager[Recording]: ...
+
+
+@overload
+def watch(
+    model: nn.Module,
+    padding: Any = None,
+    *,
+    keep: Sequence[Reduction] | Reduction,
+    every: int = 1,
+    layers: Layers = None,
+    heads: Heads = None,
+    merge: Means | None = None,
+) -> AbstractContextManager[Statistics]: ...
+
+
+def watch(
+    model: nn.Module,
+    padding: Any = None,
+    *,
+    keep: Any = None,
+    every: int = 1,
+    layers: Layers = None,
+    heads: Heads = None,
+    merge: Means | None = None,
+) -> AbstractContextManager[Any]:
     """Record every attention call that the model makes inside the `with`, its outputs bit-identical.
 
     >>> import torch, torch.nn.functional as F, clearhead as ch
@@ -42,6 +75,11 @@ def watch(model: nn.Module, padding: Any = None) -> Iterator[Recording]:
     `padding`: which positions are words and not padding, a tokenizer's attention mask (B, L), 1 for a word. None takes
     it from the `attention_mask` of that shape that the model is called with. Statistics and reports leave padding out,
     and `call.padding` says what was left out.
+    `keep`: reductions, such as `[ch.Entropy(), ch.TopK(5)]`. Each call is reduced when it happens, query and key are
+    not kept, and what is given are `Statistics`: `calls[i].results`, in the order of `keep`; O(Lq + Lk) memory a call.
+    `every`: of how many runs of the model one is recorded, the first of them. `layers`: which modules, by name, by
+    pattern ("layers.3.*") or by number, in the order in which they call attention. `heads`: which heads are reduced, a
+    number, a slice or some numbers. `merge`: a `Means`, to which each call is added instead of being listed.
     Compiled functions inside the model pause at each attention call, whose record is made in eager
     code: operations that the compiler had fused across the call may change in their last digits.
     Raises a `ClearheadError` at the end of the `with` if no call was recognised: the result is never empty; and where
@@ -54,25 +92,39 @@ def watch(model: nn.Module, padding: Any = None) -> Iterator[Recording]:
     if not isinstance(model, nn.Module):
         raise ClearheadError(f"watch takes a torch.nn.Module; got a {type(model).__name__}.")
     refuse_compiled(model)
-    recorder = Recorder(model, None if padding is None else checked(padding))
+    wanted = asked(keep, every, layers, heads, merge)
+    return _watching(Recorder(model, wanted, None if padding is None else checked(padding)))
+
+
+@contextmanager
+def _watching(recorder: Recorder) -> Iterator[Recording | Statistics]:
     with ExitStack() as stack:
         stack.enter_context(recorder.stack.entered())
         stack.enter_context(transformers.source(recorder))
         stack.enter_context(functions.source(recorder))
         stack.enter_context(own.source(recorder))
-        yield Recording(recorder.calls)
+        yield Recording(recorder.calls) if recorder.copies else Statistics(recorder.reduced)
     lost = len(recorder.unattributed)
-    if not recorder.calls:
-        raise ClearheadError(_nothing_seen(model, lost))
+    if not recorder.seen:
+        raise ClearheadError(
+            _nothing_chosen(recorder) if recorder.modules else _nothing_seen(recorder.stack.model, lost)
+        )
     if recorder.padding is not None and not recorder.fitted:
         raise ShapeError(_fits_none(recorder))
     if lost:
         warnings.warn(_lost(lost), stacklevel=3)  # points at the caller's `with` statement
 
 
+def _nothing_chosen(recorder: Recorder) -> str:
+    return (
+        f"watch: layers is {recorder.asked.layers!r}, and no call is of these; calls were made by "
+        f"{listed(recorder.modules)}."
+    )
+
+
 def _fits_none(recorder: Recorder) -> str:
     assert recorder.padding is not None
-    sizes = sorted({(call.query.shape[0], call.key.shape[2]) for call in recorder.calls})
+    sizes = sorted(recorder.sizes)
     return (
         f"watch: padding has shape {tuple(recorder.padding.shape)}, and the calls have (batch, keys) "
         f"{', '.join(map(str, sizes[:6]))}. Pass the attention mask of the batch that the model was given, (B, L)."

@@ -68,9 +68,11 @@ class _Given(threading.local):
 
 def _read(recorder: Recorder, problem: Problem, call: Arguments, backend: str) -> None:
     recorder.check(problem.query, problem.key)
-    kept = record(problem._replace(sizes=problem.sizes._replace(leading=None)), copy=True)
+    kept = record(problem._replace(sizes=problem.sizes._replace(leading=None)), copy=recorder.copies)
     scores, given = kept.problem.scores, as_score(call.score)
     query, key, score = scores.query, scores.key, given
+    if not recorder.copies:
+        return recorder.keep(kept, query, key, score, None, backend)
     if isinstance(scores, ByTile):
         score = scores.score
     elif isinstance(given, Dot):

@@ -38,6 +38,29 @@ struct Best {
             store(keys + t, lower ? (moved ? before_key : key - I{}) : now_key);
         }
     }
+    // The k largest of a panel's scores, s[left … right), into an empty list: each time the largest of those left, and of equal
+    // ones the first. Most insertions would be here, while the list still takes what comes.
+    INLINE void take_first(const float* s, int64_t left, int64_t right, int32_t begin) const {
+        constexpr int VECTORS = PANEL / LANES;
+        V rest[VECTORS];
+        I lane;
+        for (int x = 0; x < LANES; x++) lane[x] = x;
+        for (int i = 0; i < VECTORS; i++) {
+            const int64_t c = i * LANES;
+            rest[i] = c >= left && c < right ? load(s + c) : splat(-INFINITY);
+        }
+        for (int64_t t = 0; t < k; t++) {
+            V tops = rest[0];
+            for (int i = 1; i < VECTORS; i++) tops = max(rest[i], tops);
+            const float most = top(tops);
+            uint64_t bits = 0;
+            for (int i = 0; i < VECTORS; i++) bits |= (uint64_t)equal(rest[i], most) << (i * LANES);
+            if (!(most > -INFINITY) || !bits) return;  // NaN is in no list
+            const int32_t place = __builtin_ctzll(bits);
+            scores[t] = most, keys[t] = begin + place;
+            for (int i = 0; i < VECTORS; i++) rest[i] = lane == place - i * LANES ? splat(-INFINITY) : rest[i];
+        }
+    }
     // Where fewer than k keys were seen: fills the other places with distinct keys of weight 0, from key `from` on.
     void fill(int64_t from, int64_t all) const {
         for (int64_t t = 0; t < k; t++) {
@@ -114,6 +137,10 @@ struct Summarise {
         for (; better; better &= better - 1) {
             const int64_t r = __builtin_ctzll(better);
             const Best found = best_of(r);
+            if (found.scores[0] == -INFINITY) {
+                found.take_first(tile + r * PANEL, at.left, at.right, (int32_t)begin);
+                continue;
+            }
             // while the list is not full the limit rises with each vector
             const int64_t step = found.smallest() == -INFINITY ? LANES : PANEL;
             for (int64_t from = at.left; from < at.right; from += step) {

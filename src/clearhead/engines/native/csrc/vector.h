@@ -123,6 +123,16 @@ INLINE uint32_t above(V v, float limit) {
     return bits;
 #endif
 }
+// The lanes that are equal to a number, as bits.
+INLINE uint32_t equal(V v, float number) {
+#ifdef __AVX512F__
+    return _mm512_cmp_ps_mask((__m512)v, _mm512_set1_ps(number), _CMP_EQ_OQ);
+#else
+    uint32_t bits = 0;
+    for (int x = 0; x < LANES; x++) bits |= (uint32_t)(v[x] == number) << x;
+    return bits;
+#endif
+}
 INLINE bool any_above(V v, float limit) {
 #ifdef __AVX512F__
     return above(v, limit) != 0;

@@ -1,0 +1,68 @@
+"""Real models watched while they run, over the same model alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+import clearhead as ch
+from benchmarks.measure import interleaved, peak_mib
+from benchmarks.result import Result, times
+from clearhead.models.load import bundled
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+FOUR = [ch.Entropy(), ch.TopK(5), ch.Received(), ch.LogSumExp()]
+
+
+def bert() -> Any:
+    from transformers import AutoModel
+
+    return AutoModel.from_pretrained(bundled(), local_files_only=True).eval()
+
+
+def llama(layers: int = 4, heads: int = 8, width: int = 512) -> Any:
+    from transformers import LlamaConfig, LlamaModel
+
+    return LlamaModel(
+        LlamaConfig(
+            vocab_size=1000,
+            hidden_size=width,
+            intermediate_size=4 * width,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            max_position_embeddings=8192,
+        )
+    ).eval()
+
+
+def keep(make: Callable[[], Any], length: int, bar: float) -> Result:
+    model, ids = make(), torch.randint(0, 1000, (1, length))
+
+    def watched() -> None:
+        with ch.watch(model, keep=FOUR):
+            model(ids)
+
+    calls = {"plain": lambda: model(ids), "watched": watched}
+    seconds = interleaved(calls, 9 if length > 1000 else 41, 2)
+    ratio = seconds["watched"] / seconds["plain"]
+    what = f"{type(model).__name__} on {length} tokens, four reductions of every call, over the plain forward"
+    return Result(what, ratio, "×", f"≤ {bar}", ratio <= bar, times(seconds))
+
+
+def keep_memory() -> Result:
+    """What the two recordings hold, in a process each."""
+    kept, recorded = peak_mib("watch_keep"), peak_mib("watch_record")
+    what = f"Llama on 4096 tokens, keep=[Entropy, TopK(5)], {kept:.0f} MiB, over a watch that keeps q and k"
+    return Result(what, kept / recorded, "×", "≤ 0.2", kept <= recorded / 5, {})
+
+
+CASES: dict[str, Callable[[], Result]] = {
+    "keep-bert-128": partial(keep, bert, 128, 1.25),
+    "keep-bert-500": partial(keep, bert, 500, 1.2),
+    "keep-llama-4096": partial(keep, llama, 4096, 1.15),
+    "keep-memory": keep_memory,
+}

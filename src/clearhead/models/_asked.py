@@ -1,0 +1,65 @@
+"""What a watch was asked to keep, and of which calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+from clearhead.base.errors import ClearheadError
+from clearhead.base.numbers import check_count
+from clearhead.inspection.reductions.base import Reduction
+from clearhead.models.means import Means
+from clearhead.models.reduced import Heads
+
+Layers = int | str | Sequence[int | str] | None
+
+
+class Asked(NamedTuple):
+    """The arguments of `watch`. `keep`: None keeps query and key; `layers`: None takes all."""
+
+    keep: tuple[Reduction, ...] | None
+    every: int
+    layers: tuple[int | str, ...] | None
+    heads: Heads
+    merge: Means | None
+
+    def chooses(self, run: int, name: str, number: int) -> bool:
+        """Whether a call is recorded; `number`: of its module, among those that have made calls."""
+        if run % self.every:
+            return False
+        return self.layers is None or any(
+            number == layer if isinstance(layer, int) else name == layer or fnmatchcase(name, layer)
+            for layer in self.layers
+        )
+
+
+def asked(keep: Any, every: Any, layers: Any, heads: Any, merge: Any) -> Asked:
+    """The arguments, checked."""
+    if keep is None and (heads is not None or merge is not None):
+        argument = "heads" if heads is not None else "merge"
+        raise ClearheadError(f"watch: {argument} goes with keep=…, the reductions that each call is reduced by.")
+    if keep is not None:
+        keep = tuple(keep) if isinstance(keep, list | tuple) else (keep,)
+        if not keep or not all(isinstance(one, Reduction) for one in keep):
+            raise ClearheadError(f"watch: keep is {keep!r}; expected reductions, such as [ch.Entropy(), ch.TopK(5)].")
+    check_count(every, 1, "every")
+    if layers is not None:
+        layers = tuple(layers) if isinstance(layers, list | tuple | range) else (layers,)
+        if not layers or any(isinstance(one, bool) or not isinstance(one, int | str) for one in layers):
+            raise ClearheadError(
+                f"watch: layers is {layers!r}; expected modules' names or patterns of them, such as 'layers.3.*', or "
+                "their numbers in the order in which they call attention."
+            )
+    some = (
+        heads
+        if isinstance(heads, list | tuple | range)
+        else []
+        if heads is None or isinstance(heads, slice)
+        else [heads]
+    )
+    if any(isinstance(one, bool) or not isinstance(one, int) for one in some):
+        raise ClearheadError(f"watch: heads is {heads!r}; expected a number, a slice, or some numbers.")
+    if not (merge is None or isinstance(merge, Means)):
+        raise ClearheadError(f"watch: merge is a {type(merge).__name__}; expected a ch.Means().")
+    return Asked(keep, every, layers, heads, merge)

@@ -1,0 +1,79 @@
+"""What a watch gives: calls, by number, by module and by run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import Any, Generic, Protocol, Self, TypeVar, overload
+
+from clearhead.base.errors import ClearheadError
+
+
+class CallLike(Protocol):
+    """What all calls have: the module's name, the kind of attention, and which run of the model made them."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def run(self) -> int: ...
+
+
+Call = TypeVar("Call", bound=CallLike)
+
+
+class Calls(Generic[Call]):
+    """The attention calls of a watched model.
+
+    `calls`, in order; `seen[3]`, one of them; `seen["encoder.layer.3.attention.self"]`, those of one module, in order,
+    or of all whose names fit a pattern, `seen["*.layer.3.*"]`; iterating gives the modules' names. `runs`: the same
+    apart for each run of the model.
+    """
+
+    def __init__(self, calls: list[Call]) -> None:
+        self.calls = calls
+
+    @overload
+    def __getitem__(self, which: int) -> Call: ...
+
+    @overload
+    def __getitem__(self, which: str | slice) -> list[Call]: ...
+
+    def __getitem__(self, which: Any) -> Any:
+        if isinstance(which, slice):
+            return self.calls[which]
+        if isinstance(which, int):
+            if not -len(self.calls) <= which < len(self.calls):
+                raise ClearheadError(f"there is no call {which}: {len(self.calls)} were seen.")
+            return self.calls[which]
+        found = [call for call in self.calls if call.name == which]
+        found = found or [call for call in self.calls if isinstance(which, str) and fnmatchcase(call.name, which)]
+        if not found:
+            raise ClearheadError(f"no attention call of a module {which!r} was seen; there are {listed(self)}.")
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(call.name for call in self.calls))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __repr__(self) -> str:
+        kinds = [call.kind for call in self.calls]
+        counts = f"{len(self.calls)} calls, {kinds.count('self')} self and {kinds.count('cross')} cross"
+        return f"{type(self).__name__}({counts})"
+
+    @property
+    def runs(self) -> list[Self]:
+        """The calls of each run of the model, in order: of each time that the model, or a module of it, was called."""
+        numbers = dict.fromkeys(call.run for call in self.calls)
+        return [type(self)([call for call in self.calls if call.run == number]) for number in numbers]
+
+
+def listed(names: Iterator[str] | Any) -> str:
+    """Some names, in words."""
+    every = list(names)
+    return (", ".join(map(repr, every[:6])) + (", …" if len(every) > 6 else "")) or "none"

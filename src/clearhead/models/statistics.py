@@ -1,0 +1,30 @@
+"""What a watch with `keep=` gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clearhead.models.calls import Calls
+from clearhead.models.reduced import ReducedCall
+
+
+class Statistics(Calls[ReducedCall]):
+    """The attention calls of a model watched with `keep=`: of each its `results`."""
+
+    def table(self) -> list[dict[str, Any]]:
+        """A row for each call and head, as `pandas.DataFrame` takes them: see `rows_of`."""
+        return [row for call in self.calls for row in rows_of(call)]
+
+
+def rows_of(call: ReducedCall) -> list[dict[str, Any]]:
+    """A row for each head: run, module, kind, backend, queries, keys, head, and each mean that is one number."""
+    _, heads, queries, keys = call.shape
+    same = {"run": call.run, "module": call.name, "kind": call.kind, "backend": call.backend}
+    same |= {"queries": queries, "keys": keys}
+    columns: dict[str, list[float]] = {}
+    for reduction, mean in zip(call.reductions, call.means, strict=True):
+        name = type(reduction).__name__
+        name = name if name not in columns else f"{name} {len(columns)}"
+        if mean.ndim == 1:
+            columns[name] = mean.tolist()
+    return [same | {"head": head} | {name: column[head] for name, column in columns.items()} for head in range(heads)]
