@@ -12,7 +12,7 @@ import torch
 import clearhead as ch
 from benchmarks.measure import interleaved, peak_mib
 from benchmarks.result import Result, times
-from clearhead.models.load import bundled
+from clearhead.models.loading import bundled
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 FOUR = [ch.Entropy(), ch.TopK(5), ch.Received(), ch.LogSumExp()]

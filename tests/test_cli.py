@@ -47,7 +47,7 @@ def test_a_file_and_a_long_text(tmp_path, capsys):
 
 @pytest.mark.parametrize("kind", ["llama", "t5"])
 def test_other_models_from_a_folder(tmp_path, capsys, kind):
-    from clearhead.models.load import bundled
+    from clearhead.models.loading import bundled
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(bundled(), local_files_only=True)
     torch.manual_seed(0)
@@ -181,7 +181,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_folder_is_one_line_and_status_2(name, tmp_path, capfd):
-    from clearhead.models.load import bundled
+    from clearhead.models.loading import bundled
 
     edit, says = BROKEN[name]
     folder = tmp_path / "model"
@@ -196,7 +196,7 @@ def test_a_broken_folder_is_one_line_and_status_2(name, tmp_path, capfd):
 
 
 def test_a_model_and_a_tokenizer_that_do_not_belong_together(tmp_path, capsys):
-    from clearhead.models.load import bundled
+    from clearhead.models.loading import bundled
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(bundled(), local_files_only=True)
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}

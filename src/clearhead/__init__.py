@@ -60,6 +60,7 @@ from clearhead.masks import Spans as Spans
 from clearhead.models.attention_call import AttentionCall as AttentionCall
 from clearhead.models.means import Means as Means
 from clearhead.models.recording import Recording as Recording
+from clearhead.models.recording import load_seen as load_seen
 from clearhead.models.reduced import ReducedCall as ReducedCall
 from clearhead.models.statistics import Statistics as Statistics
 from clearhead.models.use import use_in_transformers as use_in_transformers

@@ -12,7 +12,7 @@ import torch
 
 from clearhead.base.errors import ClearheadError, require
 from clearhead.models.attention_call import AttentionCall
-from clearhead.models.load import bundled, load, reason
+from clearhead.models.loading import bundled, load, reason
 from clearhead.models.recording import Recording, write_page
 from clearhead.models.watch import watch
 from clearhead.report import Layer, render

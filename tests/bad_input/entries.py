@@ -678,6 +678,7 @@ NOT_CALLED = {
     "WeightGradients": "what Weights.gradients() gives",
     "AttentionCall": "what watch() gives", "Recording": "what watch() gives",
     "ReducedCall": "what watch(keep=…) gives", "Statistics": "what watch(keep=…) gives", "Means": "takes nothing",
+    "load_seen": "takes a path: tests/models/test_stored.py",
     "nn.KeyValueCache": "takes nothing; its methods are here", "nn.PreparedKeys": "what prepare() gives",
     "Weights.shape": "an attribute", "Weights.dtype": "an attribute", "Weights.problem": "an attribute",
 }  # fmt: skip

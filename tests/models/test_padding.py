@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import clearhead as ch
-from clearhead.models.load import bundled
+from clearhead.models.loading import bundled
 from clearhead.report.from_call import THUMBNAIL
 from clearhead.report.summary import summarise
 

@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention as imported_by_name
 
 import clearhead as ch
 from clearhead.masks import Intervals
-from clearhead.models.load import bundled
+from clearhead.models.loading import bundled
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")

@@ -7,13 +7,13 @@ from clearhead.masks.base import Mask, Spans
 
 
 class RecordedMask(Mask):
-    """The spans of one call, as a mask to be shown."""
+    """The spans of one call, as a mask to be shown. `said`: how the mask that they came from called itself."""
 
-    def __init__(self, spans: Spans, sizes: Sizes) -> None:
-        self.of, self.sizes = spans, sizes
+    def __init__(self, spans: Spans, sizes: Sizes, said: str | None = None) -> None:
+        self.of, self.sizes, self.said = spans, sizes, said
 
     def title(self) -> str:
-        return f"RecordedMask(<{'×'.join(map(str, self.sizes.shape))}>)"
+        return self.said or f"RecordedMask(<{'×'.join(map(str, self.sizes.shape))}>)"
 
     def drawn(self) -> Sizes:
         return self.sizes

@@ -18,6 +18,7 @@ from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import Calls
 from clearhead.models.reduced import reduced
 from clearhead.models.statistics import rows_of
+from clearhead.models.stored import read, save
 from clearhead.report import Layer, render
 from clearhead.report.from_call import layer_from_call
 
@@ -33,6 +34,15 @@ class Recording(Calls[AttentionCall]):
         `reductions`: which; by default the entropy, the largest weight, and for self attention the mean distance.
         """
         return [row for call in self.calls for row in rows_of(reduced(call, reductions or _usual(call)))]
+
+    def save(self, path: str | Path) -> Path:
+        """Write the recording to one file, which `ch.load_seen` reads: to compare checkpoints, or to look later.
+
+        The file is of safetensors, what is no tensor is JSON in its header: loading it runs no code. Holds query, key,
+        masks (each once), biases, sinks and padding; the model's outputs are not in it. Returns the path.
+        Raises an `UnsupportedError` for calls that are no dot products, a `ClearheadError` where it cannot be written.
+        """
+        return save(self.calls, path)
 
     def layers(
         self,
@@ -85,6 +95,28 @@ class Recording(Calls[AttentionCall]):
         if not isinstance(title, str):
             raise ClearheadError(f"title is {title!r}; pass a string, such as title='Attention'.")
         return write_page(path, render(self.layers(tokens, source_tokens, sequence=sequence), title))
+
+
+def load_seen(path: str | Path) -> Recording:
+    """A recording that `Recording.save` has written.
+
+    >>> import tempfile, torch, torch.nn.functional as F, clearhead as ch
+    >>> class Block(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+    >>> block, folder = Block(), tempfile.TemporaryDirectory()
+    >>> with ch.watch(block) as seen:
+    ...     output = block(torch.rand(1, 4, 10, 8))
+    >>> again = ch.load_seen(seen.save(folder.name + "/seen.safetensors"))
+    >>> again.calls
+    [AttentionCall('Block', self, query (1, 4, 10, 8), key (1, 4, 10, 8), Causal(), sdpa)]
+    >>> torch.equal(again[0].weights.entropy(), seen[0].weights.entropy())
+    True
+
+    Gives a `Recording`, its tensors on the CPU; a mask is shown as it was, and holds its intervals or its matrix.
+    Raises a `ClearheadError` for a file that is none, or is damaged. Cost: the file is read whole.
+    """
+    return Recording(read(path))
 
 
 def _usual(call: AttentionCall) -> tuple[Reduction, ...]:

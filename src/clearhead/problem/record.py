@@ -13,7 +13,7 @@ from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import part
 from clearhead.base.versions import Versions
 from clearhead.biases.base import Added
-from clearhead.masks.base import Spans
+from clearhead.masks.base import Residual, Spans
 from clearhead.problem.problem import Problem
 from clearhead.problem.reads import tensors_in
 from clearhead.scores.base import ByTile, Change, Score, with_parameters
@@ -114,7 +114,12 @@ def _written_out(spans: Spans) -> Spans:
     """The same, its residual read now."""
     if spans.residual is None:
         return spans
-    return spans._replace(residual=partial(part, copied(spans.rest(*EVERY))), reads=())
+    return spans._replace(residual=at_once(copied(spans.rest(*EVERY))), reads=())
+
+
+def at_once(keep: Tensor) -> Residual:
+    """A residual that is all there."""
+    return partial(part, keep)
 
 
 def _detached(tensor: Tensor) -> Tensor:

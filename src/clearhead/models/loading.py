@@ -25,12 +25,12 @@ def bundled() -> Path:
     return Path(spec.submodule_search_locations[0]) / "model"
 
 
-def load(folder: Path) -> tuple[Any, Any]:
-    """(model, tokenizer), in eval mode, on the model's default backend.
+def load(folder: str | Path) -> tuple[Any, Any]:
+    """(model, tokenizer), in eval mode, on the model's default backend, from a folder saved with `save_pretrained()`.
 
     Raises a `ClearheadError` for a folder that cannot be loaded whole: what is missing would be random.
     """
-    transformers = require("transformers", "models", "loading a model")
+    transformers, folder = require("transformers", "models", "loading a model"), Path(folder)
     if not folder.is_dir():
         raise ClearheadError(f"no folder {str(folder)!r}: pass --model a folder saved with save_pretrained().")
     if not list(folder.glob("*.safetensors")):

@@ -1,0 +1,149 @@
+"""A recording in a file: tensors as safetensors, all else as JSON in their header, nothing that can run code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.base.errors import ClearheadError, UnsupportedError, require
+from clearhead.base.versions import Versions
+from clearhead.biases.base import Added
+from clearhead.masks.base import Spans
+from clearhead.models._padding import Real
+from clearhead.models._recorded import RecordedMask
+from clearhead.models.attention_call import AttentionCall
+from clearhead.problem.problem import make_problem
+from clearhead.problem.record import EVERY, Record, at_once
+from clearhead.problem.visible import visible
+from clearhead.scores.dot import Dot
+
+FORMAT = 1
+HEADER = "clearhead recording"
+
+
+def save(calls: Sequence[AttentionCall], path: str | Path) -> Path:
+    """Write calls to a file; see `Recording.save`."""
+    safetensors = require("safetensors.torch", "models", "saving a recording")
+    tensors = _Tensors()
+    header = json.dumps({"format": FORMAT, "calls": [_written(call, tensors) for call in calls]})
+    try:
+        safetensors.save_file(tensors.named, Path(path), {HEADER: header})
+    except Exception as error:  # an OSError, or the library's own, which is another in each of its versions
+        raise ClearheadError(
+            f"cannot write the recording to {str(path)!r}: {error}. Pass a file in a folder that exists."
+        ) from error
+    return Path(path)
+
+
+def read(path: str | Path) -> list[AttentionCall]:
+    """The calls of a file."""
+    safetensors = require("safetensors", "models", "loading a recording")
+    try:
+        with safetensors.safe_open(Path(path), "pt") as file:
+            header = (file.metadata() or {}).get(HEADER)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - a file is no dict
+    except Exception as error:
+        raise ClearheadError(f"cannot read a recording from {str(path)!r}: {error}.") from error
+    if header is None:
+        raise ClearheadError(f"{str(path)!r} is no recording: pass a file that seen.save() has written.")
+    try:
+        found = json.loads(header)
+        if found["format"] != FORMAT:
+            raise ClearheadError(f"{str(path)!r} has format {found['format']}; this version reads {FORMAT}.")
+        return [_call(entry, tensors) for entry in found["calls"]]
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise ClearheadError(f"the recording in {str(path)!r} is damaged: {type(error).__name__} {error}.") from error
+
+
+class _Tensors:
+    """Tensors by number, each once: layers share their masks."""
+
+    def __init__(self) -> None:
+        self.named: dict[str, Tensor] = {}
+        self._known: dict[Any, tuple[str, Tensor]] = {}  # keeps the tensors alive, so that no address is used again
+
+    def put(self, tensor: Tensor | None) -> str | None:
+        if tensor is None:
+            return None
+        place = tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+        if place not in self._known:
+            name = str(len(self._known))
+            self._known[place] = name, tensor
+            self.named[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        return self._known[place][0]
+
+
+def _written(call: AttentionCall, tensors: _Tensors) -> dict[str, Any]:
+    problem, score = call.problem, call.score
+    if not isinstance(score, Dot) or problem.lowered is None or problem.lowered.weight is not None:
+        raise UnsupportedError(
+            f"{call.name} scores by {type(score).__name__}, and files hold dot products alone. Save the others: "
+            "ch.Recording([call for call in seen.calls if …]).save(path)."
+        )
+    call.record.check()
+    align = problem.sizes.align
+    return {
+        "name": call.name,
+        "kind": call.kind,
+        "backend": call.backend,
+        "run": call.run,
+        "query": tensors.put(call.query),
+        "key": tensors.put(call.key),
+        "scale": None if score.scale is None else float(score.scale),
+        "softcap": None if score.softcap is None else float(score.softcap),
+        "align": {"tensor": tensors.put(align)} if isinstance(align, Tensor) else align,
+        "mask": None if call.mask is None else call.mask.title(),
+        "spans": None if problem.spans is None else _edges(problem.spans, tensors),
+        "bias": None if problem.bias is None else _bias(problem.bias, tensors),
+        "sinks": tensors.put(problem.sinks),
+        "uniform": tensors.put(call.uniform),
+        "padding": None if call.padding is None else [tensors.put(side) for side in call.padding],
+    }
+
+
+def _edges(spans: Spans, tensors: _Tensors) -> list[str | None]:
+    rest = None if spans.residual is None else spans.rest(*EVERY)
+    return [tensors.put(edge) for edge in (spans.start, spans.stop, rest, *(spans.gaps or (None, None)))]
+
+
+def _bias(bias: Added, tensors: _Tensors) -> list[str | None]:
+    dense = bias.dense
+    if bias.function is not None:
+        written = bias.function(*EVERY)
+        dense = written if dense is None else dense + written
+    return [tensors.put(dense), tensors.put(bias.relative)]
+
+
+def _call(entry: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> AttentionCall:
+    def get(name: str | None) -> Tensor | None:
+        return None if name is None else tensors[name]
+
+    query, key = tensors[entry["query"]], tensors[entry["key"]]
+    score, uniform, align = Dot(entry["scale"], entry["softcap"]), get(entry["uniform"]), entry["align"]
+    problem = make_problem(
+        query if uniform is None else query.masked_fill(uniform, 0.0),
+        key,
+        score=score,
+        sinks=get(entry["sinks"]),
+        align=tensors[align["tensor"]] if isinstance(align, dict) else align,
+    )
+    if entry["bias"] is not None:
+        dense, relative = entry["bias"]
+        problem = problem._replace(bias=Added(get(dense), get(relative)))
+    mask = None
+    if entry["spans"] is not None:
+        start, stop, rest, low, high = entry["spans"]
+        gaps = None if low is None else (tensors[low], tensors[high])
+        spans = Spans(tensors[start], tensors[stop], None if rest is None else at_once(tensors[rest]), gaps=gaps)
+        problem = problem._replace(visible=visible(spans, problem.sizes))
+        mask = RecordedMask(spans, problem.sizes, entry["mask"])
+    padding = None if entry["padding"] is None else Real(*map(get, entry["padding"]))
+    record = Record(problem, Versions(()), copied=True)
+    return AttentionCall(
+        entry["name"], entry["kind"], query, key, score, mask, entry["backend"], record, uniform, padding, entry["run"]
+    )
