@@ -1,7 +1,12 @@
 """watch(keep=…): calls reduced when they happen, of models as they are; running means over texts; which calls."""
 
+import copy
 import gc
 import os
+import pickle
+import types
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -158,6 +163,7 @@ def test_heads_are_those_of_all(heads):
     with torch.no_grad(), ch.watch(model, keep=KEEP, heads=heads) as some:
         model(IDS, attention_mask=LEFT)
     places = np.arange(4)[heads if isinstance(heads, slice) else [heads] if isinstance(heads, int) else list(heads)]
+    assert [row["head"] for row in some.table()[: len(places)]] == list(places)
     for call, whole in zip(some.calls, every.calls, strict=True):
         assert call.shape[1] == len(places)
         for result, all_heads in zip(call.results, whole.results, strict=True):
@@ -264,10 +270,12 @@ def test_the_table_has_a_row_a_head():
     with torch.no_grad(), ch.watch(model) as seen:
         model(**inputs)
     rows = seen.table()
+    assert {"Entropy", "TopK"} < rows[0].keys()
     assert len(rows) == 6 * 4 and [row["head"] for row in rows[:5]] == [0, 1, 2, 3, 0]
     for row in rows:
         (call,) = seen[row["module"]]
         assert row["Entropy"] == pytest.approx(call.weights.entropy()[:, row["head"]].mean().item(), rel=1e-5)
+        assert row["TopK"] == pytest.approx(call.weights.topk(1)[0][:, row["head"]].mean().item(), rel=1e-5)
         assert ("MeanDistance" in row) == (call.kind == "self")
     with torch.no_grad(), ch.watch(model, keep=[ch.Entropy(), ch.TopK(1)]) as kept:
         model(**inputs)
@@ -289,10 +297,13 @@ BAD = {
     "no heads": ({"keep": [ch.Entropy()], "heads": []}, "has 4 heads"),
     "a word for heads": ({"keep": [ch.Entropy()], "heads": "all"}, "heads is 'all'; expected a number"),
     "words for heads": ({"keep": [ch.Entropy()], "heads": ["a"]}, "heads is"),
-    "layers that are none": (
-        {"layers": "encoder.*"},
-        r"layers is \('encoder\.\*',\), and no call is of these; .*'layers\.0",
-    ),
+    "layers that are none": ({"layers": "encoder.*"}, r"no call was made by a module 'encoder\.\*' .*'layers\.0"),
+    "one layer that is none": ({"layers": [0, 99]}, "no call was made by a module 99 of layers"),
+    "heads by words": ({"keep": [ch.Entropy()], "heads": slice("a", None)}, "expected a slice of whole numbers"),
+    "heads by 0": ({"keep": [ch.Entropy()], "heads": slice(None, None, 0)}, "expected a slice of whole numbers"),
+    "the values of one call": ({"keep": [ch.Output(torch.ones(9, 8))]}, "whose values are of one call"),
+    "k that is none": ({"keep": [ch.TopK(2.5)]}, "k of TopK"),
+    "k without end": ({"keep": [ch.TopK(10**30)]}, "k of TopK"),
     "layers of another kind": ({"layers": 1.5}, "layers is"),
 }
 
@@ -319,10 +330,156 @@ def test_means_of_other_shapes_are_an_error_and_leave_the_means_alone():
             model(IDS)
         before = means.state_dict()
         with (
-            pytest.raises(ch.ShapeError, match="Means go on over the same"),
+            pytest.raises(ch.ShapeError, match="depends on the length"),
             ch.watch(model, keep=[ch.Pool(8)], merge=means),
         ):
             model(IDS[:, :4])
-        with pytest.raises(ch.ShapeError), ch.watch(model, keep=[ch.Pool(8), ch.Entropy()], merge=means):
-            model(IDS)
+        for others in ({"keep": [ch.Pool(8), ch.Entropy()]}, {"keep": [ch.Pool(8)], "heads": 1}):
+            own = pytest.raises(ch.ClearheadError, match=r"need a ch\.Means\(\) of their own")
+            with own, ch.watch(model, **others, merge=means):
+                model(IDS)
     assert all(torch.equal(means.state_dict()[key], tensor) for key, tensor in before.items())
+
+
+def test_heads_of_clearheads_own_attention_with_a_mask_that_reads_tensors():
+    blocks = torch.rand(3, 3) > 0.3
+    mask = ch.MaskFunction(lambda b, h, i, j: blocks[i // 2, j // 2] | (i == j), reads=[blocks])
+
+    class Near(torch.nn.Module):
+        def forward(self, x):
+            x = ch.attention(x, x, x, score=ch.Gaussian(1.0), mask=mask)
+            return ch.attention(x[:, :, -3:], x, x, mask=ch.Lengths([5]))
+
+    x = torch.randn(1, 4, 6, 8, requires_grad=True)
+    with ch.watch(model := Near(), keep=[ch.Entropy(), ch.TopK(2)], heads=[3, 1]) as some:
+        model(x)
+    with ch.watch(model) as seen:
+        model(x)
+    for call, whole in zip(some.calls, seen.calls, strict=True):
+        torch.testing.assert_close(call.results[0], whole.weights.entropy()[:, [3, 1]])
+    assert [row["queries"] for row in seen.table()] == [6] * 4 + [3] * 4  # of the second no distances are known
+
+
+def test_runs_are_those_that_compute_attention():
+    model = llama().train()
+    model.activation_checkpointing_enable()
+    with ch.watch(model, every=2) as seen:
+        for _ in range(4):
+            embedded = model.get_input_embeddings()(IDS)
+            model(inputs_embeds=embedded).last_hidden_state.sum().backward()
+    assert [run.calls[0].run for run in seen.runs] == [0, 2] and len(seen.calls) == 6
+
+
+def test_every_counts_each_threads_runs():
+    model, ids = llama(), IDS
+    with ch.watch(model, keep=[ch.Entropy()], every=2) as seen, ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: model(ids).last_hidden_state.detach(), range(12)))
+    assert len(seen.calls) == 6 * 3 and len(seen.runs) == 6
+
+
+def test_layers_are_named_as_calls_are():
+    layer = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    x = torch.randn(2, 5, 16)
+    with torch.no_grad(), ch.watch(model) as seen:  # the fast path
+        model(x)
+    for names, count in ((list(seen)[1], 1), ("*.self_attn", 2), (0, 1)):
+        with torch.no_grad(), ch.watch(model, keep=[ch.Entropy()], layers=names) as some:
+            model(x)
+        assert len(some.calls) == count
+
+
+def test_a_decoders_padding_is_left_out_of_cross_attention():
+    real = torch.tensor([[1] * 5, [1] * 3 + [0] * 2])
+    inputs = {"input_ids": IDS, "decoder_input_ids": IDS[:, :5], "decoder_attention_mask": real}
+    for source in ({}, {"attention_mask": torch.ones_like(IDS)}, {"attention_mask": LEFT.flip(1)}):
+        with torch.no_grad(), ch.watch(model := t5(), keep=[ch.Entropy()]) as seen:
+            model(**inputs, **source)
+        counts = {call.name.split(".")[0] + call.kind: int(call.queries[:, 0].sum()) for call in seen.calls}
+        assert counts["decodercross"] == counts["decoderself"] == 8
+
+
+def test_slots_of_a_static_cache_are_no_keys():
+    model = transformers.LlamaForCausalLM(llama().config).eval()
+    found = []
+    for cache in ("dynamic", "static"):
+        means = ch.Means()
+        with torch.no_grad(), ch.watch(model, keep=[ch.Received()], merge=means):
+            model.generate(IDS, max_new_tokens=6, cache_implementation=cache, do_sample=False, pad_token_id=0)
+        found.append(means)
+    a, b = found
+    for name in a:
+        assert torch.equal(a.counts[name][0], b.counts[name][0])
+        torch.testing.assert_close(a[name][0], b[name][0], atol=1e-6, rtol=1e-5)
+
+
+def test_reductions_of_ones_own():
+    class Keys(ch.TopK):
+        """The keys alone, and an attention of its own in between."""
+
+        def found(self, found, problem):
+            x = torch.ones(1, 2, 4)
+            return found.indices.double() * ch.attention(x, x, x).mean()
+
+    with torch.no_grad(), ch.watch(model := llama(), keep=[Keys(2), ch.TopK(2)]) as seen:
+        model(IDS)
+    assert len(seen.calls) == 3
+    for call in seen.calls:
+        torch.testing.assert_close(call.results[0], call.results[1][1].double())
+
+
+def test_means_are_copied_saved_and_loaded_whole():
+    model, means = llama(), ch.Means()
+    with torch.no_grad(), ch.watch(model, keep=[ch.Entropy(), ch.TopK(2)], merge=means):
+        model(IDS)
+    (name, *_) = means
+    state, again = means.state_dict(), ch.Means()
+    again.load_state_dict(state)
+    state[f"{name}:0:sum"] += 5
+    for other in (copy.deepcopy(means), pickle.loads(pickle.dumps(means)), again):
+        assert torch.equal(other[name][1], means[name][1]) and torch.equal(other[name][0], means[name][0])
+    one = torch.ones(4)
+    for bad in (
+        None,
+        [1],
+        {"a": one},
+        {3: one},
+        {"a:1:sum": one, "a:1:count": one},
+        {"a:0:sum": 1.0, "a:0:count": 1.0},
+        {"a:0:sum": one},
+        {"a:0:sum": one, "a:0:count": torch.ones(3)},
+    ):
+        with pytest.raises(ch.ClearheadError, match="state of Means"):
+            again.load_state_dict(bad)
+    assert torch.equal(again[name][0], means[name][0])
+    with pytest.raises(ch.ClearheadError, match="there are those of: none"):
+        ch.Means()["layers.0"]
+
+
+def test_masks_of_many_lengths_are_not_kept():
+    model, means = t5().encoder, ch.Means()
+
+    def held(texts):
+        with torch.no_grad(), ch.watch(model, keep=[ch.Entropy()], merge=means):
+            for i in range(texts):
+                ids = torch.ones(2, 140 - i, dtype=torch.long)
+                model(ids, attention_mask=(torch.arange(140 - i) < torch.tensor([[50], [90]])).long())
+            gc.collect()
+            return sum(t.numel() for t in gc.get_objects() if type(t) is torch.Tensor)
+
+    assert held(40) < 1.1 * held(10)
+
+
+def test_a_model_with_a_forward_of_its_own_is_freed():
+    model = llama()
+
+    def wrap(inner, before):
+        inner.forward = types.MethodType(lambda self, *args, **kwargs: before(*args, **kwargs), inner)
+
+    wrap(model.layers[0], model.layers[0].forward)
+    with torch.no_grad(), ch.watch(model):
+        model(IDS, LEFT)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None

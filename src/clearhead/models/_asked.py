@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_count
 from clearhead.inspection.reductions.base import Reduction
+from clearhead.inspection.reductions.output import Output
+from clearhead.inspection.reductions.topk import TopK
 from clearhead.models.means import Means
 from clearhead.models.reduced import Heads
 
@@ -24,14 +26,13 @@ class Asked(NamedTuple):
     heads: Heads
     merge: Means | None
 
-    def chooses(self, run: int, name: str, number: int) -> bool:
-        """Whether a call is recorded; `number`: of its module, among those that have made calls."""
-        if run % self.every:
-            return False
-        return self.layers is None or any(
-            number == layer if isinstance(layer, int) else name == layer or fnmatchcase(name, layer)
-            for layer in self.layers
-        )
+    def chooses(self, name: str, number: int) -> bool:
+        """Whether a module's calls are recorded; `number`: of the module, among those that have made calls."""
+        return self.layers is None or any(fits(layer, name, number) for layer in self.layers)
+
+
+def fits(layer: int | str, name: str, number: int) -> bool:
+    return number == layer if isinstance(layer, int) else name == layer or fnmatchcase(name, layer)
 
 
 def asked(keep: Any, every: Any, layers: Any, heads: Any, merge: Any) -> Asked:
@@ -43,6 +44,11 @@ def asked(keep: Any, every: Any, layers: Any, heads: Any, merge: Any) -> Asked:
         keep = tuple(keep) if isinstance(keep, list | tuple) else (keep,)
         if not keep or not all(isinstance(one, Reduction) for one in keep):
             raise ClearheadError(f"watch: keep is {keep!r}; expected reductions, such as [ch.Entropy(), ch.TopK(5)].")
+        if any(isinstance(one, Output) for one in keep):
+            raise ClearheadError("watch: keep has an Output(value), whose values are of one call; a model makes many.")
+        for one in keep:
+            if type(one) is TopK:
+                check_count(one.k, 1, "k of TopK", most=2**31 - 1)
     check_count(every, 1, "every")
     if layers is not None:
         layers = tuple(layers) if isinstance(layers, list | tuple | range) else (layers,)
@@ -60,6 +66,13 @@ def asked(keep: Any, every: Any, layers: Any, heads: Any, merge: Any) -> Asked:
     )
     if any(isinstance(one, bool) or not isinstance(one, int) for one in some):
         raise ClearheadError(f"watch: heads is {heads!r}; expected a number, a slice, or some numbers.")
+    if isinstance(heads, slice) and not _whole(heads):
+        raise ClearheadError(f"watch: heads is {heads}; expected a slice of whole numbers.")
     if not (merge is None or isinstance(merge, Means)):
         raise ClearheadError(f"watch: merge is a {type(merge).__name__}; expected a ch.Means().")
     return Asked(keep, every, layers, heads, merge)
+
+
+def _whole(numbers: slice) -> bool:
+    parts = (numbers.start, numbers.stop, numbers.step)
+    return numbers.step != 0 and all(p is None or (isinstance(p, int) and not isinstance(p, bool)) for p in parts)

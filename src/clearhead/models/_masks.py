@@ -103,8 +103,8 @@ class MaskStore:
             return known[1]
         found = self._shared(converted(_allowed(mask) if nonzero_blocks else mask, bias))
         if not any(tensor.is_inference() for tensor in given):  # writes to these are not counted
-            if len(self._known) >= 64:  # a long generation makes a mask a step
-                self._known = {k: (s, r) for k, (s, r) in self._known.items() if not any(w.expired() for w in s)}  # type: ignore[no-untyped-call]
+            # a long generation makes a mask a step, and each text of a corpus has its own
+            self._known = {k: (s, r) for k, (s, r) in self._known.items() if not any(w.expired() for w in s)}  # type: ignore[no-untyped-call]
             storages = [StorageWeakRef(t.untyped_storage()) for t in given]  # type: ignore[no-untyped-call]
             self._known[key] = (storages, found)
         return found
@@ -112,7 +112,10 @@ class MaskStore:
     def _shared(self, new: Recorded) -> Recorded:
         """An equal one from before, if there is one: some models make the same mask anew for every layer."""
         kind = tuple(None if t is None else (tuple(t.shape), t.dtype, t.device) for t in new.tensors())
-        alike = self._distinct.setdefault(kind, [])
+        alike = self._distinct.pop(kind, [])
+        self._distinct[kind] = alike  # the last; of a corpus each text may have a shape of its own
+        while len(self._distinct) > 8:
+            del self._distinct[next(iter(self._distinct))]
         for old in alike:
             if all(a is None or torch.equal(a, b) for a, b in zip(old.tensors(), new.tensors(), strict=True)):  # type: ignore[arg-type]
                 return old

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
 from clearhead.models._padding import Given, given
 from clearhead.models._patch import replaced
+from clearhead.models._signature import parameters
 from clearhead.nn.multi_head_attention import MultiHeadAttention
 
 Kind = Literal["self", "cross"]
@@ -43,7 +42,7 @@ class Stack:
         self._running = _Running()
         self._lock = threading.Lock()
         self._threads = 0
-        self._runs = 0
+        self._entries = 0
         self.around: AbstractContextManager[Any] = nullcontext()  # entered while a thread runs the model
 
     def entered(self) -> AbstractContextManager[None]:
@@ -58,7 +57,7 @@ class Stack:
                     return call(module, *args, **kwargs)
                 finally:
                     running.others -= 1
-            with nullcontext() if running.stack else self._outermost():
+            with nullcontext() if running.stack else self._outermost(module):
                 running.stack.append(_entered(module, args, kwargs, running.stack))
                 try:
                     return call(module, *args, **kwargs)
@@ -68,11 +67,12 @@ class Stack:
         return _call_impl
 
     @contextmanager
-    def _outermost(self) -> Iterator[None]:
-        """The context of this thread's outermost call of the model."""
+    def _outermost(self, module: nn.Module) -> Iterator[None]:
+        """The context of this thread's outermost call of the model, or of a module of it."""
         with self._lock:
-            if not self._threads:  # else a part of the run of another thread
-                self._runs += 1
+            if module is self.model or not self._threads:  # else a part of what another thread runs
+                self._entries += 1
+            self._running.entry = self._entries
             self._threads += 1
         try:
             with self.around:
@@ -87,9 +87,9 @@ class Stack:
         return not self._running.stack and not self._running.others and self._threads > 0
 
     @property
-    def run(self) -> int:
-        """Which run of the model this is, from 0 on; what runs at the same time in several threads is one run."""
-        return self._runs - 1
+    def entry(self) -> int:
+        """The number of this thread's outermost call; a module that another thread calls meanwhile is a part of it."""
+        return self._running.entry
 
     @property
     def innermost(self) -> Running | None:
@@ -101,22 +101,7 @@ class _Running(threading.local):
     def __init__(self) -> None:
         self.stack: list[Running] = []
         self.others = 0  # modules running that are not the model's
-
-
-def _parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
-    """The names of a method's parameters, but for `self`."""
-    method = getattr(forward, "__func__", None)
-    return _names(forward) if method is None else _known_names(method)[1:]  # what is no method may hold a model
-
-
-def _names(function: Callable[..., Any]) -> tuple[str, ...]:
-    try:
-        return tuple(inspect.signature(function).parameters)
-    except ValueError:  # TorchScript's forward has no signature
-        return ()
-
-
-_known_names = lru_cache(maxsize=1024)(_names)
+        self.entry = 0
 
 
 def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], stack: list[Running]) -> Running:
@@ -125,7 +110,7 @@ def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], s
         return Running(module, "self", stack[-1].told if stack else Given())
     named = dict(kwargs)
     if len(args) > 1:
-        named.update(zip(_parameters(module.forward), args, strict=False))
+        named.update(zip(parameters(module.forward), args, strict=False))
     second = any(isinstance(named.get(source), Tensor) for source in SOURCES)
     if isinstance(module, nn.MultiheadAttention | MultiHeadAttention):  # which project query and key by themselves
         second = named.get("key") is not named.get("query")

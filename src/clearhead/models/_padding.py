@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
@@ -15,6 +13,7 @@ from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import Sizes
 from clearhead.base.tracing import transformed
+from clearhead.models._signature import parameters
 from clearhead.problem.problem import Problem
 
 EVERY = (slice(None),) * 4
@@ -43,7 +42,7 @@ def given(forward: Callable[..., Any], named: Mapping[str, Any], outer: Given) -
     own, source, read = outer
     mask = named.get("attention_mask")
     if _is_mask(mask) and mask is not read:
-        if _takes_decoder_inputs(getattr(forward, "__func__", forward)):  # it is the encoder's
+        if "decoder_input_ids" in parameters(forward):  # it is the encoder's
             source, own, read = _words(mask), None, None
             if _is_mask(decoders := named.get("decoder_attention_mask")):
                 own, read = _words(decoders), decoders
@@ -66,14 +65,6 @@ def _words(mask: Tensor) -> Tensor | None:
     return words if bool(words.any()) or not mask.is_floating_point() else None  # zeros alone: an additive mask
 
 
-@lru_cache(maxsize=256)
-def _takes_decoder_inputs(forward: Callable[..., Any]) -> bool:
-    try:
-        return "decoder_input_ids" in inspect.signature(forward).parameters
-    except (TypeError, ValueError):  # TorchScript's forward has no signature
-        return False
-
-
 def checked(padding: Any) -> Tensor:
     """The argument `padding` of `watch`, as bool; raises for anything but a mask."""
     mask = to_tensor(padding, "padding")
@@ -92,14 +83,15 @@ def of_call(told: Given, kind: str, problem: Problem, uniform: Tensor | None) ->
     With a cache the queries are the last words. Keys beyond the mask are the slots of a static cache. `uniform`: see
     `AttentionCall`.
     """
-    if (problem.visible, problem.bias, uniform) == (None, None, None):
+    bare = (problem.visible, problem.bias, uniform) == (None, None, None)
+    if bare and kind == "self":
         return None  # a sequence of the same length, such as the patches of an image
     sizes = problem.sizes
     batch, _, queries, keys = sizes.shape
     if kind == "cross":
         own, source = (
             None if t is None or t.shape != (batch, length) else t
-            for t, length in ((told.own, queries), (told.source, keys))
+            for t, length in ((told.own, queries), (None if bare else told.source, keys))
         )
         return _real(own, source, sizes)
     own = told.own

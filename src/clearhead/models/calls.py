@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Any, Generic, Protocol, Self, TypeVar, overload
 
+import numpy as np
+
 from clearhead.base.errors import ClearheadError
 
 
@@ -45,7 +47,7 @@ class Calls(Generic[Call]):
     def __getitem__(self, which: Any) -> Any:
         if isinstance(which, slice):
             return self.calls[which]
-        if isinstance(which, int):
+        if isinstance(which, int | np.integer) and not isinstance(which, bool):
             if not -len(self.calls) <= which < len(self.calls):
                 raise ClearheadError(f"there is no call {which}: {len(self.calls)} were seen.")
             return self.calls[which]
@@ -68,9 +70,11 @@ class Calls(Generic[Call]):
 
     @property
     def runs(self) -> list[Self]:
-        """The calls of each run of the model, in order: of each time that the model, or a module of it, was called."""
-        numbers = dict.fromkeys(call.run for call in self.calls)
-        return [type(self)([call for call in self.calls if call.run == number]) for number in numbers]
+        """The calls of each run of the model, in order: of each time that it, or a module of it, was called."""
+        found: dict[int, list[Call]] = {}
+        for call in self.calls:
+            found.setdefault(call.run, []).append(call)
+        return [type(self)(calls) for calls in found.values()]
 
 
 def listed(names: Iterator[str] | Any) -> str:

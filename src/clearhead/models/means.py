@@ -6,9 +6,11 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.models.calls import listed
 from clearhead.models.reduced import ReducedCall
 
 
@@ -30,19 +32,36 @@ class Means:
     and is no padding weighs the same, whichever text it is of; every key that is no padding in `Received`; every
     sequence in `Pool`. Of `TopK` the means of its values.
     `state_dict()` gives sums and counts: those of two runs, added key by key, are those of both together.
-    Raises a `ShapeError` where a result has another shape than before, such as a `Pool` of a text shorter than it.
+    A text during which the model fails has added the layers before.
+    Raises a `ClearheadError` where a module's reductions or heads are others than before, a `ShapeError` where a result
+    has another shape: a `Pool` has ⌈L / ⌈L / size⌉⌉ cells, which differs with the length.
     """
 
     def __init__(self) -> None:
         self._sums: dict[str, list[Tensor]] = {}
         self._counts: dict[str, list[Tensor]] = {}
+        self._of: dict[str, Any] = {}  # by module, the reductions and heads that it has means of, where they are known
         self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:  # a lock can't be copied
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock())
 
     def add(self, call: ReducedCall) -> None:
         """Add one call."""
         sums, counts = zip(*call.sums(), strict=True)
+        asked = [type(one).__name__ for one in call.reductions], call.heads
         with self._lock:
+            if self._of.get(call.name, asked) != asked:
+                (names, heads), (before, heads_before) = asked, self._of[call.name]
+                raise ClearheadError(
+                    f"{call.name}: these are means of {', '.join(before)} in the heads {heads_before}; "
+                    f"{', '.join(names)} in the heads {heads} need a ch.Means() of their own."
+                )
             self._add(call.name, list(sums), list(counts))
+            self._of[call.name] = asked
 
     def _add(self, name: str, sums: list[Tensor], counts: list[Tensor]) -> None:
         before = self._sums.get(name)
@@ -52,15 +71,15 @@ class Means:
         shapes, now = ([tuple(t.shape) for t in tensors] for tensors in (before, sums))
         if shapes != now:
             raise ShapeError(
-                f"{name}: the results have shapes {now} for all sequences together, and had {shapes} before. Means go "
-                "on over the same reductions alone; a Pool's map is smaller where a text is shorter than it."
+                f"{name}: the sums have shapes {now}, and those of the calls before {shapes}. A Pool's map depends on "
+                "the length of the text: take means of texts of one length, or leave it out."
             )
         self._sums[name] = [a + b for a, b in zip(before, sums, strict=True)]
         self._counts[name] = [a + b for a, b in zip(self._counts[name], counts, strict=True)]
 
     def __getitem__(self, name: str) -> tuple[Tensor, ...]:
         if name not in self._sums:
-            raise ClearheadError(f"there are no means of a module {name!r}; there are those of {', '.join(self)}.")
+            raise ClearheadError(f"there are no means of a module {name!r}; there are those of: {listed(self)}.")
         return tuple(s / c for s, c in zip(self._sums[name], self._counts[name], strict=True))
 
     def __iter__(self) -> Any:
@@ -84,18 +103,32 @@ class Means:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take these sums and counts in place of what is here."""
-        sums: dict[str, list[Tensor]] = {}
-        counts: dict[str, list[Tensor]] = {}
-        for key in state:
-            name, number, what = [*key.rsplit(":", 2), "", ""][:3]
-            if what not in ("sum", "count") or not number.isdecimal():
-                raise ClearheadError(f"{key!r} is no key of the state of Means.")
-            into = (sums if what == "sum" else counts).setdefault(name, [])
-            into.append(state[f"{name}:{len(into)}:{what}"].double())
-        if {n: len(t) for n, t in sums.items()} != {n: len(t) for n, t in counts.items()}:
-            raise ClearheadError("the state of Means needs a sum and a count of each result.")
-        self._sums, self._counts = sums, counts
+        """Take these sums and counts in place of what is here. Raises a `ClearheadError` for what is no such state."""
+        found: dict[str, dict[int, dict[str, Tensor]]] = {}
+        for key, tensor in state.items() if isinstance(state, Mapping) else [(state, None)]:
+            name, number, what = [*key.rsplit(":", 2), "", ""][:3] if isinstance(key, str) else ["", "", ""]
+            if what not in ("sum", "count") or not number.isdecimal() or not isinstance(tensor, Tensor):
+                raise ClearheadError(
+                    f"{key!r} is no entry of the state of Means: they are tensors, 'module:number:sum' and …count."
+                )
+            found.setdefault(name, {}).setdefault(int(number), {})[what] = tensor.detach().to(
+                "cpu", torch.float64, copy=True
+            )
+        for name, by_number in found.items():
+            whole = sorted(by_number) == list(range(len(by_number))) and all(len(t) == 2 for t in by_number.values())
+            if not whole or any(_unlike(t["sum"], t["count"]) for t in by_number.values()):
+                raise ClearheadError(
+                    f"the state of Means needs a sum and a count, alike in shape, of each result of {name!r}."
+                )
+        self._of = {}
+        self._sums, self._counts = (
+            {name: [by_number[i][what] for i in sorted(by_number)] for name, by_number in found.items()}
+            for what in ("sum", "count")
+        )
 
     def __repr__(self) -> str:
         return f"Means({len(self)} modules)"
+
+
+def _unlike(total: Tensor, count: Tensor) -> bool:
+    return tuple(count.shape) != (*total.shape[:1], *(1,) * (total.ndim - 1))

@@ -41,6 +41,8 @@ class Recorder:
         self.masks = MaskStore()
         self.unattributed: list[None] = []  # one for each call in a thread that runs no module
         self._inside = _Inside()
+        self._lock = threading.Lock()
+        self._runs: dict[int, int] = {}  # by the entry of the stack
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -53,14 +55,24 @@ class Recorder:
 
     @property
     def idle(self) -> bool:
-        """Nothing to record: no module of the model runs, or the call is a part of a recorded one, or not asked for."""
-        innermost = self.stack.innermost
+        """Nothing to record: no module runs, the call is a part of a recorded one, or it is of a run not asked for."""
         # gradient checkpointing runs a module again in the backward pass: the same calls
-        if innermost is None or self._inside.depth > 0 or in_backward():
+        if self.stack.innermost is None or self._inside.depth > 0 or in_backward():
             return True
-        name = self.stack.names[id(innermost.module)]
-        number = self.modules.setdefault(name, len(self.modules))
-        return not self.asked.chooses(self.stack.run, name, number)
+        return self.run % self.asked.every > 0
+
+    @property
+    def run(self) -> int:
+        """The number of this run of the model, among those that made a call."""
+        with self._lock:
+            return self._runs.setdefault(self.stack.entry, len(self._runs))
+
+    def wants(self, name: str | None) -> bool:
+        """Whether calls of this module are asked for; None: of the innermost running one."""
+        name = name or self.stack.names[id(self._innermost().module)]
+        with self._lock:
+            number = self.modules.setdefault(name, len(self.modules))
+        return self.asked.chooses(name, number)
 
     @property
     def copies(self) -> bool:
@@ -86,6 +98,8 @@ class Recorder:
         `masks`: the call's own, converted by `self.masks`.
         """
         self.check(query, key, name)
+        if not self.wants(name):
+            return
         with unobserved():  # else the watch's function mode would see each operation here
             dtype = torch.promote_types(query.dtype, key.dtype)  # under autocast they may differ
             query, key = (tensor.detach().to(dtype, copy=self.copies) for tensor in (query, key))
@@ -133,19 +147,18 @@ class Recorder:
             knows_more = own is not None and own.shape[1] > self.padding.shape[1]  # a generation's mask grows with it
             if not (knows_more or (kind == "self" and self._decodes(name))):
                 padding = as_said(self.padding, kind, problem)
-        run = self.stack.run
-        call = AttentionCall(name, kind, query, key, score, mask, backend, record, uniform, padding, run)
-        self.seen += 1
+        call = AttentionCall(name, kind, query, key, score, mask, backend, record, uniform, padding, self.run)
         self.sizes.add((sizes.batch, sizes.keys))
         if self.asked.keep is None:
             self.calls.append(call)
-            return
-        with unobserved():
-            found = reduced(call, self.asked.keep, self.asked.heads)
-        if self.asked.merge is None:
-            self.reduced.append(found)
         else:
-            self.asked.merge.add(found)
+            with unobserved(), self.inside():  # a reduction of the caller's own may compute attention
+                found = reduced(call, self.asked.keep, self.asked.heads)
+            if self.asked.merge is None:
+                self.reduced.append(found)
+            else:
+                self.asked.merge.add(found)
+        self.seen += 1
 
     def _innermost(self) -> Running:
         innermost = self.stack.innermost

@@ -120,7 +120,9 @@ def load_seen(path: str | Path) -> Recording:
 
 
 def _usual(call: AttentionCall) -> tuple[Reduction, ...]:
-    far = (MeanDistance(),) if call.kind == "self" else ()
+    sizes = call.problem.sizes
+    placed = sizes.align is not None or sizes.queries == sizes.keys
+    far = (MeanDistance(),) if call.kind == "self" and placed else ()
     return (Entropy(), TopK(1), *far)
 
 

@@ -19,8 +19,11 @@ from clearhead.inspection.weights import Weights
 from clearhead.models._padding import Real
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.padded import PaddedWeights
+from clearhead.problem.problem import Problem
+from clearhead.problem.record import now
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
+from clearhead.problem.unseen import seen
 
 Heads = int | slice | Sequence[int] | None
 
@@ -30,9 +33,10 @@ class ReducedCall:
     """An attention call of a model, of which what reductions found is kept, and no query and no key.
 
     `results`: those of `watch(keep=…)`, in their order, each (B, H, …); `TopK` gives weight 0 and key −1 where there
-    are fewer keys than k. `shape`: (B, H, Lq, Lk), H the heads that were asked for. `name`, `kind`, `backend`,
-    `padding`, `run`: as in `AttentionCall`. `counted`: which queries see a key and are no padding, bool (B, H, Lq):
-    `means` are over them.
+    are fewer keys than k. `shape`: (B, H, Lq, Lk), H the heads that were asked for; `heads`: their numbers. `name`,
+    `kind`, `backend`, `padding`, `run`: as in `AttentionCall`. `means` are over the queries that see a key and are no
+    padding, `queries`, bool (B, H, Lq), or the keys that are seen and are no padding, `keys`, bool (B, H, Lk), which is
+    there where a result counts keys.
     """
 
     name: str
@@ -41,7 +45,9 @@ class ReducedCall:
     shape: tuple[int, int, int, int]
     reductions: tuple[Reduction, ...]
     results: tuple[Any, ...]
-    counted: Tensor
+    heads: tuple[int, ...]
+    queries: Tensor
+    keys: Tensor | None = None
     padding: Real | None = None
     run: int = 0
 
@@ -56,26 +62,22 @@ class ReducedCall:
     def means(self) -> tuple[Tensor, ...]:
         """Each result's mean for a head, over the batch and the queries (or keys) that count: (H, …), float64.
 
-        Of `TopK` the mean of its values. NaN where nothing counts.
+        Of a result of several tensors the mean of the first: of `TopK` that of its values. NaN where nothing counts.
         """
         return tuple(total / count for total, count in self.sums())
 
     def sums(self) -> list[tuple[Tensor, Tensor]]:
-        """For each result its sum over all that counts, (H, …), and how many that are, (H, 1, …); float64."""
+        """For each result its sum over all that counts, (H, …), and how many, (H, 1, …): float64, on the CPU."""
         return [self._sums(result, one) for result, one in zip(self.results, self.reductions, strict=True)]
 
     def _sums(self, result: Any, reduction: Reduction) -> tuple[Tensor, Tensor]:
-        values: Tensor = (result[0] if isinstance(result, tuple) else result).double()
-        batch, heads, _, keys = self.shape
+        first: Tensor = result[0] if isinstance(result, tuple) else result
+        values = first.to("cpu", torch.float64)
         if reduction.along is None:
-            return values.sum(0), values.new_full((heads,) + (1,) * (values.ndim - 2), float(batch))
-        if reduction.along == "queries":
-            counted = self.counted
-        else:
-            words = None if self.padding is None else self.padding.keys
-            counted = values.new_ones((batch, 1, keys), dtype=torch.bool) if words is None else words.unsqueeze(1)
-            counted = counted.expand(-1, heads, -1)
-        counted = counted.reshape(*counted.shape, *(1,) * (values.ndim - 3))
+            return values.sum(0), values.new_full((self.shape[1],) + (1,) * (values.ndim - 2), float(self.shape[0]))
+        counted = self.queries if reduction.along == "queries" else self.keys
+        assert counted is not None
+        counted = counted.cpu().reshape(*counted.shape, *(1,) * (values.ndim - 3))
         return values.masked_fill(~counted, 0.0).sum((0, 2)), counted.sum((0, 2)).double()
 
     def __repr__(self) -> str:
@@ -87,33 +89,55 @@ class ReducedCall:
 def reduced(call: AttentionCall, reductions: tuple[Reduction, ...], heads: Heads = None) -> ReducedCall:
     """Reduce the weights of a call: all heads in one pass over them, or each run of heads that is asked for."""
     problem, found = call.problem, []
-    runs = _runs(heads, problem.sizes.heads, call.name)
-    for run in runs:
-        record = call.record._replace(problem=cut(problem, Region(heads=run)))
-        source = FromRecord(record, {})
+    batch, count, queries, keys = problem.sizes.shape
+    numbers = _numbers(heads, count, call.name)
+    for run in _runs(numbers):
+        source = FromRecord(now(cut(problem, Region(heads=run))), {})
         weights = Weights(source) if call.padding is None else PaddedWeights(source, call.padding)
-        few = (_of_keys(one, problem.sizes.keys) for one in reductions)
+        few = (_of_keys(one, keys) for one in reductions)
         found.append(weights.reduce(*few, LogSumExp()))
     *results, rows = (_together(parts) for parts in zip(*found, strict=True))
     results = [_filled(result, one) for result, one in zip(results, reductions, strict=True)]
-    batch, _, queries, keys = problem.sizes.shape
+    words = call.padding or Real(None, None)
     counted = rows != -torch.inf
-    if call.padding is not None and call.padding.queries is not None:
-        counted &= call.padding.queries.unsqueeze(1)
-    shape = batch, rows.shape[1], queries, keys
+    if words.queries is not None:
+        counted &= words.queries.unsqueeze(1)
+    of_keys = _seen_keys(problem, words.keys, numbers) if any(one.along == "keys" for one in reductions) else None
     return ReducedCall(
-        call.name, call.kind, call.backend, shape, reductions, tuple(results), counted, call.padding, call.run
+        name=call.name,
+        kind=call.kind,
+        backend=call.backend,
+        shape=(batch, len(numbers), queries, keys),
+        reductions=reductions,
+        results=tuple(results),
+        heads=numbers,
+        queries=counted,
+        keys=of_keys,
+        padding=call.padding,
+        run=call.run,
     )
+
+
+def _seen_keys(problem: Problem, words: Tensor | None, heads: tuple[int, ...]) -> Tensor:
+    """Which keys some query sees, and are no padding, (B, H, Lk): a cache has slots that nothing fills yet."""
+    batch, _, _, keys = problem.sizes.shape
+    counted = torch.ones(batch, 1, keys, dtype=torch.bool, device=problem.query.device)
+    if problem.spans is not None:
+        found, _ = seen(problem.spans, problem.sizes)
+        counted = counted & (found if found.shape[1] == 1 else found[:, list(heads)])
+    if words is not None:
+        counted = counted & words.unsqueeze(1)
+    return counted.expand(-1, len(heads), -1)
 
 
 def _of_keys(reduction: Reduction, keys: int) -> Reduction:
     """The same for no more keys than there are: a text may be shorter than k."""
-    return TopK(min(reduction.k, keys)) if isinstance(reduction, TopK) and keys else reduction
+    return TopK(min(reduction.k, keys)) if type(reduction) is TopK and keys else reduction
 
 
 def _filled(result: Any, reduction: Reduction) -> Any:
     """The largest weights with 0, and key −1, where there are fewer keys than k."""
-    if not isinstance(reduction, TopK):
+    if type(reduction) is not TopK:
         return result
     values, indices = result
     missing = reduction.k - values.shape[-1]
@@ -127,10 +151,10 @@ def _together(parts: Any) -> Any:
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
-def _runs(heads: Heads, count: int, name: str) -> list[slice]:
-    """The heads that are asked for, as slices."""
+def _numbers(heads: Heads, count: int, name: str) -> tuple[int, ...]:
+    """The numbers of the heads that are asked for."""
     if heads is None:
-        return [slice(0, count)]
+        return tuple(range(count))
     if isinstance(heads, slice):
         found: Iterable[int] = range(count)[heads]
     else:
@@ -138,8 +162,12 @@ def _runs(heads: Heads, count: int, name: str) -> list[slice]:
     numbers = list(found)
     if not numbers or not all(-count <= number < count for number in numbers):
         raise ClearheadError(f"watch: heads is {heads!r}, and {name} has {count} heads, numbered from 0.")
-    numbers = [range(count)[number] for number in numbers]
-    runs = [slice(numbers[0], numbers[0] + 1)]
+    return tuple(range(count)[number] for number in numbers)
+
+
+def _runs(numbers: tuple[int, ...]) -> list[slice]:
+    """The same as slices, as few as there can be."""
+    runs = [slice(numbers[0], numbers[0] + 1)] if numbers else [slice(0, 0)]
     for number in numbers[1:]:
         if number == runs[-1].stop:
             runs[-1] = slice(runs[-1].start, number + 1)

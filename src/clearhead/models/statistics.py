@@ -18,13 +18,16 @@ class Statistics(Calls[ReducedCall]):
 
 def rows_of(call: ReducedCall) -> list[dict[str, Any]]:
     """A row for each head: run, module, kind, backend, queries, keys, head, and each mean that is one number."""
-    _, heads, queries, keys = call.shape
+    _, _, queries, keys = call.shape
     same = {"run": call.run, "module": call.name, "kind": call.kind, "backend": call.backend}
     same |= {"queries": queries, "keys": keys}
     columns: dict[str, list[float]] = {}
     for reduction, mean in zip(call.reductions, call.means, strict=True):
         name = type(reduction).__name__
         name = name if name not in columns else f"{name} {len(columns)}"
-        if mean.ndim == 1:
-            columns[name] = mean.tolist()
-    return [same | {"head": head} | {name: column[head] for name, column in columns.items()} for head in range(heads)]
+        if mean.numel() == len(mean):  # one number a head
+            columns[name] = mean.flatten().tolist()
+    return [
+        same | {"head": head} | {name: column[i] for name, column in columns.items()}
+        for i, head in enumerate(call.heads)
+    ]

@@ -11,7 +11,7 @@ from torch import nn
 
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.inspection.reductions.base import Reduction
-from clearhead.models._asked import Layers, asked
+from clearhead.models._asked import Layers, asked, fits
 from clearhead.models._compiled import refuse_compiled
 from clearhead.models._padding import checked
 from clearhead.models.calls import listed
@@ -77,9 +77,10 @@ def watch(
     and `call.padding` says what was left out.
     `keep`: reductions, such as `[ch.Entropy(), ch.TopK(5)]`. Each call is reduced when it happens, query and key are
     not kept, and what is given are `Statistics`: `calls[i].results`, in the order of `keep`; O(Lq + Lk) memory a call.
-    `every`: of how many runs of the model one is recorded, the first of them. `layers`: which modules, by name, by
-    pattern ("layers.3.*") or by number, in the order in which they call attention. `heads`: which heads are reduced, a
-    number, a slice or some numbers. `merge`: a `Means`, to which each call is added instead of being listed.
+    `every`: of how many runs of the model one is recorded, the first of them; a run is a call from outside in which
+    attention is computed. `layers`: which modules, by name, by pattern ("layers.3.*") or by number, in the order in
+    which they first call attention. `heads`: which heads are reduced, a number, a slice or some numbers. `merge`: a
+    `Means`, to which each call is added instead of being listed.
     Compiled functions inside the model pause at each attention call, whose record is made in eager
     code: operations that the compiler had fused across the call may change in their last digits.
     Raises a `ClearheadError` at the end of the `with` if no call was recognised: the result is never empty; and where
@@ -99,26 +100,37 @@ def watch(
 @contextmanager
 def _watching(recorder: Recorder) -> Iterator[Recording | Statistics]:
     with ExitStack() as stack:
+        stack.enter_context(
+            functions.source(recorder)
+        )  # first: what the compiler makes of it would keep the rest alive
         stack.enter_context(recorder.stack.entered())
         stack.enter_context(transformers.source(recorder))
-        stack.enter_context(functions.source(recorder))
         stack.enter_context(own.source(recorder))
         yield Recording(recorder.calls) if recorder.copies else Statistics(recorder.reduced)
     lost = len(recorder.unattributed)
+    if not recorder.seen and not recorder.modules:
+        raise ClearheadError(_nothing_seen(recorder.stack.model, lost))
+    missing = [layer for layer in recorder.asked.layers or () if not _is_there(layer, recorder.modules)]
+    if missing:
+        raise ClearheadError(_no_such_layer(missing, recorder.modules))
     if not recorder.seen:
         raise ClearheadError(
-            _nothing_chosen(recorder) if recorder.modules else _nothing_seen(recorder.stack.model, lost)
+            f"no call could be recorded: an error came between. Calls were made by {listed(recorder.modules)}."
         )
-    if recorder.padding is not None and not recorder.fitted:
+    if recorder.padding is not None and not recorder.fitted and recorder.asked.layers is None:
         raise ShapeError(_fits_none(recorder))
     if lost:
         warnings.warn(_lost(lost), stacklevel=3)  # points at the caller's `with` statement
 
 
-def _nothing_chosen(recorder: Recorder) -> str:
+def _is_there(layer: int | str, modules: dict[str, int]) -> bool:
+    return any(fits(layer, name, number) for name, number in modules.items())
+
+
+def _no_such_layer(missing: list[int | str], modules: dict[str, int]) -> str:
     return (
-        f"watch: layers is {recorder.asked.layers!r}, and no call is of these; calls were made by "
-        f"{listed(recorder.modules)}."
+        f"watch: no call was made by a module {', '.join(map(repr, missing))} of layers; calls were made by "
+        f"{listed(modules)}, numbered from 0. A pattern is one of the whole name, such as '*.layers.3.*'."
     )
 
 

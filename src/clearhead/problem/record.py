@@ -99,6 +99,11 @@ def record(problem: Problem, *, copy: bool = False, fresh: bool = False) -> Reco
     return Record(kept, Versions(_by_functions(kept) if copy else tensors_of(kept)), copy)
 
 
+def now(problem: Problem) -> Record:
+    """A record that is read before anything can be written to."""
+    return Record(problem, Versions(_by_functions(problem)), copied=True)
+
+
 def copied(tensor: Tensor) -> Tensor:
     """A detached copy, an ordinary tensor in inference mode too."""
     with torch.inference_mode(False):  # a tensor of inference mode could not be used where gradients are wanted

@@ -68,6 +68,8 @@ class _Given(threading.local):
 
 def _read(recorder: Recorder, problem: Problem, call: Arguments, backend: str) -> None:
     recorder.check(problem.query, problem.key)
+    if not recorder.wants(None):
+        return
     kept = record(problem._replace(sizes=problem.sizes._replace(leading=None)), copy=recorder.copies)
     scores, given = kept.problem.scores, as_score(call.score)
     query, key, score = scores.query, scores.key, given
