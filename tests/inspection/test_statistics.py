@@ -481,3 +481,37 @@ def test_more_of_what_is_refused():
     assert w.reduce(ch.Output(value))[0].shape == (3, 5, 2)
     with pytest.raises(ch.ClearheadError, match="True or False"):
         w.gradients(draw(6, 2), draw(5, 2)).by_key("yes")
+
+
+@pytest.mark.parametrize("engine", ["native", "tiled", "reference"])
+def test_a_row_of_nan_reaches_the_keys_that_it_sees_and_no_others(engine):
+    torch.manual_seed(0)
+    q, k = torch.randn(1, 1, 60, 4), torch.randn(1, 1, 70, 4)
+    k[0, 0, 3] = torch.nan
+    keep = torch.rand(60, 70) < 0.2
+    keep[:, 3] = False
+    keep[11, [3, 9, 66]] = True
+    w = ch.weights(q, k, mask=ch.DenseMask(keep), engine=engine)
+    dense = w.dense()
+    assert torch.equal(dense.isnan()[0, 0], keep & (torch.arange(60) == 11)[:, None])
+    assert torch.equal(w.received().isnan(), dense.sum(-2).isnan())
+    bad = dense.isnan()[0, 0].view(6, 10, 7, 10).any(3).any(1)
+    assert torch.equal(w.pool((6, 7), "mean").isnan()[0, 0], bad)
+
+
+@pytest.mark.parametrize("engine", ["native", "tiled"])
+def test_sinks_leave_masked_pairs_of_a_row_of_nan_at_0(engine):
+    q, k = torch.randn(1, 1, 2, 4), torch.randn(1, 1, 3, 4)
+    k[0, 0, 0] = torch.nan
+    w = ch.weights(q, k, mask=ch.Lengths([[1, 2]]), sinks=torch.zeros(1), engine=engine)
+    assert w.dense()[0, 0].isnan().tolist() == [[True, False, False], [True, True, False]]
+
+
+@pytest.mark.parametrize("engine", ["native", "tiled", "reference"])
+@pytest.mark.parametrize("score", [ch.Dot(), ch.Additive.from_weights(None, None, torch.ones(4)), ch.Gaussian(1.0)])
+def test_a_query_that_is_nan_leaves_the_gradients_of_others_alone(engine, score):
+    q, k, v = torch.randn(3, 1, 1, 8, 4)
+    q[0, 0, 5] = torch.nan
+    q.requires_grad_()
+    ch.attention(q, k, v, score=score, engine=engine)[0, 0, :5].sum().backward()
+    assert not q.grad[0, 0, [0, 1, 2, 3, 4, 6, 7]].isnan().any()

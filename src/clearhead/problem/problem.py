@@ -362,7 +362,12 @@ def guard(problem: Problem) -> Problem:
     problem = zero_unseen(problem)
     query, key, value = problem.query, problem.key, problem.value
     with_keys = (key,) if value is None else (key, value)
-    if problem.visible is None or all(map(finite, (query, *with_keys))):
+    if problem.visible is None:  # every query sees every key, but not what is wrong with another query
+        if finite(query):
+            return problem
+        scores = problem.scores._replace(query=_finite_part(query))
+        return problem._replace(scores=scores, poison=(_poison(query).unsqueeze(-1), _none_of(key).unsqueeze(-2)))
+    if all(map(finite, (query, *with_keys))):
         return problem
     scores = problem.scores._replace(query=_finite_part(query), key=_finite_part(key))
     return problem._replace(
@@ -374,6 +379,10 @@ def guard(problem: Problem) -> Problem:
 
 def _finite_part(tensor: Tensor) -> Tensor:
     return tensor.masked_fill(~tensor.isfinite(), 0.0)
+
+
+def _none_of(tensor: Tensor) -> Tensor:
+    return torch.zeros(tensor.shape[:-1], dtype=torch.float32, device=tensor.device)
 
 
 def _poison(*tensors: Tensor) -> Tensor:

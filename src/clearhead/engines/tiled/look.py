@@ -54,6 +54,8 @@ class Look:
             self.weights = self.shares * (self.log_keys - self.log_total).exp().unsqueeze(-1)
             maximum = torch.maximum(self.top, sinks.detach().expand_as(self.top))
             log_sum = log_add(self.log_keys + (self.top - maximum), sinks - maximum)
+            if unseen is not None:
+                self.weights = self.weights.masked_fill(unseen, 0.0)
         self.maximum = maximum.masked_fill(self.blind, 0.0)
         self.log_sum = log_sum.masked_fill(self.blind, torch.inf)
 

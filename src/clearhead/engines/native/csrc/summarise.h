@@ -205,6 +205,17 @@ struct Summarise {
         for (float* at = before; at < before + seen * ROWS; at += ROWS)
             for (int64_t r = 0; r < rows; r += LANES)
                 store(at + r, exp(min(V{}, load(at + r) - load(now + r))) * load(inverse + r));
+        for (int64_t r = 0; r < rows; r++)
+            if (inverse[r] != inverse[r]) spoil(r);
+    }
+
+    // A row of NaN: its weights are NaN where it sees a key, and not times the zeros of the others.
+    void spoil(int64_t r) {
+        for (int64_t k = 0; k < seen; k++) {
+            float* row = all + (k * ROWS + r) * PANEL;
+            for (int64_t c = 0; c < PANEL; c++) row[c] = row[c] == 0.0f ? 0.0f : NAN;
+            before[k * ROWS + r] = 1.0f;
+        }
     }
 
     // Adds what the keys of the k-th panel seen receive from the rows [from, to), all of one row of cells, to that row's sums. `factors`:
@@ -266,7 +277,9 @@ struct Summarise {
             for (int64_t r = from; r < to && summary->peak; r++) {  // `max` skips NaN
                 if (inverse[r] == inverse[r]) continue;
                 odd = true;
-                for (int64_t j = spans.low; j < spans.high; j++) tops[j] = NAN;
+                for (int64_t k = 0; k < seen; k++)
+                    for (int64_t c = 0; c < PANEL; c++)
+                        if (all[(k * ROWS + r) * PANEL + c] != 0.0f) tops[seen_panels[k] * PANEL + c] = NAN;
             }
             if (seen) low = min(low, spans.low / LANES * LANES), high = max(high, round_up(spans.high, LANES));
             if (first + to == end) pool(p, batch, head, cell_row, received);
