@@ -57,22 +57,17 @@ def asked(keep: Any, every: Any, layers: Any, heads: Any, merge: Any) -> Asked:
                 f"watch: layers is {layers!r}; expected modules' names or patterns of them, such as 'layers.3.*', or "
                 "their numbers in the order in which they call attention."
             )
-    some = (
-        heads
-        if isinstance(heads, list | tuple | range)
-        else []
-        if heads is None or isinstance(heads, slice)
-        else [heads]
-    )
-    if any(isinstance(one, bool) or not isinstance(one, int) for one in some):
+    if heads is not None and not _are_heads(heads):
         raise ClearheadError(f"watch: heads is {heads!r}; expected a number, a slice, or some numbers.")
-    if isinstance(heads, slice) and not _whole(heads):
-        raise ClearheadError(f"watch: heads is {heads}; expected a slice of whole numbers.")
     if not (merge is None or isinstance(merge, Means)):
         raise ClearheadError(f"watch: merge is a {type(merge).__name__}; expected a ch.Means().")
     return Asked(keep, every, layers, heads, merge)
 
 
-def _whole(numbers: slice) -> bool:
-    parts = (numbers.start, numbers.stop, numbers.step)
-    return numbers.step != 0 and all(p is None or (isinstance(p, int) and not isinstance(p, bool)) for p in parts)
+def _are_heads(heads: Any) -> bool:
+    if isinstance(heads, slice):
+        numbers = [part for part in (heads.start, heads.stop, heads.step) if part is not None]
+    else:
+        numbers = list(heads) if isinstance(heads, list | tuple | range) else [heads]
+    whole = all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
+    return whole and not (isinstance(heads, slice) and heads.step == 0)

@@ -11,7 +11,7 @@ import numpy as np
 from clearhead.base.errors import ClearheadError
 
 
-class CallLike(Protocol):
+class AnyCall(Protocol):
     """What all calls have: the module's name, the kind of attention, and which run of the model made them."""
 
     @property
@@ -24,7 +24,7 @@ class CallLike(Protocol):
     def run(self) -> int: ...
 
 
-Call = TypeVar("Call", bound=CallLike)
+Call = TypeVar("Call", bound=AnyCall)
 
 
 class Calls(Generic[Call]):
