@@ -104,10 +104,11 @@ def load_seen(path: str | Path) -> Recording:
     >>> class Block(torch.nn.Module):
     ...     def forward(self, x):
     ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
-    >>> block, folder = Block(), tempfile.TemporaryDirectory()
+    >>> block = Block()
     >>> with ch.watch(block) as seen:
     ...     output = block(torch.rand(1, 4, 10, 8))
-    >>> again = ch.load_seen(seen.save(folder.name + "/seen.safetensors"))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     again = ch.load_seen(seen.save(folder + "/seen.safetensors"))
     >>> again.calls
     [AttentionCall('Block', self, query (1, 4, 10, 8), key (1, 4, 10, 8), Causal(), sdpa)]
     >>> torch.equal(again[0].weights.entropy(), seen[0].weights.entropy())
