@@ -446,7 +446,7 @@ def _attend(p: Problem, loss: Loss | None, step: Any) -> Found:
     total = total if column is None else total + np.exp(column - top)
     lse = top + np.log(np.where(blind, 1.0, total))
     logs = s - lse[..., None]
-    w = np.where(blind[..., None], 0.0, np.exp(logs))
+    w = np.where(s == -np.inf, 0.0, np.exp(logs))  # in a row of NaN too
     alone = s - s.max(-1, initial=-np.inf, keepdims=True)
     shares = np.where(blind[..., None], 0.0, np.exp(alone))
     over_keys = np.where(blind, 1.0, shares.sum(-1))[..., None]

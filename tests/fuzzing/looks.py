@@ -81,6 +81,10 @@ def looks(spec: Spec, r: random.Random, infinite: bool) -> dict[str, tuple[Any, 
         "log-sum-exp": (ch.LogSumExp(), lambda f: f.logsumexp),
     }
     if infinite:  # the rest is not specified
+        made["received"] = ch.Received(), lambda f: oracle.received(f.weights)
+        for how in ("max", "mean"):
+            made[f"pool {how}"] = ch.Pool((7, 10), how), lambda f, h=how: oracle.pool(f.weights, (7, 10), h)
+        made["dense"] = lambda w, v: w.dense(), lambda f: f.weights
         return made
     for how in ("max", "mean"):
         size = tuple(r.choice([1, 2, 7, 10, 64, 500]) for _ in range(2))

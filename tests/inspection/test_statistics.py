@@ -497,6 +497,7 @@ def test_a_row_of_nan_reaches_the_keys_that_it_sees_and_no_others(engine):
     assert torch.equal(w.received().isnan(), dense.sum(-2).isnan())
     bad = dense.isnan()[0, 0].view(6, 10, 7, 10).any(3).any(1)
     assert torch.equal(w.pool((6, 7), "mean").isnan()[0, 0], bad)
+    assert torch.equal(w.pool((6, 7)).isnan()[0, 0], bad)
 
 
 @pytest.mark.parametrize("engine", ["native", "tiled"])

@@ -37,8 +37,9 @@ class Look:
         # a score of +∞ makes the weights of its row NaN, and so every result for the row
         self.top = top.masked_fill(self.blind, 0.0).masked_fill_(top == torch.inf, torch.nan)
         self.may_be_empty = may_be_empty
-        odd = may_be_empty and (compiling() or vectorized() or bool(self.top.isnan().any()))
-        unseen = values == -torch.inf if odd else None
+        # whether some rows are, or may be, of NaN
+        self.odd = may_be_empty and (compiling() or vectorized() or bool(self.top.isnan().any()))
+        unseen = values == -torch.inf if self.odd else None
         self.scores = scores.sub_(self.top.unsqueeze(-1))  # (b, h, q, k)
         self._peaks = {PEAK: peaks.sub_(self.top.unsqueeze(-1))}
         above = self.scores.exp()

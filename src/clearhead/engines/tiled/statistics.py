@@ -251,7 +251,7 @@ def _pooled(weights: Tensor, look: Look, cell: tuple[int, int], reduce: Any) -> 
 
 def _peaks(look: Look, cell: tuple[int, int]) -> Tensor:
     tall, wide = cell
-    if look.start % wide or not look.weights.shape[-1]:
+    if look.odd or look.start % wide or not look.weights.shape[-1]:
         return _pooled(look.weights.detach(), look, cell, torch.amax)
     # the largest weight has the largest score, and those peaks may be there already
     part = (look.peaks(wide) - look.log_total.detach().unsqueeze(-1)).exp_()

@@ -205,17 +205,25 @@ struct Summarise {
         for (float* at = before; at < before + seen * ROWS; at += ROWS)
             for (int64_t r = 0; r < rows; r += LANES)
                 store(at + r, exp(min(V{}, load(at + r) - load(now + r))) * load(inverse + r));
-        for (int64_t r = 0; r < rows; r++)
-            if (inverse[r] != inverse[r]) spoil(r);
     }
 
-    // A row of NaN: its weights are NaN where it sees a key, and not times the zeros of the others.
-    void spoil(int64_t r) {
+    // Row r of NaN, query i: its weights are NaN where it sees a key, and 0, not times NaN, where it sees none.
+    void spoil(const Problem& p, int64_t batch, int64_t head, int64_t i, int64_t r, const RowSpans& spans) {
         for (int64_t k = 0; k < seen; k++) {
+            const int64_t begin = seen_panels[k] * PANEL;
+            const int32_t kind = kind_of(p, batch, head, i / ROWS, seen_panels[k]);
+            const uint64_t bits = keys_seen(p, kind, i, begin, spans.start[r], spans.stop[r]);
             float* row = all + (k * ROWS + r) * PANEL;
-            for (int64_t c = 0; c < PANEL; c++) row[c] = row[c] == 0.0f ? 0.0f : NAN;
+            for (int64_t c = 0; c < PANEL; c++)
+                row[c] = bits >> c & 1 && added(p, batch, head, i, begin + c) != -INFINITY ? NAN : 0.0f;
             before[k * ROWS + r] = 1.0f;
         }
+    }
+
+    // The bias of a pair.
+    static float added(const Problem& p, int64_t batch, int64_t head, int64_t i, int64_t j) {
+        const float dense = p.dense ? p.dense.at<float>(batch, head, i)[j * p.dense.strides[3]] : 0.0f;
+        return p.relative ? dense + p.relative.at<float>(batch, head)[j - i + p.queries - 1] : dense;
     }
 
     // Adds what the keys of the k-th panel seen receive from the rows [from, to), all of one row of cells, to that row's sums. `factors`:
@@ -270,6 +278,8 @@ struct Summarise {
         for (int64_t r = 0; r < rows; r++)
             factors[r] = summary->factors ? *summary->factors.at<float>(batch, head, first + r) : 1.0f;
         divide(rows, softmax, inverse);
+        for (int64_t r = 0; r < rows; r++)
+            if (inverse[r] != inverse[r]) spoil(p, batch, head, first + r, r, spans);
         for (int64_t from = 0, to; from < rows; from = to) {
             const int64_t cell_row = (first + from) / cell_rows, end = min(last, (cell_row + 1) * cell_rows);
             to = min(rows, end - first);

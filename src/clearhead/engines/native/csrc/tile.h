@@ -44,6 +44,13 @@ INLINE int32_t kind_of(const Problem& p, int64_t batch, int64_t head, int64_t ti
     return p.kinds ? p.kinds.at<int32_t>(batch, head, tile)[panel] : BY_SPANS;
 }
 
+// The keys of a panel that query i of a head sees, those from `begin` on, as bits. `kind`: of its block; `start`, `stop`: its span.
+INLINE uint64_t keys_seen(const Problem& p, int32_t kind, int64_t i, int64_t begin, int64_t start, int64_t stop) {
+    if (kind >= 0) return p.bits[kind * ROWS + i % ROWS];
+    if (kind == BY_SPANS) return inside(start, stop, begin);
+    return kind == ALL ? inside(begin, p.keys, begin) : 0;
+}
+
 // Some keys of a panel, [first, last), and the columns [left, right) of whole vectors that hold them.
 struct Columns {
     int64_t left, right, first, last;
@@ -90,11 +97,7 @@ struct Parts {
         uint64_t bits[ROWS];
         int64_t top = rows, bottom = 0;
         for (int64_t r = 0; r < rows; r++) {
-            const int32_t of = r < cut ? kind : next;
-            bits[r] = of >= 0      ? p.bits[of * ROWS + (first + r) % ROWS]
-                      : of == NONE ? 0
-                      : of == ALL  ? inside(begin, end, begin)
-                                   : inside(spans.start[r], spans.stop[r], begin);
+            bits[r] = keys_seen(p, r < cut ? kind : next, first + r, begin, spans.start[r], spans.stop[r]);
             if (bits[r]) top = min(top, r), bottom = r + 1;
         }
         for (int64_t from = top; from < bottom; from += STRIP) {
