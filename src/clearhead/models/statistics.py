@@ -12,7 +12,11 @@ class Statistics(Calls[ReducedCall]):
     """The attention calls of a model watched with `keep=`: of each its `results`."""
 
     def table(self) -> list[dict[str, Any]]:
-        """A row for each call and head, as `pandas.DataFrame` takes them: see `rows_of`."""
+        """A row for each call and head, as `pandas.DataFrame` takes them.
+
+        Its columns: run, module, kind, backend, queries, keys, head; and, by the name of its reduction, each of
+        `call.means` that is one number a head.
+        """
         return [row for call in self.calls for row in rows_of(call)]
 
 

@@ -47,7 +47,7 @@ def read(path: str | Path) -> list[AttentionCall]:
         with safetensors.safe_open(Path(path), "pt") as file:
             header = (file.metadata() or {}).get(HEADER)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - a file is no dict
-    except Exception as error:
+    except Exception as error:  # as above
         raise ClearheadError(f"cannot read a recording from {str(path)!r}: {error}.") from error
     if header is None:
         raise ClearheadError(f"{str(path)!r} is no recording: pass a file that seen.save() has written.")
@@ -70,7 +70,7 @@ class _Tensors:
     def put(self, tensor: Tensor | None) -> str | None:
         if tensor is None:
             return None
-        place = tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+        place = tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
         if place not in self._known:
             name = str(len(self._known))
             self._known[place] = name, tensor

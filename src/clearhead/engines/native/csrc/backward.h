@@ -132,7 +132,7 @@ struct Backward {
             Score::scores(p, queries, panel, p.key.at<float>(batch, head / p.groups(), begin), p.key.strides[2], at, tile);
             product<false>(at.rows(), at.width(), p.value_width, up + at.top * up_row, up_row, 1, values + at.left,
                            PANEL, slopes + at.top * PANEL + at.left, PANEL);
-            const V all = rows_of(p, g, shared, part, batch, head, first, begin, at, spans, kind, dropout, sent);
+            const V all = to_slopes(p, g, shared, part, batch, head, first, begin, at, spans, kind, dropout, sent);
             product<true>(at.keys(), out_wide, at.rows(), tile + at.top * PANEL + at.first, 1, PANEL,
                           up + at.top * up_row, up_row, to_value + at.first * out_wide, out_wide);
             Score::gradients(p, queries, panel, keys, slopes, at, back, to_key, to_weight, sum(all));
@@ -140,7 +140,7 @@ struct Backward {
     }
 
     // From scores and the weights' gradients to weights and the scores' gradients, whose sum is returned.
-    V rows_of(const Problem& p, const Gradients& g, const BackwardShared<Score>& shared, int64_t part, int64_t batch,
+    V to_slopes(const Problem& p, const Gradients& g, const BackwardShared<Score>& shared, int64_t part, int64_t batch,
               int64_t head, int64_t first, int64_t begin, const Part& at, const RowSpans& spans, int32_t kind,
               const Dropout& dropout, SentBack& sent) {
         V all{};
