@@ -25,6 +25,8 @@ class Asked(NamedTuple):
     layers: tuple[int | str, ...] | None
     heads: Heads
     merge: Means | None
+    values: bool = False
+    gradients: bool = False
 
     def chooses(self, name: str, number: int) -> bool:
         """Whether a module's calls are recorded; `number`: of the module, among those that have made calls."""
@@ -35,7 +37,7 @@ def fits(layer: int | str, name: str, number: int) -> bool:
     return number == layer if isinstance(layer, int) else name == layer or fnmatchcase(name, layer)
 
 
-def asked(keep: Any, every: Any, layers: Any, heads: Any, merge: Any) -> Asked:
+def asked(keep: Any, every: Any, layers: Any, heads: Any, merge: Any, values: Any, gradients: Any) -> Asked:
     """The arguments, checked."""
     if keep is None and (heads is not None or merge is not None):
         argument = "heads" if heads is not None else "merge"
@@ -61,7 +63,12 @@ def asked(keep: Any, every: Any, layers: Any, heads: Any, merge: Any) -> Asked:
         raise ClearheadError(f"watch: heads is {heads!r}; expected a number, a slice, or some numbers.")
     if not (merge is None or isinstance(merge, Means)):
         raise ClearheadError(f"watch: merge is a {type(merge).__name__}; expected a ch.Means().")
-    return Asked(keep, every, layers, heads, merge)
+    for name, flag in (("values", values), ("gradients", gradients)):
+        if not isinstance(flag, bool):
+            raise ClearheadError(f"watch: {name} is {flag!r}; expected True or False.")
+        if flag and keep is not None:
+            raise ClearheadError(f"watch: {name}=True goes without keep=…, which keeps what reductions found alone.")
+    return Asked(keep, every, layers, heads, merge, values, gradients)
 
 
 def _are_heads(heads: Any) -> bool:

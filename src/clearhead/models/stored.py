@@ -14,6 +14,7 @@ from clearhead.base.errors import ClearheadError, UnsupportedError, require
 from clearhead.base.versions import Versions
 from clearhead.biases.base import Added
 from clearhead.masks.base import Spans
+from clearhead.models._outcome import Outcome
 from clearhead.models._padding import Real
 from clearhead.models._recorded import RecordedMask
 from clearhead.models.attention_call import AttentionCall
@@ -22,7 +23,7 @@ from clearhead.problem.record import EVERY, Record, at_once
 from clearhead.problem.visible import visible
 from clearhead.scores.dot import Dot
 
-FORMAT = 1
+FORMAT = 2
 HEADER = "clearhead recording"
 
 
@@ -103,6 +104,8 @@ def _written(call: AttentionCall, tensors: _Tensors) -> dict[str, Any]:
         "sinks": tensors.put(problem.sinks),
         "uniform": tensors.put(call.uniform),
         "padding": None if call.padding is None else [tensors.put(side) for side in call.padding],
+        "value": tensors.put(call.value),
+        "outcome": None if call.outcome is None else [tensors.put(t) for t in (call.outcome.output, call.outcome.grad)],
     }
 
 
@@ -144,6 +147,19 @@ def _call(entry: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> AttentionC
         mask = RecordedMask(spans, problem.sizes, entry["mask"])
     padding = None if entry["padding"] is None else Real(*map(get, entry["padding"]))
     record = Record(problem, Versions(()), copied=True)
+    written = entry["outcome"]
     return AttentionCall(
-        entry["name"], entry["kind"], query, key, score, mask, entry["backend"], record, uniform, padding, entry["run"]
+        entry["name"],
+        entry["kind"],
+        query,
+        key,
+        score,
+        mask,
+        entry["backend"],
+        record,
+        uniform,
+        padding,
+        entry["run"],
+        get(entry["value"]),
+        None if written is None else Outcome(*map(get, written)),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, overload
 
 from torch import nn
@@ -19,13 +19,19 @@ from clearhead.models.means import Means
 from clearhead.models.recorder import Recorder
 from clearhead.models.recording import Recording
 from clearhead.models.reduced import Heads
-from clearhead.models.sources import functions, own, transformers
+from clearhead.models.sources.all import given_calls
 from clearhead.models.statistics import Statistics
 
 
 @overload
 def watch(
-    model: nn.Module, padding: Any = None, *, every: int = 1, layers: Layers = None
+    model: nn.Module,
+    padding: Any = None,
+    *,
+    every: int = 1,
+    layers: Layers = None,
+    values: bool = False,
+    gradients: bool = False,
 ) -> AbstractContextManager[Recording]: ...
 
 
@@ -51,6 +57,8 @@ def watch(
     layers: Layers = None,
     heads: Heads = None,
     merge: Means | None = None,
+    values: bool = False,
+    gradients: bool = False,
 ) -> AbstractContextManager[Any]:
     """Record every attention call that the model makes inside the `with`, its outputs bit-identical.
 
@@ -81,6 +89,8 @@ def watch(
     attention is computed. `layers`: which modules, by name, by pattern ("layers.3.*") or by number, in the order in
     which they first call attention. `heads`: which heads are reduced, a number, a slice or some numbers. `merge`: a
     `Means`, to which each call is added instead of being listed.
+    `values`: keep each call's value and output too, for `call.output`, `call.value_norms` and `call.weighted_norms`.
+    `gradients`: also the gradients of the outputs that backward passes give, for `call.gradients`.
     Compiled functions inside the model pause at each attention call, whose record is made in eager
     code: operations that the compiler had fused across the call may change in their last digits.
     Raises a `ClearheadError` at the end of the `with` if no call was recognised: the result is never empty; and where
@@ -93,19 +103,13 @@ def watch(
     if not isinstance(model, nn.Module):
         raise ClearheadError(f"watch takes a torch.nn.Module; got a {type(model).__name__}.")
     refuse_compiled(model)
-    wanted = asked(keep, every, layers, heads, merge)
+    wanted = asked(keep, every, layers, heads, merge, values, gradients)
     return _watching(Recorder(model, wanted, None if padding is None else checked(padding)))
 
 
 @contextmanager
 def _watching(recorder: Recorder) -> Iterator[Recording | Statistics]:
-    with ExitStack() as stack:
-        stack.enter_context(
-            functions.source(recorder)
-        )  # first: what the compiler makes of it would keep the rest alive
-        stack.enter_context(recorder.stack.entered())
-        stack.enter_context(transformers.source(recorder))
-        stack.enter_context(own.source(recorder))
+    with given_calls(recorder):
         yield Recording(recorder.calls) if recorder.copies else Statistics(recorder.reduced)
     lost = len(recorder.unattributed)
     if not recorder.seen and not recorder.modules:

@@ -13,10 +13,10 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 
 from clearhead.models._compiled import prepare_compiler, uncompiled
 from clearhead.models._patch import replaced
-from clearhead.models.recorder import Recorder
+from clearhead.models._receiver import After, Receiver
 from clearhead.models.sources import multihead, sdpa
 
-READERS: dict[Any, Callable[..., None]] = {
+READERS: dict[Any, Callable[..., After | None]] = {
     F.scaled_dot_product_attention: sdpa.read,
     F.multi_head_attention_forward: multihead.read,  # nn.MultiheadAttention
     torch._native_multi_head_attention: multihead.read_native,  # its fast path
@@ -25,50 +25,49 @@ READERS: dict[Any, Callable[..., None]] = {
 
 
 @contextmanager
-def source(recorder: Recorder) -> Iterator[None]:
-    """Record every call of these functions, under whatever name they were imported.
+def source(receiver: Receiver) -> Iterator[None]:
+    """Receive every call of these functions, under whatever name they were imported.
 
     A function mode is one thread's: each thread enters it where it enters the model.
     """
 
     def counted(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
-            if recorder.stack.beside:
-                recorder.unattributed.append(None)  # a list: its append is safe in threads, a sum is not
+            if receiver.stack.beside:
+                receiver.unattributed.append(None)  # a list: its append is safe in threads, a sum is not
             return attend(*args, **kwargs)
 
         return scaled_dot_product_attention
 
     prepare_compiler(_Mode.__torch_function__)
-    recorder.stack.around = _Mode(recorder)
+    receiver.stack.around = _Mode(receiver)
     overlooking = replaced(torch.overrides, "has_torch_function", _overlooked)
     try:
         with overlooking, replaced(F, "scaled_dot_product_attention", counted):
             yield
     finally:
-        recorder.stack.around = nullcontext()  # breaks a reference cycle that would keep the records alive
+        receiver.stack.around = nullcontext()  # breaks a reference cycle that would keep the records alive
 
 
 class _Mode(TorchFunctionMode):
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, receiver: Receiver) -> None:
         super().__init__()
-        self.recorder = recorder
+        self.receiver = receiver
         self.see = uncompiled(_see)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in READERS:
-            return self.see(self.recorder, func, args, kwargs or {})
+            return self.see(self.receiver, func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
 
-def _see(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if recorder.idle:
+def _see(receiver: Receiver, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if receiver.idle:
         return func(*args, **kwargs)
-    READERS[func](recorder, *args, **kwargs)
-    with recorder.inside():
-        return func(*args, **kwargs)
+    after = READERS[func](receiver, *args, **kwargs)
+    return receiver.compute(after, func, *args, **kwargs)
 
 
 def _overlooked(has_torch_function: Callable[..., bool]) -> Callable[..., bool]:

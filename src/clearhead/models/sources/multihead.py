@@ -14,11 +14,12 @@ from clearhead.masks.causal import Causal
 from clearhead.masks.lengths import Lengths
 from clearhead.models._masks import Recorded
 from clearhead.models._modules import Kind
-from clearhead.models.recorder import Recorder
+from clearhead.models._place import Projected
+from clearhead.models._receiver import After, DotCall, Receiver
 
 
 def read(
-    recorder: Recorder,
+    receiver: Receiver,
     query: Tensor,  # (Lq, B, E), or (Lq, E)
     key: Tensor,
     value: Tensor,
@@ -44,28 +45,35 @@ def read(
     static_v: Tensor | None = None,
     average_attn_weights: bool = True,
     is_causal: bool = False,
-) -> None:
+) -> After | None:
     """F.multi_head_attention_forward: all of nn.MultiheadAttention but its fast path."""
     kind = _kind(query, key)
     if query.ndim == 2:
-        query, key = query.unsqueeze(1), key.unsqueeze(1)
-    biases = (None, None) if in_proj_bias is None else in_proj_bias.chunk(3)[:2]
+        query, key, value = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
+    biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
     packed = None if use_separate_proj_weight or in_proj_weight is None else in_proj_weight.chunk(3)
-    to_query, to_key = (q_proj_weight, k_proj_weight) if packed is None else packed[:2]
-    assert to_query is not None and to_key is not None
+    to_query, to_key, to_value = (q_proj_weight, k_proj_weight, v_proj_weight) if packed is None else packed
+    assert to_query is not None and to_key is not None and to_value is not None
     q = _heads(F.linear(query.transpose(0, 1), to_query, biases[0]), num_heads)
-    projected = F.linear(key.transpose(0, 1), to_key, biases[1])  # (B, Lk, E)
-    batch, keys = projected.shape[:2]
-    if bias_k is not None:  # one more key, a learnt one
-        projected = torch.cat([projected, bias_k.to(projected.dtype).expand(batch, 1, -1)], dim=1)
-    k = _heads(projected, num_heads) if static_k is None else static_k.view(batch, num_heads, *static_k.shape[1:])
-    keys = keys if static_k is None else k.shape[2]
-    if add_zero_attn:  # one more key, of zeros
-        k = F.pad(k, (0, 0, 0, 1))
+    batch = q.shape[0]
+
+    def projected(
+        given: Tensor, weight: Tensor, bias: Tensor | None, learnt: Tensor | None, static: Tensor | None
+    ) -> Tensor:
+        """The keys, or the values, of all heads; one more, where a learnt one or one of zeros is added."""
+        all_heads = F.linear(given.transpose(0, 1), weight, bias)  # (B, Lk, E)
+        if learnt is not None:
+            all_heads = torch.cat([all_heads, learnt.to(all_heads.dtype).expand(batch, 1, -1)], dim=1)
+        by_head = _heads(all_heads, num_heads) if static is None else static.view(batch, num_heads, *static.shape[1:])
+        return F.pad(by_head, (0, 0, 0, 1)) if add_zero_attn else by_head
+
+    k = projected(key, to_key, biases[1], bias_k, static_k)
+    v = projected(value, to_value, biases[2], bias_v, static_v) if receiver.values else None
+    keys = key.shape[0] if static_k is None else static_k.shape[1]
 
     def convert(mask: Tensor) -> Recorded:
         mask = F.pad(mask, (0, k.shape[2] - keys)) if k.shape[2] > keys else mask  # one more key is seen by all
-        return recorder.masks.convert(mask, nonzero_blocks=mask.dtype == torch.bool)
+        return receiver.masks.convert(mask, nonzero_blocks=mask.dtype == torch.bool)
 
     masks = Recorded()
     if is_causal and key_padding_mask is None and not need_weights:  # the kernel's flag replaces the mask
@@ -74,11 +82,13 @@ def read(
         masks = convert(attn_mask if attn_mask.ndim == 2 else attn_mask.view(batch, -1, *attn_mask.shape[1:]))
     if key_padding_mask is not None:
         masks = masks.plus(convert(key_padding_mask.reshape(batch, 1, 1, -1)))
-    recorder.record(q, k, kind=kind, masks=masks, backend="multi_head_attention_forward")
+    place = Projected(out_proj_weight, num_heads, batch_first=False)
+    backend, dropout_p = "multi_head_attention_forward", dropout_p if training else 0.0
+    return receiver.dots(DotCall(q, k, v, masks, backend, place, kind=kind, dropout_p=dropout_p))
 
 
 def read_native(
-    recorder: Recorder,
+    receiver: Receiver,
     query: Tensor,  # (B, Lq, E)
     key: Tensor,
     value: Tensor,
@@ -95,23 +105,26 @@ def read_native(
     *,
     name: str | None = None,
     backend: str = "_native_multi_head_attention",
-) -> None:
+    of_layer: bool = False,
+) -> After | None:
     """The fast path of nn.MultiheadAttention. Whatever is not 0 in its mask means "not allowed", float masks too."""
     kind = _kind(query, key)
     masks = Recorded()
     if mask is not None:
         # of type 1 it is a padding mask, (B, Lk); else (Lq, Lk) or (B, H, Lq, Lk)
-        masks = recorder.masks.convert(mask[:, None, None] if mask_type == 1 else mask, nonzero_blocks=True)
+        masks = receiver.masks.convert(mask[:, None, None] if mask_type == 1 else mask, nonzero_blocks=True)
     if query.is_nested:
         masks = Recorded(_lengths(query, key))
-        query, key = (t.to_padded_tensor(0.0) if t.is_nested else t for t in (query, key))
-    (to_query, to_key, _), biases = qkv_weight.chunk(3), qkv_bias.chunk(3)
-    q, k = F.linear(query, to_query, biases[0]), F.linear(key, to_key, biases[1])
-    recorder.record(_heads(q, num_head), _heads(k, num_head), name=name, kind=kind, masks=masks, backend=backend)
+        query, key, value = (t.to_padded_tensor(0.0) if t.is_nested else t for t in (query, key, value))
+    inputs = zip((query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3), strict=True)
+    wanted = list(inputs)[: 3 if receiver.values else 2]
+    q, k, *v = (_heads(F.linear(x, weight, bias), num_head) for x, weight, bias in wanted)
+    place = None if of_layer else Projected(proj_weight, num_head, batch_first=True)
+    return receiver.dots(DotCall(q, k, v[0] if v else None, masks, backend, place, name, kind))
 
 
 def read_layer(
-    recorder: Recorder,
+    receiver: Receiver,
     src: Tensor,  # (B, L, E)
     embed_dim: int,
     num_heads: int,
@@ -132,16 +145,24 @@ def read_layer(
     ffn_bias_2: Tensor,
     mask: Tensor | None = None,
     mask_type: int | None = None,
-) -> None:
+) -> After | None:
     """The fast path of nn.TransformerEncoderLayer, which calls no module inside."""
     x = F.layer_norm(src, (embed_dim,), norm_weight_1, norm_bias_1, eps) if norm_first else src
-    innermost = recorder.stack.innermost
+    innermost = receiver.stack.innermost
     own = getattr(innermost.module, "self_attn", None) if innermost else None
     weights = qkv_weight, qkv_bias, proj_weight, proj_bias
-    name = recorder.stack.names.get(id(own))
-    backend = "_transformer_encoder_layer_fwd"
-    read_native(
-        recorder, x, x, x, embed_dim, num_heads, *weights, mask, mask_type=mask_type, name=name, backend=backend
+    name = receiver.stack.names.get(id(own))
+    return read_native(
+        receiver,
+        *(x, x, x),
+        embed_dim,
+        num_heads,
+        *weights,
+        mask,
+        mask_type=mask_type,
+        name=name,
+        backend="_transformer_encoder_layer_fwd",
+        of_layer=True,
     )
 
 

@@ -7,11 +7,12 @@ from torch import Tensor
 
 from clearhead.masks.causal import Causal
 from clearhead.models._masks import Recorded
-from clearhead.models.recorder import Recorder
+from clearhead.models._place import Separate
+from clearhead.models._receiver import After, DotCall, Receiver
 
 
 def read(
-    recorder: Recorder,
+    receiver: Receiver,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -21,20 +22,27 @@ def read(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> None:
+) -> After | None:
     if not query.is_nested and max(query.ndim, key.ndim) != 4:
-        query, key, attn_mask = _four(query, key, attn_mask)
-    masks = recorder.masks.convert(attn_mask)
+        query, key, value, attn_mask = _four(query, key, value, attn_mask)
+    shape = (*query.shape[:3], value.shape[-1])
+    masks = receiver.masks.convert(attn_mask)
     if is_causal:
         masks = masks.plus(Recorded(Causal(), align="upper_left"))
-    recorder.record(query, key, masks=masks, scale=scale, backend="sdpa")
+    return receiver.dots(
+        DotCall(query, key, value, masks, "sdpa", Separate(lambda t: t.view(shape)), scale=scale, dropout_p=dropout_p)
+    )
 
 
-def _four(query: Tensor, key: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+def _four(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """(B, H, L, E): all but the last three dimensions, or without heads all but the last two, are the batch."""
     leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])  # type: ignore[no-untyped-call]
     batch, heads = (leading[:-1], leading[-1:]) if len(leading) > 2 else (leading, (1,))
     if mask is not None and mask.ndim > 2:
         mask = mask.expand(*leading, -1, -1).reshape(-1, *heads, *mask.shape[-2:])
-    query, key = (t.expand(*leading, -1, -1).reshape(batch.numel(), *heads, *t.shape[-2:]) for t in (query, key))
-    return query, key, mask
+    query, key, value = (
+        t.expand(*leading, -1, -1).reshape(batch.numel(), *heads, *t.shape[-2:]) for t in (query, key, value)
+    )
+    return query, key, value, mask

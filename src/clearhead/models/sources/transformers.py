@@ -17,14 +17,17 @@ from clearhead.models import _keywords
 from clearhead.models._masks import Recorded, compact
 from clearhead.models._packed import documents
 from clearhead.models._patch import replaced
+from clearhead.models._place import Separate
+from clearhead.models._receiver import DotCall, Receiver
 from clearhead.models._selected import selected
-from clearhead.models.recorder import Recorder
 from clearhead.models.sources import flash
 from clearhead.models.use import MASKED, NAME
 
+BY_POSITION = Separate(lambda output: output.transpose(1, 2))  # the interface gives (B, Lq, H, Ev)
+
 
 @contextmanager
-def source(recorder: Recorder) -> Iterator[None]:
+def source(receiver: Receiver) -> Iterator[None]:
     """Wrap every attention function that transformers looks up, while a model is watched.
 
     Its models call `AttentionInterface.get_interface` each time for the function of their backend, which takes the
@@ -39,7 +42,7 @@ def source(recorder: Recorder) -> Iterator[None]:
         def get_interface(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
             function = original(self, attn_implementation, default)
             backend = "eager" if function is default else str(attn_implementation)
-            return _recorded(recorder, function, backend)
+            return _recorded(receiver, function, backend)
 
         return get_interface
 
@@ -47,7 +50,7 @@ def source(recorder: Recorder) -> Iterator[None]:
         yield
 
 
-def _recorded(recorder: Recorder, function: Callable[..., Any], backend: str) -> Callable[..., Any]:
+def _recorded(receiver: Receiver, function: Callable[..., Any], backend: str) -> Callable[..., Any]:
     def attention(
         module: nn.Module,
         query: Tensor,
@@ -57,31 +60,35 @@ def _recorded(recorder: Recorder, function: Callable[..., Any], backend: str) ->
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        if recorder.idle:  # not a call of this model, or part of one that is recorded
+        if receiver.idle:  # not a call of this model, or part of one that is recorded
             return function(module, query, key, value, attention_mask, *args, **kwargs)
         if args:  # by position: give every argument its name
             bound = inspect.signature(function).bind_partial(module, query, key, value, attention_mask, *args)
             kwargs = {**dict(list(bound.arguments.items())[5:]), **kwargs}
-        name = recorder.stack.names.get(id(module))
+        name = receiver.stack.names.get(id(module))
         _check(name or type(module).__name__, attention_mask, backend, kwargs)
-        filled = key
+        filled, sinks = key, kwargs.get("s_aux")
         own = _own(function)
         if (own == "flash_attention_forward" or "flash" in backend) and attention_mask is not None:
             filled = key[:, :, : attention_mask.shape[1]]  # of a static cache
         shape = (*query.shape[:3], filled.shape[2])
-        masks = _masks(recorder, module, shape, attention_mask, backend, own, kwargs)
-        recorder.record(
-            query,
-            filled,
-            name=name,
-            masks=masks,
-            scale=kwargs.get("scaling"),
-            softcap=kwargs.get("softcap"),
-            sinks=kwargs.get("s_aux"),
-            backend=NAME if backend == MASKED else backend,
+        masks = _masks(receiver, module, shape, attention_mask, backend, own, kwargs)
+        after = receiver.dots(
+            DotCall(
+                query,
+                filled,
+                value[:, :, : filled.shape[2]],
+                masks if sinks is None else masks.with_sinks(filled.shape[2]),
+                backend=NAME if backend == MASKED else backend,
+                place=BY_POSITION,
+                name=name,
+                scale=kwargs.get("scaling"),
+                softcap=kwargs.get("softcap"),
+                sinks=sinks,
+                dropout_p=kwargs.get("dropout") or 0.0,
+            )
         )
-        with recorder.inside():
-            return function(module, query, key, value, attention_mask, **kwargs)
+        return receiver.compute(after, function, module, query, key, value, attention_mask, **kwargs)
 
     return attention
 
@@ -103,7 +110,7 @@ def _own(function: Callable[..., Any]) -> str:
 
 
 def _masks(
-    recorder: Recorder,
+    receiver: Receiver,
     module: nn.Module,
     shape: tuple[int, int, int, int],
     mask: Tensor | None,
@@ -123,15 +130,15 @@ def _masks(
         )
     chosen = selected(module, kwargs, shape, masked=mask is not None) if read else None
     if own == "flash_attention_forward" or "flash" in backend:
-        found = flash.masks(recorder, shape, mask, is_causal, kwargs)
+        found = flash.masks(receiver, shape, mask, is_causal, kwargs)
     else:
         if own == "flex_attention_forward" and mask is not None:  # it adds the mask, that of the first head for all
             mask = mask[:, :1, :, : shape[3]].to(torch.float32 if mask.dtype == torch.bool else mask.dtype)
         bias = kwargs.get("position_bias")
         if backend in (NAME, MASKED) and hasattr(mask, "clearhead"):  # the normal form that it runs on
-            found = Recorded(mask.clearhead).plus(recorder.masks.convert(None, bias))  # type: ignore[union-attr]
+            found = Recorded(mask.clearhead).plus(receiver.masks.convert(None, bias))  # type: ignore[union-attr]
         else:
-            found = recorder.masks.convert(mask, bias)
+            found = receiver.masks.convert(mask, bias)
         # without a mask, SDPA and most registered backends are causal by themselves; these are not
         alone = mask is None and backend not in ("eager", MASKED) and own != "flex_attention_forward"
         if alone and is_causal and shape[2] > 1 and kwargs.get("block_indices") is None:

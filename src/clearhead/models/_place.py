@@ -1,0 +1,78 @@
+"""Where the output of a call, head by head, stands in what its function returns."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+
+class Place(ABC):
+    """`tensor(result)` holds the output; `result` is what the function returned: a tensor, or one in a tuple."""
+
+    def tensor(self, result: Any) -> Tensor:
+        found: Tensor = result[0] if isinstance(result, tuple) else result
+        return found
+
+    def result(self, result: Any, tensor: Tensor) -> Any:
+        """The same result with another tensor in its place."""
+        return (tensor, *result[1:]) if isinstance(result, tuple) else tensor
+
+    @abstractmethod
+    def by_head(self, tensor: Tensor) -> Tensor | None:
+        """The output (B, H, Lq, Ev), a view; None where a projection has mixed the heads."""
+
+    @abstractmethod
+    def gradient(self, grad: Tensor) -> Tensor:
+        """The gradient of the tensor as that of the output, (B, H, Lq, Ev)."""
+
+    @abstractmethod
+    def changed(self, tensor: Tensor, heads: slice, queries: slice, old: Callable[[], Tensor], new: Tensor) -> Tensor:
+        """A tensor with `new` in these heads and queries, (B, h, q, Ev); `old` is what stood there, by the formula."""
+
+
+class Separate(Place):
+    """Head by head: `view` gives (B, H, Lq, Ev), and takes gradients too."""
+
+    def __init__(self, view: Callable[[Tensor], Tensor]) -> None:
+        self._view = view
+
+    def by_head(self, tensor: Tensor) -> Tensor:
+        return self._view(tensor)
+
+    def gradient(self, grad: Tensor) -> Tensor:
+        return self._view(grad)
+
+    def changed(self, tensor: Tensor, heads: slice, queries: slice, old: Callable[[], Tensor], new: Tensor) -> Tensor:
+        tensor = tensor.clone()
+        self._view(tensor)[:, heads, queries] = new.to(tensor.dtype)
+        return tensor
+
+
+class Projected(Place):
+    """After the last projection of `torch.nn.MultiheadAttention`: (Lq, B, E), (Lq, E), or (B, Lq, E)."""
+
+    def __init__(self, weight: Tensor, heads: int, batch_first: bool) -> None:
+        self._weight, self._heads, self._batch_first = weight, heads, batch_first
+
+    def by_head(self, tensor: Tensor) -> None:
+        return None
+
+    def gradient(self, grad: Tensor) -> Tensor:
+        grad = self._rows(grad) @ self._weight.detach().to(grad.dtype)  # (B, Lq, H · Ev)
+        return grad.view(*grad.shape[:2], self._heads, -1).transpose(1, 2)
+
+    def changed(self, tensor: Tensor, heads: slice, queries: slice, old: Callable[[], Tensor], new: Tensor) -> Tensor:
+        of_heads = self._weight.view(self._weight.shape[0], self._heads, -1)[:, heads].flatten(1)
+        difference = (new - old()).transpose(1, 2).flatten(2).to(tensor.dtype)  # (B, q, h · Ev)
+        tensor = tensor.clone()
+        self._rows(tensor)[:, queries] += difference @ of_heads.to(tensor.dtype).T
+        return tensor
+
+    def _rows(self, tensor: Tensor) -> Tensor:
+        """(B, Lq, E), a view."""
+        if tensor.ndim == 2:
+            return tensor.unsqueeze(0)
+        return tensor if self._batch_first else tensor.transpose(0, 1)

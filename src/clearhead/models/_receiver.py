@@ -1,0 +1,149 @@
+"""What the sources pass each attention call of a running model to."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from clearhead._attention import Arguments
+from clearhead.base.errors import UnsupportedError
+from clearhead.base.tracing import transformed, without_autocast
+from clearhead.models._masks import MaskStore, Recorded
+from clearhead.models._modules import Kind, Running, Stack
+from clearhead.models._place import Place
+from clearhead.problem.problem import Problem, make_problem
+from clearhead.scores.dot import Dot
+
+After = Callable[[Any], Any]  # what is done with the result of the function that was called: gives the result
+
+
+class DotCall(NamedTuple):
+    """A call of dot products as its source reads it, before it is computed.
+
+    query (B, H, Lq, E), key (B, Hk, Lk, E), value (B, Hk, Lk, Ev), or None where the receiver reads none. `masks`:
+    the call's own, converted by the receiver's store, with the sinks regarded. `place`: where the output is in the
+    result, if it can be found.
+    `name`, `kind`: None means those of the innermost running module.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor | None
+    masks: Recorded
+    backend: str
+    place: Place | None = None
+    name: str | None = None
+    kind: Kind | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    dropout_p: float = 0.0
+
+    @property
+    def score(self) -> Dot:
+        return Dot(scale=self.scale, softcap=self.softcap)
+
+    def problem(self) -> Problem:
+        """The call in its normal form, with its value where there is one."""
+        query, masks = self.query, self.masks
+        with without_autocast(query.device):
+            problem = make_problem(
+                query if masks.uniform is None else query.masked_fill(masks.uniform, 0.0),
+                self.key,
+                *(() if self.value is None else (self.value,)),
+                score=self.score,
+                bias=masks.bias,
+                sinks=self.sinks,
+                # by default: with a key/value cache the last query stands at the last key
+                align="lower_right" if masks.align is None else masks.align,
+            )
+        return problem._replace(visible=masks.visible(problem.sizes))
+
+
+class Receiver(ABC):
+    """Is given each call. One seen by two sources is given once: see `inside`."""
+
+    values = False  # whether it reads the values of calls: a source may have to project them
+
+    def __init__(self, model: nn.Module) -> None:
+        self.stack = Stack(model)
+        self.masks = MaskStore()
+        self.modules: dict[str, int] = {}  # the numbers of the modules that made a call
+        self.unattributed: list[None] = []  # one for each call in a thread that runs no module
+        self._inside = _Inside()
+        self._lock = threading.Lock()
+
+    @abstractmethod
+    def dots(self, call: DotCall) -> After | None:
+        """A call of dot products, before it is computed. None: its result stays as it is."""
+
+    @abstractmethod
+    def own(self, problem: Problem, call: Arguments, backend: str) -> After | None:
+        """A call of clearhead's own attention; the result that it is given is (B, H, Lq, Ev)."""
+
+    def compute(self, after: After | None, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The result of a received call's function."""
+        with self.inside():
+            result = function(*args, **kwargs)
+        return result if after is None else after(result)
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """While a received call runs: calls inside it are parts of it."""
+        self._inside.depth += 1
+        try:
+            yield
+        finally:
+            self._inside.depth -= 1
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to receive: no module runs, or the call is a part of one that was received."""
+        return self.stack.innermost is None or self._inside.depth > 0
+
+    def number(self, name: str) -> int:
+        """The number of a module, among those that have made calls."""
+        with self._lock:
+            return self.modules.setdefault(name, len(self.modules))
+
+    def name(self, given: str | None) -> str:
+        """The name of the module that calls: as given, else of the innermost running one."""
+        return given or self.stack.names[id(self.innermost.module)]
+
+    @property
+    def innermost(self) -> Running:
+        innermost = self.stack.innermost
+        assert innermost is not None, "a source checks `idle` first"
+        return innermost
+
+    def check(self, query: Tensor, key: Tensor, name: str | None = None) -> None:
+        """Refuse what cannot be read."""
+        name = self.name(name)
+        if query.is_nested or key.is_nested:
+            raise UnsupportedError(
+                f"{name} called attention with nested tensors, which watch() reads from torch.nn.TransformerEncoder "
+                "alone. Run the model on a padded batch and a mask."
+            )
+        if transformed():
+            raise UnsupportedError(
+                f"{name} was called inside a transform of torch.func (vmap, grad), whose tensors have no values of "
+                "their own to record. Watch the model where it is called without one."
+            )
+
+
+class _Inside(threading.local):
+    depth = 0
+
+
+def one_dtype(call: DotCall, copy: bool) -> DotCall:
+    """Detached, of one dtype: under autocast query and key may differ. `copy`: a cache is overwritten."""
+    dtype = torch.promote_types(call.query.dtype, call.key.dtype)
+    query, key = (tensor.detach().to(dtype, copy=copy) for tensor in (call.query, call.key))
+    sinks = None if call.sinks is None else call.sinks.detach().clone()
+    return call._replace(query=query, key=key, sinks=sinks)
