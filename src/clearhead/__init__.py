@@ -9,6 +9,7 @@
     Pairwise Spans Added               what a score, a mask, a bias of your own is lowered to
     nn                                 modules: MultiHeadAttention, AdditiveAttention, positions, …
     watch, use_in_transformers         record the attention of a real model; run one on clearhead
+    edit, Knockout Scale Force AddBias      change some heads and queries of a model while it runs
     scaled_dot_product_attention       torch's own signature
     masked_softmax, check_shape        the small parts
     ClearheadError ShapeError UnsupportedError
@@ -58,6 +59,12 @@ from clearhead.masks import PrefixLM as PrefixLM
 from clearhead.masks import SlidingWindow as SlidingWindow
 from clearhead.masks import Spans as Spans
 from clearhead.models.attention_call import AttentionCall as AttentionCall
+from clearhead.models.edit import edit as edit
+from clearhead.models.edits.add_bias import AddBias as AddBias
+from clearhead.models.edits.base import Edit as Edit
+from clearhead.models.edits.force import Force as Force
+from clearhead.models.edits.knockout import Knockout as Knockout
+from clearhead.models.edits.scale import Scale as Scale
 from clearhead.models.means import Means as Means
 from clearhead.models.recording import Recording as Recording
 from clearhead.models.recording import load_seen as load_seen

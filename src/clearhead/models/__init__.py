@@ -1,6 +1,12 @@
 """Real models: loading them, and what watches them."""
 
 from clearhead.models.attention_call import AttentionCall as AttentionCall
+from clearhead.models.edit import edit as edit
+from clearhead.models.edits.add_bias import AddBias as AddBias
+from clearhead.models.edits.base import Edit as Edit
+from clearhead.models.edits.force import Force as Force
+from clearhead.models.edits.knockout import Knockout as Knockout
+from clearhead.models.edits.scale import Scale as Scale
 from clearhead.models.loading import bundled as bundled
 from clearhead.models.loading import load as load
 from clearhead.models.means import Means as Means

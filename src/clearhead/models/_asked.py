@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from clearhead.base.errors import ClearheadError
@@ -11,10 +9,8 @@ from clearhead.base.numbers import check_count
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.reductions.output import Output
 from clearhead.inspection.reductions.topk import TopK
+from clearhead.models._choice import Heads, checked_heads, checked_layers, fits
 from clearhead.models.means import Means
-from clearhead.models.reduced import Heads
-
-Layers = int | str | Sequence[int | str] | None
 
 
 class Asked(NamedTuple):
@@ -33,10 +29,6 @@ class Asked(NamedTuple):
         return self.layers is None or any(fits(layer, name, number) for layer in self.layers)
 
 
-def fits(layer: int | str, name: str, number: int) -> bool:
-    return number == layer if isinstance(layer, int) else name == layer or fnmatchcase(name, layer)
-
-
 def asked(keep: Any, every: Any, layers: Any, heads: Any, merge: Any, values: Any, gradients: Any) -> Asked:
     """The arguments, checked."""
     if keep is None and (heads is not None or merge is not None):
@@ -52,15 +44,7 @@ def asked(keep: Any, every: Any, layers: Any, heads: Any, merge: Any, values: An
             if type(one) is TopK:
                 check_count(one.k, 1, "k of TopK", most=2**31 - 1)
     check_count(every, 1, "every")
-    if layers is not None:
-        layers = tuple(layers) if isinstance(layers, list | tuple | range) else (layers,)
-        if not layers or any(isinstance(one, bool) or not isinstance(one, int | str) for one in layers):
-            raise ClearheadError(
-                f"watch: layers is {layers!r}; expected modules' names or patterns of them, such as 'layers.3.*', or "
-                "their numbers in the order in which they call attention."
-            )
-    if heads is not None and not _are_heads(heads):
-        raise ClearheadError(f"watch: heads is {heads!r}; expected a number, a slice, or some numbers.")
+    layers, heads = checked_layers(layers, "watch"), checked_heads(heads, "watch")
     if not (merge is None or isinstance(merge, Means)):
         raise ClearheadError(f"watch: merge is a {type(merge).__name__}; expected a ch.Means().")
     for name, flag in (("values", values), ("gradients", gradients)):
@@ -69,12 +53,3 @@ def asked(keep: Any, every: Any, layers: Any, heads: Any, merge: Any, values: An
         if flag and keep is not None:
             raise ClearheadError(f"watch: {name}=True goes without keep=…, which keeps what reductions found alone.")
     return Asked(keep, every, layers, heads, merge, values, gradients)
-
-
-def _are_heads(heads: Any) -> bool:
-    if isinstance(heads, slice):
-        numbers = [part for part in (heads.start, heads.stop, heads.step) if part is not None]
-    else:
-        numbers = list(heads) if isinstance(heads, list | tuple | range) else [heads]
-    whole = all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
-    return whole and not (isinstance(heads, slice) and heads.step == 0)

@@ -21,11 +21,12 @@ SOURCES = ("key_value_states", "encoder_hidden_states", "cross_attention_states"
 
 
 class Running(NamedTuple):
-    """A module that runs. `kind`: the kind of attention, by its inputs. `told`: the padding, by its inputs."""
+    """A module that runs; by its inputs the kind of attention, the padding, and the cache of keys before."""
 
     module: nn.Module
     kind: Kind
     told: Given
+    cache: Any = None
 
 
 class Stack:
@@ -46,7 +47,8 @@ class Stack:
         self.around: AbstractContextManager[Any] = nullcontext()  # entered while a thread runs the model
 
     def entered(self) -> AbstractContextManager[None]:
-        return replaced(nn.Module, "_call_impl", self._watched)
+        # innermost: so that of two function modes (`around`) the later one is on top, and sees a call first
+        return replaced(nn.Module, "_call_impl", self._watched, innermost=True)
 
     def _watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def _call_impl(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -115,4 +117,5 @@ def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], s
     if isinstance(module, nn.MultiheadAttention | MultiHeadAttention):  # which project query and key by themselves
         second = named.get("key") is not named.get("query")
     kind: Kind = "cross" if second else "self"
-    return Running(module, kind, given(module.forward, named, stack[-1].told if stack else Given()))
+    told = given(module.forward, named, stack[-1].told if stack else Given())
+    return Running(module, kind, told, named.get("past_key_values"))

@@ -14,8 +14,8 @@ _active: dict[tuple[int, str], tuple[Callable[..., Any], list[Wrap]]] = {}
 
 
 @contextmanager
-def replaced(owner: Any, name: str, wrap: Wrap) -> Iterator[None]:
-    """`owner.name` is `wrap(owner.name)` inside the `with`.
+def replaced(owner: Any, name: str, wrap: Wrap, innermost: bool = False) -> Iterator[None]:
+    """`owner.name` is `wrap(owner.name)` inside the `with`, of several the last one outermost; or `innermost`.
 
     Two watches may end in another order than they began, in two threads: each end wraps the original anew, with the
     wrappers that remain.
@@ -23,7 +23,7 @@ def replaced(owner: Any, name: str, wrap: Wrap) -> Iterator[None]:
     key = (id(owner), name)
     with _lock:
         original, wraps = _active.setdefault(key, (getattr(owner, name), []))
-        wraps.append(wrap)
+        wraps.insert(0 if innermost else len(wraps), wrap)
         setattr(owner, name, _wrapped(original, wraps))
     try:
         yield

@@ -29,8 +29,8 @@ class Place(ABC):
         """The gradient of the tensor as that of the output, (B, H, Lq, Ev)."""
 
     @abstractmethod
-    def changed(self, tensor: Tensor, heads: slice, queries: slice, old: Callable[[], Tensor], new: Tensor) -> Tensor:
-        """A tensor with `new` in these heads and queries, (B, h, q, Ev); `old` is what stood there, by the formula."""
+    def changed(self, tensor: Tensor, heads: slice, queries: Tensor, old: Callable[[], Tensor], new: Tensor) -> Tensor:
+        """A copy with `new` (B, h, q, Ev) in these heads and queries (q,); `old` gives what stood there, computed."""
 
 
 class Separate(Place):
@@ -45,7 +45,7 @@ class Separate(Place):
     def gradient(self, grad: Tensor) -> Tensor:
         return self._view(grad)
 
-    def changed(self, tensor: Tensor, heads: slice, queries: slice, old: Callable[[], Tensor], new: Tensor) -> Tensor:
+    def changed(self, tensor: Tensor, heads: slice, queries: Tensor, old: Callable[[], Tensor], new: Tensor) -> Tensor:
         tensor = tensor.clone()
         self._view(tensor)[:, heads, queries] = new.to(tensor.dtype)
         return tensor
@@ -64,11 +64,12 @@ class Projected(Place):
         grad = self._rows(grad) @ self._weight.detach().to(grad.dtype)  # (B, Lq, H · Ev)
         return grad.view(*grad.shape[:2], self._heads, -1).transpose(1, 2)
 
-    def changed(self, tensor: Tensor, heads: slice, queries: slice, old: Callable[[], Tensor], new: Tensor) -> Tensor:
+    def changed(self, tensor: Tensor, heads: slice, queries: Tensor, old: Callable[[], Tensor], new: Tensor) -> Tensor:
         of_heads = self._weight.view(self._weight.shape[0], self._heads, -1)[:, heads].flatten(1)
         difference = (new - old()).transpose(1, 2).flatten(2).to(tensor.dtype)  # (B, q, h · Ev)
         tensor = tensor.clone()
-        self._rows(tensor)[:, queries] += difference @ of_heads.to(tensor.dtype).T
+        rows = self._rows(tensor)
+        rows[:, queries] = rows[:, queries] + difference @ of_heads.to(tensor.dtype).T
         return tensor
 
     def _rows(self, tensor: Tensor) -> Tensor:
@@ -76,3 +77,6 @@ class Projected(Place):
         if tensor.ndim == 2:
             return tensor.unsqueeze(0)
         return tensor if self._batch_first else tensor.transpose(0, 1)
+
+
+BY_HEAD = Separate(lambda output: output)

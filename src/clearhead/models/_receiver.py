@@ -49,6 +49,19 @@ class DotCall(NamedTuple):
     def score(self) -> Dot:
         return Dot(scale=self.scale, softcap=self.softcap)
 
+    def one_dtype(self, copy: bool = False) -> DotCall:
+        """Query, key and value of one dtype: under autocast they may differ. `copy`: in memory of their own."""
+        dtype = torch.promote_types(self.query.dtype, self.key.dtype)
+        query, key = (tensor.to(dtype, copy=copy) for tensor in (self.query, self.key))
+        return self._replace(query=query, key=key, value=None if self.value is None else self.value.to(dtype))
+
+    def detached(self, copy: bool) -> DotCall:
+        """The same without its value and without autograd."""
+        query, key, sinks = (None if t is None else t.detach() for t in (self.query, self.key, self.sinks))
+        assert query is not None and key is not None
+        sinks = None if sinks is None else sinks.clone()
+        return self._replace(query=query, key=key, value=None, sinks=sinks).one_dtype(copy)
+
     def problem(self) -> Problem:
         """The call in its normal form, with its value where there is one."""
         query, masks = self.query, self.masks
@@ -70,6 +83,7 @@ class Receiver(ABC):
     """Is given each call. One seen by two sources is given once: see `inside`."""
 
     values = False  # whether it reads the values of calls: a source may have to project them
+    keeps_fast_path = True  # of PyTorch's Transformer layers: else they leave it, and call their modules
 
     def __init__(self, model: nn.Module) -> None:
         self.stack = Stack(model)
@@ -139,11 +153,3 @@ class Receiver(ABC):
 
 class _Inside(threading.local):
     depth = 0
-
-
-def one_dtype(call: DotCall, copy: bool) -> DotCall:
-    """Detached, of one dtype: under autocast query and key may differ. `copy`: a cache is overwritten."""
-    dtype = torch.promote_types(call.query.dtype, call.key.dtype)
-    query, key = (tensor.detach().to(dtype, copy=copy) for tensor in (call.query, call.key))
-    sinks = None if call.sinks is None else call.sinks.detach().clone()
-    return call._replace(query=query, key=key, sinks=sinks)

@@ -14,15 +14,13 @@ from clearhead.models._given import read
 from clearhead.models._modules import Kind
 from clearhead.models._outcome import Outcome
 from clearhead.models._padding import as_said, fits, of_call
-from clearhead.models._place import Place, Separate
-from clearhead.models._receiver import After, DotCall, Receiver, one_dtype
+from clearhead.models._place import BY_HEAD, Place
+from clearhead.models._receiver import After, DotCall, Receiver
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.reduced import ReducedCall, reduced
 from clearhead.problem.problem import Problem
 from clearhead.problem.record import Record, copied
 from clearhead.scores.base import Score
-
-BY_HEAD = Separate(lambda output: output)
 
 
 class Recorder(Receiver):
@@ -63,8 +61,8 @@ class Recorder(Receiver):
         self._check_dropout(name, call.dropout_p)
         with unobserved():  # else the watch's function mode would see each operation here
             value = copied(call.value) if self.values and call.value is not None else None
-            call = one_dtype(call, copy=self.copies)
-            problem = call._replace(value=None).problem()
+            call = call.detached(copy=self.copies)
+            problem = call.problem()
         masks, kept = call.masks, Record(problem, Versions(()), copied=True)
         return self._keep(
             kept,

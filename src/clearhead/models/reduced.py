@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
@@ -16,6 +15,7 @@ from clearhead.inspection.reductions.log_sum_exp import LogSumExp
 from clearhead.inspection.reductions.topk import TopK
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
+from clearhead.models._choice import Heads, numbers_of, runs_of
 from clearhead.models._padding import Real
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.padded import PaddedWeights
@@ -24,8 +24,6 @@ from clearhead.problem.record import now
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
 from clearhead.problem.unseen import seen
-
-Heads = int | slice | Sequence[int] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,8 +88,8 @@ def reduced(call: AttentionCall, reductions: tuple[Reduction, ...], heads: Heads
     """Reduce the weights of a call: all heads in one pass over them, or each run of heads that is asked for."""
     problem, found = call.problem, []
     batch, count, queries, keys = problem.sizes.shape
-    numbers = _numbers(heads, count, call.name)
-    for run in _runs(numbers):
+    numbers = numbers_of(heads, count, call.name, "watch")
+    for run in runs_of(numbers):
         source = FromRecord(now(cut(problem, Region(heads=run))), {})
         weights = Weights(source) if call.padding is None else PaddedWeights(source, call.padding)
         few = (_of_keys(one, keys) for one in reductions)
@@ -149,28 +147,3 @@ def _together(parts: Any) -> Any:
     if isinstance(parts[0], tuple):
         return tuple(_together(each) for each in zip(*parts, strict=True))
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-
-
-def _numbers(heads: Heads, count: int, name: str) -> tuple[int, ...]:
-    """The numbers of the heads that are asked for."""
-    if heads is None:
-        return tuple(range(count))
-    if isinstance(heads, slice):
-        found: Iterable[int] = range(count)[heads]
-    else:
-        found = [heads] if isinstance(heads, int) else heads
-    numbers = list(found)
-    if not numbers or not all(-count <= number < count for number in numbers):
-        raise ClearheadError(f"watch: heads is {heads!r}, and {name} has {count} heads, numbered from 0.")
-    return tuple(range(count)[number] for number in numbers)
-
-
-def _runs(numbers: tuple[int, ...]) -> list[slice]:
-    """The same as slices, as few as there can be."""
-    runs = [slice(numbers[0], numbers[0] + 1)] if numbers else [slice(0, 0)]
-    for number in numbers[1:]:
-        if number == runs[-1].stop:
-            runs[-1] = slice(runs[-1].start, number + 1)
-        else:
-            runs.append(slice(number, number + 1))
-    return runs

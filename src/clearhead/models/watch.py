@@ -11,14 +11,14 @@ from torch import nn
 
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.inspection.reductions.base import Reduction
-from clearhead.models._asked import Layers, asked, fits
+from clearhead.models._asked import asked
+from clearhead.models._choice import Heads, Layers, fits
 from clearhead.models._compiled import refuse_compiled
 from clearhead.models._padding import checked
 from clearhead.models.calls import listed
 from clearhead.models.means import Means
 from clearhead.models.recorder import Recorder
 from clearhead.models.recording import Recording
-from clearhead.models.reduced import Heads
 from clearhead.models.sources.all import given_calls
 from clearhead.models.statistics import Statistics
 

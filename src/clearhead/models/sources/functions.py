@@ -73,12 +73,12 @@ def _see(receiver: Receiver, func: Callable[..., Any], args: tuple[Any, ...], kw
 def _overlooked(has_torch_function: Callable[..., bool]) -> Callable[..., bool]:
     """Hide these modes from PyTorch's modules, which leave their fast path where a function mode is active.
 
-    Their outputs would change, by much where a batch has padding.
+    Their outputs would change, by much where a batch has padding. A receiver may want that: `keeps_fast_path`.
     """
 
     def asked(args: Any) -> bool:
         active: list[TorchFunctionMode] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-        if not active or not isinstance(active[-1], _Mode):
+        if not active or not isinstance(active[-1], _Mode) or not active[-1].receiver.keeps_fast_path:
             return has_torch_function(args)
         with _pop_mode_temporarily():
             return asked(args)

@@ -1,0 +1,55 @@
+"""Where a call of a running model stands in the whole sequence."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from clearhead.base.errors import UnsupportedError
+from clearhead.models._modules import Running
+from clearhead.models.edits.spot import Spot
+from clearhead.problem.problem import Problem
+
+
+def spot_of(problem: Problem, running: Running, name: str) -> Spot:
+    """By the model's cache, which counts its tokens; else by the call's alignment; else by what its last query sees."""
+    sizes = problem.sizes
+    queries, keys = sizes.queries, sizes.keys
+    if running.kind == "cross" or queries > keys:
+        total = _counted(running)
+        first = 0 if total is None else total - queries
+        return Spot(range(first, first + queries), range(keys), keys)
+    total = _counted(running)
+    if total is None:
+        total = _first(problem, name) + queries
+    before = max(total - keys, 0)  # what a sliding window has left behind
+    return Spot(range(total - queries, total), range(before, before + keys), min(total, keys))
+
+
+def _counted(running: Running) -> int | None:
+    """How many tokens the cache of this layer holds or held, with those of this call."""
+    layer = getattr(running.module, "layer_idx", None)
+    if running.cache is None or layer is None:
+        return None
+    total = int(running.cache.get_seq_length(layer))
+    return total or None
+
+
+def _first(problem: Problem, name: str) -> int:
+    """The position of the first query."""
+    sizes = problem.sizes
+    align = sizes.align
+    if isinstance(align, Tensor):
+        if align.numel() > 1 and bool((align != align.reshape(-1)[0]).any()):
+            raise UnsupportedError(
+                f"{name} was called for sequences whose queries stand at different positions, {align.tolist()}: an "
+                "edit names one position for all. Run the sequences one by one."
+            )
+        return int(align.reshape(-1)[0])
+    if isinstance(align, int):
+        return align
+    if align == "upper_left" or sizes.queries == sizes.keys:
+        return 0
+    if problem.spans is not None and sizes.queries:
+        last = int(problem.spans.stop[..., -1].max())  # a static cache has slots behind the last query
+        return max(last - sizes.queries, 0)
+    return sizes.keys - sizes.queries

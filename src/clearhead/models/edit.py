@@ -1,0 +1,188 @@
+"""edit(): change some heads and queries of a model's attention, its own backend left in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from clearhead._attention import Arguments
+from clearhead.base.errors import ClearheadError, UnsupportedError
+from clearhead.base.tracing import unobserved, without_autocast
+from clearhead.engines import operation
+from clearhead.engines.choose import choose
+from clearhead.models._choice import runs_of
+from clearhead.models._compiled import refuse_compiled
+from clearhead.models._place import BY_HEAD, Place
+from clearhead.models._receiver import After, DotCall, Receiver
+from clearhead.models._spots import spot_of
+from clearhead.models.calls import listed
+from clearhead.models.edits._visible import without_keys
+from clearhead.models.edits.base import Edit, chosen
+from clearhead.models.edits.spot import Spot
+from clearhead.models.sources.all import given_calls
+from clearhead.problem.partial import log_sum_exp
+from clearhead.problem.problem import Problem
+from clearhead.problem.region import Region
+from clearhead.problem.regions import cut
+
+
+def edit(model: nn.Module, *edits: Edit) -> AbstractContextManager[None]:
+    """Change the attention of some heads, queries and layers of a model while it runs inside the `with`.
+
+    >>> import torch, clearhead as ch
+    >>> from transformers import LlamaConfig, LlamaModel
+    >>> model = LlamaModel(LlamaConfig(vocab_size=100, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
+    ...                                num_attention_heads=8, num_key_value_heads=2)).eval()
+    >>> ids = torch.arange(10)[None]
+    >>> with ch.edit(model, ch.Knockout(layers=0, heads=[2, 3], queries=9, keys=0), ch.Scale(layers=1, heads=5)):
+    ...     edited = model(input_ids=ids).last_hidden_state
+    >>> (edited != model(input_ids=ids).last_hidden_state).any(-1)[0, :9].any()       # head 5 alone, if any
+    tensor(True)
+
+    `model`: any model that `watch` recognises, its backend left as it is. `edits`: `Knockout`, `Scale`, `Force` and
+    `AddBias`, all at once; several of one head and query are applied in their order, scores before outputs.
+    The model's own function runs; then the outputs of the changed heads and queries are computed again from the
+    same query, key, value, mask and bias, and put in their place: all others of that layer are the backend's, to the
+    bit. Gradients flow through what was computed again. Weights that a model returns are those before the edit; so are
+    those of a `watch` inside or around it, and its `call.output` too if it was entered first.
+    Positions are those of the whole sequence, in a prompt and in each step of a generation with any cache.
+    `torch.nn`'s Transformer layers leave their fast path here, as they do in training: outputs at padding differ.
+    Raises a `ClearheadError` at the end of the `with` for an edit that changed nothing, an `UnsupportedError` for a
+    compiled model, and for a call with dropout. Cost: attention of the changed heads and queries once more.
+    """
+    if not isinstance(model, nn.Module):
+        raise ClearheadError(f"edit takes a torch.nn.Module; got a {type(model).__name__}.")
+    wrong = [one for one in edits if not isinstance(one, Edit)]
+    if wrong or not edits:
+        what = repr(wrong[0])[:60] if wrong else "none"
+        raise ClearheadError(f"edit takes edits, such as ch.Knockout(layers=3, heads=2, keys=0); got {what}.")
+    refuse_compiled(model)
+    return _editing(Editor(model, edits))
+
+
+@contextmanager
+def _editing(editor: Editor) -> Iterator[None]:
+    with given_calls(editor):
+        yield
+    unused = [one for one, used in zip(editor.edits, editor.used, strict=True) if not used]
+    if unused:
+        raise ClearheadError(
+            f"{unused[0]!r} changed nothing: no call has such a layer, head and position. Calls were made by "
+            f"{listed(editor.modules)}, numbered from 0."
+        )
+
+
+class Editor(Receiver):
+    values = True
+    keeps_fast_path = False  # it gives a whole layer's output, in which no head can be changed
+
+    def __init__(self, model: nn.Module, edits: Sequence[Edit]) -> None:
+        super().__init__(model)
+        self.edits, self.used = edits, [False] * len(edits)
+
+    def dots(self, call: DotCall) -> After | None:
+        self.check(call.query, call.key, call.name)
+        name = self.name(call.name)
+        edits = self._of(name)
+        if not edits:
+            return None
+        with unobserved():
+            problem = call.one_dtype().problem()
+        return self._after(problem, edits, name, call.place, call.dropout_p)
+
+    def own(self, problem: Problem, call: Arguments, backend: str) -> After | None:
+        self.check(problem.query, problem.key)
+        name = self.name(None)
+        edits = self._of(name)
+        return self._after(problem, edits, name, BY_HEAD, problem.dropout_p) if edits else None
+
+    def _of(self, name: str) -> list[int]:
+        """The numbers of the edits of a module."""
+        number = self.number(name)
+        return [i for i, one in enumerate(self.edits) if one.chooses(name, number)]
+
+    def _after(
+        self, problem: Problem, edits: list[int], name: str, place: Place | None, dropout_p: float
+    ) -> After | None:
+        if dropout_p:
+            raise UnsupportedError(
+                f"{name} was called with dropout {dropout_p}, and edit() computes some heads again, which would drop "
+                "other weights. Pass model.eval(), or set the model's attention dropout to 0."
+            )
+        if place is None:
+            raise UnsupportedError(f"{name} computes attention inside a fused layer, where edit() can't change it.")
+        spot = spot_of(problem, self.innermost, name)
+        regions = list(self._regions(problem, edits, spot, name))
+        return partial(_changed, problem, regions, spot, place) if regions else None
+
+    def _regions(
+        self, problem: Problem, edits: list[int], spot: Spot, name: str
+    ) -> Iterator[tuple[list[Edit], tuple[int, ...], np.ndarray]]:
+        """Heads and queries (rows of this call) that the same edits change."""
+        heads = np.zeros((len(edits), problem.sizes.heads), dtype=bool)
+        rows = np.zeros((len(edits), problem.sizes.queries), dtype=bool)
+        for i, number in enumerate(edits):
+            one = self.edits[number]
+            heads[i, list(one.heads_of(problem.sizes.heads, name))] = True
+            if one.acts(spot):
+                rows[i] = chosen(one.queries, spot.queries, spot.queries.stop)
+            self.used[number] |= bool(rows[i].any())
+        for of_heads in np.unique(heads.T, axis=0):
+            if not of_heads.any():
+                continue
+            numbers = tuple(np.flatnonzero((of_heads == heads.T).all(1)).tolist())
+            among = rows & of_heads[:, None]
+            for of_rows in np.unique(among.T, axis=0):
+                if of_rows.any():
+                    some = [self.edits[edits[i]] for i in np.flatnonzero(of_rows)]
+                    yield some, numbers, np.flatnonzero((of_rows == among.T).all(1))
+
+
+def _changed(
+    problem: Problem,
+    regions: list[tuple[list[Edit], tuple[int, ...], np.ndarray]],
+    spot: Spot,
+    place: Place,
+    result: Any,
+) -> Any:
+    """The result of a call with its edits."""
+    with unobserved(), without_autocast(problem.sizes.device):
+        tensor = place.tensor(result)
+        for edits, numbers, rows in regions:
+            edited = problem
+            for one in edits:
+                edited = one.before(edited, spot)
+            hull = slice(int(rows[0]), int(rows[-1]) + 1)
+            within = torch.from_numpy(rows - hull.start).to(problem.sizes.device)
+            for heads in runs_of(numbers):
+                region = Region(heads=heads, queries=hull)
+                new = _output(cut(edited, region), edits, spot)[:, :, within]
+                old = lambda: _attended(cut(problem, region))[:, :, within]  # noqa: B023, E731 - called at once
+                tensor = place.changed(tensor, heads, within + hull.start, old, new)
+        return place.result(result, tensor)
+
+
+def _output(problem: Problem, edits: list[Edit], spot: Spot) -> Tensor:
+    """The output of a part, with what its edits change after the softmax."""
+    removed = [keys for one in edits if (keys := one.removed(spot)) is not None]
+    gone = np.logical_or.reduce(removed) if removed else np.zeros(0, dtype=bool)
+    if not gone.any():
+        output = _attended(problem)
+    else:  # the output of the other keys, by their share of the whole softmax
+        rest = without_keys(problem, gone)
+        some, every = (operation.partial(part, choose(part, None)) for part in (rest, problem))
+        sums = [log_sum_exp(part.maximum, part.log_sum) for part in (some, every)]  # type: ignore[arg-type]
+        share = (sums[0] - sums[1]).masked_fill(sums[0] == -torch.inf, -torch.inf).exp()
+        output = some.output * share.unsqueeze(-1)
+    factor = float(np.prod([one.factor for one in edits]))
+    return output if factor == 1.0 else output * factor
+
+
+def _attended(problem: Problem) -> Tensor:
+    return operation.run(problem, choose(problem, None))

@@ -1,0 +1,1 @@
+"""What `edit` changes in a model's attention: one idea a file."""

@@ -1,0 +1,70 @@
+"""Where a call stands in the whole sequence, and the parts of masks and biases of the whole that are its own."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from clearhead.base.errors import ShapeError
+from clearhead.base.shapes import Sizes, as_scores
+from clearhead.biases.base import Added, Bias, check_added
+from clearhead.masks.base import Mask
+from clearhead.problem.region import Region, bias_part, visible_part
+from clearhead.problem.visible import Visible, resolve
+
+
+class Spot(NamedTuple):
+    """The positions of a call's queries and keys, from 0 on, padding counted.
+
+    In a generation each step's queries come after those before, and a cache may hold the last keys alone. `filled`: how
+    many of the keys are there; a static cache has slots that nothing fills yet.
+    """
+
+    queries: range
+    keys: range
+    filled: int
+
+    @property
+    def newest(self) -> int:
+        """How many positions of the keys' sequence there are so far."""
+        return self.keys.start + self.filled
+
+    def mask(self, mask: Mask, sizes: Sizes) -> Visible:
+        """A mask of the whole sequence, for this call's queries and keys."""
+        whole = self._whole(sizes)
+        visible = resolve(mask, whole, as_written=False)
+        return visible if whole.shape == sizes.shape else visible_part(visible, self._region, whole)
+
+    def bias(self, bias: Bias, sizes: Sizes) -> Added:
+        """A bias of the whole sequence, for this call's queries and keys."""
+        whole = self._whole(sizes)
+        added = check_added(bias.lower(whole), whole, type(bias).__name__)
+        return added if whole.shape == sizes.shape else bias_part(added, self._region, whole)
+
+    def tensor(self, tensor: Tensor, name: str) -> Tensor:
+        """A tensor (..., Lq, Lk) of the whole sequence, or a longer one, for this call: 0 in slots not filled."""
+        four = as_scores(tensor, 4)
+        rows, columns = four.shape[-2:]
+        if (rows != 1 and rows < self.queries.stop) or (columns != 1 and columns < self.newest):
+            raise ShapeError(
+                f"{name} has shape {tuple(tensor.shape)}, and a call has queries up to position "
+                f"{self.queries.stop - 1} and keys up to {self.newest - 1}. Pass one of the whole sequence, (..., Lq, "
+                "Lk), with the tokens that are still to be generated."
+            )
+        if rows != 1:
+            four = four[..., self.queries.start : self.queries.stop, :]
+        if columns != 1:
+            four = four[..., self.keys.start : self.keys.stop]
+            four = F.pad(four, (0, len(self.keys) - four.shape[-1]))
+        return four
+
+    def _whole(self, sizes: Sizes) -> Sizes:
+        """The sizes of the whole sequence's scores, whose query 0 stands at key 0."""
+        return Sizes(sizes.batch, sizes.heads, self.queries.stop, self.keys.stop, sizes.device, align="upper_left")
+
+    @property
+    def _region(self) -> Region:
+        queries, keys = (slice(places.start, places.stop) for places in (self.queries, self.keys))
+        return Region(queries=queries, keys=keys)

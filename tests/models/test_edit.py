@@ -1,0 +1,413 @@
+"""edit(): beside eager models whose weights are changed by hand; and everything else stays, to the bit."""
+
+import contextlib
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import clearhead as ch
+from clearhead.models.loading import bundled, load
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
+from transformers.modeling_utils import AttentionInterface  # noqa: E402
+
+IDS = torch.randint(3, 100, (2, 12), generator=torch.Generator().manual_seed(0))
+LEFT = torch.tensor([[1] * 12, [0] * 4 + [1] * 8])
+SMALL = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+SMALL |= {"num_attention_heads": 4, "max_position_embeddings": 64}
+GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
+SLIDING = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
+T5 = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.0}
+MODELS = {
+    "LlamaModel": (SMALL | GROUPED, {"input_ids": IDS}),
+    "LlamaModel, left padding": (SMALL | GROUPED, {"input_ids": IDS, "attention_mask": LEFT}),
+    "Gemma3TextModel": (SMALL | GROUPED | SLIDING, {"input_ids": IDS}),
+    "BertModel": (SMALL, {"input_ids": IDS, "attention_mask": LEFT.flip(1)}),
+    "T5Model": (T5, {"input_ids": IDS, "decoder_input_ids": IDS}),
+}
+
+
+def make(name, options):
+    torch.manual_seed(0)
+    name = name.split(",")[0]
+    family = "Gemma3Text" if "Gemma3" in name else name.replace("ForCausalLM", "").replace("Model", "")
+    config = getattr(transformers, family + "Config")
+    model = getattr(transformers, name)(config(**options)).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight *= 4  # else every row is nearly uniform, and a wrong one would not be seen
+    return model
+
+
+@contextlib.contextmanager
+def by_hand(model, layer, heads, queries, change):
+    """Eager attention, in which one module's weights are changed; `raw` are the scores unmasked."""
+    name = {id(module): name for name, module in model.named_modules()}
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+
+    def eager(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **kwargs):
+        groups = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        scores = query @ key.mT * scaling
+        if kwargs.get("position_bias") is not None:
+            scores = scores + kwargs["position_bias"]
+        raw = scores
+        if attention_mask is not None:
+            scores = scores + attention_mask
+        there = torch.zeros(scores.shape[1:3], dtype=torch.bool)
+        if name.get(id(module)) == layer:
+            for head in heads:
+                there[head, queries] = True
+        there = there[None, :, :, None]
+        scores = torch.where(there, change("scores", scores, raw), scores)
+        weights = scores.softmax(-1)
+        weights = torch.where(there, change("weights", weights, raw), weights)
+        output = weights @ value
+        output = torch.where(there, change("output", output, raw), output)
+        return output.transpose(1, 2).contiguous(), weights
+
+    original = AttentionInterface.get_interface
+    AttentionInterface.get_interface = lambda self, implementation, default: eager
+    try:
+        yield
+    finally:
+        AttentionInterface.get_interface = original
+        model.set_attn_implementation(before)
+
+
+BIAS = torch.randn(12, 12, generator=torch.Generator().manual_seed(3))
+FORCED = torch.rand(12, 12, generator=torch.Generator().manual_seed(4)) < 0.6
+FORCED |= torch.eye(12, dtype=torch.bool)
+
+
+def column(keys, value):
+    def change(tensor):
+        tensor = tensor.clone()
+        tensor[..., keys] = value
+        return tensor
+
+    return change
+
+
+# what is passed to edit(), beside the change by hand of "scores", "weights" or "output"
+EDITS = {
+    "knockout": (lambda **at: ch.Knockout(**at, keys=[1, 2, 7]), "scores", column([1, 2, 7], -torch.inf)),
+    "knockout of a run": (lambda **at: ch.Knockout(**at, keys=slice(4, 7)), "scores", column([4, 5, 6], -torch.inf)),
+    "knockout of many": (
+        lambda **at: ch.Knockout(**at, keys=range(0, 11, 2)),
+        "scores",
+        column([0, 2, 4, 6, 8, 10], -torch.inf),
+    ),
+    "knockout after": (lambda **at: ch.Knockout(**at, keys=[1, 6], after=True), "weights", column([1, 6], 0.0)),
+    "scale": (lambda **at: ch.Scale(**at, factor=0.5), "output", lambda output: output * 0.5),
+    "ablation": (lambda **at: ch.Scale(**at), "output", torch.zeros_like),
+    "bias": (lambda **at: ch.AddBias(BIAS, **at), "scores", lambda scores: scores + BIAS),
+    "ALiBi": (
+        lambda **at: ch.AddBias(ch.ALiBi(4), **at),
+        "scores",
+        lambda scores: scores + ch.ALiBi(4)(torch.zeros(1, 4, 12, 1), torch.zeros(1, 4, 12, 1)),
+    ),
+}
+
+
+def hidden(output, inputs):
+    """The last hidden states at words."""
+    states = output.last_hidden_state
+    words = inputs.get("attention_mask")
+    return states if words is None else states[words.bool()]
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("name", MODELS)
+def test_as_if_the_weights_had_been_changed_by_hand(name, edit):
+    options, inputs = MODELS[name]
+    model = make(name, options)
+    with torch.no_grad(), ch.watch(model) as seen:  # the first layer: a wrong row of the last one is not seen by others
+        plain = hidden(model(**inputs), inputs)
+    layer = seen.calls[0].name
+    make_edit, stage, change = EDITS[edit]
+    heads, queries = [1, 3], [7, 8, 11]  # each sees a key that is left: else eager attention gives NaN, and edit 0
+    with torch.no_grad():
+        with by_hand(model, layer, heads, queries, lambda at, t, raw: change(t) if at == stage else t):
+            wanted = hidden(model(**inputs), inputs)
+        with ch.edit(model, make_edit(layers=layer, heads=heads, queries=queries)):
+            got = hidden(model(**inputs), inputs)
+        again = hidden(model(**inputs), inputs)
+    assert torch.equal(plain, again)
+    assert float((wanted - plain).abs().max()) > 2e-3  # the edit shows
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["LlamaModel", "BertModel", "T5Model"])
+def test_another_mask_is_forced(name):
+    options, inputs = MODELS[name]
+    model = make(name, options)
+    with torch.no_grad(), ch.watch(model) as seen:
+        plain = hidden(model(**inputs), inputs)
+    layer, keep = seen.calls[0].name, FORCED.tril() if name == "LlamaModel" else FORCED
+    lengths = torch.tensor([12, 7])
+    rows = torch.arange(12)[None, None, None] < lengths[:, None, None, None]
+    for allowed, masks in ((keep, [keep, ch.DenseMask(keep)]), (rows, [ch.Lengths(lengths)])):
+
+        def change(at, tensor, raw, allowed=allowed):
+            return raw.masked_fill(~allowed, -torch.inf) if at == "scores" else tensor
+
+        with torch.no_grad(), by_hand(model, layer, [0, 2], slice(None), change):
+            wanted = hidden(model(**inputs), inputs)
+        assert float((wanted - plain).abs().max()) > 1e-2
+        for mask in masks:
+            with torch.no_grad(), ch.edit(model, ch.Force(mask, layers=layer, heads=[0, 2])):
+                got = hidden(model(**inputs), inputs)
+            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=2e-4)
+
+
+def test_all_else_is_the_backends_to_the_bit():
+    model = make("LlamaModel", SMALL | GROUPED)
+    given = []
+    model.layers[0].self_attn.o_proj.register_forward_pre_hook(lambda module, args: given.append(args[0]))
+    with torch.no_grad():
+        plain = model(input_ids=IDS).last_hidden_state
+        with ch.edit(model, ch.Knockout(0, [1, 2], [3, 9], 0), ch.Scale(0, 3, 2.0, slice(10, None))):
+            edited = model(input_ids=IDS).last_hidden_state
+    before, after = (t.view(2, 12, 4, 8) for t in given)
+    moved = (before != after).any(-1)[0].nonzero().tolist()
+    assert moved == [[3, 1], [3, 2], [9, 1], [9, 2], [10, 3], [11, 3]]
+    assert torch.equal(plain[:, :3], edited[:, :3])
+
+
+def test_edits_meet():
+    """Two on one head: both; on others: each its own."""
+    x = torch.randn(2, 3, 9, 4, generator=torch.Generator().manual_seed(0))
+    block = Direct(causal=False)
+    edits = ch.Knockout(heads=[0, 1], queries=slice(2, 6), keys=3), ch.Knockout(heads=1, keys=5, after=True)
+    with ch.edit(block, *edits, ch.Scale(heads=[1, 2], factor=3.0, queries=[5, 8])):
+        got = block(x)
+    scores = x @ x.mT / 2
+    scores[:, :2, 2:6, 3] = -torch.inf
+    weights = scores.softmax(-1)
+    weights[:, 1, :, 5] = 0.0
+    wanted = weights @ x
+    wanted[:, 1:, [5, 8]] *= 3.0
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+class Direct(torch.nn.Module):
+    def __init__(self, causal=True, dropout_p=0.0):
+        super().__init__()
+        self.causal, self.dropout_p = causal, dropout_p
+
+    def forward(self, x):
+        return F.scaled_dot_product_attention(x, x, x, is_causal=self.causal, dropout_p=self.dropout_p)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_torchs_modules(need_weights, training):
+    torch.manual_seed(0)
+    model = torch.nn.MultiheadAttention(12, 3, batch_first=True).train(training)
+    x, padding = torch.randn(2, 7, 12), torch.zeros(2, 7, dtype=torch.bool)
+    padding[1, 5:] = True
+    with ch.edit(model, ch.Knockout(heads=[0, 2], queries=[1, 4], keys=[0, 3]), ch.Scale(heads=1, factor=0.0)):
+        got, _ = model(x, x, x, key_padding_mask=padding, need_weights=need_weights)
+    q, k, v = (
+        t.view(2, 7, 3, 4).transpose(1, 2) for t in F.linear(x, model.in_proj_weight, model.in_proj_bias).chunk(3, -1)
+    )
+    scores = (q @ k.mT / 2).masked_fill(padding[:, None, None], -torch.inf)
+    for head in (0, 2):
+        for query in (1, 4):
+            scores[:, head, query, [0, 3]] = -torch.inf
+    heads = scores.softmax(-1) @ v
+    heads[:, 1] = 0.0
+    wanted = model.out_proj(heads.transpose(1, 2).flatten(2))
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_torchs_encoder_leaves_its_fast_path():
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(16, 4, 24, batch_first=True, dropout=0.0)
+    model = torch.nn.TransformerEncoder(layer, 2).eval()
+    x = torch.randn(2, 7, 16)
+    with torch.no_grad():
+        plain = model(x)
+        with ch.edit(model, ch.Scale(heads=1)):
+            got = model(x)
+    changed = torch.nn.TransformerEncoder(layer, 2).train()
+    changed.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        for one in changed.layers:  # the head's columns of the projection
+            one.self_attn.out_proj.weight[:, 4:8] = 0.0
+        torch.testing.assert_close(got, changed(x), rtol=1e-5, atol=1e-5)
+    assert float((plain - got).abs().max()) > 1e-2
+
+
+class Own(torch.nn.Module):
+    def forward(self, x):
+        return ch.attention(x, x, x, score=ch.Gaussian(1.5), mask=ch.Causal(), bias=ch.ALiBi(x.shape[1]))
+
+
+def test_clearheads_own():
+    x = torch.randn(2, 3, 9, 4, generator=torch.Generator().manual_seed(0))
+    model = Own()
+    plain = model(x)
+    with ch.edit(model, ch.Knockout(heads=1, keys=2)):
+        got = model(x)
+    keep = torch.ones(9, 9, dtype=torch.bool).tril()
+    keep[2:, 2] = False
+    wanted = ch.attention(x, x, x, score=ch.Gaussian(1.5), mask=keep, bias=ch.ALiBi(3))
+    torch.testing.assert_close(got[:, 1], wanted[:, 1], rtol=1e-5, atol=1e-6)
+    assert torch.equal(got[:, 0], plain[:, 0]) and torch.equal(got[:, 2], plain[:, 2])
+
+
+def test_gradients_flow_through_an_edit():
+    x = torch.randn(1, 2, 6, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    block = Direct(causal=False)
+    with ch.edit(block, ch.Knockout(heads=1, keys=2), ch.Scale(heads=0, factor=0.5, queries=3)):
+        got = block(x)
+    scores = x @ x.mT / 2
+    cut = torch.zeros(2, 6, 6, dtype=torch.bool)
+    cut[1, :, 2] = True
+    factor = torch.ones(2, 6, 1)
+    factor[0, 3] = 0.5
+    wanted = scores.masked_fill(cut, -torch.inf).softmax(-1) @ x * factor
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+    grads = [torch.autograd.grad(output.square().sum(), x)[0] for output in (got, wanted)]
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-5)
+
+
+SIX = {"do_sample": False, "max_new_tokens": 6, "min_new_tokens": 6} | {
+    "return_dict_in_generate": True,
+    "output_logits": True,
+}
+GENERATIONS = {
+    "dynamic": {},
+    "static": {"cache_implementation": "static"},
+    "no cache": {"use_cache": False},
+    "prefill in chunks": {"prefill_chunk_size": 5},
+}
+
+
+@pytest.mark.parametrize("how", GENERATIONS)
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Gemma3ForCausalLM"])
+def test_positions_are_absolute_in_generations(name, padded, how):
+    """The steps of a generation give the logits of one forward pass over the whole, both edited."""
+    model = make(name, SMALL | GROUPED | (SLIDING if "Gemma" in name else {}))
+    given = {"attention_mask": LEFT} if padded else {}
+    edits = [
+        ch.Knockout(0, [0, 2], slice(9, 15), [6, 11, 12]),
+        ch.Scale(1, 1, 0.5, queries=[10, 14]),
+        ch.AddBias(torch.randn(40, 40, generator=torch.Generator().manual_seed(1)), layers=0, heads=3),
+    ]
+    if not padded:  # else the mask would show padding
+        edits.append(ch.Force(ch.Causal() & ch.SlidingWindow(before=5, after=0), layers=1, heads=[2, 3]))
+    with torch.no_grad():
+        with ch.edit(model, *edits):
+            found = model.generate(IDS, **given, **SIX, **GENERATIONS[how])
+        whole = found.sequences[:, :-1]
+        mask = {"attention_mask": F.pad(LEFT, (0, whole.shape[1] - 12), value=1)} if padded else {}
+        with ch.edit(model, *edits):
+            logits = model(whole, **mask, use_cache=False).logits[:, 11:]
+        plain = model(whole, **mask, use_cache=False).logits[:, 11:]
+    assert float((plain - logits).abs().max()) > 1e-2
+    torch.testing.assert_close(torch.stack(found.logits, 1), logits, rtol=1e-3, atol=1e-3)
+
+
+def test_cross_attention_counts_queries_by_the_decoders_cache():
+    model = transformers_t5()
+    edits = [ch.Knockout("decoder.block.0.layer.1.*", None, [2, 4], [0, 1, 2]), ch.Scale("encoder.*", 1)]
+    with torch.no_grad():
+        with ch.edit(model, *edits):
+            found = model.generate(
+                IDS,
+                do_sample=False,
+                max_new_tokens=6,
+                min_new_tokens=6,
+                return_dict_in_generate=True,
+                output_logits=True,
+            )
+            logits = model(input_ids=IDS, decoder_input_ids=found.sequences[:, :-1], use_cache=False).logits
+        plain = model(input_ids=IDS, decoder_input_ids=found.sequences[:, :-1], use_cache=False).logits
+    torch.testing.assert_close(torch.stack(found.logits, 1), logits, rtol=1e-3, atol=1e-3)
+    assert float((plain - logits).abs().max()) > 1e-2
+
+
+def transformers_t5():
+    torch.manual_seed(0)
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**T5, decoder_start_token_id=0)).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight *= 2
+    return model
+
+
+def test_the_real_bert_keeps_its_words():
+    model, tokenizer = load(bundled())
+    inputs = tokenizer(["The pump in Broad Street was closed.", "It was."], padding=True, return_tensors="pt")
+    name = "encoder.layer.2.attention.self"
+    with torch.no_grad():
+        plain = model(**inputs).last_hidden_state
+        with ch.edit(model, ch.Knockout(name, keys=-1)):  # the newest position: the last
+            edited = model(**inputs).last_hidden_state
+        with ch.watch(model) as seen, ch.edit(model, ch.Scale(name, 4, 0.0)):
+            model(**inputs)
+    torch.testing.assert_close(plain[1], edited[1])  # its last position is padding, which no word sees
+    assert float((plain[0] - edited[0]).abs().max()) > 1e-3
+    assert len(seen.calls) == model.config.num_hidden_layers  # each once
+
+
+@pytest.mark.parametrize("module", ["Direct", "Own"])
+def test_a_watch_around_or_inside_sees_each_call_once(module):
+    """Its outputs are those before an edit that is entered after it."""
+    x = torch.randn(1, 2, 6, 4, generator=torch.Generator().manual_seed(0))
+    block = {"Direct": Direct, "Own": Own}[module]()
+    plain = block(x)
+    with ch.watch(block, values=True) as first, ch.edit(block, ch.Scale(heads=0)):
+        edited = block(x)
+    with ch.edit(block, ch.Scale(heads=0)), ch.watch(block, values=True) as second:
+        assert torch.equal(block(x), edited)
+    assert len(first.calls) == len(second.calls) == 1
+    assert float(edited[:, 0].abs().max()) == 0.0
+    assert torch.equal(first.calls[0].output, plain) and torch.equal(second.calls[0].output, edited)
+
+
+def test_bad_input():
+    block, x = Direct(), torch.randn(1, 2, 6, 4)
+    for call, message in (
+        (lambda: ch.edit(block), "got none"),
+        (lambda: ch.edit(block, ch.Causal()), "edit takes edits"),
+        (lambda: ch.edit("model", ch.Scale()), "takes a torch.nn.Module; got a str"),
+        (lambda: ch.Knockout(queries="a"), "Knockout: queries is 'a'"),
+        (lambda: ch.Knockout(keys=[1.5]), "Knockout: keys is"),
+        (lambda: ch.Knockout(layers=True), "Knockout: layers is"),
+        (lambda: ch.Knockout(keys=1, after=2), "Knockout: after is 2"),
+        (lambda: ch.Scale(heads="1"), "Scale: heads is"),
+        (lambda: ch.Scale(factor=float("nan")), "Scale: factor is nan"),
+        (lambda: ch.Force("causal"), "Force: mask is 'causal'"),
+        (lambda: ch.Force(torch.ones(6, 6)), "Force: mask has dtype torch.float32"),
+        (lambda: ch.AddBias(None), "AddBias: bias is None"),
+        (lambda: ch.AddBias(torch.ones(6, 6, dtype=torch.int64)), "AddBias: bias has dtype torch.int64"),
+    ):
+        with pytest.raises(ch.ClearheadError, match=message):
+            call()
+    for edit, message in (
+        (ch.Scale(heads=2), "Scale: heads is 2, and Direct has 2 heads"),
+        (ch.Scale(layers="other.*"), "changed nothing"),
+        (ch.Knockout(keys=6), "changed nothing"),
+        (ch.Scale(queries=[9, 10]), "changed nothing"),
+        (ch.Force(torch.ones(4, 4, dtype=torch.bool)), "Force: mask has shape"),
+        (ch.AddBias(torch.ones(3, 6, 6)), "AddBias: bias"),
+    ):
+        with pytest.raises(ch.ClearheadError, match=message), ch.edit(block, edit):
+            block(x)
+    dropping = Direct(dropout_p=0.1)
+    with pytest.raises(ch.UnsupportedError, match="dropout"), ch.edit(dropping, ch.Scale(heads=0)):
+        dropping(x)
+    with pytest.raises(ch.UnsupportedError, match="compiled"):
+        ch.edit(torch.compile(block), ch.Scale(heads=0))
+    assert torch.equal(block(x), F.scaled_dot_product_attention(x, x, x, is_causal=True))  # all is as before
