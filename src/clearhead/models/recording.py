@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.inspection.reductions.base import Reduction
@@ -16,7 +17,9 @@ from clearhead.inspection.reductions.mean_distance import MeanDistance
 from clearhead.inspection.reductions.topk import TopK
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import Calls
+from clearhead.models.edits.base import Positions
 from clearhead.models.reduced import reduced
+from clearhead.models.rollout import rollout
 from clearhead.models.statistics import rows_of
 from clearhead.models.stored import read, save
 from clearhead.report import Layer, render
@@ -34,6 +37,31 @@ class Recording(Calls[AttentionCall]):
         `reductions`: which; by default the entropy, the largest weight, and for self attention the mean distance.
         """
         return [row for call in self.calls for row in rows_of(reduced(call, reductions or _usual(call)))]
+
+    def rollout(self, tokens: Positions = None) -> Tensor:
+        """How much of each position's input has come to each token by the last layer, (B, T, L); rows sum to 1.
+
+        >>> import torch, torch.nn.functional as F, clearhead as ch
+        >>> class Twice(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         for _ in range(2):
+        ...             x = x + F.scaled_dot_product_attention(x, x, x, is_causal=True)
+        ...         return x
+        >>> model = Twice()
+        >>> with ch.watch(model) as seen:
+        ...     output = model(torch.rand(1, 4, 10, 8))
+        >>> seen.rollout(tokens=[9]).shape
+        torch.Size([1, 1, 10])
+
+        `tokens`: T positions whose sources are wanted, a number, a slice or some numbers; None is all of them. The
+        calls must be the self-attention of one run, all of one length.
+        Formula: R = Ã_N … Ã_1, Ã = (Ā + I) / 2, Ā the mean over the heads; a row of Ā that sums to s, as with sinks, is
+        divided by s + 1. By products with lazy matrices: no L × L array but the result.
+        Raises a `ClearheadError` where that would be above 256 MiB, and for calls of several lengths, or runs.
+        Cost: for 64 tokens and less, about a backward pass of attention a layer.
+        Source: Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers".
+        """
+        return rollout(self.calls, tokens)
 
     def save(self, path: str | Path) -> Path:
         """Write the recording to one file, which `ch.load_seen` reads: to compare checkpoints, or to look later.

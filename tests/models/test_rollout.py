@@ -1,0 +1,111 @@
+"""seen.rollout(): beside products of eager models' dense weights."""
+
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import clearhead as ch
+from clearhead.models.loading import bundled, load
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
+
+IDS = torch.randint(3, 100, (2, 70), generator=torch.Generator().manual_seed(0))
+SMALL = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3}
+GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def dense(attentions):
+    rolled = torch.eye(attentions[0].shape[-1], dtype=attentions[0].dtype).expand(attentions[0].shape[0], -1, -1)
+    for weights in attentions:
+        mean = weights.mean(1)
+        rolled = (mean + torch.eye(mean.shape[-1])) / (1 + mean.sum(-1, keepdim=True)) @ rolled
+    return rolled
+
+
+def llama(**more):
+    torch.manual_seed(0)
+    model = transformers.LlamaModel(transformers.LlamaConfig(**SMALL, **GROUPED, **more)).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight *= 4
+    return model
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_a_grouped_causal_model(mode):
+    model, eager = llama(), llama(attn_implementation="eager")
+    with mode():
+        with ch.watch(model) as seen:
+            model(IDS)
+        wanted = dense(eager(IDS, output_attentions=True).attentions)
+        found = seen.rollout()
+        assert found.shape == (2, 70, 70)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(found.sum(-1), torch.ones(2, 70))
+        torch.testing.assert_close(seen.rollout([-1, 3]), wanted[:, [69, 3]], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(seen.rollout(slice(4, 9)), wanted[:, 4:9], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_dtypes(dtype):
+    model = llama().to(dtype)
+    with torch.no_grad(), ch.watch(model) as seen:
+        model(IDS)
+    wanted = dense([call.weights.dense() for call in seen.calls])
+    torch.testing.assert_close(seen.rollout([5, 69]), wanted[:, [5, 69]].to(seen.calls[0].weights.dtype))
+
+
+def test_the_real_bert_with_padding():
+    model, tokenizer = load(bundled())
+    inputs = tokenizer(["The pump in Broad Street was closed.", "It was."], padding=True, return_tensors="pt")
+    with torch.no_grad(), ch.watch(model) as seen:
+        model(**inputs)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        wanted = dense(model(**inputs, output_attentions=True).attentions)
+    words = inputs["attention_mask"].bool()
+    torch.testing.assert_close(seen.rollout()[words], wanted[words], rtol=1e-4, atol=1e-6)
+
+
+def test_sinks_take_their_share():
+    class Sinking(torch.nn.Module):
+        def forward(self, x):
+            return x + ch.attention(x, x, x, mask=ch.Causal(), sinks=torch.tensor([0.5, -1.0]))
+
+    x = torch.randn(1, 2, 6, 4, generator=torch.Generator().manual_seed(0))
+    model = Sinking()
+    with ch.watch(model) as seen:
+        model(x)
+    torch.testing.assert_close(seen.rollout(), dense([seen.calls[0].weights.dense()]))
+
+
+def test_bad_input():
+    class Both(torch.nn.Module):
+        def forward(self, x, y):
+            F.scaled_dot_product_attention(x, x, x)
+            return F.scaled_dot_product_attention(x, y, y)
+
+    x, y = torch.randn(1, 2, 6, 4), torch.randn(1, 2, 9, 4)
+    model = Both()
+    with ch.watch(model) as seen:
+        model(x, y)
+    with pytest.raises(ch.ClearheadError, match="rollout takes the self-attention of one run"):
+        seen.rollout()
+    with ch.watch(model) as seen:
+        model(x, x)
+        model(x, x)
+    with pytest.raises(ch.ClearheadError, match="of 2 runs"):
+        seen.rollout()
+    some = ch.Recording(seen.calls[:1])
+    for wrong in (6, [-7], "a", [], slice(9, 9)):
+        with pytest.raises(ch.ClearheadError, match="rollout: tokens is"):
+            some.rollout(wrong)
+    long = torch.zeros(1, 1, 9000, 1)
+    with ch.watch(model) as seen:
+        model(long, long)
+    with pytest.raises(ch.ClearheadError, match="above 256 MiB"):
+        ch.Recording(seen.calls[:1]).rollout()
