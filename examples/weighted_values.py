@@ -1,0 +1,39 @@
+"""Attention that moves something: weights beside what the values they weigh add, as a figure for a paper.
+
+>>> from weighted_values import figure, shares
+>>> from clearhead.models import bundled, load
+>>> model, tokenizer = load(bundled())
+>>> weights, moved = shares(model, tokenizer, "The pump in Broad Street was closed.", layer=3)
+>>> weights.shape == moved.shape                                # each key's share, (heads, keys)
+True
+>>> axes = figure(model, tokenizer, "The pump in Broad Street was closed.", layer=3, head=5)
+
+Source: Kobayashi et al. 2020, "Attention is Not Only a Weight: Analyzing Transformers with Vector Norms".
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import clearhead as ch
+
+
+@torch.no_grad()
+def shares(model: Any, tokenizer: Any, text: str, layer: int) -> tuple[Tensor, Tensor]:
+    """(heads, keys): the part of all weight that a key receives, and its part of Σ w ‖v‖."""
+    with ch.watch(model, layers=layer, values=True) as seen:
+        model(**tokenizer(text, return_tensors="pt"))
+    received = seen[0].weights.received()[0]
+    moved = received * seen[0].value_norms[0]
+    return received / received.sum(-1, keepdim=True), moved / moved.sum(-1, keepdim=True)
+
+
+@torch.no_grad()
+def figure(model: Any, tokenizer: Any, text: str, layer: int, head: int) -> Any:
+    """One head, with its words, drawn by matplotlib: `axes.figure.savefig("head.pdf")`."""
+    inputs = tokenizer(text, return_tensors="pt")
+    words = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0])
+    with ch.watch(model, layers=layer) as seen:
+        model(**inputs)
+    return seen[0].weights.plot(0, head, query_labels=words, key_labels=words)
