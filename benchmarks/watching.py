@@ -39,17 +39,17 @@ def llama(layers: int = 4, heads: int = 8, width: int = 512) -> Any:
     ).eval()
 
 
-def keep(make: Callable[[], Any], length: int, bar: float) -> Result:
+def keep(make: Callable[[], Any], length: int, bar: float, fuse: bool = False) -> Result:
     model, ids = make(), torch.randint(0, 1000, (1, length))
 
     def watched() -> None:
-        with ch.watch(model, keep=FOUR):
+        with ch.watch(model, keep=FOUR, fuse=fuse):
             model(ids)
 
     calls = {"plain": lambda: model(ids), "watched": watched}
     seconds = interleaved(calls, 9 if length > 1000 else 41, 2)
     ratio = seconds["watched"] / seconds["plain"]
-    what = f"{type(model).__name__} on {length} tokens, four reductions of every call, over the plain forward"
+    what = f"{type(model).__name__} on {length} tokens, four reductions of every call{', fused' if fuse else ''}, over the plain forward"
     return Result(what, ratio, "×", f"≤ {bar}", ratio <= bar, times(seconds))
 
 
@@ -64,5 +64,6 @@ CASES: dict[str, Callable[[], Result]] = {
     "keep-bert-128": partial(keep, bert, 128, 1.25),
     "keep-bert-500": partial(keep, bert, 500, 1.2),
     "keep-llama-4096": partial(keep, llama, 4096, 1.15),
+    "fuse-llama-4096": partial(keep, llama, 4096, 1.0, fuse=True),
     "keep-memory": keep_memory,
 }

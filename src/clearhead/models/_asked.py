@@ -23,13 +23,14 @@ class Asked(NamedTuple):
     merge: Means | None
     values: bool = False
     gradients: bool = False
+    fuse: bool = False
 
     def chooses(self, name: str, number: int) -> bool:
         """Whether a module's calls are recorded; `number`: of the module, among those that have made calls."""
         return self.layers is None or any(fits(layer, name, number) for layer in self.layers)
 
 
-def asked(keep: Any, every: Any, layers: Any, heads: Any, merge: Any, values: Any, gradients: Any) -> Asked:
+def asked(keep: Any, every: Any, layers: Any, heads: Any, merge: Any, values: Any, gradients: Any, fuse: Any) -> Asked:
     """The arguments, checked."""
     if keep is None and (heads is not None or merge is not None):
         argument = "heads" if heads is not None else "merge"
@@ -52,4 +53,8 @@ def asked(keep: Any, every: Any, layers: Any, heads: Any, merge: Any, values: An
             raise ClearheadError(f"watch: {name} is {flag!r}; expected True or False.")
         if flag and keep is not None:
             raise ClearheadError(f"watch: {name}=True goes without keep=…, which keeps what reductions found alone.")
-    return Asked(keep, every, layers, heads, merge, values, gradients)
+    if not isinstance(fuse, bool) or (fuse and (keep is None or heads is not None)):
+        raise ClearheadError(
+            f"watch: fuse is {fuse!r}; True goes with keep=… of all heads, whose pass gives the output."
+        )
+    return Asked(keep, every, layers, heads, merge, values, gradients, fuse)

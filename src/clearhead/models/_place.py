@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -24,6 +25,10 @@ class Place(ABC):
     def by_head(self, tensor: Tensor) -> Tensor | None:
         """The output (B, H, Lq, Ev), a view; None where a projection has mixed the heads."""
 
+    def made(self, output: Tensor) -> Any:
+        """A result that holds this output (B, H, Lq, Ev), or None where none can be made of it."""
+        return None
+
     @abstractmethod
     def gradient(self, grad: Tensor) -> Tensor:
         """The gradient of the tensor as that of the output, (B, H, Lq, Ev)."""
@@ -34,10 +39,13 @@ class Place(ABC):
 
 
 class Separate(Place):
-    """Head by head: `view` gives (B, H, Lq, Ev), and takes gradients too."""
+    """Head by head: `view` gives (B, H, Lq, Ev), and takes gradients too; `made` gives a result of that."""
 
-    def __init__(self, view: Callable[[Tensor], Tensor]) -> None:
-        self._view = view
+    def __init__(self, view: Callable[[Tensor], Tensor], made: Callable[[Tensor], Any]) -> None:
+        self._view, self._made = view, made
+
+    def made(self, output: Tensor) -> Any:
+        return self._made(output)
 
     def by_head(self, tensor: Tensor) -> Tensor:
         return self._view(tensor)
@@ -46,7 +54,7 @@ class Separate(Place):
         return self._view(grad)
 
     def changed(self, tensor: Tensor, heads: slice, queries: Tensor, old: Callable[[], Tensor], new: Tensor) -> Tensor:
-        tensor = tensor.clone()
+        tensor = tensor.clone(memory_format=torch.contiguous_format)  # so that the view is one
         self._view(tensor)[:, heads, queries] = new.to(tensor.dtype)
         return tensor
 
@@ -79,4 +87,4 @@ class Projected(Place):
         return tensor if self._batch_first else tensor.transpose(0, 1)
 
 
-BY_HEAD = Separate(lambda output: output)
+BY_HEAD = Separate(lambda output: output, lambda output: output)

@@ -23,6 +23,15 @@ from clearhead.scores.dot import Dot
 After = Callable[[Any], Any]  # what is done with the result of the function that was called: gives the result
 
 
+class Instead(NamedTuple):
+    """A result, with which the function is not called at all."""
+
+    result: Any
+
+
+Answer = After | Instead | None  # None: the function's result stays as it is
+
+
 class DotCall(NamedTuple):
     """A call of dot products as its source reads it, before it is computed.
 
@@ -94,18 +103,20 @@ class Receiver(ABC):
         self._lock = threading.Lock()
 
     @abstractmethod
-    def dots(self, call: DotCall) -> After | None:
-        """A call of dot products, before it is computed. None: its result stays as it is."""
+    def dots(self, call: DotCall) -> Answer:
+        """A call of dot products, before it is computed."""
 
     @abstractmethod
-    def own(self, problem: Problem, call: Arguments, backend: str) -> After | None:
+    def own(self, problem: Problem, call: Arguments, backend: str) -> Answer:
         """A call of clearhead's own attention; the result that it is given is (B, H, Lq, Ev)."""
 
-    def compute(self, after: After | None, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def compute(self, answer: Answer, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The result of a received call's function."""
+        if isinstance(answer, Instead):
+            return answer.result
         with self.inside():
             result = function(*args, **kwargs)
-        return result if after is None else after(result)
+        return result if answer is None else answer(result)
 
     @contextmanager
     def inside(self) -> Iterator[None]:

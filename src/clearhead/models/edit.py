@@ -19,7 +19,7 @@ from clearhead.engines.choose import choose
 from clearhead.models._choice import runs_of
 from clearhead.models._compiled import refuse_compiled
 from clearhead.models._place import BY_HEAD, Place
-from clearhead.models._receiver import After, DotCall, Receiver
+from clearhead.models._receiver import Answer, DotCall, Receiver
 from clearhead.models._spots import spot_of
 from clearhead.models.calls import listed
 from clearhead.models.edits._visible import without_keys
@@ -86,7 +86,7 @@ class Editor(Receiver):
         super().__init__(model)
         self.edits, self.used = edits, [False] * len(edits)
 
-    def dots(self, call: DotCall) -> After | None:
+    def dots(self, call: DotCall) -> Answer:
         self.check(call.query, call.key, call.name)
         name = self.name(call.name)
         edits = self._of(name)
@@ -96,7 +96,7 @@ class Editor(Receiver):
             problem = call.one_dtype().problem()
         return self._after(problem, edits, name, call.place, call.dropout_p)
 
-    def own(self, problem: Problem, call: Arguments, backend: str) -> After | None:
+    def own(self, problem: Problem, call: Arguments, backend: str) -> Answer:
         self.check(problem.query, problem.key)
         name = self.name(None)
         edits = self._of(name)
@@ -107,9 +107,7 @@ class Editor(Receiver):
         number = self.number(name)
         return [i for i, one in enumerate(self.edits) if one.chooses(name, number)]
 
-    def _after(
-        self, problem: Problem, edits: list[int], name: str, place: Place | None, dropout_p: float
-    ) -> After | None:
+    def _after(self, problem: Problem, edits: list[int], name: str, place: Place | None, dropout_p: float) -> Answer:
         if dropout_p:
             raise UnsupportedError(
                 f"{name} was called with dropout {dropout_p}, and edit() computes some heads again, which would drop "

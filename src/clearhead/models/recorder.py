@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
 from torch import Tensor, nn
 
 from clearhead._attention import Arguments
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.tracing import in_backward, unobserved
+from clearhead.base.tracing import any_autocast, in_backward, unobserved
 from clearhead.base.versions import Versions
+from clearhead.inspection.reductions.output import Output
 from clearhead.masks.base import Mask
 from clearhead.models._asked import Asked
 from clearhead.models._given import read
 from clearhead.models._modules import Kind
 from clearhead.models._outcome import Outcome
-from clearhead.models._padding import as_said, fits, of_call
-from clearhead.models._place import BY_HEAD, Place
-from clearhead.models._receiver import After, DotCall, Receiver
+from clearhead.models._padding import Real, as_said, fits, of_call
+from clearhead.models._place import BY_HEAD, Place, Separate
+from clearhead.models._receiver import Answer, DotCall, Instead, Receiver
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.reduced import ReducedCall, reduced
 from clearhead.problem.problem import Problem
@@ -29,7 +33,7 @@ class Recorder(Receiver):
         self.calls: list[AttentionCall] = []
         self.reduced: list[ReducedCall] = []
         self.asked = asked
-        self.values = asked.values or asked.gradients
+        self.values = asked.values or asked.gradients or asked.fuse
         self.seen = 0  # how many calls were recorded
         self.padding = padding  # what was passed as watch(padding=)
         self.fitted = False  # whether it fitted any call
@@ -53,14 +57,19 @@ class Recorder(Receiver):
         """Whether query and key are kept; else the call is reduced before they can be written to."""
         return self.asked.keep is None
 
-    def dots(self, call: DotCall) -> After | None:
+    @property
+    def _copies_values(self) -> bool:
+        return self.asked.values or self.asked.gradients
+
+    def dots(self, call: DotCall) -> Answer:
         self.check(call.query, call.key, call.name)
         name = self.name(call.name)
         if not self.asked.chooses(name, self.number(name)):
             return None
         self._check_dropout(name, call.dropout_p)
         with unobserved():  # else the watch's function mode would see each operation here
-            value = copied(call.value) if self.values and call.value is not None else None
+            value = copied(call.value) if self._copies_values and call.value is not None else None
+            given = call
             call = call.detached(copy=self.copies)
             problem = call.problem()
         masks, kept = call.masks, Record(problem, Versions(()), copied=True)
@@ -74,16 +83,17 @@ class Recorder(Receiver):
             kind=call.kind,
             uniform=masks.uniform,
             place=call.place,
+            fusible=given if self.asked.fuse else None,
         )
 
-    def own(self, problem: Problem, call: Arguments, backend: str) -> After | None:
+    def own(self, problem: Problem, call: Arguments, backend: str) -> Answer:
         self.check(problem.query, problem.key)
         name = self.name(None)
         if not self.asked.chooses(name, self.number(name)):
             return None
         self._check_dropout(name, problem.dropout_p)
         kept, query, key, score, mask = read(problem, call, self.copies)
-        value = copied(problem.value) if self.values and problem.value is not None else None
+        value = copied(problem.value) if self._copies_values and problem.value is not None else None
         return self._keep(kept, (query, key, value), score, mask, backend, name=name, place=BY_HEAD)
 
     def _keep(
@@ -98,7 +108,8 @@ class Recorder(Receiver):
         kind: Kind | None = None,
         uniform: Tensor | None = None,
         place: Place | None = None,
-    ) -> After | None:
+        fusible: DotCall | None = None,
+    ) -> Answer:
         """Keep a call. `tensors`: query, key, and the value, if it is wanted. `score` and `mask`: what it came from."""
         innermost, (query, key, value) = self.innermost, tensors
         problem = record.problem
@@ -112,7 +123,8 @@ class Recorder(Receiver):
             knows_more = own is not None and own.shape[1] > self.padding.shape[1]  # a generation's mask grows with it
             if not (knows_more or (kind == "self" and self._decodes(name))):
                 padding = as_said(self.padding, kind, problem)
-        outcome = Outcome() if self.values else None
+        outcome = Outcome() if self.asked.values or self.asked.gradients else None
+        answer: Answer = None
         call = AttentionCall(
             name, kind, query, key, score, mask, backend, record, uniform, padding, self.run, value, outcome
         )
@@ -121,13 +133,19 @@ class Recorder(Receiver):
             self.calls.append(call)
         else:
             with unobserved(), self.inside():  # a reduction of the caller's own may compute attention
-                found = reduced(call, self.asked.keep, self.asked.heads)
+                value = None if fusible is None or place is None else _fused_value(fusible, padding)
+                if value is None or place is None:
+                    found = reduced(call, self.asked.keep, self.asked.heads)
+                else:
+                    both = reduced(call, (*self.asked.keep, Output(value)))
+                    found = replace(both, reductions=both.reductions[:-1], results=both.results[:-1])
+                    answer = Instead(place.made(both.results[-1].to(value.dtype)))
             if self.asked.merge is None:
                 self.reduced.append(found)
             else:
                 self.asked.merge.add(found)
         self.seen += 1
-        return None if outcome is None else outcome.of(name, place, self.asked.gradients)
+        return answer if outcome is None else outcome.of(name, place, self.asked.gradients)
 
     def _check_dropout(self, name: str, dropout_p: float) -> None:
         if dropout_p and self.asked.gradients:
@@ -140,3 +158,19 @@ class Recorder(Receiver):
         """Whether a module is of the decoder of an encoder–decoder, whose own sequence is not the padded one."""
         config = getattr(self.stack.model, "config", None)
         return bool(getattr(config, "is_encoder_decoder", False)) and "decoder" in name.split(".")
+
+
+def _fused_value(call: DotCall, padding: Real | None) -> Tensor | None:
+    """The value of a call whose output can come from the pass of its statistics.
+
+    Not where it has gradients, dropout, or a dtype that autocast chooses; nor with padding, which statistics leave out;
+    nor where a projection follows that is a part of the same function, or weights are given too, by eager attention.
+    """
+    query, key, value = call.query, call.key, call.value
+    if value is None or call.dropout_p or padding is not None or any_autocast() or call.backend == "eager":
+        return None
+    if not isinstance(call.place, Separate):
+        return None
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)):
+        return None
+    return value.detach() if query.dtype == key.dtype == value.dtype else None

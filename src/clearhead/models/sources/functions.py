@@ -13,10 +13,10 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 
 from clearhead.models._compiled import prepare_compiler, uncompiled
 from clearhead.models._patch import replaced
-from clearhead.models._receiver import After, Receiver
+from clearhead.models._receiver import Answer, Receiver
 from clearhead.models.sources import multihead, sdpa
 
-READERS: dict[Any, Callable[..., After | None]] = {
+READERS: dict[Any, Callable[..., Answer]] = {
     F.scaled_dot_product_attention: sdpa.read,
     F.multi_head_attention_forward: multihead.read,  # nn.MultiheadAttention
     torch._native_multi_head_attention: multihead.read_native,  # its fast path

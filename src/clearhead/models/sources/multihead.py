@@ -15,7 +15,7 @@ from clearhead.masks.lengths import Lengths
 from clearhead.models._masks import Recorded
 from clearhead.models._modules import Kind
 from clearhead.models._place import Projected
-from clearhead.models._receiver import After, DotCall, Receiver
+from clearhead.models._receiver import Answer, DotCall, Receiver
 
 
 def read(
@@ -45,7 +45,7 @@ def read(
     static_v: Tensor | None = None,
     average_attn_weights: bool = True,
     is_causal: bool = False,
-) -> After | None:
+) -> Answer:
     """F.multi_head_attention_forward: all of nn.MultiheadAttention but its fast path."""
     kind = _kind(query, key)
     if query.ndim == 2:
@@ -106,7 +106,7 @@ def read_native(
     name: str | None = None,
     backend: str = "_native_multi_head_attention",
     of_layer: bool = False,
-) -> After | None:
+) -> Answer:
     """The fast path of nn.MultiheadAttention. Whatever is not 0 in its mask means "not allowed", float masks too."""
     kind = _kind(query, key)
     masks = Recorded()
@@ -145,7 +145,7 @@ def read_layer(
     ffn_bias_2: Tensor,
     mask: Tensor | None = None,
     mask_type: int | None = None,
-) -> After | None:
+) -> Answer:
     """The fast path of nn.TransformerEncoderLayer, which calls no module inside."""
     x = F.layer_norm(src, (embed_dim,), norm_weight_1, norm_bias_1, eps) if norm_first else src
     innermost = receiver.stack.innermost

@@ -23,7 +23,8 @@ from clearhead.models._selected import selected
 from clearhead.models.sources import flash
 from clearhead.models.use import MASKED, NAME
 
-BY_POSITION = Separate(lambda output: output.transpose(1, 2))  # the interface gives (B, Lq, H, Ev)
+# the interface gives (B, Lq, H, Ev), and weights or None
+BY_POSITION = Separate(lambda t: t.transpose(1, 2), lambda output: (output.transpose(1, 2).contiguous(), None))
 
 
 @contextmanager

@@ -1,0 +1,129 @@
+"""watch(keep=…, fuse=True): the output from the pass of the statistics."""
+
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import clearhead as ch
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
+
+IDS = torch.randint(3, 100, (2, 12), generator=torch.Generator().manual_seed(0))
+LEFT = torch.tensor([[1] * 12, [0] * 4 + [1] * 8])
+KEEP = [ch.Entropy(), ch.TopK(3), ch.Received(), ch.SinkShare()]
+SMALL = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+SMALL |= {"num_attention_heads": 4}
+GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
+T5 = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+MODELS = {
+    "Llama": (SMALL | GROUPED, {"input_ids": IDS}),
+    "Bert": (SMALL, {"input_ids": IDS}),
+    "Gemma3Text": (
+        SMALL | GROUPED | {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
+        {"input_ids": IDS},
+    ),
+    "T5": (T5, {"input_ids": IDS, "decoder_input_ids": IDS[:, :5]}),
+}
+
+
+def make(name, options):
+    torch.manual_seed(0)
+    return getattr(transformers, name + "Model")(getattr(transformers, name + "Config")(**options)).eval()
+
+
+class Counted:
+    """How often SDPA itself runs."""
+
+    def __init__(self, monkeypatch):
+        self.calls, attend = 0, F.scaled_dot_product_attention
+
+        def counting(*args, **kwargs):
+            self.calls += 1
+            return attend(*args, **kwargs)
+
+        monkeypatch.setattr(F, "scaled_dot_product_attention", counting)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", MODELS)
+def test_outputs_are_near_and_statistics_the_same(name, dtype, monkeypatch):
+    options, inputs = MODELS[name]
+    model = make(name, options).to(dtype)
+    with torch.no_grad():
+        plain = model(**inputs).last_hidden_state
+        with ch.watch(model, keep=KEEP) as seen:
+            model(**inputs)
+        counted = Counted(monkeypatch)
+        with ch.watch(model, keep=KEEP, fuse=True) as fused:
+            output = model(**inputs).last_hidden_state
+    assert counted.calls == 0  # the backend did not run
+    near = {"rtol": 0.0, "atol": 1e-5 if dtype == torch.float32 else 0.1}
+    assert output.dtype == dtype
+    torch.testing.assert_close(output, plain, **near)
+    assert [call.name for call in fused.calls] == [call.name for call in seen.calls]
+    for one, other in zip(fused.calls[:1], seen.calls[:1], strict=True):  # of the same query and key
+        assert len(one.results) == len(KEEP)
+        torch.testing.assert_close(one.results, other.results)
+        torch.testing.assert_close(one.means, other.means)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5, 4), (3, 5, 4), (5, 4), (2, 2, 3, 5, 4)])
+def test_direct_calls_of_any_shape(shape):
+    class Direct(torch.nn.Module):
+        def forward(self, x):
+            return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    x, model = torch.randn(shape, generator=torch.Generator().manual_seed(0)), Direct()
+    with torch.no_grad(), ch.watch(model, keep=KEEP, fuse=True):
+        output = model(x)
+    torch.testing.assert_close(output, model(x), rtol=0.0, atol=1e-6)
+
+
+def test_queries_of_one_batch_for_keys_of_another():
+    class Shared(torch.nn.Module):
+        def forward(self, x, y):
+            return F.scaled_dot_product_attention(x, y, y)
+
+    x, y, model = torch.randn(1, 3, 5, 4), torch.randn(2, 3, 6, 4), Shared()
+    with torch.no_grad(), ch.watch(model, keep=KEEP, fuse=True):
+        output = model(x, y)
+    torch.testing.assert_close(output, model(x, y), rtol=0.0, atol=1e-6)
+    with ch.watch(model, values=True) as seen:
+        output = model(x, y)
+    assert torch.equal(output, seen[0].output)
+
+
+def test_what_cannot_come_from_the_same_pass_stays_to_the_bit():
+    model = make("Llama", SMALL | GROUPED)
+    eager = make("Llama", SMALL | GROUPED | {"attn_implementation": "eager"})
+    torch.manual_seed(0)
+    torchs = torch.nn.MultiheadAttention(16, 4, batch_first=True)
+    x = torch.randn(2, 5, 16)
+
+    def run(context):
+        with torch.no_grad(), context(model):
+            padded = model(IDS, attention_mask=LEFT).last_hidden_state
+        with context(model):
+            followed = model(IDS).last_hidden_state
+        with torch.no_grad(), context(eager):
+            with_weights = eager(IDS, output_attentions=True)
+        with torch.no_grad(), context(model), torch.autocast("cpu", torch.bfloat16):
+            cast = model(IDS).last_hidden_state
+        with context(torchs):
+            own = torchs(x, x, x)[0]
+        followed.sum().backward()
+        return [padded, followed, with_weights.last_hidden_state, *with_weights.attentions, cast, own]
+
+    plain = run(lambda model: torch.autograd.set_grad_enabled(torch.is_grad_enabled()))
+    fused = run(lambda model: ch.watch(model, keep=KEEP, fuse=True))
+    assert all(map(torch.equal, plain, fused))
+
+
+def test_bad_input():
+    model = torch.nn.MultiheadAttention(16, 4)
+    for options in ({"fuse": True}, {"fuse": True, "keep": KEEP, "heads": 1}, {"fuse": 1, "keep": KEEP}):
+        with pytest.raises(ch.ClearheadError, match="watch: fuse is"):
+            ch.watch(model, **options)
