@@ -58,7 +58,10 @@ from clearhead.masks import Padding as Padding
 from clearhead.masks import PrefixLM as PrefixLM
 from clearhead.masks import SlidingWindow as SlidingWindow
 from clearhead.masks import Spans as Spans
+from clearhead.models.attending import assert_attends as assert_attends
 from clearhead.models.attention_call import AttentionCall as AttentionCall
+from clearhead.models.audit import Audit as Audit
+from clearhead.models.audited_call import AuditedCall as AuditedCall
 from clearhead.models.edit import edit as edit
 from clearhead.models.edits.add_bias import AddBias as AddBias
 from clearhead.models.edits.base import Edit as Edit

@@ -15,7 +15,9 @@ from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.reductions.entropy import Entropy
 from clearhead.inspection.reductions.mean_distance import MeanDistance
 from clearhead.inspection.reductions.topk import TopK
+from clearhead.models._expected import Expected
 from clearhead.models.attention_call import AttentionCall
+from clearhead.models.audit import Audit, audit
 from clearhead.models.calls import Calls
 from clearhead.models.edits.base import Positions
 from clearhead.models.reduced import reduced
@@ -62,6 +64,41 @@ class Recording(Calls[AttentionCall]):
         Source: Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers".
         """
         return rollout(self.calls, tokens)
+    def check(self, expected: Expected) -> Audit:
+        """What each call really allowed, beside the mask that is expected: mass leaked and mass hidden.
+
+        >>> import torch, torch.nn.functional as F, clearhead as ch
+        >>> class Block(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+        >>> block = Block()
+        >>> with ch.watch(block) as seen:
+        ...     output = block(torch.zeros(1, 2, 4, 8))
+        >>> print(seen.check(ch.Causal()))
+        1 calls attend as expected.
+        >>> print(seen.check(ch.Causal() & ch.Documents.from_lengths([2, 2])))
+        1 of 1 calls do not attend as expected. The first:
+          Block, self, sdpa, run 0, 4 queries and 4 keys
+          the call had Causal(); expected was Causal() & Documents(<4>)
+          leaked: 0.292 of the softmax on average, 0.667 at head 0, query 2 of sequence 0,
+            to 2 keys of 0 … 1, most to key 0 (0.333)
+            may be: packed documents that the model sees as one text. ...
+
+        Formula: leaked_i = Σ_j w_ij over the pairs that the call allowed and `expected` does not; hidden_i the same of
+        the weights under `expected`, over the pairs that the call did not allow; both from log-sum-exps, so that 1e-11
+        is found too.
+        `expected`: a `Mask`; a bool tensor, True for "may attend"; None for every key; a function that is given the
+        `AttentionCall` and gives one of these; or a dict of them by modules' names or patterns ("*.layers.3.*"), of
+        which the first that fits counts: calls that none fits are left out. Positions are absolute: the mask is that
+        of the whole sequence of the Lk keys, and a call's queries are its last Lq; of a larger square tensor the part
+        up to the Lk-th key. In a static cache, whose last slots are empty, pass a function that gives (Lq, Lk).
+        Padding (`call.padding`) is left out on both sides: its queries do not count, and it is expected of no call
+        that words see it.
+        Returns an `Audit`. Raises a `ClearheadError` for other masks, and those that do not fit a call.
+        Cost: nothing a pair where the masks agree; else the scores of the pairs of either mask, once, and O(Lq + Lk)
+        memory.
+        """
+        return audit(self.calls, expected)
 
     def save(self, path: str | Path) -> Path:
         """Write the recording to one file, which `ch.load_seen` reads: to compare checkpoints, or to look later.
