@@ -2,27 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import torch
-from torch import Tensor
-
-from clearhead.models._pairs import weights_of
+from clearhead.models._pairs import Place
 from clearhead.models.audited_call import AuditedCall
-from clearhead.problem.visible import Visible
-
-
-class Place(NamedTuple):
-    """The query of a call where a share is largest."""
-
-    sequence: int
-    head: int
-    query: int
-    position: int  # of the query among the keys
-    share: float
-    keys: Tensor  # to which it goes, or from which it was kept, ascending
-    most: int  # the key that has most of it
-    of_most: float  # and how much
 
 
 def described(call: AuditedCall) -> str:
@@ -34,28 +15,12 @@ def described(call: AuditedCall) -> str:
         f"  {call.name}, {call.kind}, {call.backend}, run {call.run}, {queries} queries and {keys} keys",
         f"  the call had {found}; expected was {call.expected.title()}",
     ]
-    parts = {"leaked": (call.leaked, call.pairs.extra), "hidden": (call.hidden, call.pairs.missing)}
-    for what, (share, part) in parts.items():
-        if part is not None:
-            place, mean = _worst(call, share, part), float(call.heads[what].nanmean())
+    for what, place in (("leaked", call.most_leaked), ("hidden", call.most_hidden)):
+        if place is not None:
+            mean = float(call.heads[what].nanmean())
             lines += [f"  {what}: {mean:.3g} of the softmax on average, {_told(place, what)}"]
             lines += [f"    may be: {cause}" for cause in _causes(call, place, what)[:1]]
     return "\n".join(lines)
-
-
-def _worst(call: AuditedCall, share: Tensor, part: Visible) -> Place:
-    counted = share.masked_fill(~call.queries, -1.0)
-    number = int(counted.flatten().argmax())
-    sequence, head, query = (int(i) for i in torch.unravel_index(torch.tensor(number, device="cpu"), counted.shape))
-    sizes = call.call.problem.sizes
-    at = slice(sequence, sequence + 1), slice(head, head + 1), slice(query, query + 1)
-    keep = part.spans.keep(*at, slice(None), sizes.keys).expand(1, 1, 1, sizes.keys)[0, 0, 0]
-    with torch.no_grad():
-        row = weights_of(call.call, part)[sequence, head, query]
-    most = int(row.argmax())
-    value = float(share[sequence, head, query])
-    position = query + sizes.keys - sizes.queries
-    return Place(sequence, head, query, position, value, keep.nonzero()[:, 0], most, value * float(row[most]))
 
 
 def _told(place: Place, what: str) -> str:
@@ -75,7 +40,7 @@ def _causes(call: AuditedCall, place: Place, what: str) -> list[str]:
     later, only = bool((place.keys > place.position).all()), place.keys.tolist()
     signs = {
         "a mask of the opposite meaning. True means 'may attend' to SDPA and transformers, and 'may not' to the masks "
-        "of torch.nn's modules.": call.pairs.both is None,
+        "of torch.nn's modules.": call.disjoint,
         "causal masks aligned at the upper left, where the last query should stand at the last key: is_causal=True of "
         "SDPA puts query 0 at key 0.": sizes.queries < sizes.keys and sizes.align == "upper_left",
         "a position counted off by one, such as the length of a key/value cache.": only

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from clearhead.masks.padding import Padding
 from clearhead.models._recorded import RecordedMask
 from clearhead.models.attention_call import AttentionCall
 from clearhead.problem.problem import Problem
+from clearhead.problem.record import now
 from clearhead.problem.unseen import seen
 from clearhead.problem.visible import Visible, resolve, seen_by
 
@@ -43,7 +45,8 @@ class KnownPairs:
             return pairs_of(call, expected)
         sizes = problem.sizes
         which = expected.signature() or id(expected)
-        key = (id(problem.visible), which, sizes.shape, sizes.device, sizes.leading)
+        mask = None if problem.visible is None else id(problem.visible.memo)  # one for a mask, whatever copies it
+        key = (mask, which, sizes.shape, sizes.device, sizes.leading)
         known = self._known.setdefault(key, [])
         for other, _, pairs in known:  # which keep alive what the key counts on
             if _same_padding(call, other):
@@ -122,7 +125,8 @@ def weights_of(call: AttentionCall, part: Visible) -> Weights:
     bias, infinite = problem.bias, _infinite(problem)
     if bias is not None and bias.dense is not None and infinite is not None:
         problem = problem._replace(bias=bias._replace(dense=bias.dense.masked_fill(infinite, 0.0)))
-    return Weights(FromRecord(call.record._replace(problem=problem), {}))
+    call.record.check()
+    return Weights(FromRecord(now(problem), {}))
 
 
 def log_sum_exp(call: AttentionCall, part: Visible | None) -> Tensor:
@@ -132,3 +136,36 @@ def log_sum_exp(call: AttentionCall, part: Visible | None) -> Tensor:
         return torch.full(sizes.shape[:3], -torch.inf, dtype=call.weights.dtype, device=sizes.device)
     found: Tensor = weights_of(call, part).logsumexp()
     return found
+
+
+class Place(NamedTuple):
+    """The query of a call that has the largest share of some pairs.
+
+    `position`: where it stands among the keys. `share`: of its softmax. `keys`: of these pairs, int64, ascending;
+    `most`: the one of them that has most, `of_most`.
+    """
+
+    sequence: int
+    head: int
+    query: int
+    position: int
+    share: float
+    keys: Tensor
+    most: int
+    of_most: float
+
+
+@torch.no_grad()
+def place_of(call: AttentionCall, part: Visible | None, share: Tensor, queries: Tensor) -> Place | None:
+    """Where the share, (B, H, Lq), is largest among these queries; None where no pair is."""
+    if part is None:
+        return None
+    number = int(share.masked_fill(~queries, -1.0).flatten().argmax())
+    sequence, head, query = (int(i) for i in np.unravel_index(number, tuple(share.shape)))
+    sizes = call.problem.sizes
+    at = slice(sequence, sequence + 1), slice(head, head + 1), slice(query, query + 1)
+    keep = part.spans.keep(*at, slice(None), sizes.keys).expand(1, 1, 1, sizes.keys)
+    row = weights_of(call, part)[sequence, head, query]
+    most, value = int(row.argmax()), float(share[sequence, head, query])
+    position = query + sizes.keys - sizes.queries
+    return Place(sequence, head, query, position, value, keep[0, 0, 0].nonzero()[:, 0], most, value * float(row[most]))

@@ -7,7 +7,7 @@ from typing import Any
 
 from clearhead.models._causes import described
 from clearhead.models._expected import Expected, expected_of
-from clearhead.models._pairs import KnownPairs, shares
+from clearhead.models._pairs import KnownPairs, place_of, shares
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.audited_call import AuditedCall
 from clearhead.models.calls import Calls
@@ -73,5 +73,17 @@ def audit(calls: Sequence[AttentionCall], expected: Expected) -> Audit:
     for call, mask in masks:
         pairs = known.of(call, mask)
         leaked, hidden = shares(call, pairs)
-        found.append(AuditedCall(call, mask, leaked, hidden, pairs.rows.expand(leaked.shape), pairs))
+        queries = pairs.rows.expand(leaked.shape)
+        found.append(
+            AuditedCall(
+                call=call,
+                expected=mask,
+                leaked=leaked,
+                hidden=hidden,
+                queries=queries,
+                most_leaked=place_of(call, pairs.extra, leaked, queries),
+                most_hidden=place_of(call, pairs.missing, hidden, queries),
+                disjoint=pairs.both is None,
+            )
+        )
     return Audit(found)

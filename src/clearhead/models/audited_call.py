@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from clearhead.masks.base import Mask
-from clearhead.models._pairs import Pairs
+from clearhead.models._pairs import Place
 from clearhead.models.attention_call import AttentionCall
 
 
@@ -21,7 +21,9 @@ class AuditedCall:
     `leaked` (B, H, Lq): of each query, the share of its softmax that goes to keys that `expected` does not allow.
     `hidden` (B, H, Lq): the share, of its softmax under `expected`, of keys that the call did not allow. Both are
     float32 at least, from 0 to 1, and 0 exactly where the masks agree. `queries`, bool (B, H, Lq): those that count,
-    which are no padding, and to which the call or `expected` allows a key. `call`: the record.
+    which are no padding, and to which the call or `expected` allows a key. `call`: the record. `most_leaked`,
+    `most_hidden`: the query that has the largest share, and its keys; None where there is no such pair. `disjoint`:
+    whether no pair is allowed by both.
     """
 
     call: AttentionCall
@@ -29,7 +31,9 @@ class AuditedCall:
     leaked: Tensor
     hidden: Tensor
     queries: Tensor
-    pairs: Pairs
+    most_leaked: Place | None
+    most_hidden: Place | None
+    disjoint: bool
 
     @property
     def name(self) -> str:
