@@ -10,6 +10,7 @@
     nn                                 modules: MultiHeadAttention, AdditiveAttention, positions, …
     watch, use_in_transformers         record the attention of a real model; run one on clearhead
     edit, Knockout Scale Force AddBias      change some heads and queries of a model while it runs
+    assert_attends, compare            test what a real model's calls allow, and what its backends compute
     scaled_dot_product_attention       torch's own signature
     masked_softmax, check_shape        the small parts
     ClearheadError ShapeError UnsupportedError
@@ -62,6 +63,9 @@ from clearhead.models.attending import assert_attends as assert_attends
 from clearhead.models.attention_call import AttentionCall as AttentionCall
 from clearhead.models.audit import Audit as Audit
 from clearhead.models.audited_call import AuditedCall as AuditedCall
+from clearhead.models.backends import compare as compare
+from clearhead.models.comparison import ComparedCall as ComparedCall
+from clearhead.models.comparison import Comparison as Comparison
 from clearhead.models.edit import edit as edit
 from clearhead.models.edits.add_bias import AddBias as AddBias
 from clearhead.models.edits.base import Edit as Edit

@@ -1,6 +1,12 @@
 """Real models: loading them, and what watches them."""
 
+from clearhead.models.attending import assert_attends as assert_attends
 from clearhead.models.attention_call import AttentionCall as AttentionCall
+from clearhead.models.audit import Audit as Audit
+from clearhead.models.audited_call import AuditedCall as AuditedCall
+from clearhead.models.backends import compare as compare
+from clearhead.models.comparison import ComparedCall as ComparedCall
+from clearhead.models.comparison import Comparison as Comparison
 from clearhead.models.edit import edit as edit
 from clearhead.models.edits.add_bias import AddBias as AddBias
 from clearhead.models.edits.base import Edit as Edit
