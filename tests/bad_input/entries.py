@@ -666,6 +666,13 @@ ENTRIES: dict[str, Entry] = {
         {"model": Block(), "keep": [ch.Entropy()], "every": 1, "layers": 0, "heads": 0, "merge": ch.Means()},
         {"layers": {"None": "same"}, "heads": {"None": "same", "negative": "same"}, "merge": {"None": "else"}},
     ),
+    "assert_attends": E(
+        "models",
+        lambda **given: ch.assert_attends(inputs=x3(), **given) is None,
+        {"model": Block(), "mask": None, "padding": None, "tolerance": 1e-6},
+        {"mask": ABSENT, "padding": ABSENT},
+    ),
+    "compare": E("models", lambda model: ch.compare(model, "sdpa", "eager", x3()), {"model": None}),
     "use_in_transformers": E("models", lambda model: ch.use_in_transformers(model), {"model": None}),
 }
 
@@ -678,6 +685,8 @@ NOT_CALLED = {
     "WeightGradients": "what Weights.gradients() gives",
     "AttentionCall": "what watch() gives", "Recording": "what watch() gives",
     "ReducedCall": "what watch(keep=…) gives", "Statistics": "what watch(keep=…) gives", "Means": "takes nothing",
+    "Audit": "what check() gives", "AuditedCall": "what check() gives",
+    "Comparison": "what compare() gives", "ComparedCall": "what compare() gives",
     "load_seen": "takes a path: tests/models/test_stored.py",
     "nn.KeyValueCache": "takes nothing; its methods are here", "nn.PreparedKeys": "what prepare() gives",
     "Weights.shape": "an attribute", "Weights.dtype": "an attribute", "Weights.problem": "an attribute",

@@ -49,7 +49,7 @@ def _names(which: Any, name: str, number: int) -> bool:
 
 
 def _mask(expected: Any, call: AttentionCall, made: dict[Any, tuple[Any, Mask]]) -> Mask:
-    if not isinstance(expected, Mask) and callable(expected):
+    if not isinstance(expected, Mask | type) and callable(expected):
         expected = expected(call)
     if isinstance(expected, Mask):
         return expected

@@ -12,7 +12,7 @@ from torch import Tensor
 from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import Sizes
-from clearhead.base.tracing import transformed
+from clearhead.base.tracing import empty_of_values, transformed
 from clearhead.models._signature import parameters
 from clearhead.problem.problem import Problem
 
@@ -68,7 +68,7 @@ def _words(mask: Tensor) -> Tensor | None:
 def checked(padding: Any) -> Tensor:
     """The argument `padding` of `watch`, as bool; raises for anything but a mask."""
     mask = to_tensor(padding, "padding")
-    readable = mask.layout == torch.strided and not mask.is_meta and not mask.is_complex()
+    readable = mask.layout == torch.strided and not empty_of_values(mask) and not mask.is_complex()
     if not readable or mask.ndim != 2 or not bool(((mask == 0) | (mask == 1)).all()):
         raise ClearheadError(
             f"watch: padding has dtype {mask.dtype}, shape {tuple(mask.shape)}; expected a tokenizer's attention mask, "

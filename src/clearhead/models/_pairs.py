@@ -66,7 +66,9 @@ def pairs_of(call: AttentionCall, expected: Mask) -> Pairs:
     if words is not None and words.queries is not None:
         parts = [seen_by(words.queries, part, sizes) for part in parts]
     rows = [seen(part.spans, sizes)[1] for part in parts]
-    both, extra, missing = (part if bool(some.any()) else None for part, some in zip(parts, rows, strict=True))
+    there = 0 not in sizes.shape  # of an empty batch a mask still has its pairs
+    found = (part if there and bool(some.any()) else None for part, some in zip(parts, rows, strict=True))
+    both, extra, missing = found
     return Pairs(both, extra, missing, rows[0] | rows[1] | rows[2])
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from clearhead.base.errors import ClearheadError
+from clearhead.base.numbers import check_number
 from clearhead.models._causes import described
 from clearhead.models._expected import Expected, expected_of
 from clearhead.models._pairs import KnownPairs, place_of, shares
@@ -45,7 +47,8 @@ class Audit(Calls[AuditedCall]):
 
     def ok(self, tolerance: float = TOLERANCE) -> bool:
         """Whether no query of any call has more than `tolerance` of its softmax leaked or hidden; 0: not one pair."""
-        return all(call.most <= tolerance for call in self.calls)
+        most = _checked(tolerance)
+        return all(call.most <= most for call in self.calls)
 
     def table(self) -> list[dict[str, Any]]:
         """A row for each call and head, as `pandas.DataFrame` takes them.
@@ -60,10 +63,18 @@ class Audit(Calls[AuditedCall]):
 
     def told(self, tolerance: float = TOLERANCE) -> str:
         """The same as `str`, for another tolerance."""
-        wrong = [call for call in self.calls if not call.most <= tolerance]
+        most = _checked(tolerance)
+        wrong = [call for call in self.calls if not call.most <= most]
         if not wrong:
             return f"{len(self.calls)} calls attend as expected."
         return f"{len(wrong)} of {len(self.calls)} calls do not attend as expected. The first:\n{described(wrong[0])}"
+
+
+def _checked(tolerance: float) -> float:
+    number = check_number(tolerance, "tolerance")
+    if not 0 <= number < 1:
+        raise ClearheadError(f"tolerance is {tolerance!r}; expected a share of the softmax, from 0 to below 1.")
+    return number
 
 
 def audit(calls: Sequence[AttentionCall], expected: Expected) -> Audit:

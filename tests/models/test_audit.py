@@ -1,0 +1,346 @@
+"""check() and assert_attends(): leaked and hidden shares beside dense softmaxes, of models and calls of all kinds."""
+
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import clearhead as ch
+from clearhead.models import bundled, load
+
+transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
+
+IDS = torch.randint(3, 100, (2, 9), generator=torch.Generator().manual_seed(0))
+RIGHT = torch.tensor([[1] * 9, [1] * 5 + [0] * 4])
+DOCUMENTS = ch.Documents([0, 0, 0, 1, 1, 1, 1, 2, 2])
+SMALL = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+
+
+def model_of(kind, **more):
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**SMALL, num_attention_heads=4, **more)
+    return getattr(transformers, f"{kind}Model")(config).eval()
+
+
+def llama(**more):
+    return model_of("Llama", num_key_value_heads=2, **more)
+
+
+def t5():
+    torch.manual_seed(0)
+    config = transformers.T5Config(vocab_size=100, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
+    return transformers.T5Model(config).eval()
+
+
+def gpt_oss():
+    more = {"num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}
+    return model_of("GptOss", sliding_window=4, layer_types=["sliding_attention", "full_attention"], **more)
+
+
+class Block(torch.nn.Module):
+    """Direct calls of SDPA; `mask`, what to give it."""
+
+    def __init__(self, **given):
+        super().__init__()
+        self.given = given
+
+    def forward(self, x):
+        return F.scaled_dot_product_attention(x, x, x, **self.given)
+
+
+def seen_of(model, padding=None, **inputs):
+    with torch.no_grad(), ch.watch(model, padding) as seen:
+        model(**inputs)
+    return seen
+
+
+def oracle(call, keep):
+    """Leaked and hidden by the dense matrices in float64, and which queries count."""
+    problem = call.problem
+    scores = call.weights.scores().double()
+    bias = problem.bias
+    if bias is not None:
+        every = (slice(None),) * 4
+        added = bias.tile(*every, problem.sizes).double().expand(scores.shape)
+        scores = scores + added.masked_fill(added == -torch.inf, 0.0)
+    keep = keep.expand(scores.shape)
+    allowed = torch.ones_like(keep)
+    if problem.spans is not None:
+        allowed = problem.spans.keep(*(slice(None),) * 4, problem.sizes.keys).expand(scores.shape).clone()
+    if bias is not None:
+        allowed &= added != -torch.inf
+    counted = torch.ones(scores.shape[:3], dtype=torch.bool)
+    if call.padding is not None:
+        if call.padding.keys is not None:
+            keep = keep & call.padding.keys[:, None, None]
+        if call.padding.queries is not None:
+            counted &= call.padding.queries[:, None]
+    counted &= (allowed | keep).any(-1)
+    exp = scores.exp()
+    sink = 0.0 if problem.sinks is None else problem.sinks.double().exp()[:, None]
+    leaked = (exp * (allowed & ~keep)).sum(-1) / ((exp * allowed).sum(-1) + sink)
+    hidden = (exp * (keep & ~allowed)).sum(-1) / ((exp * keep).sum(-1) + sink)
+    return [t.nan_to_num(0.0).masked_fill(~counted, 0.0) for t in (leaked, hidden)], counted
+
+
+def agree(audit, keep):
+    """An audit beside the oracle; `keep`: the expected matrix, or a function of Lq and Lk that gives it."""
+    for one in audit.calls:
+        _, _, queries, keys = one.call.problem.sizes.shape
+        (leaked, hidden), counted = oracle(one.call, keep(queries, keys) if callable(keep) else keep)
+        assert torch.equal(one.queries, counted)
+        for got, want in ((one.leaked, leaked), (one.hidden, hidden)):
+            torch.testing.assert_close(got.double().masked_fill(~counted, 0.0), want, atol=1e-6, rtol=1e-4)
+        assert one.most == pytest.approx(float(torch.maximum(leaked, hidden).max()), abs=1e-6)
+
+
+MASKS = {
+    "every key": (None, torch.ones(9, 9, dtype=torch.bool)),
+    "causal": (ch.Causal(), torch.ones(9, 9).tril().bool()),
+    "documents": (ch.Causal() & DOCUMENTS, (torch.ones(9, 9).tril().bool() & DOCUMENTS.dense(9, 9))),
+    "a window": (ch.SlidingWindow(before=2), ch.SlidingWindow(before=2).dense(9, 9)),
+    "a rule": (
+        ch.MaskFunction(lambda batch, head, query_index, key_index: (query_index + key_index) % 3 != 1),
+        (torch.arange(9)[:, None] + torch.arange(9)) % 3 != 1,
+    ),
+    "a tensor": (torch.eye(9).bool(), torch.eye(9).bool()),
+    "by head and sequence": (torch.rand(2, 4, 9, 9) > 0.5,) * 2,
+    "nothing": (torch.zeros(9, 9).bool(),) * 2,
+}
+MODELS = {
+    "llama": (llama, {"input_ids": IDS}),
+    "llama, left padding": (llama, {"input_ids": IDS, "attention_mask": RIGHT.flip(1)}),
+    "llama, left padding, eager": (
+        lambda: llama(attn_implementation="eager"),
+        {"input_ids": IDS, "attention_mask": RIGHT.flip(1)},
+    ),
+    "bert, right padding": (lambda: model_of("Bert"), {"input_ids": IDS, "attention_mask": RIGHT}),
+    "sinks": (gpt_oss, {"input_ids": IDS}),
+    "t5": (t5, {"input_ids": IDS, "attention_mask": RIGHT, "decoder_input_ids": IDS}),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_shares_are_those_of_the_dense_softmax(name):
+    make, inputs = MODELS[name]
+    seen = seen_of(make(), **inputs)
+    for mask, keep in MASKS.values():
+        agree(seen.check(mask), keep)
+
+
+def test_shares_by_transformers_own_weights():
+    model = llama(attn_implementation="eager")
+    seen = seen_of(model, input_ids=IDS)
+    with torch.no_grad():
+        own = model(input_ids=IDS, output_attentions=True).attentions
+    mask, keep = MASKS["documents"]
+    for one, weights in zip(seen.check(mask).calls, own, strict=True):
+        torch.testing.assert_close(one.leaked, weights.masked_fill(keep, 0.0).sum(-1), atol=1e-6, rtol=0)
+        assert not one.hidden.any()
+
+
+def test_masks_that_agree_cost_no_pass_and_give_exact_zeros(monkeypatch):
+    seen = seen_of(llama(), input_ids=IDS, attention_mask=RIGHT)
+    monkeypatch.setattr(ch.Weights, "logsumexp", lambda self: pytest.fail("a pass over the pairs"))
+    audit = seen.check(ch.Causal())
+    assert audit.ok(0) and audit.worst.most == 0.0
+    assert str(audit) == "2 calls attend as expected."
+
+
+@pytest.mark.parametrize("length", [9, 20])
+def test_a_leak_far_below_what_float32_tells_from_1(length):
+    bias = torch.zeros(length, length)
+    bias[:, 4:] = -25.0
+    seen = seen_of(Block(attn_mask=bias), x=torch.zeros(1, 1, length, 8))
+    leaked = seen.check(torch.arange(length)[None] < 4).calls[0].leaked
+    torch.testing.assert_close(
+        leaked.double(), torch.full_like(leaked, (length - 4) / 4 * 1.3887943864964021e-11).double()
+    )
+    assert seen.check(torch.arange(length)[None] < 4).ok() and not seen.check(torch.arange(length)[None] < 4).ok(0)
+
+
+def test_steps_of_a_generation_are_rows_of_the_whole_mask():
+    model = llama()
+    with torch.no_grad(), ch.watch(model) as seen:
+        cache = model(IDS[:, :5], use_cache=True).past_key_values
+        for i in range(5, 9):
+            cache = model(IDS[:, i : i + 1], past_key_values=cache, use_cache=True).past_key_values
+    whole = ch.Causal() & ch.SlidingWindow(before=2)
+    keep = whole.dense(9, 9)
+    for expected in (whole, keep, lambda call: keep[call.key.shape[2] - call.query.shape[2] : call.key.shape[2]]):
+        if callable(expected) and not isinstance(expected, torch.Tensor):
+            rows = expected
+            expected = lambda call, rows=rows: rows(call)[:, : call.key.shape[2]]
+        audit = seen.check(expected)
+        assert [one.call.key.shape[2] for one in audit.calls[::2]] == [5, 6, 7, 8, 9]
+        agree(audit, lambda queries, keys: keep[keys - queries : keys, :keys])
+    assert seen.check(ch.Causal()).ok(0)
+
+
+def test_layers_that_differ_have_masks_by_name():
+    seen = seen_of(gpt_oss(), input_ids=IDS)
+    window = ch.Causal() & ch.SlidingWindow(before=3)
+    assert seen.check({"layers.0.*": window, "*": ch.Causal()}).ok(0)
+    wrong = seen.check({"*.self_attn": ch.Causal()})
+    assert [one.most > 0 for one in wrong.calls] == [True, False] and wrong.worst.name == "layers.0.self_attn"
+    assert len(seen.check({"layers.1.self_attn": ch.Causal()}).calls) == 1
+    assert seen.check({"*": lambda call: window if call.name == "layers.0.self_attn" else ch.Causal()}).ok(0)
+
+
+def test_an_encoder_decoder_by_kinds_of_calls():
+    inputs = {"input_ids": IDS, "attention_mask": RIGHT, "decoder_input_ids": IDS[:, :4]}
+    seen = seen_of(t5(), **inputs)
+    assert seen.check(lambda call: ch.Causal() if "decoder" in call.name and call.kind == "self" else None).ok(0)
+    assert {row["kind"] for row in seen.check({"*EncDec*": None}).table()} == {"cross"}
+
+
+def test_layers_share_the_pairs_of_a_mask(monkeypatch):
+    from clearhead.models import _pairs
+
+    made = []
+    resolve = _pairs.resolve
+    monkeypatch.setattr(_pairs, "resolve", lambda *given, **more: made.append(1) or resolve(*given, **more))
+    for inputs in ({"input_ids": IDS}, {"input_ids": IDS, "attention_mask": RIGHT}):
+        seen = seen_of(model_of("Bert"), **inputs)
+        made.clear()
+        seen.check(ch.Causal())
+        assert len(made) == 3
+
+
+def test_padding_that_was_not_passed_to_the_model_leaks():
+    model, tokenizer = load(bundled())
+    batch = dict(tokenizer(["It was.", "The pump in Broad Street was closed."], padding=True, return_tensors="pt"))
+    ch.assert_attends(model, batch, None, tolerance=0)
+    mask = batch.pop("attention_mask")
+    ch.assert_attends(model, batch, None, tolerance=0)  # nothing tells what is padding
+    with pytest.raises(AssertionError, match="no mask reached this call"):
+        ch.assert_attends(model, batch, None, padding=mask)
+    table = seen_of(model, mask, **batch).check(None).table()
+    assert 0.05 < sum(row["leaked"] for row in table) / len(table) < 0.07
+
+
+def test_clearheads_own_calls_with_a_float_mask():
+    class Own(torch.nn.Module):
+        def forward(self, x):
+            hole = torch.zeros(9, 9).masked_fill(torch.ones(9, 9).triu(2).bool(), -torch.inf)
+            return ch.attention(x, x, x, score=ch.Gaussian(2.0), mask=hole)
+
+    seen = seen_of(Own(), x=torch.rand(2, 3, 9, 4))
+    audit = seen.check(torch.ones(9, 9).tril(1).bool())
+    assert audit.ok(0)
+    for mask, keep in MASKS.values():
+        if getattr(mask, "ndim", 2) == 2:
+            agree(seen.check(mask), keep)
+
+
+def test_the_message_says_where_the_mass_went():
+    x = torch.zeros(2, 3, 6, 4)
+    x[1, 2] = torch.eye(6, 4) * 20
+    with pytest.raises(AssertionError) as raised:
+        ch.assert_attends(Block(), (x,), ch.Causal())
+    text = str(raised.value)
+    assert text.splitlines()[:2] == [
+        "1 of 1 calls do not attend as expected. The first:",
+        "  Block, self, sdpa, run 0, 6 queries and 6 keys",
+    ]
+    assert "the call had no mask; expected was Causal()" in text
+    assert "0.833 at head 0, query 0 of sequence 0,\n    to 5 keys of 1 … 5, most to key 1 (0.167)" in text
+    assert "a causal mask that is missing" in text
+    place = seen_of(Block(), x=x).check(ch.Causal()).worst.most_leaked
+    assert (place.keys.tolist(), place.position) == ([1, 2, 3, 4, 5], 0)
+
+
+def test_nan_is_never_ok():
+    x = torch.rand(1, 2, 6, 4)
+    x[0, 1, 3] = torch.nan
+    audit = seen_of(Block(), x=x).check(ch.Causal())
+    assert not audit.ok(0.99) and audit.worst.most != audit.worst.most and "nan" in str(audit)
+    assert seen_of(Block(is_causal=True), x=x).check(ch.Causal()).ok(0)
+
+
+class Cached(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = llama()
+
+    def forward(self, ids, cache=None):
+        return self.model(ids, past_key_values=cache, use_cache=True).past_key_values
+
+
+def test_inputs_stay_as_they_are():
+    model = Cached()
+    with torch.no_grad():
+        cache = model(IDS[:, :5])
+    for inputs in ((IDS[:, 5:], cache), {"ids": IDS[:, 5:], "cache": cache}):
+        ch.assert_attends(model, inputs, ch.Causal())
+    assert cache.get_seq_length() == 5
+    ch.assert_attends(model, IDS, ch.Causal())
+
+
+def test_surroundings_change_nothing():
+    model = llama()
+    want = seen_of(model, input_ids=IDS).check(DOCUMENTS)
+
+    def found():
+        audit = seen_of(model, input_ids=IDS).check(DOCUMENTS)
+        return all(torch.equal(a.leaked, b.leaked) for a, b in zip(audit.calls, want.calls, strict=True))
+
+    with torch.inference_mode():
+        assert found()
+    with ThreadPoolExecutor(4) as pool:
+        seen = seen_of(model, input_ids=IDS)
+        audits = [pool.submit(seen.check, DOCUMENTS) for _ in range(8)]
+    assert all(torch.equal(a.result().calls[0].leaked, want.calls[0].leaked) for a in audits)
+    seen = seen_of(model, input_ids=IDS)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
+            audit = seen.check(DOCUMENTS)
+            text = str(audit)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(audit.calls[0].leaked, want.calls[0].leaked) and text == str(want)
+    assert str(pickle.loads(pickle.dumps(want))) == str(want) == str(copy.deepcopy(want))
+
+
+def test_a_recording_in_a_file_gives_the_same(tmp_path):
+    seen = seen_of(llama(), input_ids=IDS, attention_mask=RIGHT)
+    again = ch.load_seen(seen.save(tmp_path / "seen.safetensors"))
+    mask, keep = MASKS["documents"]
+    agree(again.check(mask), keep)
+    assert seen.check(mask).table() == again.check(mask).table()
+
+
+def test_bfloat16_and_an_empty_batch():
+    seen = seen_of(llama().to(torch.bfloat16), input_ids=IDS)
+    agree(seen.check(DOCUMENTS), DOCUMENTS.dense(9, 9))
+    for shape in ((0, 2, 4, 8), (1, 2, 0, 8)):
+        audit = seen_of(Block(), x=torch.zeros(shape)).check(ch.Causal())
+        assert audit.ok(0) and len(audit.table()) == 2
+
+
+@pytest.mark.parametrize(
+    ("expected", "match"),
+    [
+        (ch.Causal, "class"),
+        ("causal", "'causal' is expected"),
+        (torch.ones(9, 9), "expected bool"),
+        (ch.Documents.from_lengths([3, 3]), "Documents"),
+        ({}, "empty dict"),
+        ({"layers.7.*": None}, "no call was made by a module 'layers.7"),
+        ({0: None}, "no call was made"),
+        (lambda call: 1.0, "1.0 is expected"),
+    ],
+)
+def test_what_is_no_mask_is_refused(expected, match):
+    seen = seen_of(llama(), input_ids=IDS)
+    with pytest.raises(ch.ClearheadError, match=match):
+        seen.check(expected)
+
+
+def test_no_call_is_refused():
+    with pytest.raises(ch.ClearheadError, match="no call"):
+        ch.Recording([]).check(ch.Causal())
