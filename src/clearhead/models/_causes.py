@@ -11,9 +11,10 @@ def described(call: AuditedCall) -> str:
     _, _, queries, keys = call.call.problem.sizes.shape
     mask = call.call.mask
     found = mask.title() if mask is not None else "a mask" if call.call.problem.visible is not None else "no mask"
+    padding = ", and no padding" if call.call.padding is not None else ""
     lines = [
         f"  {call.name}, {call.kind}, {call.backend}, run {call.run}, {queries} queries and {keys} keys",
-        f"  the call had {found}; expected was {call.expected.title()}",
+        f"  the call had {found}; expected was {call.expected.title()}{padding}",
     ]
     for what, place in (("leaked", call.most_leaked), ("hidden", call.most_hidden)):
         if place is not None:
