@@ -12,6 +12,7 @@ from torch import Tensor
 
 import clearhead as ch
 from benchmarks import editing, masks, watching
+from benchmarks import audits, masks, watching
 from benchmarks.measure import interleaved, peak_mib
 from benchmarks.result import Result, agree, faster, leaves, times
 
@@ -390,6 +391,7 @@ CASES: dict[str, Callable[[], Result]] = {
     **masks.CASES,
     **watching.CASES,
     **editing.CASES,
+    **audits.CASES,
     "jvp": lambda: forward_mode(False, 1 / 8),
     "jvp-training": lambda: forward_mode(True, 1 / 6),
     "bfloat16": lambda: low_precision(torch.bfloat16),

@@ -13,7 +13,7 @@ from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ClearheadError
 from clearhead.masks.base import Mask, Spans
 from clearhead.masks.dense import DenseMask
-from clearhead.models._asked import fits
+from clearhead.models._choice import fits
 from clearhead.models._recorded import RecordedMask
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import listed
