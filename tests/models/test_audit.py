@@ -180,6 +180,19 @@ def test_steps_of_a_generation_are_rows_of_the_whole_mask():
     assert seen.check(ch.Causal()).ok(0)
 
 
+def test_slots_of_a_static_cache_by_a_function():
+    model, length = llama(), 16
+    cache = transformers.StaticCache(config=model.config, max_cache_len=length)
+    with torch.no_grad(), ch.watch(model) as seen:
+        model(IDS[:, :5], past_key_values=cache, use_cache=True)
+        model(IDS[:, 5:7], past_key_values=cache, use_cache=True)
+    first = {0: 0, 1: 5}
+    keep = torch.ones(length, length).tril().bool()
+    assert {call.key.shape[2] for call in seen.calls} == {length}
+    assert seen.check(lambda call: keep[first[call.run] :][: call.query.shape[2]]).ok(0)
+    assert not seen.check(ch.Causal()).ok()
+
+
 def test_layers_that_differ_have_masks_by_name():
     seen = seen_of(gpt_oss(), input_ids=IDS)
     window = ch.Causal() & ch.SlidingWindow(before=3)
@@ -325,7 +338,7 @@ def test_bfloat16_and_an_empty_batch():
 @pytest.mark.parametrize(
     ("expected", "match"),
     [
-        (ch.Causal, "class"),
+        (ch.Causal, "Causal'> is expected"),
         ("causal", "'causal' is expected"),
         (torch.ones(9, 9), "expected bool"),
         (ch.Documents.from_lengths([3, 3]), "Documents"),

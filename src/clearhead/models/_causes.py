@@ -20,7 +20,8 @@ def described(call: AuditedCall) -> str:
         if place is not None:
             mean = float(call.heads[what].nanmean())
             lines += [f"  {what}: {mean:.3g} of the softmax on average, {_told(place, what)}"]
-            lines += [f"    may be: {cause}" for cause in _causes(call, place, what)[:1]]
+            cause = _cause(call, place, what)
+            lines += [f"    may be: {cause}"] if cause else []
     return "\n".join(lines)
 
 
@@ -35,37 +36,44 @@ def _told(place: Place, what: str) -> str:
     )
 
 
-def _causes(call: AuditedCall, place: Place, what: str) -> list[str]:
-    """What may have led to this, the likeliest first."""
-    sizes, expected = call.call.problem.sizes, call.expected.title()
-    later, only = bool((place.keys > place.position).all()), place.keys.tolist()
-    signs = {
-        "a mask of the opposite meaning. True means 'may attend' to SDPA and transformers, and 'may not' to the masks "
-        "of torch.nn's modules.": call.disjoint,
-        "causal masks aligned at the upper left, where the last query should stand at the last key: is_causal=True of "
-        "SDPA puts query 0 at key 0.": sizes.queries < sizes.keys and sizes.align == "upper_left",
-        "a position counted off by one, such as the length of a key/value cache.": only
-        in ([place.position], [place.position + 1])
-        and sizes.keys > 2,
-    }
-    if what == "leaked":
-        signs |= {
-            "packed documents that the model sees as one text. transformers finds them by position_ids that begin "
-            "again, only where there is no attention_mask and no cache: pass use_cache=False and no attention_mask."
-            " A document that continues at the position where the one before it ended is not found.": "Documents"
-            in expected
-            and not later,
-            "a sliding window that was lost: see config.sliding_window and config.layer_types.": "SlidingWindow"
-            in expected
-            and not later,
-            "no mask reached this call: pass the tokenizer's attention_mask, and see what the backend does with it."
-            if call.kind == "cross" or not later or "Causal" not in expected
-            else "a causal mask that is missing: see is_causal.": call.call.problem.visible is None,
-            "later positions are seen: see is_causal.": later,
-        }
-    else:
-        signs |= {
-            "a causal mask in a model that should see both sides: see is_causal and config.is_decoder.": later,
-            "a mask that hides more than was expected, such as a sliding window or padding.": True,
-        }
-    return [words for words, true in signs.items() if true]
+OPPOSITE = (
+    "a mask of the opposite meaning. True means 'may attend' to SDPA and transformers, and 'may not' to the masks of "
+    "torch.nn's modules."
+)
+UPPER_LEFT = (
+    "causal masks aligned at the upper left, where the last query should stand at the last key: is_causal=True of SDPA "
+    "puts query 0 at key 0."
+)
+OFF_BY_ONE = "a position counted off by one, such as the length of a key/value cache."
+PACKED = (
+    "packed documents that the model sees as one text. transformers finds them by position_ids that begin again, where "
+    "it is given no attention_mask and no cache: pass use_cache=False. A text whose positions go on from where the one "
+    "before it ended is not told from it."
+)
+WINDOW = "a sliding window that was lost: see config.sliding_window and config.layer_types."
+NOT_CAUSAL = "a causal mask that is missing: see is_causal."
+NO_MASK = "no mask reached this call: pass the tokenizer's attention_mask, and see what the backend does with it."
+CAUSAL = "a causal mask in a model that should see both sides: see is_causal and config.is_decoder."
+MORE = "a mask that hides more than was expected, such as a sliding window, or padding that the audit was not told of."
+
+
+def _cause(call: AuditedCall, place: Place, what: str) -> str | None:
+    """What may have led to this: the likeliest."""
+    problem, expected = call.call.problem, call.expected.title()
+    sizes, keys = problem.sizes, place.keys.tolist()
+    later = min(keys) > place.position
+    if call.disjoint:
+        return OPPOSITE
+    if sizes.queries < sizes.keys and sizes.align == "upper_left":
+        return UPPER_LEFT
+    if keys in ([place.position], [place.position + 1]) and sizes.keys > 2:
+        return OFF_BY_ONE
+    if what == "hidden":
+        return CAUSAL if later else MORE
+    if later and "Causal" in expected:
+        return NOT_CAUSAL
+    if "Documents" in expected:
+        return PACKED
+    if "SlidingWindow" in expected:
+        return WINDOW
+    return NO_MASK if problem.visible is None else None

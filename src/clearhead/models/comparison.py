@@ -115,7 +115,8 @@ def compared(call: AttentionCall, number: int, backend: str, run: int, tolerance
     sequence, head, query = (int(i) for i in at)
     error = float(share.flatten()[place]) if share.numel() else 0.0
     if tolerance is None:
-        tolerance = ROUNDING[value.dtype] * (1 + _largest(scores.masked_fill(~counted, 0.0)) / 4)
+        coarsest = max(ROUNDING[t.dtype] for t in (call.query, value, output))  # under autocast they may differ
+        tolerance = coarsest * (1 + _largest(scores.masked_fill(~counted, 0.0)) / 4)
     return ComparedCall(call.name, call.kind, backend, number, error, tolerance, sequence, head, query, run)
 
 
