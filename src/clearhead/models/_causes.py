@@ -11,6 +11,9 @@ def described(call: AuditedCall) -> str:
     _, _, queries, keys = call.call.problem.sizes.shape
     mask = call.call.mask
     found = mask.title() if mask is not None else "a mask" if call.call.problem.visible is not None else "no mask"
+    align = call.call.problem.sizes.align
+    if call.call.mask is not None and call.call.mask.positional and queries != keys:
+        found += f" (align={align!r})"
     padding = ", and no padding" if call.call.padding is not None else ""
     lines = [
         f"  {call.name}, {call.kind}, {call.backend}, run {call.run}, {queries} queries and {keys} keys",
@@ -42,7 +45,7 @@ OPPOSITE = (
 )
 UPPER_LEFT = (
     "causal masks aligned at the upper left, where the last query should stand at the last key: is_causal=True of SDPA "
-    "puts query 0 at key 0."
+    "puts query 0 at key 0. Or the empty slots of a static cache, beside which a mask is given by a function."
 )
 OFF_BY_ONE = "a position counted off by one, such as the length of a key/value cache."
 PACKED = (
@@ -64,10 +67,11 @@ def _cause(call: AuditedCall, place: Place, what: str) -> str | None:
     later = min(keys) > place.position
     if call.disjoint:
         return OPPOSITE
-    if sizes.queries < sizes.keys and sizes.align == "upper_left":
-        return UPPER_LEFT
     if keys in ([place.position], [place.position + 1]) and sizes.keys > 2:
         return OFF_BY_ONE
+    empty = what == "hidden" and keys[-1] == sizes.keys - 1
+    if sizes.queries < sizes.keys and (sizes.align == "upper_left" or empty):
+        return UPPER_LEFT
     if what == "hidden":
         return CAUSAL if later else MORE
     if later and "Causal" in expected:
