@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import clearhead as ch
-from benchmarks import editing, masks, watching
-from benchmarks import audits, masks, watching
+from benchmarks import audits, editing, masks, watching
 from benchmarks.measure import interleaved, peak_mib
 from benchmarks.result import Result, agree, faster, leaves, times
 

@@ -64,6 +64,7 @@ class Recording(Calls[AttentionCall]):
         Source: Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers".
         """
         return rollout(self.calls, tokens)
+
     def check(self, expected: Expected) -> Audit:
         """What each call really allowed, beside the mask that is expected: mass leaked and mass hidden.
 
