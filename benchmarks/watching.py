@@ -49,7 +49,8 @@ def keep(make: Callable[[], Any], length: int, bar: float, fuse: bool = False) -
     calls = {"plain": lambda: model(ids), "watched": watched}
     seconds = interleaved(calls, 9 if length > 1000 else 41, 2)
     ratio = seconds["watched"] / seconds["plain"]
-    what = f"{type(model).__name__} on {length} tokens, four reductions of every call{', fused' if fuse else ''}, over the plain forward"
+    how = "four reductions of every call" + (", the output with them" if fuse else "")
+    what = f"{type(model).__name__} on {length} tokens, {how}, over the plain forward"
     return Result(what, ratio, "×", f"≤ {bar}", ratio <= bar, times(seconds))
 
 

@@ -108,6 +108,17 @@ def call_of(build: Callable[[], Any], **always: Any) -> Callable[..., Any]:
     return seeded(lambda **given: build().eval()(**always, **given))
 
 
+def edited(edit: Callable[..., Any]) -> Callable[..., Any]:
+    """The output of a block with an edit made of what is given."""
+
+    def call(**given: Any) -> Any:
+        block = Block()
+        with ch.edit(block, edit(**given)):
+            return block(x3())
+
+    return call
+
+
 def watched(model: Any, keep: Any = None, heads: Any = None, merge: Any = None, **which: Any) -> Any:
     with ch.watch(model, keep=keep, heads=heads, merge=merge, **which) as seen, torch.no_grad():
         model(x3())
@@ -159,6 +170,11 @@ class First(torch.nn.Module):
 IDS = torch.tensor([0, 0, 1, 1, 1])
 LENS = torch.tensor([2, 5])
 E = Entry
+
+EDITED: dict[str, Any] = {"layers": 0, "heads": 0, "queries": 1}
+EDITS: dict[str, Any] = {"layers": {"None": "else"}} | {
+    name: {"None": "else", "negative": "else"} for name in ("heads", "queries")
+}
 
 ENTRIES: dict[str, Entry] = {
     "attention": E(
@@ -665,6 +681,32 @@ ENTRIES: dict[str, Entry] = {
         watched,
         {"model": Block(), "keep": [ch.Entropy()], "every": 1, "layers": 0, "heads": 0, "merge": ch.Means()},
         {"layers": {"None": "same"}, "heads": {"None": "same", "negative": "same"}, "merge": {"None": "else"}},
+    ),
+    "edit": E("models", lambda model: ch.edit(model, ch.Scale()) and 1.0, {"model": Block()}),
+    "Edit": E("models", edited(ch.Edit), EDITED, EDITS),
+    "Knockout": E(
+        "models",
+        edited(ch.Knockout),
+        EDITED | {"keys": 1, "after": False},
+        EDITS | {"keys": {"None": "else", "negative": "else"}, "after": {"bool": "else"}},
+    ),
+    "Scale": E(
+        "models",
+        edited(ch.Scale),
+        EDITED | {"factor": 0.5},
+        EDITS | {"factor": {"negative": "else", "fraction": "else", "huge": "else"}},
+    ),
+    "Force": E(
+        "models",
+        edited(ch.Force),
+        EDITED | {"mask": torch.ones(5, 5, dtype=torch.bool)},
+        EDITS | {"mask": {"bool tensor": "same"}},
+    ),
+    "AddBias": E(
+        "models",
+        edited(ch.AddBias),
+        EDITED | {"bias": torch.zeros(5, 5)},
+        EDITS | {"bias": {"scalar tensor": "else", "NaN tensor": "nan", "tensor of another size": "else"}},
     ),
     "assert_attends": E(
         "models",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clearhead.models._pairs import Place
+from clearhead.models._pairs import WorstRow
 from clearhead.models.audited_call import AuditedCall
 
 
@@ -28,7 +28,7 @@ def described(call: AuditedCall) -> str:
     return "\n".join(lines)
 
 
-def _told(place: Place, what: str) -> str:
+def _told(place: WorstRow, what: str) -> str:
     first, last = int(place.keys[0]), int(place.keys[-1])
     keys = f"key {first}" if first == last else f"{len(place.keys)} keys of {first} … {last}"
     how = "to" if what == "leaked" else "that should go to"
@@ -60,7 +60,7 @@ CAUSAL = "a causal mask in a model that should see both sides: see is_causal and
 MORE = "a mask that hides more than was expected, such as a sliding window, or padding that the audit was not told of."
 
 
-def _cause(call: AuditedCall, place: Place, what: str) -> str | None:
+def _cause(call: AuditedCall, place: WorstRow, what: str) -> str | None:
     """What may have led to this: the likeliest."""
     problem, expected = call.call.problem, call.expected.title()
     sizes, keys = problem.sizes, place.keys.tolist()

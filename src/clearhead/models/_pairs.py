@@ -140,7 +140,7 @@ def log_sum_exp(call: AttentionCall, part: Visible | None) -> Tensor:
     return found
 
 
-class Place(NamedTuple):
+class WorstRow(NamedTuple):
     """The query of a call that has the largest share of some pairs.
 
     `position`: where it stands among the keys. `share`: of its softmax. `keys`: of these pairs, int64, ascending;
@@ -158,7 +158,7 @@ class Place(NamedTuple):
 
 
 @torch.no_grad()
-def place_of(call: AttentionCall, part: Visible | None, share: Tensor, queries: Tensor) -> Place | None:
+def worst_row(call: AttentionCall, part: Visible | None, share: Tensor, queries: Tensor) -> WorstRow | None:
     """Where the share, (B, H, Lq), is largest among these queries; None where no pair is."""
     if part is None:
         return None
@@ -170,4 +170,6 @@ def place_of(call: AttentionCall, part: Visible | None, share: Tensor, queries: 
     row = weights_of(call, part)[sequence, head, query]
     most, value = int(row.argmax()), float(share[sequence, head, query])
     position = query + sizes.keys - sizes.queries
-    return Place(sequence, head, query, position, value, keep[0, 0, 0].nonzero()[:, 0], most, value * float(row[most]))
+    return WorstRow(
+        sequence, head, query, position, value, keep[0, 0, 0].nonzero()[:, 0], most, value * float(row[most])
+    )

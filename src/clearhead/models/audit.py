@@ -9,7 +9,7 @@ from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_number
 from clearhead.models._causes import described
 from clearhead.models._expected import Expected, expected_of
-from clearhead.models._pairs import KnownPairs, place_of, shares
+from clearhead.models._pairs import KnownPairs, shares, worst_row
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.audited_call import AuditedCall
 from clearhead.models.calls import Calls
@@ -92,8 +92,8 @@ def audit(calls: Sequence[AttentionCall], expected: Expected) -> Audit:
                 leaked=leaked,
                 hidden=hidden,
                 queries=queries,
-                most_leaked=place_of(call, pairs.extra, leaked, queries),
-                most_hidden=place_of(call, pairs.missing, hidden, queries),
+                most_leaked=worst_row(call, pairs.extra, leaked, queries),
+                most_hidden=worst_row(call, pairs.missing, hidden, queries),
                 disjoint=pairs.both is None,
             )
         )

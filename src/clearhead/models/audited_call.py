@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from clearhead.masks.base import Mask
-from clearhead.models._pairs import Place
+from clearhead.models._pairs import WorstRow
 from clearhead.models.attention_call import AttentionCall
 
 
@@ -31,8 +31,8 @@ class AuditedCall:
     leaked: Tensor
     hidden: Tensor
     queries: Tensor
-    most_leaked: Place | None
-    most_hidden: Place | None
+    most_leaked: WorstRow | None
+    most_hidden: WorstRow | None
     disjoint: bool
 
     @property

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import check_float, to_tensor
 from clearhead.base.errors import ClearheadError
-from clearhead.base.shapes import fit
+from clearhead.base.shapes import fit, placed
 from clearhead.biases.base import Added, Bias
 from clearhead.models._choice import Heads, Layers
 from clearhead.models.edits.base import Edit, Positions
@@ -50,6 +50,6 @@ class AddBias(Edit):
             added = spot.bias(self.bias, problem.sizes)
         else:
             sizes = problem.sizes._replace(leading=None)
-            given = spot.tensor(self.bias, "AddBias: bias").to(sizes.device)
+            given = placed(spot.tensor(self.bias, "AddBias: bias"), sizes.device, "AddBias: bias")
             added = Added(dense=fit(given, sizes, "AddBias: bias"))
         return problem._replace(bias=added if problem.bias is None else problem.bias.plus(added))

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
+from clearhead.base.tracing import readable
 from clearhead.models._choice import Heads, Layers, checked_heads, checked_layers, fits, numbers_of
 from clearhead.models.edits.spot import Spot
 from clearhead.problem.problem import Problem
@@ -75,7 +77,8 @@ class Edit:
 def checked_positions(positions: Any, name: str) -> tuple[int, ...] | slice | None:
     if positions is None or isinstance(positions, slice):
         return positions
-    if isinstance(positions, np.ndarray | Tensor):
+    numbers = isinstance(positions, Tensor) and positions.layout == torch.strided and readable(positions)
+    if numbers or isinstance(positions, np.ndarray):
         positions = positions.tolist()
     found = tuple(positions) if isinstance(positions, list | tuple | range) else (positions,)
     if not found or not all(isinstance(p, int) and not isinstance(p, bool) for p in found):

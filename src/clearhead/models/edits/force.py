@@ -9,6 +9,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ClearheadError
+from clearhead.base.shapes import placed
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask, check_keep
 from clearhead.models._choice import Heads, Layers
@@ -52,7 +53,7 @@ class Force(Edit):
         if isinstance(self.mask, Mask):
             visible = spot.mask(self.mask, sizes)
         else:
-            keep = spot.tensor(self.mask, "Force: mask").to(sizes.device)
+            keep = placed(spot.tensor(self.mask, "Force: mask"), sizes.device, "Force: mask")
             visible = resolve(DenseMask(keep), sizes, as_written=False)
         problem = problem._replace(visible=visible)
         unfilled = np.arange(sizes.keys) >= spot.filled
