@@ -59,6 +59,8 @@ from clearhead.masks import SlidingWindow as SlidingWindow
 from clearhead.masks import Spans as Spans
 from clearhead.models.attention_call import AttentionCall as AttentionCall
 from clearhead.models.means import Means as Means
+from clearhead.models.monitor import Monitor as Monitor
+from clearhead.models.monitor import monitor as monitor
 from clearhead.models.recording import Recording as Recording
 from clearhead.models.recording import load_seen as load_seen
 from clearhead.models.reduced import ReducedCall as ReducedCall

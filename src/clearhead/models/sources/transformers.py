@@ -39,7 +39,7 @@ def source(recorder: Recorder) -> Iterator[None]:
         def get_interface(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
             function = original(self, attn_implementation, default)
             backend = "eager" if function is default else str(attn_implementation)
-            return _recorded(recorder, function, backend)
+            return recorded(recorder, function, backend)
 
         return get_interface
 
@@ -47,7 +47,7 @@ def source(recorder: Recorder) -> Iterator[None]:
         yield
 
 
-def _recorded(recorder: Recorder, function: Callable[..., Any], backend: str) -> Callable[..., Any]:
+def recorded(recorder: Recorder, function: Callable[..., Any], backend: str) -> Callable[..., Any]:
     def attention(
         module: nn.Module,
         query: Tensor,
@@ -62,31 +62,42 @@ def _recorded(recorder: Recorder, function: Callable[..., Any], backend: str) ->
         if args:  # by position: give every argument its name
             bound = inspect.signature(function).bind_partial(module, query, key, value, attention_mask, *args)
             kwargs = {**dict(list(bound.arguments.items())[5:]), **kwargs}
-        name = recorder.stack.names.get(id(module))
-        _check(name or type(module).__name__, attention_mask, backend, kwargs)
-        filled = key
-        own = _own(function)
-        if (own == "flash_attention_forward" or "flash" in backend) and attention_mask is not None:
-            filled = key[:, :, : attention_mask.shape[1]]  # of a static cache
-        shape = (*query.shape[:3], filled.shape[2])
-        masks = _masks(recorder, module, shape, attention_mask, backend, own, kwargs)
-        recorder.record(
-            query,
-            filled,
-            name=name,
-            masks=masks,
-            scale=kwargs.get("scaling"),
-            softcap=kwargs.get("softcap"),
-            sinks=kwargs.get("s_aux"),
-            backend=NAME if backend == MASKED else backend,
-        )
+        check(recorder.stack.names.get(id(module)) or type(module).__name__, attention_mask, backend, kwargs)
+        read(recorder, module, query, key, attention_mask, backend, own(function), kwargs)
         with recorder.inside():
             return function(module, query, key, value, attention_mask, **kwargs)
 
     return attention
 
 
-def _check(name: str, mask: Any, backend: str, kwargs: dict[str, Any]) -> None:
+def read(
+    recorder: Recorder,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    backend: str,
+    own: str,
+    kwargs: dict[str, Any],
+) -> None:
+    """Record a call of a backend. `own`: the name of its function, if that is transformers' own."""
+    filled = key
+    if (own == "flash_attention_forward" or "flash" in backend) and mask is not None:
+        filled = key[:, :, : mask.shape[1]]  # of a static cache
+    masks = _masks(recorder, module, (*query.shape[:3], filled.shape[2]), mask, backend, own, kwargs)
+    recorder.record(
+        query,
+        filled,
+        name=recorder.stack.names.get(id(module)),
+        masks=masks,
+        scale=kwargs.get("scaling"),
+        softcap=kwargs.get("softcap"),
+        sinks=kwargs.get("s_aux"),
+        backend=NAME if backend == MASKED else backend,
+    )
+
+
+def check(name: str, mask: Any, backend: str, kwargs: dict[str, Any]) -> None:
     """Refuse what would be recorded wrong."""
     _keywords.check(name, backend, kwargs)
     if mask is not None and not isinstance(mask, Tensor):
@@ -96,7 +107,7 @@ def _check(name: str, mask: Any, backend: str, kwargs: dict[str, Any]) -> None:
         )
 
 
-def _own(function: Callable[..., Any]) -> str:
+def own(function: Callable[..., Any]) -> str:
     """The name of a backend's function that is one of transformers' own; "" for any other."""
     module, name = (getattr(function, part, "") for part in ("__module__", "__name__"))
     return str(name) if str(module).startswith("transformers.integrations.") else ""
