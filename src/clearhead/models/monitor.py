@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_count
-from clearhead.base.tracing import compiler_here, in_backward
+from clearhead.base.tracing import compiler_here, compiling, in_backward
 from clearhead.models._asked import Asked, Layers, asked
 from clearhead.models._compiled import (
     compiled_inside,
@@ -215,7 +215,7 @@ class _Hook:
 
     def __call__(self, module: nn.Module, *args: Any) -> None:
         if self.run is not None:
-            self.run(module, *args, compiled=compiler_here() is not None)
+            self.run(module, *args, compiled=compiling() or compiler_here() is not None)
 
     def __reduce__(self) -> Any:
         return _Hook, ()
