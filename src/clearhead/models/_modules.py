@@ -66,12 +66,18 @@ class Stack:
     def running(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
         """While this module of the model runs in this thread, called with these arguments."""
         stack = self._running.stack
-        with nullcontext() if stack else self._outermost(module):
-            stack.append(_entered(module, args, kwargs, stack))
-            try:
-                yield
-            finally:
-                stack.pop()
+        with nullcontext() if stack else self._outermost(module), self.inside(_entered(module, args, kwargs, stack)):
+            yield
+
+    @contextmanager
+    def inside(self, running: Running) -> Iterator[None]:
+        """While this runs, in this thread, inside what runs already."""
+        stack = self._running.stack
+        stack.append(running)
+        try:
+            yield
+        finally:
+            stack.pop()
 
     @contextmanager
     def _outermost(self, module: nn.Module) -> Iterator[None]:

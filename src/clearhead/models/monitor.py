@@ -9,9 +9,9 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from clearhead.base.errors import ClearheadError
+from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.numbers import check_count
-from clearhead.base.tracing import compiler_here, compiling, in_backward
+from clearhead.base.tracing import compiler_here, compiling, in_backward, transformed
 from clearhead.models._asked import Asked, Layers, asked
 from clearhead.models._compiled import (
     compiled_inside,
@@ -57,7 +57,8 @@ def monitor(model: nn.Module, every: int = 20, callback: Callback | Any = None, 
     max_logit: the largest score s_ij, as the softmax meets it (`MaxScore`).
     sink_share: the mean of w_if + 1 − Σ_j w_ij: what goes to f, the sequence's first key, and to the head's own sink,
     if it has one (`SinkShare`). A causal model's first query has no other key, and counts.
-    The weights are those before dropout. Outputs and gradients are bit-identical to those without a monitor.
+    The weights are those before dropout. Outputs and gradients of training are bit-identical to those
+    without a monitor.
 
     A model is compiled after its monitor is there: then the calls of transformers' attention interface are seen inside
     compiled code, with fullgraph too. Other attention in it is not; a step in which none is seen is an error.
@@ -150,6 +151,11 @@ class Monitor:
         here.passing = True
         if step % self.every:
             return
+        if transformed():
+            raise UnsupportedError(
+                f"monitor: {type(module).__name__} was called inside a transform of torch.func (vmap, grad), whose "
+                "tensors have no values of their own to read. Remove the monitor, or train by backward()."
+            )
         one = _Step(module, self._asked, here, step)
         one.compiled = compiled or compiled_inside(module)
         with ExitStack() as stack:

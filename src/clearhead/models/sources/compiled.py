@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.tracing import compiling
+from clearhead.models._modules import Running
+from clearhead.models._padding import Given
 from clearhead.models._patch import replaced
 from clearhead.models.recorder import Recorder
 from clearhead.models.sources import transformers
@@ -47,8 +49,9 @@ class Interface:
         if modeling is None:  # no model of transformers can exist
             yield
             return
-        for number, module in enumerate(self.modules):
-            module.__dict__[self.attribute] = torch.tensor([self.number, number], device="cpu")
+        with torch.inference_mode(False):  # what is made in it cannot be given to an operation that writes
+            for number, module in enumerate(self.modules):
+                module.__dict__[self.attribute] = torch.tensor([self.number, number], device="cpu")
         try:
             with replaced(modeling.AttentionInterface, "get_interface", self._wrap):
                 yield
@@ -123,6 +126,22 @@ def _observed(attribute: str, function: Callable[..., Any], backend: str) -> Cal
     return attention
 
 
+def _part(recorder: Recorder, module: nn.Module) -> Running:
+    """The attention module as running. Which modules run around it compiled code does not show.
+
+    So the side of an encoder–decoder is read from its name; attention of a decoder may be self or cross, and the
+    padding of its queries is the decoder's in both.
+    """
+    around = recorder.stack.innermost
+    assert around is not None, "asked for while a pass runs"
+    parts = recorder.stack.names[id(module)].split(".")
+    if "decoder" in parts:
+        return Running(module, "cross", around.told)
+    if "encoder" in parts and around.told.source is not None:
+        return Running(module, "self", Given(around.told.source))
+    return Running(module, around.kind, around.told)
+
+
 @torch.library.custom_op(
     "clearhead::observe", mutates_args=("mark",), tags=(torch.Tag.cudagraph_unsafe,)
 )  # a recorded CUDA graph would not run it again
@@ -152,7 +171,9 @@ def observe(
         return
     kwargs = {"position_bias": position_bias, "s_aux": sinks, "position_ids": position_ids, "scaling": scaling}
     kwargs |= {"softcap": softcap, "is_causal": is_causal, "sliding_window": sliding_window}
-    transformers.read(recorder, here.modules[module], query, key, mask, backend, own, kwargs)
+    running = here.modules[module]
+    with recorder.stack.inside(_part(recorder, running)):
+        transformers.read(recorder, running, query, key, mask, backend, own, kwargs)
 
 
 @observe.register_fake

@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -109,8 +110,9 @@ def check(name: str, mask: Any, backend: str, kwargs: dict[str, Any]) -> None:
 
 def own(function: Callable[..., Any]) -> str:
     """The name of a backend's function that is one of transformers' own; "" for any other."""
-    module, name = (getattr(function, part, "") for part in ("__module__", "__name__"))
-    return str(name) if str(module).startswith("transformers.integrations.") else ""
+    if not isinstance(function, FunctionType):  # a partial has no name, and the compiler finds none to ask for
+        return ""
+    return function.__name__ if str(function.__module__).startswith("transformers.integrations.") else ""
 
 
 def _masks(
