@@ -73,6 +73,8 @@ from clearhead.models.edits.force import Force as Force
 from clearhead.models.edits.knockout import Knockout as Knockout
 from clearhead.models.edits.scale import Scale as Scale
 from clearhead.models.means import Means as Means
+from clearhead.models.monitor import Monitor as Monitor
+from clearhead.models.monitor import monitor as monitor
 from clearhead.models.recording import Recording as Recording
 from clearhead.models.recording import load_seen as load_seen
 from clearhead.models.reduced import ReducedCall as ReducedCall

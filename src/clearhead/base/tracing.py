@@ -23,6 +23,9 @@ from clearhead.base.errors import ClearheadError, UnsupportedError
 _functorch = torch._C._functorch
 _interpreters = _functorch.peek_interpreter_stack
 any_autocast = torch._C._is_any_autocast_enabled
+# what compiles the frames that this thread runs next; None in eager code. A function of C's, which the compiler cannot
+# enter
+compiler_here = torch._C._dynamo.eval_frame.get_eval_frame_callback
 _dispatch_modes, _jit_state = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state
 _NOTHING = nullcontext()
 _GRAD, _JVP, _VMAP = (getattr(_functorch.TransformType, name) for name in ("Grad", "Jvp", "Vmap"))
@@ -225,6 +228,12 @@ def ensure(good: Tensor, error: Callable[[], ClearheadError], short: str) -> Non
         )
     elif not bool(good.all()):
         raise error()
+
+
+def compiled_code(function: Any) -> bool:
+    """Whether the compiler has code for this function, made for any of its calls."""
+    code = getattr(function, "__code__", None)
+    return code is not None and bool(torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code))
 
 
 def unobserved() -> AbstractContextManager[object]:

@@ -16,6 +16,8 @@ from clearhead.models.edits.scale import Scale as Scale
 from clearhead.models.loading import bundled as bundled
 from clearhead.models.loading import load as load
 from clearhead.models.means import Means as Means
+from clearhead.models.monitor import Monitor as Monitor
+from clearhead.models.monitor import monitor as monitor
 from clearhead.models.recording import Recording as Recording
 from clearhead.models.recording import load_seen as load_seen
 from clearhead.models.reduced import ReducedCall as ReducedCall

@@ -30,7 +30,16 @@ class Asked(NamedTuple):
         return self.layers is None or any(fits(layer, name, number) for layer in self.layers)
 
 
-def asked(keep: Any, every: Any, layers: Any, heads: Any, merge: Any, values: Any, gradients: Any, fuse: Any) -> Asked:
+def asked(
+    keep: Any = None,
+    every: Any = 1,
+    layers: Any = None,
+    heads: Any = None,
+    merge: Any = None,
+    values: Any = False,
+    gradients: Any = False,
+    fuse: Any = False,
+) -> Asked:
     """The arguments, checked."""
     if keep is None and (heads is not None or merge is not None):
         argument = "heads" if heads is not None else "merge"

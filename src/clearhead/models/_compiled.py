@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from clearhead.base.errors import UnsupportedError
+from clearhead.base.tracing import compiled_code
 
 
 def refuse_compiled(model: nn.Module) -> None:
@@ -30,6 +31,31 @@ def refuse_compiled(model: nn.Module) -> None:
         )
 
 
+def compiled_inside(model: nn.Module) -> bool:
+    """Whether torch.compile() has been put on the model or on a module inside it."""
+    return any(_compiled(module) for module in model.modules())
+
+
+def _compiled(module: nn.Module) -> bool:
+    own = "_orig_mod" in module._modules or module._compiled_call_impl is not None
+    return own or hasattr(module.forward, "_torchdynamo_orig_callable")
+
+
+def refuse_compiled_code(model: nn.Module) -> None:
+    """Raise where code of the model's classes has been compiled: it would run again, for this model too, as it is."""
+    for name, module in model.named_modules():
+        function: Any = type(module).forward
+        while function is not None:  # the compiler sees the outermost of what decorates it
+            if compiled_code(function):
+                raise UnsupportedError(
+                    f"{type(module).__name__}.forward{f' (of {name})' if name else ''} has been compiled already, for "
+                    "this model or for another of its class, and that code would be used again, without what a "
+                    "monitor adds.\nCall torch.compiler.reset() first, then monitor the model, then run it: it is "
+                    "compiled anew."
+                )
+            function = getattr(function, "__wrapped__", None)
+
+
 def prepare_compiler(mode: Any) -> None:
     """To be called before a watch replaces functions of PyTorch's. `mode`: the `__torch_function__` of its mode.
 
@@ -48,8 +74,10 @@ def prepare_compiler(mode: Any) -> None:
         TorchInGraphFunctionVariable._get_handlers()
 
 
-def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+WATCHED = "watch() records this attention call in eager code; compile with fullgraph=False"
+
+
+def uncompiled(function: Callable[..., Any], reason: str = WATCHED) -> Callable[..., Any]:
     """The function, always run in eager code: traced by the compiler, it would make its record while compiling."""
-    reason = "watch() records this attention call in eager code; compile with fullgraph=False"
     apart: Callable[..., Any] = torch.compiler.disable(function, reason=reason)  # type: ignore[no-untyped-call]
     return apart

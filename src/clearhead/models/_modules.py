@@ -59,14 +59,27 @@ class Stack:
                     return call(module, *args, **kwargs)
                 finally:
                     running.others -= 1
-            with nullcontext() if running.stack else self._outermost(module):
-                running.stack.append(_entered(module, args, kwargs, running.stack))
-                try:
-                    return call(module, *args, **kwargs)
-                finally:
-                    running.stack.pop()
+            with self.running(module, args, kwargs):
+                return call(module, *args, **kwargs)
 
         return _call_impl
+
+    @contextmanager
+    def running(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+        """While this module of the model runs in this thread, called with these arguments."""
+        stack = self._running.stack
+        with nullcontext() if stack else self._outermost(module), self.inside(_entered(module, args, kwargs, stack)):
+            yield
+
+    @contextmanager
+    def inside(self, running: Running) -> Iterator[None]:
+        """While this runs, in this thread, inside what runs already."""
+        stack = self._running.stack
+        stack.append(running)
+        try:
+            yield
+        finally:
+            stack.pop()
 
     @contextmanager
     def _outermost(self, module: nn.Module) -> Iterator[None]:

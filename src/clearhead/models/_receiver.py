@@ -132,7 +132,7 @@ class Receiver(ABC):
         """Nothing to receive: no module runs, or the call is a part of one that was received."""
         return self.stack.innermost is None or self._inside.depth > 0
 
-    def number(self, name: str) -> int:
+    def number_of(self, name: str) -> int:
         """The number of a module, among those that have made calls."""
         with self._lock:
             return self.modules.setdefault(name, len(self.modules))

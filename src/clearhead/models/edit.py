@@ -104,7 +104,7 @@ class Editor(Receiver):
 
     def _of(self, name: str) -> list[int]:
         """The numbers of the edits of a module."""
-        number = self.number(name)
+        number = self.number_of(name)
         return [i for i, one in enumerate(self.edits) if one.chooses(name, number)]
 
     def _after(self, problem: Problem, edits: list[int], name: str, place: Place | None, dropout_p: float) -> Answer:

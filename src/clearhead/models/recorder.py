@@ -64,7 +64,7 @@ class Recorder(Receiver):
     def dots(self, call: DotCall) -> Answer:
         self.check(call.query, call.key, call.name)
         name = self.name(call.name)
-        if not self.asked.chooses(name, self.number(name)):
+        if not self.asked.chooses(name, self.number_of(name)):
             return None
         self._check_dropout(name, call.dropout_p)
         with unobserved():  # else the watch's function mode would see each operation here
@@ -89,7 +89,7 @@ class Recorder(Receiver):
     def own(self, problem: Problem, call: Arguments, backend: str) -> Answer:
         self.check(problem.query, problem.key)
         name = self.name(None)
-        if not self.asked.chooses(name, self.number(name)):
+        if not self.asked.chooses(name, self.number_of(name)):
             return None
         self._check_dropout(name, problem.dropout_p)
         kept, query, key, score, mask = read(problem, call, self.copies)

@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from clearhead.models._masks import Recorded, compact
 from clearhead.models._packed import documents
 from clearhead.models._patch import replaced
 from clearhead.models._place import Separate
-from clearhead.models._receiver import DotCall, Receiver
+from clearhead.models._receiver import Answer, DotCall, Receiver
 from clearhead.models._selected import selected
 from clearhead.models.sources import flash
 from clearhead.models.use import MASKED, NAME
@@ -43,7 +44,7 @@ def source(receiver: Receiver) -> Iterator[None]:
         def get_interface(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
             function = original(self, attn_implementation, default)
             backend = "eager" if function is default else str(attn_implementation)
-            return _recorded(receiver, function, backend)
+            return recorded(receiver, function, backend)
 
         return get_interface
 
@@ -51,7 +52,7 @@ def source(receiver: Receiver) -> Iterator[None]:
         yield
 
 
-def _recorded(receiver: Receiver, function: Callable[..., Any], backend: str) -> Callable[..., Any]:
+def recorded(receiver: Receiver, function: Callable[..., Any], backend: str) -> Callable[..., Any]:
     def attention(
         module: nn.Module,
         query: Tensor,
@@ -66,35 +67,47 @@ def _recorded(receiver: Receiver, function: Callable[..., Any], backend: str) ->
         if args:  # by position: give every argument its name
             bound = inspect.signature(function).bind_partial(module, query, key, value, attention_mask, *args)
             kwargs = {**dict(list(bound.arguments.items())[5:]), **kwargs}
-        name = receiver.stack.names.get(id(module))
-        _check(name or type(module).__name__, attention_mask, backend, kwargs)
-        filled, sinks = key, kwargs.get("s_aux")
-        own = _own(function)
-        if (own == "flash_attention_forward" or "flash" in backend) and attention_mask is not None:
-            filled = key[:, :, : attention_mask.shape[1]]  # of a static cache
-        shape = (*query.shape[:3], filled.shape[2])
-        masks = _masks(receiver, module, shape, attention_mask, backend, own, kwargs)
-        after = receiver.dots(
-            DotCall(
-                query,
-                filled,
-                value[:, :, : filled.shape[2]],
-                masks if sinks is None else masks.with_sinks(filled.shape[2]),
-                backend=NAME if backend == MASKED else backend,
-                place=BY_POSITION,
-                name=name,
-                scale=kwargs.get("scaling"),
-                softcap=kwargs.get("softcap"),
-                sinks=sinks,
-                dropout_p=kwargs.get("dropout") or 0.0,
-            )
-        )
-        return receiver.compute(after, function, module, query, key, value, attention_mask, **kwargs)
+        check(receiver.stack.names.get(id(module)) or type(module).__name__, attention_mask, backend, kwargs)
+        answer = read(receiver, module, query, key, value, attention_mask, backend, own(function), kwargs)
+        return receiver.compute(answer, function, module, query, key, value, attention_mask, **kwargs)
 
     return attention
 
 
-def _check(name: str, mask: Any, backend: str, kwargs: dict[str, Any]) -> None:
+def read(
+    receiver: Receiver,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None,
+    mask: Tensor | None,
+    backend: str,
+    own: str,
+    kwargs: dict[str, Any],
+) -> Answer:
+    """Give a call of a backend to the receiver. `own`: the name of its function, if that is transformers' own."""
+    filled, sinks = key, kwargs.get("s_aux")
+    if (own == "flash_attention_forward" or "flash" in backend) and mask is not None:
+        filled = key[:, :, : mask.shape[1]]  # of a static cache
+    masks = _masks(receiver, module, (*query.shape[:3], filled.shape[2]), mask, backend, own, kwargs)
+    return receiver.dots(
+        DotCall(
+            query,
+            filled,
+            None if value is None else value[:, :, : filled.shape[2]],
+            masks if sinks is None else masks.with_sinks(filled.shape[2]),
+            backend=NAME if backend == MASKED else backend,
+            place=BY_POSITION,
+            name=receiver.stack.names.get(id(module)),
+            scale=kwargs.get("scaling"),
+            softcap=kwargs.get("softcap"),
+            sinks=sinks,
+            dropout_p=kwargs.get("dropout") or 0.0,
+        )
+    )
+
+
+def check(name: str, mask: Any, backend: str, kwargs: dict[str, Any]) -> None:
     """Refuse what would be recorded wrong."""
     _keywords.check(name, backend, kwargs)
     if mask is not None and not isinstance(mask, Tensor):
@@ -104,10 +117,11 @@ def _check(name: str, mask: Any, backend: str, kwargs: dict[str, Any]) -> None:
         )
 
 
-def _own(function: Callable[..., Any]) -> str:
+def own(function: Callable[..., Any]) -> str:
     """The name of a backend's function that is one of transformers' own; "" for any other."""
-    module, name = (getattr(function, part, "") for part in ("__module__", "__name__"))
-    return str(name) if str(module).startswith("transformers.integrations.") else ""
+    if not isinstance(function, FunctionType):  # a partial has no name, and the compiler finds none to ask for
+        return ""
+    return function.__name__ if str(function.__module__).startswith("transformers.integrations.") else ""
 
 
 def _masks(

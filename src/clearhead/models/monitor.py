@@ -1,0 +1,245 @@
+"""monitor(): entropy, largest logit and sink share of every head while a model trains."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, Self
+
+from torch import Tensor, nn
+
+from clearhead.base.errors import ClearheadError, UnsupportedError
+from clearhead.base.numbers import check_count
+from clearhead.base.tracing import compiler_here, compiling, in_backward, transformed
+from clearhead.models._asked import Asked, asked
+from clearhead.models._choice import Layers
+from clearhead.models._compiled import (
+    compiled_inside,
+    prepare_compiler,
+    refuse_compiled,
+    refuse_compiled_code,
+    uncompiled,
+)
+from clearhead.models._head_statistics import COLUMNS, KEEP, of_heads, rows_of
+from clearhead.models.recorder import Recorder
+from clearhead.models.sources import functions, own
+from clearhead.models.sources.compiled import Interface
+
+Rows = list[dict[str, Any]]
+Callback = Callable[[int, Rows], Any]
+
+
+def monitor(model: nn.Module, every: int = 20, callback: Callback | Any = None, *, layers: Layers = None) -> Monitor:
+    """Watch the attention of a model that trains: of every head entropy, largest logit and sink share.
+
+    >>> import torch, torch.nn.functional as F, clearhead as ch
+    >>> class Block(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+    >>> block = Block().train()
+    >>> with ch.monitor(block, every=2) as seen:
+    ...     for step in range(4):
+    ...         output = block(torch.zeros(1, 1, 2, 8))
+    >>> for row in seen.table():
+    ...     print(row["step"], row["module"], row["head"], round(row["entropy"], 4), row["sink_share"])
+    0 Block 0 0.3466 0.75
+    2 Block 0 0.3466 0.75
+
+    A step is a call of `model` in training mode (`model.train()`), the first is number 0; of `every` steps the first is
+    monitored. Calls in evaluation mode are neither counted nor monitored, nor is what a checkpoint computes again.
+    `model`: as for `watch`. `callback`: a function that is called after each monitored call of the model with the
+    step's number and its rows; or TensorBoard's `SummaryWriter`, or whatever has its `add_scalar`, which gets each
+    number as "entropy/layers.0.self_attn/3", the last being the head. `layers`: as for `watch`.
+    Gives a `Monitor`, which ends with the `with`, or by its `remove()`.
+
+    Of each head, over the queries that see a key and are no padding, of all sequences of the batch:
+    entropy: the mean of H_i = −Σ_j w_ij log w_ij, in nats (`Entropy`).
+    max_logit: the largest score s_ij, as the softmax meets it (`MaxScore`).
+    sink_share: the mean of w_if + 1 − Σ_j w_ij: what goes to f, the sequence's first key, and to the head's own sink,
+    if it has one (`SinkShare`). A causal model's first query has no other key, and counts.
+    The weights are those before dropout. Outputs and gradients of training are bit-identical to those
+    without a monitor.
+
+    A model is compiled after its monitor is there: then the calls of transformers' attention interface are seen inside
+    compiled code, with fullgraph too. Other attention in it is not; a step in which none is seen is an error.
+    Raises a `ClearheadError` for a compiled model, for one whose classes the compiler has code for already, where a
+    step shows no attention, and at the end of a `with` in which no step was made.
+    Cost: a monitored step has one pass more over the allowed pairs of each call, O(Lq + Lk) memory; any other step two
+    hooks, and with transformers one function a call. None after it is removed. 24 bytes a head and monitored step.
+    Sources: Zhai et al. 2023, "Stabilizing Transformer Training by Preventing Attention Entropy Collapse"; Dehghani et
+    al. 2023, "Scaling Vision Transformers to 22 Billion Parameters" (logits); Gu et al. 2025, "When Attention Sink
+    Emerges in Language Models" (first key).
+    """
+    if not isinstance(model, nn.Module):
+        raise ClearheadError(f"monitor takes a torch.nn.Module; got a {type(model).__name__}.")
+    check_count(every, 1, "every")
+    what = asked(KEEP, layers=layers)
+    call = _as_function(callback)
+    refuse_compiled(model)
+    refuse_compiled_code(model)
+    return Monitor(model, every, call, what)
+
+
+def _as_function(callback: Any) -> Callback | None:
+    write = getattr(callback, "add_scalar", None)
+    if write is not None:
+        return lambda step, rows: [
+            write(f"{column}/{row['module']}/{row['head']}", row[column], step) for row in rows for column in COLUMNS
+        ]
+    if callback is not None and not callable(callback):
+        raise ClearheadError(
+            f"monitor: callback is a {type(callback).__name__}; expected a function of a step and its rows, or "
+            "TensorBoard's SummaryWriter."
+        )
+    found: Callback | None = callback
+    return found
+
+
+class Monitor:
+    """What `clearhead.monitor` gives: what was seen so far, and the way to end it.
+
+    `table()`, the rows of all monitored steps; `steps`, how many steps were made; `remove()`, which ends it. Read it
+    at any time; a `with` removes it at its end.
+    """
+
+    def __init__(self, model: nn.Module, every: int, callback: Callback | None, asked: Asked) -> None:
+        self.every, self.steps = every, 0
+        self._callback, self._asked = callback, asked
+        self._found: list[tuple[int, dict[str, Tensor]]] = []
+        self._lock, self._here = threading.Lock(), _Here()
+        self._interface = Interface(model)
+        with ExitStack() as stack:
+            stack.enter_context(self._interface.installed())
+            before, after = _Hook(self._begin), _Hook(self._end)
+            stack.callback(model.register_forward_pre_hook(before, with_kwargs=True).remove)
+            stack.callback(model.register_forward_hook(after, always_call=True).remove)
+            self._installed = stack.pop_all()
+
+    def table(self) -> Rows:
+        """A row for each monitored step, module and head, as `pandas.DataFrame` takes them.
+
+        Its columns: step, module, head, entropy, max_logit, sink_share.
+        """
+        return [row for step, found in self._found for row in rows_of(step, found)]
+
+    def remove(self) -> None:
+        """End it; what was seen stays. Compiled code that it was a part of is compiled anew when it runs next."""
+        self._close()
+        self._installed.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        self.remove()
+        if kind is None and not self.steps:
+            raise ClearheadError(
+                "monitor: the model was not called in training mode. Call model.train() before, and the model itself; "
+                "a compiled function that calls it must first run after the monitor is there."
+            )
+
+    def __repr__(self) -> str:
+        return f"Monitor({self.steps} steps, {len(self._found)} of them monitored)"
+
+    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], compiled: bool) -> None:
+        self._close()  # of a pass that was interrupted
+        if not module.training or in_backward():
+            return
+        with self._lock:
+            step, self.steps = self.steps, self.steps + 1
+        here = self._here
+        here.passing = True
+        if step % self.every:
+            return
+        if transformed():
+            raise UnsupportedError(
+                f"monitor: {type(module).__name__} was called inside a transform of torch.func (vmap, grad), whose "
+                "tensors have no values of their own to read. Remove the monitor, or train by backward()."
+            )
+        one = _Step(module, self._asked, here, step)
+        one.compiled = compiled or compiled_inside(module)
+        with ExitStack() as stack:
+            if not one.compiled:  # compiled code would pause at what these put in place
+                stack.enter_context(functions.source(one))
+                stack.enter_context(one.stack.entered())
+                stack.enter_context(own.source(one))
+            stack.enter_context(self._interface.recording(one))
+            stack.enter_context(one.stack.running(module, args, kwargs))
+            here.open = stack.pop_all()
+        here.step = one
+
+    def _end(self, module: nn.Module, args: Any, output: Any, compiled: bool) -> None:
+        step = self._here.step
+        self._close()
+        if step is None or output is None:  # not monitored, or it failed
+            return
+        if not step.reduced:
+            raise ClearheadError(_nothing_seen(step))
+        found = of_heads(step.reduced)
+        with self._lock:
+            self._found.append((step.number, found))
+        if self._callback is not None:
+            self._callback(step.number, rows_of(step.number, found))
+
+    def _close(self) -> None:
+        here = self._here
+        opened, here.open, here.step, here.passing = here.open, ExitStack(), None, False
+        opened.close()
+
+
+class _Here(threading.local):
+    """The pass that runs in this thread."""
+
+    def __init__(self) -> None:
+        self.passing = False  # one of the model's, monitored or not
+        self.step: _Step | None = None
+        self.open = ExitStack()  # what is in place for the step
+
+
+class _Step(Recorder):
+    """Records one pass; of other passes that run meanwhile in other threads it records nothing."""
+
+    compiled = False
+
+    def __init__(self, model: nn.Module, asked: Asked, here: _Here, number: int) -> None:
+        super().__init__(model, asked)
+        self.number, self._here = number, here
+
+    @property
+    def idle(self) -> bool:
+        another = self._here.passing and self._here.step is not self
+        return another or super().idle
+
+
+class _Hook:
+    """A hook on the monitored model. A copy of the model, and what is saved of it, gets one that does nothing."""
+
+    def __init__(self, run: Callable[..., None] | None = None) -> None:
+        prepare_compiler(type(self).__call__)  # else it would compile this, and be asked for in its own code
+        reason = "monitor() begins and ends a step in eager code; compile with fullgraph=False, or the model itself"
+        self.run = None if run is None else uncompiled(run, reason)
+
+    def __call__(self, module: nn.Module, *args: Any) -> None:
+        if self.run is not None:
+            self.run(module, *args, compiled=compiling() or compiler_here() is not None)
+
+    def __reduce__(self) -> Any:
+        return _Hook, ()
+
+
+def _nothing_seen(step: _Step) -> str:
+    name = type(step.stack.model).__name__
+    if step.modules:
+        return f"monitor: layers names none of the modules that call attention: {', '.join(map(repr, step.modules))}."
+    if step.compiled:
+        return (
+            f"monitor: no attention was seen in a step of {name}. In compiled code the calls of transformers' "
+            "attention interface alone can be seen, and only where it was compiled after the monitor was there: "
+            "otherwise call torch.compiler.reset() first, or train without compiling."
+        )
+    return (
+        f"monitor: the model {name} made no attention call that clearhead recognises. Recognised are models of "
+        "transformers that use its attention interface, torch.nn.MultiheadAttention and torch.nn's Transformer "
+        "layers, clearhead.attention, and direct calls of torch.nn.functional.scaled_dot_product_attention."
+    )
