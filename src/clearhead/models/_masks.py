@@ -78,7 +78,8 @@ class MaskStore:
     value mean "not allowed", and if all the others are 0 no bias is left. The tensors themselves are not kept.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, differentiable: bool = False) -> None:
+        self._differentiable = differentiable  # whether a bias keeps its gradient
         self._lock = threading.Lock()  # a model may run in several threads
         self._known: dict[Any, tuple[list[StorageWeakRef], Recorded]] = {}
         self._distinct: dict[Any, list[Recorded]] = {}
@@ -91,7 +92,10 @@ class MaskStore:
         given = [tensor for tensor in (mask, bias) if tensor is not None]
         if not given:
             return Recorded()
-        with self._lock:
+        if self._differentiable and torch.is_grad_enabled() and any(t.requires_grad for t in given):
+            return converted(_allowed(mask) if nonzero_blocks else mask, bias)  # of one graph, which serves one call
+        mask, bias = (None if t is None else t.detach() for t in (mask, bias))
+        with self._lock, torch.no_grad():
             return self._remembered(mask, bias, nonzero_blocks, given)
 
     def _remembered(
@@ -138,13 +142,12 @@ def _allowed(mask: Tensor | None) -> Tensor | None:
     return once == 0
 
 
-@torch.no_grad()
 def converted(mask: Tensor | None, bias: Tensor | None) -> Recorded:
     """A mask tensor, and a position bias beside it, converted."""
-    added = None if bias is None else _four(bias.detach()).float()
+    added = None if bias is None else _four(bias).float()
     keep, uniform = None, None
     if mask is not None:
-        mask = _four(mask.detach())
+        mask = _four(mask)
         keep = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
         if mask.dtype != torch.bool:
             rest = mask.float().masked_fill(~keep, 0.0)

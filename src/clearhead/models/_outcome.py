@@ -54,6 +54,7 @@ class Outcome:
         else:
             reason = (
                 "its output has no gradient. Watch with gradients=True, and run the model without torch.no_grad(), "
-                "where its parameters or its inputs require gradients"
+                "where its parameters or its inputs require gradients, and without checkpoints of the kind that does "
+                "so (use_reentrant=False records)"
             )
         raise ClearheadError(f"{name} has no gradients: {reason}.")

@@ -92,11 +92,12 @@ class Receiver(ABC):
     """Is given each call. One seen by two sources is given once: see `inside`."""
 
     values = False  # whether it reads the values of calls: a source may have to project them
+    differentiable = False  # whether gradients flow through what it computes of a call
     keeps_fast_path = True  # of PyTorch's Transformer layers: else they leave it, and call their modules
 
     def __init__(self, model: nn.Module) -> None:
         self.stack = Stack(model)
-        self.masks = MaskStore()
+        self.masks = MaskStore(self.differentiable)
         self.modules: dict[str, int] = {}  # the numbers of the modules that made a call
         self.unattributed: list[None] = []  # one for each call in a thread that runs no module
         self._inside = _Inside()
@@ -152,13 +153,13 @@ class Receiver(ABC):
         name = self.name(name)
         if query.is_nested or key.is_nested:
             raise UnsupportedError(
-                f"{name} called attention with nested tensors, which watch() reads from torch.nn.TransformerEncoder "
-                "alone. Run the model on a padded batch and a mask."
+                f"{name} called attention with nested tensors, which are read from torch.nn.TransformerEncoder alone. "
+                "Run the model on a padded batch and a mask."
             )
         if transformed():
             raise UnsupportedError(
                 f"{name} was called inside a transform of torch.func (vmap, grad), whose tensors have no values of "
-                "their own to record. Watch the model where it is called without one."
+                "their own to read. Call the model without one."
             )
 
 

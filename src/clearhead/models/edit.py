@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -24,7 +25,7 @@ from clearhead.models._spots import spot_of
 from clearhead.models.calls import listed
 from clearhead.models.edits._visible import without_keys
 from clearhead.models.edits.base import Edit, chosen
-from clearhead.models.edits.spot import Spot
+from clearhead.models.edits.spot import Spot, Unmasked
 from clearhead.models.sources.all import given_calls
 from clearhead.problem.partial import log_sum_exp
 from clearhead.problem.problem import Problem
@@ -50,10 +51,12 @@ def edit(model: nn.Module, *edits: Edit) -> AbstractContextManager[None]:
     The model's own function runs; then the outputs of the changed heads and queries are computed again from the
     same query, key, value, mask and bias, and put in their place: all others of that layer are the backend's, to the
     bit. Gradients flow through what was computed again. Weights that a model returns are those before the edit; so are
-    those of a `watch` inside or around it, and its `call.output` too if it was entered first.
+    those of a `watch` inside or around it, and its `call.output` if it was entered first, or of torch's own modules.
     Positions are those of the whole sequence, in a prompt and in each step of a generation with any cache.
+    Gradient checkpointing computes layers again in the backward pass, which then belongs inside the `with` too.
     `torch.nn`'s Transformer layers leave their fast path here, as they do in training: outputs at padding differ.
-    Raises a `ClearheadError` at the end of the `with` for an edit that changed nothing, an `UnsupportedError` for a
+    Raises a `ClearheadError` at the end of the `with` for an edit that changed nothing, and where the model is edited
+    already; an `UnsupportedError` for a
     compiled model, and for a call with dropout. Cost: attention of the changed heads and queries once more.
     """
     if not isinstance(model, nn.Module):
@@ -66,25 +69,49 @@ def edit(model: nn.Module, *edits: Edit) -> AbstractContextManager[None]:
     return _editing(Editor(model, edits))
 
 
+_active: list[Editor] = []
+_lock = threading.Lock()
+
+
 @contextmanager
 def _editing(editor: Editor) -> Iterator[None]:
-    with given_calls(editor):
+    with _alone(editor), given_calls(editor):
         yield
     unused = [one for one, used in zip(editor.edits, editor.used, strict=True) if not used]
     if unused:
+        places = ", ".join(f"{places[0]} … {places[-1]}" for places in list(dict.fromkeys(editor.places))[:3]) or "none"
         raise ClearheadError(
             f"{unused[0]!r} changed nothing: no call has such a layer, head and position. Calls were made by "
-            f"{listed(editor.modules)}, numbered from 0."
+            f"{listed(editor.modules)}, numbered from 0, with queries at positions {places}."
         )
+
+
+@contextmanager
+def _alone(editor: Editor) -> Iterator[None]:
+    """Raise where a part of the model is edited already: one of two would be computed without the other's changes."""
+    with _lock:
+        if any(editor.stack.names.keys() & other.stack.names.keys() for other in _active):
+            raise ClearheadError(
+                f"edit() is at work on {type(editor.stack.model).__name__} already, here or in another thread. Pass "
+                "all edits to one: ch.edit(model, first, second)."
+            )
+        _active.append(editor)
+    try:
+        yield
+    finally:
+        with _lock:
+            _active.remove(editor)
 
 
 class Editor(Receiver):
     values = True
+    differentiable = True
     keeps_fast_path = False  # it gives a whole layer's output, in which no head can be changed
 
     def __init__(self, model: nn.Module, edits: Sequence[Edit]) -> None:
         super().__init__(model)
         self.edits, self.used = edits, [False] * len(edits)
+        self.places: list[range] = []  # where queries stood
 
     def dots(self, call: DotCall) -> Answer:
         self.check(call.query, call.key, call.name)
@@ -93,8 +120,11 @@ class Editor(Receiver):
         if not edits:
             return None
         with unobserved():
-            problem = call.one_dtype().problem()
-        return self._after(problem, edits, name, call.place, call.dropout_p)
+            one = call.one_dtype()
+            problem = one.problem()
+        blind = call.masks.uniform
+        unmasked = None if blind is None else Unmasked(one.query, blind)
+        return self._after(problem, edits, name, call.place, call.dropout_p, unmasked)
 
     def own(self, problem: Problem, call: Arguments, backend: str) -> Answer:
         self.check(problem.query, problem.key)
@@ -107,7 +137,15 @@ class Editor(Receiver):
         number = self.number_of(name)
         return [i for i, one in enumerate(self.edits) if one.chooses(name, number)]
 
-    def _after(self, problem: Problem, edits: list[int], name: str, place: Place | None, dropout_p: float) -> Answer:
+    def _after(
+        self,
+        problem: Problem,
+        edits: list[int],
+        name: str,
+        place: Place | None,
+        dropout_p: float,
+        unmasked: Unmasked | None = None,
+    ) -> Answer:
         if dropout_p:
             raise UnsupportedError(
                 f"{name} was called with dropout {dropout_p}, and edit() computes some heads again, which would drop "
@@ -115,7 +153,8 @@ class Editor(Receiver):
             )
         if place is None:
             raise UnsupportedError(f"{name} computes attention inside a fused layer, where edit() can't change it.")
-        spot = spot_of(problem, self.innermost, name)
+        spot = spot_of(problem, self.innermost, name)._replace(unmasked=unmasked)
+        self.places.append(spot.queries)
         regions = list(self._regions(problem, edits, spot, name))
         return partial(_changed, problem, regions, spot, place) if regions else None
 

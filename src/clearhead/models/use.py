@@ -99,7 +99,7 @@ def _attend(
         if attention_mask is None and kwargs.get("block_indices") is not None:
             mask = None  # these are causal already, by the model's positions
         if isinstance(mask, Tensor):
-            given = converted(mask, None)
+            given = converted(mask.detach(), None)
             mask, bias = given.mask, given.bias if bias is None else bias if given.bias is None else bias + given.bias
         mask = narrower if mask is None else mask & narrower
     out = attention(

@@ -52,4 +52,7 @@ class AddBias(Edit):
             sizes = problem.sizes._replace(leading=None)
             given = placed(spot.tensor(self.bias, "AddBias: bias"), sizes.device, "AddBias: bias")
             added = Added(dense=fit(given, sizes, "AddBias: bias"))
+        if spot.unmasked is not None:  # a finite mask hides it there
+            every = added.tile(*(slice(None),) * 4, problem.sizes)
+            added = Added(dense=every.expand(problem.sizes.shape).masked_fill(spot.unmasked.blind, 0.0))
         return problem._replace(bias=added if problem.bias is None else problem.bias.plus(added))

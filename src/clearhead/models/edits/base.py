@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,7 +39,8 @@ class Edit:
     One of your own overrides `before`, `removed` or `factor`. Of all edits:
     `layers`: modules by name, by pattern ("*.layers.3.*") or by number, in the order in which they first call
     attention. `heads`: a number, a slice or some numbers. `queries`: positions in the whole sequence, a number, a slice
-    or some numbers; a negative one counts from the newest position that the call knows. None is all of them.
+    or some numbers; a negative one counts from the newest position that the call knows. None is all of them. Where
+    nothing tells where queries stand among more keys (no cache, mask, alignment), the last one is at the last key.
     """
 
     # by how much the output is multiplied
@@ -75,15 +77,21 @@ class Edit:
 
 
 def checked_positions(positions: Any, name: str) -> tuple[int, ...] | slice | None:
-    if positions is None or isinstance(positions, slice):
-        return positions
+    if positions is None:
+        return None
     numbers = isinstance(positions, Tensor) and positions.layout == torch.strided and readable(positions)
     if numbers or isinstance(positions, np.ndarray):
         positions = positions.tolist()
-    found = tuple(positions) if isinstance(positions, list | tuple | range) else (positions,)
-    if not found or not all(isinstance(p, int) and not isinstance(p, bool) for p in found):
-        raise ClearheadError(f"{name} is {positions!r:.60}; expected a position, a slice, or some positions.")
-    return found
+    try:
+        if isinstance(positions, slice):
+            range(0)[positions]  # raises for what is no slice of positions
+            return positions
+        listed = positions if isinstance(positions, list | tuple | range) else (positions,)
+        if listed and not any(isinstance(one, bool | np.bool_) for one in listed):
+            return tuple(operator.index(one) for one in listed)
+    except (TypeError, ValueError):
+        pass
+    raise ClearheadError(f"{name} is {positions!r:.60}; expected a position, a slice, or some positions.")
 
 
 def chosen(positions: tuple[int, ...] | slice | None, places: range, filled: int) -> np.ndarray:

@@ -34,8 +34,9 @@ class Force(Edit):
     True
 
     `mask`: a `Mask`, or a bool tensor (..., Lq, Lk) of the whole sequence, True where a query may attend; positions are
-    those of the whole sequence, in each step of a generation too. It replaces causality, windows and padding; a bias
-    that the model adds to its scores stays. `layers`, `heads`, `queries`: see `Edit`.
+    those of the whole sequence, in each step of a generation too. It replaces causality, windows and padding, and
+    what a `Knockout` before it has cut; a bias that the model adds to its scores stays. `layers`, `heads`, `queries`:
+    see `Edit`.
     """
 
     def __init__(self, mask: Any, layers: Layers = None, heads: Heads = None, queries: Positions = None) -> None:
@@ -44,6 +45,8 @@ class Force(Edit):
             raise ClearheadError(
                 f"Force: mask is {mask!r:.60}; expected a Mask, such as Causal(), or a bool tensor (True: may attend)."
             )
+        if isinstance(mask, DenseMask):
+            mask = mask.keep
         self.mask: Mask | Tensor = (
             mask if isinstance(mask, Mask) else check_keep(to_tensor(mask, "Force: mask"), "Force: mask")
         )
@@ -56,5 +59,7 @@ class Force(Edit):
             keep = placed(spot.tensor(self.mask, "Force: mask"), sizes.device, "Force: mask")
             visible = resolve(DenseMask(keep), sizes, as_written=False)
         problem = problem._replace(visible=visible)
+        if spot.unmasked is not None:
+            problem = problem._replace(scores=problem.scores._replace(query=spot.unmasked.query))
         unfilled = np.arange(sizes.keys) >= spot.filled
         return without_keys(problem, unfilled) if unfilled.any() else problem

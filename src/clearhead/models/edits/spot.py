@@ -15,6 +15,16 @@ from clearhead.problem.region import Region, bias_part, visible_part
 from clearhead.problem.visible import Visible, resolve
 
 
+class Unmasked(NamedTuple):
+    """What a finite mask hid: the call's `query` (B, H, Lq, E), of which the problem has 0 in rows that are `blind`.
+
+    `blind`, bool (B or 1, H or 1, Lq, 1): the backend gave these queries one weight for every key.
+    """
+
+    query: Tensor
+    blind: Tensor
+
+
 class Spot(NamedTuple):
     """The positions of a call's queries and keys, from 0 on, padding counted.
 
@@ -25,6 +35,7 @@ class Spot(NamedTuple):
     queries: range
     keys: range
     filled: int
+    unmasked: Unmasked | None = None
 
     @property
     def newest(self) -> int:

@@ -27,11 +27,13 @@ def read(
     leading = query.shape[:-2]
     if not enable_gqa:
         leading = torch.broadcast_shapes(leading, key.shape[:-2])  # type: ignore[no-untyped-call]
+    elif query.ndim == key.ndim == 3:  # (H, L, E): the heads come third from the last
+        query, key, value = query[None], key[None], value[None]
     if max(query.ndim, key.ndim) != 4:
         query, key, value, attn_mask = _four(query, key, value, attn_mask, leading)
         shape = (*query.shape[:3], value.shape[-1])
     else:
-        shape = (*leading, query.shape[2], value.shape[-1])
+        shape = (leading[:-1].numel(), leading[-1], query.shape[2], value.shape[-1])
     masks = receiver.masks.convert(attn_mask)
     if is_causal:
         masks = masks.plus(Recorded(Causal(), align="upper_left"))

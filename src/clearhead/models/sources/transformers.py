@@ -86,6 +86,7 @@ def read(
     kwargs: dict[str, Any],
 ) -> Answer:
     """Give a call of a backend to the receiver. `own`: the name of its function, if that is transformers' own."""
+    receiver.check(query, key, receiver.stack.names.get(id(module)))
     filled, sinks = key, kwargs.get("s_aux")
     if (own == "flash_attention_forward" or "flash" in backend) and mask is not None:
         filled = key[:, :, : mask.shape[1]]  # of a static cache
