@@ -9,6 +9,7 @@
     Pairwise Spans Added               what a score, a mask, a bias of your own is lowered to
     nn                                 modules: MultiHeadAttention, AdditiveAttention, positions, …
     watch, use_in_transformers         record the attention of a real model; run one on clearhead
+    lazy_attentions                    a model's own output.attentions, computed where they are looked at
     scaled_dot_product_attention       torch's own signature
     masked_softmax, check_shape        the small parts
     ClearheadError ShapeError UnsupportedError
@@ -58,6 +59,8 @@ from clearhead.masks import PrefixLM as PrefixLM
 from clearhead.masks import SlidingWindow as SlidingWindow
 from clearhead.masks import Spans as Spans
 from clearhead.models.attention_call import AttentionCall as AttentionCall
+from clearhead.models.lazy_attention import LazyAttention as LazyAttention
+from clearhead.models.lazy_attentions import lazy_attentions as lazy_attentions
 from clearhead.models.means import Means as Means
 from clearhead.models.recording import Recording as Recording
 from clearhead.models.recording import load_seen as load_seen

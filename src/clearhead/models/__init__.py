@@ -1,6 +1,8 @@
 """Real models: loading them, and what watches them."""
 
 from clearhead.models.attention_call import AttentionCall as AttentionCall
+from clearhead.models.lazy_attention import LazyAttention as LazyAttention
+from clearhead.models.lazy_attentions import lazy_attentions as lazy_attentions
 from clearhead.models.loading import bundled as bundled
 from clearhead.models.loading import load as load
 from clearhead.models.means import Means as Means

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,10 +11,13 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from clearhead.base.shapes import Align, Sizes
+from clearhead.base.tracing import without_autocast
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask, intervals
 from clearhead.masks.intervals import Intervals
+from clearhead.problem.problem import Problem, make_problem
 from clearhead.problem.visible import Visible, resolve
+from clearhead.scores.dot import Dot
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +66,28 @@ class Recorded:
             .plus(Recorded(Intervals(torch.zeros_like(stop), stop)))
             .plus(Recorded(self.mask, align=self.align))
         )
+
+    def with_gradient(self, added: Tensor) -> Recorded:
+        """The same, with the gradient of a tensor that is in the bias already: 0 is added, which has it."""
+        zero = _four(added - added.detach()).float()
+        zero = zero.masked_fill(zero.isnan(), 0.0)  # −∞ less −∞
+        if self.uniform is not None:
+            zero = zero.masked_fill(self.uniform, 0.0)
+        return replace(self, bias=zero if self.bias is None else self.bias + zero)
+
+    def problem(self, query: Tensor, key: Tensor, score: Dot, sinks: Tensor | None) -> Problem:
+        """The normal form of a call with these masks. With sinks, they are those of `with_sinks`."""
+        with without_autocast(query.device):
+            problem = make_problem(
+                query if self.uniform is None else query.masked_fill(self.uniform, 0.0),
+                key,
+                score=score,
+                bias=self.bias,
+                sinks=sinks,
+                # by default: with a key/value cache the last query stands at the last key
+                align="lower_right" if self.align is None else self.align,
+            )
+        return problem._replace(visible=self.visible(problem.sizes))
 
     def tensors(self) -> list[Tensor | None]:
         """The tensors by which this is compared to another."""

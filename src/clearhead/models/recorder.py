@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.tracing import in_backward, transformed, unobserved, without_autocast
+from clearhead.base.tracing import in_backward, transformed, unobserved
 from clearhead.base.versions import Versions
 from clearhead.masks.base import Mask
 from clearhead.models._asked import Asked
@@ -19,7 +19,6 @@ from clearhead.models._modules import Kind, Running, Stack
 from clearhead.models._padding import as_said, fits, of_call
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.reduced import ReducedCall, reduced
-from clearhead.problem.problem import make_problem
 from clearhead.problem.record import Record
 from clearhead.scores.base import Score
 from clearhead.scores.dot import Dot
@@ -106,17 +105,7 @@ class Recorder:
             if sinks is not None:
                 sinks, masks = sinks.detach().clone(), masks.with_sinks(key.shape[2])
             score = Dot(scale=scale, softcap=softcap)
-            with without_autocast(query.device):
-                problem = make_problem(
-                    query if masks.uniform is None else query.masked_fill(masks.uniform, 0.0),
-                    key,
-                    score=score,
-                    bias=masks.bias,
-                    sinks=sinks,
-                    # by default: with a key/value cache the last query stands at the last key
-                    align="lower_right" if masks.align is None else masks.align,
-                )
-            problem = problem._replace(visible=masks.visible(problem.sizes))
+            problem = masks.problem(query, key, score, sinks)
         kept = Record(problem, Versions(()), copied=True)
         self.keep(kept, query, key, score, masks.mask, backend, name=name, kind=kind, uniform=masks.uniform)
 

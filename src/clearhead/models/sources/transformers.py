@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from clearhead.base.errors import UnsupportedError
 from clearhead.masks.causal import Causal
 from clearhead.models import _keywords
-from clearhead.models._masks import Recorded, compact
+from clearhead.models._masks import MaskStore, Recorded, compact
 from clearhead.models._packed import documents
 from clearhead.models._patch import replaced
 from clearhead.models._selected import selected
@@ -38,7 +39,7 @@ def source(recorder: Recorder) -> Iterator[None]:
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def get_interface(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
             function = original(self, attn_implementation, default)
-            backend = "eager" if function is default else str(attn_implementation)
+            backend = "eager" if inspect.unwrap(function) is default else str(attn_implementation)
             return _recorded(recorder, function, backend)
 
         return get_interface
@@ -48,6 +49,7 @@ def source(recorder: Recorder) -> Iterator[None]:
 
 
 def _recorded(recorder: Recorder, function: Callable[..., Any], backend: str) -> Callable[..., Any]:
+    @wraps(function)  # another watch around this one asks whose function it is
     def attention(
         module: nn.Module,
         query: Tensor,
@@ -59,17 +61,10 @@ def _recorded(recorder: Recorder, function: Callable[..., Any], backend: str) ->
     ) -> Any:
         if recorder.idle:  # not a call of this model, or part of one that is recorded
             return function(module, query, key, value, attention_mask, *args, **kwargs)
-        if args:  # by position: give every argument its name
-            bound = inspect.signature(function).bind_partial(module, query, key, value, attention_mask, *args)
-            kwargs = {**dict(list(bound.arguments.items())[5:]), **kwargs}
+        kwargs = named(function, args, kwargs)
         name = recorder.stack.names.get(id(module))
-        _check(name or type(module).__name__, attention_mask, backend, kwargs)
-        filled = key
-        own = _own(function)
-        if (own == "flash_attention_forward" or "flash" in backend) and attention_mask is not None:
-            filled = key[:, :, : attention_mask.shape[1]]  # of a static cache
-        shape = (*query.shape[:3], filled.shape[2])
-        masks = _masks(recorder, module, shape, attention_mask, backend, own, kwargs)
+        check(name or type(module).__name__, attention_mask, backend, kwargs)
+        filled, masks = read(recorder.masks, function, backend, module, query, key, attention_mask, kwargs)
         recorder.record(
             query,
             filled,
@@ -86,24 +81,49 @@ def _recorded(recorder: Recorder, function: Callable[..., Any], backend: str) ->
     return attention
 
 
-def _check(name: str, mask: Any, backend: str, kwargs: dict[str, Any]) -> None:
+def named(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What a backend is given after query, key, value and mask, by name."""
+    if not args:
+        return kwargs
+    bound = inspect.signature(function).bind_partial(None, None, None, None, None, *args)
+    return {**dict(list(bound.arguments.items())[5:]), **kwargs}
+
+
+def read(
+    store: MaskStore,
+    function: Callable[..., Any],
+    backend: str,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    kwargs: dict[str, Any],
+) -> tuple[Tensor, Recorded]:
+    """The keys that this backend sees, and its masks."""
+    own = own_name(function)
+    if (own == "flash_attention_forward" or "flash" in backend) and mask is not None:
+        key = key[:, :, : mask.shape[1]]  # of a static cache
+    return key, _masks(store, module, (*query.shape[:3], key.shape[2]), mask, backend, own, kwargs)
+
+
+def check(name: str, mask: Any, backend: str, kwargs: dict[str, Any]) -> None:
     """Refuse what would be recorded wrong."""
     _keywords.check(name, backend, kwargs)
     if mask is not None and not isinstance(mask, Tensor):
         raise UnsupportedError(
             f"{name} was called on the backend {backend!r} with attention_mask of type {type(mask).__name__}, which "
-            "watch() cannot record. Load the model with attn_implementation='sdpa' or 'eager'."
+            "cannot be read. Load the model with attn_implementation='sdpa' or 'eager'."
         )
 
 
-def _own(function: Callable[..., Any]) -> str:
+def own_name(function: Callable[..., Any]) -> str:
     """The name of a backend's function that is one of transformers' own; "" for any other."""
     module, name = (getattr(function, part, "") for part in ("__module__", "__name__"))
     return str(name) if str(module).startswith("transformers.integrations.") else ""
 
 
 def _masks(
-    recorder: Recorder,
+    store: MaskStore,
     module: nn.Module,
     shape: tuple[int, int, int, int],
     mask: Tensor | None,
@@ -123,15 +143,15 @@ def _masks(
         )
     chosen = selected(module, kwargs, shape, masked=mask is not None) if read else None
     if own == "flash_attention_forward" or "flash" in backend:
-        found = flash.masks(recorder, shape, mask, is_causal, kwargs)
+        found = flash.masks(store, shape, mask, is_causal, kwargs)
     else:
         if own == "flex_attention_forward" and mask is not None:  # it adds the mask, that of the first head for all
             mask = mask[:, :1, :, : shape[3]].to(torch.float32 if mask.dtype == torch.bool else mask.dtype)
         bias = kwargs.get("position_bias")
         if backend in (NAME, MASKED) and hasattr(mask, "clearhead"):  # the normal form that it runs on
-            found = Recorded(mask.clearhead).plus(recorder.masks.convert(None, bias))  # type: ignore[union-attr]
+            found = Recorded(mask.clearhead).plus(store.convert(None, bias))  # type: ignore[union-attr]
         else:
-            found = recorder.masks.convert(mask, bias)
+            found = store.convert(mask, bias)
         # without a mask, SDPA and most registered backends are causal by themselves; these are not
         alone = mask is None and backend not in ("eager", MASKED) and own != "flex_attention_forward"
         if alone and is_causal and shape[2] > 1 and kwargs.get("block_indices") is None:
