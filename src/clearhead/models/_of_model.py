@@ -24,8 +24,8 @@ class OfModel(Source):
     """An attention call of a model.
 
     query (B, H, Lq, E), key (B, Hk, Lk, E), sinks (H,). `masks` are detached; `added`: the mask and the position bias
-    themselves, of which those that have a gradient are kept. What has one is kept as it is, in the graph, and may not
-    be written to; all else is copied, since a cache is written over.
+    themselves, of which those that have a gradient are kept. What has one is kept in the graph. A tensor is copied
+    where something is known to write to it: a cache that is written over, or a parameter.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class OfModel(Source):
         added: Mapping[str, Tensor | None],
     ) -> None:
         given = {"query": query, "key": key, "sinks": sinks}
-        self._tensors = {name: t if _followed(t) else copied(t) for name, t in given.items() if t is not None}
+        self._tensors = {name: _kept(t) for name, t in given.items() if t is not None}
         self._added = {name: t for name, t in added.items() if t is not None and _followed(t)}
         self._score = score
         self._masks = masks if sinks is None else masks.with_sinks(key.shape[2])
-        self._reads = Versions(self._in_graph())
+        self._reads = Versions((self._tensors | self._added).items())
         self._problem: Problem | None = None
 
     def _in_graph(self) -> Iterator[tuple[str, Tensor]]:
@@ -79,8 +79,7 @@ class OfModel(Source):
             name, tensor = found
             raise ClearheadError(
                 f"the {name} of this attention call, shape {tuple(tensor.shape)}, was modified in place after it: its "
-                "weights can't be computed any more.\nRead what you need of them before, or run the model under "
-                "torch.no_grad(), where they are computed from copies."
+                "weights can't be computed any more. Read what you need of them before: attention.dense()."
             )
 
     def problem(self) -> Problem:
@@ -136,6 +135,16 @@ class PartOfModel(Source):
 
     def said(self) -> dict[str, Any]:
         return self.whole.said()
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    base = tensor if tensor._base is None else tensor._base
+    trained = base.is_leaf and base.requires_grad
+    if _followed(tensor):
+        return tensor.clone() if trained else tensor
+    written = tensor.is_inference() or tensor._version > 0  # inference mode counts no writes
+    part = tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()  # it would keep the rest too
+    return copied(tensor) if trained or written or part else tensor.detach()
 
 
 def _followed(tensor: Tensor) -> bool:
