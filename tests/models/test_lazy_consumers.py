@@ -4,6 +4,7 @@ import copy
 import io
 import os
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -109,6 +110,12 @@ def savez(attentions):
     return list(np.load(file).values())
 
 
+def array(attentions):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of NumPy's, for every tensor
+        return np.array(attentions[0])
+
+
 def vmapped(attentions):
     return torch.vmap(lambda one: one.sum(0))(attentions[0])
 
@@ -169,7 +176,7 @@ CONSUMERS = {
     "einsum": (lambda A: torch.einsum("bhqk,bhke->bqe", A[0], VALUE), 1, ONE),
     "numpy": (lambda A: A[0].numpy(), 1, ONE),
     "numpy, forced": (lambda A: A[0].numpy(force=True), 1, ONE),
-    "np.array": (lambda A: np.array(A[0]), 1, ONE),
+    "np.array": (array, 1, ONE),
     "np.stack": (lambda A: np.stack(A), LAYERS, ALL),
     "np.asarray": (lambda A: np.asarray(A[0]).mean(1), 1, ONE),
     "dlpack": (lambda A: np.from_dlpack(A[0]).sum(), 1, ONE),
@@ -185,7 +192,11 @@ CONSUMERS = {
     "topk": (lambda A: A[0].topk(3), 1, ONE),
     "largest": (lambda A: A[0].max(dim=1).values, 1, ONE),
     "shape, dtype, device": (lambda A: [tuple(A[0].shape), A[0].ndim, A[0].size(1), str(A[0].dtype), len(A[0])], 0, 0),
-    "what it is": (lambda A: [A[0].is_cuda, A[0].requires_grad, A[0].is_contiguous(), A[0].numel(), A[0].stride()], 0, 0),
+    "what it is": (
+        lambda A: [A[0].is_cuda, A[0].requires_grad, A[0].is_contiguous(), A[0].numel(), A[0].stride()],
+        0,
+        0,
+    ),
     "set": (lambda A: len(set(A)), 0, 0),
     "zeros_like": (lambda A: torch.zeros_like(A[0]), 0, 0),
     "new_zeros": (lambda A: A[0].new_zeros(3), 0, 0),

@@ -51,8 +51,10 @@ def prepare_compiler(mode: Any) -> None:
         TorchInGraphFunctionVariable._get_handlers()
 
 
-def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+RECORDED = "watch() records this attention call in eager code; compile with fullgraph=False"
+
+
+def uncompiled(function: Callable[..., Any], reason: str = RECORDED) -> Callable[..., Any]:
     """The function, always run in eager code: traced by the compiler, it would make its record while compiling."""
-    reason = "watch() records this attention call in eager code; compile with fullgraph=False"
     apart: Callable[..., Any] = torch.compiler.disable(function, reason=reason)  # type: ignore[no-untyped-call]
     return apart

@@ -21,31 +21,38 @@ class Dense:
         self.made = self.bytes = 0
         self._lock = threading.Lock()
         self._held: list[tuple[StorageWeakRef, int]] = []
-        self._underway = 0
+        self._most_held = 0  # the length at which those that are gone are looked for
+        self._total = 0  # of what is held, of what is gone and not yet looked for, and of what is underway
 
     @property
     def standing(self) -> int:
         with self._lock:
-            return self._standing()
+            self._forget()
+            return self._total
 
-    def _standing(self) -> int:
-        self._held = [(storage, size) for storage, size in self._held if not storage.expired()]  # type: ignore[no-untyped-call]
-        return self._underway + sum(size for _, size in self._held)
+    def _forget(self) -> None:
+        """Forget those whose memory is free."""
+        before = sum(size for _, size in self._held)
+        self._held = [one for one in self._held if not one[0].expired()]  # type: ignore[no-untyped-call]
+        self._total -= before - sum(size for _, size in self._held)
+        self._most_held = 2 * len(self._held) + 100
 
     def make(
         self, size: int, most: int | None, make: Callable[[], Tensor], error: Callable[[int], ClearheadError]
     ) -> Tensor:
         """What `make` gives, `size` bytes; the error, given what stands, where that would be more than `most`."""
         with self._lock:
-            standing = self._standing()
-            if most is not None and standing + size > most:
-                raise error(standing)
-            self._underway += size
+            if len(self._held) > self._most_held or (most is not None and self._total + size > most):
+                self._forget()
+            if most is not None and self._total + size > most:
+                raise error(self._total)
+            self._total += size
         try:
             made = make()
-        finally:
+        except BaseException:
             with self._lock:
-                self._underway -= size
+                self._total -= size
+            raise
         with self._lock:
             self.made += 1
             self.bytes += size

@@ -101,7 +101,7 @@ class OfModel(Source):
             return masks.problem(query.to(dtype), key.to(dtype), self._score, sinks)
 
     def with_value(self, value: Any) -> Problem:
-        return with_value(self.problem(), value)
+        return _with_value(self.problem(), value)
 
     def said(self) -> dict[str, Any]:
         return {"score": self._score, "mask": self._masks.mask}
@@ -131,10 +131,18 @@ class PartOfModel(Source):
         self.whole.check()
 
     def with_value(self, value: Any) -> Problem:
-        return with_value(self.problem(), value)
+        return _with_value(self.problem(), value)
 
     def said(self) -> dict[str, Any]:
         return self.whole.said()
+
+
+def _with_value(problem: Problem, value: Any) -> Problem:
+    """With a value whose heads are the queries', as a model repeats them: the key heads are repeated too."""
+    if problem.groups > 1 and value.ndim == 4 and value.shape[1] == problem.sizes.heads:
+        key = problem.key.repeat_interleave(problem.groups, 1)
+        problem = problem._replace(scores=problem.scores._replace(key=key))
+    return with_value(problem, value)
 
 
 def _kept(tensor: Tensor) -> Tensor:

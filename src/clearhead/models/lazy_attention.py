@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from clearhead.base.errors import ClearheadError, UnsupportedError, human_bytes
-from clearhead.base.tracing import any_autocast, as_base_tensors, unobserved
+from clearhead.base.tracing import any_autocast, as_base_tensors, compiling, unobserved
 from clearhead.inspection.weights import Weights
+from clearhead.models._compiled import uncompiled
 from clearhead.models._dense import DENSE
 from clearhead.models._of_model import OfModel, PartOfModel
 
@@ -60,7 +61,10 @@ class LazyAttention(Tensor):
 
     def dense(self) -> Tensor:
         """The whole as an ordinary tensor. Raises a `ClearheadError` beyond the bytes that `lazy_attentions` allows."""
-        return _computed(self, lambda: self.weights.dense(None), tuple(self.shape))
+        if _by_graph_alone(self):
+            with as_base_tensors():
+                return self.clone()
+        return _whole(self)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         device = "" if self.device.type == "cpu" else f", device='{self.device}'"
@@ -72,7 +76,7 @@ class LazyAttention(Tensor):
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if _of_the_outside(func):
+        if _of_the_outside(func) or any(map(_by_graph_alone, _lazy_in((args, kwargs)))):
             with as_base_tensors():
                 return func(*args, **kwargs)
         _refuse(func, args, kwargs)
@@ -87,9 +91,6 @@ class LazyAttention(Tensor):
                 made[id(lazy)] = lazy.dense() if func not in LIKE else _blank(lazy).expand(lazy.shape)
             return made[id(lazy)]
 
-        if any(_by_graph_alone(lazy) for lazy in _lazy_in((args, kwargs))):
-            with as_base_tensors():
-                return func(*args, **kwargs)
         args, kwargs = tree_map_only(LazyAttention, dense, (args, kwargs))
         return func(*args, **kwargs)
 
@@ -107,7 +108,7 @@ class LazyAttention(Tensor):
         if func is torch.ops.aten.detach.default:
             return _lazily(args[0], _detached(args[0]._source))
         with torch.no_grad():
-            args, kwargs = tree_map_only(LazyAttention, LazyAttention.dense, (args, kwargs))
+            args, kwargs = tree_map_only(LazyAttention, _whole, (args, kwargs))
         return func(*args, **kwargs)
 
 
@@ -269,11 +270,12 @@ LIKE |= {T.new_zeros, T.new_ones, T.new_empty, T.new_full}
 OUTSIDE = {T.size, T.dim, T.ndimension, T.numel, T.nelement, T.element_size, T.stride, T.storage_offset, T.__len__}
 OUTSIDE |= {T.is_contiguous, T.is_floating_point, T.is_complex, T.is_signed, T.is_inference, T.get_device, T.__hash__}
 OUTSIDE |= {torch.numel, torch.is_floating_point, torch.is_complex, torch.is_inference}
+OUTSIDE |= {T.requires_grad_, T.requires_grad.__set__, T.grad.__set__}  # type: ignore[attr-defined, union-attr]
 INSIDE = {"T", "H", "mT", "mH", "real", "imag", "data"}
 
 
 def _of_the_outside(func: Any) -> bool:
-    """Whether a function reads what is known without the numbers."""
+    """Whether a function asks for, or sets, what is known without the numbers."""
     if getattr(func, "__name__", "") == "__get__":
         return getattr(func, "__self__", func).__name__ not in INSIDE
     return func in OUTSIDE
@@ -282,7 +284,15 @@ def _of_the_outside(func: Any) -> bool:
 # ------------------------------------------------------------------------------------------- what is computed
 
 
+def _whole(self: LazyAttention) -> Tensor:
+    return _computed(self, lambda: self.weights.dense(None), tuple(self.shape))
+
+
 def _computed(self: LazyAttention, compute: Callable[[], Tensor], shape: tuple[int, ...]) -> Tensor:
+    if compiling():
+        reason = "lazy attention weights are computed in eager code; compile with fullgraph=False"
+        found: Tensor = uncompiled(_computed, reason)(self, compute, shape)
+        return found
     size = torch.Size(shape).numel() * self.dtype.itemsize
 
     def error(standing: int) -> ClearheadError:
@@ -314,7 +324,10 @@ def _lazy_in(things: Any) -> list[LazyAttention]:
 
 
 def _by_graph_alone(self: LazyAttention) -> bool:
-    """Whether a function has put it into the graph by itself, as a checkpoint does with what was run without one."""
+    """Whether it is in a graph, but not the model's: a leaf, by `requires_grad_()`, or what a checkpoint gives out.
+
+    PyTorch then follows its operations, which reach `__torch_dispatch__`.
+    """
     return self.requires_grad and not self._source.learnt
 
 
@@ -332,7 +345,7 @@ def _refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         raise UnsupportedError("lazy attention weights have no memory of their own; use attention.dense().data_ptr().")
     in_place = (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__", "__delete__")
     in_place = in_place or (name.startswith("__i") and name not in ("__iter__", "__invert__", "__index__", "__int__"))
-    if (in_place and isinstance(args[0], LazyAttention)) or _lazy_in(kwargs.get("out")):
+    if (in_place and _lazy_in(args[:1])) or _lazy_in(kwargs.get("out")):
         raise _read_only(name)
 
 
