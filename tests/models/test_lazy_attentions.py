@@ -10,110 +10,27 @@ from clearhead.models._dense import DENSE
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
-
-GENERATOR = torch.Generator().manual_seed(0)
-IDS = torch.randint(3, 100, (2, 9), generator=GENERATOR)
-RIGHT = torch.tensor([[1] * 9, [1] * 5 + [0] * 4])
-PADDINGS = {"no padding": None, "right padding": RIGHT, "left padding": RIGHT.flip(1)}
-SMALL = {
-    "vocab_size": 100,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
-SEQ2SEQ = {
-    "vocab_size": 100,
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 64,
-    "decoder_ffn_dim": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 2,
-}
-WINDOW = {"sliding_window": 4}
-MODELS = {
-    "Bert": SMALL,
-    "Llama": {**SMALL, "num_key_value_heads": 2},
-    "Mistral": {**SMALL, **GROUPED, **WINDOW},
-    "Qwen3": {**SMALL, **GROUPED},
-    "Gemma3Text": {**SMALL, **GROUPED, **WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
-    "GPTNeoX": SMALL,
-    "GPT2": {"vocab_size": 100, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32},
-    "Roberta": {**SMALL, "pad_token_id": 1},
-    "ModernBert": {
-        **SMALL,
-        "global_attn_every_n_layers": 2,
-        "local_attention": 4,
-        "cls_token_id": 3,
-        "sep_token_id": 4,
-    },
-    "DeepseekV3": {
-        **SMALL,
-        **{"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4},
-        **{"qk_nope_head_dim": 8, "v_head_dim": 6, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1},
-        **{"topk_group": 1, "moe_intermediate_size": 16, "first_k_dense_replace": 1},
-    },
-    "T5": {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4},
-    "Bart": SEQ2SEQ,
-    "Whisper": {**SEQ2SEQ, "num_mel_bins": 8, "max_source_positions": 6, "max_target_positions": 16},
-    "ViT": {**SMALL, "image_size": 16, "patch_size": 4},
-}
-OWN_EAGER = {  # transformers runs these on no SDPA
-    "Gemma2": {**SMALL, **GROUPED, **WINDOW, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 8},
-    "GptOss": {**SMALL, **GROUPED, **WINDOW, "num_local_experts": 2, "num_experts_per_tok": 1},
-}
-KEYS = ("attentions", "encoder_attentions", "decoder_attentions", "cross_attentions")
+from small_models import (  # noqa: E402
+    IDS,
+    MODELS,
+    OWN_EAGER,
+    PADDINGS,
+    RIGHT,
+    flat,
+    inputs_of,
+    own_attentions,
+    pair,
+    takes_a_mask,
+    tensors,
+)
 
 
-def pair(name, options, head="Model"):
-    """The model on the backend it takes by itself, and on eager, with the same weights."""
-    torch.manual_seed(0)
-    options = {key: value for key, value in options.items() if name != "ViT" or key != "vocab_size"}
-    config, model = getattr(transformers, name + "Config"), getattr(transformers, name + head)
-    fast = model(config(**options)).eval()
-    with torch.no_grad():
-        for weight in fast.parameters():
-            if weight.ndim > 1:
-                weight *= 1 if name == "T5" else 10  # else every row is nearly uniform, and a wrong one not seen
-    slow = model(config(**{**options, "attn_implementation": "eager"})).eval()
-    slow.load_state_dict(fast.state_dict())
-    return fast, slow
-
-
-def inputs_of(name, mask=None):
-    if name == "ViT":
-        return {"pixel_values": torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))}
-    if name == "Whisper":
-        features = torch.randn(2, 8, 12, generator=torch.Generator().manual_seed(1))
-        return {"input_features": features, "decoder_input_ids": IDS[:, :5]}
-    given = {"input_ids": IDS} | ({} if mask is None else {"attention_mask": mask})
-    return given | ({"decoder_input_ids": IDS[:, :5]} if name in ("Bart", "T5") else {})
-
-
-def own_attentions(output):
-    return {key: output[key] for key in KEYS if output.get(key)}  # BERT has an empty tuple of cross attentions
-
-
-def tensors(output):
-    return {key: value for key, value in output.items() if isinstance(value, torch.Tensor)}
-
-
-@pytest.mark.parametrize("padding", PADDINGS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "padding"),
+    [(name, padding) for name in MODELS for padding in PADDINGS if padding == "no padding" or takes_a_mask(name)],
+)
 def test_the_outputs_are_bit_identical_and_the_weights_those_of_eager(name, padding):
     mask = PADDINGS[padding]
-    if mask is not None and name in ("ViT", "Whisper"):
-        return
     fast, slow = pair(name, MODELS[name])
     inputs = inputs_of(name, mask)
     with torch.no_grad():
@@ -143,3 +60,101 @@ def test_the_outputs_are_bit_identical_and_the_weights_those_of_eager(name, padd
                 words = mask.bool()[:, None].expand_as(sees)
             assert sees[words].all()
             torch.testing.assert_close(got[words], want[words], atol=3e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", OWN_EAGER)
+def test_a_model_on_eager_gives_its_own_and_on_clearhead_lazy_ones(name):
+    fast, slow = pair(name, OWN_EAGER[name])
+    inputs = inputs_of(name, RIGHT)
+    with torch.no_grad():
+        eager = slow(**inputs, output_attentions=True).attentions
+        with ch.lazy_attentions(fast):
+            own = fast(**inputs, output_attentions=True).attentions
+        ch.use_in_transformers(fast)
+        with ch.lazy_attentions(fast):
+            lazy = fast(**inputs, output_attentions=True).attentions
+    words = RIGHT.bool()[:, None].expand(2, 4, 9)
+    for one, other, want in zip(own, lazy, eager, strict=True):
+        assert type(one) is torch.Tensor and torch.equal(one, want)
+        assert isinstance(other, ch.LazyAttention)
+        torch.testing.assert_close(other.dense()[words], want[words], atol=3e-6, rtol=0)
+
+
+GENERATE = {
+    "Llama": ("Llama", {}),
+    "left padding": ("Llama", {"attention_mask": RIGHT.flip(1)}),
+    "beams": ("Llama", {"num_beams": 3}),
+    "a static cache": ("Llama", {"cache_implementation": "static"}),
+    "no cache": ("Llama", {"use_cache": False}),
+    "a window": ("Mistral", {"attention_mask": RIGHT.flip(1), "num_beams": 2}),
+    "Bart": ("Bart", {"num_beams": 2}),
+    "T5": ("T5", {}),
+    "Whisper": ("Whisper", {}),  # its generate() cuts the encoder's into sequences
+}
+
+
+@pytest.mark.parametrize("case", GENERATE)
+def test_generate(case):
+    name, options = GENERATE[case]
+    fast, slow = pair(name, MODELS[name], "ForCausalLM" if name in ("Llama", "Mistral") else "ForConditionalGeneration")
+    inputs = {key: value for key, value in inputs_of(name).items() if key != "decoder_input_ids"}
+    options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, **options}
+    options |= {"return_dict_in_generate": True, "output_scores": True}
+    for model in (fast, slow):
+        settings = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+        model.generation_config.update(**settings, suppress_tokens=None, begin_suppress_tokens=None)
+    plain = fast.generate(**inputs, **options)
+    with ch.lazy_attentions(fast):
+        output = fast.generate(**inputs, **options, output_attentions=True)
+    eager = slow.generate(**inputs, **options, output_attentions=True)
+    assert torch.equal(output.sequences, plain.sequences) and torch.equal(output.sequences, eager.sequences)
+    assert all(torch.equal(a, b) for a, b in zip(output.scores, plain.scores, strict=True))
+    assert own_attentions(output).keys() == own_attentions(eager).keys()
+    pairs = list(zip(flat(output), flat(eager), strict=True))
+    assert len(pairs) >= 10
+    for one, want in pairs:
+        assert one.shape == want.shape
+        kind = torch.Tensor if one.shape[2] == 1 or name == "Whisper" else ch.LazyAttention
+        assert type(one) is kind  # one query's row is smaller than its keys
+        got = one.clone()
+        sees = got.sum(-1) > 0
+        assert sees[:, :, -1].all()
+        torch.testing.assert_close(got[sees], want[sees], atol=3e-6, rtol=0)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "clearhead"])
+@pytest.mark.parametrize("name", ["Llama", "T5"])
+def test_other_ways_to_ask(name, backend):
+    fast, slow = pair(name, MODELS[name])
+    if backend == "clearhead":
+        ch.use_in_transformers(fast)
+    inputs = inputs_of(name)
+    with torch.no_grad(), ch.lazy_attentions(fast) as same:
+        assert same is fast
+        *_, attentions = fast(**inputs, output_attentions=True, return_dict=False)
+        attentions = attentions if name == "Llama" else fast(**inputs, output_attentions=True).encoder_attentions
+        want = flat(slow(**inputs, output_attentions=True))
+    torch.testing.assert_close(torch.stack(attentions), torch.stack(want[:2]), atol=3e-6, rtol=0)
+
+
+def test_a_module_called_by_itself_has_weights_too():
+    fast, _ = pair("Llama", MODELS["Llama"])
+    hidden = torch.randn(1, 5, 32, generator=torch.Generator().manual_seed(0))
+    rotary = fast.rotary_emb(hidden, torch.arange(5)[None])
+    with torch.no_grad(), ch.lazy_attentions(fast):
+        _, attention = fast.layers[0].self_attn(hidden, rotary, attention_mask=None)
+    assert isinstance(attention, ch.LazyAttention) and attention[0, 0, 0, 1] == 0  # sdpa without a mask is causal
+
+
+def test_contacts_of_esm():
+    options = {"vocab_size": 33, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": 1}
+    options |= {"intermediate_size": 64, "mask_token_id": 32, "position_embedding_type": "rotary"}
+    torch.manual_seed(0)
+    model = transformers.EsmModel(transformers.EsmConfig(**options)).eval()
+    ids = IDS.clamp(4, 30)
+    with torch.no_grad():
+        with ch.lazy_attentions(model):
+            got = model.predict_contacts(ids, torch.ones_like(ids))
+        model.set_attn_implementation("eager")
+        want = model.predict_contacts(ids, torch.ones_like(ids))
+    torch.testing.assert_close(got, want, atol=3e-6, rtol=0)
