@@ -38,9 +38,10 @@ class LazyAttention(Tensor):
     `ch.lazy_attentions` makes it. An index by integers and slices computes that part alone, and stays lazy where it
     chooses sequences and heads. So do `detach`, `contiguous`, and `to` (`cpu`, `float`, …): what is computed then is
     of that dtype, on that device. `attention @ value` runs as attention does. Any other operation of PyTorch's or
-    NumPy's is given `dense()`. Gradients are those of the model's queries and keys.
-    It is read-only: writes raise an `UnsupportedError`, and what is computed of it is a copy. So do `retain_grad()` and
-    hooks, since the model's output is not computed from it: see `Weights.gradients`.
+    NumPy's is given `dense()`, made anew each time. Gradients are those of the model's queries and keys.
+    It is read-only: writes raise an `UnsupportedError`, and what is computed of it is a copy. `retain_grad()`, hooks
+    and `torch.autograd.grad(loss, attention)` raise one too: the model's output is not computed from these weights;
+    `Weights.gradients` has that gradient.
     """
 
     _source: OfModel | PartOfModel

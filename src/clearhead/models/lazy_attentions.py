@@ -47,8 +47,8 @@ def lazy_attentions(model: Model, *, max_bytes: int | None = DENSE_BYTES) -> Abs
 
     `model`: a model of transformers, or a module that holds some. Inside the `with` its outputs are bit-identical to
     those of its own backend, and each layer's weights, where they are asked for by `output_attentions=True` in the
-    call, or in generate(), are a `LazyAttention`: a tensor that is computed where it is looked at, from copies of query
-    and key. It is valid after the `with`. With gradients enabled it is in the model's graph. Gives the model.
+    call, or in generate(), are a `LazyAttention`: a tensor that is computed where it is looked at, from query and key.
+    It is valid after the `with`. With gradients enabled it is in the model's graph. Gives the model.
     A step of generation, one query, has its weights at once, as an ordinary tensor: they are smaller than its keys.
     A model that runs on "eager" gives its own weights, as ever.
     `max_bytes`: how many bytes may stand dense at a time, of all lazy weights in this process; None for no limit.
@@ -56,7 +56,8 @@ def lazy_attentions(model: Model, *, max_bytes: int | None = DENSE_BYTES) -> Abs
     Raises a `ClearheadError` for a model that computes attention in its own code; an `UnsupportedError` for a compiled
     one, for one that trains with dropout (its eager weights are those after dropout), and where `watch` raises one.
     `model.config.output_attentions = True` is refused by transformers itself, but on eager: pass it in the call.
-    Cost: a copy of query and key a layer, O(Lq + Lk) memory, where weights are asked for; else nothing.
+    Cost: query and key of each layer are kept, and copied where a cache is written over: O(Lq + Lk) memory, where
+    weights are asked for; else nothing. A query or key that something writes to later is an error where it is read.
     """
     check_max_bytes(max_bytes)
     if not isinstance(model, nn.Module):
