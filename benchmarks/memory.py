@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -131,6 +132,33 @@ def watch_record() -> float:
     return _watched()
 
 
+def _attentions(lazy: bool) -> float:
+    """The peak of a forward pass, its weights asked for as lazy ones and held, or not asked for.
+
+    Memory is taken from the system, and given back, for each tensor: holes that the allocator keeps would be counted
+    too, and differ by tens of MB from run to run.
+    """
+    ctypes.CDLL(None).mallopt(-3, 2**20)  # M_MMAP_THRESHOLD
+    model = llama()
+
+    def run(length: int) -> None:
+        ids = torch.randint(0, 1000, (1, length))
+        with torch.no_grad(), ch.lazy_attentions(model) if lazy else nullcontext():
+            output = model(ids, output_attentions=lazy)
+        assert not lazy or len(output.attentions) == 4
+
+    run(64)
+    return extra_mib(lambda: run(3072))
+
+
+def lazy_attentions() -> float:
+    return _attentions(lazy=True)
+
+
+def no_attentions() -> float:
+    return _attentions(lazy=False)
+
+
 CASES = {
     case.__name__: case
     for case in (
@@ -146,6 +174,8 @@ CASES = {
         sdpa_jvp_training_2048,
         watch_keep,
         watch_record,
+        lazy_attentions,
+        no_attentions,
     )
 }
 

@@ -61,10 +61,33 @@ def keep_memory() -> Result:
     return Result(what, kept / recorded, "×", "≤ 0.2", kept <= recorded / 5, {})
 
 
+def lazy_time() -> Result:
+    model, ids = llama(), torch.randint(0, 1000, (1, 3072))
+
+    def lazy() -> None:
+        with ch.lazy_attentions(model):
+            model(ids, output_attentions=True)
+
+    seconds = interleaved({"plain": lambda: model(ids), "lazy": lazy}, 9, 2)
+    ratio = seconds["lazy"] / seconds["plain"]
+    what = "Llama on 3072 tokens, its attentions lazy, over the plain forward"
+    return Result(what, ratio, "×", "≤ 1.1", ratio <= 1.1, times(seconds))
+
+
+def lazy_memory() -> Result:
+    """The two peaks, in a process each."""
+    plain, lazy = peak_mib("no_attentions"), peak_mib("lazy_attentions")
+    more = (lazy - plain) * 2**20 / 1e6
+    what = f"Llama on 3072 tokens, its attentions lazy, {lazy:.0f} MiB, less the plain forward's, {plain:.0f} MiB"
+    return Result(what, more, "MB", "≤ 60", more <= 60, {})
+
+
 CASES: dict[str, Callable[[], Result]] = {
     "keep-bert-128": partial(keep, bert, 128, 1.25),
     "keep-bert-500": partial(keep, bert, 500, 1.2),
     "keep-llama-4096": partial(keep, llama, 4096, 1.15),
     "fuse-llama-4096": partial(keep, llama, 4096, 1.0, fuse=True),
     "keep-memory": keep_memory,
+    "lazy-llama-3072": lazy_time,
+    "lazy-memory": lazy_memory,
 }

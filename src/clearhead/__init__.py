@@ -11,6 +11,7 @@
     watch, use_in_transformers         record the attention of a real model; run one on clearhead
     edit, Knockout Scale Force AddBias      change some heads and queries of a model while it runs
     assert_attends, compare            test what a real model's calls allow, and what its backends compute
+    lazy_attentions                    a model's own output.attentions, computed where they are looked at
     scaled_dot_product_attention       torch's own signature
     masked_softmax, check_shape        the small parts
     ClearheadError ShapeError UnsupportedError
@@ -72,6 +73,8 @@ from clearhead.models.edits.base import Edit as Edit
 from clearhead.models.edits.force import Force as Force
 from clearhead.models.edits.knockout import Knockout as Knockout
 from clearhead.models.edits.scale import Scale as Scale
+from clearhead.models.lazy_attention import LazyAttention as LazyAttention
+from clearhead.models.lazy_attentions import lazy_attentions as lazy_attentions
 from clearhead.models.means import Means as Means
 from clearhead.models.monitor import Monitor as Monitor
 from clearhead.models.monitor import monitor as monitor

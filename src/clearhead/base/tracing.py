@@ -241,6 +241,11 @@ def unobserved() -> AbstractContextManager[object]:
     return torch._C.DisableTorchFunction()
 
 
+def as_base_tensors() -> AbstractContextManager[object]:
+    """A context in which PyTorch's functions do not ask tensor subclasses; their operations still dispatch."""
+    return torch._C.DisableTorchFunctionSubclass()
+
+
 @contextmanager
 def with_autograd() -> Iterator[None]:
     """A context with autograd, for the body of a custom operator, which runs without it."""

@@ -13,6 +13,8 @@ from clearhead.models.edits.base import Edit as Edit
 from clearhead.models.edits.force import Force as Force
 from clearhead.models.edits.knockout import Knockout as Knockout
 from clearhead.models.edits.scale import Scale as Scale
+from clearhead.models.lazy_attention import LazyAttention as LazyAttention
+from clearhead.models.lazy_attentions import lazy_attentions as lazy_attentions
 from clearhead.models.loading import bundled as bundled
 from clearhead.models.loading import load as load
 from clearhead.models.means import Means as Means

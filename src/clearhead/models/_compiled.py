@@ -13,21 +13,24 @@ from clearhead.base.errors import UnsupportedError
 from clearhead.base.tracing import compiled_code
 
 
-def refuse_compiled(model: nn.Module) -> None:
-    """Raise where torch.compile() has been put on the model or on a module inside it."""
+def refuse_compiled(model: nn.Module, purpose: str = "watch", what: str = "records") -> None:
+    """Raise where torch.compile() has been put on the model or on a module inside it.
+
+    `purpose`: the function that was called. `what`: what it does with the model's attention calls.
+    """
     for name, module in model.named_modules():
         shown = f"{type(model).__name__}.{name}" if name else "the model"
         if "_orig_mod" in module._modules:
-            remedy = "Watch what was compiled" + (": watch(model._orig_mod)." if module is model else ".")
+            remedy = "Pass what was compiled" + (f": {purpose}(model._orig_mod)." if module is model else ".")
         elif module._compiled_call_impl is not None:
-            remedy = "Watch a copy, which is not compiled: watch(copy.deepcopy(model))."
+            remedy = f"Pass a copy, which is not compiled: {purpose}(copy.deepcopy(model))."
         elif hasattr(module.forward, "_torchdynamo_orig_callable"):
             remedy = "Put its own forward back: del module.forward."
         else:
             continue
         raise UnsupportedError(
-            f"{shown} is compiled: torch.compile() merges the calls that watch() records, and the outputs of the model "
-            f"would not stay what they are.\n{remedy} Both have the same weights, and so the same attention."
+            f"{shown} is compiled: torch.compile() merges the calls that {purpose}() {what}, and the outputs of the "
+            f"model would not stay what they are.\n{remedy} Both have the same weights, and so the same attention."
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,10 +11,14 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from clearhead.base.shapes import Align, Sizes
+from clearhead.base.tracing import without_autocast
+from clearhead.biases.base import wide
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask, intervals
 from clearhead.masks.intervals import Intervals
+from clearhead.problem.problem import Problem, make_problem
 from clearhead.problem.visible import Visible, resolve
+from clearhead.scores.dot import Dot
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +67,31 @@ class Recorded:
             .plus(Recorded(Intervals(torch.zeros_like(stop), stop)))
             .plus(Recorded(self.mask, align=self.align))
         )
+
+    def with_gradient(self, added: Tensor) -> Recorded:
+        """The same, with the gradient of a tensor that is in the bias already: 0 is added, which has it."""
+        zero = _four(added - added.detach()).float()
+        zero = zero.masked_fill(zero.isnan(), 0.0)  # −∞ less −∞
+        if self.uniform is not None:
+            zero = zero.masked_fill(self.uniform, 0.0)
+        return replace(self, bias=zero if self.bias is None else self.bias + zero)
+
+    def problem(
+        self, query: Tensor, key: Tensor, score: Dot, sinks: Tensor | None, value: Tensor | None = None
+    ) -> Problem:
+        """The normal form of a call with these masks. With sinks, they are those of `with_sinks`."""
+        with without_autocast(query.device):
+            problem = make_problem(
+                query if self.uniform is None else query.masked_fill(self.uniform, 0.0),
+                key,
+                *(() if value is None else (value,)),
+                score=score,
+                bias=self.bias,
+                sinks=sinks,
+                # by default: with a key/value cache the last query stands at the last key
+                align="lower_right" if self.align is None else self.align,
+            )
+        return problem._replace(visible=self.visible(problem.sizes))
 
     def tensors(self) -> list[Tensor | None]:
         """The tensors by which this is compared to another."""
@@ -144,13 +173,13 @@ def _allowed(mask: Tensor | None) -> Tensor | None:
 
 def converted(mask: Tensor | None, bias: Tensor | None) -> Recorded:
     """A mask tensor, and a position bias beside it, converted."""
-    added = None if bias is None else _four(bias).float()
+    added = None if bias is None else wide(_four(bias))
     keep, uniform = None, None
     if mask is not None:
         mask = _four(mask)
         keep = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
         if mask.dtype != torch.bool:
-            rest = mask.float().masked_fill(~keep, 0.0)
+            rest = wide(mask).masked_fill(~keep, 0.0)
             added = rest if added is None else added + rest
         blind = ~keep.any(-1, keepdim=True)
         # SDPA gives 0 where a bool mask, or one of minus infinities, allows nothing. A finite least value is added

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from clearhead._attention import Arguments
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.tracing import transformed, without_autocast
+from clearhead.base.tracing import transformed
 from clearhead.models._masks import MaskStore, Recorded
 from clearhead.models._modules import Kind, Running, Stack
 from clearhead.models._place import Place
-from clearhead.problem.problem import Problem, make_problem
+from clearhead.problem.problem import Problem
 from clearhead.scores.dot import Dot
 
 After = Callable[[Any], Any]  # what is done with the result of the function that was called: gives the result
@@ -73,19 +73,7 @@ class DotCall(NamedTuple):
 
     def problem(self) -> Problem:
         """The call in its normal form, with its value where there is one."""
-        query, masks = self.query, self.masks
-        with without_autocast(query.device):
-            problem = make_problem(
-                query if masks.uniform is None else query.masked_fill(masks.uniform, 0.0),
-                self.key,
-                *(() if self.value is None else (self.value,)),
-                score=self.score,
-                bias=masks.bias,
-                sinks=self.sinks,
-                # by default: with a key/value cache the last query stands at the last key
-                align="lower_right" if masks.align is None else masks.align,
-            )
-        return problem._replace(visible=masks.visible(problem.sizes))
+        return self.masks.problem(self.query, self.key, self.score, self.sinks, self.value)
 
 
 class Receiver(ABC):

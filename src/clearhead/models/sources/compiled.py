@@ -92,7 +92,7 @@ _here = _Here()
 
 
 def _observed(attribute: str, function: Callable[..., Any], backend: str) -> Callable[..., Any]:
-    own = transformers.own(function)
+    own = transformers.own_name(function)
 
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any

@@ -8,15 +8,14 @@ from torch import Tensor
 
 from clearhead.masks.causal import Causal
 from clearhead.masks.sliding_window import SlidingWindow
-from clearhead.models._masks import Recorded
+from clearhead.models._masks import MaskStore, Recorded
 from clearhead.models._packed import documents, restarting
-from clearhead.models._receiver import Receiver
 
 VARLEN = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")  # all of them, or none is read
 
 
 def masks(
-    receiver: Receiver, shape: tuple[int, int, int, int], mask: Tensor | None, is_causal: bool, kwargs: dict[str, Any]
+    store: MaskStore, shape: tuple[int, int, int, int], mask: Tensor | None, is_causal: bool, kwargs: dict[str, Any]
 ) -> Recorded:
     """`shape`: (B, H, Lq, Lk). `mask` (B, Lk): 1 where there is a token. The last query stands at the last key."""
     batch, _, queries, keys = shape
@@ -26,7 +25,7 @@ def masks(
         keep = tokens[:, None, None, :]
         if queries > 1:  # the queries are the last tokens; where there is none, nothing is computed
             keep = keep & tokens[:, None, -queries:, None]
-        found = receiver.masks.convert(keep)
+        found = store.convert(keep)
     elif all(kwargs.get(name) is not None for name in VARLEN):
         found = Recorded(documents(kwargs, batch, queries, keys))
     elif batch == 1 and kwargs.get("position_ids") is not None:

@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from types import FunctionType
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from clearhead.base.errors import UnsupportedError
 from clearhead.masks.causal import Causal
 from clearhead.models import _keywords
-from clearhead.models._masks import Recorded, compact
+from clearhead.models._masks import MaskStore, Recorded, compact
 from clearhead.models._packed import documents
 from clearhead.models._patch import replaced
 from clearhead.models._place import Separate
@@ -43,7 +44,7 @@ def source(receiver: Receiver) -> Iterator[None]:
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def get_interface(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
             function = original(self, attn_implementation, default)
-            backend = "eager" if function is default else str(attn_implementation)
+            backend = "eager" if inspect.unwrap(function) is default else str(attn_implementation)
             return recorded(receiver, function, backend)
 
         return get_interface
@@ -53,6 +54,7 @@ def source(receiver: Receiver) -> Iterator[None]:
 
 
 def recorded(receiver: Receiver, function: Callable[..., Any], backend: str) -> Callable[..., Any]:
+    @wraps(function)  # another watch around this one asks whose function it is
     def attention(
         module: nn.Module,
         query: Tensor,
@@ -64,14 +66,20 @@ def recorded(receiver: Receiver, function: Callable[..., Any], backend: str) -> 
     ) -> Any:
         if receiver.idle:  # not a call of this model, or part of one that is recorded
             return function(module, query, key, value, attention_mask, *args, **kwargs)
-        if args:  # by position: give every argument its name
-            bound = inspect.signature(function).bind_partial(module, query, key, value, attention_mask, *args)
-            kwargs = {**dict(list(bound.arguments.items())[5:]), **kwargs}
+        kwargs = named(function, args, kwargs)
         check(receiver.stack.names.get(id(module)) or type(module).__name__, attention_mask, backend, kwargs)
-        answer = read(receiver, module, query, key, value, attention_mask, backend, own(function), kwargs)
+        answer = read(receiver, module, query, key, value, attention_mask, backend, own_name(function), kwargs)
         return receiver.compute(answer, function, module, query, key, value, attention_mask, **kwargs)
 
     return attention
+
+
+def named(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What a backend is given after query, key, value and mask, by name."""
+    if not args:
+        return kwargs
+    bound = inspect.signature(function).bind_partial(None, None, None, None, None, *args)
+    return {**dict(list(bound.arguments.items())[5:]), **kwargs}
 
 
 def read(
@@ -87,10 +95,8 @@ def read(
 ) -> Answer:
     """Give a call of a backend to the receiver. `own`: the name of its function, if that is transformers' own."""
     receiver.check(query, key, receiver.stack.names.get(id(module)))
-    filled, sinks = key, kwargs.get("s_aux")
-    if (own == "flash_attention_forward" or "flash" in backend) and mask is not None:
-        filled = key[:, :, : mask.shape[1]]  # of a static cache
-    masks = _masks(receiver, module, (*query.shape[:3], filled.shape[2]), mask, backend, own, kwargs)
+    filled, masks = masked(receiver.masks, own, backend, module, query, key, mask, kwargs)
+    sinks = kwargs.get("s_aux")
     return receiver.dots(
         DotCall(
             query,
@@ -108,17 +114,33 @@ def read(
     )
 
 
+def masked(
+    store: MaskStore,
+    own: str,
+    backend: str,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    kwargs: dict[str, Any],
+) -> tuple[Tensor, Recorded]:
+    """The keys that a backend sees, and its masks. `own`: the name of its function, if that is transformers' own."""
+    if (own == "flash_attention_forward" or "flash" in backend) and mask is not None:
+        key = key[:, :, : mask.shape[1]]  # of a static cache
+    return key, _masks(store, module, (*query.shape[:3], key.shape[2]), mask, backend, own, kwargs)
+
+
 def check(name: str, mask: Any, backend: str, kwargs: dict[str, Any]) -> None:
     """Refuse what would be recorded wrong."""
     _keywords.check(name, backend, kwargs)
     if mask is not None and not isinstance(mask, Tensor):
         raise UnsupportedError(
             f"{name} was called on the backend {backend!r} with attention_mask of type {type(mask).__name__}, which "
-            "watch() cannot record. Load the model with attn_implementation='sdpa' or 'eager'."
+            "cannot be read. Load the model with attn_implementation='sdpa' or 'eager'."
         )
 
 
-def own(function: Callable[..., Any]) -> str:
+def own_name(function: Callable[..., Any]) -> str:
     """The name of a backend's function that is one of transformers' own; "" for any other."""
     if not isinstance(function, FunctionType):  # a partial has no name, and the compiler finds none to ask for
         return ""
@@ -126,7 +148,7 @@ def own(function: Callable[..., Any]) -> str:
 
 
 def _masks(
-    receiver: Receiver,
+    store: MaskStore,
     module: nn.Module,
     shape: tuple[int, int, int, int],
     mask: Tensor | None,
@@ -146,15 +168,15 @@ def _masks(
         )
     chosen = selected(module, kwargs, shape, masked=mask is not None) if read else None
     if own == "flash_attention_forward" or "flash" in backend:
-        found = flash.masks(receiver, shape, mask, is_causal, kwargs)
+        found = flash.masks(store, shape, mask, is_causal, kwargs)
     else:
         if own == "flex_attention_forward" and mask is not None:  # it adds the mask, that of the first head for all
             mask = mask[:, :1, :, : shape[3]].to(torch.float32 if mask.dtype == torch.bool else mask.dtype)
         bias = kwargs.get("position_bias")
         if backend in (NAME, MASKED) and hasattr(mask, "clearhead"):  # the normal form that it runs on
-            found = Recorded(mask.clearhead).plus(receiver.masks.convert(None, bias))  # type: ignore[union-attr]
+            found = Recorded(mask.clearhead).plus(store.convert(None, bias))  # type: ignore[union-attr]
         else:
-            found = receiver.masks.convert(mask, bias)
+            found = store.convert(mask, bias)
         # without a mask, SDPA and most registered backends are causal by themselves; these are not
         alone = mask is None and backend not in ("eager", MASKED) and own != "flex_attention_forward"
         if alone and is_causal and shape[2] > 1 and kwargs.get("block_indices") is None:
