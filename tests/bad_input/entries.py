@@ -127,6 +127,12 @@ def watched(model: Any, keep: Any = None, heads: Any = None, merge: Any = None, 
     return seen.calls[0].weights.dense() if keep is None else seen.calls[0].results[0]
 
 
+def monitored(model: Any, **given: Any) -> Any:
+    with ch.monitor(model, **given) as seen:
+        model(x3())
+    return [row["entropy"] for row in seen.table()]
+
+
 class Block(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.scaled_dot_product_attention(x, x, x)
@@ -682,6 +688,13 @@ ENTRIES: dict[str, Entry] = {
         {"model": Block(), "keep": [ch.Entropy()], "every": 1, "layers": 0, "heads": 0, "merge": ch.Means()},
         {"layers": {"None": "same"}, "heads": {"None": "same", "negative": "same"}, "merge": {"None": "else"}},
     ),
+    "monitor": E(
+        "models",
+        monitored,
+        {"model": Block(), "every": 1, "callback": None, "layers": 0},
+        {"callback": {"None": "same", "class": "own"}, "layers": {"None": "same"}},
+    ),
+    "lazy_attentions": E("models", lambda model: ch.lazy_attentions(model), {"model": None}),
     "edit": E("models", lambda model: ch.edit(model, ch.Scale()) and 1.0, {"model": Block()}),
     "Edit": E("models", edited(ch.Edit), EDITED, EDITS),
     "Knockout": E(
@@ -727,6 +740,7 @@ NOT_CALLED = {
     "WeightGradients": "what Weights.gradients() gives",
     "AttentionCall": "what watch() gives", "Recording": "what watch() gives",
     "ReducedCall": "what watch(keep=…) gives", "Statistics": "what watch(keep=…) gives", "Means": "takes nothing",
+    "Monitor": "what monitor() gives", "LazyAttention": "what lazy_attentions() gives",
     "Audit": "what check() gives", "AuditedCall": "what check() gives",
     "Comparison": "what compare() gives", "ComparedCall": "what compare() gives",
     "load_seen": "takes a path: tests/models/test_stored.py",
