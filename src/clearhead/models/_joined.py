@@ -69,8 +69,9 @@ def _steps(calls: Sequence[AttentionCall]) -> list[Step]:
         _refuse(
             last.name,
             f"its keys of {first.query} positions before a step are not those that it had at the step before",
-            "A quantised cache changes them; so does a cache that was written to. Generate with another cache; or, if "
-            "the positions before were not watched, pass the calls from there on: ch.Steps(seen[name][n:]).joined()",
+            "A quantised cache changes them; several generations at once, in threads, take turns. Generate with "
+            "another cache, one at a time; or, if the positions before were not watched, pass the calls from there on: "
+            "seen[name][n:].joined()",
         )
     steps: list[Step] = []
     end = newest.link.length if last.kind == "cross" else newest.link.filled
