@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import clearhead as ch
 from benchmarks.measure import extra_mib, status_kib
-from benchmarks.watching import llama
+from benchmarks.watching import generating, llama
 
 
 def reduce_16384() -> float:
@@ -112,15 +112,27 @@ def _watched(**options: Any) -> float:
             model(torch.randint(0, 1000, (1, length)))
         return seen
 
-    def standing() -> int:
-        gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)  # what is free goes back to the system
-        return status_kib("VmRSS")
-
     run(300)
     before, held = standing(), run(4096)
     after = standing()
     assert len(held.calls) == 4
+    return (after - before) / 1024
+
+
+def standing() -> int:
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what is free goes back to the system
+    return status_kib("VmRSS")
+
+
+def watch_generation() -> float:
+    model, generate = generating(2048)
+    generate()
+    before = standing()
+    with torch.no_grad(), ch.watch(model) as seen:
+        generate()
+    after = standing()
+    assert len(seen.calls) == 400
     return (after - before) / 1024
 
 
@@ -172,6 +184,7 @@ CASES = {
         sdpa_jvp_2048,
         jvp_training_2048,
         sdpa_jvp_training_2048,
+        watch_generation,
         watch_keep,
         watch_record,
         lazy_attentions,

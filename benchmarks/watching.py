@@ -82,6 +82,39 @@ def lazy_memory() -> Result:
     return Result(what, more, "MB", "≤ 60", more <= 60, {})
 
 
+def generating(length: int, new: int = 100) -> tuple[Any, Callable[[], Any]]:
+    """A small Llama as above, with two key heads, and a call that lets it generate."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4, "max_position_embeddings": 8192}
+    config = LlamaConfig(
+        vocab_size=1000, num_attention_heads=8, num_key_value_heads=2, eos_token_id=None, pad_token_id=0, **sizes
+    )
+    model, ids = LlamaForCausalLM(config).eval(), torch.randint(1, 1000, (1, length))
+    return model, lambda: model.generate(ids, max_new_tokens=new, do_sample=False)
+
+
+def joined() -> Result:
+    model, generate = generating(2048)
+
+    def watched() -> None:
+        with ch.watch(model) as seen:
+            generate()
+        for name in seen:
+            seen[name].joined()
+
+    seconds = interleaved({"plain": generate, "joined": watched}, 9, 1)
+    ratio = seconds["joined"] / seconds["plain"]
+    what = "Llama, 2048 + 100 tokens generated, watched, and each layer's steps joined, over plain generation"
+    return Result(what, ratio, "×", "≤ 1.1", ratio <= 1.1, times(seconds))
+
+
+def joined_memory() -> Result:
+    held = peak_mib("watch_generation") * 2**20 / 1e6
+    what = "what the recording of 2048 + 100 generated tokens holds, in a process of its own"
+    return Result(what, held, "MB", "≤ 30", held <= 30, {})
+
+
 CASES: dict[str, Callable[[], Result]] = {
     "keep-bert-128": partial(keep, bert, 128, 1.25),
     "keep-bert-500": partial(keep, bert, 500, 1.2),
@@ -90,4 +123,6 @@ CASES: dict[str, Callable[[], Result]] = {
     "keep-memory": keep_memory,
     "lazy-llama-3072": lazy_time,
     "lazy-memory": lazy_memory,
+    "joined": joined,
+    "joined-memory": joined_memory,
 }

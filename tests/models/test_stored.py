@@ -127,12 +127,14 @@ def rewritten(path, change):
 
 
 CHANGES = {
-    "another format": (lambda found: found.update(format=99), "has format 99; this version reads 2"),
+    "another format": (lambda found: found.update(format=99), "has format 99; this version reads 3"),
     "no calls": (lambda found: found.pop("calls"), "damaged"),
     "a tensor that is not there": (lambda found: found["calls"][0].update(query="99"), "damaged"),
     "spans that are words": (lambda found: found["calls"][0].update(spans=["a"]), "damaged"),
     "calls that are no list": (lambda found: found.update(calls=3), "damaged"),
-    "query as key": (lambda found: found["calls"][0].update(key=found["calls"][0]["spans"][0]), "."),
+    "spans as key": (lambda found: found["chains"][0][0].update(new=found["calls"][0]["spans"][0]), "damaged"),
+    "a key of another place": (lambda found: found["chains"][0][0].update(start=3), "damaged"),
+    "a chain that is not there": (lambda found: found["calls"][0].update(key=[9, 0]), "damaged"),
 }
 
 

@@ -24,5 +24,6 @@ from clearhead.models.recording import Recording as Recording
 from clearhead.models.recording import load_seen as load_seen
 from clearhead.models.reduced import ReducedCall as ReducedCall
 from clearhead.models.statistics import Statistics as Statistics
+from clearhead.models.steps import Steps as Steps
 from clearhead.models.use import use_in_transformers as use_in_transformers
 from clearhead.models.watch import watch as watch

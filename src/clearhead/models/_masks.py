@@ -84,14 +84,14 @@ class Recorded:
             problem = make_problem(
                 query if self.uniform is None else query.masked_fill(self.uniform, 0.0),
                 key,
-                *(() if value is None else (value,)),
+                key if value is None else value,  # three plain tensors are checked at less cost
                 score=score,
                 bias=self.bias,
                 sinks=sinks,
                 # by default: with a key/value cache the last query stands at the last key
                 align="lower_right" if self.align is None else self.align,
             )
-        return problem._replace(visible=self.visible(problem.sizes))
+        return problem._replace(value=None if value is None else problem.value, visible=self.visible(problem.sizes))
 
     def tensors(self) -> list[Tensor | None]:
         """The tensors by which this is compared to another."""

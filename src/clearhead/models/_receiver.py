@@ -58,22 +58,22 @@ class DotCall(NamedTuple):
     def score(self) -> Dot:
         return Dot(scale=self.scale, softcap=self.softcap)
 
-    def one_dtype(self, copy: bool = False) -> DotCall:
-        """Query, key and value of one dtype: under autocast they may differ. `copy`: in memory of their own."""
+    def one_dtype(self) -> DotCall:
+        """Query, key and value of one dtype: under autocast they may differ."""
         dtype = torch.promote_types(self.query.dtype, self.key.dtype)
-        query, key = (tensor.to(dtype, copy=copy) for tensor in (self.query, self.key))
+        query, key = (tensor.to(dtype) for tensor in (self.query, self.key))
         return self._replace(query=query, key=key, value=None if self.value is None else self.value.to(dtype))
 
-    def detached(self, copy: bool) -> DotCall:
+    def detached(self) -> DotCall:
         """The same without its value and without autograd."""
         query, key, sinks = (None if t is None else t.detach() for t in (self.query, self.key, self.sinks))
         assert query is not None and key is not None
         sinks = None if sinks is None else sinks.clone()
-        return self._replace(query=query, key=key, value=None, sinks=sinks).one_dtype(copy)
+        return self._replace(query=query, key=key, value=None, sinks=sinks).one_dtype()
 
-    def problem(self) -> Problem:
-        """The call in its normal form, with its value where there is one."""
-        return self.masks.problem(self.query, self.key, self.score, self.sinks, self.value)
+    def problem(self, score: Dot | None = None) -> Problem:
+        """The call in its normal form, with its value where there is one. `score`: its own, if it is made already."""
+        return self.masks.problem(self.query, self.key, score or self.score, self.sinks, self.value)
 
 
 class Receiver(ABC):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 from torch import Tensor
@@ -13,6 +12,7 @@ from clearhead.inspection.gradients import WeightGradients
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
 from clearhead.masks.base import Mask
+from clearhead.models._cached import Cached
 from clearhead.models._outcome import Outcome
 from clearhead.models._padding import Real
 from clearhead.models.padded import PaddedWeights
@@ -25,7 +25,9 @@ from clearhead.scores.base import Score
 class AttentionCall:
     """An attention call of a model: what went in, from which any part of its weights can be computed.
 
-    `query` (B, H, Lq, E) and `key` (B, Hk, Lk, E) are detached copies, the key heads unrepeated. `kind`: "self", or
+    `query` (B, H, Lq, E) and `key` (B, Hk, Lk, E) are detached copies, the key heads unrepeated. In a generation, keys
+    that a cache gave again are kept once: each look at `key`, `value`, `problem` or `weights` of a later step puts its
+    keys together, O(Lk), so hold on to what you look at. `kind`: "self", or
     "cross" where the keys come from another sequence than the queries. `score` and `mask` are what the call came from:
     the dot product with its scale and softcap, or what clearhead's own attention was given; a `Mask`, or None.
     `backend`: what computed it. `problem`: its normal form, from which the weights are computed; `problem.bias` and
@@ -41,27 +43,45 @@ class AttentionCall:
     name: str
     kind: Literal["self", "cross"]
     query: Tensor
-    key: Tensor
+    cached_key: Cached
     score: Score
     mask: Mask | None
     backend: str
-    record: Record
+    kept: Record  # but that its key is only of the right shape where `cached_key` has to be put together
     uniform: Tensor | None = None
     padding: Real | None = None
     run: int = 0
-    value: Tensor | None = None
+    cached_value: Cached | None = None
     outcome: Outcome | None = None
+
+    @property
+    def key(self) -> Tensor:
+        return self.cached_key.tensor()
+
+    @property
+    def value(self) -> Tensor | None:
+        return None if self.cached_value is None else self.cached_value.tensor()
+
+    @property
+    def record(self) -> Record:
+        """The record of the call."""
+        return self.kept if self.cached_key.whole else self.kept._replace(problem=with_key(self.kept.problem, self.key))
 
     @property
     def problem(self) -> Problem:
         """The call in its normal form, without a value."""
         return self.record.problem
 
-    @cached_property
+    @property
     def weights(self) -> Weights:
         """The weights of this call, lazy: those before any dropout. Its reductions leave padding out."""
-        source = FromRecord(self.record, {"score": self.score, "mask": self.mask})
-        return Weights(source) if self.padding is None else PaddedWeights(source, self.padding)
+        found: Weights | None = vars(self).get("_weights")
+        if found is None:
+            source = FromRecord(self.record, {"score": self.score, "mask": self.mask})
+            found = Weights(source) if self.padding is None else PaddedWeights(source, self.padding)
+            if self.cached_key.whole:  # else it would keep a key for each step that was looked at
+                vars(self)["_weights"] = found
+        return found
 
     @property
     def output(self) -> Tensor:
@@ -69,14 +89,14 @@ class AttentionCall:
 
         `torch.nn.MultiheadAttention` gives it after its last projection alone: there it is `weights @ value`.
         """
-        value, outcome = self._kept()
+        value, outcome = self._values()
         output: Tensor = self.weights @ value if outcome.output is None else outcome.output
         return output
 
     @property
     def value_norms(self) -> Tensor:
         """‖v_j‖ of each key, (B, H, Lk): a weight moves an output by as much as the value it weighs."""
-        value, _ = self._kept()
+        value, _ = self._values()
         norms: Tensor = value.norm(dim=-1)
         return norms.repeat_interleave(self.query.shape[1] // value.shape[1], 1)
 
@@ -86,7 +106,7 @@ class AttentionCall:
 
         Source: Kobayashi et al. 2020, "Attention is Not Only a Weight: Analyzing Transformers with Vector Norms".
         """
-        value, _ = self._kept()
+        value, _ = self._values()
         norms: Tensor = self.weights @ value.norm(dim=-1, keepdim=True)
         return norms.squeeze(-1)
 
@@ -97,7 +117,7 @@ class AttentionCall:
         Its `by_key()` and `by_query()` sum A ∘ ∂A, its positive part with `positive=True`, on allowed pairs.
         Raises a `ClearheadError` where no gradient has come.
         """
-        value, outcome = self._kept()
+        value, outcome = self._values()
         return self.weights.gradients(value, outcome.gradient(self.name))
 
     @property
@@ -107,22 +127,33 @@ class AttentionCall:
         Formula: Σ_ij A_ij ∂L/∂A_ij = Σ_i O_i · ∂L/∂O_i, so that no pair is computed. Michel et al. 2019, "Are Sixteen
         Heads Really Better than One?", take its absolute value.
         """
-        grad = self._kept()[1].gradient(self.name)
+        grad = self._values()[1].gradient(self.name)
         return (self.output.to(grad.dtype) * grad).sum((-2, -1))
 
-    def _kept(self) -> tuple[Tensor, Outcome]:
-        if self.value is None or self.outcome is None:
+    def _values(self) -> tuple[Tensor, Outcome]:
+        value = self.value
+        if value is None or self.outcome is None:
             raise ClearheadError(
                 f"the value of {self.name} was not kept. Watch with values=True, or with gradients=True."
             )
-        return self.value, self.outcome
+        return value, self.outcome
 
     def __repr__(self) -> str:
-        mask, align = "no mask" if self.mask is None else self.mask.title(), self.problem.sizes.align
-        shapes = f"query {tuple(self.query.shape)}, key {tuple(self.key.shape)}"
-        positional = self.mask is not None and self.mask.positional and self.query.shape[2] != self.key.shape[2]
+        mask, align = "no mask" if self.mask is None else self.mask.title(), self.kept.problem.sizes.align
+        query, key = self.query.shape, self.cached_key.shape
+        shapes = f"query {tuple(query)}, key {tuple(key)}"
+        positional = self.mask is not None and self.mask.positional and query[2] != key[2]
         parts = [self.kind, shapes, mask, *([f"align={align!r}"] if positional else []), self.backend]
         if self.padding is not None:
             counts = [f"{int((~t).sum())} {side}" for side, t in self.padding._asdict().items() if t is not None]
             parts.append(f"padding: {' and '.join(counts)}")
         return f"AttentionCall({self.name!r}, {', '.join(parts)})"
+
+
+def with_key(problem: Problem, key: Tensor) -> Problem:
+    return problem._replace(scores=problem.scores._replace(key=key))
+
+
+def no_key(cached: Cached) -> Tensor:
+    """A tensor of its shape that takes the memory of one number."""
+    return cached.link.new.new_zeros(()).expand(cached.shape)

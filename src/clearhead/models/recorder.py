@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,13 +15,15 @@ from clearhead.base.versions import Versions
 from clearhead.inspection.reductions.output import Output
 from clearhead.masks.base import Mask
 from clearhead.models._asked import Asked
+from clearhead.models._cached import alone
+from clearhead.models._caches import Caches, Call
 from clearhead.models._given import read
 from clearhead.models._modules import Kind
 from clearhead.models._outcome import Outcome
 from clearhead.models._padding import Real, as_said, fits, of_call
 from clearhead.models._place import BY_HEAD, Place, Separate
 from clearhead.models._receiver import Answer, DotCall, Instead, Receiver
-from clearhead.models.attention_call import AttentionCall
+from clearhead.models.attention_call import AttentionCall, no_key, with_key
 from clearhead.models.reduced import ReducedCall, reduced
 from clearhead.problem.problem import Problem
 from clearhead.problem.record import Record, copied
@@ -39,6 +42,7 @@ class Recorder(Receiver):
         self.fitted = False  # whether it fitted any call
         self.sizes: set[tuple[int, int]] = set()  # (batch, keys) of the calls
         self._runs: dict[int, int] = {}  # by the entry of the stack
+        self._caches = Caches(asked.every)
 
     @property
     def idle(self) -> bool:
@@ -68,15 +72,18 @@ class Recorder(Receiver):
             return None
         self._check_dropout(name, call.dropout_p)
         with unobserved():  # else the watch's function mode would see each operation here
-            value = copied(call.value) if self._copies_values and call.value is not None else None
+            value = call.value if self._copies_values else None
             given = call
-            call = call.detached(copy=self.copies)
-            problem = call.problem()
+            call = call.detached()
+            if self.copies:
+                call = call._replace(query=copied(call.query))
+            score = call.score
+            problem = call.problem(score)
         masks, kept = call.masks, Record(problem, Versions(()), copied=True)
         return self._keep(
             kept,
-            (call.query, call.key, value),
-            call.score,
+            (call.query, problem.key, value),
+            score,
             masks.mask,
             call.backend,
             name=name,
@@ -93,8 +100,8 @@ class Recorder(Receiver):
             return None
         self._check_dropout(name, problem.dropout_p)
         kept, query, key, score, mask = read(problem, call, self.copies)
-        value = copied(problem.value) if self._copies_values and problem.value is not None else None
-        return self._keep(kept, (query, key, value), score, mask, backend, name=name, place=BY_HEAD)
+        value = problem.value if self._copies_values else None
+        return self._keep(kept, (query, key, value), score, mask, backend, name=name, place=BY_HEAD, fresh=True)
 
     def _keep(
         self,
@@ -109,8 +116,12 @@ class Recorder(Receiver):
         uniform: Tensor | None = None,
         place: Place | None = None,
         fusible: DotCall | None = None,
+        fresh: bool = False,
     ) -> Answer:
-        """Keep a call. `tensors`: query, key, and the value, if it is wanted. `score` and `mask`: what it came from."""
+        """Keep a call. `tensors`: query, key, and the value, if it is wanted. `score` and `mask`: what it came from.
+
+        `fresh`: the key is a copy already.
+        """
         innermost, (query, key, value) = self.innermost, tensors
         problem = record.problem
         sizes = problem.sizes
@@ -125,8 +136,16 @@ class Recorder(Receiver):
                 padding = as_said(self.padding, kind, problem)
         outcome = Outcome() if self.asked.values or self.asked.gradients else None
         answer: Answer = None
+        keys, values = alone(key), None
+        if self.copies:
+            in_use = sizes.keys if kind == "cross" else filled(problem, uniform)
+            steps = Call(kind, self.run, sizes.queries, in_use, joins=key is problem.key)
+            with unobserved():
+                keys, values = self._caches.add(name, steps, key, value, fresh)
+            if steps.joins:
+                record = record._replace(problem=with_key(problem, keys.tensor() if keys.whole else no_key(keys)))
         call = AttentionCall(
-            name, kind, query, key, score, mask, backend, record, uniform, padding, self.run, value, outcome
+            name, kind, query, keys, score, mask, backend, record, uniform, padding, self.run, values, outcome
         )
         self.sizes.add((sizes.batch, sizes.keys))
         if self.asked.keep is None:
@@ -174,3 +193,13 @@ def _fused_value(call: DotCall, padding: Real | None) -> Tensor | None:
     if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)):
         return None
     return value.detach() if query.dtype == key.dtype == value.dtype else None
+
+
+def filled(problem: Problem, uniform: Tensor | None) -> int:
+    """How many keys are in use, by what is seen of them: a static cache has empty slots after them."""
+    if problem.edges is None or problem.sizes.queries >= problem.sizes.keys:
+        return problem.sizes.keys
+    stop = problem.edges[1]
+    if uniform is not None:  # these see the empty slots too
+        stop = np.where(uniform[..., 0].cpu().numpy(), 0, stop)
+    return int(stop.max(initial=0)) or problem.sizes.keys

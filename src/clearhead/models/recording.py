@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from torch import Tensor
@@ -23,6 +23,7 @@ from clearhead.models.edits.base import Positions
 from clearhead.models.reduced import reduced
 from clearhead.models.rollout import rollout
 from clearhead.models.statistics import rows_of
+from clearhead.models.steps import Steps
 from clearhead.models.stored import read, save
 from clearhead.report import Layer, render
 from clearhead.report.from_call import layer_from_call
@@ -31,7 +32,20 @@ Progress = Callable[[Iterable[AttentionCall]], Iterable[AttentionCall]]
 
 
 class Recording(Calls[AttentionCall]):
-    """The attention calls of a watched model, with all that their weights are computed from. See `Calls`."""
+    """The attention calls of a watched model, with all that their weights are computed from. See `Calls`.
+
+    Those of one module are `Steps`: of a generation, `seen[name].joined()` is one matrix.
+    """
+
+    @overload
+    def __getitem__(self, which: int) -> AttentionCall: ...
+
+    @overload
+    def __getitem__(self, which: str | slice) -> Steps: ...
+
+    def __getitem__(self, which: Any) -> Any:
+        found = super().__getitem__(which)
+        return Steps(found) if isinstance(found, list) else found
 
     def table(self, *reductions: Reduction) -> list[dict[str, Any]]:
         """A row for each call and head, as `pandas.DataFrame` takes them, with statistics, means over queries.

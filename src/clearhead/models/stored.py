@@ -14,16 +14,17 @@ from clearhead.base.errors import ClearheadError, UnsupportedError, require
 from clearhead.base.versions import Versions
 from clearhead.biases.base import Added
 from clearhead.masks.base import Spans
+from clearhead.models._cached import Cached, Chain, Link
 from clearhead.models._outcome import Outcome
 from clearhead.models._padding import Real
 from clearhead.models._recorded import RecordedMask
-from clearhead.models.attention_call import AttentionCall
+from clearhead.models.attention_call import AttentionCall, no_key
 from clearhead.problem.problem import make_problem
 from clearhead.problem.record import EVERY, Record, at_once
 from clearhead.problem.visible import visible
 from clearhead.scores.dot import Dot
 
-FORMAT = 2
+FORMAT = 3
 HEADER = "clearhead recording"
 
 
@@ -31,7 +32,9 @@ def save(calls: Sequence[AttentionCall], path: str | Path) -> Path:
     """Write calls to a file; see `Recording.save`."""
     safetensors = require("safetensors.torch", "models", "saving a recording")
     tensors = _Tensors()
-    header = json.dumps({"format": FORMAT, "calls": [_written(call, tensors) for call in calls]})
+    chains = _Chains(tensors)
+    entries = [_written(call, tensors, chains) for call in calls]
+    header = json.dumps({"format": FORMAT, "calls": entries, "chains": chains.written})
     try:
         safetensors.save_file(tensors.named, Path(path), {HEADER: header})
     except Exception as error:  # an OSError, or the library's own, which is another in each of its versions
@@ -56,8 +59,9 @@ def read(path: str | Path) -> list[AttentionCall]:
         found = json.loads(header)
         if found["format"] != FORMAT:
             raise ClearheadError(f"{str(path)!r} has format {found['format']}; this version reads {FORMAT}.")
-        return [_call(entry, tensors) for entry in found["calls"]]
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        chains = [_chain(links, tensors) for links in found["chains"]]
+        return [_call(entry, tensors, chains) for entry in found["calls"]]
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise ClearheadError(f"the recording in {str(path)!r} is damaged: {type(error).__name__} {error}.") from error
 
 
@@ -79,14 +83,45 @@ class _Tensors:
         return self._known[place][0]
 
 
-def _written(call: AttentionCall, tensors: _Tensors) -> dict[str, Any]:
-    problem, score = call.problem, call.score
+class _Chains:
+    """Chains of keys and values by number, each once."""
+
+    def __init__(self, tensors: _Tensors) -> None:
+        self.written: list[list[dict[str, Any]]] = []
+        self._tensors = tensors
+        self._known: dict[Chain, int] = {}
+
+    def put(self, cached: Cached | None) -> tuple[int, int] | None:
+        """Which chain, and which of its links."""
+        if cached is None:
+            return None
+        chain = cached.chain
+        if chain not in self._known:
+            self._known[chain] = len(self._known)
+            put = self._tensors.put
+            self.written.append(
+                [link._asdict() | {"new": put(link.new), "rows": put(link.rows)} for link in chain.links]
+            )
+        return self._known[chain], cached.number
+
+
+def _chain(written: Sequence[Mapping[str, Any]], tensors: Mapping[str, Tensor]) -> Chain:
+    links: list[Link] = []
+    for entry in written:
+        rows = None if entry["rows"] is None else tensors[entry["rows"]]
+        links.append(Link(**{**entry, "new": tensors[entry["new"]], "rows": rows}))
+        links[-1].check(links[-2] if len(links) > 1 else None)
+    return Chain(links)
+
+
+def _written(call: AttentionCall, tensors: _Tensors, chains: _Chains) -> dict[str, Any]:
+    problem, score = call.kept.problem, call.score
     if not isinstance(score, Dot) or problem.lowered is None or problem.lowered.weight is not None:
         raise UnsupportedError(
             f"{call.name} scores by {type(score).__name__}, and files hold dot products alone. Save the others: "
             "ch.Recording([call for call in seen.calls if …]).save(path)."
         )
-    call.record.check()
+    call.kept.check()
     align = problem.sizes.align
     return {
         "name": call.name,
@@ -94,7 +129,7 @@ def _written(call: AttentionCall, tensors: _Tensors) -> dict[str, Any]:
         "backend": call.backend,
         "run": call.run,
         "query": tensors.put(call.query),
-        "key": tensors.put(call.key),
+        "key": chains.put(call.cached_key),
         "scale": None if score.scale is None else float(score.scale),
         "softcap": None if score.softcap is None else float(score.softcap),
         "align": {"tensor": tensors.put(align)} if isinstance(align, Tensor) else align,
@@ -104,7 +139,7 @@ def _written(call: AttentionCall, tensors: _Tensors) -> dict[str, Any]:
         "sinks": tensors.put(problem.sinks),
         "uniform": tensors.put(call.uniform),
         "padding": None if call.padding is None else [tensors.put(side) for side in call.padding],
-        "value": tensors.put(call.value),
+        "value": chains.put(call.cached_value),
         "outcome": None if call.outcome is None else [tensors.put(t) for t in (call.outcome.output, call.outcome.grad)],
     }
 
@@ -122,15 +157,19 @@ def _bias(bias: Added, tensors: _Tensors) -> list[str | None]:
     return [tensors.put(dense), tensors.put(bias.relative)]
 
 
-def _call(entry: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> AttentionCall:
+def _call(entry: Mapping[str, Any], tensors: Mapping[str, Tensor], chains: Sequence[Chain]) -> AttentionCall:
     def get(name: str | None) -> Tensor | None:
         return None if name is None else tensors[name]
 
-    query, key = tensors[entry["query"]], tensors[entry["key"]]
+    def cached(place: Sequence[int]) -> Cached:
+        chain, number = place
+        return Cached(chains[chain], range(len(chains[chain].links))[number])
+
+    query, key = tensors[entry["query"]], cached(entry["key"])
     score, uniform, align = Dot(entry["scale"], entry["softcap"]), get(entry["uniform"]), entry["align"]
     problem = make_problem(
         query if uniform is None else query.masked_fill(uniform, 0.0),
-        key,
+        key.tensor() if key.whole else no_key(key),
         score=score,
         sinks=get(entry["sinks"]),
         align=tensors[align["tensor"]] if isinstance(align, dict) else align,
@@ -160,6 +199,6 @@ def _call(entry: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> AttentionC
         uniform,
         padding,
         entry["run"],
-        get(entry["value"]),
+        None if entry["value"] is None else cached(entry["value"]),
         None if written is None else Outcome(*map(get, written)),
     )

@@ -1,0 +1,404 @@
+"""A generation's steps as one matrix: against a full forward of eager attention over the final sequence."""
+
+import copy
+import functools
+import itertools
+import os
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import clearhead as ch
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
+
+STEPS = 7
+IDS = torch.randint(3, 100, (2, 9), generator=torch.Generator().manual_seed(0))
+LEFT = torch.tensor([[1] * 9, [0, 0, 0, 1, 1, 1, 1, 1, 1]])
+SMALL = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "pad_token_id": 0}
+SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "eos_token_id": None, "initializer_range": 0.15}
+T5 = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "pad_token_id": 0}
+BART = {"vocab_size": 100, "d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 4}
+BART |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "init_std": 0.15}
+
+
+def llama(**options):
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, **options))
+
+
+def gemma():
+    """Every other layer has a window of four keys."""
+    kinds = ["sliding_attention", "full_attention"]
+    config = transformers.Gemma3TextConfig(**SMALL, head_dim=8, sliding_window=4, layer_types=kinds)
+    return transformers.Gemma3ForCausalLM(config)
+
+
+def gpt_oss():
+    """Sinks, a window, and eager attention alone: its masks are finite floats."""
+    config = {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 2, "sliding_window": 4}
+    return transformers.GptOssForCausalLM(transformers.GptOssConfig(**SMALL, **config, attn_implementation="eager"))
+
+
+def t5():
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**T5, decoder_start_token_id=0))
+    for block in (model.encoder.block[0], model.decoder.block[0]):
+        torch.nn.init.normal_(block.layer[0].SelfAttention.relative_attention_bias.weight)
+    return model
+
+
+def bart():
+    return transformers.BartForConditionalGeneration(transformers.BartConfig(**BART, decoder_start_token_id=2))
+
+
+def made(make):
+    torch.manual_seed(0)
+    model = make().eval()
+    model.generation_config.eos_token_id = model.generation_config.forced_eos_token_id = None
+    return model
+
+
+def generated(model, ids=IDS, mask=None, **options):
+    """What was seen, and the sequences that the last step had run on."""
+    options = {"max_new_tokens": STEPS, "do_sample": False, "attention_mask": mask, "pad_token_id": 0} | options
+    if mask is None:
+        options["attention_mask"] = torch.ones_like(ids)
+    ran, prepare = [], model.prepare_inputs_for_generation
+
+    @functools.wraps(prepare)
+    def preparing(ids, *args, **more):
+        ran.append(ids)
+        return prepare(ids, *args, **more)
+
+    model.prepare_inputs_for_generation = preparing
+    # with a static cache the model is given a mask for its attention, and none that says what is padding
+    padding = mask if options.get("cache_implementation") == "static" else None
+    with torch.no_grad(), ch.watch(model, padding) as seen:
+        sequences = model.generate(ids, **options)
+    model.prepare_inputs_for_generation = prepare
+    return seen, ran[-1] if "num_beams" in options else sequences[:, :-1]
+
+
+def attentions(model, what, **inputs):
+    """The weights of eager attention on a full forward."""
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        return getattr(model(**inputs, output_attentions=True), what)
+
+
+DECODERS = {
+    "dynamic": (llama, {}),
+    "static": (llama, {"cache_implementation": "static"}),
+    "no cache": (llama, {"use_cache": False}),
+    "prefill in chunks": (llama, {"prefill_chunk_size": 4}),
+    "window": (gemma, {}),
+    "window, static": (gemma, {"cache_implementation": "static"}),
+    "window, prefill in chunks": (gemma, {"prefill_chunk_size": 4}),
+    "sinks": (gpt_oss, {}),
+    "sinks, static": (gpt_oss, {"cache_implementation": "static"}),
+}
+
+
+@pytest.mark.parametrize("mask", [None, LEFT], ids=["no padding", "left padding"])
+@pytest.mark.parametrize("case", DECODERS)
+def test_joined_steps_are_a_full_forward(case, mask):
+    make, options = DECODERS[case]
+    model = made(make)
+    seen, sequences = generated(model, mask=mask, **options)
+    full = None if mask is None else F.pad(mask, (0, STEPS - 1), value=1)
+    wanted = attentions(model, "attentions", input_ids=sequences, attention_mask=full)
+    assert len(seen) == len(wanted) == 2
+    for name, want in zip(seen, wanted, strict=True):
+        steps = seen[name]
+        assert len(steps) >= STEPS and isinstance(steps, list)
+        weights = steps.joined()
+        words = torch.ones_like(sequences, dtype=torch.bool) if full is None else full.bool()
+        dense = weights.dense()
+        assert dense.shape == want.shape
+        rows = words[:, None, :].expand(dense.shape[:3])
+        torch.testing.assert_close(dense[rows], want[rows], atol=1e-6, rtol=0)
+        assert (dense[rows] > 1e-4).sum() > 200  # the weights are not all alike, nor 0
+        entropy = weights.entropy()
+        if mask is not None:
+            assert torch.equal(entropy.isnan(), ~rows)
+        logs = torch.xlogy(want, want).sum(-1) / want.sum(-1) - want.sum(-1).log()
+        torch.testing.assert_close(-logs[rows], entropy[rows], atol=1e-5, rtol=0)
+        if mask is None:
+            torch.testing.assert_close(weights.received(), want.sum(2), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_beams_are_followed(cache):
+    model = made(llama)
+    seen, sequences = generated(model, num_beams=4, num_return_sequences=4, cache_implementation=cache)
+    links = [link for call in seen[next(iter(seen))] for link in [call.cached_key.link]]
+    assert any(link.rows is not None for link in links)
+    wanted = attentions(model, "attentions", input_ids=sequences)
+    for name, want in zip(seen, wanted, strict=True):
+        dense = seen[name].joined().dense()
+        assert dense.shape == (8, 4, 15, 15)
+        torch.testing.assert_close(dense, want, atol=1e-6, rtol=0)
+
+
+def test_prompt_lookup_drops_what_was_rejected():
+    ids = torch.tensor([[5, 6, 7, 8] * 4])
+    for make in (llama, gemma):
+        model = made(make)
+        seen, sequences = generated(model, ids, prompt_lookup_num_tokens=3, max_new_tokens=12)
+        wanted = attentions(model, "attentions", input_ids=sequences)
+        for name, want in zip(seen, wanted, strict=True):
+            steps = seen[name]
+            assert sum(call.query.shape[2] for call in steps) > want.shape[2]  # some were rejected
+            dense, length = steps.joined().dense(), want.shape[2]
+            assert dense.shape[2] == dense.shape[3] >= length  # the last step's may be there still
+            torch.testing.assert_close(dense[:, :, :length, :length], want, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("make", [t5, bart])
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("mask", [None, LEFT.flip(1)], ids=["no padding", "padding"])
+def test_encoder_decoders(make, beams, mask):
+    model = made(make)
+    seen, sequences = generated(model, mask=mask, num_beams=beams, num_return_sequences=beams)
+    repeated = {"input_ids": IDS.repeat_interleave(beams, 0), "decoder_input_ids": sequences}
+    if mask is not None:
+        repeated["attention_mask"] = mask.repeat_interleave(beams, 0)
+    own = attentions(model, "decoder_attentions", **repeated)
+    cross = attentions(model, "cross_attentions", **repeated)
+    names = [name for name in seen if "decoder" in name]
+    for name, want in zip(names, [layer for pair in zip(own, cross, strict=True) for layer in pair], strict=True):
+        weights = seen[name].joined()
+        torch.testing.assert_close(weights.dense(), want, atol=1e-6, rtol=0)
+        rows = weights[:, :, 2:7:2, 1:]  # parts of a bias that is placed step by step
+        torch.testing.assert_close(rows, weights.dense()[:, :, 2:7:2, 1:], atol=1e-6, rtol=0)
+
+
+def test_each_step_is_still_what_the_model_computed_and_keys_are_kept_once():
+    model = made(llama)
+    copies = []
+
+    def copying(module, query, key, value, mask, **options):
+        copies.append((key.clone(), value.clone()))
+        return own(module, query, key, value, mask, **options)
+
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward as own
+
+    transformers.AttentionInterface.register("copying", copying)
+    transformers.AttentionMaskInterface.register("copying", transformers.masking_utils.sdpa_mask)
+    model.set_attn_implementation("copying")
+    for options in ({}, {"num_beams": 3}, {"cache_implementation": "static"}):
+        copies.clear()
+        with torch.no_grad(), ch.watch(model, values=True) as seen:
+            model.generate(IDS, max_new_tokens=STEPS, do_sample=False, pad_token_id=0, **options)
+        assert len(copies) == len(seen.calls) == 2 * STEPS
+        for call, (key, value) in zip(seen.calls, copies, strict=True):
+            assert torch.equal(call.key, key) and torch.equal(call.value, value) and torch.equal(call.problem.key, key)
+        kept = sum(call.cached_key.link.new.numel() for call in seen.calls)
+        assert kept == sum(key[:, :, : 8 + STEPS].numel() for key, _ in copies[-2:])
+        assert seen.calls[-1].cached_key.tensor() is not seen.calls[-1].key  # nothing is held by a look
+        output = seen[-1].weights @ seen[-1].value
+        torch.testing.assert_close(output, seen[-1].output, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_several_generations_in_one_recording(cache):
+    model = made(llama)
+    other = IDS.flip(0)[:, 2:]
+    with torch.no_grad(), ch.watch(model) as seen:
+        for ids in (IDS, IDS, other):  # the same text twice is two generations
+            sequences = model.generate(ids, max_new_tokens=4, do_sample=False, cache_implementation=cache)
+    steps = seen["model.layers.1.self_attn"]
+    assert [steps[:n].joined().shape[2:] for n in (4, 8, 12)] == [(12, 12), (12, 12), (10, 10)]
+    want = attentions(model, "attentions", input_ids=sequences[:, :-1])[1]
+    torch.testing.assert_close(steps.joined().dense(), want, atol=1e-6, rtol=0)
+
+
+def test_two_generations_from_one_source_are_two():
+    model = made(bart)
+    with torch.no_grad(), ch.watch(model) as seen:
+        for _ in range(2):
+            model.generate(IDS, max_new_tokens=4, do_sample=False)
+    shapes = {name: seen[name].joined().shape[2] for name in seen if "decoder" in name}
+    assert len(shapes) == 4 and set(shapes.values()) == {4}
+
+
+def test_a_conversation_that_goes_on_with_its_cache():
+    model = made(llama)
+    cache = transformers.DynamicCache(config=model.config)
+    with torch.no_grad(), ch.watch(model) as seen:
+        first = model.generate(IDS, max_new_tokens=3, do_sample=False, past_key_values=cache)
+        longer = torch.cat([first, IDS[:, :4]], 1)
+        last = model.generate(longer, max_new_tokens=3, do_sample=False, past_key_values=cache)
+    want = attentions(model, "attentions", input_ids=last[:, :-1])
+    for name, one in zip(seen, want, strict=True):
+        torch.testing.assert_close(seen[name].joined().dense(), one, atol=1e-6, rtol=0)
+
+
+def test_steps_from_the_middle_on():
+    model = made(llama)
+    seen, sequences = generated(model)
+    steps = seen["model.layers.0.self_attn"]
+    rows = steps[3:].joined()
+    assert rows.shape == (2, 4, STEPS - 3, sequences.shape[1])
+    assert torch.equal(rows.dense(), steps.joined().dense()[:, :, -(STEPS - 3) :])
+
+
+class Block(torch.nn.Module):
+    """Attention over keys that it is given, and over new ones."""
+
+    def forward(self, x, past, mask=None, scale=None):
+        keys = torch.cat([past, x], 2)
+        causal = mask is None and x.shape[2] == keys.shape[2]
+        return F.scaled_dot_product_attention(x, keys, keys, attn_mask=mask, is_causal=causal, scale=scale), keys
+
+
+def blocks(lengths, change=None, masks=None, batch=1, **options):
+    """A block watched on so many new positions a step."""
+    torch.manual_seed(0)
+    block, past = Block(), torch.zeros(batch, 2, 0, 8)
+    with ch.watch(block, **options) as seen:
+        for number, length in enumerate(lengths):
+            mask = None if masks is None else masks[number]
+            past = block(torch.randn(batch, 2, length, 8), past, mask)[1]
+            past = past if change is None else change(past)
+    return seen["Block"]
+
+
+def test_what_is_no_one_generation_is_an_error():
+    def quantised(past):
+        return (past * 8).round() / 8 + 1e-3
+
+    with pytest.raises(ch.ClearheadError, match=r"quantised cache changes them"):
+        blocks([4, 1, 1], quantised).joined()
+    with pytest.raises(ch.ClearheadError, match=r"queries of positions 4 … 4 are not in the recording"):
+        blocks([4, 1, 1], every=2).joined()
+    steps = blocks([4, 1, 1])
+    with pytest.raises(ch.ClearheadError, match=r"step 1 is not among these calls"):
+        ch.Steps([steps[0], steps[2]]).joined()
+    alone = made(bart)
+    with torch.no_grad(), ch.watch(alone, layers="*decoder*encoder_attn") as seen:
+        alone.generate(IDS, max_new_tokens=3, do_sample=False)
+    with pytest.raises(ch.ClearheadError, match=r"no self attention was recorded beside it"):
+        seen["model.decoder.layers.0.encoder_attn"].joined()
+    with pytest.raises(ch.ClearheadError, match=r"calls of 0 modules"):
+        ch.Steps().joined()
+    model = made(llama)
+    seen, _ = generated(model)
+    with pytest.raises(ch.ClearheadError, match=r"calls of 2 modules, 'model.layers.0.self_attn'"):
+        seen["*self_attn"].joined()
+    block, x = Block(), torch.randn(1, 2, 4, 8)
+    with ch.watch(block) as seen:
+        _, past = block(x, x[:, :, :0])
+        block(x[:, :, :1], past, scale=0.7)
+    with pytest.raises(ch.ClearheadError, match=r"one has scale 0.35\d*, a later one 0.7"):
+        seen["Block"].joined()
+
+
+def test_a_quantised_cache_of_transformers_is_an_error():
+    layer = getattr(transformers.cache_utils, "Fp8QuantizedLayer", None)
+    if layer is None:
+        pytest.skip("this version of transformers has no quantised cache that needs no other package")
+    model = made(llama)
+    cache = transformers.DynamicCache(config=model.config)
+    cache.layers = [layer() for _ in range(2)]
+    with torch.no_grad(), ch.watch(model) as seen:
+        model.generate(IDS, max_new_tokens=4, do_sample=False, past_key_values=cache)
+    with pytest.raises(ch.ClearheadError, match=r"quantised cache changes them"):
+        seen["model.layers.0.self_attn"].joined()
+    assert torch.isfinite(seen[-1].weights.dense()).all()
+
+
+def test_masks_of_any_form_are_placed():
+    """Scattered pairs, gaps, biases of each kind: against the formula over all keys."""
+    lengths, total = [5, 1, 3, 1], 10
+    generator = torch.Generator().manual_seed(0)
+    below = torch.ones(total, total, dtype=torch.bool).tril()
+    scattered = (torch.rand(2, 1, total, total, generator=generator) > 0.4) & below | torch.eye(total, dtype=torch.bool)
+    gaps = below.clone()
+    gaps[:, 2:4] = False
+    gaps |= torch.eye(total, dtype=torch.bool)
+    bias = torch.randn(1, 2, total, total, generator=generator).masked_fill(~below, -torch.inf)
+    edges = [0, 5, 6, 9, 10]
+    for whole in (scattered, gaps, bias):
+        masks = [whole[..., low:high, :high] for low, high in itertools.pairwise(edges)]
+        steps = blocks(lengths, masks=masks, batch=2)
+        query = torch.cat([call.query for call in steps], 2)
+        key = steps[-1].key
+        added = whole if whole.dtype != torch.bool else torch.zeros(()).masked_fill(~whole, -torch.inf)
+        want = (query @ key.mT / 8**0.5 + added).softmax(-1)
+        weights = steps.joined()
+        torch.testing.assert_close(weights.dense(), want, atol=1e-6, rtol=0)
+        torch.testing.assert_close(weights[1, :, 4:9:2, ::3], want[1, :, 4:9:2, ::3], atol=1e-6, rtol=0)
+        torch.testing.assert_close(weights.received(), want.sum(2), atol=1e-5, rtol=0)
+        torch.testing.assert_close(weights @ key, want @ key, atol=1e-5, rtol=0)
+
+
+class Cached(torch.nn.Module):
+    """clearhead's own attention, with its own cache."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = ch.nn.MultiHeadAttention(16, 4)
+
+    def forward(self, x, cache):
+        return self.attention(x, x, x, mask=ch.Causal() & ch.SlidingWindow(3), cache=cache)
+
+
+def test_clearheads_own_cache():
+    torch.manual_seed(0)
+    model, x = Cached().eval(), torch.randn(2, 6, 16)
+    cache = ch.nn.KeyValueCache()
+    with torch.no_grad(), ch.watch(model) as seen:
+        for low, high in ((0, 3), (3, 4), (4, 6)):
+            model(x[:, low:high], cache)
+    with torch.no_grad(), ch.watch(model) as whole:
+        model(x, ch.nn.KeyValueCache())
+    name = next(iter(seen))
+    torch.testing.assert_close(seen[name].joined().dense(), whole[0].weights.dense(), atol=1e-6, rtol=0)
+
+
+SURROUNDINGS = {
+    "inference mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "gradients": torch.enable_grad,
+}
+
+
+@pytest.mark.parametrize("name", SURROUNDINGS)
+def test_surroundings_change_nothing(name):
+    model = made(llama)
+    with SURROUNDINGS[name](), ch.watch(model) as seen:
+        ids, cache = IDS, None
+        for _ in range(4):
+            out = model(ids, past_key_values=cache, use_cache=True)
+            ids, cache = out.logits[:, -1:].argmax(-1), out.past_key_values
+    steps = seen["model.layers.1.self_attn"]
+    weights = steps.joined()
+    assert weights.shape == (2, 4, 12, 12)
+    rows = torch.cat([F.pad(call.weights.dense(), (0, 12 - call.key.shape[2])) for call in steps], 2)
+    torch.testing.assert_close(weights.dense(), rows, atol=1e-6, rtol=0)
+
+
+def test_keys_that_are_not_finite_continue_too():
+    steps = blocks([3, 1, 1], lambda past: past.index_fill(2, torch.tensor([1]), torch.nan))
+    # the first step's key was changed after it: the second step's are continued, bit by bit
+    assert len({call.cached_key.chain for call in steps}) == 2 and steps[2].cached_key.number == 1
+    assert steps[2].key[:, :, 1].isnan().all()
+
+
+def test_copies_pickles_and_files_keep_chains(tmp_path):
+    model = made(llama)
+    seen, _ = generated(model, num_beams=2, mask=LEFT)
+    name = "model.layers.1.self_attn"
+    want = seen[name].joined().dense()
+    again = ch.load_seen(seen.save(tmp_path / "seen"))
+    for other in (copy.deepcopy(seen.calls), pickle.loads(pickle.dumps(seen.calls)), again.calls):
+        steps = ch.Recording(other)[name]
+        assert torch.equal(steps.joined().dense(), want)
+        for old, new in zip(seen[name], steps, strict=True):
+            assert torch.equal(old.key, new.key) and torch.equal(old.weights.dense(), new.weights.dense())
+    # each key once in the file
+    numbers = sum(call.query.numel() + call.cached_key.link.new.numel() for call in seen.calls)
+    assert (tmp_path / "seen").stat().st_size < 4 * numbers + 40_000
