@@ -12,9 +12,9 @@ from clearhead.inspection.gradients import WeightGradients
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
 from clearhead.masks.base import Mask
-from clearhead.models._cached import Cached
 from clearhead.models._outcome import Outcome
 from clearhead.models._padding import Real
+from clearhead.models.generation._cached import Cached
 from clearhead.models.padded import PaddedWeights
 from clearhead.problem.problem import Problem
 from clearhead.problem.record import Record

@@ -15,8 +15,6 @@ from clearhead.base.versions import Versions
 from clearhead.inspection.reductions.output import Output
 from clearhead.masks.base import Mask
 from clearhead.models._asked import Asked
-from clearhead.models._cached import alone
-from clearhead.models._caches import Caches, Call
 from clearhead.models._given import read
 from clearhead.models._modules import Kind
 from clearhead.models._outcome import Outcome
@@ -24,6 +22,8 @@ from clearhead.models._padding import Real, as_said, fits, of_call
 from clearhead.models._place import BY_HEAD, Place, Separate
 from clearhead.models._receiver import Answer, DotCall, Instead, Receiver
 from clearhead.models.attention_call import AttentionCall, no_key, with_key
+from clearhead.models.generation._cached import alone
+from clearhead.models.generation._caches import Caches, Call
 from clearhead.models.reduced import ReducedCall, reduced
 from clearhead.problem.problem import Problem
 from clearhead.problem.record import Record, copied

@@ -15,15 +15,15 @@ from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.reductions.entropy import Entropy
 from clearhead.inspection.reductions.mean_distance import MeanDistance
 from clearhead.inspection.reductions.topk import TopK
-from clearhead.models._expected import Expected
 from clearhead.models.attention_call import AttentionCall
-from clearhead.models.audit import Audit, audit
+from clearhead.models.audits._expected import Expected
+from clearhead.models.audits.audit import Audit, audit
 from clearhead.models.calls import Calls
 from clearhead.models.edits.base import Positions
+from clearhead.models.generation.steps import Steps
 from clearhead.models.reduced import reduced
 from clearhead.models.rollout import rollout
 from clearhead.models.statistics import rows_of
-from clearhead.models.steps import Steps
 from clearhead.models.stored import read, save
 from clearhead.report import Layer, render
 from clearhead.report.from_call import layer_from_call

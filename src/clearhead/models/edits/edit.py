@@ -21,8 +21,8 @@ from clearhead.models._choice import runs_of
 from clearhead.models._compiled import refuse_compiled
 from clearhead.models._place import BY_HEAD, Place
 from clearhead.models._receiver import Answer, DotCall, Receiver
-from clearhead.models._spots import spot_of
 from clearhead.models.calls import listed
+from clearhead.models.edits._spots import spot_of
 from clearhead.models.edits._visible import without_keys
 from clearhead.models.edits.base import Edit, chosen
 from clearhead.models.edits.spot import Spot, Unmasked

@@ -21,10 +21,10 @@ from clearhead.models._compiled import (
     refuse_compiled_code,
     uncompiled,
 )
-from clearhead.models._head_statistics import COLUMNS, KEEP, of_heads, rows_of
 from clearhead.models.recorder import Recorder
 from clearhead.models.sources import functions, own
 from clearhead.models.sources.compiled import Interface
+from clearhead.models.training._head_statistics import COLUMNS, KEEP, of_heads, rows_of
 
 Rows = list[dict[str, Any]]
 Callback = Callable[[int, Rows], Any]

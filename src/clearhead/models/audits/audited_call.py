@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from clearhead.masks.base import Mask
-from clearhead.models._pairs import WorstRow
 from clearhead.models.attention_call import AttentionCall
+from clearhead.models.audits._pairs import WorstRow
 
 
 @dataclass(frozen=True, eq=False)

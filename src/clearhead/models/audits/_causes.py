@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from clearhead.models._pairs import WorstRow
-from clearhead.models.audited_call import AuditedCall
+from clearhead.models.audits._pairs import WorstRow
+from clearhead.models.audits.audited_call import AuditedCall
 
 
 def described(call: AuditedCall) -> str:

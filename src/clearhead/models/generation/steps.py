@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, SupportsIndex, overload
 
 from clearhead.inspection.weights import Weights
-from clearhead.models._joined import joined
 from clearhead.models.attention_call import AttentionCall
+from clearhead.models.generation._joined import joined
 
 
 class Steps(list[AttentionCall]):

@@ -7,11 +7,11 @@ from typing import Any
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_number
-from clearhead.models._causes import described
-from clearhead.models._expected import Expected, expected_of
-from clearhead.models._pairs import KnownPairs, shares, worst_row
 from clearhead.models.attention_call import AttentionCall
-from clearhead.models.audited_call import AuditedCall
+from clearhead.models.audits._causes import described
+from clearhead.models.audits._expected import Expected, expected_of
+from clearhead.models.audits._pairs import KnownPairs, shares, worst_row
+from clearhead.models.audits.audited_call import AuditedCall
 from clearhead.models.calls import Calls
 
 TOLERANCE = 1e-6

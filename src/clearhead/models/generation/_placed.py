@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead.base.shapes import extent, part
 from clearhead.biases.base import Part
-from clearhead.models._cached import Link
+from clearhead.models.generation._cached import Link
 from clearhead.problem.problem import Problem
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from clearhead.inspection.reductions.entropy import Entropy
 from clearhead.inspection.reductions.max_score import MaxScore
-from clearhead.models._to_sinks import ToSinks
 from clearhead.models.reduced import ReducedCall
+from clearhead.models.training._to_sinks import ToSinks
 
 COLUMNS = ("entropy", "max_logit", "sink_share")
 KEEP = (Entropy(), MaxScore(), ToSinks())  # what a call is reduced by, in the order of the columns

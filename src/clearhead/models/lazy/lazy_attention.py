@@ -13,8 +13,8 @@ from clearhead.base.errors import ClearheadError, UnsupportedError, human_bytes
 from clearhead.base.tracing import any_autocast, as_base_tensors, compiling, unobserved
 from clearhead.inspection.weights import Weights
 from clearhead.models._compiled import uncompiled
-from clearhead.models._dense import DENSE
-from clearhead.models._of_model import OfModel, PartOfModel
+from clearhead.models.lazy._dense import DENSE
+from clearhead.models.lazy._of_model import OfModel, PartOfModel
 
 
 class LazyAttention(Tensor):

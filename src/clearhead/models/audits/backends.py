@@ -6,9 +6,9 @@ from typing import Any
 
 from clearhead.base.errors import ClearheadError, require
 from clearhead.base.numbers import check_number
-from clearhead.models._running import on_backend, run
+from clearhead.models.audits._running import on_backend, run
+from clearhead.models.audits.comparison import ComparedCall, Comparison, compared
 from clearhead.models.calls import listed
-from clearhead.models.comparison import ComparedCall, Comparison, compared
 from clearhead.models.watch import watch
 
 

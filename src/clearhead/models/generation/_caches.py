@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from clearhead.base.tracing import readable
-from clearhead.models._cached import Cached, Chain, Link, alone
 from clearhead.models._modules import Kind
+from clearhead.models.generation._cached import Cached, Chain, Link, alone
 from clearhead.problem.record import copied
 
 SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import nn
 
-from clearhead.models._expected import Expected
-from clearhead.models._running import run
-from clearhead.models.audit import TOLERANCE
+from clearhead.models.audits._expected import Expected
+from clearhead.models.audits._running import run
+from clearhead.models.audits.audit import TOLERANCE
 from clearhead.models.watch import watch
 
 

@@ -17,9 +17,9 @@ from clearhead.base.numbers import check_count
 from clearhead.base.tracing import compiling, empty_of_values, in_backward, refuse_jit, transformed, unobserved
 from clearhead.models._compiled import refuse_compiled
 from clearhead.models._masks import MaskStore
-from clearhead.models._of_model import OfModel
 from clearhead.models._patch import replaced
-from clearhead.models.lazy_attention import lazy_attention
+from clearhead.models.lazy._of_model import OfModel
+from clearhead.models.lazy.lazy_attention import lazy_attention
 from clearhead.models.sources import transformers
 from clearhead.scores.dot import Dot
 

@@ -1,0 +1,1 @@
+"""A model's own attentions as lazy tensors."""

@@ -1,0 +1,1 @@
+"""What follows the attention of a model that trains."""
