@@ -127,3 +127,39 @@ def test_bad_input():
     for options in ({"fuse": True}, {"fuse": True, "keep": KEEP, "heads": 1}, {"fuse": 1, "keep": KEEP}):
         with pytest.raises(ch.ClearheadError, match="watch: fuse is"):
             ch.watch(model, **options)
+
+
+def test_nothing_is_fused_where_something_else_looks_at_the_model():
+    """Else an edit would be left out, and another watch would miss calls."""
+    model = make("Llama", SMALL | GROUPED)
+    scale = ch.Scale(heads=[1, 3])
+    with torch.no_grad():
+        plain = model(IDS).last_hidden_state
+        with ch.edit(model, scale):
+            wanted = model(IDS).last_hidden_state
+        with ch.edit(model, scale), ch.watch(model, keep=KEEP, fuse=True, layers=1):
+            edited = model(IDS).last_hidden_state
+        with ch.watch(model) as seen, ch.watch(model, keep=KEEP, fuse=True):
+            assert torch.equal(model(IDS).last_hidden_state, plain)
+        with ch.lazy_attentions(model), ch.watch(model, keep=KEEP, fuse=True):
+            attentions = model(IDS, output_attentions=True).attentions
+    assert torch.equal(edited, wanted)
+    assert len(seen.calls) == len(attentions) == 2
+
+
+def test_a_backend_of_ones_own_runs():
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    sdpa = AttentionInterface._global_mapping["sdpa"]
+
+    def more(*args, **kwargs):
+        output, weights = sdpa(*args, **kwargs)
+        return output * 1.5, weights
+
+    AttentionInterface.register("more", more)
+    AttentionMaskInterface.register("more", AttentionMaskInterface._global_mapping["sdpa"])
+    model = make("Llama", SMALL | GROUPED | {"attn_implementation": "more"})
+    with torch.no_grad():
+        plain = model(IDS).last_hidden_state
+        with ch.watch(model, keep=KEEP, fuse=True):
+            assert torch.equal(model(IDS).last_hidden_state, plain)

@@ -1,6 +1,7 @@
 """monitor(): what it says of a model that trains, in eager and in compiled code; that it changes nothing."""
 
 import copy
+import gc
 import io
 import os
 import sys
@@ -222,11 +223,14 @@ def frames(run):
         if event == "call" and f"{os.sep}clearhead{os.sep}" in frame.f_code.co_filename:
             found.append(frame.f_code.co_qualname)
 
+    gc.collect()
+    gc.disable()  # what it would finish now is of other calls
     sys.setprofile(note)
     try:
         run()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return found
 
 
@@ -488,3 +492,25 @@ def test_compiled_padding_and_backends(name):
             (torch.compile(model, backend="eager", fullgraph=True) if compiled else model)(**inputs)
         rows.append(seen.table())
     close(*rows)
+
+
+def test_removed_by_another_thread_in_the_middle_of_a_pass():
+    model, x = Direct().train(), torch.rand(1, 4, 16)
+    before = nn.Module._call_impl, F.scaled_dot_product_attention
+
+    class Removing(nn.Module):
+        def forward(self, x):
+            x = model(x)
+            thread = threading.Thread(target=seen.remove)
+            thread.start()
+            thread.join()
+            return model(x)
+
+    holder = Removing().train()
+    holder.inner = model
+    seen = ch.monitor(holder, 1)
+    holder(x)
+    assert {row["step"] for row in seen.table()} == {0}  # the pass was seen to its end
+    assert (nn.Module._call_impl, F.scaled_dot_product_attention) == before
+    holder(x)
+    assert seen.steps == 1

@@ -35,6 +35,12 @@ def replaced(owner: Any, name: str, wrap: Wrap, innermost: bool = False) -> Iter
                 del _active[key]
 
 
+def wrappers() -> int:
+    """The most wrappers that any function has now: more than one where several things look at models' calls."""
+    with _lock:
+        return max((len(wraps) for _, wraps in _active.values()), default=0)
+
+
 def _wrapped(function: Callable[..., Any], wraps: list[Wrap]) -> Callable[..., Any]:
     for wrap in wraps:
         function = wrap(function)

@@ -19,12 +19,14 @@ from clearhead.models._given import read
 from clearhead.models._modules import Kind
 from clearhead.models._outcome import Outcome
 from clearhead.models._padding import Real, as_said, fits, of_call
+from clearhead.models._patch import wrappers
 from clearhead.models._place import BY_HEAD, Place, Separate
 from clearhead.models._receiver import Answer, DotCall, Instead, Receiver
 from clearhead.models.attention_call import AttentionCall, no_key, with_key
 from clearhead.models.generation._cached import alone
 from clearhead.models.generation._caches import Caches, Call
 from clearhead.models.reduced import ReducedCall, reduced
+from clearhead.models.use import NAME
 from clearhead.problem.problem import Problem
 from clearhead.problem.record import Record, copied
 from clearhead.scores.base import Score
@@ -183,12 +185,13 @@ def _fused_value(call: DotCall, padding: Real | None) -> Tensor | None:
     """The value of a call whose output can come from the pass of its statistics.
 
     Not where it has gradients, dropout, or a dtype that autocast chooses; nor with padding, which statistics leave out;
-    nor where a projection follows that is a part of the same function, or weights are given too, by eager attention.
+    nor where a projection follows that is a part of the same function; nor on a backend that may give more, or other
+    outputs; nor where something else looks at the model's calls, which would not be made.
     """
     query, key, value = call.query, call.key, call.value
-    if value is None or call.dropout_p or padding is not None or any_autocast() or call.backend == "eager":
+    if value is None or call.dropout_p or padding is not None or any_autocast():
         return None
-    if not isinstance(call.place, Separate):
+    if not isinstance(call.place, Separate) or call.backend not in ("sdpa", NAME) or wrappers() > 1:
         return None
     if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)):
         return None

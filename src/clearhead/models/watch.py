@@ -93,8 +93,8 @@ def watch(
     `Means`, to which each call is added instead of being listed.
     `values`: keep each call's value and output too, for `call.output`, `call.value_norms` and `call.weighted_norms`.
     `fuse`: take each call's output from the pass of its statistics, in place of the backend's: within 1e-5 of it, and
-    faster on long sequences. Not of calls with padding, dropout or gradients, under autocast, on eager attention, or of
-    modules of `torch.nn` and of clearhead's own: these are computed as without it.
+    faster on long sequences. Of calls on "sdpa" and "clearhead" without padding, dropout, gradients and autocast, where
+    nothing else (an edit, another watch) looks at the model; all others are computed as without it.
     `gradients`: also the gradients of the outputs that backward passes give, for `call.gradients`.
     Compiled functions inside the model pause at each attention call, whose record is made in eager
     code: operations that the compiler had fused across the call may change in their last digits.

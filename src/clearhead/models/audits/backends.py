@@ -9,6 +9,7 @@ from clearhead.base.numbers import check_number
 from clearhead.models.audits._running import on_backend, run
 from clearhead.models.audits.comparison import ComparedCall, Comparison, compared
 from clearhead.models.calls import listed
+from clearhead.models.edits.edit import refuse_edited
 from clearhead.models.watch import watch
 
 
@@ -51,6 +52,9 @@ def compare(model: Any, one: str, other: str, inputs: Any, *, tolerance: float |
             f"{type(model).__name__} computes attention in its own code: transformers cannot give it another backend."
         )
     most = None if tolerance is None else check_number(tolerance, "compare: tolerance")
+    if most is not None and most < 0:
+        raise ClearheadError(f"compare: tolerance is {tolerance!r}; expected a part of the largest value, 0 or more.")
+    refuse_edited(model, "compare")
     found: list[ComparedCall] = []
     for number, backend in enumerate((one, other)):
         with on_backend(model, backend), watch(model, values=True) as seen:

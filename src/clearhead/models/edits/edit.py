@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -90,17 +90,24 @@ def _editing(editor: Editor) -> Iterator[None]:
 def _alone(editor: Editor) -> Iterator[None]:
     """Raise where a part of the model is edited already: one of two would be computed without the other's changes."""
     with _lock:
-        if any(editor.stack.names.keys() & other.stack.names.keys() for other in _active):
-            raise ClearheadError(
-                f"edit() is at work on {type(editor.stack.model).__name__} already, here or in another thread. Pass "
-                "all edits to one: ch.edit(model, first, second)."
-            )
+        _refuse_edited(editor.stack.names.keys(), "edit", "Pass all edits to one: ch.edit(model, first, second)")
         _active.append(editor)
     try:
         yield
     finally:
         with _lock:
             _active.remove(editor)
+
+
+def refuse_edited(model: nn.Module, who: str) -> None:
+    """Raise where a part of the model is edited at present."""
+    with _lock:
+        _refuse_edited({id(module) for module in model.modules()}, who, "Call it outside of the edit's `with`")
+
+
+def _refuse_edited(modules: Set[int], who: str, instead: str) -> None:
+    if any(modules & other.stack.names.keys() for other in _active):
+        raise ClearheadError(f"{who}: edit() is at work on this model, here or in another thread. {instead}.")
 
 
 class Editor(Receiver):

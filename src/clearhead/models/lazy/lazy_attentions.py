@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -26,7 +27,7 @@ from clearhead.scores.dot import Dot
 DENSE_BYTES = 2**30
 MARK = "_clearhead_lazy_attentions"  # in a module's __dict__, which copies and replicas of it have too
 
-_numbers = itertools.count()
+_numbers = itertools.count(secrets.randbits(48))  # marks are saved with a model: those of another process are others
 Model = TypeVar("Model", bound=nn.Module)
 
 

@@ -7,6 +7,7 @@ It writes nothing; it says that it writes to its module's mark, so that the comp
 from __future__ import annotations
 
 import itertools
+import secrets
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ from clearhead.models.sources import transformers
 # Read by no backend of transformers' own but FlashAttention's and those that choose keys.
 UNREAD = ("indices", "block_indices", "cu_seq_lens_q", "cu_seq_lens_k")
 
-_numbers = itertools.count()
+_numbers = itertools.count(secrets.randbits(48))  # marks are saved with a model: those of another process are others
 
 
 class Interface:

@@ -108,6 +108,7 @@ class Monitor:
         self._callback, self._asked = callback, asked
         self._found: list[tuple[int, dict[str, Tensor]]] = []
         self._lock, self._here = threading.Lock(), _Here()
+        self._open, self._removed = 0, False  # monitored passes that run, in any thread
         self._interface = Interface(model)
         with ExitStack() as stack:
             stack.enter_context(self._interface.installed())
@@ -124,9 +125,16 @@ class Monitor:
         return [row for step, found in self._found for row in rows_of(step, found)]
 
     def remove(self) -> None:
-        """End it; what was seen stays. Compiled code that it was a part of is compiled anew when it runs next."""
+        """End it; what was seen stays. Compiled code that it was a part of is compiled anew when it runs next.
+
+        A monitored pass that runs in another thread is seen to its end.
+        """
         self._close()
-        self._installed.close()
+        with self._lock:
+            self._removed = True
+            last = not self._open
+        if last:
+            self._installed.close()
 
     def __enter__(self) -> Self:
         return self
@@ -144,7 +152,7 @@ class Monitor:
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], compiled: bool) -> None:
         self._close()  # of a pass that was interrupted
-        if not module.training or in_backward():
+        if self._removed or not module.training or in_backward():
             return
         with self._lock:
             step, self.steps = self.steps, self.steps + 1
@@ -168,6 +176,8 @@ class Monitor:
             stack.enter_context(one.stack.running(module, args, kwargs))
             here.open = stack.pop_all()
         here.step = one
+        with self._lock:
+            self._open += 1
 
     def _end(self, module: nn.Module, args: Any, output: Any, compiled: bool) -> None:
         step = self._here.step
@@ -184,8 +194,15 @@ class Monitor:
 
     def _close(self) -> None:
         here = self._here
-        opened, here.open, here.step, here.passing = here.open, ExitStack(), None, False
+        opened, step, here.open, here.step, here.passing = here.open, here.step, ExitStack(), None, False
         opened.close()
+        if step is None:
+            return
+        with self._lock:
+            self._open -= 1
+            last = self._removed and not self._open
+        if last:
+            self._installed.close()
 
 
 class _Here(threading.local):
