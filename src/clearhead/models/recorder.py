@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import NoneType
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from clearhead.models.reduced import ReducedCall, reduced
 from clearhead.problem.problem import Problem
 from clearhead.problem.record import Record, copied
 from clearhead.scores.base import Score
+from clearhead.scores.dot import Dot
 
 
 class Recorder(Receiver):
@@ -43,6 +45,7 @@ class Recorder(Receiver):
         self.sizes: set[tuple[int, int]] = set()  # (batch, keys) of the calls
         self._runs: dict[int, int] = {}  # by the entry of the stack
         self._caches = Caches(asked.every)
+        self._scores: dict[tuple[float | None, float | None], Dot] = {}
 
     @property
     def idle(self) -> bool:
@@ -77,7 +80,7 @@ class Recorder(Receiver):
             call = call.detached()
             if self.copies:
                 call = call._replace(query=copied(call.query))
-            score = call.score
+            score = self._score(call)
             problem = call.problem(score)
         masks, kept = call.masks, Record(problem, Versions(()), copied=True)
         return self._keep(
@@ -92,6 +95,15 @@ class Recorder(Receiver):
             place=call.place,
             fusible=given if self.asked.fuse else None,
         )
+
+    def _score(self, call: DotCall) -> Dot:
+        """The score of a call; that of an earlier one, if it is the same: modules take time to make."""
+        if not (type(call.scale) in (float, NoneType) and type(call.softcap) in (float, NoneType)):
+            return call.score
+        settings = call.scale, call.softcap
+        if settings not in self._scores:
+            self._scores[settings] = call.score
+        return self._scores[settings]
 
     def own(self, problem: Problem, call: Arguments, backend: str) -> Answer:
         self.check(problem.query, problem.key)
@@ -136,8 +148,10 @@ class Recorder(Receiver):
                 padding = as_said(self.padding, kind, problem)
         outcome = Outcome() if self.asked.values or self.asked.gradients else None
         answer: Answer = None
-        keys, values = alone(key), None
-        if self.copies:
+        values = None
+        if not self.copies:
+            keys = alone(key)
+        else:
             in_use = sizes.keys if kind == "cross" else filled(problem, uniform)
             steps = Call(kind, self.run, sizes.queries, in_use, joins=key is problem.key)
             with unobserved():
