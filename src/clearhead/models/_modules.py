@@ -59,8 +59,15 @@ class Stack:
                     return call(module, *args, **kwargs)
                 finally:
                     running.others -= 1
-            with self.running(module, args, kwargs):
+            stack = running.stack
+            if not stack:
+                with self.running(module, args, kwargs):
+                    return call(module, *args, **kwargs)
+            stack.append(_entered(module, args, kwargs, stack))  # as `running` does, at less cost: each module comes by
+            try:
                 return call(module, *args, **kwargs)
+            finally:
+                stack.pop()
 
         return _call_impl
 

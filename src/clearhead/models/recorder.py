@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import NoneType
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from clearhead.models.use import NAME
 from clearhead.problem.problem import Problem
 from clearhead.problem.record import Record, copied
 from clearhead.scores.base import Score
+from clearhead.scores.dot import Dot
 
 
 class Recorder(Receiver):
@@ -45,6 +47,7 @@ class Recorder(Receiver):
         self.sizes: set[tuple[int, int]] = set()  # (batch, keys) of the calls
         self._runs: dict[int, int] = {}  # by the entry of the stack
         self._caches = Caches(asked.every)
+        self._scores: dict[tuple[float | None, float | None], Dot] = {}
 
     @property
     def idle(self) -> bool:
@@ -79,7 +82,7 @@ class Recorder(Receiver):
             call = call.detached()
             if self.copies:
                 call = call._replace(query=copied(call.query))
-            score = call.score
+            score = self._score(call)
             problem = call.problem(score)
         masks, kept = call.masks, Record(problem, Versions(()), copied=True)
         return self._keep(
@@ -94,6 +97,15 @@ class Recorder(Receiver):
             place=call.place,
             fusible=given if self.asked.fuse else None,
         )
+
+    def _score(self, call: DotCall) -> Dot:
+        """The score of a call; that of an earlier one, if it is the same: modules take time to make."""
+        if not (type(call.scale) in (float, NoneType) and type(call.softcap) in (float, NoneType)):
+            return call.score
+        settings = call.scale, call.softcap
+        if settings not in self._scores:
+            self._scores[settings] = call.score
+        return self._scores[settings]
 
     def own(self, problem: Problem, call: Arguments, backend: str) -> Answer:
         self.check(problem.query, problem.key)
@@ -138,8 +150,10 @@ class Recorder(Receiver):
                 padding = as_said(self.padding, kind, problem)
         outcome = Outcome() if self.asked.values or self.asked.gradients else None
         answer: Answer = None
-        keys, values = alone(key), None
-        if self.copies:
+        values = None
+        if not self.copies:
+            keys = alone(key)
+        else:
             in_use = sizes.keys if kind == "cross" else filled(problem, uniform)
             steps = Call(kind, self.run, sizes.queries, in_use, joins=key is problem.key)
             with unobserved():

@@ -118,8 +118,9 @@ class Recording(Calls[AttentionCall]):
     def save(self, path: str | Path) -> Path:
         """Write the recording to one file, which `ch.load_seen` reads: to compare checkpoints, or to look later.
 
-        The file is of safetensors, what is no tensor is JSON in its header: loading it runs no code. Holds query, key,
-        masks (each once), biases, sinks and padding; values, outputs and gradients, if they were kept. Gives the path.
+        The file is of safetensors, what is no tensor is JSON in its header: loading it runs no code. Holds queries,
+        keys (in a generation each once), masks (each once), biases, sinks and padding; values, outputs and gradients,
+        if they were kept. Gives the path.
         Raises an `UnsupportedError` for calls that are no dot products, a `ClearheadError` where it cannot be written.
         """
         return save(self.calls, path)

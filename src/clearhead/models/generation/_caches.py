@@ -43,7 +43,6 @@ class Caches:
         self._self: tuple[int, _Newest | None] = -1, None  # a run, and its newest self attention
         self._lock = threading.Lock()
 
-    @torch.no_grad()
     def add(
         self, name: str, call: Call, key: Tensor, value: Tensor | None, fresh: bool = False
     ) -> tuple[Cached, Cached | None]:
@@ -68,10 +67,10 @@ class Caches:
             link = newest.link(call, tensor, self._beside(call))
             link = None if link is None else link._replace(query=self._place(call, link.filled))
         if link is None:
-            newest = self._newest[which] = _Newest(first(call, tensor, fresh, self._place(call, 0)), call.run)
+            newest = self._newest[which] = _Newest(first(call, tensor, fresh, self._place(call, 0)), call.run, tensor)
         else:
             assert newest is not None
-            newest.follow(link, call.run)
+            newest.follow(link, call.run, tensor)
         return Cached(newest.chain, len(newest.chain.links) - 1)
 
     def _place(self, call: Call, filled: int) -> int | None:
@@ -107,14 +106,20 @@ def first(call: Call, tensor: Tensor, fresh: bool, query: int | None) -> Cached:
 
 
 class _Newest:
-    """The newest link of a chain, and all that its call had."""
+    """The newest link of a chain, and all that its call had.
 
-    def __init__(self, cached: Cached, run: int) -> None:
+    That is the model's own tensor, which a cache that grows leaves as it was, and has just read; or, where it is
+    written to, as a static cache is, a copy.
+    """
+
+    def __init__(self, cached: Cached, run: int, tensor: Tensor) -> None:
         self.chain = cached.chain
         self.chain.run = run
-        self._room = cached.tensor()  # has the newest from `_at` on; the first link's own until there is a second
-        self._at = 0
         self.parents: list[list[int]] | None = None  # of each row of the newest, those that it may continue
+        self._given: tuple[Tensor, int] | None = None  # the model's own, and how often it had been written to
+        self._room: Tensor | None = None  # a copy, which has the newest from `_at` on, and room for more
+        self._at = 0
+        self._hold(tensor)
 
     @property
     def last(self) -> Link:
@@ -122,14 +127,27 @@ class _Newest:
 
     def alike(self, tensor: Tensor) -> bool:
         """Whether the two have the same kind of entries: only rows and length may differ."""
-        mine, other = self._room, tensor
+        mine, other = self.last.new, tensor
         shapes = [(t.shape[1], t.shape[3], t.dtype, t.device) for t in (mine, other)]
         return type(mine) is Tensor and shapes[0] == shapes[1]
+
+    def _hold(self, tensor: Tensor) -> None:
+        self._given = None if tensor.is_inference() else (tensor, tensor._version)
+
+    def _mine(self, tensor: Tensor) -> Tensor:
+        """All that the newest call had. `tensor`: what the next one has, perhaps in the same memory."""
+        if self._room is None and self._given is not None:
+            mine, version = self._given
+            if mine._version == version and mine.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr():
+                return mine
+        if self._room is None:
+            self._room, self._given = Cached(self.chain, len(self.chain.links) - 1).tensor(), None
+        return self._room[:, :, self._at : self._at + self.last.length]
 
     def link(self, call: Call, tensor: Tensor, beside: _Newest | None) -> Link | None:
         """What is new in a tensor that continues the newest; None where it does not. `beside`: see `Caches._beside`."""
         last, length = self.last, tensor.shape[2]
-        mine = self._room[:, :, self._at : self._at + last.length]
+        mine = self._mine(tensor)
         end = length if call.kind == "self" else 0
         for offset, filled in self._places(call, mine, tensor):
             old = min(filled - call.queries if end else length, last.filled - last.base - offset)
@@ -167,14 +185,17 @@ class _Newest:
             if offset not in tried:
                 yield offset, length
 
-    def follow(self, link: Link, run: int) -> None:
+    def follow(self, link: Link, run: int, tensor: Tensor) -> None:
         """Add a link, and keep all that its call had."""
         last, self.chain.run = self.last, run
         self.chain.links.append(link)
+        if self._room is None:
+            self._hold(tensor)
+            return
         at = self._at + link.base - last.base
         first, stop = link.start - link.base, link.start - link.base + link.new.shape[2]
-        grown = len(self.chain.links) == 2 or at + link.length > self._room.shape[2]
-        if grown or link.rows is not None:
+        shared = self._room is self.chain.links[0].new
+        if shared or link.rows is not None or at + link.length > self._room.shape[2]:
             old = self._room[:, :, at : self._at + last.length][:, :, : link.length]
             old = old if link.rows is None else old[link.rows]
             batch, heads, had, width = old.shape
@@ -231,8 +252,8 @@ def equal(one: Tensor, other: Tensor) -> bool:
     if not one.is_cpu:
         return torch.equal(one, other)
     mine, theirs = one.numpy(), other.numpy()  # three times as fast as torch.equal
-    if not (mine[:, :, -1] == theirs[:, :, -1]).all():
-        return False  # soon found: most that differ do so there
+    if len(mine) > 1 and not (mine[:, :, -1] == theirs[:, :, -1]).all():
+        return False  # soon found: beams that differ do so there
     if mine.shape[3] * mine.itemsize % 8 == 0 and mine.strides[3] == theirs.strides[3] == mine.itemsize:
         mine, theirs = mine.view(np.int64), theirs.view(np.int64)
     return bool((mine == theirs).all())
