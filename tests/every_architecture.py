@@ -16,7 +16,7 @@ import sys
 import time
 from multiprocessing.connection import wait
 
-SECONDS = 90
+SECONDS = 60
 MEMORY = 8 << 30  # bytes that one trial may take, beyond what its libraries have
 AT_ONCE = 2
 
@@ -51,10 +51,12 @@ def tried(names):
     import torch
     import transformers
 
+    from zoo.registry import model_class
     from zoo.trial import Outcome
 
     torch.set_num_threads(1)  # before the forks: a process that has started threads cannot be forked safely
     transformers.utils.logging.set_verbosity_error()
+    model_class("bert")  # imports what all models share, once
     context = multiprocessing.get_context("fork")
     left, running = list(reversed(names)), {}
     while left or running:

@@ -1,7 +1,8 @@
 """What the backends of a model compute, found without clearhead: each call's weights, by the backend's own function.
 
 The function that a model calls for its attention is called once more with the identity matrix as values: what it gives
-back are its weights, whatever its masks, scales and flags mean to it.
+back are its weights, whatever its masks, scales and flags mean to it. Of many keys only some have their column, and one
+column of ones gives the sum of each row.
 """
 
 from __future__ import annotations
@@ -16,14 +17,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+COLUMNS = 256
 SOFTMAXES = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
 
 
 class Call(NamedTuple):
-    """One call. `weights` (B, H, Lq, Lk), as its backend computed them."""
+    """One call, as its backend computed it. `weights` (B, H, Lq, n): of the keys `columns`, then the sum over all.
+
+    `keys`: how many there are.
+    """
 
     backend: str
     weights: Tensor
+    keys: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.weights.shape[:3], self.keys)
+
+    def off(self, recorded: Tensor) -> float:
+        """The largest difference to recorded weights (B, H, Lq, Lk), and to the sums of their rows."""
+        some = torch.cat([recorded[..., columns(self.keys)], recorded.sum(-1, keepdim=True)], -1)
+        return float((some - self.weights).abs().max())
 
 
 class Found(NamedTuple):
@@ -48,8 +63,8 @@ def captured() -> Iterator[Found]:
             assert mode is not None
             with mode.inside():
                 output = function(module, query, key, value, *args, **kwargs)
-                weights = function(module, query, key, _identity(key), *args, **kwargs)[0].transpose(1, 2)
-            found.calls.append(Call("eager" if function is default else name, weights))
+                weights = function(module, query, key, _probe(key), *args, **kwargs)[0].transpose(1, 2)
+            found.calls.append(Call("eager" if function is default else name, weights, key.shape[2]))
             return output
 
         return attention
@@ -93,20 +108,31 @@ class _Mode(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _sdpa(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        weights = F.scaled_dot_product_attention(query, key, _identity(key), *args, **kwargs)
+        weights = F.scaled_dot_product_attention(query, key, _probe(key), *args, **kwargs)
         batch, heads = (weights.shape[:-3], weights.shape[-3]) if weights.ndim > 3 else (weights.shape[:-2], 1)
-        self.found.calls.append(Call("sdpa", weights.reshape(batch.numel(), heads, *weights.shape[-2:])))
+        self.found.calls.append(Call("sdpa", weights.reshape(batch.numel(), heads, *weights.shape[-2:]), key.shape[-2]))
         return F.scaled_dot_product_attention(query, key, value, *args, **kwargs)
 
     def _multi_head(self, func: Any, args: Any, kwargs: Any) -> Any:
         weights = func(*args, **{**kwargs, "need_weights": True, "average_attn_weights": False})[1]
-        self.found.calls.append(Call("multi_head_attention_forward", weights.reshape(-1, *weights.shape[-3:])))
+        weights = weights.reshape(-1, *weights.shape[-3:])
+        probed = torch.cat([weights[..., columns(weights.shape[-1])], weights.sum(-1, keepdim=True)], -1)
+        self.found.calls.append(Call("multi_head_attention_forward", probed, weights.shape[-1]))
         return func(*args, **kwargs)
 
 
-def _identity(key: Tensor) -> Tensor:
+def columns(keys: int) -> Tensor:
+    """The keys whose weights are looked at: all, or some that are drawn."""
+    if keys <= COLUMNS:
+        return torch.arange(keys)
+    return torch.randperm(keys, generator=torch.Generator().manual_seed(keys))[:COLUMNS].sort().values
+
+
+def _probe(key: Tensor) -> Tensor:
+    """Values of which attention makes its weights, and their sum."""
     keys = key.shape[-2]
-    return torch.eye(keys, dtype=key.dtype).expand(*key.shape[:-1], keys)
+    probe = torch.cat([torch.eye(keys, dtype=key.dtype)[:, columns(keys)], torch.ones(keys, 1, dtype=key.dtype)], -1)
+    return probe.expand(*key.shape[:-1], probe.shape[-1])
 
 
 def _module() -> str:

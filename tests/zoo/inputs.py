@@ -12,29 +12,54 @@ from torch import Tensor
 from zoo.small import SPECIAL, parts
 
 BATCH, LENGTH = 2, 12
+GRIDS = [[1, 4, 4], [1, 4, 8]]  # two images, in patches
 
 
-def inputs(model: Any, everything: bool) -> dict[str, Any]:
-    """What forward needs: its main input and what has no default; `everything`: whatever else is known here too.
+VARIANTS = ["needed", "all", "needed, other layout", "all, other layout"]
 
+
+def inputs(model: Any, variant: str) -> dict[str, Any]:
+    """What forward needs: its main input and what has no default; "all": whatever else is known here too.
+
+    "other layout": sounds with their axes exchanged, words with a dimension for codebooks, no cache.
     Raises a LookupError for a needed input that is not known here.
     """
     given = inspect.signature(model.forward).parameters
     named = {n: p for n, p in given.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-    needed = [name for name, one in named.items() if one.default is one.empty]
-    main = model.main_input_name
-    wanted = [*needed, main] if main in named else needed
+    wanted = [name for name, one in named.items() if one.default is one.empty]
+    if model.main_input_name in named:
+        wanted.append(model.main_input_name)
     if getattr(model.config, "is_encoder_decoder", False):
         wanted += [name for name in ("decoder_input_ids",) if name in named]
     if not wanted:
         wanted = [name for name in named if name in MAKERS][:1]
-    if everything:
+    if variant.startswith("all"):
         wanted += [name for name in named if name in MAKERS and name not in EITHER]
-    unknown = [name for name in wanted if name not in MAKERS]
+    wanted = list(dict.fromkeys(wanted))
+    unknown = [name for name in wanted if name not in MAKERS and name != "grid_thw"]
     if unknown:
         raise LookupError(f"its forward needs {', '.join(unknown)}")
     generator = torch.Generator().manual_seed(0)
-    return {name: MAKERS[name](model.config, generator) for name in dict.fromkeys(wanted)}
+    if "grid_thw" in wanted:
+        made = {name: _patches(model.config, generator) for name in wanted if name != "grid_thw"}
+        return {**made, "grid_thw": torch.tensor(GRIDS)}
+    made = {name: MAKERS[name](model.config, generator) for name in wanted}
+    if variant.endswith("other layout"):
+        made = {name: _other(model.config, name, value) for name, value in made.items()}
+        if "use_cache" in named:
+            made["use_cache"] = False
+    return made
+
+
+def _other(config: Any, name: str, value: Any) -> Any:
+    if name == "input_features":
+        return value.mT.contiguous()
+    if name == "input_values":
+        return value[:, None] if value.ndim == 2 else value.mT.contiguous()
+    books = find(config, "num_codebooks", "num_channels", "n_codebooks", "num_quantizers")
+    if name.endswith("input_ids") and type(books) is int:
+        return value[..., None].expand(-1, -1, books).contiguous()
+    return value
 
 
 def padded(model: Any, given: dict[str, Any]) -> dict[str, Any] | None:
@@ -66,8 +91,9 @@ def _pair(size: Any) -> tuple[int, int]:
 
 
 def _image(config: Any, generator: torch.Generator) -> Tensor:
-    height, width = _pair(find(config, "image_size", "img_size", "pretrain_image_size", default=64))
+    height, width = _pair(find(config, "image_size", "img_size", "pretrain_image_size", default=256))
     channels = find(config, "num_channels", "in_channels", "in_chans", default=3)
+    channels = channels if type(channels) is int else 3
     return torch.randn(BATCH, channels, height, width, generator=generator)
 
 
@@ -78,7 +104,19 @@ def _video(config: Any, generator: torch.Generator) -> Tensor:
                        generator=generator)
 
 
+def _patches(config: Any, generator: torch.Generator) -> Tensor:
+    """The patches of all images, one after the other, each one flat."""
+    height, width = _pair(find(config, "patch_size", default=14))
+    frames = _pair(find(config, "temporal_patch_size", default=1))[0]
+    channels = find(config, "in_channels", "in_chans", "num_channels", default=3)
+    number = sum(t * h * w for t, h, w in GRIDS)
+    return torch.randn(number, channels * frames * height * width, generator=generator)
+
+
 def _sound(config: Any, generator: torch.Generator) -> Tensor:
+    frames, bins = getattr(config, "max_length", None), getattr(config, "num_mel_bins", None)
+    if type(frames) is int and type(bins) is int and frames > 100:
+        return torch.randn(BATCH, frames, bins, generator=generator)
     return torch.randn(BATCH, 16000, generator=generator)
 
 
@@ -90,6 +128,18 @@ def _mels(config: Any, generator: torch.Generator) -> Tensor:
 
 def _states(config: Any, generator: torch.Generator) -> Tensor:
     return torch.randn(BATCH, LENGTH, find(config, "hidden_size", "d_model", "embed_dim"), generator=generator)
+
+
+def _others(config: Any, generator: torch.Generator) -> Tensor:
+    """What another part of the model would hand over."""
+    width = find(config, "encoder_hidden_size", "cross_hidden_size", "hidden_size", "d_model")
+    return torch.randn(BATCH, LENGTH + 3, width, generator=generator)
+
+
+def _series(config: Any, generator: torch.Generator) -> Tensor:
+    channels = find(config, "num_input_channels", default=1)
+    length = find(config, "context_length", default=64)
+    return torch.randn(BATCH, length, channels, generator=generator)
 
 
 def _boxes(config: Any, generator: torch.Generator) -> Tensor:
@@ -106,6 +156,10 @@ MAKERS: dict[str, Callable[[Any, torch.Generator], Any]] = {
     "input_features": _mels,
     "inputs_embeds": _states,
     "hidden_states": _states,
+    "query_embeds": _states,
+    "encoder_hidden_states": _others,
+    "past_values": _series,
     "bbox": _boxes,
 }
-EITHER = {"inputs_embeds", "pixel_values_videos", "hidden_states"}  # one of them and another is an error
+# given where they are needed alone: beside another they are an error, or turn a model into a decoder
+EITHER = {"inputs_embeds", "pixel_values_videos", "hidden_states", "query_embeds", "encoder_hidden_states"}
