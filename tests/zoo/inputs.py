@@ -121,13 +121,14 @@ def _sound(config: Any, generator: torch.Generator) -> Tensor:
 
 
 def _mels(config: Any, generator: torch.Generator) -> Tensor:
-    bins = find(config, "num_mel_bins", "n_mels", "feature_size", "input_feat_per_channel", default=80)
+    bins = find(config, "num_mel_bins", "n_mels", "feature_size", "input_feat_per_channel", default=128)
     positions = find(config, "max_source_positions")
     return torch.randn(BATCH, bins, 2 * positions if positions else 64, generator=generator)
 
 
 def _states(config: Any, generator: torch.Generator) -> Tensor:
-    return torch.randn(BATCH, LENGTH, find(config, "hidden_size", "d_model", "embed_dim"), generator=generator)
+    width = find(config, "input_dim", "hidden_size", "d_model", "embed_dim")
+    return torch.randn(BATCH, LENGTH, width, generator=generator)
 
 
 def _others(config: Any, generator: torch.Generator) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 WORDS = 1000  # how many words are left
 POSITIONS = 48  # of sounds
-PATCHES = 16  # along the edge of an image
+PATCHES = 8  # along the edge of an image
 SPECIAL = 900  # from here on are the tokens with a meaning, such as the place of an image
 
 LAYERS = re.compile(
@@ -148,10 +148,11 @@ def _shorter(part: Any) -> None:
         if type(values.get(name)) is int and values[name] > POSITIONS:
             _put(part, name, POSITIONS)
     image, patch = values.get("image_size"), values.get("patch_size")
-    if type(image) is int and type(patch) is int and patch >= 8 and image % patch == 0 and image // patch > PATCHES:
-        _put(part, "image_size", PATCHES * patch)
+    patches = 2 * PATCHES if any("window" in name or "embedding_size" in name for name in values) else PATCHES
+    if type(image) is int and type(patch) is int and patch >= 8 and image % patch == 0 and image // patch > patches:
+        _put(part, "image_size", patches * patch)
         if "image_embedding_size" in values:
-            _put(part, "image_embedding_size", PATCHES)
+            _put(part, "image_embedding_size", patches)
 
 
 def _fewer_words(part: Any, specials: dict[int, int]) -> None:
@@ -173,7 +174,7 @@ def _fewer_experts(part: Any) -> None:
     few = {
         **{name: 4 for name in vars(part) if EXPERTS.fullmatch(name)},
         **{name: 2 for name in vars(part) if CHOSEN.fullmatch(name)},
-        **{name: 1 for name in ("n_group", "topk_group") if name in vars(part)},
+        **{name: 1 for name in ("n_group", "topk_group", "num_expert_group", "n_expert_groups") if name in vars(part)},
     }
     for name, most in few.items():
         if type(vars(part)[name]) is int and vars(part)[name] > most:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -16,8 +17,8 @@ from zoo.registry import config_class, model_class
 from zoo.small import Size, shrink
 
 DIVISORS = (1, 2, 4, 8, 16, 32)  # tried in this order until a model can be built, runs, and calls attention
-TRIES = 3  # of models that are built and do not run
-MOST_PARAMETERS = 30_000_000
+TRIES = 2  # of models that are built and do not run
+MOST_PARAMETERS = (12_000_000, 50_000_000)  # the second where nothing fits into the first
 SPREAD = 2.0  # of the logarithms of a row's weights: rows that are nearly uniform would hide a wrong score
 UNIFORM = 0.3  # below this spread a wrong score could hide
 EPSILON = torch.finfo(torch.float32).eps
@@ -80,11 +81,11 @@ def small_model(name: str) -> tuple[Any, list[dict[str, Any]]]:
         raise NotBuiltError(shortened(error)) from None
     errors: list[Exception] = []
     quiet = None  # one that runs and calls no attention, so far
-    for layers in (2, None):
+    for most, layers in product(MOST_PARAMETERS, (2, None)):
         tries = 0
         for divisor in DIVISORS:
             try:
-                model = built(name, cls, Size(layers, divisor))
+                model = built(name, cls, Size(layers, divisor), most)
             except Exception as error:
                 errors.append(error)
                 continue
@@ -104,18 +105,20 @@ def small_model(name: str) -> tuple[Any, list[dict[str, Any]]]:
             tries += 1
             if tries == TRIES or quiet is not None:
                 break
+        if layers is None and (quiet is not None or tries):
+            break
     if quiet is not None:
         return quiet
     raise NotBuiltError(shortened(errors[0]) if errors else "too large however it was shrunk")
 
 
-def built(name: str, cls: Any, size: Size) -> Any:
+def built(name: str, cls: Any, size: Size, most: int) -> Any:
     """The model, or None where it has too many parameters."""
     config = config_class(name)()
     shrink(config, size)
     with torch.device("meta"):
         empty = cls._from_config(config)
-    if sum(p.numel() for p in empty.parameters()) > MOST_PARAMETERS:
+    if sum(p.numel() for p in empty.parameters()) > most:
         return None
     torch.manual_seed(0)
     return cls._from_config(config).eval()
@@ -136,16 +139,20 @@ def forward(model: Any, given: dict[str, Any]) -> Any:
 
 def sharpen(model: Any, given: dict[str, Any], calls: list[Call]) -> None:
     """Scale the weights until the scores of a row have a spread, or leave them where the model then overflows."""
-    spread = sorted(spreads(calls))[len(calls) // 2]
-    factor = min(max((SPREAD / max(spread, 1e-9)) ** 0.5, 1.0), 30.0)
     matrices = [weight for weight in model.parameters() if weight.ndim > 1]
-    with torch.no_grad():
-        for weight in matrices:
-            weight *= factor
-        again = run(model, given)[1]
-        if not all(call.weights.isfinite().all() for call in again):
+    for _ in range(2):  # deep inside, scores grow by more than the weights, or by less
+        spread = sorted(spreads(calls))[len(calls) // 2]
+        factor = min(max((SPREAD / max(spread, 1e-9)) ** 0.5, 1.0), 30.0)
+        with torch.no_grad():
             for weight in matrices:
-                weight /= factor
+                weight *= factor
+            calls = run(model, given)[1]
+            if not all(call.weights.isfinite().all() for call in calls):
+                for weight in matrices:
+                    weight /= factor
+                return
+        if factor < 2:
+            return
 
 
 def spreads(calls: list[Call]) -> list[float]:
