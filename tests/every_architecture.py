@@ -1,8 +1,8 @@
 """Try every architecture of transformers, and write docs/models.md.
 
-    .venv/bin/python tests/every_architecture.py                 # all, and what came out
-    .venv/bin/python tests/every_architecture.py llama whisper   # these
-    .venv/bin/python tests/every_architecture.py --write         # all, into docs/models.md
+.venv/bin/python tests/every_architecture.py                 # all, and what came out
+.venv/bin/python tests/every_architecture.py llama whisper   # these
+.venv/bin/python tests/every_architecture.py --write         # all, into docs/models.md
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> int:
         outcomes.append(outcome)
         print(f"{i + 1}/{len(chosen)}", *outcome, sep=" | ", flush=True)
     outcomes.sort()
-    print(document.counts(outcomes))
+    print(document.counts([document.text_of(outcome) for outcome in outcomes]))
     if asked.json:
         with open(asked.json, "w") as file:
             json.dump(outcomes, file, indent=0)
@@ -51,7 +51,6 @@ def tried(names):
     """The outcome of each, in the order in which they end: each in a process of its own, for what it may do."""
     import torch
     import transformers
-
     from zoo.registry import model_class
     from zoo.trial import Outcome
 

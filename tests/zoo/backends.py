@@ -24,12 +24,13 @@ SOFTMAXES = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
 class Call(NamedTuple):
     """One call, as its backend computed it. `weights` (B, H, Lq, n): of the keys `columns`, then the sum over all.
 
-    `keys`: how many there are.
+    `keys`: how many there are. `module`: the innermost running one that has weights.
     """
 
     backend: str
     weights: Tensor
     keys: int
+    module: nn.Module | None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -64,7 +65,7 @@ def captured() -> Iterator[Found]:
             with mode.inside():
                 output = function(module, query, key, value, *args, **kwargs)
                 weights = function(module, query, key, _probe(key), *args, **kwargs)[0].transpose(1, 2)
-            found.calls.append(Call("eager" if function is default else name, weights, key.shape[2]))
+            found.calls.append(Call("eager" if function is default else name, weights, key.shape[2], _module()))
             return output
 
         return attention
@@ -102,22 +103,24 @@ class _Mode(TorchFunctionMode):
             with self.inside():
                 return self._multi_head(func, args, kwargs)
         if func in SOFTMAXES:
-            module = _module()
-            if "att" in module.lower():
-                self.found.own.add(module)
+            name = type(_module(with_weights=False)).__name__
+            if "att" in name.lower():
+                self.found.own.add(name)
         return func(*args, **kwargs)
 
     def _sdpa(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         weights = F.scaled_dot_product_attention(query, key, _probe(key), *args, **kwargs)
         batch, heads = (weights.shape[:-3], weights.shape[-3]) if weights.ndim > 3 else (weights.shape[:-2], 1)
-        self.found.calls.append(Call("sdpa", weights.reshape(batch.numel(), heads, *weights.shape[-2:]), key.shape[-2]))
+        self.found.calls.append(
+            Call("sdpa", weights.reshape(batch.numel(), heads, *weights.shape[-2:]), key.shape[-2], _module())
+        )
         return F.scaled_dot_product_attention(query, key, value, *args, **kwargs)
 
     def _multi_head(self, func: Any, args: Any, kwargs: Any) -> Any:
         weights = func(*args, **{**kwargs, "need_weights": True, "average_attn_weights": False})[1]
         weights = weights.reshape(-1, *weights.shape[-3:])
         probed = torch.cat([weights[..., columns(weights.shape[-1])], weights.sum(-1, keepdim=True)], -1)
-        self.found.calls.append(Call("multi_head_attention_forward", probed, weights.shape[-1]))
+        self.found.calls.append(Call("multi_head_attention_forward", probed, weights.shape[-1], _module()))
         return func(*args, **kwargs)
 
 
@@ -135,13 +138,15 @@ def _probe(key: Tensor) -> Tensor:
     return probe.expand(*key.shape[:-1], probe.shape[-1])
 
 
-def _module() -> str:
-    """The class of the module whose code is running."""
+def _module(with_weights: bool = True) -> nn.Module | None:
+    """The module whose code is running; `with_weights`: one that has matrices, and so no part of torch.nn."""
     frame = sys._getframe(2)
     while frame is not None:
         for name in ("self", "module"):
             module = frame.f_locals.get(name)
-            if isinstance(module, nn.Module) and not type(module).__module__.startswith("torch."):
-                return type(module).__name__
+            if not isinstance(module, nn.Module) or type(module).__module__.startswith("torch."):
+                continue
+            if not with_weights or any(weight.ndim > 1 for weight in module.parameters()):
+                return module
         frame = frame.f_back
-    return ""
+    return None

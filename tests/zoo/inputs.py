@@ -100,8 +100,9 @@ def _image(config: Any, generator: torch.Generator) -> Tensor:
 def _video(config: Any, generator: torch.Generator) -> Tensor:
     height, width = _pair(find(config, "image_size", "crop_size", default=64))
     frames = find(config, "num_frames", "frames_per_clip", default=4)
-    return torch.randn(BATCH, frames, find(config, "num_channels", "in_chans", default=3), height, width,
-                       generator=generator)
+    return torch.randn(
+        BATCH, frames, find(config, "num_channels", "in_chans", default=3), height, width, generator=generator
+    )
 
 
 def _patches(config: Any, generator: torch.Generator) -> Tensor:

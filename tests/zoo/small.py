@@ -136,8 +136,11 @@ def _backbone(timm: Any) -> Any:
 
     given = vars(timm).get("out_indices") or vars(timm).get("_out_indices") or [4]
     return ResNetConfig(
-        embedding_size=16, hidden_sizes=[16, 32, 48, 64], depths=[1, 1, 1, 1], layer_type="basic", out_indices=[
-            min(index if index >= 0 else 5 + index, 4) for index in given]
+        embedding_size=16,
+        hidden_sizes=[16, 32, 48, 64],
+        depths=[1, 1, 1, 1],
+        layer_type="basic",
+        out_indices=[min(index if index >= 0 else 5 + index, 4) for index in given],
     )
 
 

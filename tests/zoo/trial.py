@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator
 from itertools import product
@@ -18,9 +19,14 @@ from zoo.small import Size, shrink
 
 DIVISORS = (1, 2, 4, 8, 16, 32)  # tried in this order until a model can be built, runs, and calls attention
 TRIES = 2  # of models that are built and do not run
-MOST_PARAMETERS = (12_000_000, 50_000_000)  # the second where nothing fits into the first
+PARAMETERS = (range(12_000_000), range(12_000_000, 50_000_000))  # how many: the second where none of the first runs
+QUERY_OR_KEY = re.compile(
+    r"(to_|fc_|lin_|linear_)?(w?q|w?k|qk|kv|w?qkv|query|key|queries|keys)(_\w+)?|\w+_(q|k|qkv|query|key)|in_proj\w*|c_attn"
+    r"|query_key_value"
+)
 SPREAD = 2.0  # of the logarithms of a row's weights: rows that are nearly uniform would hide a wrong score
 UNIFORM = 0.3  # below this spread a wrong score could hide
+NEAR = 1e-6  # how far a recorded weight may be from the backend's, beside the rounding of scores
 EPSILON = torch.finfo(torch.float32).eps
 
 
@@ -34,16 +40,27 @@ class Outcome(NamedTuple):
     text: str
 
 
+# Of several runs of a model the first of these counts.
 KINDS = {
-    "equal": "recorded and equal",
-    "partly": "recorded and equal, and attention in code of its own beside it",
-    "own code": "no attention call recognised: code of its own",
-    "none": "no attention call, and no softmax in a module of attention",
-    "refused": "refused",
-    "uniform": "recorded; not compared, since every row of this random model is nearly uniform",
     "different": "NOT EQUAL",
+    "refused": "refused",
+    "partly": "recorded and equal, beside attention in code of its own",
+    "equal": "recorded and equal",
+    "uniform": "recorded and not compared: every row of this random model is nearly uniform",
+    "own code": "no attention call recognised: code of its own",
+    "none": "no attention: no call, and no softmax in a module of attention",
     "not built": "not built",
 }
+
+
+class Run(NamedTuple):
+    """What came out of one run: an `Outcome` without its name. `worst`: the largest difference of a weight."""
+
+    kind: str
+    backends: list[str]
+    calls: int = 0
+    text: str = ""
+    worst: float = 0.0
 
 
 class NotBuiltError(Exception):
@@ -52,25 +69,19 @@ class NotBuiltError(Exception):
 
 def attempt(name: str) -> Outcome:
     """Try one architecture."""
-    warnings.simplefilter("ignore")
-    try:
-        model, runs = small_model(name)
-    except NotBuiltError as error:
-        return Outcome(name, "not built", [], 0, str(error))
-    found = [compared(model, given) for given in runs]
-    worst = {kind: i for i, kind in enumerate(["different", "refused", "partly", "equal", "uniform", "own code", "none"])}
-    first = min(found, key=lambda one: worst[one[0]])
-    return Outcome(
-        name, first[0], sorted({b for one in found for b in one[1]}), sum(one[2] for one in found), said(first, found)
-    )
-
-
-def said(first: Any, found: list[Any]) -> str:
-    kind, text = first[0], first[3]
-    if kind in ("equal", "partly"):
-        worst = max(one[4] for one in found)
-        return f"{text}worst difference {worst:.0e}"
-    return text
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            model, runs = small_model(name)
+        except NotBuiltError as error:
+            return Outcome(name, "not built", [], 0, str(error))
+        found = [compared(model, given) for given in runs]
+    first = min(found, key=lambda run: list(KINDS).index(run.kind))
+    text = first.text
+    if first.kind in ("equal", "partly"):
+        text += f"worst difference {max(run.worst for run in found):.0e}"
+    backends = sorted({backend for run in found for backend in run.backends})
+    return Outcome(name, first.kind, backends, sum(run.calls for run in found), text)
 
 
 def small_model(name: str) -> tuple[Any, list[dict[str, Any]]]:
@@ -81,15 +92,15 @@ def small_model(name: str) -> tuple[Any, list[dict[str, Any]]]:
         raise NotBuiltError(shortened(error)) from None
     errors: list[Exception] = []
     quiet = None  # one that runs and calls no attention, so far
-    for most, layers in product(MOST_PARAMETERS, (2, None)):
+    for sizes, layers in product(PARAMETERS, (2, None)):
         tries = 0
         for divisor in DIVISORS:
             try:
-                model = built(name, cls, Size(layers, divisor), most)
+                model = built(name, cls, Size(layers, divisor), sizes)
             except Exception as error:
                 errors.append(error)
                 continue
-            if model is None:  # too large
+            if model is None:  # too large, or tried already
                 continue
             for variant in VARIANTS:
                 try:
@@ -100,25 +111,25 @@ def small_model(name: str) -> tuple[Any, list[dict[str, Any]]]:
                     continue
                 if calls:
                     sharpen(model, given, calls)
-                    return model, [one for one in (given, padded(model, given)) if one is not None]
+                    return model, [given, *with_padding(model, given)]
                 quiet = quiet or (model, [given])
             tries += 1
             if tries == TRIES or quiet is not None:
                 break
-        if layers is None and (quiet is not None or tries):
+        if layers is None and quiet is not None:
             break
     if quiet is not None:
         return quiet
     raise NotBuiltError(shortened(errors[0]) if errors else "too large however it was shrunk")
 
 
-def built(name: str, cls: Any, size: Size, most: int) -> Any:
-    """The model, or None where it has too many parameters."""
+def built(name: str, cls: Any, size: Size, sizes: range) -> Any:
+    """The model, or None where it has not as many parameters as `sizes` says."""
     config = config_class(name)()
     shrink(config, size)
     with torch.device("meta"):
         empty = cls._from_config(config)
-    if sum(p.numel() for p in empty.parameters()) > most:
+    if sum(p.numel() for p in empty.parameters()) not in sizes:
         return None
     torch.manual_seed(0)
     return cls._from_config(config).eval()
@@ -137,22 +148,41 @@ def forward(model: Any, given: dict[str, Any]) -> Any:
     return model(**{name: v.clone() if isinstance(v, Tensor) else v for name, v in given.items()})
 
 
+def with_padding(model: Any, given: dict[str, Any]) -> list[dict[str, Any]]:
+    """The same inputs with padding, if the model runs on them."""
+    more = padded(model, given)
+    try:
+        if more is not None:
+            forward(model, more)
+    except Exception:
+        return []
+    return [] if more is None else [more]
+
+
 def sharpen(model: Any, given: dict[str, Any], calls: list[Call]) -> None:
-    """Scale the weights until the scores of a row have a spread, or leave them where the model then overflows."""
-    matrices = [weight for weight in model.parameters() if weight.ndim > 1]
-    for _ in range(2):  # deep inside, scores grow by more than the weights, or by less
-        spread = sorted(spreads(calls))[len(calls) // 2]
-        factor = min(max((SPREAD / max(spread, 1e-9)) ** 0.5, 1.0), 30.0)
-        with torch.no_grad():
-            for weight in matrices:
-                weight *= factor
-            calls = run(model, given)[1]
-            if not all(call.weights.isfinite().all() for call in calls):
-                for weight in matrices:
-                    weight /= factor
-                return
-        if factor < 2:
+    """Scale the weights that make queries and keys, each module's until the scores of its rows have a spread."""
+    for _ in range(3):  # a score has two of these weights in it, or more
+        found = [(call.module, spread) for call, spread in zip(calls, spreads(calls), strict=True)]
+        before = [(weight, weight.clone()) for weight in model.parameters()]
+        for module in {module for module, _ in found if module is not None}:
+            spread = max(spread for other, spread in found if other is module)
+            factor = min(max((SPREAD / max(spread, 1e-9)) ** 0.5, 1.0), 1000.0)
+            with torch.no_grad():
+                for weight in query_and_key(module) if factor > 1.5 else ():
+                    weight *= factor
+        calls = run(model, given)[1]
+        if not all(call.weights.isfinite().all() for call in calls):
+            with torch.no_grad():
+                for weight, old in before:
+                    weight.copy_(old)
             return
+
+
+def query_and_key(module: torch.nn.Module) -> list[Tensor]:
+    """The matrices that make queries and keys, as far as their names tell; else all."""
+    named = [(name, weight) for name, weight in module.named_parameters() if weight.ndim > 1]
+    chosen = [weight for name, weight in named if any(map(QUERY_OR_KEY.fullmatch, name.split(".")))]
+    return chosen or [weight for _, weight in named]
 
 
 def spreads(calls: list[Call]) -> list[float]:
@@ -168,8 +198,8 @@ def spreads(calls: list[Call]) -> list[float]:
     return found
 
 
-def compared(model: Any, given: dict[str, Any]) -> tuple[str, list[str], int, str, float]:
-    """Kind, backends, calls, text and worst difference of one run."""
+def compared(model: Any, given: dict[str, Any]) -> Run:
+    """Run a model plainly, captured and watched, and compare."""
     plain = forward(model, given)
     _, calls, own = run(model, given)
     backends = sorted({call.backend for call in calls})
@@ -178,31 +208,31 @@ def compared(model: Any, given: dict[str, Any]) -> tuple[str, list[str], int, st
             watched = forward(model, given)
     except ch.ClearheadError as error:
         if "made no attention call" not in str(error):
-            return "refused", backends, 0, shortened(error), 0.0
+            return Run("refused", backends, text=shortened(error))
         if calls:
-            return "different", backends, 0, f"{len(calls)} calls were made and none recorded", 0.0
-        return ("own code", [], 0, ", ".join(sorted(own)), 0.0) if own else ("none", [], 0, "", 0.0)
+            return Run("different", backends, text=f"{len(calls)} calls were made and none recorded")
+        return Run("own code", [], text=", ".join(sorted(own))) if own else Run("none", [])
     if not same(plain, watched):
-        again = "" if same(plain, forward(model, given)) else ", and so do two plain runs"
-        return "different", backends, len(calls), f"the outputs differ while watched{again}", 0.0
-    if [c.shape for c in calls] != [tuple(c.weights.shape) for c in seen.calls]:
-        shapes = [c.shape for c in calls], [tuple(c.weights.shape) for c in seen.calls]
-        return "different", backends, len(calls), f"calls {shapes[0]}, recorded {shapes[1]}"[:300], 0.0
+        again = "" if same(plain, forward(model, given)) else ", and so do those of two plain runs"
+        return Run("different", backends, text=f"the outputs differ while watched{again}")
+    shapes = [call.shape for call in calls], [tuple(call.weights.shape) for call in seen.calls]
+    if shapes[0] != shapes[1]:
+        return Run("different", backends, text=f"calls {shapes[0]}, recorded {shapes[1]}"[:300])
     flat = sum(spread < UNIFORM for spread in spreads(calls))
     if flat == len(calls):
-        return "uniform", backends, flat, "", 0.0
+        return Run("uniform", backends)
     worst = 0.0
     for made, call in zip(calls, seen.calls, strict=True):
         recorded = call.weights.dense()
         if not recorded.isfinite().all():
-            return "different", backends, len(calls), f"{call.name}: a recorded row is not finite", 0.0
+            return Run("different", backends, text=f"{call.name}: a recorded row is not finite")
         off = made.off(recorded)
         if not off <= near(call):
-            return "different", backends, len(calls), f"{call.name}: {off:.1e} off, {near(call):.1e} expected", off
+            return Run("different", backends, text=f"{call.name}: {off:.1e} off, by rounding at most {near(call):.1e}")
         worst = max(worst, off)
-    text = f"own code: {', '.join(sorted(own))}; " if own else ""
-    text += f"{flat} calls nearly uniform; " if flat else ""
-    return "partly" if own else "equal", backends, len(calls), text, worst
+    text = f"{', '.join(sorted(own))}; " if own else ""
+    text += f"{flat} of {len(calls)} calls nearly uniform; " if flat else ""
+    return Run("partly" if own else "equal", backends, len(calls), text, worst)
 
 
 def near(call: ch.AttentionCall) -> float:
@@ -210,14 +240,15 @@ def near(call: ch.AttentionCall) -> float:
     heads = call.query.shape[1] // call.key.shape[1]
     query, key = call.query.abs(), call.key.abs().repeat_interleave(heads, 1)
     scale = call.score.scale or query.shape[-1] ** -0.5
-    return 1e-6 + 4 * EPSILON * scale * float((query @ key.mT).max())
+    return NEAR + 4 * EPSILON * scale * float((query @ key.mT).max())
 
 
 def same(a: Any, b: Any) -> bool:
     """Whether all tensors of two outputs have the same bits."""
     ours, theirs = list(tensors(a)), list(tensors(b))
     return len(ours) == len(theirs) > 0 and all(
-        x.shape == y.shape and bool(((x == y) | (x.isnan() & y.isnan())).all()) for x, y in zip(ours, theirs, strict=True)
+        x.shape == y.shape and bool(((x == y) | (x.isnan() & y.isnan())).all())
+        for x, y in zip(ours, theirs, strict=True)
     )
 
 

@@ -1,0 +1,83 @@
+"""A sample of the trial that `tests/every_architecture.py` makes of every architecture, and the page that it writes."""
+
+import os
+
+import pytest
+import torch
+from zoo import document, trial
+from zoo.backends import captured
+from zoo.registry import config_class, names
+from zoo.small import Size, parts, shrink
+
+import clearhead as ch
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
+
+# one for each way to attention: grouped heads, an encoder with a decoder and biases, images, sounds, windows beside
+# full layers, sinks, low ranks, PyTorch's own module, attention beside state spaces
+SAMPLE = {
+    "llama": ("equal", ["sdpa"]),
+    "t5": ("equal", ["sdpa"]),
+    "clip_vision_model": ("equal", ["sdpa"]),
+    "whisper": ("equal", ["sdpa"]),
+    "gemma3_text": ("equal", ["sdpa"]),
+    "gpt_oss": ("equal", ["eager"]),
+    "qwen2_vl_vision": ("equal", ["sdpa"]),
+    "bloom": ("own code", []),
+    "mamba": ("none", []),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_sample(name):
+    outcome = trial.attempt(name)
+    assert (outcome.kind, outcome.backends) == SAMPLE[name], outcome
+    assert (outcome.calls > 0) == (outcome.kind == "equal")
+
+
+def test_the_page_names_the_architectures_of_this_version():
+    version, outcomes = document.read()
+    if version != transformers.__version__:
+        pytest.skip(f"docs/models.md is of transformers {version}, installed is {transformers.__version__}")
+    assert sorted(outcomes) == names()
+    for name, (kind, _) in SAMPLE.items():
+        assert outcomes[name].startswith(trial.KINDS[kind]), (name, outcomes[name])
+
+
+def test_the_page_has_nothing_that_is_not_equal_and_counts_its_rows():
+    _, outcomes = document.read()
+    assert not [name for name, text in outcomes.items() if text.startswith(trial.KINDS["different"])]
+    assert document.counts(list(outcomes.values())) in document.PATH.read_text(encoding="utf-8")
+
+
+class Wrong(torch.nn.Module):
+    """Attention by SDPA, with weights that a wrapper around it changes: a record of it would be wrong."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x):
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True, scale=self.scale)
+
+
+def test_a_wrong_record_is_seen():
+    x = torch.randn(1, 2, 300, 8, generator=torch.Generator().manual_seed(0))
+    with captured() as found:
+        Wrong(0.5)(x)
+    with ch.watch(model := Wrong(0.5)) as right:
+        model(x)
+    with ch.watch(model := Wrong(0.505)) as wrong:
+        model(x)
+    (call,) = found.calls
+    assert call.shape == (1, 2, 300, 300)
+    assert call.off(right[0].weights.dense()) < trial.near(right[0]) < call.off(wrong[0].weights.dense())
+
+
+def test_a_small_configuration_keeps_a_layer_of_each_kind():
+    config = config_class("gemma3")()
+    shrink(config, Size(layers=2, divisor=4))
+    (text,) = [part for part in parts(config) if part.model_type == "gemma3_text"]
+    assert set(text.layer_types) == {"sliding_attention", "full_attention"} and len(text.layer_types) == 2
+    assert text.num_hidden_layers == 2 and text.vocab_size == 1000
