@@ -24,7 +24,7 @@ QUERY_OR_KEY = re.compile(
     r"(to_|fc_|lin_|linear_)?(w?q|w?k|qk|kv|w?qkv|query|key|queries|keys)(_\w+)?|\w+_(q|k|qkv|query|key)|in_proj\w*|c_attn"
     r"|query_key_value"
 )
-SPREAD = 2.0  # of the logarithms of a row's weights: rows that are nearly uniform would hide a wrong score
+SPREAD = 3.0  # of the logarithms of a row's weights: rows that are nearly uniform would hide a wrong score
 UNIFORM = 0.3  # below this spread a wrong score could hide
 NEAR = 1e-6  # how far a recorded weight may be from the backend's, beside the rounding of scores
 EPSILON = torch.finfo(torch.float32).eps
@@ -186,7 +186,7 @@ def query_and_key(module: torch.nn.Module) -> list[Tensor]:
 
 
 def spreads(calls: list[Call]) -> list[float]:
-    """For each call, how far the logarithms of a row's weights are apart: their standard deviation, at the median."""
+    """For each call, how far the logarithms of a row's weights are apart: their standard deviation, in the widest row."""
     found = []
     for call in calls:
         weights = call.weights[..., :-1].double()
@@ -194,7 +194,7 @@ def spreads(calls: list[Call]) -> list[float]:
         counts = seen.sum(-1).clamp(min=1)
         mean = (logs * seen).sum(-1) / counts
         deviation = (((logs - mean[..., None]) ** 2 * seen).sum(-1) / counts).sqrt()
-        found.append(float(deviation[counts > 1].median()) if bool((counts > 1).any()) else 0.0)
+        found.append(float(deviation[counts > 1].max()) if bool((counts > 1).any()) else 0.0)
     return found
 
 
