@@ -21,7 +21,7 @@ VARIANTS = ["needed", "all", "needed, other layout", "all, other layout"]
 def inputs(model: Any, variant: str) -> dict[str, Any]:
     """What forward needs: its main input and what has no default; "all": whatever else is known here too.
 
-    "other layout": sounds with their axes exchanged, words with a dimension for codebooks, no cache.
+    "other layout": sounds with their axes exchanged, words with a dimension for codebooks, several images, no cache.
     Raises a LookupError for a needed input that is not known here.
     """
     given = inspect.signature(model.forward).parameters
@@ -34,15 +34,18 @@ def inputs(model: Any, variant: str) -> dict[str, Any]:
     if not wanted:
         wanted = [name for name in named if name in MAKERS][:1]
     if variant.startswith("all"):
-        wanted += [name for name in named if name in MAKERS and name not in EITHER]
+        alone = EITHER - {"encoder_hidden_states"} if "query_embeds" in wanted else EITHER
+        wanted += [name for name in named if name in MAKERS and name not in alone]
     wanted = list(dict.fromkeys(wanted))
-    unknown = [name for name in wanted if name not in MAKERS and name != "grid_thw"]
+    unknown = [name for name in wanted if name not in MAKERS and name not in ("grid_thw", "pixel_position_ids")]
     if unknown:
         raise LookupError(f"its forward needs {', '.join(unknown)}")
     generator = torch.Generator().manual_seed(0)
     if "grid_thw" in wanted:
         made = {name: _patches(model.config, generator) for name in wanted if name != "grid_thw"}
         return {**made, "grid_thw": torch.tensor(GRIDS)}
+    if "pixel_position_ids" in wanted:
+        return _placed_patches(model.config, generator)
     made = {name: MAKERS[name](model.config, generator) for name in wanted}
     if variant.endswith("other layout"):
         made = {name: _other(model.config, name, value) for name, value in made.items()}
@@ -56,6 +59,8 @@ def _other(config: Any, name: str, value: Any) -> Any:
         return value.mT.contiguous()
     if name == "input_values":
         return value[:, None] if value.ndim == 2 else value.mT.contiguous()
+    if name == "pixel_values" and value.ndim == 4:  # the images of a video, or a pair
+        return value[:, None].repeat(1, find(config, "num_frames", default=2), 1, 1, 1)
     books = find(config, "num_codebooks", "num_channels", "n_codebooks", "num_quantizers")
     if name.endswith("input_ids") and type(books) is int:
         return value[..., None].expand(-1, -1, books).contiguous()
@@ -114,6 +119,13 @@ def _patches(config: Any, generator: torch.Generator) -> Tensor:
     return torch.randn(number, channels * frames * height * width, generator=generator)
 
 
+def _placed_patches(config: Any, generator: torch.Generator) -> dict[str, Tensor]:
+    """Six by six patches of each image, with the place of each."""
+    width = find(config, "num_channels", default=3) * find(config, "patch_size") ** 2
+    places = torch.cartesian_prod(torch.arange(6), torch.arange(6)).expand(BATCH, -1, -1)
+    return {"pixel_values": torch.rand(BATCH, 36, width, generator=generator), "pixel_position_ids": places}
+
+
 def _sound(config: Any, generator: torch.Generator) -> Tensor:
     frames, bins = getattr(config, "max_length", None), getattr(config, "num_mel_bins", None)
     if type(frames) is int and type(bins) is int and frames > 100:
@@ -121,8 +133,15 @@ def _sound(config: Any, generator: torch.Generator) -> Tensor:
     return torch.randn(BATCH, 16000, generator=generator)
 
 
+BINS = ("num_mel_bins", "n_mels", "feature_size", "input_feat_per_channel", "input_feat_size")
+
+
 def _mels(config: Any, generator: torch.Generator) -> Tensor:
-    bins = find(config, "num_mel_bins", "n_mels", "feature_size", "input_feat_per_channel", default=128)
+    if find(config, "spec_size") is not None:  # CLAP takes a picture of the sound
+        return torch.randn(BATCH, 1, 1024, find(config, "num_mel_bins"), generator=generator)
+    bins = find(
+        config, "num_mel_bins", "n_mels", "feature_size", "input_feat_per_channel", "input_feat_size", default=128
+    )
     positions = find(config, "max_source_positions")
     return torch.randn(BATCH, bins, 2 * positions if positions else 64, generator=generator)
 
@@ -139,9 +158,23 @@ def _others(config: Any, generator: torch.Generator) -> Tensor:
 
 
 def _series(config: Any, generator: torch.Generator) -> Tensor:
-    channels = find(config, "num_input_channels", default=1)
-    length = find(config, "context_length", default=64)
+    channels, length = find(config, "num_input_channels"), find(config, "context_length", default=64)
+    if channels is None:  # one series, and as much of it before as is looked back at
+        return torch.randn(BATCH, length + max(find(config, "lags_sequence", default=[0])), generator=generator)
     return torch.randn(BATCH, length, channels, generator=generator)
+
+
+def _times(config: Any, generator: torch.Generator) -> Tensor:
+    return torch.randn(*_series(config, generator).shape[:2], find(config, "num_time_features"), generator=generator)
+
+
+def _later(config: Any, generator: torch.Generator) -> Tensor:
+    return torch.randn(BATCH, find(config, "prediction_length"), generator=generator)
+
+
+def _steps(width: str) -> Callable[[Any, torch.Generator], Tensor]:
+    """Of an agent: (B, L, width)."""
+    return lambda config, generator: torch.randn(BATCH, LENGTH, find(config, width, default=1), generator=generator)
 
 
 def _boxes(config: Any, generator: torch.Generator) -> Tensor:
@@ -161,6 +194,22 @@ MAKERS: dict[str, Callable[[Any, torch.Generator], Any]] = {
     "query_embeds": _states,
     "encoder_hidden_states": _others,
     "past_values": _series,
+    "past_time_features": _times,
+    "past_observed_mask": lambda config, generator: torch.ones_like(_series(config, generator)),
+    "future_values": _later,
+    "future_time_features": lambda config, generator: _later(config, generator)[..., None].expand(
+        -1, -1, find(config, "num_time_features")
+    ),
+    "states": _steps("state_dim"),
+    "actions": _steps("act_dim"),
+    "rewards": _steps(""),
+    "returns_to_go": _steps(""),
+    "timesteps": lambda config, generator: torch.arange(LENGTH).expand(BATCH, -1),
+    "input_features_mask": lambda config, generator: torch.ones(_mels(config, generator).shape[::2], dtype=torch.long),
+    "audio_mel": lambda config, generator: _mels(config, generator).mT.contiguous(),
+    "audio_mel_mask": lambda config, generator: torch.zeros(_mels(config, generator).shape[::2], dtype=torch.bool),
+    "is_longer": lambda config, generator: torch.zeros(BATCH, 1, dtype=torch.bool),
+    "image": _image,
     "bbox": _boxes,
 }
 # given where they are needed alone: beside another they are an error, or turn a model into a decoder

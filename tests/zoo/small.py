@@ -39,6 +39,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "glm4v_text": {"rope_parameters": _SECTIONS},
     "glm_image_text": {"rope_parameters": _SECTIONS},
     "dots1": {"n_shared_experts": 1},
+    "autoformer": {"prediction_length": 4, "context_length": 16},
+    "informer": {"prediction_length": 4, "context_length": 16},
+    "time_series_transformer": {"prediction_length": 4, "context_length": 16},
     "diffusion_gemma_text": {"num_experts": 4, "moe_intermediate_size": 64, "top_k_experts": 2},
 }
 
@@ -160,7 +163,7 @@ def _shorter(part: Any) -> None:
 
 def _fewer_words(part: Any, specials: dict[int, int]) -> None:
     for name, value in list(vars(part).items()):
-        if re.fullmatch(r"(\w+_)?vocab_size(_\w+)?|n_vocab|\w*vocabulary_size", name):
+        if re.fullmatch(r"(\w+_)?vocab_size(_\w+)?|n_vocab|\w*vocabulary_size|\w+_vocab", name):
             if type(value) is int and value > WORDS:
                 setattr(part, name, WORDS)
         elif TOKENS.fullmatch(name):

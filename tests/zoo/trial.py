@@ -186,7 +186,7 @@ def query_and_key(module: torch.nn.Module) -> list[Tensor]:
 
 
 def spreads(calls: list[Call]) -> list[float]:
-    """For each call, how far the logarithms of a row's weights are apart: their standard deviation, in the widest row."""
+    """For each call the standard deviation of the logarithms of a row's weights, in the row where it is largest."""
     found = []
     for call in calls:
         weights = call.weights[..., :-1].double()
