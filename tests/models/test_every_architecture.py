@@ -5,11 +5,13 @@ import os
 import pytest
 import torch
 from zoo import document, trial
-from zoo.backends import captured
+from zoo.backends import captured, columns
 from zoo.registry import config_class, names
 from zoo.small import Size, parts, shrink
 
 import clearhead as ch
+from clearhead.models._masks import Recorded
+from clearhead.models.recorder import Recorder
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
@@ -51,28 +53,39 @@ def test_the_page_has_nothing_that_is_not_equal_and_counts_its_rows():
     assert document.counts(list(outcomes.values())) in document.PATH.read_text(encoding="utf-8")
 
 
-class Wrong(torch.nn.Module):
-    """Attention by SDPA, with weights that a wrapper around it changes: a record of it would be wrong."""
-
-    def __init__(self, scale):
-        super().__init__()
-        self.scale = scale
-
-    def forward(self, x):
-        return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True, scale=self.scale)
+def scaled(record, recorder, query, *args, scale=None, **options):
+    return record(recorder, query, *args, scale=1.01 * (scale or query.shape[-1] ** -0.5), **options)
 
 
-def test_a_wrong_record_is_seen():
-    x = torch.randn(1, 2, 300, 8, generator=torch.Generator().manual_seed(0))
+def unmasked(record, recorder, *args, masks, **options):
+    return record(recorder, *args, masks=Recorded(), **options)
+
+
+def every_other(record, recorder, *args, **options):
+    recorder.times = getattr(recorder, "times", 0) + 1
+    if recorder.times % 2:
+        record(recorder, *args, **options)
+
+
+@pytest.mark.parametrize("wrong", [scaled, unmasked, every_other])
+def test_wrong_records_are_not_equal(monkeypatch, wrong):
+    record = Recorder.record
+    monkeypatch.setattr(Recorder, "record", lambda *args, **options: wrong(record, *args, **options))
+    assert trial.attempt("bert").kind == "different"
+
+
+def test_of_many_keys_some_are_compared_and_the_sum():
+    query, key = torch.randn(2, 1, 2, 300, 8, generator=torch.Generator().manual_seed(0)).unbind()
     with captured() as found:
-        Wrong(0.5)(x)
-    with ch.watch(model := Wrong(0.5)) as right:
-        model(x)
-    with ch.watch(model := Wrong(0.505)) as wrong:
-        model(x)
+        torch.nn.functional.scaled_dot_product_attention(query, key, key, is_causal=True)
     (call,) = found.calls
-    assert call.shape == (1, 2, 300, 300)
-    assert call.off(right[0].weights.dense()) < trial.near(right[0]) < call.off(wrong[0].weights.dense())
+    assert call.shape == (1, 2, 300, 300) and call.weights.shape[-1] == 257
+    right = ch.weights(query, key, mask=ch.Causal()).dense()
+    assert call.off(right) < 1e-6
+    unseen = next(j for j in range(300) if j not in columns(300).tolist())
+    wrong = right.clone()
+    wrong[..., 299, unseen] += 0.1
+    assert call.off(wrong) > 0.09  # by the sum
 
 
 def test_a_small_configuration_keeps_a_layer_of_each_kind():

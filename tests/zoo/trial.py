@@ -139,6 +139,8 @@ def run(model: Any, given: dict[str, Any]) -> tuple[Any, list[Call], set[str]]:
     """The output, and what the backends computed."""
     with captured() as found:
         output = forward(model, given)
+    if next(tensors(output), None) is None:
+        raise LookupError("its output holds no tensor")  # some backbones give the layers that they are asked for alone
     return output, found.calls, found.own
 
 
@@ -179,10 +181,10 @@ def sharpen(model: Any, given: dict[str, Any], calls: list[Call]) -> None:
 
 
 def query_and_key(module: torch.nn.Module) -> list[Tensor]:
-    """The matrices that make queries and keys, as far as their names tell; else all."""
-    named = [(name, weight) for name, weight in module.named_parameters() if weight.ndim > 1]
+    """The weights that make queries and keys, their norms too, as far as their names tell; else all matrices."""
+    named = [(name, weight) for name, weight in module.named_parameters() if not name.endswith("bias")]
     chosen = [weight for name, weight in named if any(map(QUERY_OR_KEY.fullmatch, name.split(".")))]
-    return chosen or [weight for _, weight in named]
+    return chosen or [weight for _, weight in named if weight.ndim > 1]
 
 
 def spreads(calls: list[Call]) -> list[float]:
@@ -246,7 +248,7 @@ def near(call: ch.AttentionCall) -> float:
 def same(a: Any, b: Any) -> bool:
     """Whether all tensors of two outputs have the same bits."""
     ours, theirs = list(tensors(a)), list(tensors(b))
-    return len(ours) == len(theirs) > 0 and all(
+    return len(ours) == len(theirs) and all(
         x.shape == y.shape and bool(((x == y) | (x.isnan() & y.isnan())).all())
         for x, y in zip(ours, theirs, strict=True)
     )
