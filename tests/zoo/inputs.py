@@ -37,15 +37,16 @@ def inputs(model: Any, variant: str) -> dict[str, Any]:
         alone = EITHER - {"encoder_hidden_states"} if "query_embeds" in wanted else EITHER
         wanted += [name for name in named if name in MAKERS and name not in alone]
     wanted = list(dict.fromkeys(wanted))
-    unknown = [name for name in wanted if name not in MAKERS and name not in ("grid_thw", "pixel_position_ids")]
+    if placed := PLACED & set(named):
+        made = _placed_patches(model.config, torch.Generator().manual_seed(0))
+        return {name: made[name] for name in (*placed, *wanted) if name in made}
+    unknown = [name for name in wanted if name not in MAKERS and name != "grid_thw"]
     if unknown:
         raise LookupError(f"its forward needs {', '.join(unknown)}")
     generator = torch.Generator().manual_seed(0)
     if "grid_thw" in wanted:
         made = {name: _patches(model.config, generator) for name in wanted if name != "grid_thw"}
         return {**made, "grid_thw": torch.tensor(GRIDS)}
-    if "pixel_position_ids" in wanted:
-        return _placed_patches(model.config, generator)
     made = {name: MAKERS[name](model.config, generator) for name in wanted}
     if variant.endswith("other layout"):
         made = {name: _other(model.config, name, value) for name, value in made.items()}
@@ -119,11 +120,24 @@ def _patches(config: Any, generator: torch.Generator) -> Tensor:
     return torch.randn(number, channels * frames * height * width, generator=generator)
 
 
+# names that say that an image is given as patches, each with its place
+PLACED = {"pixel_position_ids", "spatial_shapes", "flattened_patches"}
+
+
 def _placed_patches(config: Any, generator: torch.Generator) -> dict[str, Tensor]:
-    """Six by six patches of each image, with the place of each."""
-    width = find(config, "num_channels", default=3) * find(config, "patch_size") ** 2
+    """Six by six patches of each image, and where each stands, in the forms that models know."""
+    width = find(config, "num_channels", default=3) * find(config, "patch_size", default=16) ** 2
+    patches = torch.rand(BATCH, 36, width, generator=generator)
     places = torch.cartesian_prod(torch.arange(6), torch.arange(6)).expand(BATCH, -1, -1)
-    return {"pixel_values": torch.rand(BATCH, 36, width, generator=generator), "pixel_position_ids": places}
+    return {
+        "pixel_values": patches,
+        "pixel_position_ids": places,
+        "spatial_shapes": torch.full((BATCH, 2), 6),
+        "pixel_attention_mask": torch.ones(BATCH, 36, dtype=torch.long),
+        "flattened_patches": torch.cat([places + 1.0, patches], -1),
+        "input_ids": _words(config, generator),
+        "decoder_input_ids": _words(config, generator),
+    }
 
 
 def _sound(config: Any, generator: torch.Generator) -> Tensor:

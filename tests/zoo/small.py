@@ -44,6 +44,10 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 16},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
+    "ministral": {"head_dim": 128},
+    "nemotron": {"num_key_value_heads": 48},
+    "qwen4_exp_text": {"num_key_value_heads": 2},
+    "step3p5": {"sliding_window": 4},
     "dots1": {"n_shared_experts": 1},
     "autoformer": {"prediction_length": 4, "context_length": 16},
     "informer": {"prediction_length": 4, "context_length": 16},
@@ -160,6 +164,12 @@ def _shorter(part: Any) -> None:
         if type(values.get(name)) is int and values[name] > POSITIONS:
             _put(part, name, POSITIONS)
     image, patch = values.get("image_size"), values.get("patch_size")
+    if type(image) is list and len(image) == 2 and image[0] == image[1] == 1024:  # SAM 2
+        _put(part, "image_size", [256, 256])
+    for name in ("backbone_feature_sizes", "memory_attention_rope_feat_sizes"):
+        if name in values:
+            quarters = [[n // 4 for n in one] if type(one) is list else one // 4 for one in values[name]]
+            _put(part, name, quarters)
     patches = 2 * PATCHES if any("window" in name or "embedding_size" in name for name in values) else PATCHES
     if type(image) is int and type(patch) is int and patch >= 8 and image % patch == 0 and image // patch > patches:
         _put(part, "image_size", patches * patch)
