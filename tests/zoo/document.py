@@ -77,6 +77,8 @@ words alone where that is enough for it: its encoder of images is an architectur
   spite of the scaling, so that a wrong score would hardly be seen, it says so.
 - **Code of its own**: attention that is computed by neither the attention interface of transformers nor a function of
   PyTorch's is not recorded. The modules in which a softmax was computed are named.
+- **No attention call, and no softmax**: convolutions and state spaces, and attention without a softmax of PyTorch's,
+  such as Reformer's or I-BERT's.
 - **Not built**: the error's first line. Most need inputs that only a processor of their own makes, sizes that fit each
   other in a way that dividing them loses, or a package that is not installed.
 

@@ -48,7 +48,7 @@ KINDS = {
     "equal": "recorded and equal",
     "uniform": "recorded and not compared: every row of this random model is nearly uniform",
     "own code": "no attention call recognised: code of its own",
-    "none": "no attention: no call, and no softmax in a module of attention",
+    "none": "no attention call, and no softmax in a module of attention",
     "not built": "not built",
 }
 
@@ -93,7 +93,7 @@ def small_model(name: str) -> tuple[Any, list[dict[str, Any]]]:
     errors: list[Exception] = []
     quiet = None  # one that runs and calls no attention, so far
     for sizes, layers in product(PARAMETERS, (2, None)):
-        tries = 0
+        tries, ran = 0, False
         for divisor in DIVISORS:
             try:
                 model = built(name, cls, Size(layers, divisor), sizes)
@@ -112,11 +112,11 @@ def small_model(name: str) -> tuple[Any, list[dict[str, Any]]]:
                 if calls:
                     sharpen(model, given, calls)
                     return model, [given, *with_padding(model, given)]
-                quiet = quiet or (model, [given])
+                quiet, ran = quiet or (model, [given]), True
             tries += 1
-            if tries == TRIES or quiet is not None:
+            if ran or tries == TRIES:
                 break
-        if layers is None and quiet is not None:
+        if ran and layers is None:  # all its layers
             break
     if quiet is not None:
         return quiet
@@ -163,15 +163,17 @@ def with_padding(model: Any, given: dict[str, Any]) -> list[dict[str, Any]]:
 
 def sharpen(model: Any, given: dict[str, Any], calls: list[Call]) -> None:
     """Scale the weights that make queries and keys, each module's until the scores of its rows have a spread."""
-    for _ in range(3):  # a score has two of these weights in it, or more
+    for _ in range(8):  # by small steps: a score has two of these weights in it, or more
         found = [(call.module, spread) for call, spread in zip(calls, spreads(calls), strict=True)]
         before = [(weight, weight.clone()) for weight in model.parameters()]
-        for module in {module for module, _ in found if module is not None}:
+        flat = {module for module, _ in found if module is not None} - {m for m, spread in found if spread > SPREAD / 2}
+        if not flat:
+            return
+        for module in flat:
             spread = max(spread for other, spread in found if other is module)
-            factor = min(max((SPREAD / max(spread, 1e-9)) ** 0.5, 1.0), 1000.0)
             with torch.no_grad():
-                for weight in query_and_key(module) if factor > 1.5 else ():
-                    weight *= factor
+                for weight in query_and_key(module):
+                    weight *= (SPREAD / max(spread, 1e-12)) ** 0.25
         calls = run(model, given)[1]
         if not all(call.weights.isfinite().all() for call in calls):
             with torch.no_grad():
@@ -225,7 +227,7 @@ def compared(model: Any, given: dict[str, Any]) -> Run:
         return Run("uniform", backends)
     worst = 0.0
     for made, call in zip(calls, seen.calls, strict=True):
-        recorded = call.weights.dense()
+        recorded = call.weights.dense(max_bytes=None)
         if not recorded.isfinite().all():
             return Run("different", backends, text=f"{call.name}: a recorded row is not finite")
         off = made.off(recorded)
