@@ -11,7 +11,7 @@ import argparse
 import json
 import multiprocessing
 import os
-import resource
+import signal
 import sys
 import time
 from multiprocessing.connection import wait
@@ -32,6 +32,9 @@ def main() -> int:
     from zoo import document
     from zoo.registry import names
 
+    unknown = sorted(set(asked.names) - set(names()))
+    if unknown:
+        options.error(f"transformers has no architecture named {', '.join(unknown)}")
     chosen = asked.names or names()
     outcomes = []
     for i, outcome in enumerate(tried(chosen)):
@@ -70,11 +73,13 @@ def tried(names):
         for receiver in wait(list(running), timeout=0.5):
             name, process, _ = running.pop(receiver)
             try:
-                outcome = Outcome(*receiver.recv())
+                told = receiver.recv()
             except EOFError:
-                outcome = Outcome(name, "not built", [], 0, f"its process ended: over {SECONDS} s, or out of memory")
+                told = None
             process.join()
-            yield outcome
+            late = process.exitcode in (-signal.SIGXCPU, -signal.SIGKILL)
+            why = f"over {SECONDS} s" if late else f"its process ended with {process.exitcode}"
+            yield Outcome(*told) if told else Outcome(name, "not built" if late else "different", [], 0, why)
         for receiver, (name, process, since) in list(running.items()):
             if time.monotonic() - since > MOST * SECONDS:
                 process.kill()
@@ -84,6 +89,8 @@ def tried(names):
 
 
 def one(name, sender):
+    import resource  # not on every system
+
     from zoo.trial import Outcome, attempt, shortened
 
     with open("/proc/self/statm") as file:

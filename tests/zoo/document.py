@@ -73,8 +73,9 @@ words alone where that is enough for it: its encoder of images is an architectur
   made; and the weights of each, in all rows, heads and sequences, are those of its backend. What these are is found
   without clearhead: the model's own attention function is called again with the identity matrix as values, which gives
   its weights (of more than 256 keys 256 are looked at, and the sum of each row). They may differ by {near}, and by what
-  rounding does to scores; the worst difference of a weight is in the table. Where rows of a call were nearly uniform in
-  spite of the scaling, so that a wrong score would hardly be seen, it says so.
+  rounding does to scores; the worst difference of a weight is in the table. Where the rows of a call were nearly
+  uniform in spite of the scaling, so that a wrong score would hardly be seen, it says so; and where scores were so
+  large that rounding hides a difference, the call is not counted.
 - **Code of its own**: attention that is computed by neither the attention interface of transformers nor a function of
   PyTorch's is not recorded. The modules in which a softmax was computed are named.
 - **No attention call, and no softmax**: convolutions and state spaces, and attention without a softmax of PyTorch's,

@@ -31,7 +31,6 @@ EXPERTS = re.compile(r"(\w+_)?(num_(local_|routed_|moe_)?experts|n_routed_expert
 CHOSEN = re.compile(r"(\w+_)?(num_experts_per_tok(en)?|moe_topk|moe_k|top_k_experts|moe_top_k|num_selected_experts)")
 TOKENS = re.compile(r"\w*token_(id|index|ids)|\w+_(id|index)")
 
-
 # By model type, where the default configuration does not make a model.
 _SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12], "partial_rotary_factor": 0.5}
 OVERRIDES: dict[str, dict[str, Any]] = {
@@ -46,7 +45,6 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
     "ministral": {"head_dim": 128},
     "nemotron": {"num_key_value_heads": 48},
-    "qwen4_exp_text": {"num_key_value_heads": 2},
     "step3p5": {"sliding_window": 4},
     "dots1": {"n_shared_experts": 1},
     "autoformer": {"prediction_length": 4, "context_length": 16},

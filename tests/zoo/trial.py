@@ -27,6 +27,7 @@ QUERY_OR_KEY = re.compile(
 SPREAD = 3.0  # of the logarithms of a row's weights: rows that are nearly uniform would hide a wrong score
 UNIFORM = 0.3  # below this spread a wrong score could hide
 NEAR = 1e-6  # how far a recorded weight may be from the backend's, beside the rounding of scores
+COARSE = 1e-4  # where rounding alone may change a weight by more, nothing is said
 EPSILON = torch.finfo(torch.float32).eps
 
 
@@ -46,7 +47,7 @@ KINDS = {
     "refused": "refused",
     "partly": "recorded and equal, beside attention in code of its own",
     "equal": "recorded and equal",
-    "uniform": "recorded and not compared: every row of this random model is nearly uniform",
+    "not compared": "recorded and not compared",
     "own code": "no attention call recognised: code of its own",
     "none": "no attention call, and no softmax in a module of attention",
     "not built": "not built",
@@ -166,14 +167,14 @@ def sharpen(model: Any, given: dict[str, Any], calls: list[Call]) -> None:
     for _ in range(8):  # by small steps: a score has two of these weights in it, or more
         found = [(call.module, spread) for call, spread in zip(calls, spreads(calls), strict=True)]
         before = [(weight, weight.clone()) for weight in model.parameters()]
-        flat = {module for module, _ in found if module is not None} - {m for m, spread in found if spread > SPREAD / 2}
+        widest = {module: max(s for other, s in found if other is module) for module, _ in found if module is not None}
+        flat = {module: spread for module, spread in widest.items() if 0 < spread < SPREAD / 2}
         if not flat:
             return
-        for module in flat:
-            spread = max(spread for other, spread in found if other is module)
+        for module, spread in flat.items():
             with torch.no_grad():
                 for weight in query_and_key(module):
-                    weight *= (SPREAD / max(spread, 1e-12)) ** 0.25
+                    weight *= min((SPREAD / spread) ** 0.25, 10)
         calls = run(model, given)[1]
         if not all(call.weights.isfinite().all() for call in calls):
             with torch.no_grad():
@@ -222,9 +223,10 @@ def compared(model: Any, given: dict[str, Any]) -> Run:
     shapes = [call.shape for call in calls], [tuple(call.weights.shape) for call in seen.calls]
     if shapes[0] != shapes[1]:
         return Run("different", backends, text=f"calls {shapes[0]}, recorded {shapes[1]}"[:300])
-    flat = sum(spread < UNIFORM for spread in spreads(calls))
-    if flat == len(calls):
-        return Run("uniform", backends)
+    flat = [spread < UNIFORM for spread in spreads(calls)]
+    coarse = [near(call) > COARSE for call in seen.calls]
+    if all(map(max, flat, coarse)):
+        return Run("not compared", backends, text=_left_out(sum(flat), sum(coarse), len(calls)))
     worst = 0.0
     for made, call in zip(calls, seen.calls, strict=True):
         recorded = call.weights.dense(max_bytes=None)
@@ -233,10 +235,17 @@ def compared(model: Any, given: dict[str, Any]) -> Run:
         off = made.off(recorded)
         if not off <= near(call):
             return Run("different", backends, text=f"{call.name}: {off:.1e} off, by rounding at most {near(call):.1e}")
-        worst = max(worst, off)
-    text = f"{', '.join(sorted(own))}; " if own else ""
-    text += f"{flat} of {len(calls)} calls nearly uniform; " if flat else ""
-    return Run("partly" if own else "equal", backends, len(calls), text, worst)
+        worst = max(worst, 0.0 if near(call) > COARSE else off)
+    text = "".join(
+        part + "; " for part in (", ".join(sorted(own)), _left_out(sum(flat), sum(coarse), len(calls))) if part
+    )
+    return Run("partly" if own else "equal", backends, len(calls) - sum(coarse), text, worst)
+
+
+def _left_out(flat: int, coarse: int, calls: int) -> str:
+    """How many calls tell little."""
+    parts = [f"{flat} of {calls} calls nearly uniform"] if flat else []
+    return ", ".join(parts + ([f"{coarse} of {calls} calls with scores too large to compare"] if coarse else []))
 
 
 def near(call: ch.AttentionCall) -> float:
