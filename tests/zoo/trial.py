@@ -278,6 +278,6 @@ def tensors(output: Any) -> Iterator[Tensor]:
 
 
 def shortened(error: Exception) -> str:
-    """The first line of an error."""
-    line = next(iter(str(error).strip().splitlines()), "")
+    """The first line of an error, without the place where a package is installed."""
+    line = re.sub(r"/\S*/site-packages/", "", next(iter(str(error).strip().splitlines()), ""))
     return f"{type(error).__name__}: {line}"[:200]
