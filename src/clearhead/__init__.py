@@ -12,6 +12,7 @@
     edit, Knockout Scale Force AddBias      change some heads and queries of a model while it runs
     assert_attends, compare            test what a real model's calls allow, and what its backends compute
     lazy_attentions                    a model's own output.attentions, computed where they are looked at
+    monitor                            entropy, largest logit and sink share of every head while a model trains
     scaled_dot_product_attention       torch's own signature
     masked_softmax, check_shape        the small parts
     ClearheadError ShapeError UnsupportedError

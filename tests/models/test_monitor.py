@@ -346,7 +346,10 @@ def test_no_attention_and_no_such_layer():
     model = nn.Linear(3, 3).train()
     with ch.monitor(model), pytest.raises(ch.ClearheadError, match="made no attention call"):
         model(torch.ones(2, 3))
-    with ch.monitor(model := llama(), layers=7), pytest.raises(ch.ClearheadError, match="layers names none"):
+    with (
+        pytest.raises(ch.ClearheadError, match="no call was made by a module 7"),
+        ch.monitor(model := llama(), layers=7),
+    ):
         model(IDS)
 
 
@@ -514,3 +517,11 @@ def test_removed_by_another_thread_in_the_middle_of_a_pass():
     assert (nn.Module._call_impl, F.scaled_dot_product_attention) == before
     holder(x)
     assert seen.steps == 1
+
+
+def test_layers_that_are_not_there():
+    make, inputs = MODELS["llama"]
+    model = make()
+    message = r"no call was made by a module 99, 'zzz' of layers"
+    with pytest.raises(ch.ClearheadError, match=message), ch.monitor(model, 1, layers=[0, 99, "zzz"]):
+        model(**inputs)

@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from clearhead.base.errors import ClearheadError
+from clearhead.models.calls import listed
 
 Layers = int | str | Sequence[int | str] | None
 Heads = int | slice | Sequence[int] | None
@@ -26,6 +27,16 @@ def checked_layers(layers: Any, who: str) -> tuple[int | str, ...] | None:
             "their numbers in the order in which they call attention."
         )
     return found
+
+
+def check_layers(layers: tuple[int | str, ...] | None, modules: dict[str, int], who: str) -> None:
+    """Raise where one is none of the modules that made calls, which have these numbers."""
+    missing = [one for one in layers or () if not any(fits(one, name, number) for name, number in modules.items())]
+    if missing:
+        raise ClearheadError(
+            f"{who}: no call was made by a module {', '.join(map(repr, missing))} of layers; calls were made by "
+            f"{listed(modules)}, numbered from 0. A pattern is one of the whole name, such as '*.layers.3.*'."
+        )
 
 
 def checked_heads(heads: Any, who: str) -> Heads:

@@ -12,7 +12,7 @@ from torch import nn
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.models._asked import asked
-from clearhead.models._choice import Heads, Layers, fits
+from clearhead.models._choice import Heads, Layers, check_layers
 from clearhead.models._compiled import refuse_compiled
 from clearhead.models._padding import checked
 from clearhead.models.calls import listed
@@ -119,9 +119,7 @@ def _watching(recorder: Recorder) -> Iterator[Recording | Statistics]:
     lost = len(recorder.unattributed)
     if not recorder.seen and not recorder.modules:
         raise ClearheadError(_nothing_seen(recorder.stack.model, lost))
-    missing = [layer for layer in recorder.asked.layers or () if not _is_there(layer, recorder.modules)]
-    if missing:
-        raise ClearheadError(_no_such_layer(missing, recorder.modules))
+    check_layers(recorder.asked.layers, recorder.modules, "watch")
     if not recorder.seen:
         raise ClearheadError(
             f"no call could be recorded: an error came between. Calls were made by {listed(recorder.modules)}."
@@ -130,17 +128,6 @@ def _watching(recorder: Recorder) -> Iterator[Recording | Statistics]:
         raise ShapeError(_fits_none(recorder))
     if lost:
         warnings.warn(_lost(lost), stacklevel=3)  # points at the caller's `with` statement
-
-
-def _is_there(layer: int | str, modules: dict[str, int]) -> bool:
-    return any(fits(layer, name, number) for name, number in modules.items())
-
-
-def _no_such_layer(missing: list[int | str], modules: dict[str, int]) -> str:
-    return (
-        f"watch: no call was made by a module {', '.join(map(repr, missing))} of layers; calls were made by "
-        f"{listed(modules)}, numbered from 0. A pattern is one of the whole name, such as '*.layers.3.*'."
-    )
 
 
 def _fits_none(recorder: Recorder) -> str:

@@ -13,7 +13,7 @@ from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.numbers import check_count
 from clearhead.base.tracing import compiler_here, compiling, in_backward, transformed
 from clearhead.models._asked import Asked, asked
-from clearhead.models._choice import Layers
+from clearhead.models._choice import Layers, check_layers
 from clearhead.models._compiled import (
     compiled_inside,
     prepare_compiler,
@@ -64,7 +64,7 @@ def monitor(model: nn.Module, every: int = 20, callback: Callback | Any = None, 
     A model is compiled after its monitor is there: then the calls of transformers' attention interface are seen inside
     compiled code, with fullgraph too. Other attention in it is not; a step in which none is seen is an error.
     Raises a `ClearheadError` for a compiled model, for one whose classes the compiler has code for already, where a
-    step shows no attention, and at the end of a `with` in which no step was made.
+    step shows no attention, and at the end of a `with` in which no step was made, or no call by one of `layers`.
     Cost: a monitored step has one pass more over the allowed pairs of each call, O(Lq + Lk) memory; any other step two
     hooks, and with transformers one function a call. None after it is removed. 24 bytes a head and monitored step.
     Sources: Zhai et al. 2023, "Stabilizing Transformer Training by Preventing Attention Entropy Collapse"; Dehghani et
@@ -107,6 +107,7 @@ class Monitor:
         self.every, self.steps = every, 0
         self._callback, self._asked = callback, asked
         self._found: list[tuple[int, dict[str, Tensor]]] = []
+        self._modules: dict[str, int] = {}  # those that made calls in any step
         self._lock, self._here = threading.Lock(), _Here()
         self._open, self._removed = 0, False  # monitored passes that run, in any thread
         self._interface = Interface(model)
@@ -146,6 +147,8 @@ class Monitor:
                 "monitor: the model was not called in training mode. Call model.train() before, and the model itself; "
                 "a compiled function that calls it must first run after the monitor is there."
             )
+        if kind is None and self._modules:
+            check_layers(self._asked.layers, self._modules, "monitor")
 
     def __repr__(self) -> str:
         return f"Monitor({self.steps} steps, {len(self._found)} of them monitored)"
@@ -184,10 +187,15 @@ class Monitor:
         self._close()
         if step is None or output is None:  # not monitored, or it failed
             return
-        if not step.reduced:
+        if not step.modules:
             raise ClearheadError(_nothing_seen(step))
+        if not step.reduced:  # none of the layers asked for: training may leave some out
+            with self._lock:
+                self._modules |= step.modules
+            return
         found = of_heads(step.reduced)
         with self._lock:
+            self._modules |= step.modules
             self._found.append((step.number, found))
         if self._callback is not None:
             self._callback(step.number, rows_of(step.number, found))
@@ -247,8 +255,6 @@ class _Hook:
 
 def _nothing_seen(step: _Step) -> str:
     name = type(step.stack.model).__name__
-    if step.modules:
-        return f"monitor: layers names none of the modules that call attention: {', '.join(map(repr, step.modules))}."
     if step.compiled:
         return (
             f"monitor: no attention was seen in a step of {name}. In compiled code the calls of transformers' "
