@@ -23,7 +23,7 @@ class Outcome:
         self.output, self.grad = output, grad
         self.followed = False  # whether a backward pass can reach the output
 
-    def of(self, name: str, place: Place | None, gradients: bool) -> After:
+    def of(self, place: Place | None, gradients: bool) -> After:
         """What is done with the result of the call's function: it stays as it is."""
 
         def read(result: Any) -> Any:

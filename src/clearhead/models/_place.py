@@ -23,7 +23,7 @@ class Place(ABC):
 
     @abstractmethod
     def by_head(self, tensor: Tensor) -> Tensor | None:
-        """The output (B, H, Lq, Ev), a view; None where a projection has mixed the heads."""
+        """The output (B, H, Lq, Ev), where it can be a view of it; None where a projection has mixed the heads."""
 
     def made(self, output: Tensor) -> Any:
         """A result that holds this output (B, H, Lq, Ev), or None where none can be made of it."""

@@ -180,7 +180,7 @@ class Recorder(Receiver):
             else:
                 self.asked.merge.add(found)
         self.seen += 1
-        return answer if outcome is None else outcome.of(name, place, self.asked.gradients)
+        return answer if outcome is None else outcome.of(place, self.asked.gradients)
 
     def _check_dropout(self, name: str, dropout_p: float) -> None:
         if dropout_p and self.asked.gradients:

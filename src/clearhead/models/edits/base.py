@@ -43,8 +43,7 @@ class Edit:
     nothing tells where queries stand among more keys (no cache, mask, alignment), the last one is at the last key.
     """
 
-    # by how much the output is multiplied
-    factor: float = 1.0
+    factor: float = 1.0  # the output is multiplied by it
 
     def __init__(self, layers: Layers = None, heads: Heads = None, queries: Positions = None) -> None:
         who = type(self).__name__
