@@ -7,6 +7,7 @@
     ALiBi RelativeBias DenseBias BiasFunction Bias                        what is added to the scores: +
     Entropy TopK Received Pool MeanDistance LogSumExp MaxScore Mass SinkShare Output     what weights(...).reduce takes
     Pairwise Spans Added               what a score, a mask, a bias of your own is lowered to
+    explain                            the computation, step by step: formulas, shapes, numbers, and why
     nn                                 modules: MultiHeadAttention, AdditiveAttention, positions, …
     watch, use_in_transformers         record the attention of a real model; run one on clearhead
     edit, Knockout Scale Force AddBias      change some heads and queries of a model while it runs
@@ -38,6 +39,8 @@ from clearhead.biases import Bias as Bias
 from clearhead.biases import BiasFunction as BiasFunction
 from clearhead.biases import DenseBias as DenseBias
 from clearhead.biases import RelativeBias as RelativeBias
+from clearhead.explanation.explain import explain as explain
+from clearhead.explanation.explanation import Explanation as Explanation
 from clearhead.inspection.gradients import WeightGradients as WeightGradients
 from clearhead.inspection.reductions.entropy import Entropy as Entropy
 from clearhead.inspection.reductions.log_sum_exp import LogSumExp as LogSumExp

@@ -94,8 +94,8 @@ class Arguments(NamedTuple):
     dropout_p: float = 0.0
     engine: str | Engine | None = None
 
-    def problem(self, among: tuple[int, int] | None = None) -> Problem:
-        """`among`: see `make_problem`."""
+    def problem(self, among: tuple[int, int] | None = None, by_tile: bool = False) -> Problem:
+        """`among`, `by_tile`: see `make_problem`."""
         query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine = self
         return make_problem(
             query,
@@ -109,6 +109,7 @@ class Arguments(NamedTuple):
             align=align,
             dropout_p=dropout_p,
             as_written=engine is not None and as_written(engine),
+            by_tile=by_tile,
             among=among,
         )
 

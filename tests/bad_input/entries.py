@@ -226,6 +226,14 @@ ENTRIES: dict[str, Entry] = {
         ("query", "key", "value"),
         dict.fromkeys(TENSORS, "same"),
     ),
+    "explain": E(
+        "functions",
+        lambda **given: ch.explain(**given)["output"],
+        QKV | OPTIONS | {"at": None},
+        options(query=NAN, key=NAN, value=WIDER) | {"at": ABSENT | {"negative": "else"}},
+        ("query", "key", "value"),
+        NAN,
+    ),
     "masked_softmax": E(
         "functions",
         ch.masked_softmax,
@@ -737,6 +745,7 @@ NOT_CALLED = {
     "Score": "abstract", "Mask": "abstract", "Bias": "abstract",
     "Pairwise": "what lower() gives, checked there", "Spans": "what lower() gives", "Added": "what lower() gives",
     "Plan": "what plan() gives", "PartialAttention": "what partial() gives",
+    "Explanation": "what explain() gives", "Explanation.to_dict": "takes nothing",
     "WeightGradients": "what Weights.gradients() gives",
     "AttentionCall": "what watch() gives", "Recording": "what watch() gives",
     "ReducedCall": "what watch(keep=…) gives", "Statistics": "what watch(keep=…) gives", "Means": "takes nothing",

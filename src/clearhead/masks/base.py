@@ -12,11 +12,15 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import Align, Sizes, array_sizes
+from clearhead.base.steps import Step
 from clearhead.base.tracing import on_the_host, readable
 from clearhead.masks._draw import LARGEST, draw
 from clearhead.masks._spans import Residual as Residual
 from clearhead.masks._spans import Spans as Spans
 from clearhead.masks._spans import complement, intersection, of_intervals, union
+
+Sides = tuple[slice, slice, slice, slice]
+PAIRS = ("B", "H", "Lq", "Lk")  # the axes of a mask, as a step names them
 
 
 class Mask(ABC):
@@ -83,6 +87,18 @@ class Mask(ABC):
         """Every pair, bool, (B or 1, H or 1, Lq or 1, Lk), by the logic of the expression itself."""
         every = slice(None)
         return check_spans(self.lower(sizes), sizes, self).keep(every, every, every, every, sizes.keys)
+
+    def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
+        """How this mask says which pairs are allowed, for `clearhead.explain`; the last step is the mask, bool.
+
+        `at`: four slices of (B, H, Lq, Lk), the part that is asked for; an axis along which the mask repeats has size
+        1. `name`: what the last step is called. A mask that has no steps of its own is shown as it is.
+        """
+        return [Step(name, "", f"{self.title()}: True where the query may attend.", self.part(sizes, at), PAIRS)]
+
+    def part(self, sizes: Sizes, at: Sides) -> Tensor:
+        """The part that four slices name, bool; an axis along which the mask repeats may have size 1."""
+        return check_spans(self.lower(sizes), sizes, self).keep(*at, sizes.keys)
 
     def spans(self, query: Any, key: Any, align: Align = None) -> Spans:
         """The normal form for these inputs: `start` and `stop`, (B or 1, H or 1, Lq or 1), and the residual."""
@@ -199,6 +215,7 @@ class Combined(Mask):
     """Two masks and an operator."""
 
     operator: str
+    meaning: str  # one sentence
 
     def __init__(self, left: Mask, right: Mask) -> None:
         self.left, self.right = left, right
@@ -227,11 +244,18 @@ class Combined(Mask):
         sides = (f"({s.title()})" if isinstance(s, Combined) else s.title() for s in (self.left, self.right))
         return f" {self.operator} ".join(sides)
 
+    def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
+        left, right = (s.steps(sizes, at, f"{name}_{end}") for s, end in ((self.left, "left"), (self.right, "right")))
+        formula = f"{left[-1].name} {self.operator} {right[-1].name}"
+        both = self.part(sizes, at)
+        return [*left, *right, Step(name, f"{name} = {formula}", self.meaning, both, PAIRS, f"{name} = {formula}")]
+
 
 class And(Combined):
     """Allowed where both allow: the intersection of their intervals."""
 
     operator = "&"
+    meaning = "Allowed where both allow. Where one has size 1 it is repeated along that axis."
 
     def matrix(self, sizes: Sizes) -> Tensor:
         return self.left.matrix(sizes) & self.right.matrix(sizes)
@@ -260,6 +284,7 @@ class Or(Combined):
     """Allowed where either allows: the union of their intervals, with a residual where one has a residual."""
 
     operator = "|"
+    meaning = "Allowed where either allows. Where one has size 1 it is repeated along that axis."
 
     def matrix(self, sizes: Sizes) -> Tensor:
         return self.left.matrix(sizes) | self.right.matrix(sizes)
@@ -322,6 +347,14 @@ class Not(Mask):
 
     def matrix(self, sizes: Sizes) -> Tensor:
         return ~self.mask.matrix(sizes)
+
+    def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
+        inner = self.mask.steps(sizes, at, f"{name}_inner")
+        formula = f"{name} = ~{inner[-1].name}"
+        return [
+            *inner,
+            Step(name, formula, "Allowed where the other does not allow.", self.part(sizes, at), PAIRS, formula),
+        ]
 
     def lower(self, sizes: Sizes) -> Spans:
         other = self.mask.lower(sizes)

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError, columns
-from clearhead.base.shapes import Sizes, heads_second, placed
+from clearhead.base.shapes import Sizes, heads_second, part, placed
+from clearhead.base.steps import Step
 from clearhead.base.tracing import ensure, readable
 from clearhead.masks._lengths import check_lengths, few_values
-from clearhead.masks.base import Mask, Spans
+from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 
 class Lengths(Mask):
@@ -55,6 +56,23 @@ class Lengths(Mask):
 
     def least(self) -> int:
         return self.longest or 0
+
+    def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
+        lens = part(self.lower(sizes).stop, *at[:3]).unsqueeze(-1)
+        each = "each query has its own" if self.valid_lens.ndim == 2 else "one a sequence, which serves all its queries"
+        positions = torch.arange(sizes.keys, device=lens.device)[at[3]]
+        why = f"How many keys count: {each}. As a column, (…, 1), it meets each position of the row below."
+        row = "The place of each key, from 0 on: a row."
+        compare = (
+            "Each place against the length: the column and the row broadcast to a matrix, which is True for the first "
+            "keys of the sequence. A place from the length on is padding."
+        )
+        formula = f"{name} = {name}_positions < {name}_lengths"
+        return [
+            Step(f"{name}_lengths", "", why, lens, ("B", "H", "Lq", "1")),
+            Step(f"{name}_positions", "", row, positions, ("Lk",)),
+            Step(name, formula, compare, positions < lens, PAIRS, formula),
+        ]
 
     def lower(self, sizes: Sizes) -> Spans:
         lens = placed(self.valid_lens, sizes.device, "Lengths: valid_lens")

@@ -133,14 +133,16 @@ def make_problem(
     align: Any = None,
     dropout_p: float = 0.0,
     as_written: bool = False,
+    by_tile: bool = False,
     among: tuple[int, int] | None = None,
 ) -> Problem:
     """Check everything, and bring it to normal form. Nothing that was passed is written to.
 
     `among`: the first of these keys among all, and how many there are in all, where mask and bias are of all.
     `as_written`: the score by its `tile()` and the mask as a matrix, whatever they lower to: what the reference engine
-    computes, so that it is an oracle for both.
+    computes, so that it is an oracle for both. `by_tile`: the score alone, since its steps begin at query and key.
     """
+    by_tile = by_tile or as_written
     sizes = plain_sizes(query, key, value) if ordinary() else None
     if sizes is None or query._is_zerotensor() or key._is_zerotensor() or value._is_zerotensor():
         query, key, value, sizes = _inputs(query, key, value)
@@ -155,7 +157,7 @@ def make_problem(
     factor = score.factor(query.shape[-1]) if scale is None else _call_scale(scale, score)
     of_all = sizes if among is None else _of_all(sizes, *among)
     if mask is None and bias is None and sinks is None and type(dropout_p) in (float, int) and not dropout_p:
-        return Problem(_scores(score, query, key, factor, as_written), value, sizes)
+        return Problem(_scores(score, query, key, factor, by_tile), value, sizes)
     _refuse_distributed({"query": query, "key": key, "value": value})
     dropout_p = check_dropout(dropout_p, "dropout_p")
     seed = draw_seed(sizes.device) if dropout_p else None
@@ -167,7 +169,7 @@ def make_problem(
         region = Region(keys=slice(among[0], among[0] + sizes.keys))
         visible = None if visible is None else visible_part(visible, region, of_all)
         added = None if added is None else bias_part(added, region, of_all)
-    scores = _scores(score, query, key, factor, as_written)
+    scores = _scores(score, query, key, factor, by_tile)
     projected = scores.query is not query or scores.key is not key
     unseen = None if visible is None or visible.unseen == "none" else visible.spans
     if unseen is not None and (projected or not compiling()) and not (finite(query) and finite(key)):
@@ -175,7 +177,7 @@ def make_problem(
         keys, queries = seen(unseen, sizes)
         query = zero(query, queries, only_not_finite=True)
         key = zero(key, group(keys, key.shape[1]), only_not_finite=True)
-        scores = _scores(score, query, key, factor, as_written)
+        scores = _scores(score, query, key, factor, by_tile)
     sinks = None if sinks is None else as_sinks(sinks, sizes)
     return Problem(scores, value, sizes, visible, added, sinks, dropout_p, seed)
 
@@ -242,9 +244,9 @@ def _call_scale(scale: Any, score: Score) -> float:
     return check_number(scale, "scale")
 
 
-def _scores(score: Score, query: Tensor, key: Tensor, factor: float, as_written: bool) -> Pairwise | ByTile:
+def _scores(score: Score, query: Tensor, key: Tensor, factor: float, by_tile: bool) -> Pairwise | ByTile:
     """A score's normal form; under autocast, which may have widened what it projected, of the inputs' dtype."""
-    lowered = None if as_written else score.lower(query, key)
+    lowered = None if by_tile else score.lower(query, key)
     if lowered is None:
         return ByTile(score, query, key, factor, score.softcap)
     if any_autocast():

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.numbers import check_count
-from clearhead.scores.base import Pairwise, Score, check_width, given_parameter, linear_weight
+from clearhead.base.steps import Step, number, of_projection, products, signed
+from clearhead.scores.base import SCORES, Pairwise, Score, check_width, given_parameter, linear_weight
 
 
 class Additive(Score):
@@ -103,6 +104,48 @@ class Additive(Score):
         query, key = self.project(query, key)
         return torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3)) @ self.w_v
 
+    def steps(self, query: Tensor, key: Tensor) -> list[Step]:
+        q_steps = _projection_steps("query", "Lq", query, self.W_q)
+        k_steps = _projection_steps("key", "Lk", key, self.W_k)
+        q_name, q = (q_steps[-1].name, q_steps[-1].value) if q_steps else ("query", query)
+        k_name, k = (k_steps[-1].name, k_steps[-1].value) if k_steps else ("key", key)
+        pairs = q.unsqueeze(-2) + k.unsqueeze(-3)
+        hidden, axes = torch.tanh(pairs), (*SCORES, "hidden")
+
+        def added(at: tuple[int, ...]) -> str:
+            b, h, i, j, d = at
+            return f"{number(q[b, h, i, d])} + {signed(k[b, h, j, d])}"
+
+        why_pairs = (
+            "Every query meets every key: the queries get an axis of size 1 in the place of the keys, (Lq, 1, hidden), "
+            "the keys one in the place of the queries, (1, Lk, hidden), and broadcasting repeats each along it."
+        )
+        why_tanh = (
+            "tanh bounds each sum between -1 and 1. Without it the score would be a part of the query plus a part of "
+            "the key, and every query would weigh the keys alike."
+        )
+        why_sum = (
+            "The weighted sum over the hidden axis squeezes it away: one number for each query and key is left. (As a "
+            "product with a matrix w_v of (hidden, 1) it would leave an axis of size 1.)"
+        )
+        made = f"pairs[i, j, h] = {q_name}[i, h] + {k_name}[j, h]"
+        code = f"pairs = {q_name}.unsqueeze(-2) + {k_name}.unsqueeze(-3)"
+        bounded, summed = "hidden[i, j, h] = tanh(pairs[i, j, h])", "scores[i, j] = Σ_h w_v[h] · hidden[i, j, h]"
+        return [
+            *q_steps,
+            *k_steps,
+            Step("pairs", made, why_pairs, pairs, axes, code, added),
+            Step(
+                "hidden", bounded, why_tanh, hidden, axes, "hidden = torch.tanh(pairs)",
+                lambda at: f"tanh({number(pairs[at])})",
+            ),
+            Step("w_v", "", "Learnt: how much each hidden number counts.", self.w_v, ("hidden",)),
+            Step(
+                "scores", summed, why_sum, hidden @ self.w_v, SCORES, "scores = hidden @ w_v",
+                lambda at: products(self.w_v, hidden[at]),
+            ),
+        ]  # fmt: skip
+
     def lower(self, query: Tensor, key: Tensor) -> Pairwise:
         return Pairwise("tanh_add", *self.project(query, key), weight=self.w_v)
 
@@ -115,3 +158,17 @@ class Additive(Score):
         sides = (("query_dim", self.W_q), ("key_dim", self.W_k))
         dims = (f"{n}={'projected' if m is None else m.shape[1]}" for n, m in sides)
         return self.described(*dims, f"hidden_dim={self.w_v.shape[0]}")
+
+
+def _projection_steps(name: str, length: str, side: Tensor, matrix: Tensor | None) -> list[Step]:
+    """A side's projection to the hidden width; none where it is projected already."""
+    if matrix is None:
+        return []
+    weight, i = f"W_{name[0]}", length[1]
+    formula = f"projected_{name}[{i}, h] = Σ_d {weight}[h, d] · {name}[{i}, d]"
+    why = f"Each {name} is projected to the hidden width, so that queries and keys of any widths can be added."
+    code, axes = f"projected_{name} = {name} @ {weight}.T", ("B", "H", length, "hidden")
+    return [
+        Step(weight, "", f"Learnt: turns a {name} into as many numbers as the hidden width.", matrix, ("hidden", "E")),
+        Step(f"projected_{name}", formula, why, side @ matrix.T, axes, code, of_projection(side, matrix)),
+    ]

@@ -14,12 +14,14 @@ from clearhead.base.arrays import accumulated, check_float, to_tensor_float
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.numbers import check_count, check_positive
 from clearhead.base.shapes import as_inputs
+from clearhead.base.steps import Step
 from clearhead.base.tracing import autocasting
 
 Module = TypeVar("Module", bound=nn.Module)
 Change = Callable[[Tensor], Tensor]
 Phi = Literal["mul", "tanh_add", "sq_diff"]
 PHIS = get_args(Phi)
+SCORES = ("B", "H", "Lq", "Lk")  # the axes of the scores, as a step names them
 
 
 class Pairwise(NamedTuple):
@@ -143,6 +145,14 @@ class Score(nn.Module, ABC):
     def lower(self, query: Tensor, key: Tensor) -> Pairwise | None:
         """The normal form over query (B, H, Lq, Eq) and key (B, Hk, Lk, Ek), or None if there is none."""
         return None
+
+    def steps(self, query: Tensor, key: Tensor) -> list[Step]:
+        """How `tile` comes to its scores, for `clearhead.explain`; the last step is the `scores`, (B, H, Lq, Lk).
+
+        query (B, H, Lq, Eq), key (B, H, Lk, Ek). A score that has none of its own is shown as one step.
+        """
+        why = "One number for each query and key: what this score makes of the pair. It shows no steps of its own."
+        return [Step("scores", f"scores = {type(self).__name__}(query, key)", why, self.tile(query, key), SCORES)]
 
     def check(self, query: Tensor, key: Tensor) -> None:
         """Raise a `ClearheadError` for widths or dtypes this score cannot take."""

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from clearhead.scores.base import Pairwise, Score, check_width, given_parameter, linear_weight
+from clearhead.base.steps import Step, of_pairs, of_projection
+from clearhead.scores.base import SCORES, Pairwise, Score, check_width, given_parameter, linear_weight
 
 
 class Bilinear(Score):
@@ -47,6 +48,20 @@ class Bilinear(Score):
 
     def tile(self, query: Tensor, key: Tensor) -> Tensor:
         return query @ self.W @ key.transpose(-1, -2)
+
+    def steps(self, query: Tensor, key: Tensor) -> list[Step]:
+        turned = query @ self.W
+        why = "The matrix turns each query into a vector of the key's width."
+        formula, code = "turned[i, e] = Σ_d query[i, d] · W[d, e]", "turned = query @ W"
+        cell = of_projection(query, self.W.T)
+        first = Step("turned", formula, why, turned, ("B", "H", "Lq", "Ek"), code, cell)
+        formula, code = "scores[i, j] = Σ_e turned[i, e] · key[j, e]", "scores = turned @ key.transpose(-1, -2)"
+        why, cell = "Then it is a dot product with each key.", of_pairs(turned, key)
+        return [
+            Step("W", "", "Learnt: says which entry of a query goes with which of a key.", self.W, ("Eq", "Ek")),
+            first,
+            Step("scores", formula, why, self.tile(query, key), SCORES, code, cell),
+        ]
 
     def lower(self, query: Tensor, key: Tensor) -> Pairwise:
         return Pairwise("mul", query @ self.W, key)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from clearhead.base.numbers import check_positive
-from clearhead.scores.base import Pairwise, Score, check_equal_width
+from clearhead.base.steps import Step, number, of_pairs
+from clearhead.scores.base import SCORES, Pairwise, Score, check_equal_width
 
 
 class Cosine(Score):
@@ -31,6 +32,22 @@ class Cosine(Score):
     def tile(self, query: Tensor, key: Tensor) -> Tensor:
         return unit(query) @ unit(key).transpose(-1, -2) / self.temperature
 
+    def steps(self, query: Tensor, key: Tensor) -> list[Step]:
+        found = [*_unit_steps("query", "Lq", query), *_unit_steps("key", "Lk", key)]
+        unit_query, unit_key = found[1].value, found[3].value
+        cosines = unit_query @ unit_key.transpose(-1, -2)
+        why = "The product of two vectors of length 1 is the cosine of the angle between them: from -1 to 1."
+        formula = "cosines[i, j] = Σ_d unit_query[i, d] · unit_key[j, d]"
+        code, cell = "cosines = unit_query @ unit_key.transpose(-1, -2)", of_pairs(unit_query, unit_key)
+        found.append(Step("cosines", formula, why, cosines, SCORES, code, cell))
+        why = "The temperature decides how sharp the softmax can be: cosines alone differ by 2 at the most."
+        formula = f"scores = cosines / {self.temperature!r}"
+
+        def over(at: tuple[int, ...]) -> str:
+            return f"{number(cosines[at])} / {number(self.temperature)}"
+
+        return [*found, Step("scores", formula, why, self.tile(query, key), SCORES, formula, over)]
+
     def lower(self, query: Tensor, key: Tensor) -> Pairwise:
         return Pairwise("mul", unit(query), unit(key), scale=1 / self.temperature)
 
@@ -42,6 +59,23 @@ class Cosine(Score):
 
     def extra_repr(self) -> str:
         return self.described(f"temperature={self.temperature}")
+
+
+def _unit_steps(name: str, length: str, side: Tensor) -> list[Step]:
+    """The norms of queries or keys, and the vectors over them."""
+    norms, i = torch.linalg.vector_norm(side, dim=-1, keepdim=True), length[1]
+    why = f"The length of each {name}; a vector of zeros stays one."
+    code = f"{name}_norms = torch.linalg.vector_norm({name}, dim=-1, keepdim=True)"
+    formula = f"{name}_norms[{i}] = √(Σ_d {name}[{i}, d]²)"
+    first = Step(f"{name}_norms", formula, why, norms, ("B", "H", length, "1"), code)
+
+    def over(at: tuple[int, ...]) -> str:
+        return f"{number(side[at])} / {number(norms[*at[:3], 0])}"
+
+    why = f"Each {name} at length 1: only its direction counts."
+    code = f"unit_{name} = {name} / {name}_norms.masked_fill({name}_norms == 0, 1.0)"
+    formula = f"unit_{name}[{i}, d] = {name}[{i}, d] / {name}_norms[{i}]"
+    return [first, Step(f"unit_{name}", formula, why, unit(side), ("B", "H", length, "E"), code, over)]
 
 
 def unit(vectors: Tensor) -> Tensor:

@@ -7,11 +7,8 @@ import math
 from torch import Tensor
 
 from clearhead.base.numbers import check_number
-from clearhead.scores.base import (
-    Pairwise,
-    Score,
-    check_equal_width,
-)
+from clearhead.base.steps import Step, of_pairs
+from clearhead.scores.base import SCORES, Pairwise, Score, check_equal_width
 
 
 class Dot(Score):
@@ -43,6 +40,14 @@ class Dot(Score):
 
     def tile(self, query: Tensor, key: Tensor) -> Tensor:
         return query @ key.transpose(-1, -2)
+
+    def steps(self, query: Tensor, key: Tensor) -> list[Step]:
+        why = (
+            "A batched matrix product: each query is multiplied with each key, entry by entry, and the products are "
+            "added. The number is large where the two point the same way."
+        )
+        formula, code = "scores[i, j] = Σ_d query[i, d] · key[j, d]", "scores = query @ key.transpose(-1, -2)"
+        return [Step("scores", formula, why, self.tile(query, key), SCORES, code, of_pairs(query, key))]
 
     def lower(self, query: Tensor, key: Tensor) -> Pairwise:
         return Pairwise("mul", query, key)

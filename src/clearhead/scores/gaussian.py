@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from clearhead.base.errors import ShapeError
 from clearhead.base.numbers import check_positive
-from clearhead.scores.base import Pairwise, Score, check_equal_width
+from clearhead.base.steps import Step, number, signed, total
+from clearhead.scores.base import SCORES, Pairwise, Score, check_equal_width
 
 
 class Gaussian(Score):
@@ -38,6 +40,31 @@ class Gaussian(Score):
     def tile(self, query: Tensor, key: Tensor) -> Tensor:
         difference = query.unsqueeze(-2) - key.unsqueeze(-3)
         return -difference.square().sum(-1) / (2 * self._width() ** 2)
+
+    def steps(self, query: Tensor, key: Tensor) -> list[Step]:
+        squared = (query.unsqueeze(-2) - key.unsqueeze(-3)).square().sum(-1)
+        h = torch.as_tensor(self._width(), dtype=squared.dtype, device=squared.device)
+
+        def distance(at: tuple[int, ...]) -> str:
+            pairs = zip(query[at[:3]], key[(*at[:2], at[3])], strict=True)
+            return total([f"({number(a)} - {signed(b)})²" for a, b in pairs], most=4)
+
+        def exponent(at: tuple[int, ...]) -> str:
+            return f"-{number(squared[at])} / (2 · {number(h)}²)"
+
+        why = (
+            "How far apart query and key are. The differences are taken before they are squared: ‖q‖² - 2 q·k + ‖k‖² "
+            "would lose its digits where all inputs share a large offset."
+        )
+        code = "squared = (query.unsqueeze(-2) - key.unsqueeze(-3)).square().sum(-1)"
+        formula = "squared[i, j] = Σ_d (query[i, d] - key[j, d])²"
+        near = "Near keys score near 0, far ones far below: exp of it is the Gaussian kernel of Nadaraya and Watson."
+        last = "scores[i, j] = -squared[i, j] / (2 h²)"
+        return [
+            Step("squared", formula, why, squared, SCORES, code, distance),
+            Step("h", "", "The bandwidth, in the unit of the inputs: how far a query looks.", h, ()),
+            Step("scores", last, near, self.tile(query, key), SCORES, "scores = -squared / (2 * h**2)", exponent),
+        ]
 
     def lower(self, query: Tensor, key: Tensor) -> Pairwise:
         return Pairwise("sq_diff", query, key, scale=-1 / (2 * self._width() ** 2))  # type: ignore[arg-type]

@@ -42,16 +42,24 @@ def partial(problem: Problem) -> Partial:
             no_keys(problem, problem.query), tile.new_zeros(tile.shape[:3]), tile.new_full(tile.shape[:3], torch.inf)
         )
     unseen = tile.detach() == -torch.inf if may_be_empty(problem) else None
-    maximum = tile.detach().amax(-1)
-    blind = maximum == -torch.inf
-    maximum = maximum.masked_fill(blind, 0.0)
-    above = (tile - maximum.unsqueeze(-1)).exp_()
-    total = above.sum(-1).masked_fill(blind, 1.0)
+    maximum, above, total, blind = exponentials(tile)
     weights = above / total.unsqueeze(-1) if torch.is_grad_enabled() else above.div_(total.unsqueeze(-1))
     if unseen is not None:  # also in a row of NaN; and no gradient, for any gradient of the weight
         weights = weights.masked_fill(unseen, 0.0)
     output = grouped_product(dropped(problem, weights), problem.value.to(weights.dtype))
     return Partial(output, maximum, total.log().masked_fill(blind, torch.inf))
+
+
+def exponentials(tile: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The maximum of each row of finished scores, exp(score − maximum), their sum, and which rows see nothing.
+
+    For a row that sees nothing the maximum is 0 and the sum 1, so that its weights are 0.
+    """
+    maximum = tile.detach().amax(-1)
+    blind = maximum == -torch.inf
+    maximum = maximum.masked_fill(blind, 0.0)
+    above = (tile - maximum.unsqueeze(-1)).exp_()
+    return maximum, above, above.sum(-1).masked_fill(blind, 1.0), blind
 
 
 def raw_scores(problem: Problem) -> Tensor:

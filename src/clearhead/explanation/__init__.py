@@ -1,0 +1,1 @@
+"""How a computation came about: its steps, with shapes, numbers and formulas."""

@@ -1,0 +1,57 @@
+"""An explanation as Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from clearhead.base.steps import Step
+from clearhead.explanation.shown import Shown
+from clearhead.explanation.tables import Table, shape_of, tables, text_of, written_out
+
+if TYPE_CHECKING:
+    from clearhead.explanation.explanation import Part
+
+
+def render(title: str, parts: Sequence[Part], shown: Shown) -> str:
+    """The whole explanation: a heading a part, a table a step."""
+    lines = [f"# {escaped(title)}"]
+    lines += [f"\nOf {escaped(left_out)}." for left_out in shown.left_out]
+    for part in parts:
+        lines += ["", f"## {escaped(part.title)}"]
+        if part.drawn:
+            lines += ["", *(f"    {line}" for line in part.drawn.splitlines())]
+        for step in part.steps:
+            lines += ["", *_step(step, shown)]
+    return "\n".join(lines) + "\n"
+
+
+def _step(step: Step, shown: Shown) -> Iterator[str]:
+    yield f"**{escaped(step.formula or step.name)}** ({shape_of(step, shown)})"
+    yield ""
+    yield ("*Otherwise:* " if step.aside else "") + escaped(step.why)
+    for table in tables(step, shown):
+        yield ""
+        yield from _table(table)
+    sentence = written_out(step, shown)
+    if sentence:
+        yield from ("", escaped(sentence))
+
+
+def _table(table: Table) -> Iterator[str]:
+    if table.caption:
+        yield from (f"{escaped(table.caption)}:", "")
+    yield "|  | " + " | ".join(map(escaped, table.columns)) + " |"
+    yield "|---" * (len(table.columns) + 1) + "|"
+    for name, row in zip(table.rows, table.cells, strict=True):
+        yield f"| {escaped(name)} | " + " | ".join(text_of(x, table.kind) for x in row) + " |"
+    if table.missing:
+        yield from ("", f"… {table.missing}")
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown, and the HTML that it allows, show as it is, in one line."""
+    one_line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    marked = re.sub(r"([\\`*_{}\[\]()#+!|~$^:@-])", r"\\\1", one_line)
+    return marked.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,0 +1,75 @@
+"""An explanation as a program in plain PyTorch, which computes the same steps and prints them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead.base.errors import ClearheadError
+from clearhead.base.steps import Step
+from clearhead.explanation.shown import Shown
+
+if TYPE_CHECKING:
+    from clearhead.explanation.explanation import Part
+
+NUMBERS = 20_000  # that the inputs of a script may hold
+
+HEAD = """\
+import torch
+
+torch.set_printoptions(precision=4, sci_mode=False, linewidth=120)
+inf, nan = float("inf"), float("nan")
+"""
+
+
+def render(title: str, parts: Sequence[Part], shown: Shown) -> str:
+    """The program."""
+    steps = [step for part in parts for step in part.steps]
+    count = sum(step.value.numel() for step in steps if not step.code)
+    if count > NUMBERS:
+        raise ClearheadError(
+            f"the inputs of this explanation hold {count:,} numbers, and a script would write out all of them: at most "
+            f"{NUMBERS:,}. Explain a smaller example; of a long one the softmax needs every key."
+        )
+    lines = [HEAD]
+    for part in parts:
+        lines.append(f"# {_comment(part.title)}")
+        for step in part.steps:
+            lines.append(f"# {_comment(step.why)}")
+            lines.append(step.code or f"{step.name} = {_literal(_squeezed(step, shown))}")
+            lines.append(f"print({step.name!r}, tuple({step.name}.shape), {step.name}, sep='\\n')")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _squeezed(step: Step, shown: Shown) -> Tensor:
+    """The value without the leading dimensions that the caller's arrays do not have."""
+    if step.axes[:1] != ("B",):
+        return step.value
+    drop = tuple(range(shown.depth, 2))
+    return step.value.squeeze(drop) if drop else step.value
+
+
+def _comment(text: str) -> str:
+    """One line, whatever the text holds: nothing of it can become code."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def _literal(value: Tensor) -> str:
+    """A tensor written out; each number as short as gives it back exactly."""
+    value = value.detach().cpu()
+    dtype = f", dtype={value.dtype}" if value.dtype not in (torch.int64, torch.bool) else ""
+    return f"torch.tensor({_nested(value.numpy())}{dtype})"
+
+
+def _nested(array: np.ndarray) -> str:
+    if array.ndim:
+        return f"[{', '.join(_nested(row) for row in array)}]"
+    if array.dtype.kind != "f":
+        return str(array.item())
+    return str(array[()]) if math.isfinite(array) else str(float(array))

@@ -1,0 +1,78 @@
+"""An explanation as plain text, at most 80 columns wide."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from clearhead.base.steps import Step
+from clearhead.explanation.shown import Shown, narrowed
+from clearhead.explanation.tables import Table, shape_of, tables, text_of, written_out
+
+if TYPE_CHECKING:
+    from clearhead.explanation.explanation import Part
+
+COLUMNS = 80
+NAMES = 14  # characters of a row's name
+CELL = 10  # characters of a number
+FIT = (COLUMNS - 4 - NAMES) // (CELL + 1)  # numbers to a row
+
+
+def render(title: str, parts: Sequence[Part], shown: Shown) -> str:
+    """The whole explanation."""
+    lines = [title, "=" * min(len(title), COLUMNS)]
+    if len(shown.keys) > FIT and len(shown.keys) == shown.sizes.keys:
+        lines += _wrap(f"Of {shown.sizes.keys} keys the {FIT} with the largest weights are shown.", "")
+    for left_out in shown.left_out:
+        lines += _wrap(f"Of {left_out}.", "")
+    few = narrowed(shown, FIT)
+    for n, part in enumerate(parts, 1):
+        lines += ["", f"{n}. {part.title}"]
+        if part.drawn:
+            lines += [""]
+            for line in part.drawn.splitlines():
+                lines += [f"   {line}"] if len(line) + 3 < COLUMNS else _wrap(line, "   ")
+        for step in part.steps:
+            lines += ["", *_step(step, shown, few)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _step(step: Step, shown: Shown, few: Shown) -> Iterator[str]:
+    yield from _wrap(f"{step.formula or step.name}   ({shape_of(step, shown)})", "   ")
+    yield from _wrap(("Otherwise: " if step.aside else "") + step.why, "     ")
+    for table in tables(step, few if step.value.is_floating_point() else shown):
+        yield from _lines(table)
+    sentence = written_out(step, shown)
+    if sentence:
+        yield from _wrap(sentence, "     ")
+
+
+def _lines(table: Table) -> Iterator[str]:
+    if table.caption:
+        yield f"     {_cut(table.caption, COLUMNS - 6)}:"
+    names = [_cut(name, NAMES) for name in table.rows]
+    label = max(map(len, names))
+    cell = 1 if table.kind == "allowed" else CELL
+    width = (COLUMNS - 5 - label) // (cell + 1)
+    columns = [_cut(name, cell) for name in table.columns[:width]]
+    if cell > 1 and any(columns):
+        yield f"     {' ' * label}{''.join(' ' + name.rjust(cell) for name in columns)}"
+    for name, row in zip(names, table.cells, strict=True):
+        yield f"     {name.ljust(label)}{''.join(' ' + text_of(x, table.kind).rjust(cell) for x in row[:width])}"
+    more = len(table.columns) - width
+    missing = ", ".join(filter(None, [table.missing, f"{more} more columns are not printed" if more > 0 else ""]))
+    if missing:
+        yield f"     … {missing}"
+
+
+def _wrap(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(
+        text, COLUMNS - 1, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False
+    )
+
+
+def _cut(word: str, most: int) -> str:
+    """A name in one line, of characters that a terminal prints as they are."""
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in word)
+    return shown if len(shown) <= most else shown[: most - 1] + "…"

@@ -1,0 +1,96 @@
+"""What `explain` gives: the steps, and the ways to show them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from clearhead.base.errors import ClearheadError
+from clearhead.base.steps import Step
+from clearhead.explanation import as_markdown, as_script, as_text
+from clearhead.explanation.shown import Shown
+from clearhead.explanation.tables import as_record
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Steps that belong together, under a title, with lines that are drawn before them."""
+
+    title: str
+    steps: tuple[Step, ...]
+    drawn: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """The steps that a computation took: print it, or look at one step by its name.
+
+    >>> import torch, clearhead as ch
+    >>> query, key, value = torch.eye(2), torch.eye(2), torch.tensor([[1.0], [3.0]])
+    >>> explanation = ch.explain(query, key, value)
+    >>> explanation["weights"]
+    tensor([[0.6698, 0.3302],
+            [0.3302, 0.6698]])
+    >>> [step.name for step in explanation.steps][:4]
+    ['query', 'key', 'value', 'products']
+
+    `title`; `parts`, each with its `title`, its `steps` and what is `drawn` before them; `shown`, the places of the
+    call that it is about. `print(explanation)` shows it within 80 columns; `.script()`, `.markdown()` and `.to_dict()`
+    give the same steps as a program, as text for a page, and as plain numbers.
+    """
+
+    title: str
+    parts: tuple[Part, ...]
+    shown: Shown
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Every step, in order."""
+        return tuple(step for part in self.parts for step in part.steps)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The result of the step of this name, with as many leading dimensions as the inputs have."""
+        for step in self.steps:
+            if step.name == name:
+                return self._restored(step)
+        known = ", ".join(step.name for step in self.steps)
+        raise ClearheadError(f"no step is called {name!r:.60}; the steps are {known}.")
+
+    def _restored(self, step: Step) -> Tensor:
+        if step.axes[:1] != ("B",):
+            return step.value
+        drop = tuple(range(self.shown.depth, 2))
+        return step.value.squeeze(drop) if drop else step.value
+
+    def __str__(self) -> str:
+        return as_text.render(self.title, self.parts, self.shown)
+
+    __repr__ = __str__
+
+    def markdown(self) -> str:
+        """The same as Markdown: a heading a part, a table a step. Words of the inputs are escaped."""
+        return as_markdown.render(self.title, self.parts, self.shown)
+
+    def script(self) -> str:
+        """A short program in plain PyTorch that computes the same steps from the inputs' numbers, and prints them.
+
+        Raises a `ClearheadError` where the inputs hold more than 20,000 numbers.
+        """
+        return as_script.render(self.title, self.parts, self.shown)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as numbers and text alone, which `json.dumps` takes; NaN and infinities as text."""
+        return {
+            "title": self.title,
+            "left_out": list(self.shown.left_out),
+            "parts": [
+                {
+                    "title": part.title,
+                    "drawn": part.drawn,
+                    "steps": [as_record(step, self.shown) for step in part.steps],
+                }
+                for part in self.parts
+            ],
+        }

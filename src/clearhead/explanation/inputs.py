@@ -1,0 +1,68 @@
+"""The inputs of a call, drawn: their axes by the legend, and what is repeated for what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from clearhead.base.shapes import Sizes
+
+LEGEND = {
+    "B": "sequences",
+    "H": "heads",
+    "Lq": "queries",
+    "Lk": "keys",
+    "E": "width of a query and a key",
+    "Eq": "width of a query",
+    "Ek": "width of a key",
+    "Ev": "width of a value",
+}
+Row = dict[str, str]  # the size of each axis that an array has
+
+
+def drawn(shapes: Mapping[str, tuple[int, ...]], sizes: Sizes) -> str:
+    """The axes as columns, the arrays as rows; then in words what broadcasts, and which heads share keys.
+
+    `shapes`: those of query, key and value as the caller gave them.
+    """
+    same = shapes["query"][-1] == shapes["key"][-1]
+    inner = {"query": ("Lq", "E" if same else "Eq"), "key": ("Lk", "E" if same else "Ek"), "value": ("Lk", "Ev")}
+    rows = {name: _leading(shape[:-2]) | _row(inner[name], shape[-2:]) for name, shape in shapes.items()}
+    whole = _leading(sizes.shown)
+    rows["scores"] = whole | _row(("Lq", "Lk"), (sizes.queries, sizes.keys))
+    rows["output"] = whole | _row(("Lq", "Ev"), (sizes.queries, shapes["value"][-1]))
+    axes = [axis for axis in LEGEND if any(axis in row for row in rows.values())]
+    table = [["", *axes], *([name, *(row.get(axis, "·") for axis in axes)] for name, row in rows.items())]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = [
+        name.ljust(widths[0]) + "".join(f"  {cell.rjust(n)}" for cell, n in zip(cells, widths[1:], strict=True))
+        for name, *cells in table
+    ]
+    meanings = ", ".join(f"{axis} {LEGEND[axis]}" for axis in axes)
+    return "\n".join([*lines, "", f"{meanings}.", *_repeated(rows, whole, sizes)])
+
+
+def _row(axes: tuple[str, ...], shape: tuple[int, ...]) -> Row:
+    return {axis: str(size) for axis, size in zip(axes, shape, strict=True)}
+
+
+def _leading(lead: tuple[int, ...]) -> Row:
+    """The leading dimensions: the last of two or more is the heads, those before it the sequences."""
+    if len(lead) <= 1:
+        return _row(("B",), lead) if lead else {}
+    return {"B": "×".join(map(str, lead[:-1])), "H": str(lead[-1])}
+
+
+def _repeated(rows: Mapping[str, Row], whole: Row, sizes: Sizes) -> list[str]:
+    found = []
+    for name in ("query", "key", "value"):
+        for axis, size in whole.items():
+            what = {"B": "sequence", "H": "head"}[axis]
+            if axis not in rows[name] and size != "1":
+                found.append(f"The {name} has no axis {axis}: it is used for each {what}.")
+            elif rows[name].get(axis) == "1" != size:
+                found.append(f"The {name} has {axis} 1: it is repeated for each of the {size} {what}s.")
+    key_heads = int(rows["key"].get("H", 1))
+    if 1 < key_heads < sizes.heads:
+        group = sizes.heads // key_heads
+        found.append(f"Grouped heads: {group} query heads share one key head; head h uses key head h // {group}.")
+    return found

@@ -1,0 +1,48 @@
+"""The part of an explanation that mixes the values."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from clearhead.base.dropout import factors
+from clearhead.base.steps import Step, number, signed, total
+from clearhead.engines.tiled import tiles
+from clearhead.explanation.shown import Shown
+from clearhead.problem.problem import Problem
+from clearhead.scores.base import SCORES
+
+MOST = 5  # terms of a mixture that are written out: those with the largest weights
+
+
+def output_part(rows: Problem, weights: Tensor, value: Tensor, shown: Shown) -> list[Step]:
+    """From the step "weights" and the step "value" to the step "output"."""
+    steps, name = [], "weights"
+    if rows.seed is not None:
+        kept = factors(rows.seed, rows.dropout_p, rows.sizes, rows.origin, weights.dtype)
+        p = rows.dropout_p
+        why = f"Dropout: each weight becomes 0 with probability {p:g}, else it is divided by {1 - p:g}."
+        steps.append(Step("kept", "", why, kept, SCORES))
+        weights, name = tiles.dropped(rows, weights), "dropped"
+        why = "The weights after dropout. A row sums to 1 on average, and no longer each time."
+        steps.append(Step("dropped", "dropped = weights · kept", why, weights, SCORES, "dropped = weights * kept"))
+
+    def mixed(at: tuple[int, ...]) -> str:
+        row, column = weights.detach()[at[:3]], value.detach()[at[0], at[1], :, at[3]]
+        best = sorted(row.abs().nan_to_num().topk(min(len(row), MOST)).indices.tolist())
+        terms = [f"{number(row[j])}·{signed(column[j])}" for j in best]
+        return total(terms) + ("" if len(row) == len(best) else f" + … ({len(row) - len(best)} more terms)")
+
+    why = f"Each output is a mixture of the values, each as much of it as its weight says: {_shares(weights, shown)}."
+    formula, code = f"output[i, e] = Σ_j {name}[i, j] · value[j, e]", f"output = {name} @ value"
+    output = tiles.grouped_product(weights, value)
+    return [*steps, Step("output", formula, why, output, ("B", "H", "Lq", "Ev"), code, mixed)]
+
+
+def _shares(weights: Tensor, shown: Shown) -> str:
+    """The largest weights of the first few rows, in words."""
+    found = []
+    for i, row in zip(shown.queries, weights.detach()[0, 0].nan_to_num()[:3], strict=False):
+        best = [j for j in row.topk(min(2, len(row))).indices.tolist() if row[j] >= 0.005]
+        shares = " and ".join(f"{float(row[j]):.0%} of {shown.name('Lk', j)}" for j in best)
+        found.append(f"{shown.name('Lq', i)} takes {shares or 'nothing'}")
+    return "; ".join(found + ["…"] * (weights.shape[2] > len(found)))

@@ -1,0 +1,87 @@
+"""The part of an explanation that leads from query and key to the scores."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from clearhead.base.steps import Step, number, signed
+from clearhead.problem.problem import Problem
+from clearhead.scores.base import SCORES, ByTile, capped, with_parameters
+from clearhead.scores.dot import Dot
+
+
+def scores_part(rows: Problem, query: Tensor, key: Tensor) -> list[Step]:
+    """The score's own steps, then scale, softcap and bias; the last step is called "scores"."""
+    scores = rows.scores
+    assert isinstance(scores, ByTile)
+    steps = with_parameters(scores.score, lambda p: p.to(query.dtype)).steps(query, key)
+    if scores.scale != 1.0:
+        before = _renamed(steps, "products" if isinstance(scores.score, Dot) else "unscaled")
+        steps.append(_scaled(before, scores.scale, query.shape[-1], scores.score))
+    if scores.softcap is not None:
+        steps.append(_softcapped(_renamed(steps, "uncapped"), scores.softcap))
+    if rows.bias is not None:
+        every = slice(None)
+        bias = rows.bias.tile(every, every, every, every, rows.sizes).to(query.dtype)
+        why = "Added to the scores: what is known of a pair beside its vectors, such as how far apart the two are."
+        given = Step("bias", "", why, bias.reshape((1,) * (4 - bias.ndim) + tuple(bias.shape)), SCORES)
+        why = "The bias raises the scores of some pairs and lowers those of others, whatever their vectors are."
+        steps += [given, _added(_renamed(steps, "unbiased"), given, why)]
+    if rows.poison is not None:
+        of_query, of_key = rows.poison
+        poison = (of_query + of_key.repeat_interleave(rows.sizes.heads // of_key.shape[1], 1)).to(query.dtype)
+        why = "Inputs hold NaN or ∞. They stand above as 0, and NaN is put here for each pair that they are a part of."
+        given = Step("not_finite", "", why, poison, SCORES)
+        why = "So what is not finite reaches the queries that may see it, and no others."
+        steps += [given, _added(_renamed(steps, "of_finite"), given, why)]
+    return steps
+
+
+def _renamed(steps: list[Step], name: str) -> Step:
+    """Give the last step another name than "scores": more is done before it is that."""
+    last = steps[-1]
+    formula, code = (name + text.removeprefix("scores") for text in (last.formula, last.code or "scores"))
+    steps[-1] = replace(last, name=name, formula=formula, code=code if last.code else "")
+    return steps[-1]
+
+
+def _scaled(before: Step, scale: float, width: int, score: object) -> Step:
+    value = before.value * scale
+    finite = before.value[before.value.isfinite()]
+    spread = ""
+    if finite.numel() > 1:
+        variance = float(finite.detach().var(correction=0))
+        spread = f" Of these numbers the variance is {number(variance)} before and {number(variance * scale**2)} after."
+    if isinstance(score, Dot) and width and scale == score.factor(width):
+        why = (
+            f"{number(scale)} is 1/√{width}. A sum of {width} products spreads √{width} times as far as one of them, "
+            "and scores that are far apart make the softmax nearly all or nothing, with gradients near 0."
+        )
+    else:
+        why = "The scale says how sharp the softmax is: a larger one is sharper."
+    formula, code = f"scores = {before.name} · {number(scale)}", f"scores = {before.name} * {scale!r}"
+    return Step(
+        "scores", formula, why + spread, value, SCORES, code,
+        lambda at: f"{signed(before.value[at])}·{signed(scale)}",
+    )  # fmt: skip
+
+
+def _softcapped(before: Step, cap: float) -> Step:
+    why = f"The softcap bounds every score between -{cap:g} and {cap:g}, smoothly."
+    value, code = capped(before.value, cap), f"scores = {cap!r} * torch.tanh({before.name} / {cap!r})"
+    return Step(
+        "scores", f"scores = {cap:g} · tanh({before.name} / {cap:g})", why, value, SCORES, code,
+        lambda at: f"{number(cap)} · tanh({number(before.value[at])} / {number(cap)})",
+    )  # fmt: skip
+
+
+def _added(before: Step, given: Step, why: str) -> Step:
+    value = before.value + given.value
+    formula = f"scores = {before.name} + {given.name}"
+    every = given.value.expand(value.shape)
+    return Step(
+        "scores", formula, why, value, SCORES, formula,
+        lambda at: f"{number(before.value[at])} + {signed(every[at])}",
+    )  # fmt: skip

@@ -1,0 +1,122 @@
+"""Which part of a call is explained."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.base.errors import ClearheadError
+from clearhead.base.shapes import Sizes
+from clearhead.inspection.index import parse
+from clearhead.problem.region import Region
+
+BLOCKS = 4  # sequences times heads that are explained where nothing is chosen
+QUERIES = 8  # the same of queries
+KEYS = 64  # keys that any view of an explanation holds: those with the largest weights, where there are more
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The places in the whole call that are explained, and the pair whose numbers are written out.
+
+    Each step holds these sequences, heads and queries, and all keys that take part; `keys` are those that are shown.
+    """
+
+    sizes: Sizes
+    batches: tuple[int, ...]
+    heads: tuple[int, ...]
+    queries: tuple[int, ...]
+    keys: tuple[int, ...]  # in their order
+    pair: tuple[int, int, int, int]  # counted among the places above, its key among all keys
+    left_out: tuple[str, ...] = ()
+    strongest: tuple[int, ...] = ()  # the same keys, the largest weights first
+    query_words: tuple[str, ...] | None = None  # a word for each query of the call, for each key
+    key_words: tuple[str, ...] | None = None
+
+    @property
+    def region(self) -> Region:
+        batch, heads, queries = (_slice(places) for places in (self.batches, self.heads, self.queries))
+        return Region(batch, heads, queries)
+
+    @property
+    def depth(self) -> int:
+        """How many leading dimensions the caller's arrays have, at most two: sequences, then heads."""
+        return min(len(self.sizes.shown), 2)
+
+    def name(self, axis: str, place: int) -> str:
+        """What a row or a column is called: the word at this place, or its kind and number."""
+        words = {"Lq": self.query_words, "Lk": self.key_words}.get(axis)
+        kinds = {"Lq": "query", "Lk": "key", "B": "sequence", "H": "head"}
+        return words[place] if words is not None else f"{kinds[axis]} {place}" if axis in kinds else str(place)
+
+    def places(self, axis: str, size: int) -> tuple[int, ...]:
+        """The place in the whole call of each entry of a step's axis."""
+        chosen = {"B": self.batches, "H": self.heads, "Lq": self.queries}.get(axis, ())
+        return chosen if len(chosen) == size else tuple(range(size))
+
+
+def _slice(places: tuple[int, ...]) -> slice:
+    step = places[1] - places[0] if len(places) > 1 else 1
+    return slice(places[0], places[-1] + 1, step) if places else slice(0, 0)
+
+
+def choose(at: Any, sizes: Sizes) -> Shown:
+    """What an index of the weights names; where it is None, the whole, or the first of what is large.
+
+    The keys and the pair are settled by `settle`, when the weights are known.
+    """
+    shape = torch.Size((*sizes.shown, sizes.queries, sizes.keys))
+    if 0 in shape:
+        raise ClearheadError(f"there is nothing to explain: the weights are {tuple(shape)}, without a pair.")
+    left_out = []
+    if at is None:
+        batches, heads, queries = (tuple(range(n)) for n in sizes.shape[:3])
+        if len(batches) * len(heads) > BLOCKS:
+            left_out.append(f"{len(batches) * len(heads)} sequences and heads: the first is shown")
+            batches, heads = batches[:1], heads[:1]
+        if len(queries) > QUERIES:
+            left_out.append(f"{len(queries)} queries: the first {QUERIES} are shown")
+            queries = queries[:QUERIES]
+        return Shown(sizes, batches, heads, queries, (), (0, 0, 0, -1), tuple(left_out))
+    part = parse(at, shape, sizes)
+    sides = (part.heads, part.queries, part.keys)
+    heads, queries, keys = (tuple(range(n)[side]) for n, side in zip(sizes.shape[1:], sides, strict=True))
+    batches = tuple(b for side in part.batches for b in range(sizes.batch)[side])
+    for name, places in (("sequence", batches), ("head", heads), ("query", queries), ("key", keys)):
+        if not places:
+            raise ClearheadError(f"at={at!r} names no {name} of weights of shape {tuple(shape)}.")
+    steps = {b - a for a, b in itertools.pairwise(batches)}
+    if len(steps) > 1:
+        raise ClearheadError(f"at={at!r} names sequences that are not evenly spaced; name one, or all.")
+    if len(batches) * len(heads) > BLOCKS or len(queries) > QUERIES:
+        left_out.append(f"of {len(batches)} sequences, {len(heads)} heads and {len(queries)} queries the first")
+        batches, heads = (batches, heads) if len(batches) * len(heads) <= BLOCKS else (batches[:1], heads[:1])
+        queries = queries[:QUERIES]
+    every = len(keys) == sizes.keys
+    return Shown(
+        sizes, batches, heads, queries, () if every else keys, (0, 0, 0, -1 if every else keys[0]), tuple(left_out)
+    )
+
+
+def settle(shown: Shown, weights: Tensor, keep: Tensor | None) -> Shown:
+    """The keys that are shown, and the pair: the chosen key, or the first one that the first query may see."""
+    b, h, i, j = shown.pair
+    if j < 0:
+        allowed = None if keep is None else keep.expand(weights.shape)[b, h, i].nonzero()
+        j = 0 if allowed is None or not len(allowed) else int(allowed[0])
+    keys, left_out = shown.keys or tuple(range(shown.sizes.keys)), shown.left_out
+    largest = weights.detach().nan_to_num().amax((0, 1, 2))[list(keys)]
+    ranked = [keys[n] for n in largest.topk(min(len(keys), KEYS)).indices.tolist()]
+    if len(keys) > KEYS:
+        left_out = (*left_out, f"{len(keys):,} keys: the {KEYS} with the largest weights are shown")
+    strongest = tuple(dict.fromkeys([j, *ranked]))[:KEYS]
+    return replace(shown, keys=tuple(sorted(strongest)), strongest=strongest, pair=(b, h, i, j), left_out=left_out)
+
+
+def narrowed(shown: Shown, keys: int) -> Shown:
+    """The same with at most so many keys: the pair's own, then those with the largest weights."""
+    return replace(shown, keys=tuple(sorted(shown.strongest[:keys])))

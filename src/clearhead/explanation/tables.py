@@ -1,0 +1,136 @@
+"""The numbers of a step as tables with names of their rows and columns: what every way to show it draws."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from clearhead.base.steps import Step, number
+from clearhead.explanation.shown import Shown
+
+WIDTH = 64  # entries of a vector that any view holds
+
+
+class Table(NamedTuple):
+    """Some rows and columns of a step's result, and what they are called."""
+
+    caption: str  # which sequence and head, where there are several
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    cells: list[list[float]]
+    kind: str  # "allowed": True and False, drawn as ■ and ·; "integer" or "number"
+    missing: str  # what of the columns and rows is not shown
+
+
+def tables(step: Step, shown: Shown) -> list[Table]:
+    """The tables of a step: one for each sequence and head that it has."""
+    value, axes = step.value.detach().cpu(), step.axes
+    lead = 2 if axes[:1] == ("B",) else 0
+    found = []
+    for block in itertools.product(*(range(n) for n in value.shape[:lead])):
+        caption = []
+        for axis, places, at in zip("BH", (shown.batches, shown.heads), block, strict=False):
+            if len(places) > 1 and value.shape["BH".index(axis)] > 1:
+                caption.append(shown.name(axis, places[at]))
+        inner, names = value[block] if lead else value, axes[lead:]
+        if inner.ndim > 2:  # one number a pair and more: the vector of the pair that is written out
+            i, j = (at if n > 1 else 0 for at, n in zip(shown.pair[2:], inner.shape, strict=False))
+            caption.append(f"{shown.name('Lq', shown.queries[i])}, {shown.name('Lk', j)}")
+            inner, names = inner[i, j], names[2:]
+            if block != tuple(at if n > 1 else 0 for at, n in zip(shown.pair, value.shape[:lead], strict=False)):
+                continue
+        found.append(_table(", ".join(caption), inner, names, shown))
+    return found
+
+
+def _table(caption: str, inner: Tensor, names: tuple[str, ...], shown: Shown) -> Table:
+    while inner.ndim < 2:
+        inner, names = inner.unsqueeze(0), ("", *names)
+    rows, row_names, rows_left = _side(names[0], inner.shape[0], shown)
+    columns, column_names, columns_left = _side(names[1], inner.shape[1], shown)
+    part = inner[list(rows)][:, list(columns)]
+    missing = ", ".join(f"{n:,} more {what}" for n, what in ((rows_left, "rows"), (columns_left, "columns")) if n)
+    return Table(caption, row_names, column_names, part.double().tolist(), _kind(inner), missing)
+
+
+def _kind(numbers: Tensor) -> str:
+    if numbers.dtype == torch.bool:
+        return "allowed"
+    return "number" if numbers.dtype.is_floating_point else "integer"
+
+
+def text_of(x: float, kind: str) -> str:
+    """One cell of a table."""
+    if kind == "allowed":
+        return "■" if x else "·"
+    return number(x) if kind == "number" else f"{x:.0f}"
+
+
+def _side(axis: str, size: int, shown: Shown) -> tuple[tuple[int, ...], tuple[str, ...], int]:
+    """Which entries of an axis are shown, what they are called, and how many are not."""
+    if size == 1 and axis not in ("Lq", "Lk"):
+        return (0,), ("",), 0
+    every = axis == "Lk" and size == shown.sizes.keys
+    chosen = shown.keys if every else tuple(range(min(size, WIDTH)))
+    places = shown.places(axis, size)
+    count = {"Lq": len(shown.queries), "Lk": shown.sizes.keys}.get(axis, 1)
+    single = size == 1 and count > 1  # it stands for all of them
+    names = tuple("every" if single else shown.name(axis, places[n]) for n in chosen)
+    return chosen, names, size - len(chosen)
+
+
+def at_pair(step: Step, shown: Shown) -> tuple[int, ...]:
+    """The index of the number of a step that is written out: that of the pair, the first of any other axis."""
+    places = dict(zip(("B", "H", "Lq", "Lk"), shown.pair, strict=True))
+    return tuple(places.get(axis, 0) if n > 1 else 0 for axis, n in zip(step.axes, step.value.shape, strict=True))
+
+
+def written_out(step: Step, shown: Shown) -> str:
+    """One number of a step, from the numbers above: `scores[0, 1] = 1·2 + 3·4 = 14`; empty where it has none."""
+    if step.cell is None:
+        return ""
+    index = at_pair(step, shown)
+    names = []
+    for axis, at, size in zip(step.axes, index, step.value.shape, strict=True):
+        places = shown.places(axis, size)
+        if axis in ("B", "H"):
+            count = len(shown.batches if axis == "B" else shown.heads)
+            if count == 1 and shown.sizes.shape["BH".index(axis)] == 1:
+                continue
+        if axis == "1":
+            continue
+        names.append(str(places[at]))
+    where = f"[{', '.join(names)}]" if names else ""
+    made, result = step.cell(index), number(step.value[index])
+    return f"{step.name}{where} = {made}" + (f" = {result}" if made != result else "")
+
+
+def shape_of(step: Step, shown: Shown) -> str:
+    """The shape, each size with its name: `B 2, Lq 3, Lk 4`."""
+    pairs = list(zip(step.axes, step.value.shape, strict=True))
+    if step.axes[:1] == ("B",):
+        pairs = pairs[: shown.depth] + pairs[2:]
+    return ", ".join(f"{axis} {n}" if axis != "1" else "1" for axis, n in pairs)
+
+
+def as_record(step: Step, shown: Shown) -> dict[str, Any]:
+    """A step as plain numbers and text."""
+    return {
+        "name": step.name,
+        "formula": step.formula,
+        "why": step.why,
+        "shape": shape_of(step, shown),
+        "given": step.given,
+        "aside": step.aside,
+        "code": step.code,
+        "written_out": written_out(step, shown),
+        "tables": [t._asdict() | {"cells": [[_plain(x) for x in row] for row in t.cells]} for t in tables(step, shown)],
+    }
+
+
+def _plain(x: float) -> float | str:
+    return x if math.isfinite(x) else str(x)

@@ -1,0 +1,228 @@
+"""Every step of every score × mask, against attention's own numbers, and against a program in plain PyTorch."""
+
+import contextlib
+import html
+import io
+import json
+
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.base.shapes import Sizes
+from clearhead.testing import masks, scores
+
+ENGINES = ("reference", "tiled", "native")
+
+
+def draw(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+
+
+def run(explanation):
+    """What the explanation's script computes, by name, and what it prints."""
+    space, printed = {}, io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(explanation.script(), space)
+    return space, printed.getvalue()
+
+
+def check(explanation, query, key, value, **given):
+    """The explanation of a call, by all that clearhead knows of it from elsewhere."""
+    with torch.no_grad():
+        for engine in ENGINES:
+            with contextlib.suppress(ch.UnsupportedError):
+                output = ch.attention(query, key, value, **given, engine=engine)
+                torch.testing.assert_close(explanation["output"], output, rtol=1e-5, atol=1e-5)
+        weights = ch.weights(query, key, **given)
+        torch.testing.assert_close(explanation["weights"], weights.dense(), rtol=1e-5, atol=1e-6)
+        names = [step.name for step in explanation.steps]
+        assert len(set(names)) == len(names)
+        if not {"bias", "not_finite"} & set(names):
+            raw = "scores" if "products" not in names else "products"
+            scale = 1.0 if raw == "scores" else query.shape[-1] ** -0.5
+            torch.testing.assert_close(explanation[raw] * scale, weights.scores(), rtol=1e-5, atol=1e-5)
+    space, printed = run(explanation)
+    for name in names:
+        mine = explanation[name]
+        assert space[name].shape == mine.shape, name
+        torch.testing.assert_close(space[name].to(mine.dtype), mine, rtol=1e-4, atol=1e-5, equal_nan=True)
+        assert f"\n{name}\n" in f"\n{printed}"
+    for text in (str(explanation), explanation.markdown()):
+        words = " ".join(html.unescape(text).replace("\\", "").split())
+        assert [step.name for step in explanation.steps if step.why not in words] == []
+    assert max(map(len, str(explanation).splitlines())) <= 80
+    json.dumps(explanation.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("mask", [None, *masks()], ids=lambda m: "no mask" if m is None else m.__name__)
+@pytest.mark.parametrize("score", scores(), ids=lambda s: s.__name__)
+@pytest.mark.parametrize("more", ["plain", "bias", "sinks"])
+def test_every_step_is_what_attention_computes(score, mask, more):
+    score, query_dim, key_dim = score.example()
+    query, key, value = draw(2, 2, 4, query_dim), draw(2, 2, 5, key_dim, seed=1), draw(2, 2, 5, 3, seed=2)
+    sizes = Sizes(2, 2, 4, 5, align="lower_right")
+    given = {"score": score, "mask": None if mask is None else mask.example(sizes), "align": "lower_right"}
+    if more == "bias":
+        given["bias"] = draw(2, 4, 5, seed=3)[None]
+    if more == "sinks":
+        given["sinks"] = draw(2, seed=4)
+    check(ch.explain(query, key, value, **given), query, key, value, **given)
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (2, 2), (2, 1, 2)], ids=str)
+def test_leading_dimensions_stay_those_of_the_inputs(shape):
+    query, key, value = draw(*shape, 3, 4), draw(*shape, 5, 4, seed=1), draw(*shape, 5, 2, seed=2)
+    explanation = ch.explain(query, key, value)
+    if len(shape) < 3:
+        check(explanation, query, key, value)
+    else:  # the outer ones are one axis of sequences
+        output = ch.attention(query, key, value).flatten(0, 1)
+        torch.testing.assert_close(explanation["output"], output, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("score", scores(), ids=lambda s: s.__name__)
+def test_a_score_s_steps_end_in_its_tile(score):
+    score, query_dim, key_dim = score.example()
+    query, key = draw(2, 3, 4, query_dim), draw(2, 3, 5, key_dim, seed=1)
+    last = score.steps(query, key)[-1]
+    assert last.name == "scores"
+    assert torch.equal(last.value, score.tile(query, key))
+
+
+@pytest.mark.parametrize("mask", masks(), ids=lambda m: m.__name__)
+def test_a_mask_s_steps_end_in_the_mask(mask):
+    sizes = Sizes(2, 2, 4, 5, align="lower_right")
+    mask = mask.example(sizes)
+    sides = (slice(1, 2), slice(0, 2), slice(1, 4, 2), slice(0, 5))
+    last = mask.steps(sizes, sides, "seen")[-1]
+    assert last.name == "seen"
+    whole = mask.matrix(sizes).expand(sizes.shape)
+    assert torch.equal(last.value.expand(1, 2, 2, 5), whole[sides])
+
+
+@pytest.mark.parametrize("cap", [None, 2.0])
+def test_scale_and_softcap_are_steps(cap):
+    query = draw(3, 4)
+    given = {"score": ch.Dot(softcap=cap), "scale": 0.3}
+    explanation = ch.explain(query, query, query, **given)
+    names = [step.name for step in explanation.steps]
+    assert ("uncapped" in names) == (cap is not None)
+    torch.testing.assert_close(explanation["output"], ch.attention(query, query, query, **given))
+    assert "products · 0.3000" in str(explanation)
+
+
+def test_grouped_heads_repeat_their_key_heads():
+    query, key = draw(1, 4, 3, 4), draw(1, 2, 5, 4, seed=1)
+    explanation = ch.explain(query, key, key)
+    check(explanation, query, key, key)
+    assert "head h uses key head h // 2" in " ".join(str(explanation).split())
+    one = ch.explain(query, key, key, at=(0, 3))
+    assert torch.equal(one["key"], key[:, 1:])
+
+
+def test_a_part_has_the_weights_of_the_whole():
+    query, key, value = draw(2, 3, 40, 8), draw(2, 3, 50, 8, seed=1), draw(2, 3, 50, 4, seed=2)
+    given = {"mask": ch.Causal() & ch.Lengths([30, 50]), "align": "lower_right"}
+    whole = ch.weights(query, key, **given)
+    for at in ((1, 2, 17), (1, 2, 17, 3), (0, slice(0, 2), slice(3, 5)), (1,), (..., 7, slice(2, 9))):
+        explanation = ch.explain(query, key, value, **given, at=at)
+        shown = explanation.shown
+        part = whole.dense()[list(shown.batches)][:, list(shown.heads)][:, :, list(shown.queries)]
+        torch.testing.assert_close(explanation["weights"], part, rtol=1e-5, atol=1e-6)
+    assert ch.explain(query, key, value, **given, at=(1, 2, 17, 3)).shown.pair == (0, 0, 0, 3)
+    assert "scores[1, 2, 17, 3] = " in str(ch.explain(query, key, value, **given, at=(1, 2, 17, 3)))
+
+
+def test_what_is_left_out_is_said():
+    query = draw(3, 2, 40, 8)
+    text = str(ch.explain(query, query, query))
+    assert "Of 6 sequences and heads: the first is shown." in text
+    assert "Of 40 queries: the first 8 are shown." in text
+    assert "Of 40 keys the 5 with the largest weights are shown." in text
+
+
+def test_a_key_that_nobody_sees_is_shown_as_it_was_given():
+    key = draw(4, 2)
+    assert torch.equal(ch.explain(key, key, key, mask=ch.Lengths(2))["key"], key)
+
+
+def test_what_is_not_finite_is_said_and_reaches_those_who_see_it():
+    key = draw(4, 2)
+    key[3] = float("nan")
+    explanation = ch.explain(draw(4, 2, seed=1), key, key, mask=ch.Causal())
+    assert explanation["output"][3].isnan().all()
+    assert explanation["output"][:3].isfinite().all()
+    assert "NaN is put here" in " ".join(str(explanation).split())
+
+
+def test_a_query_that_sees_nothing_gives_0():
+    query = draw(2, 3, 4)
+    explanation = ch.explain(query, query, query, mask=ch.Lengths([0, 2]))
+    assert explanation["blind"][0].all()
+    assert not explanation["output"][0].any()
+    check(explanation, query, query, query, mask=ch.Lengths([0, 2]))
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_the_default_dtype_changes_nothing(default):
+    query, mask = draw(3, 4), ch.Causal()
+    expected = str(ch.explain(query, query, query, score=ch.Gaussian(0.5), mask=mask))
+    torch.set_default_dtype(default)
+    try:
+        assert str(ch.explain(query, query, query, score=ch.Gaussian(0.5), mask=mask)) == expected
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("score", scores(), ids=lambda s: s.__name__)
+def test_other_precisions(score, dtype):
+    score, query_dim, key_dim = score.example()
+    query, key, value = (draw(3, n, seed=n).to(dtype) for n in (query_dim, key_dim, 2))
+    explanation = ch.explain(query, key, value, score=score.to(dtype))
+    assert explanation["scores"].dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    output = ch.attention(query, key, value, score=score, engine="reference")
+    tolerance = 1e-9 if dtype == torch.float64 else 1e-2
+    torch.testing.assert_close(explanation["output"].to(dtype), output, rtol=tolerance, atol=tolerance)
+    run(explanation)
+
+
+def test_numpy_and_inference_mode():
+    query = draw(3, 4)
+    expected = ch.explain(query, query, query)["output"]
+    assert torch.equal(ch.explain(*[query.numpy()] * 3)["output"], expected)
+    with torch.inference_mode():
+        assert torch.equal(ch.explain(query, query, query)["output"], expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"at": (0, 0, 0, 0, 0)}, "too many parts"),
+        ({"at": (0, 99)}, "out of range"),
+        ({"at": (slice(3, 3),)}, "names no"),
+        ({"at": "word"}, "not basic"),
+    ],
+)
+def test_an_index_that_names_no_pair_is_an_error(given, words):
+    query = draw(2, 3, 4)
+    with pytest.raises(ch.ClearheadError, match=words):
+        ch.explain(query, query, query, **given)
+
+
+def test_no_pairs_is_an_error():
+    with pytest.raises(ch.ClearheadError, match="without a pair"):
+        ch.explain(draw(0, 4), draw(0, 4), draw(0, 4))
+
+
+def test_a_script_of_many_numbers_is_refused():
+    query = draw(300, 64)
+    with pytest.raises(ch.ClearheadError, match="38,912 numbers"):
+        ch.explain(query, query, query).script()
+
+
+def test_a_name_that_no_step_has_is_an_error_that_lists_them():
+    query = draw(2, 4)
+    with pytest.raises(ch.ClearheadError, match=r"'nothing'; the steps are query, key, value, products"):
+        ch.explain(query, query, query)["nothing"]
