@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
-from clearhead.base.steps import Step
 from clearhead.explanation.shown import Shown
 
 if TYPE_CHECKING:
@@ -41,18 +40,10 @@ def render(title: str, parts: Sequence[Part], shown: Shown) -> str:
         lines.append(f"# {_comment(part.title)}")
         for step in part.steps:
             lines.append(f"# {_comment(step.why)}")
-            lines.append(step.code or f"{step.name} = {_literal(_squeezed(step, shown))}")
+            lines.append(step.code or f"{step.name} = {_literal(shown.squeezed(step))}")
             lines.append(f"print({step.name!r}, tuple({step.name}.shape), {step.name}, sep='\\n')")
         lines.append("")
     return "\n".join(lines)
-
-
-def _squeezed(step: Step, shown: Shown) -> Tensor:
-    """The value without the leading dimensions that the caller's arrays do not have."""
-    if step.axes[:1] != ("B",):
-        return step.value
-    drop = tuple(range(shown.depth, 2))
-    return step.value.squeeze(drop) if drop else step.value
 
 
 def _comment(text: str) -> str:

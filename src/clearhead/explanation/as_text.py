@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 COLUMNS = 80
 NAMES = 14  # characters of a row's name
 CELL = 10  # characters of a number
+KEPT = "\N{NO-BREAK SPACE}"
 FIT = (COLUMNS - 4 - NAMES) // (CELL + 1)  # numbers to a row
 
 
 def render(title: str, parts: Sequence[Part], shown: Shown) -> str:
     """The whole explanation."""
-    lines = [title, "=" * min(len(title), COLUMNS)]
+    lines = [*_wrap(title, ""), "=" * min(len(title), COLUMNS)]
     if len(shown.keys) > FIT and len(shown.keys) == shown.sizes.keys:
         lines += _wrap(f"Of {shown.sizes.keys} keys the {FIT} with the largest weights are shown.", "")
     for left_out in shown.left_out:
@@ -39,7 +40,8 @@ def render(title: str, parts: Sequence[Part], shown: Shown) -> str:
 
 
 def _step(step: Step, shown: Shown, few: Shown) -> Iterator[str]:
-    yield from _wrap(f"{step.formula or step.name}   ({shape_of(step, shown)})", "   ")
+    shape = shape_of(step, shown).replace(" ", KEPT)  # which is not broken over two lines
+    yield from _wrap(f"{step.formula or step.name}{KEPT * 2} ({shape})", "   ")
     yield from _wrap(("Otherwise: " if step.aside else "") + step.why, "     ")
     for table in tables(step, few if step.value.is_floating_point() else shown):
         yield from _lines(table)
@@ -67,9 +69,10 @@ def _lines(table: Table) -> Iterator[str]:
 
 
 def _wrap(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(
+    lines = textwrap.wrap(
         text, COLUMNS - 1, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False
     )
+    return [line.replace(KEPT, " ") for line in lines]
 
 
 def _cut(word: str, most: int) -> str:

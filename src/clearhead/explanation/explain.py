@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 import torch
+from torch import nn
 
 from clearhead._attention import Arguments, ScoreLike
 from clearhead.base.arrays import is_numpy
-from clearhead.base.errors import UnsupportedError
+from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.tracing import readable, without_autocast
 from clearhead.explanation.explanation import Explanation
 from clearhead.explanation.inputs import drawn
+from clearhead.explanation.modules.captured import captured
+from clearhead.explanation.modules.multi_head import explain_multi_head
 from clearhead.explanation.of_problem import explain_problem
-from clearhead.scores.base import ByTile
+from clearhead.nn._record import RecordingModule
+from clearhead.nn.multi_head_attention import MultiHeadAttention
 
 
+@overload
 def explain(
     query: Any,
     key: Any,
@@ -28,7 +33,14 @@ def explain(
     sinks: Any = None,
     align: Any = None,
     at: Any = None,
-) -> Explanation:
+) -> Explanation: ...
+
+
+@overload
+def explain(query: nn.Module, *inputs: Any, at: Any = None, **keywords: Any) -> Explanation: ...
+
+
+def explain(query: Any, *inputs: Any, at: Any = None, **options: Any) -> Explanation:
     """How attention comes to its output, step by step: formulas, shapes, numbers, and why.
 
     >>> import torch, clearhead as ch
@@ -38,26 +50,65 @@ def explain(
     ['products', 'scores', 'maximum', 'above', 'total', 'weights', 'wrong_axis', 'output']
     >>> torch.allclose(explanation["output"], ch.attention(query, key, value))
     True
+    >>> attend, x = ch.nn.MultiHeadAttention(embed_dim=8, num_heads=2), torch.rand(1, 5, 8)
+    >>> explanation = ch.explain(attend, x, x, x, mask=ch.Causal(), at=(0, 1, 3))        # head 1, query 3
+    >>> torch.allclose(explanation["result"], attend(x, x, x, mask=ch.Causal())[:, 3:4])
+    True
 
+    `explain(query, key, value, score=, mask=, bias=, scale=, sinks=, align=)`: arguments as for `attention`.
+    `explain(module, *inputs, **keywords)`: a module of `clearhead.nn`, or an `nn.MultiheadAttention`, and what it is
+    called with. The module is left as it is: no record, no cache is written.
+    `at`: which part, an index of the weights (..., Lq, Lk) such as `(0, 3, 17)`: sequence 0, head 3, query 17. None is
+    the whole where it is small, else the first of it; the explanation says what it left out.
     Formula: output_i = Σ_j softmax_j(score(query_i, key_j)) value_j, one step at a time, by the functions that the
     engine `tiled` is made of.
-    Arguments as for `attention`. `at`: which part, an index of the weights (..., Lq, Lk) such as `(0, 3, 17)`: sequence
-    0, head 3, query 17. None is the whole where it is small, else the first of it; the explanation says what it left
-    out.
-    Returns an `Explanation`; print it. Its numbers are float32, or float64 where the inputs are.
-    Raises `ClearheadError` or `ShapeError`, as `attention` does, and for an index that names no pair.
-    Cost: the scores of the chosen queries with every key.
+    Returns an `Explanation`; print it. Its numbers are float32, or float64 where the inputs are, without gradients.
+    Raises `ClearheadError` or `ShapeError`, as `attention` and the module do, and for an index that names no pair.
+    Cost: the scores of the chosen queries with every key; of a module, its forward pass too.
     """
+    with torch.no_grad():
+        if isinstance(query, nn.Module):
+            return _of_module(query, inputs, options, at)
+        return _of_call(query, *inputs, **options, at=at)
+
+
+def _of_call(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    score: ScoreLike = None,
+    mask: Any = None,
+    bias: Any = None,
+    scale: float | None = None,
+    sinks: Any = None,
+    align: Any = None,
+    at: Any,
+) -> Explanation:
     is_numpy(query=query, key=key, value=value)
-    call = Arguments(query, key, value, score, mask, bias, scale, sinks, align)
+    return _of_arguments(Arguments(query, key, value, score, mask, bias, scale, sinks, align), at)
+
+
+def _of_arguments(call: Arguments, at: Any) -> Explanation:
+    """The steps of a call of `attention`."""
     problem = call.problem(by_tile=True)
-    assert isinstance(problem.scores, ByTile)
     if not readable(problem.query):
         raise UnsupportedError(
             "explain() shows numbers, and here are none: the inputs have a shape alone (meta or fake tensors), or the "
             "code is being compiled or vectorized. Call it outside of torch.compile and torch.func.vmap."
         )
-    shapes = {name: tuple(array.shape) for name, array in (("query", query), ("key", key), ("value", value))}
-    with torch.no_grad(), without_autocast(problem.sizes.device):
-        title = f"Attention by {problem.scores.score}, step by step"
-        return explain_problem(problem, mask, at, drawn=drawn(shapes, problem.sizes), title=title)
+    shapes = {name: tuple(getattr(call, name).shape) for name in ("query", "key", "value")}
+    title = f"Attention by {problem.scores.score}, step by step"  # type: ignore[union-attr]
+    with without_autocast(problem.sizes.device):
+        return explain_problem(problem, call.mask, at, drawn=drawn(shapes, problem.sizes), title=title)
+
+
+def _of_module(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], at: Any) -> Explanation:
+    if isinstance(module, MultiHeadAttention):
+        return explain_multi_head(module, inputs, keywords, at)
+    if isinstance(module, RecordingModule):
+        return _of_arguments(captured(module, inputs, keywords).call, at)
+    raise ClearheadError(
+        f"explain() takes query, key and value, or a module of clearhead.nn or an nn.MultiheadAttention, and not a "
+        f"{type(module).__name__}. Of a model, explain one recorded call: ch.watch(model)."
+    )

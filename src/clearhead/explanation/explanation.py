@@ -54,15 +54,9 @@ class Explanation:
         """The result of the step of this name, with as many leading dimensions as the inputs have."""
         for step in self.steps:
             if step.name == name:
-                return self._restored(step)
+                return self.shown.squeezed(step)
         known = ", ".join(step.name for step in self.steps)
         raise ClearheadError(f"no step is called {name!r:.60}; the steps are {known}.")
-
-    def _restored(self, step: Step) -> Tensor:
-        if step.axes[:1] != ("B",):
-            return step.value
-        drop = tuple(range(self.shown.depth, 2))
-        return step.value.squeeze(drop) if drop else step.value
 
     def __str__(self) -> str:
         return as_text.render(self.title, self.parts, self.shown)

@@ -24,20 +24,23 @@ def explain_problem(problem: Problem, mask: Any, at: Any, *, drawn: str, title: 
     `mask`: the argument that the problem's mask came from. `drawn`: what stands above the inputs.
     """
     shown = choose(at, problem.sizes)
-    parts, weights, keep = attention_parts(problem, mask, shown, drawn)
-    return Explanation(title, tuple(parts), settle(shown, weights, keep))
+    inputs = input_steps(problem, shown)
+    parts, weights, keep = attention_parts(problem, mask, shown, inputs)
+    return Explanation(title, (Part("Inputs", tuple(inputs), drawn), *parts), settle(shown, weights, keep))
 
 
-def attention_parts(problem: Problem, mask: Any, shown: Shown, drawn: str) -> tuple[list[Part], Tensor, Tensor | None]:
-    """The parts from the inputs to the output, the weights, and the mask (None: every query sees every key)."""
-    rows = cut(problem, shown.region)
-    assert rows.value is not None
-    if not all(bool(t.isfinite().all()) for t in (rows.query, rows.key, rows.value)):
-        rows = guard(rows)
-    inputs = _inputs(rows)
-    query, key, value = (step.value for step in inputs)
+def attention_parts(
+    problem: Problem, mask: Any, shown: Shown, before: list[Step]
+) -> tuple[list[Part], Tensor, Tensor | None]:
+    """The parts from the scores to the output, the weights, and the mask (None: every query sees every key).
+
+    `before`: steps among which are "query", "key" and "value", with a row of keys for each head.
+    """
+    rows = _rows(problem, shown)
+    found = {step.name: step.value for step in before}
+    query, key, value = (found[name] for name in ("query", "key", "value"))
     scores = scores_part(rows, query, key)
-    parts = [Part("Inputs", tuple(inputs), drawn), Part("Scores: how well each query fits each key", tuple(scores))]
+    parts = [Part("Scores: how well each query fits each key", tuple(scores))]
     last, keep, otherwise = scores[-1], None, []
     if rows.visible is not None:
         masked = mask_part(mask, problem.sizes, shown, last.value)
@@ -54,8 +57,16 @@ def attention_parts(problem: Problem, mask: Any, shown: Shown, drawn: str) -> tu
     return parts, weights, keep
 
 
-def _inputs(rows: Problem) -> list[Step]:
-    """Query, key and value in the dtype of the scores, a row of keys for each head."""
+def _rows(problem: Problem, shown: Shown) -> Problem:
+    """The chosen rows; where something is not finite, with a poison in its place: see `guard`."""
+    rows = cut(problem, shown.region)
+    tensors = (t for t in (rows.query, rows.key, rows.value) if t is not None)
+    return rows if all(bool(t.isfinite().all()) for t in tensors) else guard(rows)
+
+
+def input_steps(problem: Problem, shown: Shown) -> list[Step]:
+    """Query, key and value of the chosen rows, in the dtype of the scores, a row of keys for each head."""
+    rows = _rows(problem, shown)
     assert rows.value is not None
     dtype, heads = accumulated(rows.query.dtype), rows.sizes.heads
     key, value = (t.to(dtype) for t in (rows.key, rows.value))

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import Sizes
+from clearhead.base.steps import Step
 from clearhead.inspection.index import parse
 from clearhead.problem.region import Region
 
-BLOCKS = 4  # sequences times heads that are explained where nothing is chosen
+BLOCKS = 8  # sequences times heads that are explained where nothing is chosen
 QUERIES = 8  # the same of queries
 KEYS = 64  # keys that any view of an explanation holds: those with the largest weights, where there are more
 
@@ -32,6 +33,7 @@ class Shown:
     queries: tuple[int, ...]
     keys: tuple[int, ...]  # in their order
     pair: tuple[int, int, int, int]  # counted among the places above, its key among all keys
+    absent: tuple[str, ...] = ()  # those of the axes "B" and "H" that the caller's arrays do not have
     left_out: tuple[str, ...] = ()
     strongest: tuple[int, ...] = ()  # the same keys, the largest weights first
     query_words: tuple[str, ...] | None = None  # a word for each query of the call, for each key
@@ -42,10 +44,10 @@ class Shown:
         batch, heads, queries = (_slice(places) for places in (self.batches, self.heads, self.queries))
         return Region(batch, heads, queries)
 
-    @property
-    def depth(self) -> int:
-        """How many leading dimensions the caller's arrays have, at most two: sequences, then heads."""
-        return min(len(self.sizes.shown), 2)
+    def squeezed(self, step: Step) -> Tensor:
+        """A step's result without these axes."""
+        drop = tuple(i for i, axis in enumerate(step.axes[:2]) if axis in self.absent)
+        return step.value.squeeze(drop) if drop else step.value
 
     def name(self, axis: str, place: int) -> str:
         """What a row or a column is called: the word at this place, or its kind and number."""
@@ -72,7 +74,8 @@ def choose(at: Any, sizes: Sizes) -> Shown:
     shape = torch.Size((*sizes.shown, sizes.queries, sizes.keys))
     if 0 in shape:
         raise ClearheadError(f"there is nothing to explain: the weights are {tuple(shape)}, without a pair.")
-    left_out = []
+    left_out: list[str] = []
+    absent = ("B", "H")[min(len(sizes.shown), 2) :]
     if at is None:
         batches, heads, queries = (tuple(range(n)) for n in sizes.shape[:3])
         if len(batches) * len(heads) > BLOCKS:
@@ -81,7 +84,7 @@ def choose(at: Any, sizes: Sizes) -> Shown:
         if len(queries) > QUERIES:
             left_out.append(f"{len(queries)} queries: the first {QUERIES} are shown")
             queries = queries[:QUERIES]
-        return Shown(sizes, batches, heads, queries, (), (0, 0, 0, -1), tuple(left_out))
+        return Shown(sizes, batches, heads, queries, (), (0, 0, 0, -1), absent, tuple(left_out))
     part = parse(at, shape, sizes)
     sides = (part.heads, part.queries, part.keys)
     heads, queries, keys = (tuple(range(n)[side]) for n, side in zip(sizes.shape[1:], sides, strict=True))
@@ -97,9 +100,8 @@ def choose(at: Any, sizes: Sizes) -> Shown:
         batches, heads = (batches, heads) if len(batches) * len(heads) <= BLOCKS else (batches[:1], heads[:1])
         queries = queries[:QUERIES]
     every = len(keys) == sizes.keys
-    return Shown(
-        sizes, batches, heads, queries, () if every else keys, (0, 0, 0, -1 if every else keys[0]), tuple(left_out)
-    )
+    pair = (0, 0, 0, -1 if every else keys[0])
+    return Shown(sizes, batches, heads, queries, () if every else keys, pair, absent, tuple(left_out))
 
 
 def settle(shown: Shown, weights: Tensor, keep: Tensor | None) -> Shown:

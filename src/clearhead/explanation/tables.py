@@ -29,13 +29,13 @@ class Table(NamedTuple):
 def tables(step: Step, shown: Shown) -> list[Table]:
     """The tables of a step: one for each sequence and head that it has."""
     value, axes = step.value.detach().cpu(), step.axes
-    lead = 2 if axes[:1] == ("B",) else 0
+    lead = sum(axis in ("B", "H") for axis in axes)
     found = []
     for block in itertools.product(*(range(n) for n in value.shape[:lead])):
         caption = []
-        for axis, places, at in zip("BH", (shown.batches, shown.heads), block, strict=False):
-            if len(places) > 1 and value.shape["BH".index(axis)] > 1:
-                caption.append(shown.name(axis, places[at]))
+        for axis, size, at in zip(axes, value.shape, block, strict=False):
+            if size > 1:
+                caption.append(shown.name(axis, shown.places(axis, size)[at]))
         inner, names = value[block] if lead else value, axes[lead:]
         if inner.ndim > 2:  # one number a pair and more: the vector of the pair that is written out
             i, j = (at if n > 1 else 0 for at, n in zip(shown.pair[2:], inner.shape, strict=False))
@@ -111,9 +111,7 @@ def written_out(step: Step, shown: Shown) -> str:
 
 def shape_of(step: Step, shown: Shown) -> str:
     """The shape, each size with its name: `B 2, Lq 3, Lk 4`."""
-    pairs = list(zip(step.axes, step.value.shape, strict=True))
-    if step.axes[:1] == ("B",):
-        pairs = pairs[: shown.depth] + pairs[2:]
+    pairs = [(axis, n) for axis, n in zip(step.axes, step.value.shape, strict=True) if axis not in shown.absent]
     return ", ".join(f"{axis} {n}" if axis != "1" else "1" for axis, n in pairs)
 
 

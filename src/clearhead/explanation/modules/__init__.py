@@ -1,0 +1,1 @@
+"""Explanations of modules: what they project, turn and add before and after attention."""

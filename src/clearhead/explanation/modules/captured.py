@@ -1,0 +1,50 @@
+"""The attention call that a module of `clearhead.nn` makes, without a trace on the module."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from clearhead._attention import Arguments
+from clearhead.base.errors import UnsupportedError
+from clearhead.base.tracing import without_autocast
+from clearhead.engines.choose import choose
+from clearhead.engines.operation import run
+from clearhead.nn._record import RecordingModule
+from clearhead.problem.problem import Problem
+
+
+class Captured(NamedTuple):
+    """One call: its arguments, the problem by the score's tile, the heads' outputs, and what the module gave."""
+
+    call: Arguments
+    problem: Problem
+    heads: Any
+    output: Any
+
+
+def captured(module: RecordingModule, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Captured:
+    """Run a copy of the module that shares its parameters, and keep what it gives to `attention`."""
+    found: list[tuple[Arguments, Problem, Tensor]] = []
+
+    def keep(query: Any, key: Any, value: Any, *, fresh: bool = False, **options: Any) -> Any:
+        call = Arguments(query, key, value, **options)
+        problem = call.problem(by_tile=True)
+        with without_autocast(problem.sizes.device):
+            output = problem.sizes.restore(run(problem, choose(problem, None), None))
+        found.append((call, problem, output))
+        return output if isinstance(query, Tensor) else output.numpy()
+
+    twin = copy.copy(module)
+    twin.__dict__["_attend"] = keep
+    cache = keywords.get("cache")
+    if cache is not None:
+        keywords = keywords | {"cache": copy.deepcopy(cache)}
+    with torch.no_grad():
+        output = twin.forward(*inputs, **keywords)
+    if not found:  # nested tensors, which torch's layers make
+        raise UnsupportedError(f"{type(module).__name__} made no attention call that could be explained.")
+    return Captured(*found[0], output)

@@ -1,0 +1,56 @@
+"""Linear layers: an input projected, and split into heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from clearhead.base.steps import Step, of_projection, signed
+
+
+class Linear(NamedTuple):
+    """A linear layer: weight (out, in), bias (out,) or None."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def rows_of(self, heads: Sequence[int], width: int) -> Linear:
+        """The rows that make these heads, each of this width."""
+        kept = [row for head in heads for row in range(head * width, (head + 1) * width)]
+        return Linear(self.weight[kept], None if self.bias is None else self.bias[kept])
+
+    def to(self, like: Tensor) -> Linear:
+        return Linear(self.weight.to(like), None if self.bias is None else self.bias.to(like))
+
+
+def projection_steps(layer: Linear, source: Step, name: str, result: str, why: str) -> list[Step]:
+    """`result` = source · weightᵀ + bias, after the weight, `W_name`, and the bias, `b_name`."""
+    x, axes = source.value, source.axes
+    i = axes[-2][1]
+    value = x @ layer.weight.T
+    steps = [Step(f"W_{name}", "", "Learnt: one row for each entry of the result.", layer.weight, ("out", "in"))]
+    formula, code = f"{result}[{i}, n] = Σ_d {source.name}[{i}, d] · W_{name}[n, d]", f"{source.name} @ W_{name}.T"
+    cell = of_projection(x, layer.weight)
+    if layer.bias is not None:
+        bias, plain = layer.bias, cell
+        value = value + bias
+        steps.append(Step(f"b_{name}", "", "Learnt: added to each vector.", bias, ("out",)))
+        formula, code = f"{formula} + b_{name}[n]", f"{code} + b_{name}"
+        cell = lambda at: f"{plain(at)} + {signed(bias[at[-1]])}"  # noqa: E731
+    return [*steps, Step(result, formula, why, value, (*axes[:-1], "out"), f"{result} = {code}", cell)]
+
+
+def split(source: Step, heads: int, result: str, note: str) -> Step:
+    """(B, L, heads · width) as (B, heads, L, width)."""
+    width = source.value.shape[-1] // heads
+    value = source.value.unflatten(-1, (heads, width)).transpose(-3, -2)  # type: ignore[no-untyped-call]
+    i = source.axes[-2]
+    formula = f"{result}[h, {i[1]}, d] = {source.name}[{i[1]}, h·{width} + d]"
+    cut = f"Each vector of {source.value.shape[-1]} is cut into {heads} of {width}, one a head. Then the heads become"
+    if heads == 1:
+        cut = f"These {width} numbers are the head's own. The head becomes"
+    why = f"{cut} an axis before the positions, so that each head attends by itself. Nothing is computed.{note}"
+    code = f"{result} = {source.name}.unflatten(-1, ({heads}, {width})).transpose(-3, -2)"
+    return Step(result, formula, why, value, ("B", "H", i, "E"), code)

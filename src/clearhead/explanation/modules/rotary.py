@@ -1,0 +1,73 @@
+"""The rotation of queries and keys by their positions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from clearhead.base.steps import Step, number, signed
+from clearhead.nn.rotary_embedding import RotaryEmbedding
+
+
+def rotary_steps(rotary: RotaryEmbedding, name: str, before: Step, positions: Tensor) -> list[Step]:
+    """From the step `before`, (B, H, L, E), at these positions, (L,) or (B, 1, L), to the step `name`.
+
+    Each pair of entries (a, b) becomes (a cos θ − b sin θ, b cos θ + a sin θ): each entry times its cosine, plus its
+    partner, −b or a, times its sine.
+    """
+    x, dim, axes = before.value, rotary.dim, before.axes
+    length, i, still = axes[-2], axes[-2][1], x.shape[-1] - rotary.dim
+    halves = torch.arange(0, dim, 2, device=x.device).double() / dim
+    speeds = rotary.base**-halves
+    speeds = speeds.repeat_interleave(2) if rotary.interleaved else speeds.repeat(2)
+    speeds = torch.nn.functional.pad(speeds, (0, still))
+    angles = (positions.double().unsqueeze(-1) * speeds).to(x.dtype)
+    first, second = (
+        (x[..., 0:dim:2], x[..., 1:dim:2]) if rotary.interleaved else (x[..., : dim // 2], x[..., dim // 2 : dim])
+    )
+    partner = torch.stack([-second, first], -1).flatten(-2) if rotary.interleaved else torch.cat([-second, first], -1)
+    partner = torch.nn.functional.pad(partner, (0, still))
+    pad = f"torch.nn.functional.pad({{}}, (0, {still}))" if still else "{}"
+    each = f"{rotary.base!r} ** -(torch.arange(0, {dim}, 2).double() / {dim})"
+    p, u = f"{name}_positions", before.name
+    if rotary.interleaved:
+        pairing = f"torch.stack([-{u}[..., 1:{dim}:2], {u}[..., 0:{dim}:2]], -1).flatten(-2)"
+        which = "entries 2n and 2n + 1"
+    else:
+        pairing = f"torch.cat([-{u}[..., {dim // 2}:{dim}], {u}[..., :{dim // 2}]], -1)"
+        which = f"entries n and n + {dim // 2}"
+    rest = f" The last {still} entries do not turn: their angle is 0." if still else ""
+    speed_code = pad.format(f"({each}).repeat_interleave(2)" if rotary.interleaved else f"({each}).repeat(2)")
+    lead = ("B", "H") if positions.ndim > 1 else ()
+    dtype = str(x.dtype)
+    return [
+        Step(p, "", f"Where each {name} stands in its sequence.", positions, (*lead, length)),
+        Step(
+            f"{name}_speeds", f"{name}_speeds[n] = {rotary.base:g}^(-2n/{dim}), for each entry of pair n",
+            f"How fast each pair turns, in radians a position: a pair is {which}.{rest}", speeds, ("E",),
+            f"{name}_speeds = {speed_code}",
+        ),
+        Step(
+            f"{name}_angles", f"{name}_angles[{i}, d] = {p}[{i}] · {name}_speeds[d]",
+            "The angle of each entry, in radians.", angles, (*lead, length, "E"),
+            f"{name}_angles = ({p}.double().unsqueeze(-1) * {name}_speeds).to({dtype})",
+            lambda at: f"{int(positions[at[:-1]])}·{number(speeds[at[-1]])}",
+        ),
+        Step(
+            f"{name}_partners", f"{name}_partners[{i}] = -b for the first entry a of a pair, a for its second entry b",
+            "What a rotation mixes into each entry: the other one of its pair.", partner, axes,
+            f"{name}_partners = {pad.format(pairing)}",
+        ),
+        Step(
+            name, f"{name} = {u} · cos({name}_angles) + {name}_partners · sin({name}_angles)",
+            "Each pair is turned by its angle. The product of a query and a key then depends on how far apart the two "
+            "stand, and not on where.", x * angles.cos() + partner * angles.sin(), axes,
+            f"{name} = {u} * {name}_angles.cos() + {name}_partners * {name}_angles.sin()",
+            lambda at: _mixed(x[at], partner[at], angles.expand(*x.shape)[at]),
+        ),
+    ]  # fmt: skip
+
+
+def _mixed(entry: Tensor, partner: Tensor, angle: Tensor) -> str:
+    theta = number(angle)
+    return f"{signed(entry)}·cos({theta}) + {signed(partner)}·sin({theta})"
