@@ -60,7 +60,7 @@ def made(make):
     return model
 
 
-def generated(model, ids=IDS, mask=None, **options):
+def generated(model, ids=IDS, mask=None, values=False, **options):
     """What was seen, and the sequences that the last step had run on."""
     options = {"max_new_tokens": STEPS, "do_sample": False, "attention_mask": mask, "pad_token_id": 0} | options
     if mask is None:
@@ -75,7 +75,7 @@ def generated(model, ids=IDS, mask=None, **options):
     model.prepare_inputs_for_generation = preparing
     # with a static cache the model is given a mask for its attention, and none that says what is padding
     padding = mask if options.get("cache_implementation") == "static" else None
-    with torch.no_grad(), ch.watch(model, padding) as seen:
+    with torch.no_grad(), ch.watch(model, padding, values=values) as seen:
         sequences = model.generate(ids, **options)
     model.prepare_inputs_for_generation = prepare
     return seen, ran[-1] if "num_beams" in options else sequences[:, :-1]
@@ -140,6 +140,70 @@ def test_beams_are_followed(cache):
         dense = seen[name].joined().dense()
         assert dense.shape == (8, 4, 15, 15)
         torch.testing.assert_close(dense, want, atol=1e-6, rtol=0)
+
+
+FEW = IDS % 5 + 3  # of few words beams soon have the same ones in a window
+
+
+def windowed(**options):
+    """Gemma, of few words: its first layer has a window of four keys, the second one all."""
+    kinds = ["sliding_attention", "full_attention"]
+    config = {**SMALL, "vocab_size": 8, "head_dim": 8, "sliding_window": 4, "initializer_range": 0.3} | options
+    return transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**{"layer_types": kinds, **config}))
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("values", [False, True])
+def test_beams_with_the_same_keys_in_a_window_are_told_apart_by_other_layers(cache, values, tmp_path):
+    model = made(windowed)
+    options = {"num_beams": 4, "num_return_sequences": 4, "max_new_tokens": 12, "cache_implementation": cache}
+    seen, sequences = generated(model, FEW, values=values, **options)
+    wanted = attentions(model, "attentions", input_ids=sequences)
+    again = ch.load_seen(seen.save(tmp_path / "seen"))
+    for name, want in zip(seen, wanted, strict=True):
+        for recording in (seen, again):
+            torch.testing.assert_close(recording[name].joined().dense(), want, atol=1e-6, rtol=0)
+    first = seen["model.layers.0.self_attn"]
+    shared = [call.cached_key.link.rows for call in first if call.cached_key.link.rows is not None]
+    assert any(torch.equal(rows.sum(1), torch.ones(8)) for rows in shared)
+
+
+def test_beams_that_no_layer_tells_apart_are_an_error():
+    model = made(lambda: windowed(num_hidden_layers=1, layer_types=["sliding_attention"]))
+    seen, _ = generated(model, FEW, num_beams=4, num_return_sequences=4, max_new_tokens=12)
+    with pytest.raises(ch.ClearheadError, match=r"beams had the same keys in the window, and others before it"):
+        seen["model.layers.0.self_attn"].joined()
+    # sampled sequences stay where they are
+    torch.manual_seed(0)
+    seen, sequences = generated(model, FEW, do_sample=True, num_return_sequences=4, max_new_tokens=12)
+    (want,) = attentions(model, "attentions", input_ids=sequences)
+    torch.testing.assert_close(seen["model.layers.0.self_attn"].joined().dense(), want, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_the_same_word_again_and_again_without_positions_in_its_keys(beams, cache):
+    model = made(t5)
+    words = {"suppress_tokens": list(range(1 + beams, 100)), "cache_implementation": cache}
+    seen, sequences = generated(model, num_beams=beams, num_return_sequences=beams, **words)
+    inputs = {"input_ids": IDS.repeat_interleave(beams, 0), "decoder_input_ids": sequences}
+    own, cross = (attentions(model, f"{kind}_attentions", **inputs) for kind in ("decoder", "cross"))
+    names = [name for name in seen if "decoder" in name]
+    for name, want in zip(names, [layer for pair in zip(own, cross, strict=True) for layer in pair], strict=True):
+        torch.testing.assert_close(seen[name].joined().dense(), want, atol=1e-6, rtol=0)
+
+
+def test_the_same_word_after_a_crop():
+    model, word = made(t5), torch.full((1, 8), 5)
+    with torch.no_grad(), ch.watch(model) as seen:
+        out = model(input_ids=IDS[:1], decoder_input_ids=word[:, :6], use_cache=True)
+        out.past_key_values.crop(-3)
+        more = {"encoder_outputs": (out.encoder_last_hidden_state,), "past_key_values": out.past_key_values}
+        model(decoder_input_ids=word[:, 3:], **more)
+    own = attentions(model, "decoder_attentions", input_ids=IDS[:1], decoder_input_ids=word)
+    names = [name for name in seen if "decoder" in name and "SelfAttention" in name]
+    for name, want in zip(names, own, strict=True):
+        torch.testing.assert_close(seen[name].joined().dense(), want, atol=1e-6, rtol=0)
 
 
 def test_prompt_lookup_drops_what_was_rejected():

@@ -28,6 +28,19 @@ class Running(NamedTuple):
     told: Given
     cache: Any = None
 
+    @property
+    def tokens(self) -> int | None:
+        """How many tokens the cache of this layer holds or held, with those of this call; None: unknown."""
+        cache, layer = self.cache, getattr(self.module, "layer_idx", None)
+        if cache is None or layer is None or not hasattr(cache, "get_seq_length"):
+            return None
+        try:
+            total = cache.get_seq_length(layer)
+        except (ValueError, IndexError):  # a layer that has another one's keys: all that come before have counted this
+            layers = (one for one in getattr(cache, "layers", ()) if hasattr(one, "get_seq_length"))
+            total = max((int(one.get_seq_length()) for one in layers), default=0)
+        return int(total) or None
+
 
 class Stack:
     """The modules being run, outermost first, each thread its own.

@@ -155,7 +155,8 @@ class Recorder(Receiver):
             keys = alone(key)
         else:
             in_use = sizes.keys if kind == "cross" else filled(problem, uniform)
-            steps = Call(kind, self.run, sizes.queries, in_use, joins=key is problem.key)
+            tokens = innermost.tokens if kind == "self" else None
+            steps = Call(kind, self.run, sizes.queries, in_use, joins=key is problem.key, tokens=tokens)
             with unobserved():
                 keys, values = self._caches.add(name, steps, key, value, fresh)
             if steps.joins:

@@ -24,7 +24,7 @@ from clearhead.problem.record import EVERY, Record, at_once
 from clearhead.problem.visible import visible
 from clearhead.scores.dot import Dot
 
-FORMAT = 3
+FORMAT = 4
 HEADER = "clearhead recording"
 
 

@@ -15,7 +15,7 @@ def spot_of(problem: Problem, running: Running, name: str) -> Spot:
     sizes = problem.sizes
     queries, keys = sizes.queries, sizes.keys
     told = isinstance(sizes.align, int | Tensor)
-    total = None if told else _counted(running)
+    total = None if told else running.tokens
     if not told and (running.kind == "cross" or queries > keys):
         first = 0 if total is None else total - queries
         return Spot(range(first, first + queries), range(keys), keys)
@@ -23,19 +23,6 @@ def spot_of(problem: Problem, running: Running, name: str) -> Spot:
         total = _first(problem, name) + queries
     before = 0 if told else max(total - keys, 0)  # what a sliding window has left behind
     return Spot(range(total - queries, total), range(before, before + keys), min(total, keys))
-
-
-def _counted(running: Running) -> int | None:
-    """How many tokens the cache of this layer holds or held, with those of this call."""
-    cache, layer = running.cache, getattr(running.module, "layer_idx", None)
-    if cache is None or layer is None:
-        return None
-    try:
-        total = cache.get_seq_length(layer)
-    except (ValueError, IndexError):  # a layer that has another one's keys: all that come before have counted this call
-        layers = (one for one in getattr(cache, "layers", ()) if hasattr(one, "get_seq_length"))
-        total = max((int(one.get_seq_length()) for one in layers), default=0)
-    return int(total) or None
 
 
 def _first(problem: Problem, name: str) -> int:

@@ -14,9 +14,11 @@ class Link(NamedTuple):
 
     Places count from the chain's first key on; this call had `length` of them, from `base` on: a window moves. `new`
     (B, Hk, n, E) stands at the places from `start` on; before and after it stands what the call before had, and zeros
-    where none had anything, as in a static cache. `rows`, int64 (B,): which row of the call before each row continues,
-    as beams do; None: its own. `filled`: the place after the last key that was in use. `query`: the place of the
-    call's first query; where the keys are of another sequence, by the self attention before it; None: unknown.
+    where none had anything, as in a static cache. `rows`, bool (B, rows before): which rows of the call before each row
+    may continue, as beams do; None: its own. The layers of a run share it: keys of a window do not tell apart beams
+    that have the same tokens in it, those of another layer may. `filled`: the place after the last key that was in
+    use. `query`: the place of the call's first query; where the keys are of another sequence, by the self attention
+    before it; None: unknown.
     """
 
     base: int
@@ -26,6 +28,14 @@ class Link(NamedTuple):
     filled: int
     rows: Tensor | None = None
     query: int | None = None
+
+    @property
+    def parents(self) -> Tensor | None:
+        """Which row of the call before each row continues, int64 (B,); None: its own."""
+        rows = self.rows
+        if rows is None or (rows.shape[0] == rows.shape[1] and bool(rows.diagonal().all())):
+            return None
+        return rows.int().argmax(1)
 
     def check(self, before: Link | None) -> None:
         """Raise a ValueError where this cannot follow `before`: a file may hold anything."""
@@ -38,8 +48,8 @@ class Link(NamedTuple):
             fits = fits and new.shape[0] == first.new.shape[0]
         else:
             rows, count = self.rows, first.new.shape[0]
-            fits = fits and before is not None and rows.dtype == torch.int64 and tuple(rows.shape) == (new.shape[0],)
-            fits = fits and bool(((rows >= 0) & (rows < count)).all())
+            fits = fits and before is not None and rows.dtype == torch.bool
+            fits = fits and tuple(rows.shape) == (new.shape[0], count) and bool(rows.any(1).all())
         if not fits:
             raise ValueError("a link of a chain of keys does not fit the one before")
 
@@ -103,8 +113,9 @@ class Cached(NamedTuple):
         rows: Tensor | None = None
         for link in reversed(self.chain.links[: self.number + 1]):
             found.append((link, rows))
-            if link.rows is not None:
-                rows = link.rows if rows is None else link.rows[rows]
+            parents = link.parents
+            if parents is not None:
+                rows = parents if rows is None else parents[rows]
         return found
 
 

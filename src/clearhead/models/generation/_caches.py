@@ -22,7 +22,8 @@ MOST = 8  # how many places are tried for a window that has moved by an unknown 
 class Call(NamedTuple):
     """What says how a call may continue another. `filled`: how many of its keys are in use.
 
-    `joins`: whether it may; not where the record has what was projected from the key, and not the key.
+    `joins`: whether it may; not where the record has what was projected from the key, and not the key. `tokens`: how
+    many the cache has counted, with those of this call; None: unknown.
     """
 
     kind: Kind
@@ -30,6 +31,11 @@ class Call(NamedTuple):
     queries: int
     filled: int
     joins: bool = True
+    tokens: int | None = None
+
+    def left(self, length: int) -> int | None:
+        """How many keys a window has left before the first of `length` keys; None: unknown."""
+        return None if self.tokens is None else max(self.tokens - length, 0)
 
 
 class Caches:
@@ -41,6 +47,7 @@ class Caches:
         self._turns: dict[str, tuple[int, int]] = {}
         self._began = -1  # the newest run in which a sequence began
         self._self: tuple[int, _Newest | None] = -1, None  # a run, and its newest self attention
+        self._rows: tuple[int, Tensor | None] = -1, None  # a run, and which rows may continue which, see `Link`
         self._lock = threading.Lock()
 
     def add(
@@ -64,13 +71,14 @@ class Caches:
         newest = self._newest.get(which)
         link = None
         if newest is not None and self._may_continue(newest, call, tensor):
-            link = newest.link(call, tensor, self._beside(call))
-            link = None if link is None else link._replace(query=self._place(call, link.filled))
+            link = newest.link(call, tensor, self._among(call))
+            if link is not None:
+                link = link._replace(query=self._place(call, link.filled), rows=self._together(call, link.rows))
         if link is None:
-            newest = self._newest[which] = _Newest(first(call, tensor, fresh, self._place(call, 0)), call.run, tensor)
+            newest = self._newest[which] = _Newest(first(call, tensor, fresh, self._place(call, 0)), call, tensor)
         else:
             assert newest is not None
-            newest.follow(link, call.run, tensor)
+            newest.follow(link, call, tensor)
         return Cached(newest.chain, len(newest.chain.links) - 1)
 
     def _place(self, call: Call, filled: int) -> int | None:
@@ -83,6 +91,22 @@ class Caches:
     def _beside(self, call: Call) -> _Newest | None:
         """The self attention that came before a cross attention in the same run."""
         return self._self[1] if call.kind == "cross" and self._self[0] == call.run else None
+
+    def _among(self, call: Call) -> Tensor | None:
+        """Which rows may continue which, by the calls before in the same run; None: unknown."""
+        return self._rows[1] if self._rows[0] == call.run else None
+
+    def _together(self, call: Call, found: Tensor | None) -> Tensor | None:
+        """Which rows may continue which, by this call and by those before it in the run, which then know it too."""
+        if found is None or found.numel() == 1:
+            return None
+        known, own = self._among(call), is_own(found)
+        if known is None or known.shape != found.shape or not bool((known & found).any(1).all()):
+            known = found  # of another cache
+        else:
+            known &= found  # in place: the other layers have the same tensor
+        self._rows = call.run, known
+        return None if own else known
 
     def _may_continue(self, newest: _Newest, call: Call, tensor: Tensor) -> bool:
         if not call.joins or not comparable(tensor) or not newest.alike(tensor):
@@ -112,10 +136,10 @@ class _Newest:
     written to, as a static cache is, a copy.
     """
 
-    def __init__(self, cached: Cached, run: int, tensor: Tensor) -> None:
+    def __init__(self, cached: Cached, call: Call, tensor: Tensor) -> None:
         self.chain = cached.chain
-        self.chain.run = run
-        self.parents: list[list[int]] | None = None  # of each row of the newest, those that it may continue
+        self.chain.run = call.run
+        self._left = call.left(tensor.shape[2])
         self._given: tuple[Tensor, int] | None = None  # the model's own, and how often it had been written to
         self._room: Tensor | None = None  # a copy, which has the newest from `_at` on, and room for more
         self._at = 0
@@ -144,8 +168,8 @@ class _Newest:
             self._room, self._given = Cached(self.chain, len(self.chain.links) - 1).tensor(), None
         return self._room[:, :, self._at : self._at + self.last.length]
 
-    def link(self, call: Call, tensor: Tensor, beside: _Newest | None) -> Link | None:
-        """What is new in a tensor that continues the newest; None where it does not. `beside`: see `Caches._beside`."""
+    def link(self, call: Call, tensor: Tensor, among: Tensor | None) -> Link | None:
+        """What is new in a tensor that continues the newest; None where it does not. `among`: see `Caches._among`."""
         last, length = self.last, tensor.shape[2]
         mine = self._mine(tensor)
         end = length if call.kind == "self" else 0
@@ -156,15 +180,14 @@ class _Newest:
             pairs = [((0, old), offset)]
             if filled < length:
                 pairs.append(((filled, length), 0))
-            # beams read one source: that their keys are the same does not say which row continues which
-            found = _continued(mine, tensor, pairs, None if beside is None else beside.parents)
-            if found is not None:
-                self.parents = found
-                rows = [every[0] for every in found]
-                base = last.base + offset
+            base = last.base + offset
+            # all keys before are there: the same ones are the same sequence. In a window they need not be; and beams
+            # read one source, whose keys do not tell them apart
+            whole = base == 0 and (call.kind == "self" or among is None)
+            rows = _continued(mine, tensor, pairs, None if call.kind == "self" else among, whole)
+            if rows is not None:
                 new = copied(tensor[:, :, old:filled])
-                moved = None if rows == list(range(mine.shape[0])) else torch.tensor(rows, device=tensor.device)
-                return Link(base, length, base + old, new, base + filled, moved)
+                return Link(base, length, base + old, new, base + filled, rows)
         return None
 
     def _places(self, call: Call, mine: Tensor, tensor: Tensor) -> Iterator[tuple[int, int]]:
@@ -174,8 +197,11 @@ class _Newest:
             if before == length:
                 yield 0, length
             return
-        if before == length and call.filled < length:
-            yield 0, call.filled  # a static cache: a slot in the middle is filled
+        left = call.left(length)
+        if left is not None and self._left is not None and left >= self._left:  # else only the keys can tell
+            yield left - self._left, min(call.tokens or length, length)
+        if before == length and (call.filled < length or self.last.filled - self.last.base < length):
+            yield 0, call.filled  # a static cache: a slot in the middle is filled, or the last ones
         old = length - call.queries
         tried = {max(before - old, 0), 0}
         for offset in sorted(tried, reverse=True):
@@ -185,9 +211,9 @@ class _Newest:
             if offset not in tried:
                 yield offset, length
 
-    def follow(self, link: Link, run: int, tensor: Tensor) -> None:
+    def follow(self, link: Link, call: Call, tensor: Tensor) -> None:
         """Add a link, and keep all that its call had."""
-        last, self.chain.run = self.last, run
+        last, self.chain.run, self._left = self.last, call.run, call.left(link.length)
         self.chain.links.append(link)
         if self._room is None:
             self._hold(tensor)
@@ -195,9 +221,10 @@ class _Newest:
         at = self._at + link.base - last.base
         first, stop = link.start - link.base, link.start - link.base + link.new.shape[2]
         shared = self._room is self.chain.links[0].new
-        if shared or link.rows is not None or at + link.length > self._room.shape[2]:
+        parents = link.parents
+        if shared or parents is not None or at + link.length > self._room.shape[2]:
             old = self._room[:, :, at : self._at + last.length][:, :, : link.length]
-            old = old if link.rows is None else old[link.rows]
+            old = old if parents is None else old[parents]
             batch, heads, had, width = old.shape
             room = old.new_empty(batch, heads, link.length + link.length // 4 + 16, width)
             room[:, :, :had] = old
@@ -207,12 +234,12 @@ class _Newest:
 
 
 def _continued(
-    mine: Tensor, tensor: Tensor, pairs: list[tuple[tuple[int, int], int]], among: list[list[int]] | None
-) -> list[list[int]] | None:
-    """For each row of a tensor the rows of `mine` that it may continue; None where one continues none.
+    mine: Tensor, tensor: Tensor, pairs: list[tuple[tuple[int, int], int]], among: Tensor | None, whole: bool
+) -> Tensor | None:
+    """Which rows of `mine` each row of a tensor may continue, bool (rows, rows of mine); None where one continues none.
 
-    `pairs`: places of the tensor, and how much further on the same stand in `mine`. `among`: of each row, the rows that
-    are asked of; else its own alone where that is so for all of them, and all.
+    `pairs`: places of the tensor, and how much further on the same stand in `mine`. `among`: those that are asked of,
+    else all. `whole`: where each may continue its own, nothing else is asked.
     """
 
     def same(row: slice, of: slice) -> bool:
@@ -221,22 +248,27 @@ def _continued(
         )
 
     count, rows = mine.shape[0], tensor.shape[0]
-    own = [[row] for row in range(rows)]
-    if count == rows and among in (None, own) and same(slice(None), slice(None)):
+    every = slice(None)
+    own = torch.eye(rows, count, dtype=torch.bool)
+    if count == rows and (whole or count == 1 or (among is not None and is_own(among))) and same(every, every):
         return own
     if count == rows == 1:
         return None
     (_, high), offset = pairs[0]
     last, of_mine = (bits(t)[:, :, place - 1] for t, place in ((tensor, high), (mine, high + offset)))
-    alike = (last[:, None] == of_mine[None]).all(-1).all(-1).tolist()  # most that differ do so there
-    found = []
-    for row in range(rows):
-        asked = range(count) if among is None or row >= len(among) else among[row]
-        parents = [of for of in asked if alike[row][of] and same(slice(row, row + 1), slice(of, of + 1))]
-        if not parents:
-            return None
-        found.append(parents)
-    return found
+    alike = (last[:, None] == of_mine[None]).all(-1).all(-1).cpu()  # most that differ do so there
+    if among is not None and among.shape == alike.shape:
+        alike &= among
+    if is_own(alike) and same(every, every):
+        return alike
+    for row, of in alike.nonzero().tolist():
+        alike[row, of] = same(slice(row, row + 1), slice(of, of + 1))
+    return alike if bool(alike.any(1).all()) else None
+
+
+def is_own(rows: Tensor) -> bool:
+    """Whether each row may continue its own alone."""
+    return torch.equal(rows, torch.eye(*rows.shape, dtype=torch.bool)) and rows.shape[0] == rows.shape[1]
 
 
 def bits(tensor: Tensor) -> Tensor:

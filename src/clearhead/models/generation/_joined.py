@@ -19,6 +19,8 @@ from clearhead.inspection.weights import Weights
 from clearhead.masks.base import Spans
 from clearhead.models._padding import Real
 from clearhead.models._recorded import RecordedMask
+from clearhead.models.generation._cached import Cached
+from clearhead.models.generation._caches import equal
 from clearhead.models.generation._placed import Placed, Step
 from clearhead.models.padded import PaddedWeights
 from clearhead.problem.record import Record
@@ -74,6 +76,7 @@ def _steps(calls: Sequence[AttentionCall]) -> list[Step]:
             "seen[name][n:].joined()",
         )
     steps: list[Step] = []
+    moved = any(link.parents is not None for link in chain.links[: newest.number + 1])
     end = newest.link.length if last.kind == "cross" else newest.link.filled
     for number, (link, rows) in zip(range(newest.number, -1, -1), newest.before(), strict=True):
         call = mine.pop(number, None)
@@ -100,7 +103,28 @@ def _steps(calls: Sequence[AttentionCall]) -> list[Step]:
             end = end if last.kind == "cross" else min(end, upto)
         if count:
             steps.append(Step(call, link, rows, count, end))
+        if moved and number and _unsure(call.cached_key, rows):
+            _refuse(
+                last.name,
+                f"at step {number} beams had the same keys in the window, and others before it, so that nothing tells "
+                "which of them was continued",
+                "Watch all layers, without layers=; else look at each step by itself: seen[name][i].weights",
+            )
     return steps[::-1]
+
+
+def _unsure(cached: Cached, rows: Tensor | None) -> bool:
+    """Whether these rows may continue several of the step before, which differ in what a window has left."""
+    may = cached.link.rows
+    if may is None or not cached.link.base:
+        return False
+    may = may if rows is None else may[rows]
+    several = may[may.sum(1) > 1]
+    if not len(several):
+        return False
+    past = Cached(cached.chain, cached.number - 1).between(0, cached.link.base)
+    firsts = several.int().argmax(1).tolist()
+    return any(not equal(past[firsts[row]][None], past[of][None]) for row, of in several.nonzero().tolist())
 
 
 def _bias_of(step: Step) -> Part | None:

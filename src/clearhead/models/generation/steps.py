@@ -38,7 +38,8 @@ class Steps(list[AttentionCall]):
         Formula: row i is that of the step which had query i, its keys at the places where they stand in the sequence.
         Gives `Weights` (B, H, Lq, Lk), Lk the keys that the cache ever held, Lq the queries of these calls.
         Raises a `ClearheadError` for calls of several modules; where the keys of before were changed, as quantised
-        caches do; where steps between are missing; and where scales, softcaps or sinks differ.
+        caches do; where steps between are missing; where beams cannot be told apart, since in each layer that was
+        watched a window has left all in which they differ; and where scales, softcaps or sinks differ.
         Cost: a copy of the queries and of the keys, once.
         """
         return joined(self)
