@@ -300,6 +300,25 @@ def test_a_conversation_that_goes_on_with_its_cache():
         torch.testing.assert_close(seen[name].joined().dense(), one, atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_window_that_a_crop_has_moved_back(mode):
+    model = made(gemma)
+    cache = transformers.DynamicCache(config=model.config)
+    for layer in cache.layers:
+        if hasattr(layer, "activate_past_recording"):
+            layer.activate_past_recording()
+    with mode(), ch.watch(model) as seen:
+        ids = IDS
+        for dropped in (1, 3, 5):
+            ids = model.generate(ids, max_new_tokens=6, do_sample=False, past_key_values=cache)
+            cache.crop(-dropped)
+            ids = torch.cat([ids[:, :-dropped], IDS[:, :4]], 1)
+        last = model.generate(ids, max_new_tokens=3, do_sample=False, past_key_values=cache)
+    want = attentions(model, "attentions", input_ids=last[:, :-1])
+    for name, one in zip(seen, want, strict=True):
+        torch.testing.assert_close(seen[name].joined().dense(), one, atol=1e-6, rtol=0)
+
+
 def test_steps_from_the_middle_on():
     model = made(llama)
     seen, sequences = generated(model)

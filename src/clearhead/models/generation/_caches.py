@@ -171,16 +171,22 @@ class _Newest:
     def link(self, call: Call, tensor: Tensor, among: Tensor | None) -> Link | None:
         """What is new in a tensor that continues the newest; None where it does not. `among`: see `Caches._among`."""
         last, length = self.last, tensor.shape[2]
-        mine = self._mine(tensor)
+        newest = self._mine(tensor)
         end = length if call.kind == "self" else 0
-        for offset, filled in self._places(call, mine, tensor):
-            old = min(filled - call.queries if end else length, last.filled - last.base - offset)
+        for moved, filled in self._places(call, newest, tensor):
+            mine, offset = newest, moved
+            if moved < 0:  # cropped: the window has moved back, over keys that the newest no longer had
+                if last.base + moved < 0:
+                    continue
+                cached = Cached(self.chain, len(self.chain.links) - 1)
+                mine, offset = cached.between(last.base + moved, last.base + newest.shape[2]), 0
+            old = min(filled - call.queries if end else length, last.filled - last.base - moved)
             if old <= 0:
                 continue
             pairs = [((0, old), offset)]
             if filled < length:
                 pairs.append(((filled, length), 0))
-            base = last.base + offset
+            base = last.base + moved
             # all keys before are there: the same ones are the same sequence. In a window they need not be; and beams
             # read one source, whose keys do not tell them apart
             whole = base == 0 and (call.kind == "self" or among is None)
@@ -198,7 +204,7 @@ class _Newest:
                 yield 0, length
             return
         left = call.left(length)
-        if left is not None and self._left is not None and left >= self._left:  # else only the keys can tell
+        if left is not None and self._left is not None:  # else only the keys can tell
             yield left - self._left, min(call.tokens or length, length)
         if before == length and (call.filled < length or self.last.filled - self.last.base < length):
             yield 0, call.filled  # a static cache: a slot in the middle is filled, or the last ones
@@ -215,6 +221,8 @@ class _Newest:
         """Add a link, and keep all that its call had."""
         last, self.chain.run, self._left = self.last, call.run, call.left(link.length)
         self.chain.links.append(link)
+        if link.base < last.base:
+            self._room, self._at = None, 0  # it has nothing before the newest
         if self._room is None:
             self._hold(tensor)
             return
