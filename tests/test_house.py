@@ -110,19 +110,37 @@ def test_the_picture_of_the_floors_is_true():
 
 
 def test_importing_clearhead_is_light():
-    heavy = ("transformers", "matplotlib", "rich", "torch._dynamo")
+    heavy = ("transformers", "matplotlib", "rich", "torch._dynamo", "clearhead.models", "clearhead.report")
     code = f"import clearhead, sys; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
+def test_every_public_name_is_there_before_it_is_imported():
+    imported = {}
+    for node in ast.walk(ast.parse((SOURCE / "__init__.py").read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("clearhead"):
+            imported |= {alias.name: node.module for alias in node.names}
+    assert sorted(ch.__all__) == sorted(imported)  # what type checkers see is what there is
+    code = (
+        "import clearhead as ch; assert {*ch.__all__} <= {*dir(ch)} and not hasattr(ch, 'wacth')\n"
+        "from clearhead import *; found = {name: globals()[name] for name in ch.__all__}\n"
+        f"for name, module in {imported!r}.items():\n"
+        "    assert found[name] is getattr(ch, name), name\n"
+        "    assert found[name] is getattr(__import__(module, fromlist=[name]), name), name\n"
+        "print(len(found))"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == len(imported)
+
+
 def test_no_package_bears_the_name_of_a_public_function():
-    functions = {name for name, value in vars(ch).items() if inspect.isfunction(value)}
+    functions = {name for name in ch.__all__ if inspect.isfunction(getattr(ch, name))}
     assert functions >= {"attention", "weights", "watch", "plan"}
     assert not functions & {path.stem for path in SOURCE.iterdir()}
 
 
-PUBLIC = {name: value for name, value in vars(ch).items() if not name.startswith("_") and not inspect.ismodule(value)}
+PUBLIC = {name: getattr(ch, name) for name in ch.__all__ if not inspect.ismodule(getattr(ch, name))}
 
 
 @pytest.mark.parametrize("name", PUBLIC)

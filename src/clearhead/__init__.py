@@ -21,6 +21,8 @@
 `help(clearhead.attention)` is where to begin.
 """
 
+from typing import TYPE_CHECKING
+
 from clearhead import nn as nn
 from clearhead._attention import Plan as Plan
 from clearhead._attention import attention as attention
@@ -64,31 +66,6 @@ from clearhead.masks import Padding as Padding
 from clearhead.masks import PrefixLM as PrefixLM
 from clearhead.masks import SlidingWindow as SlidingWindow
 from clearhead.masks import Spans as Spans
-from clearhead.models.attention_call import AttentionCall as AttentionCall
-from clearhead.models.audits.attending import assert_attends as assert_attends
-from clearhead.models.audits.audit import Audit as Audit
-from clearhead.models.audits.audited_call import AuditedCall as AuditedCall
-from clearhead.models.audits.backends import compare as compare
-from clearhead.models.audits.comparison import ComparedCall as ComparedCall
-from clearhead.models.audits.comparison import Comparison as Comparison
-from clearhead.models.edits.add_bias import AddBias as AddBias
-from clearhead.models.edits.base import Edit as Edit
-from clearhead.models.edits.edit import edit as edit
-from clearhead.models.edits.force import Force as Force
-from clearhead.models.edits.knockout import Knockout as Knockout
-from clearhead.models.edits.scale import Scale as Scale
-from clearhead.models.generation.steps import Steps as Steps
-from clearhead.models.lazy.lazy_attention import LazyAttention as LazyAttention
-from clearhead.models.lazy.lazy_attentions import lazy_attentions as lazy_attentions
-from clearhead.models.means import Means as Means
-from clearhead.models.recording import Recording as Recording
-from clearhead.models.recording import load_seen as load_seen
-from clearhead.models.reduced import ReducedCall as ReducedCall
-from clearhead.models.statistics import Statistics as Statistics
-from clearhead.models.training.monitor import Monitor as Monitor
-from clearhead.models.training.monitor import monitor as monitor
-from clearhead.models.use import use_in_transformers as use_in_transformers
-from clearhead.models.watch import watch as watch
 from clearhead.scores import Additive as Additive
 from clearhead.scores import Bilinear as Bilinear
 from clearhead.scores import Cosine as Cosine
@@ -97,4 +74,128 @@ from clearhead.scores import Gaussian as Gaussian
 from clearhead.scores import Pairwise as Pairwise
 from clearhead.scores import Score as Score
 
+if TYPE_CHECKING:
+    from clearhead import models as models
+    from clearhead import report as report
+    from clearhead.models.attention_call import AttentionCall as AttentionCall
+    from clearhead.models.audits.attending import assert_attends as assert_attends
+    from clearhead.models.audits.audit import Audit as Audit
+    from clearhead.models.audits.audited_call import AuditedCall as AuditedCall
+    from clearhead.models.audits.backends import compare as compare
+    from clearhead.models.audits.comparison import ComparedCall as ComparedCall
+    from clearhead.models.audits.comparison import Comparison as Comparison
+    from clearhead.models.edits.add_bias import AddBias as AddBias
+    from clearhead.models.edits.base import Edit as Edit
+    from clearhead.models.edits.edit import edit as edit
+    from clearhead.models.edits.force import Force as Force
+    from clearhead.models.edits.knockout import Knockout as Knockout
+    from clearhead.models.edits.scale import Scale as Scale
+    from clearhead.models.generation.steps import Steps as Steps
+    from clearhead.models.lazy.lazy_attention import LazyAttention as LazyAttention
+    from clearhead.models.lazy.lazy_attentions import lazy_attentions as lazy_attentions
+    from clearhead.models.means import Means as Means
+    from clearhead.models.recording import Recording as Recording
+    from clearhead.models.recording import load_seen as load_seen
+    from clearhead.models.reduced import ReducedCall as ReducedCall
+    from clearhead.models.statistics import Statistics as Statistics
+    from clearhead.models.training.monitor import Monitor as Monitor
+    from clearhead.models.training.monitor import monitor as monitor
+    from clearhead.models.use import use_in_transformers as use_in_transformers
+    from clearhead.models.watch import watch as watch
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "ALiBi",
+    "AddBias",
+    "Added",
+    "Additive",
+    "AttentionCall",
+    "Audit",
+    "AuditedCall",
+    "Bias",
+    "BiasFunction",
+    "Bilinear",
+    "Causal",
+    "ClearheadError",
+    "ComparedCall",
+    "Comparison",
+    "Cosine",
+    "DenseBias",
+    "DenseMask",
+    "Documents",
+    "Dot",
+    "Edit",
+    "Entropy",
+    "Force",
+    "Gaussian",
+    "Knockout",
+    "LazyAttention",
+    "Lengths",
+    "LogSumExp",
+    "Mask",
+    "MaskFunction",
+    "Mass",
+    "MaxScore",
+    "MeanDistance",
+    "Means",
+    "Monitor",
+    "Output",
+    "Padding",
+    "Pairwise",
+    "PartialAttention",
+    "Plan",
+    "Pool",
+    "PrefixLM",
+    "Received",
+    "Recording",
+    "ReducedCall",
+    "RelativeBias",
+    "Scale",
+    "Score",
+    "ShapeError",
+    "SinkShare",
+    "SlidingWindow",
+    "Spans",
+    "Statistics",
+    "Steps",
+    "TopK",
+    "UnsupportedError",
+    "WeightGradients",
+    "Weights",
+    "assert_attends",
+    "attention",
+    "check_shape",
+    "compare",
+    "edit",
+    "lazy_attentions",
+    "load_seen",
+    "masked_softmax",
+    "models",
+    "monitor",
+    "nn",
+    "partial",
+    "plan",
+    "report",
+    "scaled_dot_product_attention",
+    "use_in_transformers",
+    "watch",
+    "weights",
+]
+
+
+if not TYPE_CHECKING:  # which would take any name to be there
+
+    def __getattr__(name: str) -> object:
+        """What watches models is imported where it is first asked for: it is more than half of the package."""
+        from importlib import import_module
+
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name in ("models", "report"):
+            return import_module(f"{__name__}.{name}")
+        found = globals()[name] = getattr(import_module(f"{__name__}.models"), name)
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -2,6 +2,8 @@
 
 import gc
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -222,3 +224,21 @@ def test_another_models_calls_are_not_recorded():
         watched(input_ids=IDS)
         other(input_ids=IDS)
     assert len(seen.calls) == 2
+
+
+def test_torchs_own_function_is_seen_below_a_wrapper_that_was_there_before_the_first_watch():
+    """`clearhead.models` is imported where it is first used: the name in F may be another's by then."""
+    code = """
+import torch, torch.nn.functional as F, clearhead as ch
+own = F.scaled_dot_product_attention
+F.scaled_dot_product_attention = lambda *args, **kwargs: own(*args, **kwargs)
+class Block(torch.nn.Module):
+    def forward(self, x):
+        return F.scaled_dot_product_attention(x, x, x)
+block = Block()
+with ch.watch(block) as seen:
+    block(torch.rand(1, 4, 10, 8))
+print(len(seen.calls))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1"

@@ -236,6 +236,10 @@ def compiled_code(function: Any) -> bool:
     return code is not None and bool(torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code))
 
 
+# torch's own function: its name in torch.nn.functional may be a wrapper of another's
+OWN_SDPA = torch._C._nn.scaled_dot_product_attention
+
+
 def unobserved() -> AbstractContextManager[object]:
     """A context in which function modes see none of PyTorch's operations."""
     return torch._C.DisableTorchFunction()

@@ -11,13 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode_temporarily
 
+from clearhead.base.tracing import OWN_SDPA
 from clearhead.models._compiled import prepare_compiler, uncompiled
 from clearhead.models._patch import replaced
 from clearhead.models._receiver import Answer, Receiver
 from clearhead.models.sources import multihead, sdpa
 
 READERS: dict[Any, Callable[..., Answer]] = {
-    F.scaled_dot_product_attention: sdpa.read,
+    OWN_SDPA: sdpa.read,
     F.multi_head_attention_forward: multihead.read,  # nn.MultiheadAttention
     torch._native_multi_head_attention: multihead.read_native,  # its fast path
     torch._transformer_encoder_layer_fwd: multihead.read_layer,  # that of nn.TransformerEncoderLayer
