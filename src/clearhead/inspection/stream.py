@@ -39,8 +39,9 @@ def stream(problem: Problem, engine: Engine, reductions: tuple[Reduction, ...]) 
 class _Pass:
     """One pass over the weights of a problem, for the reductions at these places."""
 
-    def __init__(self, problem: Problem, summary: Summary, place: int) -> None:
+    def __init__(self, problem: Problem, summary: Summary, place: int, engine: Engine) -> None:
         self.problem, self.summary, self.places = problem, summary, [place]
+        self.fused = engine.fuses(problem, summary)
 
     def takes(self, problem: Problem, summary: Summary, engine: Engine) -> Summary | None:
         """Both summaries as one; None where they do not go together."""
@@ -48,9 +49,9 @@ class _Pass:
         if (mine.sinks is None, mine.origin) != (problem.sinks is None, problem.origin):
             return None
         both = self.summary.with_also(summary)
-        if both is None or engine.fuses(mine, summary) != engine.fuses(mine, both):
+        if both is None or engine.fuses(mine, summary) != self.fused:
             return None  # what no fused pass computes would take the others along
-        return both if engine.fuses(mine, both) == engine.fuses(mine, self.summary) else None
+        return both if engine.fuses(mine, both) == self.fused else None
 
 
 def _passes(engine: Engine, problems: list[Problem], summaries: list[Summary | None]) -> list[_Pass]:
@@ -66,7 +67,7 @@ def _passes(engine: Engine, problems: list[Problem], summaries: list[Summary | N
                 one.places.append(i)
                 break
         else:
-            passes.append(_Pass(meant, summary, i))
+            passes.append(_Pass(meant, summary, i, engine))
     return passes
 
 

@@ -66,7 +66,8 @@ class Weights:
         self._known: dict[str, Any] = {}  # what has been computed for the source's problem
         problem = self._problem
         self._sizes, self._dtype = problem.sizes, accumulated(problem.query.dtype)
-        choose(problem, engine)
+        if engine is not None:
+            choose(problem, engine)  # raises where it cannot; without a name there is always one that can
 
     @property
     def _problem(self) -> Problem:

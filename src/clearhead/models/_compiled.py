@@ -19,7 +19,6 @@ def refuse_compiled(model: nn.Module, purpose: str = "watch", what: str = "recor
     `purpose`: the function that was called. `what`: what it does with the model's attention calls.
     """
     for name, module in model.named_modules():
-        shown = f"{type(model).__name__}.{name}" if name else "the model"
         if "_orig_mod" in module._modules:
             remedy = "Pass what was compiled" + (f": {purpose}(model._orig_mod)." if module is model else ".")
         elif module._compiled_call_impl is not None:
@@ -28,6 +27,7 @@ def refuse_compiled(model: nn.Module, purpose: str = "watch", what: str = "recor
             remedy = "Put its own forward back: del module.forward."
         else:
             continue
+        shown = f"{type(model).__name__}.{name}" if name else "the model"
         raise UnsupportedError(
             f"{shown} is compiled: torch.compile() merges the calls that {purpose}() {what}, and the outputs of the "
             f"model would not stay what they are.\n{remedy} Both have the same weights, and so the same attention."

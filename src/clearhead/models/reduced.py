@@ -89,13 +89,15 @@ def reduced(call: AttentionCall, reductions: tuple[Reduction, ...], heads: Heads
     problem, found = call.problem, []
     batch, count, queries, keys = problem.sizes.shape
     numbers = numbers_of(heads, count, call.name, "watch")
+    # the log-sum-exp says which queries see a key
+    wanted = reductions if LogSumExp() in reductions else (*reductions, LogSumExp())
     for run in runs_of(numbers):
         source = FromRecord(now(cut(problem, Region(heads=run))), {})
         weights = Weights(source) if call.padding is None else PaddedWeights(source, call.padding)
-        few = (_of_keys(one, keys) for one in reductions)
-        found.append(weights.reduce(*few, LogSumExp()))
-    *results, rows = (_together(parts) for parts in zip(*found, strict=True))
-    results = [_filled(result, one) for result, one in zip(results, reductions, strict=True)]
+        found.append(weights.reduce(*(_of_keys(one, keys) for one in wanted)))
+    every = [_together(parts) for parts in zip(*found, strict=True)]
+    rows = every[wanted.index(LogSumExp())]
+    results = [_filled(result, one) for result, one in zip(every, reductions, strict=False)]
     words = call.padding or Real(None, None)
     counted = rows != -torch.inf
     if words.queries is not None:
@@ -135,7 +137,7 @@ def _of_keys(reduction: Reduction, keys: int) -> Reduction:
 
 def _filled(result: Any, reduction: Reduction) -> Any:
     """The largest weights with 0, and key −1, where there are fewer keys than k."""
-    if type(reduction) is not TopK:
+    if type(reduction) is not TopK or result[0].shape[-1] == reduction.k:
         return result
     values, indices = result
     missing = reduction.k - values.shape[-1]

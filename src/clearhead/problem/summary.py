@@ -27,7 +27,8 @@ class Summary(NamedTuple):
     def with_also(self, other: Summary) -> Summary | None:
         """Both in one pass; None where they differ in a size, a position or a factor."""
         both: dict[str, Any] = {}
-        for name, mine, theirs, nothing in zip(self._fields, self, other, Summary(), strict=True):
+        for name, nothing in self._field_defaults.items():
+            mine, theirs = getattr(self, name), getattr(other, name)
             if not (_same(mine, nothing) or _same(theirs, nothing) or _same(mine, theirs)):
                 return None
             both[name] = theirs if _same(mine, nothing) else mine
@@ -49,7 +50,7 @@ def of_heads(groups: Tensor, problem: Problem) -> Tensor:
 
 
 def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
+    if one is other or isinstance(one, Tensor) or isinstance(other, Tensor):
         return one is other
     return bool(one == other)
 
