@@ -41,8 +41,6 @@ from clearhead.biases import Bias as Bias
 from clearhead.biases import BiasFunction as BiasFunction
 from clearhead.biases import DenseBias as DenseBias
 from clearhead.biases import RelativeBias as RelativeBias
-from clearhead.explanation.explain import explain as explain
-from clearhead.explanation.explanation import Explanation as Explanation
 from clearhead.inspection.gradients import WeightGradients as WeightGradients
 from clearhead.inspection.reductions.entropy import Entropy as Entropy
 from clearhead.inspection.reductions.log_sum_exp import LogSumExp as LogSumExp
@@ -75,8 +73,11 @@ from clearhead.scores import Pairwise as Pairwise
 from clearhead.scores import Score as Score
 
 if TYPE_CHECKING:
+    from clearhead import explanation as explanation
     from clearhead import models as models
     from clearhead import report as report
+    from clearhead.explanation.explain import explain as explain
+    from clearhead.explanation.explanation import Explanation as Explanation
     from clearhead.models.attention_call import AttentionCall as AttentionCall
     from clearhead.models.audits.attending import assert_attends as assert_attends
     from clearhead.models.audits.audit import Audit as Audit
@@ -127,6 +128,7 @@ __all__ = [
     "Dot",
     "Edit",
     "Entropy",
+    "Explanation",
     "Force",
     "Gaussian",
     "Knockout",
@@ -168,6 +170,8 @@ __all__ = [
     "check_shape",
     "compare",
     "edit",
+    "explain",
+    "explanation",
     "lazy_attentions",
     "load_seen",
     "masked_softmax",
@@ -187,15 +191,18 @@ __all__ = [
 if not TYPE_CHECKING:  # which would take any name to be there
 
     def __getattr__(name: str) -> object:
-        """What watches models is imported where it is first asked for: it is more than half of the package."""
+        """What explains and what watches models is imported where it is first asked for: more than half of it all."""
         from importlib import import_module
 
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        if name in ("models", "report"):
+        if name in ("explanation", "models", "report"):
             return import_module(f"{__name__}.{name}")
-        found = globals()[name] = getattr(import_module(f"{__name__}.models"), name)
-        return found
+        if name in __all__:
+            for folder in ("explanation", "models"):
+                found = getattr(import_module(f"{__name__}.{folder}"), name, None)
+                if found is not None:
+                    globals()[name] = found
+                    return found
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

@@ -135,9 +135,9 @@ def test_a_part_has_the_weights_of_the_whole():
 
 
 def test_what_is_left_out_is_said():
-    query = draw(3, 2, 40, 8)
+    query = draw(3, 4, 40, 8)
     text = str(ch.explain(query, query, query))
-    assert "Of 6 sequences and heads: the first is shown." in text
+    assert "Of 12 sequences and heads: the first is shown." in text
     assert "Of 40 queries: the first 8 are shown." in text
     assert "Of 40 keys the 5 with the largest weights are shown." in text
 

@@ -127,13 +127,14 @@ def rewritten(path, change):
 
 
 CHANGES = {
-    "another format": (lambda found: found.update(format=99), "has format 99; this version reads 4"),
+    "another format": (lambda found: found.update(format=99), "has format 99, and this version reads 4"),
     "no calls": (lambda found: found.pop("calls"), "damaged"),
     "a tensor that is not there": (lambda found: found["calls"][0].update(query="99"), "damaged"),
     "spans that are words": (lambda found: found["calls"][0].update(spans=["a"]), "damaged"),
     "calls that are no list": (lambda found: found.update(calls=3), "damaged"),
     "spans as key": (lambda found: found["chains"][0][0].update(new=found["calls"][0]["spans"][0]), "damaged"),
     "a key of another place": (lambda found: found["chains"][0][0].update(start=3), "damaged"),
+    "a key filled past its end": (lambda found: found["chains"][0][0].update(filled=10**9), "damaged"),
     "a chain that is not there": (lambda found: found["calls"][0].update(key=[9, 0]), "damaged"),
 }
 

@@ -57,12 +57,17 @@ def read(path: str | Path) -> list[AttentionCall]:
         raise ClearheadError(f"{str(path)!r} is no recording: pass a file that seen.save() has written.")
     try:
         found = json.loads(header)
-        if found["format"] != FORMAT:
-            raise ClearheadError(f"{str(path)!r} has format {found['format']}; this version reads {FORMAT}.")
-        chains = [_chain(links, tensors) for links in found["chains"]]
-        return [_call(entry, tensors, chains) for entry in found["calls"]]
+        known = found["format"] == FORMAT
+        chains = [_chain(links, tensors) for links in found["chains"]] if known else []
+        calls = [_call(entry, tensors, chains) for entry in found["calls"]] if known else []
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise ClearheadError(f"the recording in {str(path)!r} is damaged: {type(error).__name__} {error}.") from error
+    if not known:
+        raise ClearheadError(
+            f"the recording in {str(path)!r} has format {found['format']}, and this version reads {FORMAT}: record the "
+            "model again, or load it with the version that wrote it."
+        )
+    return calls
 
 
 class _Tensors:

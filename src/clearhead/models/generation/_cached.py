@@ -43,7 +43,8 @@ class Link(NamedTuple):
         stop = self.start + new.shape[2]
         fits = new.ndim == 4 and new.is_floating_point() and new.dtype == first.new.dtype
         fits = fits and (new.shape[1], new.shape[3]) == (first.new.shape[1], first.new.shape[3])
-        fits = fits and 0 <= self.base <= self.start <= stop <= self.base + self.length and self.filled >= self.base
+        last = self.base + self.length
+        fits = fits and 0 <= self.base <= self.start <= stop <= last and self.base <= self.filled <= last
         if self.rows is None:
             fits = fits and new.shape[0] == first.new.shape[0]
         else:

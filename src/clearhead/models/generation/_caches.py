@@ -257,7 +257,7 @@ def _continued(
 
     count, rows = mine.shape[0], tensor.shape[0]
     every = slice(None)
-    own = torch.eye(rows, count, dtype=torch.bool)
+    own = torch.eye(rows, count, dtype=torch.bool, device="cpu")
     if count == rows and (whole or count == 1 or (among is not None and is_own(among))) and same(every, every):
         return own
     if count == rows == 1:
@@ -276,7 +276,7 @@ def _continued(
 
 def is_own(rows: Tensor) -> bool:
     """Whether each row may continue its own alone."""
-    return torch.equal(rows, torch.eye(*rows.shape, dtype=torch.bool)) and rows.shape[0] == rows.shape[1]
+    return torch.equal(rows, torch.eye(*rows.shape, dtype=torch.bool, device="cpu")) and rows.shape[0] == rows.shape[1]
 
 
 def bits(tensor: Tensor) -> Tensor:
