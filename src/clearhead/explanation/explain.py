@@ -14,7 +14,9 @@ from clearhead.base.tracing import readable, without_autocast
 from clearhead.explanation.explanation import Explanation
 from clearhead.explanation.inputs import drawn
 from clearhead.explanation.modules.captured import captured
+from clearhead.explanation.modules.layers import as_ours
 from clearhead.explanation.modules.multi_head import explain_multi_head
+from clearhead.explanation.modules.positions import Positional, explain_positions
 from clearhead.explanation.of_problem import explain_problem
 from clearhead.nn._record import RecordingModule
 from clearhead.nn.multi_head_attention import MultiHeadAttention
@@ -104,8 +106,11 @@ def _of_arguments(call: Arguments, at: Any) -> Explanation:
 
 
 def _of_module(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], at: Any) -> Explanation:
-    if isinstance(module, MultiHeadAttention):
-        return explain_multi_head(module, inputs, keywords, at)
+    if isinstance(module, MultiHeadAttention | nn.MultiheadAttention):
+        ours = module if isinstance(module, MultiHeadAttention) else as_ours(module)
+        return explain_multi_head(ours, inputs, keywords, at)
+    if isinstance(module, Positional):
+        return explain_positions(module, inputs, keywords, at)
     if isinstance(module, RecordingModule):
         return _of_arguments(captured(module, inputs, keywords).call, at)
     raise ClearheadError(

@@ -52,12 +52,12 @@ class Shown:
     def name(self, axis: str, place: int) -> str:
         """What a row or a column is called: the word at this place, or its kind and number."""
         words = {"Lq": self.query_words, "Lk": self.key_words}.get(axis)
-        kinds = {"Lq": "query", "Lk": "key", "B": "sequence", "H": "head"}
+        kinds = {"Lq": "query", "Lk": "key", "L": "position", "B": "sequence", "H": "head"}
         return words[place] if words is not None else f"{kinds[axis]} {place}" if axis in kinds else str(place)
 
     def places(self, axis: str, size: int) -> tuple[int, ...]:
         """The place in the whole call of each entry of a step's axis."""
-        chosen = {"B": self.batches, "H": self.heads, "Lq": self.queries}.get(axis, ())
+        chosen = {"B": self.batches, "H": self.heads, "Lq": self.queries, "L": self.queries}.get(axis, ())
         return chosen if len(chosen) == size else tuple(range(size))
 
 

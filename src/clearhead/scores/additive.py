@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.numbers import check_count
-from clearhead.base.steps import Step, number, of_projection, products, signed
+from clearhead.base.steps import INDEX, Step, number, of_projection, products, signed
 from clearhead.scores.base import SCORES, Pairwise, Score, check_width, given_parameter, linear_weight
 
 
@@ -164,7 +164,7 @@ def _projection_steps(name: str, length: str, side: Tensor, matrix: Tensor | Non
     """A side's projection to the hidden width; none where it is projected already."""
     if matrix is None:
         return []
-    weight, i = f"W_{name[0]}", length[1]
+    weight, i = f"W_{name[0]}", INDEX[length]
     formula = f"projected_{name}[{i}, h] = Σ_d {weight}[h, d] · {name}[{i}, d]"
     why = f"Each {name} is projected to the hidden width, so that queries and keys of any widths can be added."
     code, axes = f"projected_{name} = {name} @ {weight}.T", ("B", "H", length, "hidden")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.numbers import check_positive
-from clearhead.base.steps import Step, number, of_pairs
+from clearhead.base.steps import INDEX, Step, number, of_pairs
 from clearhead.scores.base import SCORES, Pairwise, Score, check_equal_width
 
 
@@ -63,7 +63,7 @@ class Cosine(Score):
 
 def _unit_steps(name: str, length: str, side: Tensor) -> list[Step]:
     """The norms of queries or keys, and the vectors over them."""
-    norms, i = torch.linalg.vector_norm(side, dim=-1, keepdim=True), length[1]
+    norms, i = torch.linalg.vector_norm(side, dim=-1, keepdim=True), INDEX[length]
     why = f"The length of each {name}; a vector of zeros stays one."
     code = f"{name}_norms = torch.linalg.vector_norm({name}, dim=-1, keepdim=True)"
     formula = f"{name}_norms[{i}] = √(Σ_d {name}[{i}, d]²)"

@@ -14,6 +14,8 @@ from clearhead.base.tracing import without_autocast
 from clearhead.engines.choose import choose
 from clearhead.engines.operation import run
 from clearhead.nn._record import RecordingModule
+from clearhead.nn.key_value_cache import KeyValueCache
+from clearhead.nn.prepared_keys import PreparedKeys
 from clearhead.problem.problem import Problem
 
 
@@ -40,11 +42,16 @@ def captured(module: RecordingModule, inputs: tuple[Any, ...], keywords: dict[st
 
     twin = copy.copy(module)
     twin.__dict__["_attend"] = keep
-    cache = keywords.get("cache")
-    if cache is not None:
-        keywords = keywords | {"cache": copy.deepcopy(cache)}
+
+    def own(given: Any) -> Any:
+        """What the twin may have: a copy of a cache, to which it writes, and the keys that the module prepared."""
+        if isinstance(given, KeyValueCache):
+            return copy.deepcopy(given)
+        mine = isinstance(given, PreparedKeys) and given._by == id(module)
+        return PreparedKeys(given._key, given._value, twin) if mine else given
+
     with torch.no_grad():
-        output = twin.forward(*inputs, **keywords)
+        output = twin.forward(*map(own, inputs), **{name: own(given) for name, given in keywords.items()})
     if not found:  # nested tensors, which torch's layers make
         raise UnsupportedError(f"{type(module).__name__} made no attention call that could be explained.")
     return Captured(*found[0], output)

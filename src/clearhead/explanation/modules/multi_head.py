@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from typing import Any
 
@@ -13,47 +14,56 @@ from clearhead.base.steps import Step
 from clearhead.explanation.explanation import Explanation, Part
 from clearhead.explanation.inputs import drawn
 from clearhead.explanation.modules.captured import Captured, captured
-from clearhead.explanation.modules.projection import Linear, projection_steps, split
+from clearhead.explanation.modules.layers import Layers, layers_of
+from clearhead.explanation.modules.projection import projection_steps, split
 from clearhead.explanation.modules.rotary import rotary_steps
 from clearhead.explanation.of_problem import attention_parts, input_steps
 from clearhead.explanation.shown import Shown, choose, settle
 from clearhead.nn.multi_head_attention import MultiHeadAttention
 from clearhead.nn.prepared_keys import PreparedKeys
+from clearhead.nn.torch_multihead_attention import TorchMultiheadAttention
 
 SIDES = {"query": "Lq", "key": "Lk", "value": "Lk"}
 
 
 def explain_multi_head(
-    module: MultiHeadAttention, inputs: tuple[Any, ...], keywords: dict[str, Any], at: Any
+    module: MultiHeadAttention | TorchMultiheadAttention, inputs: tuple[Any, ...], keywords: dict[str, Any], at: Any
 ) -> Explanation:
     """The projections, their split into heads, each head's attention, and the last projection."""
-    found = captured(module, inputs, keywords)
-    given = dict(zip(SIDES, inputs, strict=False)) | {n: keywords[n] for n in SIDES if n in keywords}
-    batched = given["query"].ndim == 3
-    problem = found.problem
+    found, layers = captured(module, inputs, keywords), layers_of(module)
+    given = inspect.signature(module.forward).bind(*inputs, **keywords).arguments
+    given = {name: given.get(name) for name in SIDES}
+    batched, problem = given["query"].ndim == 3, found.problem
+    if layers.length_first and batched:
+        turned = {id(t): t.transpose(0, 1) for t in given.values()}  # an array that serves twice stays one
+        given = {name: turned[id(t)] for name, t in given.items()}
     if batched:
         shown = choose(at, problem.sizes)
     else:
         index = at if isinstance(at, tuple) else (at,)
         shown = replace(choose(None if at is None else (0, *index), problem.sizes), absent=("B",))
     sources = _sources(given, shown, problem.query.dtype)
-    projected = _projected(module, sources, shown, found)
+    projected = _projected(layers, sources, shown, found)
     attention, weights, keep = attention_parts(problem, found.call.mask, shown, projected)
     assert problem.value is not None
     shapes = {n: tuple(t.shape) for n, t in zip(SIDES, (problem.query, problem.key, problem.value), strict=True)}
     steps = {step.name: step for step in sources.values()}.values()
-    parts = [Part("Inputs", tuple(steps), _said(module, given))] if sources else []
-    parts.append(Part("Projections, and the heads", tuple(projected), drawn(shapes, problem.sizes)))
-    output = attention[-1].steps[-1]
-    last = Part("Heads together, and the last projection", tuple(_joined(module, output, found, shown)))
-    title = f"{type(module).__name__}({module.extra_repr()}), step by step"
-    return Explanation(title, (*parts, *attention, last), settle(shown, weights, keep))
+    parts = [
+        Part("Inputs", tuple(steps), _said(given, layers)),
+        Part("Projections, and the heads", tuple(projected), drawn(shapes, problem.sizes)),
+        *attention,
+        Part("Heads together, and the last projection", tuple(_joined(layers, attention[-1].steps[-1], found, shown))),
+    ]
+    title = f"{type(module).__name__}({module.extra_repr()}), step by step".replace("()", "")
+    return Explanation(title, tuple(parts), settle(shown, weights, keep))
 
 
-def _said(module: MultiHeadAttention, given: dict[str, Any]) -> str:
-    one = given.get("key") is given["query"] and given.get("value") is given["query"]
-    kind = "Self-attention: queries, keys and values are projections of one sequence." if one else ""
-    return kind or "Cross-attention: the queries are of one sequence, keys and values of another."
+def _said(given: dict[str, Any], layers: Layers) -> str:
+    if given["key"] is given["query"] and given["value"] is given["query"]:
+        kind = "Self-attention: queries, keys and values are projections of one sequence."
+    else:
+        kind = "Cross-attention: the queries are of one sequence, keys and values of another."
+    return kind + ("\nThe module takes the length first, (L, B, E); here the batch comes first." * layers.length_first)
 
 
 def _sources(given: dict[str, Any], shown: Shown, dtype: torch.dtype) -> dict[str, Step]:
@@ -82,27 +92,27 @@ def _sources(given: dict[str, Any], shown: Shown, dtype: torch.dtype) -> dict[st
     return found
 
 
-def _projected(module: MultiHeadAttention, sources: dict[str, Step], shown: Shown, found: Captured) -> list[Step]:
+def _projected(layers: Layers, sources: dict[str, Step], shown: Shown, found: Captured) -> list[Step]:
     """The steps that end in query, key and value; keys from a cache, or prepared ones, are given."""
-    width, groups = module.head_dim, module.num_heads // module.num_kv_heads
-    every = len(shown.heads) == module.num_heads
+    width, groups = layers.head_dim, layers.num_heads // layers.num_kv_heads
+    every = len(shown.heads) == layers.num_heads
     steps: list[Step] = []
-    for name, layer in (("query", module.W_q), ("key", module.W_k), ("value", module.W_v)):
+    for name, layer in (("query", layers.query), ("key", layers.key), ("value", layers.value)):
         length = found.problem.sizes.queries if name == "query" else found.problem.sizes.keys
         source = sources.get(name)
         if source is None or (name != "query" and source.value.shape[-2] != length):
             steps.append(_given(name, found, shown))
             continue
         heads = shown.heads if name == "query" else [h // groups for h in shown.heads]
-        linear = Linear(layer.weight, layer.bias).rows_of(heads, width).to(source.value)
+        linear = layer.rows_of(heads, width).to(source.value)
         why = f"Each vector is projected to {len(heads)} × {width} numbers"
         why += ", for all heads at once." if every else f": the rows of the layer that make head {_listed(heads)}."
-        steps += projection_steps(linear, source, name, f"projected_{name}", why)
-        turns = module.rotary is not None and name != "value"
+        steps += projection_steps(linear, source, name, f"flat_{name}", why)
+        turns = layers.rotary is not None and name != "value"
         shared = " Heads that share a key head have the same rows." if name != "query" and groups > 1 else ""
         steps.append(split(steps[-1], len(heads), f"unturned_{name}" if turns else name, shared))
-        if turns and module.rotary is not None:
-            steps += rotary_steps(module.rotary, name, steps[-1], _positions(name, found, shown))
+        if turns and layers.rotary is not None:
+            steps += rotary_steps(layers.rotary, name, steps[-1], _positions(name, found, shown))
     return steps
 
 
@@ -125,9 +135,9 @@ def _positions(name: str, found: Captured, shown: Shown) -> Tensor:
     return places + first
 
 
-def _joined(module: MultiHeadAttention, output: Step, found: Captured, shown: Shown) -> list[Step]:
+def _joined(layers: Layers, output: Step, found: Captured, shown: Shown) -> list[Step]:
     """The heads' outputs side by side, projected by W_o."""
-    width, every = module.head_dim, len(shown.heads) == module.num_heads
+    width, every = layers.head_dim, len(shown.heads) == layers.num_heads
     axes = ("B", "Lq", "in")
     if every:
         value = output.value.transpose(-3, -2).flatten(-2)
@@ -135,13 +145,13 @@ def _joined(module: MultiHeadAttention, output: Step, found: Captured, shown: Sh
         formula = f"joined[i, h·{width} + d] = output[h, i, d]"
         steps = [Step("joined", formula, why, value, axes, "joined = output.transpose(-3, -2).flatten(-2)")]
     else:
-        chosen = found.heads.reshape(-1, module.num_heads, *found.heads.shape[-2:])
+        chosen = found.heads.reshape(-1, layers.num_heads, *found.heads.shape[-2:])
         chosen = chosen[list(shown.batches)][:, :, list(shown.queries)].to(output.value.dtype)
         where = ", ".join(f"head {h} in entries {h * width} to {(h + 1) * width - 1}" for h in shown.heads)
         why = f"The outputs of all heads side by side: {where}; those of the other heads were computed alike."
         steps = [Step("joined", "", why, chosen.transpose(-3, -2).flatten(-2), axes)]
     why = "The last projection mixes the heads: each entry of the result reads all of them."
-    linear = Linear(module.W_o.weight, module.W_o.bias).to(output.value)
+    linear = layers.output.to(output.value)
     return steps + projection_steps(linear, steps[-1], "output", "result", why)
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from clearhead.base.steps import Step, of_projection, signed
+from clearhead.base.steps import INDEX, Step, of_projection, signed
 
 
 class Linear(NamedTuple):
@@ -28,7 +28,7 @@ class Linear(NamedTuple):
 def projection_steps(layer: Linear, source: Step, name: str, result: str, why: str) -> list[Step]:
     """`result` = source · weightᵀ + bias, after the weight, `W_name`, and the bias, `b_name`."""
     x, axes = source.value, source.axes
-    i = axes[-2][1]
+    i = INDEX[axes[-2]]
     value = x @ layer.weight.T
     steps = [Step(f"W_{name}", "", "Learnt: one row for each entry of the result.", layer.weight, ("out", "in"))]
     formula, code = f"{result}[{i}, n] = Σ_d {source.name}[{i}, d] · W_{name}[n, d]", f"{source.name} @ W_{name}.T"
@@ -46,11 +46,12 @@ def split(source: Step, heads: int, result: str, note: str) -> Step:
     """(B, L, heads · width) as (B, heads, L, width)."""
     width = source.value.shape[-1] // heads
     value = source.value.unflatten(-1, (heads, width)).transpose(-3, -2)  # type: ignore[no-untyped-call]
-    i = source.axes[-2]
-    formula = f"{result}[h, {i[1]}, d] = {source.name}[{i[1]}, h·{width} + d]"
+    axis = source.axes[-2]
+    i = INDEX[axis]
+    formula = f"{result}[h, {i}, d] = {source.name}[{i}, h·{width} + d]"
     cut = f"Each vector of {source.value.shape[-1]} is cut into {heads} of {width}, one a head. Then the heads become"
     if heads == 1:
         cut = f"These {width} numbers are the head's own. The head becomes"
     why = f"{cut} an axis before the positions, so that each head attends by itself. Nothing is computed.{note}"
     code = f"{result} = {source.name}.unflatten(-1, ({heads}, {width})).transpose(-3, -2)"
-    return Step(result, formula, why, value, ("B", "H", i, "E"), code)
+    return Step(result, formula, why, value, ("B", "H", axis, "E"), code)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from clearhead.base.steps import Step, number, signed
+from clearhead.base.steps import INDEX, Step, number, signed
 from clearhead.nn.rotary_embedding import RotaryEmbedding
 
 
@@ -16,7 +16,7 @@ def rotary_steps(rotary: RotaryEmbedding, name: str, before: Step, positions: Te
     partner, −b or a, times its sine.
     """
     x, dim, axes = before.value, rotary.dim, before.axes
-    length, i, still = axes[-2], axes[-2][1], x.shape[-1] - rotary.dim
+    length, i, still = axes[-2], INDEX[axes[-2]], x.shape[-1] - rotary.dim
     halves = torch.arange(0, dim, 2, device=x.device).double() / dim
     speeds = rotary.base**-halves
     speeds = speeds.repeat_interleave(2) if rotary.interleaved else speeds.repeat(2)

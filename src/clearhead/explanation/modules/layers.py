@@ -1,0 +1,45 @@
+"""What multi-head attention is made of, whichever module holds it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import nn
+
+from clearhead.explanation.modules.projection import Linear
+from clearhead.nn.multi_head_attention import MultiHeadAttention
+from clearhead.nn.rotary_embedding import RotaryEmbedding
+from clearhead.nn.torch_multihead_attention import TorchMultiheadAttention
+
+
+class Layers(NamedTuple):
+    """The four projections, the heads, and the rotation of queries and keys."""
+
+    query: Linear
+    key: Linear
+    value: Linear
+    output: Linear
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary: RotaryEmbedding | None = None
+    length_first: bool = False  # whether its inputs are (L, B, E)
+
+
+def as_ours(module: nn.MultiheadAttention) -> TorchMultiheadAttention:
+    """A module of torch's with a record, and with torch's meanings, over a copy of its weights."""
+    return module if isinstance(module, TorchMultiheadAttention) else TorchMultiheadAttention.from_torch(module)
+
+
+def layers_of(module: MultiHeadAttention | TorchMultiheadAttention) -> Layers:
+    """Those of a module of ours, or of torch's, whose three projections may be the parts of one matrix."""
+    if isinstance(module, MultiHeadAttention):
+        every = (module.W_q, module.W_k, module.W_v, module.W_o)
+        query, key, value, output = (Linear(layer.weight, layer.bias) for layer in every)
+        heads, kv_heads = module.num_heads, module.num_kv_heads
+        return Layers(query, key, value, output, heads, kv_heads, module.head_dim, module.rotary)
+    biases = [None] * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+    query, key, value = (Linear(w, b) for w, b in zip(module._projections, biases, strict=True))
+    output = Linear(module.out_proj.weight, module.out_proj.bias)
+    heads = module.num_heads
+    return Layers(query, key, value, output, heads, heads, module.head_dim, None, not module.batch_first)

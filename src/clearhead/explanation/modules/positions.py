@@ -1,0 +1,91 @@
+"""Encodings of positions: a vector added to each, or each turned by its place."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.base.arrays import accumulated
+from clearhead.base.shapes import Sizes
+from clearhead.base.steps import Step, number, signed
+from clearhead.explanation.explanation import Explanation, Part
+from clearhead.explanation.modules.rotary import rotary_steps
+from clearhead.explanation.shown import QUERIES, Shown
+from clearhead.nn.learned_positional_encoding import LearnedPositionalEncoding
+from clearhead.nn.rotary_embedding import RotaryEmbedding
+from clearhead.nn.sinusoidal_positional_encoding import SinusoidalPositionalEncoding
+
+Positional = SinusoidalPositionalEncoding | LearnedPositionalEncoding | RotaryEmbedding
+AXES = ("B", "H", "L", "E")
+
+
+def explain_positions(module: Positional, inputs: tuple[Any, ...], keywords: dict[str, Any], at: Any) -> Explanation:
+    """How a module tells places apart, for the positions that `at` names, a number or a slice of them."""
+    given = inspect.signature(module.forward).bind(*inputs, **keywords).arguments
+    x, offset = given["x"], given.get("offset", 0)
+    module(x, offset)  # its own errors
+    four = x.reshape(-1, *x.shape[-3:]) if x.ndim > 3 else x.reshape(-1, 1, *x.shape[-2:])
+    every = range(x.shape[-2])
+    places = every[:QUERIES] if at is None else every[at] if isinstance(at, slice) else [every[at]]
+    left_out: tuple[str, ...] = ()
+    if at is None and len(every) > QUERIES:
+        left_out = (f"{len(every)} positions: the first {QUERIES} are shown",)
+    batch, heads, length, _ = four.shape
+    sizes = Sizes(batch, heads, length, length, leading=x.shape[:-2])
+    absent = AXES[x.ndim - 2 : 2] if x.ndim < 3 else ("H",) if x.ndim == 3 else ()
+    pair = (0, 0, min(1, len(places) - 1), 0)
+    shown = Shown(sizes, tuple(range(batch)), tuple(range(heads)), tuple(places), (), pair, absent, left_out)
+    dtype = accumulated(x.dtype)
+    source = Step(
+        "x", "", "One vector a position; nothing in it says where it stands.", four[:, :, list(places)].to(dtype), AXES
+    )
+    first = offset.reshape(-1, 1, 1) if isinstance(offset, Tensor) and offset.numel() > 1 else int(offset)
+    positions = torch.tensor(list(places), device=x.device) + first
+    if isinstance(module, RotaryEmbedding):
+        steps = rotary_steps(module, "result", source, positions)
+    elif isinstance(module, SinusoidalPositionalEncoding):
+        steps = _sines(module.embed_dim, source, positions)
+    else:
+        why = "Learnt: one vector for each position; these are the rows of the positions here."
+        steps = [
+            Step("encoding", "", why, module.P[positions].to(dtype), ("L", "E")),
+            _sum(source, module.P[positions]),
+        ]
+    title = f"{type(module).__name__}({module.extra_repr()}), step by step"
+    return Explanation(title, (Part("Inputs", (source,)), Part("Positions", tuple(steps))), shown)
+
+
+def _sines(width: int, source: Step, positions: Tensor) -> list[Step]:
+    speeds = 10000.0 ** -(torch.arange(0, width, 2, device=positions.device).double() / width)
+    angles = positions.double().unsqueeze(-1) * speeds
+    encoding = torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[..., :width].to(source.value.dtype)
+    fast = "How fast each pair of entries goes around, in radians a position: the first fast, the last slowly."
+    of_speeds = f"10000.0 ** -(torch.arange(0, {width}, 2).double() / {width})"
+    each = "Sine and cosine of each angle, side by side: near places have near vectors, and no two are the same."
+    code = f"torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[..., :{width}].to({source.value.dtype})"
+    return [
+        Step("positions", "", "The place of each vector.", positions, ("L",)),
+        Step("speeds", f"speeds[n] = 10000^(-2n/{width})", fast, speeds, ("pair",), f"speeds = {of_speeds}"),
+        Step(
+            "angles", "angles[p, n] = positions[p] · speeds[n]", "The angle of each pair, in radians.", angles,
+            ("L", "pair"), "angles = positions.double().unsqueeze(-1) * speeds",
+            lambda at: f"{int(positions[at[0]])}·{number(speeds[at[1]])}",
+        ),
+        Step(
+            "encoding", "encoding[p, 2n] = sin(angles[p, n]), encoding[p, 2n + 1] = cos(angles[p, n])", each, encoding,
+            ("L", "E"), f"encoding = {code}",
+            lambda at: f"{('sin', 'cos')[at[1] % 2]}({number(angles[at[0], at[1] // 2])})",
+        ),
+        _sum(source, encoding),
+    ]  # fmt: skip
+
+
+def _sum(source: Step, encoding: Tensor) -> Step:
+    why = "Added: from here on each vector says where it stands too."
+    return Step(
+        "result", "result = x + encoding", why, source.value + encoding, AXES, "result = x + encoding",
+        lambda at: f"{number(source.value[at])} + {signed(encoding[at[2:]])}",
+    )  # fmt: skip

@@ -1,0 +1,190 @@
+"""Modules explained: their last step is what they give, and the script computes all of it from their inputs."""
+
+import pytest
+import torch
+from recomputed import check_script
+
+import clearhead as ch
+from clearhead import nn
+
+
+def draw(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+
+
+def made(build, seed=0):
+    torch.manual_seed(seed)
+    return build()
+
+
+ROTARY = {
+    "no rotary": lambda: None,
+    "halves": lambda: nn.RotaryEmbedding(4),
+    "some entries": lambda: nn.RotaryEmbedding(2),
+    "interleaved": lambda: nn.RotaryEmbedding(4, interleaved=True),
+}
+INPUTS = {
+    "self": lambda x, memory: (x, x, x),
+    "cross": lambda x, memory: (x, memory, memory),
+    "three": lambda x, memory: (x, memory, memory + 1),
+}
+
+
+def check_multi_head(module, inputs, at=None):
+    keywords = {"mask": ch.Causal(), "align": "lower_right"}
+    explanation = ch.explain(module, *inputs, **keywords, at=at)
+    assert module.attention_weights is None  # nothing was recorded
+    with torch.no_grad():
+        output = module(*inputs, **keywords)[..., list(explanation.shown.queries), :]
+    torch.testing.assert_close(explanation["result"], output, rtol=1e-4, atol=1e-5)
+    check_script(explanation)
+
+
+@pytest.mark.parametrize("rotary", ROTARY)
+@pytest.mark.parametrize("kv_heads", [None, 2])
+@pytest.mark.parametrize("score", [None, "additive"])
+@pytest.mark.parametrize("given", INPUTS)
+def test_multi_head(rotary, kv_heads, score, given):
+    score = made(lambda: ch.Additive(4, 4, 3)) if score else None
+    turn = ROTARY[rotary]()
+    module = made(lambda: nn.MultiHeadAttention(5, 6, head_dim=4, num_kv_heads=kv_heads, rotary=turn, score=score))
+    check_multi_head(module, INPUTS[given](draw(1, 3, 5), draw(1, 4, 5, seed=1)))
+
+
+@pytest.mark.parametrize("given", INPUTS)
+@pytest.mark.parametrize("batched", [True, False], ids=["batch", "no batch"])
+@pytest.mark.parametrize("at", [(1, 2), (slice(0, 4, 2),), 5], ids=str)
+def test_some_heads_and_queries(given, batched, at):
+    module = made(lambda: nn.MultiHeadAttention(5, 6, head_dim=4, num_kv_heads=2, rotary=ROTARY["halves"]()))
+    x, memory = draw(2, 3, 5), draw(2, 4, 5, seed=1)
+    if not batched:
+        return check_multi_head(module, INPUTS[given](x[0], memory[0]), at)
+    index = at if isinstance(at, tuple) else (at,)
+    inputs = INPUTS[given](x, memory)
+    explanation = ch.explain(module, *inputs, at=(1, *index))
+    with torch.no_grad():
+        output = module(*inputs)[1:, list(explanation.shown.queries)]
+    torch.testing.assert_close(explanation["result"], output, rtol=1e-4, atol=1e-5)
+    check_script(explanation)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind", ["self", "cross", "other widths"])
+@pytest.mark.parametrize("batched", [True, False], ids=["batch", "no batch"])
+def test_torch_s_module(batch_first, bias, kind, batched):
+    width = 7 if kind == "other widths" else None
+    module = made(lambda: torch.nn.MultiheadAttention(8, 2, bias=bias, batch_first=batch_first, kdim=width, vdim=width))
+    x, memory = draw(2, 3, 8), draw(2, 4, width or 8, seed=1)
+    if not batched:
+        x, memory = x[0], memory[0]
+    elif not batch_first:
+        x, memory = x.transpose(0, 1), memory.transpose(0, 1)
+    hidden = torch.tensor([[False, False, False, True], [False, False, True, True]])
+    if kind == "self":
+        inputs, keywords = (x, x, x), {"attn_mask": torch.ones(3, 3, dtype=torch.bool).triu(1)}
+    else:
+        inputs, keywords = (x, memory, memory), {"key_padding_mask": hidden if batched else hidden[0]}
+    explanation = ch.explain(module, *inputs, **keywords)
+    with torch.no_grad():
+        output = module(*inputs, **keywords)[0]
+    if batched and not batch_first:
+        output = output.transpose(0, 1)
+        assert "(L, B, E); here the batch comes first" in str(explanation)
+    torch.testing.assert_close(explanation["result"], output, rtol=1e-4, atol=1e-5)
+    check_script(explanation)
+
+
+def test_dropout_of_a_module_in_training_is_shown_and_adds_up():
+    module = made(lambda: nn.MultiHeadAttention(8, 2, dropout=0.5))
+    x = draw(1, 4, 8)
+    torch.manual_seed(1)
+    explanation = ch.explain(module, x, x, x)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        torch.testing.assert_close(explanation["result"], module(x, x, x), rtol=1e-4, atol=1e-5)
+    assert "probability 0.5" in str(explanation)
+    check_script(explanation)
+
+
+def test_additive_attention_with_lengths():
+    module = made(lambda: nn.AdditiveAttention(8))
+    query, key, value = draw(2, 1, 20), draw(2, 10, 2, seed=1), draw(2, 10, 4, seed=2)
+    explanation = ch.explain(module, query, key, value, valid_lens=[2, 6])
+    with torch.no_grad():
+        output = module(query, key, value, valid_lens=[2, 6])
+    torch.testing.assert_close(explanation["output"], output, rtol=1e-4, atol=1e-5)
+    check_script(explanation)
+
+
+def test_dot_product_attention():
+    query = draw(2, 3, 4)
+    explanation = ch.explain(nn.DotProductAttention(), query, query, query, mask=ch.Causal())
+    output = ch.attention(query, query, query, mask=ch.Causal())
+    torch.testing.assert_close(explanation["output"], output, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rotary", ["no rotary", "halves"])
+def test_keys_of_a_cache_are_given_and_the_cache_stays(rotary):
+    module = made(lambda: nn.MultiHeadAttention(8, 2, rotary=ROTARY[rotary]()))
+    cache, x = nn.KeyValueCache(), draw(2, 3, 8)
+    with torch.no_grad():
+        module(x, x, x, mask=ch.Causal(), cache=cache)
+    new = draw(2, 1, 8, seed=1)
+    explanation = ch.explain(module, new, new, new, mask=ch.Causal(), cache=cache)
+    assert len(cache) == 3
+    with torch.no_grad():
+        output = module(new, new, new, mask=ch.Causal(), cache=cache)
+    torch.testing.assert_close(explanation["result"], output, rtol=1e-4, atol=1e-5)
+    check_script(explanation)
+
+
+def test_prepared_keys_are_given():
+    module = made(lambda: nn.MultiHeadAttention(8, 2))
+    x, memory = draw(2, 3, 8), draw(2, 4, 8, seed=1)
+    with torch.no_grad():
+        prepared = module.prepare(memory, memory)
+        explanation = ch.explain(module, x, prepared)
+        torch.testing.assert_close(explanation["result"], module(x, prepared), rtol=1e-4, atol=1e-5)
+    check_script(explanation)
+
+
+POSITIONAL = {
+    "sines": lambda: nn.SinusoidalPositionalEncoding(6),
+    "sines of an odd width": lambda: nn.SinusoidalPositionalEncoding(7),
+    "learnt": lambda: nn.LearnedPositionalEncoding(32, 6),
+    "rotary": lambda: nn.RotaryEmbedding(4),
+    "rotary, interleaved": lambda: nn.RotaryEmbedding(6, interleaved=True),
+}
+
+
+@pytest.mark.parametrize("kind", POSITIONAL)
+@pytest.mark.parametrize("lead", [(), (2,), (2, 3)], ids=str)
+@pytest.mark.parametrize("length", [5, 12])
+def test_positions(kind, lead, length):
+    module = made(POSITIONAL[kind])
+    x = draw(*lead, length, 7 if "odd" in kind else 6)
+    explanation = ch.explain(module, x, offset=3)
+    with torch.no_grad():
+        output = module(x, offset=3)[..., :8, :]
+    torch.testing.assert_close(explanation["result"], output, rtol=1e-5, atol=1e-5)
+    check_script(explanation)
+    torch.testing.assert_close(
+        ch.explain(module, x, offset=3, at=2)["result"], output[..., 2:3, :], rtol=1e-5, atol=1e-5
+    )
+
+
+def test_rotary_at_positions_of_each_sequence():
+    rotary, x, offset = nn.RotaryEmbedding(4), draw(2, 3, 1, 4), torch.tensor([5, 9])
+    explanation = ch.explain(rotary, x, offset=offset)
+    torch.testing.assert_close(explanation["result"], rotary(x, offset=offset), rtol=1e-5, atol=1e-5)
+
+
+def test_a_module_of_another_kind_is_an_error_that_says_what_to_do():
+    with pytest.raises(ch.ClearheadError, match="not a Linear"):
+        ch.explain(torch.nn.Linear(2, 2), draw(2, 2))
+
+
+def test_the_module_s_own_errors_come_first():
+    with pytest.raises(ch.ShapeError, match="width"):
+        ch.explain(nn.MultiHeadAttention(8, 2), draw(1, 3, 5), draw(1, 3, 8), draw(1, 3, 8))
