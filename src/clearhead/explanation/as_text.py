@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from clearhead.base.steps import Step
 from clearhead.explanation.shown import Shown, narrowed
@@ -13,6 +13,7 @@ from clearhead.explanation.tables import Table, shape_of, tables, text_of, writt
 if TYPE_CHECKING:
     from clearhead.explanation.explanation import Part
 
+Kind = Literal["title", "formula", "text", "numbers"]
 COLUMNS = 80
 NAMES = 14  # characters of a row's name
 CELL = 10  # characters of a number
@@ -22,32 +23,40 @@ FIT = (COLUMNS - 4 - NAMES) // (CELL + 1)  # numbers to a row
 
 def render(title: str, parts: Sequence[Part], shown: Shown) -> str:
     """The whole explanation."""
-    lines = [*_wrap(title, ""), "=" * min(len(title), COLUMNS)]
-    if len(shown.keys) > FIT and len(shown.keys) == shown.sizes.keys:
-        lines += _wrap(f"Of {shown.sizes.keys} keys the {FIT} with the largest weights are shown.", "")
-    for left_out in shown.left_out:
-        lines += _wrap(f"Of {left_out}.", "")
+    return "\n".join(text.rstrip() for _, text in lines(title, parts, shown))
+
+
+def lines(title: str, parts: Sequence[Part], shown: Shown) -> Iterator[tuple[Kind, str]]:
+    """Each line with what it is, which says how a terminal shows it."""
+    yield from (("title", line) for line in _wrap(title, ""))
+    yield "title", "=" * min(len(title), COLUMNS)
+    said = list(shown.left_out)
+    if FIT < len(shown.keys) == shown.sizes.keys:
+        said.append(f"{shown.sizes.keys} keys the {FIT} with the largest weights are shown")
+    yield from (("text", line) for left_out in said for line in _wrap(f"Of {left_out}.", ""))
     few = narrowed(shown, FIT)
     for n, part in enumerate(parts, 1):
-        lines += ["", f"{n}. {part.title}"]
+        yield from (("text", ""), ("title", f"{n}. {part.title}"))
         if part.drawn:
-            lines += [""]
-            for line in part.drawn.splitlines():
-                lines += [f"   {line}"] if len(line) + 3 < COLUMNS else _wrap(line, "   ")
+            yield "text", ""
+        for line in part.drawn.splitlines():
+            whole = len(line) + 3 < COLUMNS
+            yield from (("numbers", kept) for kept in ([f"   {line}"] if whole else _wrap(line, "   ")))
         for step in part.steps:
-            lines += ["", *_step(step, shown, few)]
-    return "\n".join(line.rstrip() for line in lines)
+            yield "text", ""
+            yield from _step(step, shown, few)
 
 
-def _step(step: Step, shown: Shown, few: Shown) -> Iterator[str]:
+def _step(step: Step, shown: Shown, few: Shown) -> Iterator[tuple[Kind, str]]:
     shape = shape_of(step, shown).replace(" ", KEPT)  # which is not broken over two lines
-    yield from _wrap(f"{step.formula or step.name}{KEPT * 2} ({shape})", "   ")
-    yield from _wrap(("Otherwise: " if step.aside else "") + step.why, "     ")
+    yield from (("formula", line) for line in _wrap(f"{step.formula or step.name}{KEPT * 2} ({shape})", "   "))
+    why = ("Otherwise: " if step.aside else "") + step.why
+    yield from (("text", line) for line in _wrap(why, "     "))
     for table in tables(step, few if step.value.is_floating_point() else shown):
-        yield from _lines(table)
+        yield from (("numbers", line) for line in _lines(table))
     sentence = written_out(step, shown)
     if sentence:
-        yield from _wrap(sentence, "     ")
+        yield from (("numbers", line) for line in _wrap(sentence, "     "))
 
 
 def _lines(table: Table) -> Iterator[str]:
@@ -69,10 +78,10 @@ def _lines(table: Table) -> Iterator[str]:
 
 
 def _wrap(text: str, indent: str) -> list[str]:
-    lines = textwrap.wrap(
+    wrapped = textwrap.wrap(
         text, COLUMNS - 1, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False
     )
-    return [line.replace(KEPT, " ") for line in lines]
+    return [line.replace(KEPT, " ") for line in wrapped]
 
 
 def _cut(word: str, most: int) -> str:

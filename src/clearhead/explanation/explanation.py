@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from clearhead.base.errors import ClearheadError
+from clearhead.base.errors import ClearheadError, require
 from clearhead.base.steps import Step
 from clearhead.explanation import as_markdown, as_script, as_text
 from clearhead.explanation.shown import Shown
@@ -62,6 +62,13 @@ class Explanation:
         return as_text.render(self.title, self.parts, self.shown)
 
     __repr__ = __str__
+
+    def __rich__(self) -> Any:
+        """For `rich`'s print and console: headings and formulas bold, numbers plain, reasons dim."""
+        text = require("rich.text", "terminal", "a terminal's styles").Text
+        styles = {"title": "bold", "formula": "bold", "text": "dim", "numbers": ""}
+        every = as_text.lines(self.title, self.parts, self.shown)
+        return text("\n").join(text(line, styles[kind]) for kind, line in every)
 
     def markdown(self) -> str:
         """The same as Markdown: a heading a part, a table a step. Words of the inputs are escaped."""

@@ -1,0 +1,123 @@
+"""The built-in examples: each on few and simple numbers. `clearhead explain NAME` prints one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from clearhead.base.errors import ClearheadError
+from clearhead.explanation.explain import explain
+from clearhead.explanation.explanation import Explanation
+from clearhead.explanation.of_scores import explain_softmax
+from clearhead.explanation.online_softmax import explain_online_softmax
+from clearhead.masks.causal import Causal
+from clearhead.masks.lengths import Lengths
+from clearhead.nn.multi_head_attention import MultiHeadAttention
+from clearhead.nn.sinusoidal_positional_encoding import SinusoidalPositionalEncoding
+from clearhead.scores.additive import Additive
+from clearhead.scores.gaussian import Gaussian
+
+
+def example(name: str) -> Explanation:
+    """A built-in example's explanation, by its name: see `EXAMPLES`."""
+    if name not in EXAMPLES:
+        raise ClearheadError(f"no example is called {name!r:.60}; the examples are {', '.join(EXAMPLES)}.")
+    with torch.device("cpu"):
+        return EXAMPLES[name]()
+
+
+def _numbers(*rows: object) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float32, device="cpu")
+
+
+def _drawn(*shape: int, seed: int) -> Tensor:
+    """Normal numbers with one digit after the point, so that each can be followed by hand."""
+    drawn = torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed), dtype=torch.float32, device="cpu")
+    return (drawn * 10).round() / 10
+
+
+def _dot() -> Explanation:
+    """Scaled dot-product attention of two queries over three keys."""
+    query, key = _numbers([1, 0, 2, 1], [0, 2, 1, -1]), _numbers([1, 0, 1, 0], [0, 1, 0, -1], [2, 1, 0, 1])
+    return explain(query, key, _numbers([1, 0], [0, 1], [2, 2]))
+
+
+def _masked_softmax() -> Explanation:
+    """A softmax over scores whose last keys are padding, of two sequences of other lengths."""
+    scores = _numbers([[0.5, 1.0, 0.1, 2.0], [1.5, 0.5, 0.2, 0.3]], [[0.3, 0.9, 1.2, 0.8], [0.0, 0.4, 0.7, 1.9]])
+    return explain_softmax(scores, Lengths([2, 3]))
+
+
+def _additive() -> Explanation:
+    """Bahdanau's additive attention: a small tanh network scores each pair."""
+    W_q, W_k, w_v = _numbers([0.5, -0.2], [0.1, 0.4]), _numbers([0.3, 0.6], [-0.5, 0.2]), torch.tensor([1.0, -2.0])
+    score = Additive.from_weights(W_q, W_k, w_v.to(torch.float32))
+    query, key = _numbers([1, 2], [-1, 1]), _numbers([1, 0], [0, 1], [2, -1])
+    return explain(query, key, _numbers([1, 0], [0, 1], [2, 2]), score=score)
+
+
+def _causal() -> Explanation:
+    """Self-attention that may not look ahead."""
+    x = _drawn(4, 3, seed=1)
+    return explain(x, x, x, mask=Causal())
+
+
+def _padding() -> Explanation:
+    """Two sequences of other lengths in one batch; what stands behind the shorter one changes nothing."""
+    key = _drawn(2, 3, 2, seed=2)
+    return explain(_drawn(2, 2, 2, seed=3), key, key, mask=Lengths([2, 3]))
+
+
+def _cross() -> Explanation:
+    """Queries of one sequence over the keys and values of another, which has other lengths and widths."""
+    return explain(_drawn(2, 3, seed=4), _drawn(4, 3, seed=5), _drawn(4, 2, seed=6), mask=Lengths([3]))
+
+
+def _multi_head() -> Explanation:
+    """Multi-head self-attention: two heads of two, from four features."""
+    state = torch.random.get_rng_state()
+    module = MultiHeadAttention(4, 2).to("cpu", torch.float32)
+    torch.random.set_rng_state(state)
+    with torch.no_grad():
+        for seed, parameter in enumerate(module.parameters()):
+            parameter.copy_(_drawn(*parameter.shape, seed=10 + seed))
+    x = _drawn(1, 3, 4, seed=7)
+    return explain(module, x, x, x)
+
+
+def _positional() -> Explanation:
+    """Sines and cosines of the place, added to each vector."""
+    return explain(SinusoidalPositionalEncoding(4), torch.ones(4, 4, dtype=torch.float32))
+
+
+def _regression() -> Explanation:
+    """Nadaraya and Watson's regression: the value at a point is the average of those near it."""
+    seen, values = _numbers([0.0], [1.0], [2.0], [4.0]), _numbers([0.0], [0.8], [0.9], [-0.8])
+    return explain(_numbers([0.5], [3.0]), seen, values, score=Gaussian(0.5))
+
+
+def _wrong_axis() -> Explanation:
+    """A softmax over the queries where it should be over the keys."""
+    return explain_softmax(_numbers([1.0, 2.0, 3.0, 6.0], [2.0, 4.0, 5.0, 6.0], [3.0, 8.0, 7.0, 6.0]), None)
+
+
+def _online_softmax() -> Explanation:
+    """The same output from the keys in two blocks, neither of which needs to know the other's scores."""
+    return explain_online_softmax(_numbers([1.0, 2.0, 3.0, 6.0], [2.0, 4.0, 5.0, 1.0]), _drawn(4, 2, seed=8), 2)
+
+
+EXAMPLES: dict[str, Callable[[], Explanation]] = {
+    "masked-softmax": _masked_softmax,
+    "dot": _dot,
+    "additive": _additive,
+    "causal": _causal,
+    "padding": _padding,
+    "cross": _cross,
+    "multi-head": _multi_head,
+    "positional": _positional,
+    "regression": _regression,
+    "wrong-axis": _wrong_axis,
+    "online-softmax": _online_softmax,
+}

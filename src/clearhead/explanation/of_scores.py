@@ -1,0 +1,36 @@
+"""A softmax over scores that are given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead._attention import Arguments
+from clearhead.base.steps import Step
+from clearhead.explanation.explanation import Explanation, Part
+from clearhead.explanation.mask_part import mask_part
+from clearhead.explanation.shown import choose, settle
+from clearhead.explanation.softmax_part import masked_after, softmax_part, wrong_axis
+from clearhead.masks.base import Mask
+from clearhead.problem.problem import ABSENT
+from clearhead.scores.base import SCORES
+
+
+def explain_softmax(scores: Tensor, mask: Mask | None, at: Any = None) -> Explanation:
+    """The masked softmax of scores (..., Lq, Lk), over the keys."""
+    keys = torch.eye(scores.shape[-1], dtype=scores.dtype, device=scores.device)  # so that query · key is the score
+    keys = keys.expand(*scores.shape[:-2], *keys.shape)
+    problem = Arguments(scores, keys, ABSENT, scale=1.0, mask=mask).problem()
+    shown = choose(at, problem.sizes)
+    given = Step("scores", "", "One number for each query and key.", problem.query, SCORES)
+    parts, tile, name, keep = [Part("Scores", (given,))], given.value, "scores", None
+    if mask is not None:
+        masked = mask_part(mask, problem.sizes, shown, given.value)
+        parts.append(Part("Mask: who may see whom", tuple(masked)))
+        keep, tile, name = masked[-2].value, masked[-1].value, "masked"
+    steps = softmax_part(problem, name, tile)
+    otherwise = [*wrong_axis(name, tile), *(masked_after(given.value, keep) if keep is not None else [])]
+    parts.append(Part("Softmax: from scores to weights", (*steps, *otherwise)))
+    return Explanation("Softmax over the keys, step by step", tuple(parts), settle(shown, steps[-1].value, keep))
