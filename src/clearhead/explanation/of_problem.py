@@ -34,11 +34,11 @@ def attention_parts(
 ) -> tuple[list[Part], Tensor, Tensor | None]:
     """The parts from the scores to the output, the weights, and the mask (None: every query sees every key).
 
-    `before`: steps among which are "query", "key" and "value", with a row of keys for each head.
+    `before`: steps among which are "query", "key" and, where an output is wanted, "value", a row of keys a head.
     """
     rows = _rows(problem, shown)
     found = {step.name: step.value for step in before}
-    query, key, value = (found[name] for name in ("query", "key", "value"))
+    query, key, value = found["query"], found["key"], found.get("value")
     scores = scores_part(rows, query, key)
     parts = [Part("Scores: how well each query fits each key", tuple(scores))]
     last, keep, otherwise = scores[-1], None, []
@@ -53,7 +53,8 @@ def attention_parts(
     if rows.sinks is None:
         otherwise = wrong_axis(last.name, last.value) + otherwise
     parts.append(Part("Softmax: from scores to weights", (*softmax, *otherwise)))
-    parts.append(Part("Output: a weighted mixture of the values", tuple(output_part(rows, weights, value, shown))))
+    if value is not None:
+        parts.append(Part("Output: a weighted mixture of the values", tuple(output_part(rows, weights, value, shown))))
     return parts, weights, keep
 
 
@@ -67,15 +68,21 @@ def _rows(problem: Problem, shown: Shown) -> Problem:
 def input_steps(problem: Problem, shown: Shown) -> list[Step]:
     """Query, key and value of the chosen rows, in the dtype of the scores, a row of keys for each head."""
     rows = _rows(problem, shown)
-    assert rows.value is not None
     dtype, heads = accumulated(rows.query.dtype), rows.sizes.heads
-    key, value = (t.to(dtype) for t in (rows.key, rows.value))
-    shared = ""
-    if heads != key.shape[1]:
-        key, value = (t.repeat_interleave(heads // t.shape[1], 1) for t in (key, value))
-        shared = " Heads that share a key head have the same rows."
-    return [
-        Step("query", "", "What is asked: one vector a query.", rows.query.to(dtype), ("B", "H", "Lq", "E")),
-        Step("key", "", f"What each place is found by: one vector a key.{shared}", key, ("B", "H", "Lk", "E")),
-        Step("value", "", f"What each place gives: one vector a key.{shared}", value, ("B", "H", "Lk", "Ev")),
+    groups = heads // rows.key.shape[1]
+    shared = " Heads that share a key head have the same rows." if groups > 1 else ""
+
+    def of_each_head(tensor: Tensor) -> Tensor:
+        wide = tensor.to(dtype)
+        return wide if groups == 1 else wide.repeat_interleave(groups, 1)
+
+    query, key = rows.query.to(dtype), of_each_head(rows.key)
+    why = f"What each place is found by: one vector a key.{shared}"
+    steps = [
+        Step("query", "", "What is asked: one vector a query.", query, ("B", "H", "Lq", "E")),
+        Step("key", "", why, key, ("B", "H", "Lk", "E")),
     ]
+    if rows.value is not None:
+        why = f"What each place gives: one vector a key.{shared}"
+        steps.append(Step("value", "", why, of_each_head(rows.value), ("B", "H", "Lk", "Ev")))
+    return steps

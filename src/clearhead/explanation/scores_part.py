@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from torch import Tensor
@@ -54,7 +55,7 @@ def _scaled(before: Step, scale: float, width: int, score: object) -> Step:
     if finite.numel() > 1:
         variance = float(finite.detach().var(correction=0))
         spread = f" Of these numbers the variance is {number(variance)} before and {number(variance * scale**2)} after."
-    if isinstance(score, Dot) and width and scale == score.factor(width):
+    if isinstance(score, Dot) and width and math.isclose(scale, width**-0.5, rel_tol=1e-6):
         why = (
             f"{number(scale)} is 1/√{width}. A sum of {width} products spreads √{width} times as far as one of them, "
             "and scores that are far apart make the softmax nearly all or nothing, with gradients near 0."

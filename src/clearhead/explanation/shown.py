@@ -50,10 +50,12 @@ class Shown:
         return step.value.squeeze(drop) if drop else step.value
 
     def name(self, axis: str, place: int) -> str:
-        """What a row or a column is called: the word at this place, or its kind and number."""
+        """What a row or a column is called: the place with its word, or its kind and place."""
         words = {"Lq": self.query_words, "Lk": self.key_words}.get(axis)
         kinds = {"Lq": "query", "Lk": "key", "L": "position", "B": "sequence", "H": "head"}
-        return words[place] if words is not None else f"{kinds[axis]} {place}" if axis in kinds else str(place)
+        if words is not None:
+            return f"{place} {words[place]}"
+        return f"{kinds[axis]} {place}" if axis in kinds else str(place)
 
     def places(self, axis: str, size: int) -> tuple[int, ...]:
         """The place in the whole call of each entry of a step's axis."""
@@ -99,8 +101,8 @@ def choose(at: Any, sizes: Sizes) -> Shown:
         left_out.append(f"of {len(batches)} sequences, {len(heads)} heads and {len(queries)} queries the first")
         batches, heads = (batches, heads) if len(batches) * len(heads) <= BLOCKS else (batches[:1], heads[:1])
         queries = queries[:QUERIES]
-    every = len(keys) == sizes.keys
-    pair = (0, 0, 0, -1 if every else keys[0])
+    every = len(keys) in (1, sizes.keys)  # beside one key those with the largest weights are shown
+    pair = (0, 0, 0, -1 if len(keys) == sizes.keys else keys[0])
     return Shown(sizes, batches, heads, queries, () if every else keys, pair, absent, tuple(left_out))
 
 

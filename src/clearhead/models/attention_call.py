@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
+from clearhead.explanation.explanation import Explanation
 from clearhead.inspection.gradients import WeightGradients
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
 from clearhead.masks.base import Mask
 from clearhead.models._outcome import Outcome
 from clearhead.models._padding import Real
+from clearhead.models.explained import explain_call
 from clearhead.models.generation._cached import Cached
 from clearhead.models.padded import PaddedWeights
 from clearhead.problem.problem import Problem
@@ -129,6 +132,21 @@ class AttentionCall:
         """
         grad = self._values()[1].gradient(self.name)
         return (self.output.to(grad.dtype) * grad).sum((-2, -1))
+
+    def explain(
+        self, at: Any = None, *, tokens: Sequence[str] | None = None, source_tokens: Sequence[str] | None = None
+    ) -> Explanation:
+        """How this call came to its weights and its output, step by step: see `clearhead.explain`.
+
+        `at`: an index of the weights (B, H, Lq, Lk), such as `(0, 5, 17)`: sequence 0, head 5, query 17, and perhaps a
+        key; None is the whole where it is small. `tokens`: a word for each position; of cross attention those of the
+        queries, and `source_tokens` those of the keys.
+        The steps begin at the query and the key that the model gave to attention. With `watch(values=True)` they end
+        in the output, beside what the model computed; without, the explanation says that it can't.
+        Raises a `ClearheadError` for an index that names no pair, a `ShapeError` for words that do not fit.
+        Cost: the scores of the chosen queries with every key, O(Lk) memory for each.
+        """
+        return explain_call(self, at, tokens, source_tokens)
 
     def _values(self) -> tuple[Tensor, Outcome]:
         value = self.value

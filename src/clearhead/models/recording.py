@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
+from clearhead.explanation.explanation import Explanation
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.reductions.entropy import Entropy
 from clearhead.inspection.reductions.mean_distance import MeanDistance
@@ -114,6 +115,43 @@ class Recording(Calls[AttentionCall]):
         memory.
         """
         return audit(self.calls, expected)
+
+    def explain(
+        self,
+        layer: int | str,
+        head: int,
+        query: int,
+        key: int | None = None,
+        *,
+        sequence: int = 0,
+        tokens: Sequence[str] | None = None,
+        source_tokens: Sequence[str] | None = None,
+    ) -> Explanation:
+        """How one query of one head came to its weights, step by step: see `AttentionCall.explain`.
+
+        >>> import torch, torch.nn.functional as F, clearhead as ch
+        >>> class Block(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+        >>> block = Block()
+        >>> with ch.watch(block, values=True) as seen:
+        ...     output = block(torch.eye(4).expand(1, 2, 4, 4))
+        >>> explanation = seen.explain(layer=0, head=1, query=3, key=2)
+        >>> explanation["weights"]
+        tensor([[[[0.2152, 0.2152, 0.2152, 0.3543]]]])
+
+        `layer`: the number of a call, or the name of a module that made one. `head`, `query`, `key`: numbers; with
+        `key=None` the first key that the query may see is written out. `sequence`: which one of the batch.
+        """
+        found = self[layer]
+        if not isinstance(found, AttentionCall):
+            if len(found) != 1:
+                raise ClearheadError(
+                    f"{layer!r} fits {len(found)} calls; pass the number of one, 0 to {len(self.calls) - 1}."
+                )
+            found = found[0]
+        at = (sequence, head, query) if key is None else (sequence, head, query, key)
+        return found.explain(at, tokens=tokens, source_tokens=source_tokens)
 
     def save(self, path: str | Path) -> Path:
         """Write the recording to one file, which `ch.load_seen` reads: to compare checkpoints, or to look later.
