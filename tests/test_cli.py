@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from clearhead import cli
+from clearhead.explanation.examples import example
 
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
 TEXT = "The pump in Broad Street. <script>alert('x')</script> & \"quotes\" [bold]rich[/bold]"
@@ -236,3 +237,57 @@ def test_the_command_is_installed():
 def test_arguments_that_are_too_long(arguments, capsys):
     assert cli.main(["report", *arguments]) == 2
     assert capsys.readouterr().err.startswith("clearhead: ")
+
+
+def test_the_examples_are_listed(capsys):
+    status, out, _ = run(capsys, "explain")
+    assert status == 0
+    assert len(out.splitlines()) == 11
+    assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", ["additive", "multi-head"])
+def test_an_example_in_a_terminal_of_80_columns(name, capsys):
+    status, out, _ = run(capsys, "explain", name)
+    assert status == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert out == f"{example(name)}\n"
+
+
+def test_one_query_of_a_text(capsys):
+    text = "The animal did not cross the street because it was tired"
+    status, out, _ = run(capsys, "explain", "--text", text, "--layer", 2, "--head", 3, "--from", "it", "--to", "Animal")
+    assert status == 0
+    assert "scores[3, 9, 2] = " in out
+    assert "The largest difference to the output" in " ".join(out.split())
+    same = run(capsys, "explain", "--text", text, "--layer", 2, "--head", 3, "--from", 9, "--to", 2)[1]
+    assert same == out
+
+
+@pytest.mark.parametrize("kind", [".md", ".py"])
+def test_an_explanation_in_a_file(kind, tmp_path, capsys):
+    path = tmp_path / f"dot{kind}"
+    status, out, _ = run(capsys, "explain", "dot", "-o", path)
+    assert status == 0 and str(path) in out
+    found = example("dot")
+    assert path.read_text() == (found.markdown() if kind == ".md" else found.script())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["dots"], "no example is called 'dots'"),
+        (["dot", "-o", "dot.txt"], "expected a file .html, .md or .py"),
+        (["dot", "--text", "A word", "--from", "word"], "beside --text"),
+        (["--text", "A word"], "--from is missing"),
+        (["--text", " ", "--from", "word"], "the text is empty"),
+        (["--text", "A word", "--from", "cat"], "no token of the text: [CLS] a word [SEP]"),
+        (["--text", "A word", "--from", "word", "--to", "99"], "--to is '99'"),
+        (["--text", "A word", "--from", "word", "--layer", "99"], "there is no call 99"),
+        (["--text", "A word", "--from", "word", "--head", "99"], "out of range"),
+    ],
+)
+def test_bad_input_to_explain_is_one_line(arguments, words, capsys):
+    status, out, err = run(capsys, "explain", *arguments)
+    assert (status, out) == (2, "")
+    assert words in err

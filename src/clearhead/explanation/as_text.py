@@ -23,7 +23,7 @@ FIT = (COLUMNS - 4 - NAMES) // (CELL + 1)  # numbers to a row
 
 def render(title: str, parts: Sequence[Part], shown: Shown) -> str:
     """The whole explanation."""
-    return "\n".join(text.rstrip() for _, text in lines(title, parts, shown))
+    return "\n".join(text for _, text in lines(title, parts, shown))
 
 
 def lines(title: str, parts: Sequence[Part], shown: Shown) -> Iterator[tuple[Kind, str]]:
@@ -41,7 +41,7 @@ def lines(title: str, parts: Sequence[Part], shown: Shown) -> Iterator[tuple[Kin
             yield "text", ""
         for line in part.drawn.splitlines():
             whole = len(line) + 3 < COLUMNS
-            yield from (("numbers", kept) for kept in ([f"   {line}"] if whole else _wrap(line, "   ")))
+            yield from (("numbers", kept) for kept in ([f"   {line}".rstrip()] if whole else _wrap(line, "   ")))
         for step in part.steps:
             yield "text", ""
             yield from _step(step, shown, few)

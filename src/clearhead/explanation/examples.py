@@ -45,15 +45,15 @@ def _dot() -> Explanation:
 
 
 def _masked_softmax() -> Explanation:
-    """A softmax over scores whose last keys are padding, of two sequences of other lengths."""
+    """A softmax over scores, of two sequences padded to one length."""
     scores = _numbers([[0.5, 1.0, 0.1, 2.0], [1.5, 0.5, 0.2, 0.3]], [[0.3, 0.9, 1.2, 0.8], [0.0, 0.4, 0.7, 1.9]])
     return explain_softmax(scores, Lengths([2, 3]))
 
 
 def _additive() -> Explanation:
-    """Bahdanau's additive attention: a small tanh network scores each pair."""
-    W_q, W_k, w_v = _numbers([0.5, -0.2], [0.1, 0.4]), _numbers([0.3, 0.6], [-0.5, 0.2]), torch.tensor([1.0, -2.0])
-    score = Additive.from_weights(W_q, W_k, w_v.to(torch.float32))
+    """Bahdanau's additive attention: a tanh network scores pairs."""
+    W_q, W_k, w_v = _numbers([0.5, -0.2], [0.1, 0.4]), _numbers([0.3, 0.6], [-0.5, 0.2]), _numbers(1, -2)
+    score = Additive.from_weights(W_q, W_k, w_v)
     query, key = _numbers([1, 2], [-1, 1]), _numbers([1, 0], [0, 1], [2, -1])
     return explain(query, key, _numbers([1, 0], [0, 1], [2, 2]), score=score)
 
@@ -65,18 +65,18 @@ def _causal() -> Explanation:
 
 
 def _padding() -> Explanation:
-    """Two sequences of other lengths in one batch; what stands behind the shorter one changes nothing."""
-    key = _drawn(2, 3, 2, seed=2)
-    return explain(_drawn(2, 2, 2, seed=3), key, key, mask=Lengths([2, 3]))
+    """Two sequences in one batch, the first one padded."""
+    query, key, value = _drawn(2, 2, 2, seed=3), _drawn(2, 3, 2, seed=2), _drawn(2, 3, 2, seed=9)
+    return explain(query, key, value, mask=Lengths([2, 3]))
 
 
 def _cross() -> Explanation:
-    """Queries of one sequence over the keys and values of another, which has other lengths and widths."""
+    """Queries of one sequence over the keys and values of another."""
     return explain(_drawn(2, 3, seed=4), _drawn(4, 3, seed=5), _drawn(4, 2, seed=6), mask=Lengths([3]))
 
 
 def _multi_head() -> Explanation:
-    """Multi-head self-attention: two heads of two, from four features."""
+    """Multi-head self-attention: two heads of two, of four features."""
     state = torch.random.get_rng_state()
     module = MultiHeadAttention(4, 2).to("cpu", torch.float32)
     torch.random.set_rng_state(state)
@@ -89,22 +89,22 @@ def _multi_head() -> Explanation:
 
 def _positional() -> Explanation:
     """Sines and cosines of the place, added to each vector."""
-    return explain(SinusoidalPositionalEncoding(4), torch.ones(4, 4, dtype=torch.float32))
+    return explain(SinusoidalPositionalEncoding(4), _drawn(4, 4, seed=20))
 
 
 def _regression() -> Explanation:
-    """Nadaraya and Watson's regression: the value at a point is the average of those near it."""
+    """Nadaraya and Watson's regression: averages of near values."""
     seen, values = _numbers([0.0], [1.0], [2.0], [4.0]), _numbers([0.0], [0.8], [0.9], [-0.8])
     return explain(_numbers([0.5], [3.0]), seen, values, score=Gaussian(0.5))
 
 
 def _wrong_axis() -> Explanation:
-    """A softmax over the queries where it should be over the keys."""
+    """A softmax over the queries, where it should be over the keys."""
     return explain_softmax(_numbers([1.0, 2.0, 3.0, 6.0], [2.0, 4.0, 5.0, 6.0], [3.0, 8.0, 7.0, 6.0]), None)
 
 
 def _online_softmax() -> Explanation:
-    """The same output from the keys in two blocks, neither of which needs to know the other's scores."""
+    """The same output from two blocks of keys, merged."""
     return explain_online_softmax(_numbers([1.0, 2.0, 3.0, 6.0], [2.0, 4.0, 5.0, 1.0]), _drawn(4, 2, seed=8), 2)
 
 

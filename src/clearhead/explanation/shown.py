@@ -98,12 +98,13 @@ def choose(at: Any, sizes: Sizes) -> Shown:
     if len(steps) > 1:
         raise ClearheadError(f"at={at!r} names sequences that are not evenly spaced; name one, or all.")
     if len(batches) * len(heads) > BLOCKS or len(queries) > QUERIES:
-        left_out.append(f"of {len(batches)} sequences, {len(heads)} heads and {len(queries)} queries the first")
+        every = f"{len(batches)} sequences, {len(heads)} heads and {len(queries)} queries"
+        left_out.append(f"{every} the first are shown")
         batches, heads = (batches, heads) if len(batches) * len(heads) <= BLOCKS else (batches[:1], heads[:1])
         queries = queries[:QUERIES]
-    every = len(keys) in (1, sizes.keys)  # beside one key those with the largest weights are shown
+    whole = len(keys) in (1, sizes.keys)  # beside one key those with the largest weights are shown
     pair = (0, 0, 0, -1 if len(keys) == sizes.keys else keys[0])
-    return Shown(sizes, batches, heads, queries, () if every else keys, pair, absent, tuple(left_out))
+    return Shown(sizes, batches, heads, queries, () if whole else keys, pair, absent, tuple(left_out))
 
 
 def settle(shown: Shown, weights: Tensor, keep: Tensor | None) -> Shown:

@@ -1,0 +1,3 @@
+from clearhead.cli import main
+
+raise SystemExit(main())
