@@ -59,6 +59,7 @@ def number(x: float | Tensor) -> str:
         return "NaN"
     if abs(x) == float("inf"):
         return "∞" if x > 0 else "-∞"
+    x += 0.0  # -0.0 is shown as 0
     return f"{x:.4f}" if x == 0 or 1e-3 <= abs(x) < 1e4 else f"{x:.3e}"
 
 

@@ -35,13 +35,16 @@ def render(title: str, parts: Sequence[Part], shown: Shown) -> str:
             f"the inputs of this explanation hold {count:,} numbers, and a script would write out all of them: at most "
             f"{NUMBERS:,}. Explain a smaller example; of a long one the softmax needs every key."
         )
+    follows = any("torch.autograd.grad" in step.code for step in steps)
     lines = [HEAD]
     for part in parts:
         lines.append(f"# {_comment(part.title)}")
         for step in part.steps:
             lines.append(f"# {_comment(step.why)}")
-            lines.append(step.code or f"{step.name} = {_literal(shown.squeezed(step))}")
-            lines.append(f"print({step.name!r}, tuple({step.name}.shape), {step.name}, sep='\\n')")
+            learns = follows and step.value.is_floating_point() and not step.name.startswith("d_")
+            given = f"{step.name} = {_literal(shown.squeezed(step))}" + ".requires_grad_()" * learns
+            lines.append(step.code or given)
+            lines.append(f"print({step.name!r}, tuple({step.name}.shape), {step.name}.detach(), sep='\\n')")
         lines.append("")
     return "\n".join(lines)
 

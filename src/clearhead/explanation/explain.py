@@ -12,6 +12,7 @@ from clearhead.base.arrays import is_numpy
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.tracing import readable, without_autocast
 from clearhead.explanation.explanation import Explanation
+from clearhead.explanation.gradients import leaves, with_gradients
 from clearhead.explanation.inputs import drawn
 from clearhead.explanation.modules.captured import captured
 from clearhead.explanation.modules.layers import as_ours
@@ -35,14 +36,15 @@ def explain(
     sinks: Any = None,
     align: Any = None,
     at: Any = None,
+    gradients: Any = False,
 ) -> Explanation: ...
 
 
 @overload
-def explain(query: nn.Module, *inputs: Any, at: Any = None, **keywords: Any) -> Explanation: ...
+def explain(query: nn.Module, *inputs: Any, at: Any = None, gradients: Any = False, **keywords: Any) -> Explanation: ...
 
 
-def explain(query: Any, *inputs: Any, at: Any = None, **options: Any) -> Explanation:
+def explain(query: Any, *inputs: Any, at: Any = None, gradients: Any = False, **options: Any) -> Explanation:
     """How attention comes to its output, step by step: formulas, shapes, numbers, and why.
 
     >>> import torch, clearhead as ch
@@ -62,16 +64,27 @@ def explain(query: Any, *inputs: Any, at: Any = None, **options: Any) -> Explana
     called with. The module is left as it is: no record, no cache is written.
     `at`: which part, an index of the weights (..., Lq, Lk) such as `(0, 3, 17)`: sequence 0, head 3, query 17. None is
     the whole where it is small, else the first of it; the explanation says what it left out.
+    `gradients`: True, or the gradient of the last step, of its shape: then a last part shows what flows back through
+    each step to the inputs, and that padding gets nothing.
     Formula: output_i = Σ_j softmax_j(score(query_i, key_j)) value_j, one step at a time, by the functions that the
     engine `tiled` is made of.
     Returns an `Explanation`; print it. Its numbers are float32, or float64 where the inputs are, without gradients.
     Raises `ClearheadError` or `ShapeError`, as `attention` and the module do, and for an index that names no pair.
     Cost: the scores of the chosen queries with every key; of a module, its forward pass too.
     """
-    with torch.no_grad():
-        if isinstance(query, nn.Module):
-            return _of_module(query, inputs, options, at)
-        return _of_call(query, *inputs, **options, at=at)
+    if gradients is None or gradients is False:
+        with torch.no_grad():
+            return _explained(query, inputs, options, at)
+    with torch.inference_mode(False), torch.enable_grad():
+        query, *positional, _ = given = leaves([query, *inputs, *options.values(), None])
+        options = dict(zip(options, given[1 + len(inputs) :], strict=False))
+        return with_gradients(_explained(query, tuple(positional[: len(inputs)]), options, at), gradients)
+
+
+def _explained(query: Any, inputs: tuple[Any, ...], options: dict[str, Any], at: Any) -> Explanation:
+    if isinstance(query, nn.Module):
+        return _of_module(query, inputs, options, at)
+    return _of_call(query, *inputs, **options, at=at)
 
 
 def _of_call(

@@ -54,7 +54,8 @@ def attention_parts(
         otherwise = wrong_axis(last.name, last.value) + otherwise
     parts.append(Part("Softmax: from scores to weights", (*softmax, *otherwise)))
     if value is not None:
-        parts.append(Part("Output: a weighted mixture of the values", tuple(output_part(rows, weights, value, shown))))
+        output = output_part(rows, weights, value, shown, keep)
+        parts.append(Part("Output: a weighted mixture of the values", tuple(output)))
     return parts, weights, keep
 
 
@@ -74,9 +75,10 @@ def input_steps(problem: Problem, shown: Shown) -> list[Step]:
 
     def of_each_head(tensor: Tensor) -> Tensor:
         wide = tensor.to(dtype)
-        return wide if groups == 1 else wide.repeat_interleave(groups, 1)
+        # views: query, key and value may be one tensor, and each has a gradient of its own
+        return wide.view_as(wide) if groups == 1 else wide.repeat_interleave(groups, 1)
 
-    query, key = rows.query.to(dtype), of_each_head(rows.key)
+    query, key = rows.query.to(dtype).view_as(rows.query), of_each_head(rows.key)
     why = f"What each place is found by: one vector a key.{shared}"
     steps = [
         Step("query", "", "What is asked: one vector a query.", query, ("B", "H", "Lq", "E")),

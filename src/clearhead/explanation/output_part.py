@@ -14,8 +14,8 @@ from clearhead.scores.base import SCORES
 MOST = 5  # terms of a mixture that are written out: those with the largest weights
 
 
-def output_part(rows: Problem, weights: Tensor, value: Tensor, shown: Shown) -> list[Step]:
-    """From the step "weights" and the step "value" to the step "output"."""
+def output_part(rows: Problem, weights: Tensor, value: Tensor, shown: Shown, keep: Tensor | None = None) -> list[Step]:
+    """From the step "weights" and the step "value" to the step "output". `keep`: the step "mask", if there is one."""
     steps, name = [], "weights"
     if rows.seed is not None:
         kept = factors(rows.seed, rows.dropout_p, rows.sizes, rows.origin, weights.dtype)
@@ -35,7 +35,24 @@ def output_part(rows: Problem, weights: Tensor, value: Tensor, shown: Shown) -> 
     why = f"Each output is a mixture of the values, each as much of it as its weight says: {_shares(weights, shown)}."
     formula, code = f"output[i, e] = Σ_j {name}[i, j] · value[j, e]", f"output = {name} @ value"
     output = tiles.grouped_product(weights, value)
-    return [*steps, Step("output", formula, why, output, ("B", "H", "Lq", "Ev"), code, mixed)]
+    steps.append(Step("output", formula, why, output, ("B", "H", "Lq", "Ev"), code, mixed))
+    return steps if keep is None else steps + _other_padding(weights, value, keep, name)
+
+
+def _other_padding(weights: Tensor, value: Tensor, keep: Tensor, name: str) -> list[Step]:
+    """The same output where keys that none of the queries sees hold other values."""
+    unseen = ~keep.any(-2)
+    if not bool(unseen.any()):
+        return []
+    other = value.masked_fill(unseen.unsqueeze(-1), 100.0)
+    why = (
+        "With 100 in place of the values that none of these queries may see, the output is the same: it does not "
+        "matter what padding holds."
+    )
+    code = f"other_padding = {name} @ value.masked_fill(~mask.any(-2).unsqueeze(-1), 100.0)"
+    formula = f"other_padding = {name} · (value, with 100 for each key that no query sees)"
+    axes = ("B", "H", "Lq", "Ev")
+    return [Step("other_padding", formula, why, tiles.grouped_product(weights, other), axes, code, aside=True)]
 
 
 def _shares(weights: Tensor, shown: Shown) -> str:

@@ -27,6 +27,7 @@ def softmax_part(rows: Problem, name: str, tile: Tensor) -> list[Step]:
     if sinks is not None:
         why = "Learnt, one logit a head: one term more in the sum below. It takes a share, and has no value to give."
         steps.append(Step("sink", "", why, sinks[None, :, :, None], ("B", "H", "1", "1")))
+        sinks = steps[-1].value[0, :, :, 0]  # so that the gradient of the step is that of the sinks
         maximum = torch.maximum(maximum, sinks).masked_fill(blind, 0.0)
         above = (tile - maximum.unsqueeze(-1)).exp()
         sums = (above.sum(-1) + (sinks - maximum).exp()).masked_fill(blind, 1.0)
@@ -54,7 +55,7 @@ def softmax_part(rows: Problem, name: str, tile: Tensor) -> list[Step]:
     steps.append(Step("total", formula, why, sums.unsqueeze(-1), ROW, f"total = {code}{fill.format('1.0')}", summed))
     rest = " What is missing to 1 is the sink's share." if of_sink else ""
     why = f"The weights of a query: each is between 0 and 1, and together they are 1.{rest}"
-    formula, weights = "weights[i, j] = above[i, j] / total[i]", tiles.weights(rows, tile)
+    formula, weights = "weights[i, j] = above[i, j] / total[i]", tiles.softmax(tile, tiles.may_be_empty(rows), sinks)
     steps.append(
         Step(
             "weights", formula, why, weights, SCORES, "weights = above / total",

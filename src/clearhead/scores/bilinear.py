@@ -60,7 +60,7 @@ class Bilinear(Score):
         return [
             Step("W", "", "Learnt: says which entry of a query goes with which of a key.", self.W, ("Eq", "Ek")),
             first,
-            Step("scores", formula, why, self.tile(query, key), SCORES, code, cell),
+            Step("scores", formula, why, turned @ key.transpose(-1, -2), SCORES, code, cell),
         ]
 
     def lower(self, query: Tensor, key: Tensor) -> Pairwise:

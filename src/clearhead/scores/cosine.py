@@ -46,7 +46,7 @@ class Cosine(Score):
         def over(at: tuple[int, ...]) -> str:
             return f"{number(cosines[at])} / {number(self.temperature)}"
 
-        return [*found, Step("scores", formula, why, self.tile(query, key), SCORES, formula, over)]
+        return [*found, Step("scores", formula, why, cosines / self.temperature, SCORES, formula, over)]
 
     def lower(self, query: Tensor, key: Tensor) -> Pairwise:
         return Pairwise("mul", unit(query), unit(key), scale=1 / self.temperature)

@@ -43,6 +43,7 @@ class Gaussian(Score):
 
     def steps(self, query: Tensor, key: Tensor) -> list[Step]:
         squared = (query.unsqueeze(-2) - key.unsqueeze(-3)).square().sum(-1)
+        scores = -squared / (2 * self._width() ** 2)
         h = torch.as_tensor(self._width(), dtype=squared.dtype, device=squared.device)
 
         def distance(at: tuple[int, ...]) -> str:
@@ -63,7 +64,15 @@ class Gaussian(Score):
         return [
             Step("squared", formula, why, squared, SCORES, code, distance),
             Step("h", "", "The bandwidth, in the unit of the inputs: how far a query looks.", h, ()),
-            Step("scores", last, near, self.tile(query, key), SCORES, "scores = -squared / (2 * h**2)", exponent),
+            Step(
+                "scores",
+                last,
+                near,
+                scores,
+                SCORES,
+                "scores = -squared / (2 * h**2)",
+                exponent,
+            ),
         ]
 
     def lower(self, query: Tensor, key: Tensor) -> Pairwise:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from clearhead._attention import Arguments
@@ -38,7 +37,7 @@ def captured(module: RecordingModule, inputs: tuple[Any, ...], keywords: dict[st
         with without_autocast(problem.sizes.device):
             output = problem.sizes.restore(run(problem, choose(problem, None), None))
         found.append((call, problem, output))
-        return output if isinstance(query, Tensor) else output.numpy()
+        return output if isinstance(query, Tensor) else output.detach().numpy()
 
     twin = copy.copy(module)
     twin.__dict__["_attend"] = keep
@@ -50,8 +49,7 @@ def captured(module: RecordingModule, inputs: tuple[Any, ...], keywords: dict[st
         mine = isinstance(given, PreparedKeys) and given._by == id(module)
         return PreparedKeys(given._key, given._value, twin) if mine else given
 
-    with torch.no_grad():
-        output = twin.forward(*map(own, inputs), **{name: own(given) for name, given in keywords.items()})
+    output = twin.forward(*map(own, inputs), **{name: own(given) for name, given in keywords.items()})
     if not found:  # nested tensors, which torch's layers make
         raise UnsupportedError(f"{type(module).__name__} made no attention call that could be explained.")
     return Captured(*found[0], output)

@@ -88,7 +88,8 @@ def _sources(given: dict[str, Any], shown: Shown, dtype: torch.dtype) -> dict[st
         else:
             label = "x" if alike else "x_key" if name == "key" and same else f"x_{name}"
             why = "What the module is given: one vector a position."
-            found[name] = Step(label, "", why, x.to(kind), ("B", SIDES[name], "E"))
+            x = x.to(kind).view_as(x)  # one tensor may serve twice, and each use has a gradient of its own
+            found[name] = Step(label, "", why, x, ("B", SIDES[name], "E"))
     return found
 
 
@@ -145,14 +146,39 @@ def _joined(layers: Layers, output: Step, found: Captured, shown: Shown) -> list
         formula = f"joined[i, h·{width} + d] = output[h, i, d]"
         steps = [Step("joined", formula, why, value, axes, "joined = output.transpose(-3, -2).flatten(-2)")]
     else:
-        chosen = found.heads.reshape(-1, layers.num_heads, *found.heads.shape[-2:])
-        chosen = chosen[list(shown.batches)][:, :, list(shown.queries)].to(output.value.dtype)
-        where = ", ".join(f"head {h} in entries {h * width} to {(h + 1) * width - 1}" for h in shown.heads)
-        why = f"The outputs of all heads side by side: {where}; those of the other heads were computed alike."
-        steps = [Step("joined", "", why, chosen.transpose(-3, -2).flatten(-2), axes)]
+        steps = _beside_others(output, found.heads.reshape(-1, layers.num_heads, *found.heads.shape[-2:]), shown, axes)
     why = "The last projection mixes the heads: each entry of the result reads all of them."
     linear = layers.output.to(output.value)
     return steps + projection_steps(linear, steps[-1], "output", "result", why)
+
+
+def _beside_others(output: Step, heads: Tensor, shown: Shown, axes: tuple[str, ...]) -> list[Step]:
+    """The outputs of the heads that are explained, between those of the others, which are given."""
+    chosen = heads[list(shown.batches)][:, :, list(shown.queries)].detach().to(output.value.dtype)
+    others = chosen.index_fill(1, torch.tensor(shown.heads, device=chosen.device), 0.0)
+    flat, width = others.transpose(-3, -2).flatten(-2), heads.shape[-1]
+    pieces, code = [], []
+    for h in range(heads.shape[1]):
+        if h in shown.heads:
+            pieces.append(output.value[:, shown.heads.index(h)])
+            code.append(f"output[..., {shown.heads.index(h)}, :, :]")
+        else:
+            pieces.append(flat[..., h * width : (h + 1) * width])
+            code.append(f"other_heads[..., {h * width}:{(h + 1) * width}]")
+    where = ", ".join(f"head {h} in entries {h * width} to {(h + 1) * width - 1}" for h in shown.heads)
+    given = f"The outputs of the other heads side by side, computed alike, with room for {where}."
+    joined = "The outputs of all heads side by side: nothing is computed."
+    return [
+        Step("other_heads", "", given, flat, axes),
+        Step(
+            "joined",
+            f"joined = other_heads, with {where}",
+            joined,
+            torch.cat(pieces, -1),
+            axes,
+            f"joined = torch.cat([{', '.join(code)}], -1)",
+        ),
+    ]
 
 
 def _listed(heads: Any) -> str:

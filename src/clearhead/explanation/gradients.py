@@ -1,0 +1,96 @@
+"""What flows back through each step, for a gradient of the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead.base.arrays import to_tensor_float
+from clearhead.base.errors import ShapeError
+from clearhead.base.steps import Step
+from clearhead.explanation.explanation import Explanation, Part
+
+# The steps whose gradient is one formula of the steps above: the same in every attention.
+FORMULAS = {
+    "value": (
+        "d_value[j, e] = Σ_i {weights}[i, j] · d_output[i, e]",
+        "A value gets from each output as much as it gave to it.",
+    ),
+    "weights": (
+        "d_weights[i, j] = Σ_e d_output[i, e] · value[j, e]",
+        "A larger weight would move the output towards its value: how much of that is wanted.",
+    ),
+    "scores": (
+        "d_scores[i, j] = weights[i, j] · (d_weights[i, j] - Σ_k weights[i, k] · d_weights[i, k])",
+        "A larger score takes weight from the others of its row, so only what is above the row's average counts. Where "
+        "a weight is 0, as for masked pairs, so is this.",
+    ),
+}
+
+
+def leaves(arrays: Sequence[Any]) -> list[Any]:
+    """Copies that gradients reach; of an array that serves twice there is one."""
+    made: dict[int, Any] = {}
+    for array in arrays:
+        tensor = torch.from_numpy(array.copy()) if isinstance(array, np.ndarray) and array.dtype.kind == "f" else array
+        if isinstance(tensor, Tensor) and tensor.is_floating_point() and id(array) not in made:
+            made[id(array)] = tensor.detach().clone().requires_grad_()
+    return [made.get(id(array), array) for array in arrays]
+
+
+def with_gradients(explanation: Explanation, given: Any) -> Explanation:
+    """The same with a part that goes back from the last step that is computed, whose gradient is given, or all 1."""
+    steps = explanation.steps
+    last = next(step for step in reversed(steps) if not step.aside)
+    grad = _given(given, last, explanation)
+    found = [step for step in steps if step.value.requires_grad and not step.aside and step is not last]
+    grads = torch.autograd.grad(last.value, [step.value for step in found], grad, allow_unused=True)
+    why = f"Given: how much a loss grows with each entry of {last.name}."
+    back = [Step(f"d_{last.name}", "", why, grad, last.axes)]
+    # a step that shows no code is written out in the script, which can't follow a gradient through it
+    opaque = [i for i, step in enumerate(found) if step.formula and not step.code]
+    for i, (step, flown) in reversed(list(enumerate(zip(found, grads, strict=True)))):
+        if flown is not None:
+            followed = not opaque or i >= opaque[-1] or step.name == "value"
+            back.append(_backward(step, flown, last.name, steps, followed))
+    part = Part("Gradients: what flows back through each step", tuple(back))
+    parts = tuple(replace(p, steps=tuple(_detached(step) for step in p.steps)) for p in (*explanation.parts, part))
+    return replace(explanation, parts=parts)
+
+
+def _given(given: Any, last: Step, explanation: Explanation) -> Tensor:
+    if given is True:
+        return torch.ones_like(last.value)
+    tensor: Tensor = to_tensor_float(given, "gradients").detach()
+    shape = explanation.shown.squeezed(last).shape
+    if tensor.shape != shape:
+        raise ShapeError(
+            f"gradients has shape {tuple(tensor.shape)}; expected that of the step {last.name}, {tuple(shape)}, or "
+            "True for ones."
+        )
+    return tensor.to(last.value.dtype).reshape(last.value.shape)
+
+
+def _backward(step: Step, grad: Tensor, last: str, steps: Sequence[Step], followed: bool) -> Step:
+    name, named = f"d_{step.name}", {s.name for s in steps}
+    formula, why = f"{name} = ∂{last} / ∂{step.name}, times d_{last}", "By the chain rule, through the steps after it."
+    core = "scores" if step.name == "masked" else step.name
+    if core in FORMULAS and not (core == "scores" and "masked" in named and step.name == "scores"):
+        formula, why = FORMULAS[core]
+        formula = formula.replace("d_scores", name).format(weights="dropped" if "dropped" in named else "weights")
+    if step.axes[-2:] == ("Lk", "E") or step.name == "value":
+        still = (grad == 0).all(-1)
+        gone = int((still if still.ndim == 1 else still.flatten(0, -2).all(0)).sum())
+        if gone:
+            why += f" {gone} of {grad.shape[-2]} keys got 0: no query sees them, so nothing is learnt from them."
+    code = f"({name},) = torch.autograd.grad({last}, {step.name}, d_{last}, retain_graph=True)"
+    return Step(name, formula, why, grad, step.axes, code if followed else "")
+
+
+def _detached(step: Step) -> Step:
+    return replace(step, value=step.value.detach())

@@ -1,0 +1,110 @@
+"""Gradients of every step, held to autograd through attention itself, and to the scripts."""
+
+import pytest
+import torch
+from recomputed import check_script
+
+import clearhead as ch
+from clearhead import nn
+from clearhead.testing import scores
+
+
+def draw(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("score", scores(), ids=lambda s: s.__name__)
+@pytest.mark.parametrize("sinks", [False, True], ids=["", "sinks"])
+def test_what_flows_back_is_the_gradient_of_attention(score, sinks):
+    score, query_dim, key_dim = score.example()
+    inputs = {
+        "query": draw(2, 2, 3, query_dim),
+        "key": draw(2, 2, 4, key_dim, seed=1),
+        "value": draw(2, 2, 4, 5, seed=2),
+    }
+    given = {"score": score, "mask": ch.Lengths([2, 4]), "bias": draw(2, 2, 3, 4, seed=3)}
+    if sinks:
+        given["sinks"] = draw(2, seed=4)
+    grad = draw(2, 2, 3, 5, seed=5)
+    explanation = ch.explain(*inputs.values(), **given, gradients=grad)
+    leaves = {name: tensor.clone().requires_grad_() for name, tensor in inputs.items()}
+    beside = {name: t.clone().requires_grad_() if isinstance(t, torch.Tensor) else t for name, t in given.items()}
+    wanted = leaves | {name: t for name, t in beside.items() if isinstance(t, torch.Tensor)}
+    names = {"sinks": "sink"}
+    parameters = dict(score.named_parameters())
+    output = ch.attention(*leaves.values(), **beside, engine="reference")
+    theirs = torch.autograd.grad(output, [*wanted.values(), *parameters.values()], grad)
+    for name, expected in zip([*wanted, *parameters], theirs, strict=True):
+        mine = explanation[f"d_{names.get(name, name)}"]
+        torch.testing.assert_close(mine.reshape(expected.shape), expected, rtol=1e-4, atol=1e-5)
+    assert not any(step.value.requires_grad for step in explanation.steps)
+    check_script(explanation)
+
+
+def test_the_formulas_of_weights_and_scores():
+    query, key, value, grad = draw(2, 4), draw(3, 4, seed=1), draw(3, 2, seed=2), draw(2, 2, seed=3)
+    explanation = ch.explain(query, key, value, gradients=grad)
+    weights = explanation["weights"]
+    d_weights = grad @ value.T
+    torch.testing.assert_close(explanation["d_weights"], d_weights)
+    torch.testing.assert_close(explanation["d_value"], weights.T @ grad)
+    mean = (weights * d_weights).sum(-1, keepdim=True)
+    torch.testing.assert_close(explanation["d_scores"], weights * (d_weights - mean), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("at", [None, (0, 1), (0, slice(0, 3, 2), 2)], ids=str)
+def test_a_module_s_inputs_and_parameters(at):
+    torch.manual_seed(0)
+    module, x = nn.MultiHeadAttention(6, 3, rotary=nn.RotaryEmbedding(2)), draw(1, 3, 6)
+    explanation = ch.explain(module, x, x, x, mask=ch.Causal(), at=at, gradients=True)
+    check_script(explanation)
+    assert all(p.grad is None for p in module.parameters())
+    if at is None:
+        leaf = x.clone().requires_grad_()
+        module(leaf, leaf, leaf, mask=ch.Causal()).sum().backward()
+        torch.testing.assert_close(explanation["d_x"], leaf.grad, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(explanation["d_W_key"], module.W_k.weight.grad, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(explanation["d_b_output"], module.W_o.bias.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_padding_adds_nothing_to_output_or_gradient():
+    key = draw(2, 3, 4)
+    explanation = ch.explain(draw(2, 2, 4, seed=1), key, key, mask=ch.Lengths([2, 3]), gradients=True)
+    assert torch.equal(explanation["other_padding"], explanation["output"])
+    assert not explanation["d_key"][0, 2].any() and not explanation["d_value"][0, 2].any()
+    assert explanation["d_key"][1, 2].any()
+    one = ch.explain(draw(2, 4, seed=1), key[0], key[0], mask=ch.Lengths(2), gradients=True)
+    assert "1 of 3 keys got 0: no query sees them" in " ".join(str(one).split())
+
+
+def test_under_inference_mode_and_no_grad():
+    query = draw(2, 4)
+    expected = ch.explain(query, query, query, gradients=True)["d_query"]
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert torch.equal(ch.explain(query, query, query, gradients=True)["d_query"], expected)
+            assert torch.equal(ch.explain(query.clone(), query, query, gradients=True)["d_query"], expected)
+
+
+def test_numpy():
+    query = draw(2, 4)
+    expected = ch.explain(query, query, query, gradients=True)
+    arrays = ch.explain(*[query.numpy()] * 3, gradients=torch.ones(2, 4).numpy())
+    assert torch.equal(arrays["weights"], expected["weights"])
+
+
+def test_a_gradient_of_another_shape_is_an_error():
+    query = draw(2, 4)
+    with pytest.raises(
+        ch.ShapeError, match=r"gradients has shape \(3, 4\); expected that of the step output, \(2, 4\)"
+    ):
+        ch.explain(query, query, query, gradients=torch.ones(3, 4))
+
+
+def test_one_tensor_in_three_roles_has_a_gradient_for_each():
+    x = draw(3, 4)
+    apart = ch.explain(x, x.clone(), x.clone(), gradients=True)
+    together = ch.explain(x, x, x, gradients=True)
+    check_script(together)
+    for name in ("d_query", "d_key", "d_value"):
+        assert torch.equal(together[name], apart[name])
