@@ -21,6 +21,7 @@ FLOORS = [
     "_attention",
     "inspection _drop_in _partial",
     "nn",
+    "explanation",
     "report",
     "models",
     "cli",

@@ -13,6 +13,7 @@
     assert_attends, compare            test what a real model's calls allow, and what its backends compute
     lazy_attentions                    a model's own output.attentions, computed where they are looked at
     monitor                            entropy, largest logit and sink share of every head while a model trains
+    diagnose                           what is wrong or risky in a call, a module, a recording, a training run
     scaled_dot_product_attention       torch's own signature
     masked_softmax, check_shape        the small parts
     ClearheadError ShapeError UnsupportedError
@@ -38,6 +39,9 @@ from clearhead.biases import Bias as Bias
 from clearhead.biases import BiasFunction as BiasFunction
 from clearhead.biases import DenseBias as DenseBias
 from clearhead.biases import RelativeBias as RelativeBias
+from clearhead.explanation.diagnosis.diagnose import diagnose as diagnose
+from clearhead.explanation.diagnosis.diagnosis import Diagnosis as Diagnosis
+from clearhead.explanation.diagnosis.finding import Finding as Finding
 from clearhead.inspection.gradients import WeightGradients as WeightGradients
 from clearhead.inspection.reductions.entropy import Entropy as Entropy
 from clearhead.inspection.reductions.log_sum_exp import LogSumExp as LogSumExp

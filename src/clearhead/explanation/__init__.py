@@ -1,0 +1,1 @@
+"""A call of attention in words: what it computes, and what is wrong with it."""

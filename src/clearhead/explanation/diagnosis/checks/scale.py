@@ -1,0 +1,89 @@
+"""A scale that is missing, or that was applied twice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from clearhead.explanation.diagnosis.base import Check
+from clearhead.explanation.diagnosis.case import Case
+from clearhead.explanation.diagnosis.finding import Finding
+from clearhead.scores.base import ByTile, Pairwise
+from clearhead.scores.score_function import ScoreFunction
+
+LEAST_WIDTH = 8  # 1/√E of fewer is hardly a change
+WIDE = 2.5  # a spread under which a query still attends to several keys
+USUAL = (0.4, 2.5)  # the spread that the right scale should give
+ALIKE = 2.0
+
+
+class Scale(Check):
+    """The spread σ of the scores, their standard deviation over a query's keys, the median of all queries and heads.
+
+    Vectors with entries of variance 1 have products of spread √E, and 1/√E brings it to 1: there a softmax is neither
+    uniform nor one key. So a scale is missing where σ > 2.5, and another factor of 1/√E would bring it to 0.4 … 2.5.
+    It was applied twice where σ is below 2/√E and one factor of 1/√E less would bring it to 0.4 … 2.5, but only where
+    that factor is seen: as a scale of about 1/E, or as queries (or keys) that are √E smaller than the others. A model
+    that begins with small vectors has a small σ too, and T5 has a scale of 1 and σ of about 1: neither is found.
+    A scale that is 1/√E or less already is not missing, however wide the scores.
+    """
+
+    name = "the scale"
+    looks_for = "a scale that is missing or applied twice, by the spread of the scores"
+
+    def find(self, case: Case) -> Iterator[Finding]:
+        scores, width = case.problem.scores, case.inputs["query"].shape[-1]
+        spread = case.typical_spread
+        if width < LEAST_WIDTH or not math.isfinite(spread) or not _product(case):
+            return
+        root = math.sqrt(width)
+        applied = scores.scale if isinstance(scores, Pairwise) else None
+        told = f"The scores of a query have a standard deviation of {spread:.3g} (median), with {width} dimensions"
+        missing = applied is None or abs(applied) > ALIKE / root
+        if spread > WIDE and missing and USUAL[0] <= spread / root <= USUAL[1]:
+            yield self.finding(
+                case,
+                "warning",
+                f"{told}; divided by √{width} it would be {spread / root:.3g}.",
+                f"Pass scale={1 / root:.4g}, which is 1/√E and the default of Dot(), or divide in your own score.",
+            )
+        if spread >= 2 / root or not USUAL[0] <= spread * root <= USUAL[1]:
+            return
+        twice = _twice(case, applied, root)
+        if twice:
+            yield self.finding(
+                case,
+                "warning",
+                f"{told}; times √{width} it would be {spread * root:.3g}. {twice}",
+                "Scale once: leave the division of the queries out, or pass scale=1.0.",
+            )
+
+
+def _product(case: Case) -> bool:
+    """Whether the scores are products of the given vectors, or of a function that no one knows."""
+    scores = case.problem.scores
+    if isinstance(scores, ByTile):
+        return isinstance(scores.score, ScoreFunction)
+    given = case.inputs["query"].shape[-1] == scores.query.shape[-1]
+    return scores.phi == "mul" and scores.weight is None and given and scores.softcap is None
+
+
+def _twice(case: Case, applied: float | None, root: float) -> str:
+    """Where the second factor of 1/√E is seen, in a sentence; empty where it is not."""
+    if applied is not None and 1 / ALIKE < abs(applied) * root**2 < ALIKE:
+        return f"The scale is {applied:.4g}, which is about 1/{root**2:.0f}."
+    query, key = _size(case.inputs["query"]), _size(case.inputs["key"])
+    ratio = query / key if key else 0.0
+    for small, large, quotient in (("query", "key", ratio), ("key", "query", 1 / ratio if ratio else 0.0)):
+        if 1 / ALIKE < quotient * root < ALIKE:
+            return f"Entries of {small} are {quotient:.3g} times those of {large}, which is about 1/√{root**2:.0f}."
+    return ""
+
+
+def _size(tensor: Tensor) -> float:
+    """The root mean square of the entries that are finite."""
+    finite = tensor.isfinite()
+    total = tensor.masked_fill(~finite, 0.0).double().square().sum() / finite.sum().clamp_min(1)
+    return float(total.sqrt())
