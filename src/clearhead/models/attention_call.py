@@ -8,10 +8,13 @@ from typing import Literal
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
+from clearhead.explanation.diagnosis.diagnose import diagnosis_of
+from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.inspection.gradients import WeightGradients
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
 from clearhead.masks.base import Mask
+from clearhead.models._diagnosed import case_of
 from clearhead.models._outcome import Outcome
 from clearhead.models._padding import Real
 from clearhead.models.generation._cached import Cached
@@ -129,6 +132,10 @@ class AttentionCall:
         """
         grad = self._values()[1].gradient(self.name)
         return (self.output.to(grad.dtype) * grad).sum((-2, -1))
+
+    def diagnose(self) -> Diagnosis:
+        """What is wrong or risky in this call: see `clearhead.diagnose`. Of values only where they were kept."""
+        return diagnosis_of([case_of(self)])
 
     def _values(self) -> tuple[Tensor, Outcome]:
         value = self.value

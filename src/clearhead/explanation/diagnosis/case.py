@@ -37,6 +37,9 @@ class Words(NamedTuple):
     keys: Tensor | None = None
 
 
+NOWHERE = Words()
+
+
 class Rows(NamedTuple):
     """Statistics of the queries in `queries`, each (B, H, n): see `Case.rows`."""
 
@@ -73,7 +76,7 @@ class Case:
     as_mask: frozenset[str] = frozenset()
     mask: Mask | None = None
     blind: Tensor | None = None
-    words: Words = Words()
+    words: Words = NOWHERE
     output: Tensor | None = None
     unaligned: bool = False
     where: Mapping[str, Any] = field(default_factory=dict)

@@ -15,7 +15,7 @@ LOW = 0.2  # nats: 1.2 effective keys
 BEGAN = 0.4  # nats: a head that never had more has nothing to lose
 
 
-def entropy_collapse(rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
+def collapsed(rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
     """Heads whose entropy, from 0.4 nats or more, fell below a tenth of that and below 0.2 nats, by `Monitor.table()`.
 
     0.2 nats are 1.2 effective keys. A head that specialises loses entropy too, but rarely nine tenths of it; where

@@ -13,10 +13,10 @@ from clearhead.explanation.diagnosis.finding import Finding
 from clearhead.scores.base import ByTile, Pairwise
 from clearhead.scores.score_function import ScoreFunction
 
-LEAST_WIDTH = 8  # 1/√E of fewer is hardly a change
+LEAST_WIDTH = {"missing": 8, "twice": 16}  # dimensions: 1/√E of fewer is hardly a change
 WIDE = 2.5  # a spread under which a query still attends to several keys
 USUAL = (0.4, 2.5)  # the spread that the right scale should give
-ALIKE = 2.0
+ALIKE = 1.5  # factor within which two numbers are taken for the same
 
 
 class Scale(Check):
@@ -25,8 +25,9 @@ class Scale(Check):
     Vectors with entries of variance 1 have products of spread √E, and 1/√E brings it to 1: there a softmax is neither
     uniform nor one key. So a scale is missing where σ > 2.5, and another factor of 1/√E would bring it to 0.4 … 2.5.
     It was applied twice where σ is below 2/√E and one factor of 1/√E less would bring it to 0.4 … 2.5, but only where
-    that factor is seen: as a scale of about 1/E, or as queries (or keys) that are √E smaller than the others. A model
-    that begins with small vectors has a small σ too, and T5 has a scale of 1 and σ of about 1: neither is found.
+    that factor is seen: as a scale of about 1/E, or as a scale of 1/√E beside queries (or keys) that are √E smaller than
+    the others. A model that begins with small vectors has a small σ too, T5 has a scale of 1 and σ of about 1, and
+    Whisper's queries come divided, with a scale of 1: none of these is found.
     A scale that is 1/√E or less already is not missing, however wide the scores.
     """
 
@@ -36,7 +37,7 @@ class Scale(Check):
     def find(self, case: Case) -> Iterator[Finding]:
         scores, width = case.problem.scores, case.inputs["query"].shape[-1]
         spread = case.typical_spread
-        if width < LEAST_WIDTH or not math.isfinite(spread) or not _product(case):
+        if width < LEAST_WIDTH["missing"] or not math.isfinite(spread) or not _product(case):
             return
         root = math.sqrt(width)
         applied = scores.scale if isinstance(scores, Pairwise) else None
@@ -49,9 +50,8 @@ class Scale(Check):
                 f"{told}; divided by √{width} it would be {spread / root:.3g}.",
                 f"Pass scale={1 / root:.4g}, which is 1/√E and the default of Dot(), or divide in your own score.",
             )
-        if spread >= 2 / root or not USUAL[0] <= spread * root <= USUAL[1]:
-            return
-        twice = _twice(case, applied, root)
+        small = spread < 2 / root and USUAL[0] <= spread * root <= USUAL[1]
+        twice = _twice(case, applied, root) if small and width >= LEAST_WIDTH["twice"] and applied is not None else ""
         if twice:
             yield self.finding(
                 case,
@@ -70,16 +70,24 @@ def _product(case: Case) -> bool:
     return scores.phi == "mul" and scores.weight is None and given and scores.softcap is None
 
 
-def _twice(case: Case, applied: float | None, root: float) -> str:
+def _twice(case: Case, applied: float, root: float) -> str:
     """Where the second factor of 1/√E is seen, in a sentence; empty where it is not."""
-    if applied is not None and 1 / ALIKE < abs(applied) * root**2 < ALIKE:
+    if _alike(applied * root**2):
         return f"The scale is {applied:.4g}, which is about 1/{root**2:.0f}."
     query, key = _size(case.inputs["query"]), _size(case.inputs["key"])
-    ratio = query / key if key else 0.0
-    for small, large, quotient in (("query", "key", ratio), ("key", "query", 1 / ratio if ratio else 0.0)):
-        if 1 / ALIKE < quotient * root < ALIKE:
-            return f"Entries of {small} are {quotient:.3g} times those of {large}, which is about 1/√{root**2:.0f}."
+    if not _alike(applied * root) or not query or not key:
+        return ""
+    for small, large, ratio in (("query", "key", query / key), ("key", "query", key / query)):
+        if _alike(ratio * root):
+            return (
+                f"The scale is {applied:.4g}, and entries of {small} are {ratio:.3g} times those of {large}: each is "
+                f"about 1/√{root**2:.0f}."
+            )
     return ""
+
+
+def _alike(ratio: float) -> bool:
+    return 1 / ALIKE < ratio < ALIKE
 
 
 def _size(tensor: Tensor) -> float:

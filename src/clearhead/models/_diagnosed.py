@@ -1,0 +1,35 @@
+"""A recorded call as the checks of `diagnose` look at it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from clearhead.explanation.diagnosis.case import Case, Words
+
+if TYPE_CHECKING:
+    from clearhead.models.attention_call import AttentionCall
+
+
+@torch.no_grad()
+def case_of(call: AttentionCall, run: int | None = None) -> Case:
+    """`run`: which run of the model, where there are several."""
+    problem, value = call.problem, call.value
+    inputs = {"query": call.query, "key": problem.key if call.cached_key.whole else call.key}
+    added = {}
+    name = "bias" if call.backend.startswith("clearhead") else "attn_mask"
+    if problem.bias is not None:
+        both = {name: problem.bias.dense, "bias of distances": problem.bias.relative}
+        added = {name: tensor.detach() for name, tensor in both.items() if tensor is not None}
+    return Case(
+        problem=problem,
+        inputs=inputs if value is None else {**inputs, "value": value},
+        added=added,
+        as_mask=frozenset({"attn_mask"} & added.keys()),
+        mask=call.mask,
+        blind=None if call.uniform is None else call.uniform[..., 0],
+        words=Words() if call.padding is None else Words(call.padding.queries, call.padding.keys),
+        output=None if call.outcome is None else call.outcome.output,
+        where={"layer": call.name} if run is None else {"layer": call.name, "run": run},
+    )
