@@ -322,10 +322,10 @@ def _as_mask(mask: Any, sizes: Sizes, dtype: torch.dtype, as_written: bool) -> t
     check_float(tensor, "mask")
     if only_zeros_and_ones(tensor):
         raise ClearheadError(
-            f"mask has dtype {tensor.dtype}, shape {tuple(tensor.shape)}, and holds nothing but 0 and 1: a float mask is "
-            "added to the scores, and would hide nothing.\nWhere 1 means that a query may attend, pass mask.bool(), or "
-            "for (B, Lk) Padding(mask.bool()); where it means that it may not, pass mask == 0; to add it all the same, "
-            "pass it as bias."
+            f"mask has dtype {tensor.dtype}, shape {tuple(tensor.shape)}, and holds nothing but 0 and 1: a float mask "
+            "is added to the scores, and would hide nothing.\nWhere 1 means that a query may attend, pass mask.bool(), "
+            "or for (B, Lk) Padding(mask.bool()); where it means that it may not, pass mask == 0; to add it all the "
+            "same, pass it as bias."
         )
     return None, fit(tensor, sizes, "mask")
 

@@ -25,6 +25,7 @@ from clearhead.problem.problem import Problem, guard
 from clearhead.problem.record import now
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut, width
+from clearhead.problem.unseen import group, seen
 
 PAIRS = 2**27  # beyond these, statistics are of evenly spaced queries: about a second of work
 ROWS, NUMBERS = 32, 2**22  # the most queries, and numbers at once, of which every score is looked at
@@ -158,3 +159,16 @@ def first_place(which: Tensor) -> dict[str, int]:
 def by_head(values: Tensor, counted: Tensor) -> Tensor:
     """The mean of (B, H, L) over what counts, (H,), float64: NaN where nothing does."""
     return values.double().masked_fill(~counted, 0.0).sum((0, 2)) / counted.sum((0, 2))
+
+
+def used(case: Case, name: str, tensor: Tensor) -> Tensor:
+    """Which vectors of an input count: queries that see a key, keys (and values) that some query sees, (B, H, L)."""
+    shape = tensor.shape[:-1]
+    if case.problem.spans is None:
+        return torch.ones(shape, dtype=torch.bool, device=tensor.device)
+    keys, queries = seen(case.problem.spans, case.problem.sizes)
+    found = queries if name == "query" else group(keys, shape[1])
+    for dim in (0, 1):  # one vector for a whole batch, or for all heads, counts where it counts for any of them
+        if shape[dim] == 1 and found.shape[dim] > 1:
+            found = found.any(dim, keepdim=True)
+    return found.expand(shape)

@@ -102,8 +102,8 @@ def diagnose(
         )
     if key is None or value is None:
         raise ClearheadError(
-            f"diagnose was given a {type(query).__name__} alone, or without a value. Pass query, key and value; a module "
-            "and its inputs; or an AttentionCall, a Recording or a Monitor."
+            f"diagnose was given a {type(query).__name__} alone, or without a value. Pass query, key and value; a "
+            "module and its inputs; or an AttentionCall, a Recording or a Monitor."
         )
     return diagnosis_of([case_of(Arguments(query, key, value, **options))])
 

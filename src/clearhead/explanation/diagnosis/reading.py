@@ -20,6 +20,7 @@ from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask
 from clearhead.problem.problem import Problem, only_zeros_and_ones
 
+LIKELY = {"keys": "lower_right", "queries": "upper_left"}  # the alignment, where none is given, by what is longer
 FILL = -1e4  # what is added that is less than this hides a key: exp(−10⁴) is 0 in every dtype
 
 
@@ -38,7 +39,7 @@ def case_of(call: Arguments, bias_name: str = "bias") -> Case:
         call = call._replace(mask=None)
     unaligned = _unaligned(call)
     if unaligned:
-        call = call._replace(align="lower_right" if _length(call.query) < _length(call.key) else "upper_left")
+        call = call._replace(align=LIKELY[unaligned])
     problem = call.problem()
     if refused:
         fit(added["mask"], problem.sizes, "mask")
@@ -56,7 +57,7 @@ def case_of(call: Arguments, bias_name: str = "bias") -> Case:
         as_mask=as_mask,
         mask=call.mask if isinstance(call.mask, Mask) else None,
         blind=blind,
-        unaligned=unaligned,
+        unaligned=bool(unaligned),
     )
 
 
@@ -76,17 +77,15 @@ def _floats(call: Arguments, bias_name: str) -> dict[str, Tensor]:
     return found
 
 
-def _length(array: Any) -> int | None:
-    shape = getattr(array, "shape", ())
-    return shape[-2] if len(shape) > 1 else None
-
-
-def _unaligned(call: Arguments) -> bool:
-    """Whether something depends on positions, and nothing says where query 0 stands."""
+def _unaligned(call: Arguments) -> str:
+    """Where something depends on positions, and nothing says where query 0 stands: which is longer; else empty."""
     positional = [part.positional for part in (call.mask, call.bias) if isinstance(part, Mask | Bias)]
     inside = isinstance(call.mask, Mask) and call.mask.counts_inside
-    lengths = _length(call.query), _length(call.key)
-    return call.align is None and any(positional) and not inside and None not in lengths and lengths[0] != lengths[1]
+    shapes = [tuple(getattr(array, "shape", ())) for array in (call.query, call.key)]
+    if call.align is not None or not any(positional) or inside or min(map(len, shapes)) < 2:
+        return ""
+    queries, keys = (shape[-2] for shape in shapes)
+    return "keys" if queries < keys else "queries" if queries > keys else ""
 
 
 def _inputs(call: Arguments, problem: Problem) -> dict[str, Tensor]:

@@ -101,8 +101,8 @@ def _as_function(callback: Any) -> Callback | None:
 class Monitor:
     """What `clearhead.monitor` gives: what was seen so far, and the way to end it.
 
-    `table()`, the rows of all monitored steps; `diagnose()`, heads whose entropy collapses; `steps`, how many steps were made; `remove()`, which ends it. Read it
-    at any time; a `with` removes it at its end.
+    `table()`, the rows of all monitored steps; `diagnose()`, heads whose entropy collapses; `steps`, how many steps
+    were made; `remove()`, which ends it. Read it at any time; a `with` removes it at its end.
     """
 
     def __init__(self, model: nn.Module, every: int, callback: Callback | None, asked: Asked) -> None:

@@ -31,5 +31,5 @@ class AllTrue(Check):
             case,
             "note",
             f"Under {what} each of {queries} queries may see all {keys} keys: it does nothing.",
-            "Leave it out, where it is always so; else see whether the lengths, or the window, are those that you mean.",
+            "Leave it out, where it is always so; else see whether the lengths, or the window, are what you mean.",
         )

@@ -38,7 +38,7 @@ class FewKeys(Check):
             "warning" if every else "note",
             f"{len(heads)} of {case.shape[1]} heads attend to {float(effective[heads].min()):.3g} effective keys of "
             f"{visible:.3g} that a query may see on average.",
-            "Where it is not meant, scale the scores down or normalise queries and keys: see `call.weights.topk(1)` for "
+            "Where it is not meant, scale the scores down or normalise queries and keys. `weights(...).topk(1)` gives "
             "the keys.",
             heads=heads,
         )

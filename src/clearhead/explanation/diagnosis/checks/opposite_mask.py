@@ -116,7 +116,7 @@ def _padding_by_content(case: Case) -> Told | None:
     alike = alike.expand(batch, keys)
     inverted = visible.any(-1) & ~visible.all(-1) & (alike | ~visible).all(-1) & ~(alike & ~visible).any(-1)
     if bool(inverted.any()):
-        number = int(inverted.to(int).argmax())
+        number = int(inverted.int().argmax())
         return True, (
             f"the {int(visible[number].sum())} keys that queries of sequence {number} see are all 0, not finite or "
             f"equal to each other, as padding is, and the {int((~visible[number]).sum())} that they don't see are not."

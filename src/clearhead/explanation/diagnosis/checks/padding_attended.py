@@ -34,8 +34,8 @@ class PaddingAttended(Check):
         sequences = padding.any(-1)
         if not bool(sequences.any()):
             return
-        number = int(sequences.to(int).argmax())
-        key = int(padding[number].to(int).argmax())
+        number = int(sequences.int().argmax())
+        key = int(padding[number].int().argmax())
         inverted = not bool((found & words.keys)[sequences].any())
         evidence = (
             f"In {int(sequences.sum())} of {batch} sequences words may see padding: {int(padding.sum())} keys of "

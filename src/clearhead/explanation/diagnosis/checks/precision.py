@@ -29,8 +29,8 @@ class Precision(Check):
     """The output of some queries, against the same from the same inputs in float64, by an engine of clearhead.
 
     The error is the largest difference as a part of the largest value. A warning above 4e-3 in float16, 3e-2 in
-    bfloat16, 1e-4 in float32: above eight roundings of an output (of a thousand in float32). Below float32 it is told as
-    a note in any case. Of a recorded call with values it is the model's own output that is judged.
+    bfloat16, 1e-4 in float32: above eight roundings of an output (of a thousand in float32). Below float32 it is told
+    as a note in any case. Of a recorded call with values it is the model's own output that is judged.
     """
 
     name = "precision"

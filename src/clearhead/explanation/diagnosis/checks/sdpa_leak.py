@@ -34,8 +34,8 @@ class SdpaLeak(Check):
                 yield self.finding(
                     case,
                     "warning",
-                    f"{name} {tuple(tensor.shape)} has {int(bad.sum())} vectors that are not finite, and the mask hides "
-                    "keys: F.scaled_dot_product_attention computes 0 · NaN = NaN there, for every query.",
+                    f"{name} {tuple(tensor.shape)} has {int(bad.sum())} vectors that are not finite, and the mask "
+                    "hides keys: F.scaled_dot_product_attention computes 0 · NaN = NaN there, for every query.",
                     f"Fill it before: {name}.masked_fill(~keep[:, None, :, None], 0.0), or "
                     "torch.nan_to_num, where another backend than clearhead's runs.",
                     input=name,
