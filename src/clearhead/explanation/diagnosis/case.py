@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from clearhead.engines.tiled import tiles
-from clearhead.explanation.diagnosis.visible_keys import count_visible
+from clearhead.explanation.diagnosis.visible_keys import extent
 from clearhead.inspection.reductions.entropy import Entropy
 from clearhead.inspection.reductions.log_sum_exp import LogSumExp
 from clearhead.inspection.reductions.max_score import MaxScore
@@ -20,7 +20,7 @@ from clearhead.inspection.reductions.sink_share import SinkShare
 from clearhead.inspection.reductions.topk import TopK
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
-from clearhead.masks.base import Mask
+from clearhead.masks.base import Mask, Spans
 from clearhead.problem.problem import Problem, guard
 from clearhead.problem.record import now
 from clearhead.problem.region import Region
@@ -101,6 +101,19 @@ class Case:
         return real if self.blind is None else real & ~self.blind
 
     @cached_property
+    def keys_seen(self) -> Tensor:
+        """The keys that one of the `real` queries may see, bool (B, H, Lk)."""
+        batch, heads, queries, keys = self.shape
+        start = torch.zeros(1, 1, 1, dtype=torch.int64, device=self.real.device)
+        spans = self.problem.spans or Spans(start, start + keys)
+        stop = spans.stop.expand(batch, heads, queries).where(self.real, 0)
+        return seen(spans._replace(stop=stop), self.problem.sizes)[0].expand(batch, heads, keys)
+
+    def only_padding(self, queries: Tensor) -> bool:
+        """Whether the keys of these queries, bool (B, H, Lq), are seen by none of the others, as padding is."""
+        return self.shape[2] == self.shape[3] and not bool((queries & self.keys_seen).any())
+
+    @cached_property
     def rows(self) -> Rows:
         """What each query's softmax is like: of all queries, or, beyond `PAIRS` pairs, of evenly spaced ones."""
         queries = self.shape[2]
@@ -114,7 +127,7 @@ class Case:
             t.reshape(shape) for t in (entropy, best, total, weights, keys, sink)
         )
         counted = best.isfinite() & entropy.isfinite() & self.real[..., some]
-        visible = count_visible(part).expand(shape)
+        visible = extent(part).count.expand(shape)
         return Rows(range(queries)[some], entropy, best, weights, keys, sink, visible, counted)
 
     @cached_property

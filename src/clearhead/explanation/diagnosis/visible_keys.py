@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,20 +15,42 @@ PART = 2**24  # pairs at once
 WIDE = 64  # queries at once where a band around the diagonal is looked at
 
 
-def count_visible(problem: Problem) -> Tensor:
-    """How many keys each query may see, int64 (B or 1, H or 1, Lq or 1)."""
+class Extent(NamedTuple):
+    """Of each query, int64 (B or 1, H or 1, Lq or 1): its first key, one more than its last, and how many it may see.
+
+    One that sees nothing has first = Lk, stop = 0.
+    """
+
+    first: Tensor
+    stop: Tensor
+    count: Tensor
+
+
+def extent(problem: Problem) -> Extent:
+    """What each query may see; of a mask of no intervals, by looking at every pair."""
     spans, keys = problem.spans, problem.sizes.keys
     if spans is None:
-        return torch.full((1, 1, 1), keys, device=problem.sizes.device, dtype=torch.int64)
+        nothing = torch.zeros((1, 1, 1), device=problem.sizes.device, dtype=torch.int64)
+        return Extent(nothing, nothing + keys, nothing + keys)
     if spans.residual is None:
         start, stop = spans.intervals()
-        return (stop - start).clamp_min(0).sum(-1)
-    return torch.cat([keep.sum(-1) for keep in _parts(problem)], -1)
+        some = stop > start
+        return Extent(
+            torch.where(some, start, keys).amin(-1), torch.where(some, stop, 0).amax(-1), (stop - start).sum(-1)
+        )
+    found = [_of_matrix(keep, keys) for keep in _parts(problem)]
+    return Extent(*(torch.cat(parts, -1) for parts in zip(*found, strict=True)))
+
+
+def _of_matrix(keep: Tensor, keys: int) -> Extent:
+    count, bits = keep.sum(-1), keep.view(torch.uint8)
+    first = torch.where(count > 0, bits.argmax(-1), keys)
+    return Extent(first, torch.where(count > 0, keys - bits.flip(-1).argmax(-1), 0), count)
 
 
 def sees_all(problem: Problem) -> bool:
     """Whether every query may see every key."""
-    return bool((count_visible(problem) == problem.sizes.keys).all())
+    return bool((extent(problem).count == problem.sizes.keys).all())
 
 
 def _parts(problem: Problem) -> Iterator[Tensor]:
@@ -38,7 +61,7 @@ def _parts(problem: Problem) -> Iterator[Tensor]:
     for row in range(0, queries, rows):
         some = slice(row, min(row + rows, queries))
         keep = spans.keep(EVERY, EVERY, some, EVERY, keys)
-        yield keep.expand(-1, -1, some.stop - some.start, -1)
+        yield keep.expand(-1, -1, some.stop - some.start, -1).contiguous()
 
 
 def sees_neighbours(problem: Problem, offset: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,7 +18,8 @@ class FiniteFill(Check):
     """What is added to the scores holds finite numbers of −10⁴ and less, as a stand-in for −∞.
 
     exp(−10⁴) is 0 in every dtype, so it hides; but a query of which all keys are filled is given all of them: the same
-    number added to every score changes no softmax (a warning). And below −65504, the least of float16, it is −∞ there,
+    number added to every score changes no softmax (a warning; a note where their own keys are seen by no other
+    query: then they are padding). And below −65504, the least of float16, it is −∞ there,
     so that such a row is NaN (a warning in a lower precision, a note in float32).
     """
 
@@ -34,7 +35,7 @@ class FiniteFill(Check):
             if bool(blind.any()):
                 yield self.finding(
                     case,
-                    "warning",
+                    "note" if case.only_padding(blind) else "warning",
                     f"{int(blind.sum())} of {blind.numel()} queries have every key filled with a finite number: the "
                     "softmax undoes it, and they attend to all keys, masked ones too.",
                     remedy,

@@ -37,8 +37,8 @@ class NotFinite(Check):
         tensor, count = case.inputs[name], int(reached.sum())
         sequence, head, at = (int(i) for i in (reached if count else bad).nonzero()[0])
         numbers = (
-            f"{name} {tuple(tensor.shape)} has {int(tensor.isnan().sum())} NaN and {int(tensor.isinf().sum())} infinite "
-            f"numbers, in {int(bad.sum())} vectors"
+            f"{name} {tuple(tensor.shape)} has {int(tensor.isnan().sum())} NaN and {int(tensor.isinf().sum())} "
+            f"infinite numbers, in {int(bad.sum())} vectors"
         )
         place = {"input": name, "sequence": sequence, "head": head, "query" if name == "query" else "key": at}
         if not count:
@@ -58,6 +58,6 @@ class NotFinite(Check):
             "error",
             f"{name} {tuple(tensor.shape)} has {int(tensor.isnan().sum())} NaN and {int((tensor == torch.inf).sum())} "
             f"numbers of +∞, the first at {bad.nonzero()[0].tolist()}: they make a query's whole row NaN.",
-            "Use −∞ for a pair that is not allowed, and finite numbers elsewhere. 0 · ∞ is NaN: make masks by torch.where.",
+            "Use −∞ for a pair that is not allowed, and finite numbers elsewhere. Make masks by torch.where: 0 · ∞ is NaN.",
             input=name,
         )

@@ -11,11 +11,11 @@ from clearhead.base.positions import query_offset
 from clearhead.explanation.diagnosis.base import Check
 from clearhead.explanation.diagnosis.case import Case
 from clearhead.explanation.diagnosis.finding import Finding
-from clearhead.explanation.diagnosis.visible_keys import count_visible, sees_neighbours
+from clearhead.explanation.diagnosis.visible_keys import extent, sees_neighbours
 from clearhead.problem.unseen import seen
 
 LEAST = 3  # queries: a mask of fewer has no shape to judge by
-LEAST_BAND = 8  # queries: a few of them may see no neighbour by chance
+LEAST_HOLE = 8  # queries: a few of them may skip themselves by chance
 REMEDY = (
     "True means 'may attend' here, in SDPA and in transformers; in torch.nn's modules it means 'may not'. Pass ~mask, "
     "or a Mask, such as Causal() or Padding(keep)."
@@ -27,8 +27,8 @@ class OppositeMask(Check):
 
     upside down: no query sees an earlier key, and the first one sees all. A causal mask turned over; a window into the
     future does not show the first query everything.
-    no neighbours: of `LEAST_BAND` queries and more none sees itself or a key beside it, but others: a window, or
-    documents, turned over.
+    a hole around each query: of `LEAST_HOLE` queries and more none sees itself, and half of them skip the key beside
+    them and see others further away: a window, or documents, turned over. A mask without its diagonal skips no more.
     padding by position: every query of a sequence sees the same keys; one sequence has none, and each other one only
     its last ones. A batch is padded to its longest sequence, of which a padding mask turned over leaves nothing.
     padding by content: what all queries see are keys that are 0, not finite or equal to the key beside them, and what
@@ -52,31 +52,32 @@ Told = tuple[bool, str]  # whether it is certain, and what was seen
 
 
 def _turned_over(case: Case) -> Told | None:
-    problem = case.problem
-    sizes, spans = problem.sizes, problem.spans
-    assert spans is not None
+    problem, sizes = case.problem, case.problem.sizes
     unknown = sizes.align is None and sizes.queries != sizes.keys
     if sizes.queries < LEAST or unknown or isinstance(sizes.align, Tensor):
         return None
     offset = query_offset(sizes, "the mask")
     assert isinstance(offset, int)
-    real = case.real
-    count = count_visible(problem).expand(real.shape)
-    some = (count > 0) & real
+    first, stop, count = (t.expand(case.real.shape) for t in extent(problem))
+    some = (count > 0) & case.real
+    if not bool(some.any()):
+        return None
     place = torch.arange(sizes.queries, device=count.device) + offset
-    start, stop = spans.start.expand(real.shape), spans.stop.expand(real.shape)
-    last = int(torch.where(some, stop, 0).max())
-    inside = place[0] >= 0 and last - int(place[0]) >= LEAST
-    if inside and bool(((start >= place) | ~some).all()) and bool((count[..., 0] >= last - place[0] - 1).all()):
-        own = bool((start == place)[some].any())
+    last = int(stop[some].max())
+    inside = offset >= 0 and last - offset >= LEAST
+    if inside and bool((first >= place)[some].all()) and bool((count[..., 0] >= last - offset - 1).all()):
+        own = bool((first == place)[some].any())
         at = "its own and later ones" if own else "later ones alone, and not its own"
         return not own, f"each query sees {at}: a causal mask upside down."
-    if sizes.queries != sizes.keys or sizes.queries < LEAST_BAND:
+    if sizes.queries != sizes.keys or sizes.queries < LEAST_HOLE:
         return None
-    before, itself, after = sees_neighbours(problem, offset)
-    beside = (before | itself | after).expand(real.shape)
-    if bool(some.any()) and not bool((beside & some).any()):
-        return False, "no query sees itself or a key beside it, but others: a window or documents turned over."
+    before, itself, after = (t.expand(case.real.shape) for t in sees_neighbours(problem, offset))
+    skips = (~before & (first < place - 1)) | (~after & (stop > place + 2))
+    if not bool((itself & some).any()) and bool((skips & some).sum() * 2 >= some.sum()):
+        return False, (
+            "no query sees itself, and most skip a key beside them and see others further away: a window or documents "
+            "turned over."
+        )
     return None
 
 

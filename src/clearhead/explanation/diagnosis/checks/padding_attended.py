@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from clearhead.explanation.diagnosis.base import Check
 from clearhead.explanation.diagnosis.case import Case
 from clearhead.explanation.diagnosis.finding import Finding
-from clearhead.masks.base import Spans
-from clearhead.problem.unseen import seen
 
 
 class PaddingAttended(Check):
@@ -21,25 +19,20 @@ class PaddingAttended(Check):
     looks_for = "words that see padding"
 
     def find(self, case: Case) -> Iterator[Finding]:
-        words, spans = case.words, case.problem.spans
-        if words.keys is None:
+        words = case.words.keys
+        if words is None:
             return
-        batch, heads, queries, keys = case.shape
-        if spans is None:
-            whole = case.real.new_zeros(1, 1, 1).long()
-            spans = Spans(whole, whole + keys)
-        spans = spans._replace(stop=spans.stop.expand(batch, heads, queries).where(case.real, 0))
-        found = seen(spans, case.problem.sizes)[0].expand(batch, heads, keys).any(1)
-        padding = found & ~words.keys
+        found = case.keys_seen.any(1)
+        padding = found & ~words
         sequences = padding.any(-1)
         if not bool(sequences.any()):
             return
         number = int(sequences.int().argmax())
         key = int(padding[number].int().argmax())
-        inverted = not bool((found & words.keys)[sequences].any())
+        inverted = not bool((found & words)[sequences].any())
         evidence = (
-            f"In {int(sequences.sum())} of {batch} sequences words may see padding: {int(padding.sum())} keys of "
-            f"{int((~words.keys).sum())} that are padding."
+            f"In {int(sequences.sum())} of {len(found)} sequences words may see padding: {int(padding.sum())} keys of "
+            f"{int((~words).sum())} that are padding."
         )
         remedy = "Pass the tokenizer's attention_mask to the model, or mask=Padding(attention_mask)."
         if inverted:

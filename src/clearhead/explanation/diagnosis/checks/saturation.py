@@ -9,12 +9,12 @@ from clearhead.explanation.diagnosis.case import Case, by_head
 from clearhead.explanation.diagnosis.finding import Finding
 
 LARGE = 0.99
-NEARLY_ALL = 0.95
+NEARLY_ALL = 0.9
 LEAST = 8  # queries a head: fewer may be so by chance
 
 
 class Saturation(Check):
-    """The largest weight is at least 0.99 for 95% of the queries that have keys to choose from.
+    """The largest weight is at least 0.99 for 90% of the queries that have keys to choose from.
 
     The gradient of a score is at most w (1 − w) times that of its weight, 0.01 here: such a softmax hardly learns.
     Heads that copy one token, as trained models have some, are like this too: a note. Where all heads of a call are,

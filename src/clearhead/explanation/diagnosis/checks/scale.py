@@ -27,7 +27,8 @@ class Scale(Check):
     0.6 … 2.5. It was applied twice where σ is below 2/√E and one factor of 1/√E less would bring it to 0.6 … 2.5, but
     only where that factor is seen: as a scale of about 1/E, or as a scale of 1/√E beside queries (or keys) that are √E
     smaller than the others. A model that begins with small vectors has a small σ too, T5 has a scale of 1 and σ of
-    about 1, and Whisper's queries come divided, with a scale of 1: none of these is found. A scale that is 1/√E or less already is not missing, however wide the scores.
+    about 1, and Whisper's queries come divided, with a scale of 1: none of these is found. A scale that is 1/√E or
+    less already is not missing, however wide the scores.
     """
 
     name = "the scale"

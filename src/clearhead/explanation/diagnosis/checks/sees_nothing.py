@@ -24,7 +24,7 @@ class SeesNothing(Check):
         if case.problem.spans is None:
             return
         batch, heads, queries, keys = case.shape
-        keys_seen, some = seen(case.problem.spans, case.problem.sizes)
+        _, some = seen(case.problem.spans, case.problem.sizes)
         blind = ~some.expand(batch, heads, queries) & case.real
         count, total = int(blind.sum()), blind.numel()
         if not count:
@@ -40,9 +40,8 @@ class SeesNothing(Check):
                 **first_place(blind),
             )
             return
-        padding = queries == keys and not bool((blind & keys_seen.expand(batch, heads, keys)).any())
         evidence = f"{count} of {total} queries of {shape} may see no key: their output is 0."
-        if padding:
+        if case.only_padding(blind):
             yield self.finding(
                 case,
                 "note",
