@@ -1,9 +1,9 @@
 """Each planted fault is found."""
 
 import pytest
-from diagnosis.planted import PLANTED
 
 from clearhead.explanation.diagnosis.checks import CHECKS
+from diagnosis.planted import PLANTED
 
 CASES = [
     pytest.param(name, call, id=f"{name}-{number}")

@@ -58,6 +58,6 @@ class NotFinite(Check):
             "error",
             f"{name} {tuple(tensor.shape)} has {int(tensor.isnan().sum())} NaN and {int((tensor == torch.inf).sum())} "
             f"numbers of +∞, the first at {bad.nonzero()[0].tolist()}: they make a query's whole row NaN.",
-            "Use −∞ for a pair that is not allowed, and finite numbers elsewhere. Make masks by torch.where: 0 · ∞ is NaN.",
+            "Use −∞ for a pair that is not allowed, and finite numbers elsewhere. 0 · ∞ is NaN: use torch.where.",
             input=name,
         )
