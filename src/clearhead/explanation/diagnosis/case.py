@@ -110,8 +110,17 @@ class Case:
         return seen(spans._replace(stop=stop), self.problem.sizes)[0].expand(batch, heads, keys)
 
     def only_padding(self, queries: Tensor) -> bool:
-        """Whether the keys of these queries, bool (B, H, Lq), are seen by none of the others, as padding is."""
-        return self.shape[2] == self.shape[3] and not bool((queries & self.keys_seen).any())
+        """Whether the keys of these queries, bool (B, H, Lq), are seen by none of the others, as padding is.
+
+        Their keys are those of the same number, counted from the first key or from the last, as slots of a cache come
+        after them or before. A sequence of padding alone is none.
+        """
+        _, _, length, keys = self.shape
+        whole = queries.any(-1) & (queries | ~self.real).all(-1)
+        if length > keys or bool(whole.any()):
+            return False
+        ends = (self.keys_seen[..., :length], self.keys_seen[..., keys - length :])
+        return any(not bool((queries & seen_keys).any()) for seen_keys in ends)
 
     @cached_property
     def rows(self) -> Rows:
