@@ -226,6 +226,16 @@ ENTRIES: dict[str, Entry] = {
         ("query", "key", "value"),
         dict.fromkeys(TENSORS, "same"),
     ),
+    "diagnose": E(
+        "functions",
+        lambda **given: torch.tensor(float(len(ch.diagnose(**given).looked_for))),
+        QKV | OPTIONS,
+        {name: kinds for name, kinds in options().items() if name != "engine"}
+        | dict.fromkeys(("query", "key", "value"), {"NaN tensor": "same"})
+        | {"value": {"NaN tensor": "same", "tensor of another size": "same"}},
+        ("query", "key", "value"),
+        {"NaN tensor": "same"},
+    ),
     "masked_softmax": E(
         "functions",
         ch.masked_softmax,
@@ -742,6 +752,7 @@ NOT_CALLED = {
     "ReducedCall": "what watch(keep=…) gives", "Statistics": "what watch(keep=…) gives", "Means": "takes nothing",
     "Monitor": "what monitor() gives", "Steps": "what a recording gives",
     "LazyAttention": "what lazy_attentions() gives",
+    "Diagnosis": "what diagnose() gives", "Finding": "what diagnose() gives",
     "Audit": "what check() gives", "AuditedCall": "what check() gives",
     "Comparison": "what compare() gives", "ComparedCall": "what compare() gives",
     "load_seen": "takes a path: tests/models/test_stored.py",

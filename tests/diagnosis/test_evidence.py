@@ -90,7 +90,7 @@ def test_a_float_mask_is_read_as_what_it_hides_and_what_it_adds():
     added = draw(LENGTH, LENGTH, seed=7)
     found = case(query, key, value, mask=FILLED + added, bias=ch.ALiBi(3))
     want = ch.weights(query, key, mask=FILLED + added, bias=ch.ALiBi(3))
-    allowed = extent(found.problem).count.expand(2, 3, LENGTH)
+    allowed = extent(found.problem).allowed.expand(2, 3, LENGTH)
     assert torch.equal(allowed, (~UPPER).sum(-1).expand(2, 3, LENGTH))
     torch.testing.assert_close(found.rows.entropy, want.entropy())
 

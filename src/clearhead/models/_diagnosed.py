@@ -18,7 +18,9 @@ def case_of(call: AttentionCall, run: int | None = None) -> Case:
     problem, value = call.problem, call.value
     inputs = {"query": call.query, "key": problem.key if call.cached_key.whole else call.key}
     added = {}
-    name = "bias" if call.backend.startswith("clearhead") else "attn_mask"
+    # what hides some pair was taken out of a model's mask: then it is not all 0 and 1
+    bias = call.backend.startswith("clearhead") or problem.visible is not None or call.uniform is not None
+    name = "bias" if bias else "attn_mask"
     if problem.bias is not None:
         both = {name: problem.bias.dense, "bias of distances": problem.bias.relative}
         added = {name: tensor.detach() for name, tensor in both.items() if tensor is not None}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from clearhead.engines.tiled import tiles
-from clearhead.explanation.diagnosis.visible_keys import extent
+from clearhead.explanation.diagnosis.visible_keys import Extent, extent
 from clearhead.inspection.reductions.entropy import Entropy
 from clearhead.inspection.reductions.log_sum_exp import LogSumExp
 from clearhead.inspection.reductions.max_score import MaxScore
@@ -101,8 +101,24 @@ class Case:
         return real if self.blind is None else real & ~self.blind
 
     @cached_property
+    def extent(self) -> Extent:
+        """What each query may see: see `visible_keys`."""
+        return extent(self.problem)
+
+    @cached_property
+    def seen(self) -> tuple[Tensor, Tensor]:
+        """Which keys some query sees, (B, H, Lk), and which queries see some key, (B, H, Lq)."""
+        batch, heads, queries, keys = self.shape
+        every = torch.ones(1, 1, 1, dtype=torch.bool, device=self.problem.sizes.device)
+        spans = self.problem.spans
+        found, some = (every, every) if spans is None else seen(spans, self.problem.sizes)
+        return found.expand(batch, heads, keys), some.expand(batch, heads, queries)
+
+    @cached_property
     def keys_seen(self) -> Tensor:
         """The keys that one of the `real` queries may see, bool (B, H, Lk)."""
+        if bool(self.real.all()):
+            return self.seen[0]
         batch, heads, queries, keys = self.shape
         start = torch.zeros(1, 1, 1, dtype=torch.int64, device=self.real.device)
         spans = self.problem.spans or Spans(start, start + keys)
@@ -136,7 +152,7 @@ class Case:
             t.reshape(shape) for t in (entropy, best, total, weights, keys, sink)
         )
         counted = best.isfinite() & entropy.isfinite() & self.real[..., some]
-        visible = extent(part).count.expand(shape)
+        visible = (self.extent if step == 1 else extent(part)).allowed.expand(shape)
         return Rows(range(queries)[some], entropy, best, weights, keys, sink, visible, counted)
 
     @cached_property
@@ -186,9 +202,7 @@ def by_head(values: Tensor, counted: Tensor) -> Tensor:
 def used(case: Case, name: str, tensor: Tensor) -> Tensor:
     """Which vectors of an input count: queries that see a key, keys (and values) that some query sees, (B, H, L)."""
     shape = tensor.shape[:-1]
-    if case.problem.spans is None:
-        return torch.ones(shape, dtype=torch.bool, device=tensor.device)
-    keys, queries = seen(case.problem.spans, case.problem.sizes)
+    keys, queries = case.seen
     found = queries if name == "query" else group(keys, shape[1])
     for dim in (0, 1):  # one vector for a whole batch, or for all heads, counts where it counts for any of them
         if shape[dim] == 1 and found.shape[dim] > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from copy import copy
+from inspect import signature
 from itertools import chain
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
@@ -87,8 +88,9 @@ def diagnose(
     """
     options = {"score": score, "mask": mask, "bias": bias, "scale": scale, "sinks": sinks, "align": align}
     given = {name: option for name, option in options.items() if option is not None} | keywords
-    positional = tuple(inputs) if inputs or value is not None else ()
-    positional = (key, value, *positional) if value is not None or inputs else () if key is None else (key,)
+    positional = (key, value, *inputs)
+    while positional and positional[-1] is None:
+        positional = positional[:-1]
     if isinstance(query, nn.Module):
         return diagnosis_of([_of_module(query, positional, given)])
     if isinstance(query, Diagnosable) and not isinstance(query, type):
@@ -142,11 +144,15 @@ def _of_module(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, A
             f"{type(module).__name__}. Of a model, record its calls: with ch.watch(model) as seen: model(...); then "
             "seen.diagnose()."
         )
+    try:
+        given = signature(module.forward).bind(*inputs, **keywords)
+    except TypeError as error:
+        raise ClearheadError(f"diagnose calls {type(module).__name__} with what is given beside it: {error}.") from None
     probe = copy(module)  # its record and its parameters stay as they are
     probe.__dict__["_attend"] = _reach
     try:
         with torch.no_grad():
-            probe(*inputs, **keywords)
+            probe(*given.args, **given.kwargs)
     except _Reached as reached:
         return case_of(reached.call, name)
     raise ClearheadError(f"{type(module).__name__} computed no attention for these inputs.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from clearhead.problem.problem import Problem
 
 EVERY = slice(None)
-PART = 2**24  # pairs at once
+PART = 2**21  # pairs at once
 WIDE = 64  # queries at once where a band around the diagonal is looked at
 
 
@@ -23,7 +22,7 @@ class Extent(NamedTuple):
 
     first: Tensor
     stop: Tensor
-    count: Tensor
+    allowed: Tensor
 
 
 def extent(problem: Problem) -> Extent:
@@ -38,30 +37,25 @@ def extent(problem: Problem) -> Extent:
         return Extent(
             torch.where(some, start, keys).amin(-1), torch.where(some, stop, 0).amax(-1), (stop - start).sum(-1)
         )
-    found = [_of_matrix(keep, keys) for keep in _parts(problem)]
-    return Extent(*(torch.cat(parts, -1) for parts in zip(*found, strict=True)))
-
-
-def _of_matrix(keep: Tensor, keys: int) -> Extent:
-    count, bits = keep.sum(-1), keep.view(torch.uint8)
-    first = torch.where(count > 0, bits.argmax(-1), keys)
-    return Extent(first, torch.where(count > 0, keys - bits.flip(-1).argmax(-1), 0), count)
-
-
-def sees_all(problem: Problem) -> bool:
-    """Whether every query may see every key."""
-    return bool((extent(problem).count == problem.sizes.keys).all())
-
-
-def _parts(problem: Problem) -> Iterator[Tensor]:
-    """The mask of some queries at a time, bool (B or 1, H or 1, q, Lk)."""
-    spans, (batch, heads, queries, keys) = problem.spans, problem.sizes.shape
-    assert spans is not None
+    batch, heads, queries, _ = problem.sizes.shape
     rows = max(1, PART // (batch * heads * keys))
+    found: Extent | None = None
     for row in range(0, queries, rows):
-        some = slice(row, min(row + rows, queries))
-        keep = spans.keep(EVERY, EVERY, some, EVERY, keys)
-        yield keep.expand(-1, -1, some.stop - some.start, -1).contiguous()
+        part = slice(row, min(row + rows, queries))
+        keep = spans.keep(EVERY, EVERY, part, EVERY, keys)
+        if found is None:  # written to part by part: small results between large ones would scatter the memory
+            found = Extent(*(keep.new_zeros(*keep.shape[:2], queries, dtype=torch.int64) for _ in range(3)))
+        for whole, values in zip(found, _of_matrix(keep, keys), strict=True):
+            whole[..., part] = values
+    assert found is not None
+    return found
+
+
+def _of_matrix(keep: Tensor, keys: int) -> tuple[Tensor, Tensor, Tensor]:
+    """First, stop and count of the rows of a bool matrix."""
+    count, bits = keep.sum(-1), keep.contiguous().view(torch.uint8)
+    first = torch.where(count > 0, bits.argmax(-1), keys)
+    return first, torch.where(count > 0, keys - bits.flip(-1).argmax(-1), 0), count
 
 
 def sees_neighbours(problem: Problem, offset: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,8 +11,7 @@ from clearhead.base.positions import query_offset
 from clearhead.explanation.diagnosis.base import Check
 from clearhead.explanation.diagnosis.case import Case
 from clearhead.explanation.diagnosis.finding import Finding
-from clearhead.explanation.diagnosis.visible_keys import extent, sees_neighbours
-from clearhead.problem.unseen import seen
+from clearhead.explanation.diagnosis.visible_keys import sees_neighbours
 
 LEAST = 3  # queries: a mask of fewer has no shape to judge by
 LEAST_HOLE = 8  # queries: a few of them may skip themselves by chance
@@ -58,7 +57,7 @@ def _turned_over(case: Case) -> Told | None:
         return None
     offset = query_offset(sizes, "the mask")
     assert isinstance(offset, int)
-    first, stop, count = (t.expand(case.real.shape) for t in extent(problem))
+    first, stop, count = (t.expand(case.real.shape) for t in case.extent)
     some = (count > 0) & case.real
     if not bool(some.any()):
         return None
@@ -106,9 +105,8 @@ def _padding_by_position(case: Case) -> Told | None:
 def _padding_by_content(case: Case) -> Told | None:
     if not _same_for_all_queries(case):
         return None
-    spans, (batch, _, _, keys) = case.problem.spans, case.shape
-    assert spans is not None
-    visible = seen(spans, case.problem.sizes)[0].any(1).expand(batch, keys)
+    batch, _, _, keys = case.shape
+    visible = case.seen[0].any(1)
     key = case.inputs["key"].transpose(1, 2).flatten(2)
     same = torch.zeros(batch, keys, dtype=torch.bool, device=key.device)
     same[:, 1:] = (key[:, 1:] == key[:, :-1]).all(-1)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from clearhead.explanation.diagnosis.base import Check
 from clearhead.explanation.diagnosis.case import Case, first_place
 from clearhead.explanation.diagnosis.finding import Finding
-from clearhead.problem.unseen import seen
 
 
 class SeesNothing(Check):
@@ -24,8 +23,7 @@ class SeesNothing(Check):
         if case.problem.spans is None:
             return
         batch, heads, queries, keys = case.shape
-        _, some = seen(case.problem.spans, case.problem.sizes)
-        blind = ~some.expand(batch, heads, queries) & case.real
+        blind = ~case.seen[1] & case.real
         count, total = int(blind.sum()), blind.numel()
         if not count:
             return

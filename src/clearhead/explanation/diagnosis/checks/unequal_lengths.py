@@ -9,7 +9,6 @@ from torch import Tensor
 from clearhead.explanation.diagnosis.base import Check
 from clearhead.explanation.diagnosis.case import Case
 from clearhead.explanation.diagnosis.finding import Finding
-from clearhead.problem.unseen import seen
 
 
 class UnequalLengths(Check):
@@ -40,7 +39,7 @@ class UnequalLengths(Check):
         if isinstance(sizes.align, Tensor) or not at_first or queries >= keys or case.problem.spans is None:
             return
         positional = case.mask is None or case.mask.positional
-        hidden = ~seen(case.problem.spans, sizes)[0][..., queries:]
+        hidden = ~case.seen[0][..., queries:]
         if positional and bool(hidden.all()):
             yield self.finding(
                 case,
