@@ -13,7 +13,7 @@
     assert_attends, compare            test what a real model's calls allow, and what its backends compute
     lazy_attentions                    a model's own output.attentions, computed where they are looked at
     monitor                            entropy, largest logit and sink share of every head while a model trains
-    diagnose                           what is wrong or risky in a call, a module, a recording, a training run
+    diagnose, Diagnosis, Finding       what is wrong or risky in a call, a module, a recording, a training run
     scaled_dot_product_attention       torch's own signature
     masked_softmax, check_shape        the small parts
     ClearheadError ShapeError UnsupportedError

@@ -231,10 +231,9 @@ ENTRIES: dict[str, Entry] = {
         lambda **given: torch.tensor(float(len(ch.diagnose(**given).looked_for))),
         QKV | OPTIONS,
         {name: kinds for name, kinds in options().items() if name != "engine"}
-        | dict.fromkeys(("query", "key", "value"), {"NaN tensor": "same"})
-        | {"value": {"NaN tensor": "same", "tensor of another size": "same"}},
+        | {"query": UNREAD, "key": UNREAD, "value": UNREAD | {"tensor of another size": "same"}},
         ("query", "key", "value"),
-        {"NaN tensor": "same"},
+        UNREAD,
     ),
     "masked_softmax": E(
         "functions",
@@ -753,6 +752,7 @@ NOT_CALLED = {
     "Monitor": "what monitor() gives", "Steps": "what a recording gives",
     "LazyAttention": "what lazy_attentions() gives",
     "Diagnosis": "what diagnose() gives", "Finding": "what diagnose() gives",
+    "Diagnosis.to_dict": "takes nothing", "Finding.to_dict": "takes nothing",
     "Audit": "what check() gives", "AuditedCall": "what check() gives",
     "Comparison": "what compare() gives", "ComparedCall": "what compare() gives",
     "load_seen": "takes a path: tests/models/test_stored.py",

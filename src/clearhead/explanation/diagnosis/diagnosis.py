@@ -16,7 +16,7 @@ class Diagnosis(Sequence[Finding]):
     >>> x = torch.randn(1, 2, 8, 16, generator=torch.Generator().manual_seed(0))
     >>> print(ch.diagnose(x, x, x, mask=torch.ones(8, 8)))
     1 error.
-    error: a mask of 0 and 1
+    error: a mask of 0 and 1 (input mask)
       mask is float32, (8, 8), and holds 64 ones and 0 zeros: a float mask is added
       to the scores, and hides nothing.
       → Pass mask.bool() where 1 means "may attend", mask == 0 where it means "may
