@@ -109,3 +109,32 @@ def test_a_module_is_left_as_it_was():
     ch.diagnose(attend, *X, cache=cache)
     assert len(cache) == before == 20
     assert attend.attention_weights is weights
+
+
+def test_nothing_is_drawn_and_a_lazy_module_stays_lazy():
+    attend = nn.AdditiveAttention(8, dropout=0.5)
+    state = torch.get_rng_state()
+    ch.diagnose(attend, *X)
+    ch.diagnose(nn.DotProductAttention(dropout=0.5), *X)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(map(torch.nn.parameter.is_lazy, (attend.W_q.weight, attend.W_k.weight)))
+
+
+def test_inputs_of_size_0():
+    for sizes in ({"queries": 0}, {"keys": 0}):
+        assert len(ch.diagnose(*qkv(2, 3, **sizes), mask=ch.Lengths([0, 0]))) == 0
+    diagnosis = ch.diagnose(*qkv(2, 3, width=0), mask=ch.Lengths([5, 5]))
+    assert [finding.name for finding in diagnosis] == ["uniform heads"]
+
+
+def test_what_surrounds_the_call():
+    query, key, value = qkv(2, 3)
+    want = ch.diagnose(query, key, value, scale=1.0).to_dict()
+    query.requires_grad_()
+    assert ch.diagnose(query, key, value, scale=1.0).to_dict() == want
+    assert ch.diagnose(query.detach().numpy(), key.numpy(), value.numpy(), scale=1.0).to_dict() == want
+    with torch.inference_mode():
+        assert ch.diagnose(query, key, value, scale=1.0).to_dict() == want
+    with torch.autocast("cpu"):
+        found = ch.diagnose(query, key, value)
+        assert [finding.name for finding in found] == ["precision"] and "bfloat16" in found[0].evidence

@@ -156,6 +156,20 @@ def test_an_output_that_was_not_computed_so():
     assert "precision" in names(seen.diagnose().warnings)
 
 
+def test_dropout_is_no_error_of_the_backend(tmp_path):
+    model = fresh("Llama", attention_dropout=0.3).train()
+    with ch.watch(model, values=True) as seen:
+        model(**inputs_of("Llama"))
+    assert not seen.diagnose().warnings
+    assert ch.load_seen(seen.save(tmp_path / "seen")).diagnose().to_dict() == seen.diagnose().to_dict()
+
+
+def test_a_recording_from_a_file_finds_the_same(tmp_path):
+    seen = seen_of(fresh("Bert"), RIGHT, **inputs_of("Bert", 1 - RIGHT))
+    want = seen.diagnose().to_dict()
+    assert ch.load_seen(seen.save(tmp_path / "seen")).diagnose().to_dict() == want and want["findings"]
+
+
 class Trained(torch.nn.Module):
     """One head whose scores a parameter multiplies."""
 

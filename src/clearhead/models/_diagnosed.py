@@ -32,6 +32,6 @@ def case_of(call: AttentionCall, run: int | None = None) -> Case:
         mask=call.mask,
         blind=None if call.uniform is None else call.uniform[..., 0],
         words=Words() if call.padding is None else Words(call.padding.queries, call.padding.keys),
-        output=None if call.outcome is None else call.outcome.output,
+        output=None if call.outcome is None or call.outcome.dropped else call.outcome.output,
         where={"layer": call.name} if run is None else {"layer": call.name, "run": run},
     )

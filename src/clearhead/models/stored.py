@@ -141,6 +141,7 @@ def _written(call: AttentionCall, tensors: _Tensors, chains: _Chains) -> dict[st
         "padding": None if call.padding is None else [tensors.put(side) for side in call.padding],
         "value": chains.put(call.cached_value),
         "outcome": None if call.outcome is None else [tensors.put(t) for t in (call.outcome.output, call.outcome.grad)],
+        "dropped": call.outcome is not None and call.outcome.dropped,
     }
 
 
@@ -200,5 +201,5 @@ def _call(entry: Mapping[str, Any], tensors: Mapping[str, Tensor], chains: Seque
         padding,
         entry["run"],
         None if entry["value"] is None else cached(entry["value"]),
-        None if written is None else Outcome(*map(get, written)),
+        None if written is None else Outcome(get(written[0]), get(written[1]), entry.get("dropped", False)),
     )

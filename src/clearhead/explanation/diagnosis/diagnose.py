@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from copy import copy
+from copy import copy, deepcopy
 from inspect import signature
 from itertools import chain
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from clearhead._attention import Arguments, ScoreLike
 from clearhead.base.errors import ClearheadError
@@ -148,10 +149,11 @@ def _of_module(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, A
         given = signature(module.forward).bind(*inputs, **keywords)
     except TypeError as error:
         raise ClearheadError(f"diagnose calls {type(module).__name__} with what is given beside it: {error}.") from None
-    probe = copy(module)  # its record and its parameters stay as they are
-    probe.__dict__["_attend"] = _reach
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            # its record, and its parameters, stay as they are: those that a first call makes are made in a copy
+            probe = deepcopy(module) if any(map(is_lazy, module.parameters())) else copy(module)
+            probe.__dict__["_attend"] = _reach
             probe(*given.args, **given.kwargs)
     except _Reached as reached:
         return case_of(reached.call, name)

@@ -31,7 +31,7 @@ def case_of(call: Arguments, bias_name: str = "bias") -> Case:
     A float mask that hides is taken apart into a mask and what is left of it, so that checks see whom it hides.
     `bias_name`: what the caller calls the bias; another name than "bias" says that it was given as a mask.
     """
-    call = call._replace(**{name: _detached(value) for name, value in call._asdict().items()})
+    call = Arguments(*map(_detached, call))._replace(dropout_p=0.0)  # which would draw a seed
     added = _floats(call, bias_name)
     as_mask = frozenset(name for name in added if name != "bias")
     refused = "mask" in added and only_zeros_and_ones(added["mask"])

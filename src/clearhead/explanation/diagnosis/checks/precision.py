@@ -30,7 +30,8 @@ class Precision(Check):
 
     The error is the largest difference as a part of the largest value. A warning above 4e-3 in float16, 3e-2 in
     bfloat16, 1e-4 in float32: above eight roundings of an output (of a thousand in float32). Below float32 it is told
-    as a note in any case. Of a recorded call with values it is the model's own output that is judged.
+    as a note in any case. Of a recorded call with values, and without dropout, it is the model's own output that is
+    judged.
     """
 
     name = "precision"
@@ -50,7 +51,7 @@ class Precision(Check):
             else:
                 given = case.output[region.batch, :, region.queries]
             exact = _in_float64(part)
-        counted = case.real[region.batch, :, region.queries] & exact.isfinite().all(-1)
+        counted = (case.real & case.seen[1])[region.batch, :, region.queries] & exact.isfinite().all(-1)
         off = (given.double() - exact).abs().amax(-1).masked_fill(~counted, 0.0)
         largest = float(value.masked_fill(~value.isfinite(), 0.0).abs().max())
         if not largest or not bool(counted.any()):

@@ -32,7 +32,7 @@ class SeesNothing(Check):
             yield self.finding(
                 case,
                 "error",
-                f"All {total} queries of {shape} may see no key: their output is 0.",
+                f"All {count} queries of {shape} may see no key: their output is 0.",
                 "Pass a mask that is True where a query may attend; torch.nn's modules mean the opposite by True, for "
                 "them pass ~mask.",
                 **first_place(blind),

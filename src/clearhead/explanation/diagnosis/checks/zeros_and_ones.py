@@ -18,7 +18,7 @@ class ZerosAndOnes(Check):
 
     def find(self, case: Case) -> Iterator[Finding]:
         for name in case.as_mask:
-            tensor = case.added[name]
+            tensor = case.added[name].cpu()
             if not only_zeros_and_ones(tensor):
                 continue
             ones = int((tensor == 1).sum())
