@@ -36,7 +36,7 @@ class Scale(Check):
 
     def find(self, case: Case) -> Iterator[Finding]:
         spread, width = case.typical_spread, case.inputs["query"].shape[-1]
-        if not math.isfinite(spread) or not _product(case):
+        if width < min(WIDTH.values()) or not math.isfinite(spread) or not _product(case):
             return
         root, applied = math.sqrt(width), _applied(case)
         told = f"The scores of a query have a standard deviation of {spread:.3g} (median), with {width} dimensions"
