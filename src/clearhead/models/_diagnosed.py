@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from clearhead.explanation.diagnosis.case import Case, Words
+from clearhead.explanation.diagnosis.fills import taken_apart
 
 if TYPE_CHECKING:
     from clearhead.models.attention_call import AttentionCall
@@ -24,13 +25,16 @@ def case_of(call: AttentionCall, run: int | None = None) -> Case:
     if problem.bias is not None:
         both = {name: problem.bias.dense, "bias of distances": problem.bias.relative}
         added = {name: tensor.detach() for name, tensor in both.items() if tensor is not None}
+    apart, blind = taken_apart(problem)
+    if call.uniform is not None:
+        blind = call.uniform[..., 0] if blind is None else blind | call.uniform[..., 0]
     return Case(
-        problem=problem,
+        problem=apart,
         inputs=inputs if value is None else {**inputs, "value": value},
         added=added,
         as_mask=frozenset({"attn_mask"} & added.keys()),
         mask=call.mask,
-        blind=None if call.uniform is None else call.uniform[..., 0],
+        blind=blind,
         words=Words() if call.padding is None else Words(call.padding.queries, call.padding.keys),
         output=None if call.outcome is None or call.outcome.dropped else call.outcome.output,
         where={"layer": call.name} if run is None else {"layer": call.name, "run": run},
