@@ -168,3 +168,23 @@ def test_the_scale_is_judged_by_the_spread():
 
 def test_a_score_of_zeros_and_ones_given_as_bias_is_meant():
     assert "a mask of 0 and 1" not in [f.name for f in ch.diagnose(*qkv(2, 3), bias=ONES.tril())]
+
+
+def test_rows_that_a_fill_leaves_blind_are_those_of_the_keys_that_the_mask_shows():
+    """Left padding by a fill, under a causal mask: the first queries see nothing but filled keys."""
+    query, key, value = qkv(1, 1)
+    fill = torch.zeros(1, LENGTH).masked_fill(torch.arange(LENGTH) < 4, -1e4)
+    found = case(query, key, value, mask=ch.Causal(), bias=fill)
+    assert found.blind.flatten().tolist() == [True] * 4 + [False] * 20
+    assert extent(found.problem).allowed.flatten().tolist() == [1, 2, 3, 4, *range(1, 21)]
+    weights = ch.weights(query, key, mask=ch.Causal(), bias=fill).dense()[0, 0]
+    assert torch.equal(weights.count_nonzero(-1), extent(found.problem).allowed.flatten())
+    hidden = case(query, key, value, mask=ch.Causal(), bias=fill.masked_fill(fill < 0, -math.inf))
+    assert not hidden.blind.any() and extent(hidden.problem).allowed.flatten().tolist() == [0] * 4 + [*range(1, 21)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_berts_old_fill_is_a_mask(dtype):
+    words = (1.0 - WORDS[:, None, None].to(dtype)) * -10000.0
+    found = case(*qkv(2, 3, dtype=dtype), bias=words)
+    assert found.rows.visible[..., 0].tolist() == [[15] * 3, [24] * 3]

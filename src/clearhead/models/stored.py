@@ -16,9 +16,9 @@ from clearhead.biases.base import Added
 from clearhead.masks.base import Spans
 from clearhead.models._outcome import Outcome
 from clearhead.models._padding import Real
-from clearhead.models._recorded import RecordedMask
 from clearhead.models.attention_call import AttentionCall, no_key
 from clearhead.models.generation._cached import Cached, Chain, Link
+from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import make_problem
 from clearhead.problem.record import EVERY, Record, at_once
 from clearhead.problem.visible import visible
