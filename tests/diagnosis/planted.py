@@ -166,6 +166,7 @@ PLANTED = {
         called(leading=(), mask=UPPER),
         called(mask=UPPER, score=ch.Cosine()),
         called(mask=~ch.Causal(), sizes=LOW),
+        called(mask=~ch.Causal() & ch.Lengths([9, 24])),
         called(mask=ch.MaskFunction(lambda b, h, i, j: j > i)),
         called(mask=ONES.triu().bool()),
         called(mask=torch.zeros(LENGTH, LENGTH).masked_fill(~UPPER, -INF)),

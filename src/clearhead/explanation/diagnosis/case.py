@@ -14,7 +14,6 @@ from torch import Tensor
 from clearhead.engines.tiled import tiles
 from clearhead.explanation.diagnosis.visible_keys import Extent, extent
 from clearhead.inspection.reductions.entropy import Entropy
-from clearhead.inspection.reductions.log_sum_exp import LogSumExp
 from clearhead.inspection.reductions.max_score import MaxScore
 from clearhead.inspection.reductions.sink_share import SinkShare
 from clearhead.inspection.reductions.topk import TopK
@@ -145,12 +144,10 @@ class Case:
         step = max(1, math.ceil(math.prod(self.shape) / PAIRS))
         some = slice(0, queries, step)
         part = cut(self.problem, Region(queries=some))
-        reductions = (Entropy(), MaxScore(), LogSumExp(), TopK(1), SinkShare())
-        entropy, best, total, (weights, keys), sink = Weights(FromRecord(now(part), {})).reduce(*reductions)
+        reductions = (Entropy(), MaxScore(), TopK(1), SinkShare())
+        entropy, best, (weights, keys), sink = Weights(FromRecord(now(part), {})).reduce(*reductions)
         shape = (*self.shape[:2], len(range(queries)[some]))
-        entropy, best, total, weights, keys, sink = (
-            t.reshape(shape) for t in (entropy, best, total, weights, keys, sink)
-        )
+        entropy, best, weights, keys, sink = (t.reshape(shape) for t in (entropy, best, weights, keys, sink))
         counted = best.isfinite() & entropy.isfinite() & self.real[..., some]
         visible = (self.extent if step == 1 else extent(part)).allowed.expand(shape)
         return Rows(range(queries)[some], entropy, best, weights, keys, sink, visible, counted)
@@ -168,10 +165,10 @@ class Case:
         for sequence in range(batch):
             part = guard(cut(self.problem, Region(batch=slice(sequence, sequence + 1), queries=some)))
             raw, finished = tiles.raw_scores(part).double(), tiles.scores(part)
-            seen = finished != -torch.inf
-            count = seen.sum(-1)
-            mean = raw.masked_fill(~seen, 0.0).sum(-1) / count
-            off = (raw - mean.unsqueeze(-1)).masked_fill(~seen, 0.0)
+            hidden = finished == -torch.inf
+            count = (~hidden).sum(-1)
+            mean = raw.masked_fill(hidden, 0.0).sum(-1) / count
+            off = (raw - mean.unsqueeze(-1)).masked_fill(hidden, 0.0)
             deviation = (off.square().sum(-1) / count).sqrt()
             usable = (count >= 4) & ~finished.isnan().any(-1) & self.real[sequence : sequence + 1, :, some]
             found.append(deviation.masked_fill(~usable, torch.nan))

@@ -46,6 +46,6 @@ class OneKey(Check):
                 "note",
                 f"{len(heads)} of {case.shape[1]} heads give {MOST:.0%} of the softmax and more of "
                 f"{float(share[heads].mean()):.0%} of their queries to {what}.",
-                "Nothing, where a trained head rests so. See `head_importance` for what such a head is worth.",
+                "Nothing, where a trained head rests so. `call.head_importance` says what such a head is worth.",
                 heads=heads,
             )

@@ -40,11 +40,10 @@ class OppositeMask(Check):
     def find(self, case: Case) -> Iterator[Finding]:
         if case.problem.spans is None:
             return
-        shape = tuple(case.shape)
         told = _turned_over(case) or _padding_by_position(case) or _padding_by_content(case)
         if told is not None:
             certain, evidence = told
-            yield self.finding(case, "error" if certain else "warning", f"In {shape}, {evidence}", REMEDY)
+            yield self.finding(case, "error" if certain else "warning", f"In {case.shape}, {evidence}", REMEDY)
 
 
 Told = tuple[bool, str]  # whether it is certain, and what was seen
@@ -62,9 +61,9 @@ def _turned_over(case: Case) -> Told | None:
     if not bool(some.any()):
         return None
     place = torch.arange(sizes.queries, device=count.device) + offset
-    last = int(stop[some].max())
-    inside = offset >= 0 and last - offset >= LEAST
-    if inside and bool((first >= place)[some].all()) and bool((count[..., 0] >= last - offset - 1).all()):
+    length = torch.where(some, stop, 0).amax(-1) - offset  # of each sequence
+    turned = bool((first >= place)[some].all()) and bool((count[..., 0] >= length - 1).all())
+    if offset >= 0 and turned and bool((length >= LEAST).any()):
         own = bool((first == place)[some].any())
         at = "its own and later ones" if own else "later ones alone, and not its own"
         return not own, f"each query sees {at}: a causal mask upside down."
