@@ -62,8 +62,8 @@ class Precision(Check):
             remedy = "Nothing: this is rounding."
         elif computed <= most:
             remedy = (
-                f"clearhead's own error is {computed:.2g}, so it is not the dtype: the backend computes something else, "
-                'or the output was edited. ch.compare(model, "sdpa", "eager", inputs) holds backends to the formula.'
+                f"clearhead's own error is {computed:.2g}, so it is not the dtype: the backend computes something "
+                "else, or the output was edited. ch.compare holds a model's backends to the formula."
             )
         else:
             remedy = (
