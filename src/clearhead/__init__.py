@@ -14,6 +14,7 @@
     assert_attends, compare            test what a real model's calls allow, and what its backends compute
     lazy_attentions                    a model's own output.attentions, computed where they are looked at
     monitor                            entropy, largest logit and sink share of every head while a model trains
+    diagnose, Diagnosis, Finding       what is wrong or risky in a call, a module, a recording, a training run
     scaled_dot_product_attention       torch's own signature
     masked_softmax, check_shape        the small parts
     ClearheadError ShapeError UnsupportedError
@@ -76,6 +77,9 @@ if TYPE_CHECKING:
     from clearhead import explanation as explanation
     from clearhead import models as models
     from clearhead import report as report
+    from clearhead.explanation.diagnosis.diagnose import diagnose as diagnose
+    from clearhead.explanation.diagnosis.diagnosis import Diagnosis as Diagnosis
+    from clearhead.explanation.diagnosis.finding import Finding as Finding
     from clearhead.explanation.explain import explain as explain
     from clearhead.explanation.explanation import Explanation as Explanation
     from clearhead.models.attention_call import AttentionCall as AttentionCall
@@ -124,11 +128,13 @@ __all__ = [
     "Cosine",
     "DenseBias",
     "DenseMask",
+    "Diagnosis",
     "Documents",
     "Dot",
     "Edit",
     "Entropy",
     "Explanation",
+    "Finding",
     "Force",
     "Gaussian",
     "Knockout",
@@ -169,6 +175,7 @@ __all__ = [
     "attention",
     "check_shape",
     "compare",
+    "diagnose",
     "edit",
     "explain",
     "explanation",

@@ -234,6 +234,15 @@ ENTRIES: dict[str, Entry] = {
         ("query", "key", "value"),
         NAN,
     ),
+    "diagnose": E(
+        "functions",
+        lambda **given: torch.tensor(float(len(ch.diagnose(**given).looked_for))),
+        QKV | OPTIONS,
+        {name: kinds for name, kinds in options().items() if name != "engine"}
+        | {"query": UNREAD, "key": UNREAD, "value": UNREAD | {"tensor of another size": "same"}},
+        ("query", "key", "value"),
+        UNREAD,
+    ),
     "masked_softmax": E(
         "functions",
         ch.masked_softmax,
@@ -751,6 +760,8 @@ NOT_CALLED = {
     "ReducedCall": "what watch(keep=…) gives", "Statistics": "what watch(keep=…) gives", "Means": "takes nothing",
     "Monitor": "what monitor() gives", "Steps": "what a recording gives",
     "LazyAttention": "what lazy_attentions() gives",
+    "Diagnosis": "what diagnose() gives", "Finding": "what diagnose() gives",
+    "Diagnosis.to_dict": "takes nothing", "Finding.to_dict": "takes nothing",
     "Audit": "what check() gives", "AuditedCall": "what check() gives",
     "Comparison": "what compare() gives", "ComparedCall": "what compare() gives",
     "load_seen": "takes a path: tests/models/test_stored.py",

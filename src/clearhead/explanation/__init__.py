@@ -1,4 +1,7 @@
-"""How a computation came about: its steps, with shapes, numbers and formulas."""
+"""A call of attention in words: how it comes to its output, step by step, and what is wrong with it."""
 
+from clearhead.explanation.diagnosis.diagnose import diagnose as diagnose
+from clearhead.explanation.diagnosis.diagnosis import Diagnosis as Diagnosis
+from clearhead.explanation.diagnosis.finding import Finding as Finding
 from clearhead.explanation.explain import explain as explain
 from clearhead.explanation.explanation import Explanation as Explanation

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead._attention import Arguments
 from clearhead.masks.base import Mask
-from clearhead.models._recorded import RecordedMask
+from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem, as_score, make_problem
 from clearhead.problem.reads import tensors_in
 from clearhead.problem.record import Record, frozen, record

@@ -16,11 +16,12 @@ from clearhead.problem.record import copied
 class Outcome:
     """`output` (B, H, Lq, Ev): what was computed; None where a projection had mixed the heads before it could be read.
 
-    `grad`: its gradient, of the same shape, the sum over all backward passes since.
+    `grad`: its gradient, of the same shape, the sum over all backward passes since. `dropped`: whether the call had
+    dropout, so that the output is not the formula's.
     """
 
-    def __init__(self, output: Tensor | None = None, grad: Tensor | None = None) -> None:
-        self.output, self.grad = output, grad
+    def __init__(self, output: Tensor | None = None, grad: Tensor | None = None, dropped: bool = False) -> None:
+        self.output, self.grad, self.dropped = output, grad, dropped
         self.followed = False  # whether a backward pass can reach the output
 
     def of(self, place: Place | None, gradients: bool) -> After:

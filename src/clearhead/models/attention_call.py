@@ -9,11 +9,14 @@ from typing import Any, Literal
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
+from clearhead.explanation.diagnosis.diagnose import diagnosis_of
+from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.explanation.explanation import Explanation
 from clearhead.inspection.gradients import WeightGradients
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
 from clearhead.masks.base import Mask
+from clearhead.models._diagnosed import case_of
 from clearhead.models._outcome import Outcome
 from clearhead.models._padding import Real
 from clearhead.models.explained import explain_call
@@ -147,6 +150,10 @@ class AttentionCall:
         Cost: the scores of the chosen queries with every key, O(Lk) memory for each.
         """
         return explain_call(self, at, tokens, source_tokens)
+
+    def diagnose(self) -> Diagnosis:
+        """What is wrong or risky in this call: see `clearhead.diagnose`. Of values only where they were kept."""
+        return diagnosis_of([case_of(self)])
 
     def _values(self) -> tuple[Tensor, Outcome]:
         value = self.value

@@ -15,7 +15,7 @@ from clearhead.explanation.explanation import Explanation, Part
 from clearhead.explanation.inputs import drawn
 from clearhead.explanation.of_problem import attention_parts, input_steps
 from clearhead.explanation.shown import Shown, choose, settle
-from clearhead.models._recorded import RecordedMask
+from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem
 from clearhead.scores.base import ByTile
 from clearhead.scores.dot import Dot

@@ -95,6 +95,7 @@ class Recorder(Receiver):
             kind=call.kind,
             uniform=masks.uniform,
             place=call.place,
+            dropped=bool(call.dropout_p),
             fusible=given if self.asked.fuse else None,
         )
 
@@ -115,7 +116,8 @@ class Recorder(Receiver):
         self._check_dropout(name, problem.dropout_p)
         kept, query, key, score, mask = read(problem, call, self.copies)
         value = problem.value if self._copies_values else None
-        return self._keep(kept, (query, key, value), score, mask, backend, name=name, place=BY_HEAD, fresh=True)
+        dropped, tensors = bool(problem.dropout_p), (query, key, value)
+        return self._keep(kept, tensors, score, mask, backend, name=name, place=BY_HEAD, dropped=dropped, fresh=True)
 
     def _keep(
         self,
@@ -129,6 +131,7 @@ class Recorder(Receiver):
         kind: Kind | None = None,
         uniform: Tensor | None = None,
         place: Place | None = None,
+        dropped: bool = False,
         fusible: DotCall | None = None,
         fresh: bool = False,
     ) -> Answer:
@@ -148,7 +151,7 @@ class Recorder(Receiver):
             knows_more = own is not None and own.shape[1] > self.padding.shape[1]  # a generation's mask grows with it
             if not (knows_more or (kind == "self" and self._decodes(name))):
                 padding = as_said(self.padding, kind, problem)
-        outcome = Outcome() if self.asked.values or self.asked.gradients else None
+        outcome = Outcome(dropped=dropped) if self.asked.values or self.asked.gradients else None
         answer: Answer = None
         values = None
         if not self.copies:

@@ -11,11 +11,14 @@ import numpy as np
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
+from clearhead.explanation.diagnosis.diagnose import diagnosis_of
+from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.explanation.explanation import Explanation
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.reductions.entropy import Entropy
 from clearhead.inspection.reductions.mean_distance import MeanDistance
 from clearhead.inspection.reductions.topk import TopK
+from clearhead.models._diagnosed import case_of
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.audits._expected import Expected
 from clearhead.models.audits.audit import Audit, audit
@@ -152,6 +155,25 @@ class Recording(Calls[AttentionCall]):
             found = found[0]
         at = (sequence, head, query) if key is None else (sequence, head, query, key)
         return found.explain(at, tokens=tokens, source_tokens=source_tokens)
+
+    def diagnose(self) -> Diagnosis:
+        """What is wrong or risky in any of the calls: see `clearhead.diagnose`. Findings name the layer, and the run
+        where there are several.
+
+        >>> import torch, torch.nn.functional as F, clearhead as ch
+        >>> class Block(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         return F.scaled_dot_product_attention(x, x, x, scale=1.0)           # 1/√64 was forgotten
+        >>> block = Block()
+        >>> with ch.watch(block) as seen:
+        ...     output = block(torch.randn(1, 2, 50, 64, generator=torch.Generator().manual_seed(0)))
+        >>> print(seen.diagnose().warnings[0].evidence)
+        The scores of a query have a standard deviation of ...; divided by √64 it would be ...
+
+        Of values, and of errors against float64, only with `watch(values=True)`. Cost: a pass over each call's pairs.
+        """
+        several = len({call.run for call in self.calls}) > 1
+        return diagnosis_of(case_of(call, call.run if several else None) for call in self.calls)
 
     def save(self, path: str | Path) -> Path:
         """Write the recording to one file, which `ch.load_seen` reads: to compare checkpoints, or to look later.

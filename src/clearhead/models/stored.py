@@ -16,9 +16,9 @@ from clearhead.biases.base import Added
 from clearhead.masks.base import Spans
 from clearhead.models._outcome import Outcome
 from clearhead.models._padding import Real
-from clearhead.models._recorded import RecordedMask
 from clearhead.models.attention_call import AttentionCall, no_key
 from clearhead.models.generation._cached import Cached, Chain, Link
+from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import make_problem
 from clearhead.problem.record import EVERY, Record, at_once
 from clearhead.problem.visible import visible
@@ -146,6 +146,7 @@ def _written(call: AttentionCall, tensors: _Tensors, chains: _Chains) -> dict[st
         "padding": None if call.padding is None else [tensors.put(side) for side in call.padding],
         "value": chains.put(call.cached_value),
         "outcome": None if call.outcome is None else [tensors.put(t) for t in (call.outcome.output, call.outcome.grad)],
+        "dropped": call.outcome is not None and call.outcome.dropped,
     }
 
 
@@ -205,5 +206,5 @@ def _call(entry: Mapping[str, Any], tensors: Mapping[str, Tensor], chains: Seque
         padding,
         entry["run"],
         None if entry["value"] is None else cached(entry["value"]),
-        None if written is None else Outcome(*map(get, written)),
+        None if written is None else Outcome(get(written[0]), get(written[1]), entry.get("dropped", False)),
     )

@@ -322,25 +322,25 @@ def _as_mask(mask: Any, sizes: Sizes, dtype: torch.dtype, as_written: bool) -> t
             "pass mask.to(query.dtype), or a bool tensor if it only says who may attend."
         )
     check_float(tensor, "mask")
-    _refuse_zeros_and_ones(tensor)
+    if only_zeros_and_ones(tensor):
+        raise ClearheadError(
+            f"mask has dtype {tensor.dtype}, shape {tuple(tensor.shape)}, and holds nothing but 0 and 1: a float mask "
+            "is added to the scores, and would hide nothing.\nWhere 1 means that a query may attend, pass mask.bool(), "
+            "or for (B, Lk) Padding(mask.bool()); where it means that it may not, pass mask == 0; to add it all the "
+            "same, pass it as bias."
+        )
     return None, fit(tensor, sizes, "mask")
 
 
-def _refuse_zeros_and_ones(mask: Tensor) -> None:
-    """Raise for a float mask of 0 and 1 alone, which would be added to the scores, and mask nothing."""
+def only_zeros_and_ones(mask: Tensor) -> bool:
+    """Whether a float mask is known to hold nothing but 0 and 1, and some 1: added to the scores, it masks nothing."""
     if mask.requires_grad or mask.device.type != "cpu" or not readable(mask):
-        return
+        return False
     flat = mask.detach().flatten()
     for part in (flat[:256], flat):  # the first numbers settle it for most masks
         if not bool(((part == 0) | (part == 1)).all()):
-            return
-    if bool((flat == 1).any()):
-        raise ClearheadError(
-            f"mask has dtype {mask.dtype}, shape {tuple(mask.shape)}, and holds nothing but 0 and 1: a float mask is "
-            "added to the scores, and would hide nothing.\nWhere 1 means that a query may attend, pass mask.bool(), or "
-            "for (B, Lk) Padding(mask.bool()); where it means that it may not, pass mask == 0; to add it all the same, "
-            "pass it as bias."
-        )
+            return False
+    return bool((flat == 1).any())
 
 
 def zero_unseen(problem: Problem) -> Problem:

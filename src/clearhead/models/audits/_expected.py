@@ -14,9 +14,9 @@ from clearhead.base.errors import ClearheadError
 from clearhead.masks.base import Mask, Spans
 from clearhead.masks.dense import DenseMask
 from clearhead.models._choice import fits
-from clearhead.models._recorded import RecordedMask
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import listed
+from clearhead.problem._recorded import RecordedMask
 
 One = Mask | Tensor | np.ndarray | Callable[[AttentionCall], Any] | None
 Expected = One | Mapping[str, One]

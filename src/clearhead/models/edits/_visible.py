@@ -10,7 +10,7 @@ import torch
 
 from clearhead.masks.base import Between, Mask
 from clearhead.masks.dense import DenseMask
-from clearhead.models._recorded import RecordedMask
+from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem
 from clearhead.problem.visible import resolve
 

@@ -18,11 +18,11 @@ from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
 from clearhead.masks.base import Spans
 from clearhead.models._padding import Real
-from clearhead.models._recorded import RecordedMask
 from clearhead.models.generation._cached import Cached
 from clearhead.models.generation._caches import equal
 from clearhead.models.generation._placed import Placed, Step
 from clearhead.models.padded import PaddedWeights
+from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.record import Record
 from clearhead.problem.visible import visible
 

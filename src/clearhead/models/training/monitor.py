@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.numbers import check_count
 from clearhead.base.tracing import compiler_here, compiling, in_backward, transformed
+from clearhead.explanation.diagnosis.checks import entropy_collapse
+from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.models._asked import Asked, asked
 from clearhead.models._choice import Layers, check_layers
 from clearhead.models._compiled import (
@@ -99,8 +101,8 @@ def _as_function(callback: Any) -> Callback | None:
 class Monitor:
     """What `clearhead.monitor` gives: what was seen so far, and the way to end it.
 
-    `table()`, the rows of all monitored steps; `steps`, how many steps were made; `remove()`, which ends it. Read it
-    at any time; a `with` removes it at its end.
+    `table()`, the rows of all monitored steps; `diagnose()`, heads whose entropy collapses; `steps`, how many steps
+    were made; `remove()`, which ends it. Read it at any time; a `with` removes it at its end.
     """
 
     def __init__(self, model: nn.Module, every: int, callback: Callback | None, asked: Asked) -> None:
@@ -124,6 +126,10 @@ class Monitor:
         Its columns: step, module, head, entropy, max_logit, sink_share.
         """
         return [row for step, found in self._found for row in rows_of(step, found)]
+
+    def diagnose(self) -> Diagnosis:
+        """Heads whose entropy collapses over the monitored steps: see `clearhead.diagnose`."""
+        return Diagnosis(entropy_collapse.collapsed(self.table()), [entropy_collapse.LOOKS_FOR])
 
     def remove(self) -> None:
         """End it; what was seen stays. Compiled code that it was a part of is compiled anew when it runs next.

@@ -1,0 +1,207 @@
+"""The call that checks look at, and the statistics that several of them judge by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from clearhead.engines.tiled import tiles
+from clearhead.explanation.diagnosis.visible_keys import Extent, extent
+from clearhead.inspection.reductions.entropy import Entropy
+from clearhead.inspection.reductions.max_score import MaxScore
+from clearhead.inspection.reductions.sink_share import SinkShare
+from clearhead.inspection.reductions.topk import TopK
+from clearhead.inspection.source import FromRecord
+from clearhead.inspection.weights import Weights
+from clearhead.masks.base import Mask, Spans
+from clearhead.problem.problem import Problem, guard
+from clearhead.problem.record import now
+from clearhead.problem.region import Region
+from clearhead.problem.regions import cut, width
+from clearhead.problem.unseen import group, seen
+
+PAIRS = 2**27  # beyond these, statistics are of evenly spaced queries: about a second of work
+ROWS, NUMBERS = 32, 2**22  # the most queries, and numbers at once, of which every score is looked at
+
+
+class Words(NamedTuple):
+    """Which positions are no padding: queries (B, Lq) and keys (B, Lk), each None where all are."""
+
+    queries: Tensor | None = None
+    keys: Tensor | None = None
+
+
+NOWHERE = Words()
+
+
+class Rows(NamedTuple):
+    """Statistics of the queries in `queries`, each (B, H, n): see `Case.rows`."""
+
+    queries: range
+    entropy: Tensor
+    largest_score: Tensor
+    largest_weight: Tensor
+    largest_key: Tensor
+    sink_share: Tensor
+    visible: Tensor  # how many keys each may see
+    counted: Tensor  # bool: those that see a key, are no padding, and are finite
+
+    @property
+    def choosing(self) -> Tensor:
+        """Those of the counted that have two keys or more to choose from: with one the entropy is 0 by construction."""
+        return self.counted & (self.visible > 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A call of attention, as checks look at it.
+
+    `problem`: its normal form, detached, without a value. `inputs`: query, key, and the value where it is known, as
+    given, (B, H, L, E). `added`: float tensors that were added to the scores, by the names that the caller knows;
+    `as_mask`: which of these say who may attend. `mask`: what `problem.visible` came from. `blind`, bool (B or 1, H or
+    1, Lq or 1): queries to which a finite fill allows no key, so that their weights are those of no mask. `words`:
+    where padding is known. `output`: what was computed, where it was kept. `unaligned`: whether positions were
+    needed and no alignment was given. `where`: of the call, for its findings.
+    """
+
+    problem: Problem
+    inputs: Mapping[str, Tensor]
+    added: Mapping[str, Tensor] = field(default_factory=dict)
+    as_mask: frozenset[str] = frozenset()
+    mask: Mask | None = None
+    blind: Tensor | None = None
+    words: Words = NOWHERE
+    output: Tensor | None = None
+    unaligned: bool = False
+    where: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(B, H, Lq, Lk)."""
+        return self.problem.sizes.shape
+
+    @property
+    def empty(self) -> bool:
+        return 0 in self.shape
+
+    @cached_property
+    def real(self) -> Tensor:
+        """The queries that are no padding and that some mask does not leave blind, bool (B, H, Lq)."""
+        batch, heads, queries, _ = self.shape
+        real = torch.ones(batch, heads, queries, dtype=torch.bool, device=self.problem.sizes.device)
+        if self.words.queries is not None:
+            real = real & self.words.queries.unsqueeze(1)
+        return real if self.blind is None else real & ~self.blind
+
+    @cached_property
+    def extent(self) -> Extent:
+        """What each query may see: see `visible_keys`."""
+        return extent(self.problem)
+
+    @cached_property
+    def seen(self) -> tuple[Tensor, Tensor]:
+        """Which keys some query sees, (B, H, Lk), and which queries see some key, (B, H, Lq)."""
+        batch, heads, queries, keys = self.shape
+        every = torch.ones(1, 1, 1, dtype=torch.bool, device=self.problem.sizes.device)
+        spans = self.problem.spans
+        found, some = (every, every) if spans is None else seen(spans, self.problem.sizes)
+        return found.expand(batch, heads, keys), some.expand(batch, heads, queries)
+
+    @cached_property
+    def keys_seen(self) -> Tensor:
+        """The keys that one of the `real` queries may see, bool (B, H, Lk)."""
+        if bool(self.real.all()):
+            return self.seen[0]
+        batch, heads, queries, keys = self.shape
+        start = torch.zeros(1, 1, 1, dtype=torch.int64, device=self.real.device)
+        spans = self.problem.spans or Spans(start, start + keys)
+        stop = spans.stop.expand(batch, heads, queries).where(self.real, 0)
+        return seen(spans._replace(stop=stop), self.problem.sizes)[0].expand(batch, heads, keys)
+
+    def only_padding(self, queries: Tensor) -> bool:
+        """Whether the keys of these queries, bool (B, H, Lq), are seen by none of the others, as padding is.
+
+        Their keys are those of the same number, counted from the first key or from the last, as slots of a cache come
+        after them or before. A sequence of padding alone is none.
+        """
+        _, _, length, keys = self.shape
+        whole = queries.any(-1) & (queries | ~self.real).all(-1)
+        if length > keys or bool(whole.any()):
+            return False
+        ends = (self.keys_seen[..., :length], self.keys_seen[..., keys - length :])
+        return any(not bool((queries & seen_keys).any()) for seen_keys in ends)
+
+    @cached_property
+    def rows(self) -> Rows:
+        """What each query's softmax is like: of all queries, or, beyond `PAIRS` pairs, of evenly spaced ones."""
+        queries = self.shape[2]
+        step = max(1, math.ceil(math.prod(self.shape) / PAIRS))
+        some = slice(0, queries, step)
+        part = cut(self.problem, Region(queries=some))
+        reductions = (Entropy(), MaxScore(), TopK(1), SinkShare())
+        entropy, best, (weights, keys), sink = Weights(FromRecord(now(part), {})).reduce(*reductions)
+        shape = (*self.shape[:2], len(range(queries)[some]))
+        entropy, best, weights, keys, sink = (t.reshape(shape) for t in (entropy, best, weights, keys, sink))
+        counted = best.isfinite() & entropy.isfinite() & self.real[..., some]
+        visible = (self.extent if step == 1 else extent(part)).allowed.expand(shape)
+        return Rows(range(queries)[some], entropy, best, weights, keys, sink, visible, counted)
+
+    @cached_property
+    def spread(self) -> Tensor:
+        """The standard deviation of the scores of a query over the keys it may see, before any bias, (B, H, n).
+
+        Of some queries, evenly spaced; NaN for one that sees fewer than four keys, is padding, or is not finite.
+        """
+        batch, heads, queries, keys = self.shape
+        rows = max(1, min(ROWS, NUMBERS // (heads * keys * width(self.problem))))
+        some = slice(0, queries, math.ceil(queries / rows))
+        found = []
+        for sequence in range(batch):
+            part = guard(cut(self.problem, Region(batch=slice(sequence, sequence + 1), queries=some)))
+            raw, finished = tiles.raw_scores(part).double(), tiles.scores(part)
+            hidden = finished == -torch.inf
+            count = (~hidden).sum(-1)
+            mean = raw.masked_fill(hidden, 0.0).sum(-1) / count
+            off = (raw - mean.unsqueeze(-1)).masked_fill(hidden, 0.0)
+            deviation = (off.square().sum(-1) / count).sqrt()
+            usable = (count >= 4) & ~finished.isnan().any(-1) & self.real[sequence : sequence + 1, :, some]
+            found.append(deviation.masked_fill(~usable, torch.nan))
+        return torch.cat(found)
+
+    @cached_property
+    def typical_spread(self) -> float:
+        """The median of `spread` over all heads and queries that count; NaN where none does."""
+        return float(self.spread.nanmedian())
+
+
+def first_place(which: Tensor) -> dict[str, int]:
+    """The first True of a (B, H, L) tensor, in words for `Finding.where`."""
+    place = int(which.flatten().to(torch.uint8).argmax())
+    sequence, rest = divmod(place, which.shape[1] * which.shape[2])
+    head, position = divmod(rest, which.shape[2])
+    found = {"sequence": sequence, "head": head, "query": position}
+    return {
+        name: at for (name, at), size in zip(found.items(), which.shape, strict=True) if size > 1 or name == "query"
+    }
+
+
+def by_head(values: Tensor, counted: Tensor) -> Tensor:
+    """The mean of (B, H, L) over what counts, (H,), float64: NaN where nothing does."""
+    return values.double().masked_fill(~counted, 0.0).sum((0, 2)) / counted.sum((0, 2))
+
+
+def used(case: Case, name: str, tensor: Tensor) -> Tensor:
+    """Which vectors of an input count: queries that see a key, keys (and values) that some query sees, (B, H, L)."""
+    shape = tensor.shape[:-1]
+    keys, queries = case.seen
+    found = queries if name == "query" else group(keys, shape[1])
+    for dim in (0, 1):  # one vector for a whole batch, or for all heads, counts where it counts for any of them
+        if shape[dim] == 1 and found.shape[dim] > 1:
+            found = found.any(dim, keepdim=True)
+    return found.expand(shape)

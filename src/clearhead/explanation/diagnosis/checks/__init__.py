@@ -1,0 +1,38 @@
+"""The checks of one call, each in its own file."""
+
+from clearhead.explanation.diagnosis.base import Check
+from clearhead.explanation.diagnosis.checks.all_true import AllTrue
+from clearhead.explanation.diagnosis.checks.few_keys import FewKeys
+from clearhead.explanation.diagnosis.checks.finite_fill import FiniteFill
+from clearhead.explanation.diagnosis.checks.not_finite import NotFinite
+from clearhead.explanation.diagnosis.checks.one_key import OneKey
+from clearhead.explanation.diagnosis.checks.opposite_mask import OppositeMask
+from clearhead.explanation.diagnosis.checks.padding_attended import PaddingAttended
+from clearhead.explanation.diagnosis.checks.precision import Precision
+from clearhead.explanation.diagnosis.checks.saturation import Saturation
+from clearhead.explanation.diagnosis.checks.scale import Scale
+from clearhead.explanation.diagnosis.checks.sdpa_leak import SdpaLeak
+from clearhead.explanation.diagnosis.checks.sees_nothing import SeesNothing
+from clearhead.explanation.diagnosis.checks.unequal_lengths import UnequalLengths
+from clearhead.explanation.diagnosis.checks.uniform import Uniform
+from clearhead.explanation.diagnosis.checks.zero_values import ZeroValues
+from clearhead.explanation.diagnosis.checks.zeros_and_ones import ZerosAndOnes
+
+CHECKS: tuple[Check, ...] = (
+    NotFinite(),
+    ZerosAndOnes(),
+    UnequalLengths(),
+    OppositeMask(),
+    PaddingAttended(),
+    SeesNothing(),
+    FiniteFill(),
+    SdpaLeak(),
+    AllTrue(),
+    Scale(),
+    Saturation(),
+    FewKeys(),
+    Uniform(),
+    OneKey(),
+    ZeroValues(),
+    Precision(),
+)

@@ -1,0 +1,44 @@
+"""Entropy that falls towards 0 while a model trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from clearhead.explanation.diagnosis.finding import Finding
+
+NAME = "entropy collapse"
+LOOKS_FOR = "entropies that fall towards 0 over the steps"
+LEAST = 3  # monitored steps
+FALLEN = 0.1  # of the largest entropy before
+LOW = 0.2  # nats: 1.2 effective keys
+BEGAN = 0.4  # nats: a head that never had more has nothing to lose
+
+
+def collapsed(rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Heads whose entropy, from 0.4 nats or more, fell below a tenth of that and below 0.2 nats, by `Monitor.table()`.
+
+    0.2 nats are 1.2 effective keys. A head that specialises loses entropy too, but rarely nine tenths of it; where
+    entropy collapses the largest logit grows with it, and training diverges (Zhai et al. 2023), so the logits are told.
+    """
+    by_head: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        by_head.setdefault((row["module"], row["head"]), []).append(row)
+    fallen: dict[str, list[tuple[int, Mapping[str, Any], Mapping[str, Any]]]] = {}
+    for (module, head), steps in by_head.items():
+        peak, last = max(steps, key=lambda row: (row["entropy"] == row["entropy"], row["entropy"])), steps[-1]
+        low = last["entropy"] < min(FALLEN * peak["entropy"], LOW)
+        if len(steps) >= LEAST and peak["entropy"] >= BEGAN and low:
+            fallen.setdefault(module, []).append((head, peak, last))
+    for module, heads in fallen.items():
+        head, peak, last = min(heads, key=lambda one: one[2]["entropy"])
+        yield Finding(
+            NAME,
+            "warning",
+            f"The entropy of {len(heads)} heads fell; that of head {head} from {peak['entropy']:.3g} nats at step "
+            f"{peak['step']} to {last['entropy']:.3g} at step {last['step']}, while its largest logit went from "
+            f"{peak['max_logit']:.3g} to {last['max_logit']:.3g}.",
+            "Normalise queries and keys before their product, cap the scores (softcap), lower the learning rate or "
+            "warm it up longer.",
+            {"layer": module, "heads": [head for head, _, _ in heads]},
+        )

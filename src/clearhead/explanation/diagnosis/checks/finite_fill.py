@@ -1,0 +1,59 @@
+"""Large finite numbers in place of minus infinity."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from clearhead.explanation.diagnosis.base import Check
+from clearhead.explanation.diagnosis.case import Case, first_place
+from clearhead.explanation.diagnosis.fills import FILL
+from clearhead.explanation.diagnosis.finding import Finding
+
+HALF = torch.finfo(torch.float16)
+
+
+class FiniteFill(Check):
+    """What is added to the scores holds finite numbers of −9000 and less, as a stand-in for −∞.
+
+    exp(−9000) is 0 in every dtype, so they hide; but a query of which all keys are filled is given all of them: the
+    same number added to every score changes no softmax. A warning; a note where their own keys are seen by no other
+    query, as padding is. And numbers below −65504, the least of float16, are −∞ there, and a row of them is NaN: a
+    warning in a lower precision, a note in float32.
+    """
+
+    name = "a finite fill"
+    looks_for = "finite fills, such as -1e9, that overflow or leave a query all keys"
+
+    def find(self, case: Case) -> Iterator[Finding]:
+        remedy = "Use −∞, or a bool mask (True: may attend), which says the same in every dtype."
+        if case.blind is not None:
+            words = case.words.queries
+            blind = case.blind.expand(case.shape[:3])
+            blind = blind if words is None else blind & words.unsqueeze(1)
+            if bool(blind.any()):
+                yield self.finding(
+                    case,
+                    "note" if case.only_padding(blind) else "warning",
+                    f"{int(blind.sum())} of {blind.numel()} queries have every key filled with a finite number: the "
+                    "softmax undoes it, and they attend to all keys, masked ones too.",
+                    remedy,
+                    **first_place(blind),
+                )
+        for name, tensor in case.added.items():
+            filled = (tensor <= FILL) & tensor.isfinite()
+            if not bool(filled.any()):
+                continue
+            least = float(tensor[filled].min())
+            if least >= HALF.min:
+                continue
+            low = case.inputs["query"].dtype in (torch.float16, torch.bfloat16)
+            yield self.finding(
+                case,
+                "warning" if low else "note",
+                f"{name} {tuple(tensor.shape)} holds {int(filled.sum())} numbers down to {least:.3g}, as if −∞; the "
+                f"least of float16 is {HALF.min:.0f}, so there they overflow to −∞, and a row of them gives NaN.",
+                remedy,
+                input=name,
+            )

@@ -1,0 +1,63 @@
+"""Inputs that are not finite, and where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from clearhead.explanation.diagnosis.base import Check
+from clearhead.explanation.diagnosis.case import Case, used
+from clearhead.explanation.diagnosis.finding import Finding
+
+
+class NotFinite(Check):
+    """NaN and ±∞ in query, key and value, NaN and +∞ in what is added to the scores; exact.
+
+    An error where it reaches an output. A note where the mask keeps it from every query: clearhead leaves it out.
+    """
+
+    name = "inputs that are not finite"
+    looks_for = "NaN and infinity in the inputs"
+
+    def find(self, case: Case) -> Iterator[Finding]:
+        for name, tensor in case.inputs.items():
+            bad = ~tensor.isfinite().all(-1)
+            if bool(bad.any()):
+                yield self._of_vectors(case, name, bad, bad & used(case, name, tensor))
+        sinks = {} if case.problem.sinks is None else {"sinks": case.problem.sinks}
+        for name, tensor in {**case.added, **sinks}.items():
+            bad = tensor.isnan() | (tensor == torch.inf)
+            if bool(bad.any()):
+                yield self._of_added(case, name, tensor, bad)
+
+    def _of_vectors(self, case: Case, name: str, bad: Tensor, reached: Tensor) -> Finding:
+        """`bad` (B, H, L): vectors that are not finite; `reached`: those of them that count."""
+        tensor, count = case.inputs[name], int(reached.sum())
+        sequence, head, at = (int(i) for i in (reached if count else bad).nonzero()[0])
+        numbers = (
+            f"{name} {tuple(tensor.shape)} has {int(tensor.isnan().sum())} NaN and {int(tensor.isinf().sum())} "
+            f"infinite numbers, in {int(bad.sum())} vectors"
+        )
+        place = {"input": name, "sequence": sequence, "head": head, "query" if name == "query" else "key": at}
+        if not count:
+            remedy = "Fill padding with 0, where other backends are to give the same."
+            return self.finding(case, "note", f"{numbers}: the mask hides them all.", remedy, **place)
+        return self.finding(
+            case,
+            "error",
+            f"{numbers}; of these {count} {'see a key' if name == 'query' else 'are seen by a query'}.",
+            "Find what made it before this call: a division by 0, an overflow, memory that nothing was written to.",
+            **place,
+        )
+
+    def _of_added(self, case: Case, name: str, tensor: Tensor, bad: Tensor) -> Finding:
+        return self.finding(
+            case,
+            "error",
+            f"{name} {tuple(tensor.shape)} has {int(tensor.isnan().sum())} NaN and {int((tensor == torch.inf).sum())} "
+            f"numbers of +∞, the first at {bad.nonzero()[0].tolist()}: they make a query's whole row NaN.",
+            "Use −∞ for a pair that is not allowed, and finite numbers elsewhere. 0 · ∞ is NaN: use torch.where.",
+            input=name,
+        )

@@ -1,0 +1,122 @@
+"""A mask that means the opposite of what was meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from clearhead.base.positions import query_offset
+from clearhead.explanation.diagnosis.base import Check
+from clearhead.explanation.diagnosis.case import Case
+from clearhead.explanation.diagnosis.finding import Finding
+from clearhead.explanation.diagnosis.visible_keys import sees_neighbours
+
+LEAST = 3  # queries: a mask of fewer has no shape to judge by
+LEAST_HOLE = 8  # queries: a few of them may skip themselves by chance
+REMEDY = (
+    "True means 'may attend' here, in SDPA and in transformers; in torch.nn's modules it means 'may not'. Pass ~mask, "
+    "or a Mask, such as Causal() or Padding(keep)."
+)
+
+
+class OppositeMask(Check):
+    """A mask judged by what it removes, in four ways:
+
+    upside down: no query sees an earlier key, and the first one sees all. A causal mask turned over; a window into the
+    future does not show the first query everything.
+    a hole around each query: of `LEAST_HOLE` queries and more none sees itself, and half of them skip the key beside
+    them and see others further away: a window, or documents, turned over. A mask without its diagonal skips no more.
+    padding by position: every query of a sequence sees the same keys; one sequence has none, and each other one only
+    its last ones. A batch is padded to its longest sequence, of which a padding mask turned over leaves nothing.
+    padding by content: what all queries see are keys that are 0, not finite or equal to the key beside them, and what
+    they don't see are none of these.
+    """
+
+    name = "a mask of the opposite polarity"
+    looks_for = "a mask of the opposite polarity"
+
+    def find(self, case: Case) -> Iterator[Finding]:
+        if case.problem.spans is None:
+            return
+        told = _turned_over(case) or _padding_by_position(case) or _padding_by_content(case)
+        if told is not None:
+            certain, evidence = told
+            yield self.finding(case, "error" if certain else "warning", f"In {case.shape}, {evidence}", REMEDY)
+
+
+Told = tuple[bool, str]  # whether it is certain, and what was seen
+
+
+def _turned_over(case: Case) -> Told | None:
+    problem, sizes = case.problem, case.problem.sizes
+    unknown = sizes.align is None and sizes.queries != sizes.keys
+    if sizes.queries < LEAST or unknown or isinstance(sizes.align, Tensor):
+        return None
+    offset = query_offset(sizes, "the mask")
+    assert isinstance(offset, int)
+    first, stop, count = (t.expand(case.real.shape) for t in case.extent)
+    some = (count > 0) & case.real
+    if not bool(some.any()):
+        return None
+    place = torch.arange(sizes.queries, device=count.device) + offset
+    length = torch.where(some, stop, 0).amax(-1) - offset  # of each sequence
+    turned = bool((first >= place)[some].all()) and bool((count[..., 0] >= length - 1).all())
+    if offset >= 0 and turned and bool((length >= LEAST).any()):
+        own = bool((first == place)[some].any())
+        at = "its own and later ones" if own else "later ones alone, and not its own"
+        return not own, f"each query sees {at}: a causal mask upside down."
+    if sizes.queries != sizes.keys or sizes.queries < LEAST_HOLE:
+        return None
+    before, itself, after = (t.expand(case.real.shape) for t in sees_neighbours(problem, offset))
+    skips = (~before & (first < place - 1)) | (~after & (stop > place + 2))
+    if not bool((itself & some).any()) and bool((skips & some).sum() * 2 >= some.sum()):
+        return False, (
+            "no query sees itself, and most skip a key beside them and see others further away: a window or documents "
+            "turned over."
+        )
+    return None
+
+
+def _same_for_all_queries(case: Case) -> bool:
+    spans = case.problem.spans
+    assert spans is not None
+    return spans.plain and all(bool((edge == edge[..., :1]).all()) for edge in (spans.start, spans.stop))
+
+
+def _padding_by_position(case: Case) -> Told | None:
+    spans, batch = case.problem.spans, case.shape[0]
+    assert spans is not None
+    if batch < 2 or not _same_for_all_queries(case):
+        return None
+    start, stop = (edge[:, :1, :1].expand(batch, -1, -1).flatten() for edge in (spans.start, spans.stop))
+    nothing = stop <= start
+    last = (start > 0) & (stop == case.shape[3])
+    if bool(nothing.any()) and not bool(nothing.all()) and bool((nothing | last).all()):
+        return False, (
+            f"{int(nothing.sum())} of {batch} sequences see no key, and the others only their last ones, from key "
+            f"{int(start[~nothing].min())} on: a padding mask turned over."
+        )
+    return None
+
+
+def _padding_by_content(case: Case) -> Told | None:
+    if not _same_for_all_queries(case):
+        return None
+    batch, _, _, keys = case.shape
+    visible = case.seen[0].any(1)
+    key = case.inputs["key"].transpose(1, 2).flatten(2)
+    same = torch.zeros(batch, keys, dtype=torch.bool, device=key.device)
+    same[:, 1:] = (key[:, 1:] == key[:, :-1]).all(-1)
+    same[:, :-1] |= same[:, 1:].clone()
+    alike = same | (key == 0).all(-1) | ~key.isfinite().all(-1)
+    alike = alike.expand(batch, keys)
+    inverted = visible.any(-1) & ~visible.all(-1) & (alike | ~visible).all(-1) & ~(alike & ~visible).any(-1)
+    if bool(inverted.any()):
+        number = int(inverted.int().argmax())
+        return True, (
+            f"the {int(visible[number].sum())} keys that queries of sequence {number} see are all 0, not finite or "
+            f"equal to each other, as padding is, and the {int((~visible[number]).sum())} that they don't see are not."
+        )
+    return None

@@ -1,0 +1,102 @@
+"""What rounding does to this very call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from clearhead.engines.choose import choose
+from clearhead.engines.operation import run
+from clearhead.explanation.diagnosis.base import Check
+from clearhead.explanation.diagnosis.case import Case
+from clearhead.explanation.diagnosis.finding import Finding
+from clearhead.problem.problem import Problem, as_score, guard, with_value
+from clearhead.problem.record import frozen
+from clearhead.problem.region import Region
+from clearhead.problem.regions import cut
+from clearhead.scores.base import ByTile
+
+ROWS, SEQUENCES = 16, 2  # how many queries of how many sequences are computed again
+# Largest error as a part of the largest value: eight roundings of an output of the dtype, and in float32, where the
+# kernels add up thousands of terms, a thousand.
+MOST = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-4}
+
+
+class Precision(Check):
+    """The output of some queries, against the same from the same inputs in float64, by an engine of clearhead.
+
+    The error is the largest difference as a part of the largest value. A warning above 4e-3 in float16, 3e-2 in
+    bfloat16, 1e-4 in float32: above eight roundings of an output (of a thousand in float32). Below float32 it is told
+    as a note in any case. Of a recorded call with values, and without dropout, it is the model's own output that is
+    judged.
+    """
+
+    name = "precision"
+    looks_for = "errors against float64"
+
+    def find(self, case: Case) -> Iterator[Finding]:
+        value, dtype = case.inputs.get("value"), case.inputs["query"].dtype
+        if value is None or dtype not in MOST or not value.shape[-1]:
+            return
+        step = math.ceil(case.shape[2] / ROWS)
+        region = Region(batch=slice(0, SEQUENCES), queries=slice(0, case.shape[2], step))
+        part = cut(with_value(case.problem._replace(sizes=case.problem.sizes._replace(leading=None)), value), region)
+        exact = _in_float64(part)
+        counted = (case.real & case.seen[1])[region.batch, :, region.queries] & exact.isfinite().all(-1)
+        largest = float(value.masked_fill(~value.isfinite(), 0.0).abs().max())
+        if not largest or not bool(counted.any()):
+            return
+
+        def error_of(output: Tensor) -> float:
+            return float((output.double() - exact).abs().amax(-1).masked_fill(~counted, 0.0).max()) / largest
+
+        computed = error_of(run(part, choose(part, None), None))
+        error = computed if case.output is None else error_of(case.output[region.batch, :, region.queries])
+        most, name = MOST[dtype], str(dtype).removeprefix("torch.")
+        if error <= most and dtype == torch.float32:
+            return
+        if error <= most:
+            remedy = "Nothing: this is rounding."
+        elif computed <= most:
+            remedy = (
+                f"clearhead's own error is {computed:.2g}, so it is not the dtype: the backend computes something "
+                "else, or the output was edited. ch.compare holds a model's backends to the formula."
+            )
+        else:
+            remedy = (
+                "Compute this call in float32 or float64; normalise queries and keys, or take out an offset that all "
+                "keys share: large scores lose the digits that tell keys apart."
+            )
+        yield self.finding(
+            case,
+            "note" if error <= most else "warning",
+            f"In {name} the output differs from that in float64 by {error:.2g} of the largest value, {largest:.3g}, "
+            f"in {int(counted.sum())} rows that were computed again; {most:.0e} is what rounding explains.",
+            remedy,
+        )
+
+
+def _in_float64(problem: Problem) -> Tensor:
+    """The output of the same problem, from the same numbers, computed in float64."""
+
+    def wide(tensor: Tensor | None) -> Tensor | None:
+        return tensor if tensor is None or not tensor.is_floating_point() else tensor.detach().double()
+
+    scores, bias = problem.scores, problem.bias
+    query, key = scores.query.double(), scores.key.double()
+    if isinstance(scores, ByTile):
+        scores = scores._replace(query=query, key=key, score=as_score(frozen(scores.score, _double)))
+    else:
+        scores = scores._replace(query=query, key=key, weight=wide(scores.weight))
+    if bias is not None:
+        bias = bias._replace(dense=wide(bias.dense), relative=wide(bias.relative))
+    exact = problem._replace(scores=scores, value=wide(problem.value), bias=bias, sinks=wide(problem.sinks))
+    exact = guard(exact)
+    return run(exact, choose(exact, "tiled"), "tiled")
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.detach().double() if tensor.is_floating_point() else tensor.detach().clone()

@@ -1,0 +1,105 @@
+"""A scale that is missing, or that was applied twice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from clearhead.explanation.diagnosis.base import Check
+from clearhead.explanation.diagnosis.case import Case
+from clearhead.explanation.diagnosis.finding import Finding
+from clearhead.scores.base import ByTile, Pairwise
+from clearhead.scores.score_function import ScoreFunction
+
+WIDTH = {"missing": 8, "twice": 16}  # dimensions: 1/√E of fewer is hardly a change
+WIDE = 2.5  # a spread under which a query still attends to several keys
+USUAL = (0.6, 2.5)  # the spread that the right scale should give
+ALIKE = 1.5  # factor within which two numbers are taken for the same
+
+
+class Scale(Check):
+    """The spread σ of the scores, their standard deviation over a query's keys, the median of all queries and heads.
+
+    Vectors with entries of variance 1 have products of spread √E, and 1/√E brings it to 1: there a softmax is neither
+    uniform nor one key. So a scale is missing where σ > 2.5, and another factor of 1/√E would bring it to
+    0.6 … 2.5. It was applied twice where σ is below 2/√E and one factor of 1/√E less would bring it to 0.6 … 2.5, but
+    only where that factor is seen: as a scale of about 1/E, or as a scale of 1/√E beside queries (or keys) that are √E
+    smaller than the others. A model that begins with small vectors has a small σ too, T5 has a scale of 1 and σ of
+    about 1, and Whisper's queries come divided, with a scale of 1: none of these is found. A scale that is 1/√E or
+    less already is not missing, however wide the scores.
+    """
+
+    name = "the scale"
+    looks_for = "a scale that is missing or applied twice, by the spread of the scores"
+
+    def find(self, case: Case) -> Iterator[Finding]:
+        spread, width = case.typical_spread, case.inputs["query"].shape[-1]
+        if width < min(WIDTH.values()) or not math.isfinite(spread) or not _product(case):
+            return
+        root, applied = math.sqrt(width), _applied(case)
+        told = f"The scores of a query have a standard deviation of {spread:.3g} (median), with {width} dimensions"
+        missing = applied is None or abs(applied) > ALIKE / root
+        if width >= WIDTH["missing"] and missing and spread > WIDE and _usual(spread / root):
+            yield self.finding(
+                case,
+                "warning",
+                f"{told}; divided by √{width} it would be {spread / root:.3g}.",
+                f"Pass scale={1 / root:.4g}, which is 1/√E and the default of Dot(), or divide in your own score.",
+            )
+        if width >= WIDTH["twice"] and applied is not None and spread < 2 / root and _usual(spread * root):
+            twice = _twice(case, applied, root)
+            if twice:
+                yield self.finding(
+                    case,
+                    "warning",
+                    f"{told}; times √{width} it would be {spread * root:.3g}. {twice}",
+                    "Scale once: leave the division of the queries out, or pass scale=1.0.",
+                )
+
+
+def _usual(spread: float) -> bool:
+    return USUAL[0] <= spread <= USUAL[1]
+
+
+def _product(case: Case) -> bool:
+    """Whether the scores are products of the vectors that were given, or of a function, which may be one."""
+    scores = case.problem.scores
+    if isinstance(scores, ByTile):
+        return isinstance(scores.score, ScoreFunction)
+    given = math.isclose(_size(case.inputs["query"]), _size(scores.query), rel_tol=1e-3)  # else it was projected
+    return scores.phi == "mul" and scores.weight is None and given and scores.softcap is None
+
+
+def _applied(case: Case) -> float | None:
+    """The scale; None where a function has its own, which nobody knows."""
+    scores = case.problem.scores
+    return scores.scale if isinstance(scores, Pairwise) else None
+
+
+def _twice(case: Case, applied: float, root: float) -> str:
+    """Where the second factor of 1/√E is seen, in a sentence; empty where it is not."""
+    if _alike(applied * root**2):
+        return f"The scale is {applied:.4g}, which is about 1/{root**2:.0f}."
+    query, key = _size(case.inputs["query"]), _size(case.inputs["key"])
+    if not _alike(applied * root) or not query or not key:
+        return ""
+    for small, large, ratio in (("query", "key", query / key), ("key", "query", key / query)):
+        if _alike(ratio * root):
+            return (
+                f"The scale is {applied:.4g}, and entries of {small} are {ratio:.3g} times those of {large}: each is "
+                f"about 1/√{root**2:.0f}."
+            )
+    return ""
+
+
+def _alike(ratio: float) -> bool:
+    return 1 / ALIKE < ratio < ALIKE
+
+
+def _size(tensor: Tensor) -> float:
+    """The root mean square of the entries that are finite."""
+    finite = tensor.isfinite()
+    total = tensor.masked_fill(~finite, 0.0).double().square().sum() / finite.sum().clamp_min(1)
+    return float(total.sqrt())

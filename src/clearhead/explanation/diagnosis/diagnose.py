@@ -1,0 +1,164 @@
+"""diagnose(): what is wrong or risky in a call of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from copy import copy, deepcopy
+from inspect import signature
+from itertools import chain
+from typing import Any, NoReturn, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from clearhead._attention import Arguments, ScoreLike
+from clearhead.base.errors import ClearheadError
+from clearhead.explanation.diagnosis.case import Case
+from clearhead.explanation.diagnosis.checks import CHECKS
+from clearhead.explanation.diagnosis.diagnosis import Diagnosis
+from clearhead.explanation.diagnosis.finding import Finding
+from clearhead.explanation.diagnosis.reading import case_of
+from clearhead.nn._record import RecordingModule
+from clearhead.nn.torch_multihead_attention import TorchMultiheadAttention
+
+
+@runtime_checkable
+class Diagnosable(Protocol):
+    """What knows its own calls: a recorded call, a recording, a monitor."""
+
+    def diagnose(self) -> Diagnosis: ...
+
+
+def diagnose(
+    query: Any,
+    key: Any = None,
+    value: Any = None,
+    *inputs: Any,
+    score: ScoreLike = None,
+    mask: Any = None,
+    bias: Any = None,
+    scale: float | None = None,
+    sinks: Any = None,
+    align: Any = None,
+    **keywords: Any,
+) -> Diagnosis:
+    """What is wrong or risky in a call of attention, each with its evidence and what to do instead.
+
+    >>> import torch, clearhead as ch
+    >>> x = torch.randn(1, 2, 6, 64, generator=torch.Generator().manual_seed(0))
+    >>> print(ch.diagnose(x, x, x, mask=torch.ones(6, 6).triu(1).bool()))     # torch.nn's: True is "may not"
+    1 error, 1 warning.
+    error: a mask of the opposite polarity
+      In (1, 2, 6, 6), each query sees later ones alone, and not its own: a causal
+      mask upside down.
+      → True means 'may attend' here, in SDPA and in transformers; in torch.nn's
+        modules it means 'may not'. Pass ~mask, or a Mask, such as Causal() or
+        Padding(keep).
+    warning: queries that see nothing (head 0, query 5)
+      2 of 12 queries of (1, 2, 6, 6) may see no key: their output is 0.
+      → Let each query see one key at least, such as its own, or leave these queries
+        out. Where this is padding: other backends give NaN, or the mean of all
+        values, there.
+    >>> len(ch.diagnose(x, x, x, mask=ch.Causal()))
+    0
+    >>> attend = ch.nn.MultiHeadAttention(embed_dim=64, num_heads=2)
+    >>> [finding.name for finding in ch.diagnose(attend, x[0], x[0], x[0], valid_lens=[0, 6])]
+    ['queries that see nothing']
+
+    Of a call: the arguments of `attention`. A shape or a dtype that does not fit raises the error that `attention`
+    raises; a mask of 0 and 1, and positions without `align`, which `attention` refuses too, are findings.
+    Of a module: `diagnose(module, *inputs, **keywords)`, with what the module is called with: those of `clearhead.nn`
+    and `torch.nn.MultiheadAttention`. The module is not run to its end, and its `attention_weights` and caches stay.
+    Of a model: `with ch.watch(model, values=True) as seen: model(...)`, then `seen.diagnose()`, or
+    `diagnose(seen)`, and of one of its calls; without `values=True` nothing is said of values and precision. Of
+    training: `diagnose(monitor)`, the `Monitor` that `ch.monitor` gives.
+
+    Looked for: what the mask does (queries that see nothing, the opposite polarity, padding attended, 0 and 1, all
+    true, positions of unequal lengths, finite fills), numbers (NaN and infinity and where they are, NaN that SDPA would
+    leak, the error against float64), and what the softmax does (a scale missing or applied twice, saturation, few
+    effective keys, uniform heads, heads that rest on one key, values of 0). Entropies are judged against a uniform
+    softmax under the same mask, a scale by the spread of the scores and never by its constant.
+    Each threshold, and the reason for it, stands in the docstring of its check.
+    Returns a `Diagnosis`, empty where nothing is found. Nothing that was passed is changed.
+    Raises a `ClearheadError` for anything else than the above.
+    Cost: one pass over the allowed pairs, up to 2²⁷ of them, of more that of evenly spaced queries; for a mask of no
+    intervals all its pairs. Memory O(Lq + Lk).
+    Sources: Zhai et al. 2023, "Stabilizing Transformer Training by Preventing Attention Entropy Collapse"; Xiao et al.
+    2024, "Efficient Streaming Language Models with Attention Sinks".
+    """
+    options = {"score": score, "mask": mask, "bias": bias, "scale": scale, "sinks": sinks, "align": align}
+    given = {name: option for name, option in options.items() if option is not None} | keywords
+    positional = (key, value, *inputs)
+    while positional and positional[-1] is None:
+        positional = positional[:-1]
+    if isinstance(query, nn.Module):
+        return diagnosis_of([_of_module(query, positional, given)])
+    if isinstance(query, Diagnosable) and not isinstance(query, type):
+        if positional or given:
+            raise ClearheadError(f"diagnose of a {type(query).__name__} takes nothing else: it has its own inputs.")
+        return query.diagnose()
+    if keywords or inputs:
+        raise ClearheadError(
+            f"diagnose takes query, key and value, and of attention's options {', '.join(options)}; got "
+            f"{', '.join(keywords) or f'{len(inputs)} more inputs'}."
+        )
+    if key is None or value is None:
+        raise ClearheadError(
+            f"diagnose was given a {type(query).__name__} alone, or without a value. Pass query, key and value; a "
+            "module and its inputs; or an AttentionCall, a Recording or a Monitor."
+        )
+    return diagnosis_of([case_of(Arguments(query, key, value, **options))])
+
+
+@torch.no_grad()
+def diagnosis_of(cases: Iterable[Case]) -> Diagnosis:
+    """Every check of every case."""
+    findings = chain.from_iterable(_found(case) for case in cases)
+    return Diagnosis(findings, [check.looks_for for check in CHECKS])
+
+
+def _found(case: Case) -> Iterator[Finding]:
+    if not case.empty:
+        for check in CHECKS:
+            yield from check.find(case)
+
+
+class _Reached(Exception):
+    """Raised in place of a module's attention, with its arguments."""
+
+    def __init__(self, call: Arguments) -> None:
+        super().__init__()
+        self.call = call
+
+
+def _of_module(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Case:
+    """The call of attention that a module would make."""
+    name = "bias"
+    if isinstance(module, nn.MultiheadAttention):
+        name = "attn_mask"
+        if not isinstance(module, TorchMultiheadAttention):
+            module = TorchMultiheadAttention.from_torch(module)
+    if not isinstance(module, RecordingModule):
+        raise ClearheadError(
+            f"diagnose knows the attention modules of clearhead.nn and torch.nn.MultiheadAttention; got a "
+            f"{type(module).__name__}. Of a model, record its calls: with ch.watch(model) as seen: model(...); then "
+            "seen.diagnose()."
+        )
+    try:
+        given = signature(module.forward).bind(*inputs, **keywords)
+    except TypeError as error:
+        raise ClearheadError(f"diagnose calls {type(module).__name__} with what is given beside it: {error}.") from None
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            # its record, and its parameters, stay as they are: those that a first call makes are made in a copy
+            probe = deepcopy(module) if any(map(is_lazy, module.parameters())) else copy(module)
+            probe.__dict__["_attend"] = _reach
+            probe(*given.args, **given.kwargs)
+    except _Reached as reached:
+        return case_of(reached.call, name)
+    raise ClearheadError(f"{type(module).__name__} computed no attention for these inputs.")
+
+
+def _reach(query: Any, key: Any, value: Any, *, fresh: bool = False, **options: Any) -> NoReturn:
+    raise _Reached(Arguments(query, key, value, **options))

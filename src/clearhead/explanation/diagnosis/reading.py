@@ -1,0 +1,95 @@
+"""The arguments of a call as a case."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead._attention import Arguments
+from clearhead.base.arrays import to_tensor, to_tensor_float
+from clearhead.base.errors import UnsupportedError
+from clearhead.base.shapes import as_inputs, fit
+from clearhead.base.tracing import compiling, readable, transformed
+from clearhead.biases.base import Bias
+from clearhead.biases.dense import DenseBias
+from clearhead.explanation.diagnosis.case import Case
+from clearhead.explanation.diagnosis.fills import taken_apart
+from clearhead.masks.base import Mask
+from clearhead.problem.problem import Problem, only_zeros_and_ones
+
+LIKELY = {"keys": "lower_right", "queries": "upper_left"}  # the alignment, where none is given, by what is longer
+
+
+@torch.no_grad()
+def case_of(call: Arguments, bias_name: str = "bias") -> Case:
+    """The call as checks look at it. Raises what `attention` raises, but for faults that a check finds.
+
+    `bias_name`: what the caller calls the bias; another name than "bias" says that it was given as a mask.
+    """
+    call = Arguments(*map(_detached, call))._replace(dropout_p=0.0)  # which would draw a seed
+    added = _floats(call, bias_name)
+    as_mask = frozenset(name for name in added if name != "bias")
+    refused = "mask" in added and only_zeros_and_ones(added["mask"])
+    if refused:
+        call = call._replace(mask=None)
+    unaligned = _unaligned(call)
+    if unaligned:
+        call = call._replace(align=LIKELY[unaligned])
+    problem = call.problem()
+    if refused:
+        fit(added["mask"], problem.sizes, "mask")
+    inputs = _inputs(call, problem)
+    if not all(map(readable, [*inputs.values(), *added.values()])) or compiling() or transformed():
+        raise UnsupportedError(
+            f"diagnose reads the numbers of its inputs, and query {tuple(problem.query.shape)} has none here: they are "
+            "meta or fake tensors, or inside a transform of torch.func or torch.compile. Call it in eager code."
+        )
+    problem, blind = taken_apart(problem)
+    return Case(
+        problem=problem._replace(value=None),
+        inputs=inputs,
+        added=added,
+        as_mask=as_mask,
+        mask=call.mask if isinstance(call.mask, Mask) else None,
+        blind=blind,
+        unaligned=bool(unaligned),
+    )
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _floats(call: Arguments, bias_name: str) -> dict[str, Tensor]:
+    """The float tensors among mask and bias, by name."""
+    found = {}
+    for name, value in (("mask", call.mask), (bias_name, call.bias)):
+        value = value.tensor.detach() if isinstance(value, DenseBias) else value
+        if isinstance(value, Tensor | np.ndarray):
+            tensor = to_tensor(value, name)
+            if tensor.is_floating_point() and tensor.layout == torch.strided and not tensor.is_nested:
+                found[name] = tensor
+    return found
+
+
+def _unaligned(call: Arguments) -> str:
+    """Where something depends on positions, and nothing says where query 0 stands: which is longer; else empty."""
+    positional = [part.positional for part in (call.mask, call.bias) if isinstance(part, Mask | Bias)]
+    inside = isinstance(call.mask, Mask) and call.mask.counts_inside
+    shapes = [tuple(getattr(array, "shape", ())) for array in (call.query, call.key)]
+    if call.align is not None or not any(positional) or inside or min(map(len, shapes)) < 2:
+        return ""
+    queries, keys = (shape[-2] for shape in shapes)
+    return "keys" if queries < keys else "queries" if queries > keys else ""
+
+
+def _inputs(call: Arguments, problem: Problem) -> dict[str, Tensor]:
+    """Query, key and value as given, (B, H, L, E), of the dtype that they are computed in."""
+    dtype = problem.query.dtype
+    query, key, value = (to_tensor_float(t, "input").to(dtype) for t in (call.query, call.key, call.value))
+    query, key, value_, _ = as_inputs(query, key, value)
+    assert value_ is not None
+    return {"query": query, "key": key, "value": value_}

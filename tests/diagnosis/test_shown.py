@@ -1,0 +1,123 @@
+"""What a diagnosis is, and how it is shown."""
+
+import html.parser
+import json
+
+import pytest
+import torch
+
+import clearhead as ch
+from diagnosis.planted import PLANTED, UPPER, qkv
+
+HOSTILE = '<img src=x onerror="alert(1)">`$x$` [a](javascript:b) **b** | \x1b[31m\nred'
+
+
+def hostile():
+    finding = ch.Finding("the scale", "warning", f"evidence of {HOSTILE}", "remedy", {"layer": HOSTILE})
+    return ch.Diagnosis([finding, finding], ["something"])
+
+
+class Tags(html.parser.HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.text = [], ""
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, tuple(name for name, _ in attributes)))
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_eighty_columns(name):
+    for call in PLANTED[name]:
+        text = str(call())
+        assert max(map(len, text.splitlines())) <= 80, text
+
+
+def test_the_gravest_comes_first():
+    diagnosis = ch.diagnose(*qkv(2, 3, dtype=torch.float16), mask=UPPER)
+    assert [finding.severity for finding in diagnosis] == ["error", "warning", "note"]
+    assert (diagnosis.errors, diagnosis.warnings, diagnosis.notes) == ([diagnosis[0]], [diagnosis[1]], [diagnosis[2]])
+    assert diagnosis[:2] == list(diagnosis)[:2] and len(diagnosis) == 3
+    assert str(diagnosis).startswith("1 error, 1 warning, 1 note.\nerror: a mask of the opposite polarity")
+
+
+def test_of_nothing_it_says_what_was_looked_for():
+    diagnosis = ch.diagnose(*qkv(2, 3))
+    assert len(diagnosis) == 0 and not diagnosis
+    for text in (str(diagnosis), diagnosis._repr_html_(), diagnosis.markdown().replace("\\", "")):
+        text = " ".join(text.split())
+        assert "Nothing found. Looked for: " in text
+        assert all(what in text for what in diagnosis.looked_for) and len(diagnosis.looked_for) == 16
+
+
+def test_plain_values():
+    diagnosis = ch.diagnose(*qkv(2, 3), mask=UPPER)
+    again = json.loads(json.dumps(diagnosis.to_dict()))
+    assert [ch.Finding(**finding) for finding in again["findings"]] == list(diagnosis)
+
+
+def test_equal_findings_are_told_once_with_their_places():
+    findings = [ch.Finding("the scale", "note", f"number {i}", "do", {"layer": f"layers.{i}"}) for i in range(9)]
+    text = str(ch.Diagnosis(findings, []))
+    assert text == (
+        "9 notes.\nnote: the scale (layers.0)\n  number 0\n"
+        "  Also in layers.1; layers.2; layers.3; layers.4; and 4 more.\n  → do"
+    )
+
+
+def test_hostile_names_are_text_in_html():
+    tags = Tags()
+    tags.feed(hostile()._repr_html_())
+    assert {tag for tag, _ in tags.tags} <= {"p", "div", "b", "br"}
+    assert not any(name.startswith("on") for _, names in tags.tags for name in names)
+    assert HOSTILE.split("\x1b")[0] in tags.text
+
+
+def test_hostile_names_are_text_in_a_terminal():
+    text = str(hostile())
+    assert "\x1b" not in text and len(text.splitlines()[1]) <= 80
+
+
+def test_hostile_names_are_text_in_markdown():
+    mark = pytest.importorskip("markdown_it", reason="no renderer of Markdown is installed")
+    for renderer in (mark.MarkdownIt("commonmark"), mark.MarkdownIt("gfm-like", {"linkify": False})):
+        tags = Tags()
+        tags.feed(renderer.render(hostile().markdown()))
+        assert {tag for tag, _ in tags.tags} <= {"p", "h3", "strong"}, tags.tags
+        assert '<img src=x onerror="alert(1)">`$x$` [a](javascript:b) **b** |' in tags.text
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: ch.diagnose(torch.nn.Linear(2, 2), torch.ones(2)), "Linear"),
+        (lambda: ch.diagnose("model"), "str"),
+        (lambda: ch.diagnose(None), "NoneType"),
+        (lambda: ch.diagnose(torch.ones(2, 2)), "value"),
+        (lambda: ch.diagnose(ch.Recording), "Recording"),
+        (lambda: ch.diagnose(*qkv(2), torch.ones(2)), "1 more inputs"),
+        (lambda: ch.diagnose(*qkv(2), valid_lens=[2, 2]), "valid_lens"),
+        (lambda: ch.diagnose(ch.Recording([]), torch.ones(2)), "nothing else"),
+        (lambda: ch.diagnose(ch.nn.MultiHeadAttention(64, 4), *qkv(2), mask=torch.ones(3, 3).bool()), "mask"),
+        (lambda: ch.diagnose(ch.nn.MultiHeadAttention(64, 4), torch.ones(2, 64)), "'key'"),
+        (lambda: ch.diagnose(*(t.to("meta") for t in qkv(2))), "meta"),
+        (lambda: ch.diagnose(*qkv(2), mask=torch.ones(3, 3)), "mask"),
+        (lambda: ch.diagnose(torch.nn.MultiheadAttention(64, 4, add_zero_attn=True), *qkv(2)), "add_zero_attn"),
+    ],
+)
+def test_what_it_refuses(call, words):
+    with pytest.raises(ch.ClearheadError, match=words):
+        call()
+
+
+def test_refused_shapes_raise_what_attention_raises():
+    query, key, value = qkv(2, 3)
+    for options in ({"mask": UPPER[:3, :3]}, {"mask": UPPER.int()}, {"bias": 3}, {"align": "left"}, {"sinks": query}):
+        with pytest.raises(ch.ClearheadError) as want:
+            ch.attention(query, key, value, **options)
+        with pytest.raises(ch.ClearheadError) as found:
+            ch.diagnose(query, key, value, **options)
+        assert str(found.value) == str(want.value)
