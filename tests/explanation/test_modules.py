@@ -188,3 +188,20 @@ def test_a_module_of_another_kind_is_an_error_that_says_what_to_do():
 def test_the_module_s_own_errors_come_first():
     with pytest.raises(ch.ShapeError, match="width"):
         ch.explain(nn.MultiHeadAttention(8, 2), draw(1, 3, 5), draw(1, 3, 8), draw(1, 3, 8))
+
+
+def test_a_lazy_module_stays_lazy_and_is_explained_as_its_first_call_will_be():
+    module = nn.AdditiveAttention(8)
+    query, key = draw(2, 1, 20), draw(2, 10, 2, seed=1)
+    torch.manual_seed(3)
+    explanation = ch.explain(module, query, key, key)
+    assert "Uninitialized" in type(module.W_q.weight).__name__
+    with torch.no_grad():
+        torch.testing.assert_close(explanation["output"], module(query, key, key), rtol=1e-4, atol=1e-5)
+
+
+def test_a_module_in_training_draws_nothing():
+    module, x = made(lambda: nn.MultiHeadAttention(8, 2, dropout=0.5)), draw(1, 4, 8)
+    state = torch.random.get_rng_state()
+    ch.explain(module, x, x, x)
+    assert torch.equal(torch.random.get_rng_state(), state)

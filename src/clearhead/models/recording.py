@@ -141,7 +141,7 @@ class Recording(Calls[AttentionCall]):
         ...     output = block(torch.eye(4).expand(1, 2, 4, 4))
         >>> explanation = seen.explain(layer=0, head=1, query=3, key=2)
         >>> explanation["weights"]
-        tensor([[[[0.2152, 0.2152, 0.2152, 0.3543]]]])
+        tensor([[[[0.2151, 0.2151, 0.2151, 0.3547]]]])
 
         `layer`: the number of a call, or the name of a module that made one. `head`, `query`, `key`: numbers; with
         `key=None` the first key that the query may see is written out. `sequence`: which one of the batch.

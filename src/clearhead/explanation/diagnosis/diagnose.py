@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from copy import copy, deepcopy
 from inspect import signature
 from itertools import chain
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from clearhead._attention import Arguments, ScoreLike
 from clearhead.base.errors import ClearheadError
@@ -19,8 +17,9 @@ from clearhead.explanation.diagnosis.checks import CHECKS
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.explanation.diagnosis.finding import Finding
 from clearhead.explanation.diagnosis.reading import case_of
+from clearhead.explanation.modules.captured import twin_of
+from clearhead.explanation.modules.layers import as_ours
 from clearhead.nn._record import RecordingModule
-from clearhead.nn.torch_multihead_attention import TorchMultiheadAttention
 
 
 @runtime_checkable
@@ -137,8 +136,7 @@ def _of_module(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, A
     name = "bias"
     if isinstance(module, nn.MultiheadAttention):
         name = "attn_mask"
-        if not isinstance(module, TorchMultiheadAttention):
-            module = TorchMultiheadAttention.from_torch(module)
+        module = as_ours(module)
     if not isinstance(module, RecordingModule):
         raise ClearheadError(
             f"diagnose knows the attention modules of clearhead.nn and torch.nn.MultiheadAttention; got a "
@@ -151,10 +149,7 @@ def _of_module(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, A
         raise ClearheadError(f"diagnose calls {type(module).__name__} with what is given beside it: {error}.") from None
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            # its record, and its parameters, stay as they are: those that a first call makes are made in a copy
-            probe = deepcopy(module) if any(map(is_lazy, module.parameters())) else copy(module)
-            probe.__dict__["_attend"] = _reach
-            probe(*given.args, **given.kwargs)
+            twin_of(module, _reach)(*given.args, **given.kwargs)
     except _Reached as reached:
         return case_of(reached.call, name)
     raise ClearheadError(f"{type(module).__name__} computed no attention for these inputs.")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from clearhead._attention import Arguments
 from clearhead.base.errors import UnsupportedError
@@ -27,6 +30,16 @@ class Captured(NamedTuple):
     output: Any
 
 
+def twin_of(module: RecordingModule, attend: Callable[..., Any]) -> RecordingModule:
+    """A copy over the same parameters that calls this function for attention; the module's record stays as it is.
+
+    Parameters that a first call makes are made in the copy alone.
+    """
+    twin = copy.deepcopy(module) if any(map(is_lazy, module.parameters())) else copy.copy(module)
+    twin.__dict__["_attend"] = attend
+    return twin
+
+
 def captured(module: RecordingModule, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Captured:
     """Run a copy of the module that shares its parameters, and keep what it gives to `attention`."""
     found: list[tuple[Arguments, Problem, Tensor]] = []
@@ -39,8 +52,7 @@ def captured(module: RecordingModule, inputs: tuple[Any, ...], keywords: dict[st
         found.append((call, problem, output))
         return output if isinstance(query, Tensor) else output.detach().numpy()
 
-    twin = copy.copy(module)
-    twin.__dict__["_attend"] = keep
+    twin = twin_of(module, keep)
 
     def own(given: Any) -> Any:
         """What the twin may have: a copy of a cache, to which it writes, and the keys that the module prepared."""
@@ -49,7 +61,8 @@ def captured(module: RecordingModule, inputs: tuple[Any, ...], keywords: dict[st
         mine = isinstance(given, PreparedKeys) and given._by == id(module)
         return PreparedKeys(given._key, given._value, twin) if mine else given
 
-    output = twin.forward(*map(own, inputs), **{name: own(given) for name, given in keywords.items()})
+    with torch.random.fork_rng(devices=[]):  # dropout is that of the module's next call
+        output = twin.forward(*map(own, inputs), **{name: own(given) for name, given in keywords.items()})
     if not found:  # nested tensors, which torch's layers make
         raise UnsupportedError(f"{type(module).__name__} made no attention call that could be explained.")
     return Captured(*found[0], output)
