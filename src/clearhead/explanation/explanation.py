@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, require
 from clearhead.base.steps import Step
-from clearhead.explanation import as_markdown, as_script, as_text
+from clearhead.explanation import as_markdown, as_plot, as_script, as_text
 from clearhead.explanation.shown import Shown
 from clearhead.explanation.tables import as_record
 
@@ -52,9 +52,12 @@ class Explanation:
 
     def __getitem__(self, name: str) -> Tensor:
         """The result of the step of this name, with as many leading dimensions as the inputs have."""
+        return self.shown.squeezed(self._step(name))
+
+    def _step(self, name: str) -> Step:
         for step in self.steps:
             if step.name == name:
-                return self.shown.squeezed(step)
+                return step
         known = ", ".join(step.name for step in self.steps)
         raise ClearheadError(f"no step is called {name!r:.60}; the steps are {known}.")
 
@@ -80,6 +83,14 @@ class Explanation:
         Raises a `ClearheadError` where the inputs hold more than 20,000 numbers.
         """
         return as_script.render(self.title, self.parts, self.shown)
+
+    def plot(self, name: str = "weights", ax: Any = None) -> Any:
+        """Draw a step with matplotlib: "scores", "weights", "output", … Returns the axes, an array of them for several.
+
+        `name`: a step with rows and columns; of several sequences or heads each has a picture. `ax`: the axes to draw
+        on, where there is one picture. What is not finite is left white. Raises a `ClearheadError` for an unknown name.
+        """
+        return as_plot.plot(self._step(name), self.shown, ax)
 
     def to_dict(self) -> dict[str, Any]:
         """The same as numbers and text alone, which `json.dumps` takes; NaN and infinities as text."""

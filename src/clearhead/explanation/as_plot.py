@@ -1,0 +1,43 @@
+"""A step of an explanation as pictures: one for each sequence and head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from clearhead.base.errors import ClearheadError, require
+from clearhead.base.steps import Step
+from clearhead.explanation.shown import Shown
+from clearhead.explanation.tables import tables
+
+
+def plot(step: Step, shown: Shown, ax: Any) -> Any:
+    """The axes: one, or an array of them where there are several pictures. `ax`: the axes to draw one picture on."""
+    pyplot = require("matplotlib.pyplot", "plot", "plot()")
+    every = tables(step, shown)
+    if ax is None:
+        _, axes = pyplot.subplots(1, len(every), squeeze=False, figsize=(4.5 * len(every), 4), layout="constrained")
+        axes = axes[0]
+    elif len(every) > 1:
+        raise ClearheadError(
+            f"{step.name} has {len(every)} pictures, and one axes is given: choose one with at=, or pass none."
+        )
+    else:
+        axes = np.array([ax])
+    finite = step.value.detach().double()
+    finite = finite[finite.isfinite()].abs()
+    largest = float(finite.max()) if len(finite) else 1.0
+    signed = bool((step.value < 0).any()) and step.value.is_floating_point()
+    for axis, table in zip(axes, every, strict=True):
+        cells = np.array(table.cells, dtype=float)
+        cells[~np.isfinite(cells)] = np.nan  # -∞ is left white
+        low, colours = (-largest, "RdBu_r") if signed else (0.0, "GnBu")
+        drawn = axis.imshow(cells, cmap=colours, vmin=low, vmax=largest or 1.0, aspect="auto")
+        axis.figure.colorbar(drawn, ax=axis)
+        for side, names in ((axis.xaxis, table.columns), (axis.yaxis, table.rows)):
+            # matplotlib would typeset $…$ as mathematics
+            side.set_ticks(range(len(names)), [name.replace("$", r"\$") for name in names])
+        axis.tick_params(axis="x", rotation=90)
+        axis.set_title(", ".join(filter(None, [step.name, table.caption])).replace("$", r"\$"))
+    return axes[0] if len(axes) == 1 else axes

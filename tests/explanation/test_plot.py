@@ -1,0 +1,48 @@
+"""Pictures of steps."""
+
+import numpy as np
+import pytest
+import torch
+
+import clearhead as ch
+
+matplotlib = pytest.importorskip("matplotlib", reason="the extra [plot] is not installed")
+matplotlib.use("Agg")
+
+
+def draw(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    matplotlib.pyplot.close("all")
+
+
+def test_a_picture_holds_the_numbers_of_the_step():
+    explanation = ch.explain(draw(3, 4), draw(5, 4, seed=1), draw(5, 2, seed=2))
+    for name in ("scores", "weights", "output"):
+        axis = explanation.plot(name)
+        np.testing.assert_allclose(axis.images[0].get_array(), explanation[name], rtol=1e-6)
+        assert axis.get_title() == name
+    words = [label.get_text() for label in explanation.plot().get_yticklabels()]
+    assert words == ["query 0", "query 1", "query 2"]
+
+
+def test_each_head_has_a_picture_and_what_is_masked_is_white():
+    x = draw(1, 2, 4, 4)
+    axes = ch.explain(x, x, x, mask=ch.Causal()).plot("masked")
+    assert [axis.get_title() for axis in axes] == ["masked, head 0", "masked, head 1"]
+    assert axes[0].images[0].get_array().mask[0, 1]
+
+
+def test_on_axes_that_are_given():
+    x = draw(3, 4)
+    _, ax = matplotlib.pyplot.subplots()
+    assert ch.explain(x, x, x).plot(ax=ax) is ax
+    two = draw(1, 2, 3, 4)
+    with pytest.raises(ch.ClearheadError, match="2 pictures"):
+        ch.explain(two, two, two).plot(ax=ax)
+    with pytest.raises(ch.ClearheadError, match="no step is called 'w'"):
+        ch.explain(x, x, x).plot("w")
