@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import clearhead as ch
+from benchmarks.explaining import recorded
 from benchmarks.measure import extra_mib, status_kib
 from benchmarks.watching import generating, llama
 
@@ -22,6 +23,12 @@ def reduce_16384() -> float:
     weights = ch.weights(query, key)
     ch.weights(query[:, :, :512], key[:, :, :512]).reduce(ch.Entropy(), ch.TopK(5), ch.Received(), ch.Pool(128))
     return extra_mib(lambda: weights.reduce(ch.Entropy(), ch.TopK(5), ch.Received(), ch.Pool(128)))
+
+
+def explain_16384() -> float:
+    length, seen = 16384, recorded(16384)
+    str(recorded(300).explain(0, head=3, query=290, key=77))
+    return extra_mib(lambda: str(seen.explain(0, head=3, query=length - 7, key=77)))
 
 
 def tiled_training_16384() -> float:
@@ -175,6 +182,7 @@ CASES = {
     case.__name__: case
     for case in (
         reduce_16384,
+        explain_16384,
         tiled_training_16384,
         additive_training_4096,
         multi_head_8192,

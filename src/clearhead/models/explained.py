@@ -86,14 +86,14 @@ def _computed(call: AttentionCall, shown: Shown, parts: list[Part]) -> Part:
     theirs = given[(*shown.region.sides[:3],)].to(mine.dtype)
     far = float((theirs - mine).abs().nan_to_num().max())
     why = f"What {call.backend} gave for these queries. The largest difference to the output above is {number(far)}."
-    if far > _rounding(given):
+    if far > _rounding(theirs, given.dtype):
         why += " That is more than rounding: the model drops weights while training, or computes something else."
     return Part(title, (Step("model_output", "", why, theirs, ("B", "H", "Lq", "Ev")),))
 
 
-def _rounding(output: Tensor) -> float:
-    """What two orders of the same sums may differ by, of numbers as large as these."""
-    return 64 * torch.finfo(output.dtype).eps * max(1.0, float(output.abs().nan_to_num().max()))
+def _rounding(output: Tensor, dtype: torch.dtype) -> float:
+    """What two orders of the same sums may differ by, of numbers as large as these, in the dtype that they had."""
+    return 64 * torch.finfo(dtype).eps * max(1.0, float(output.abs().nan_to_num().max()))
 
 
 def _words(
