@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from clearhead.base.errors import ClearheadError, require
+from clearhead.base.pages import write_page
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.loading import bundled, load, reason
-from clearhead.models.recording import Recording, write_page
+from clearhead.models.recording import Recording
 from clearhead.models.watch import watch
 from clearhead.report import Layer, render
 from clearhead.report.summary import summarise

@@ -58,13 +58,19 @@ def _inputs(rows: Problem) -> list[Step]:
     """Query, key and value in the dtype of the scores, a row of keys for each head."""
     assert rows.value is not None
     dtype, heads = accumulated(rows.query.dtype), rows.sizes.heads
-    key, value = (t.to(dtype) for t in (rows.key, rows.value))
-    shared = ""
-    if heads != key.shape[1]:
-        key, value = (t.repeat_interleave(heads // t.shape[1], 1) for t in (key, value))
-        shared = " Heads that share a key head have the same rows."
-    return [
-        Step("query", "", "What is asked: one vector a query.", rows.query.to(dtype), ("B", "H", "Lq", "E")),
-        Step("key", "", f"What each place is found by: one vector a key.{shared}", key, ("B", "H", "Lk", "E")),
-        Step("value", "", f"What each place gives: one vector a key.{shared}", value, ("B", "H", "Lk", "Ev")),
-    ]
+    why = {
+        "query": "What is asked: one vector a query.",
+        "key": "What each place is found by: one vector a key.",
+        "value": "What each place gives: one vector a key.",
+    }
+    steps = []
+    for name, given, length, width in (
+        ("query", rows.query, "Lq", "E"), ("key", rows.key, "Lk", "E"), ("value", rows.value, "Lk", "Ev"),
+    ):  # fmt: skip
+        group = heads // given.shape[1]
+        tensor = given.to(dtype) if group == 1 else given.to(dtype).repeat_interleave(group, 1)
+        shared = "" if group == 1 else " Heads that share a key head have the same rows."
+        copies = tuple(n if stride == 0 else 1 for n, stride in zip(given.shape[:2], given.stride()[:2], strict=True))
+        axes = ("B", "H", length, width)
+        steps.append(Step(name, "", why[name] + shared, tensor, axes, copies=(copies[0], copies[1] * group)))
+    return steps

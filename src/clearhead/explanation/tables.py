@@ -54,10 +54,10 @@ def _table(caption: str, inner: Tensor, names: tuple[str, ...], shown: Shown) ->
     columns, column_names, columns_left = _side(names[1], inner.shape[1], shown)
     part = inner[list(rows)][:, list(columns)]
     missing = ", ".join(f"{n:,} more {what}" for n, what in ((rows_left, "rows"), (columns_left, "columns")) if n)
-    return Table(caption, row_names, column_names, part.double().tolist(), _kind(inner), missing)
+    return Table(caption, row_names, column_names, part.double().tolist(), kind_of(inner), missing)
 
 
-def _kind(numbers: Tensor) -> str:
+def kind_of(numbers: Tensor) -> str:
     if numbers.dtype == torch.bool:
         return "allowed"
     return "number" if numbers.dtype.is_floating_point else "integer"
