@@ -55,7 +55,11 @@ function read(code) {
 
   function primary() {
     const token = take();
-    if (token === "(") return inBrackets();
+    if (token === "(") {
+      const inner = expression(1);
+      take(")");
+      return inner;
+    }
     if (/^[\d.]/.test(token)) return { kind: "value", value: Number(token), text: /^\d+$/.test(token) ? token : null };
     if (token in CONSTANTS) return { kind: "value", value: CONSTANTS[token], text: null };
     if (!/^[A-Za-z_]/.test(token ?? "")) throw new SyntaxError(`“${token ?? "the end"}” is no value in “${code}”`);
@@ -66,21 +70,6 @@ function read(code) {
       name = take();
     }
     return call(name, ...arguments_());
-  }
-
-  function inBrackets() {
-    const inner = expression(1);
-    if (next() === ",") {
-      const items = [inner];
-      while (next() === ",") {
-        take();
-        if (next() !== ")") items.push(expression(1));
-      }
-      take(")");
-      return { kind: "tuple", items };
-    }
-    take(")");
-    return inner;
   }
 
   function postfix(tree) {
@@ -122,14 +111,17 @@ function read(code) {
   return { name, tree };
 }
 
-/** The names that a tree reads, each once, in order. */
-function namesIn(tree, found = new Set()) {
-  if (tree.kind === "name") found.add(tree.name);
-  for (const inner of [...(tree.inputs ?? []), ...(tree.items ?? []), ...Object.values(tree.options ?? {})]) {
-    namesIn(inner, found);
-  }
-  return [...found];
+/** A tree and all trees inside it. */
+function* allTrees(tree) {
+  yield tree;
+  for (const inner of [...(tree.inputs ?? []), ...Object.values(tree.options ?? {})]) yield* allTrees(inner);
 }
+
+/** What a tree reads and what it calls: the names of such trees, each once, in order. */
+const namesOf = (kind) => (tree) =>
+  [...new Set([...allTrees(tree)].filter((inner) => inner.kind === kind).map((inner) => inner.name))];
+const namesIn = namesOf("name");
+const callsIn = namesOf("call");
 
 /** The tree with `change(tree)` in the place of each inner tree for which that is not null. */
 function changed(tree, change) {

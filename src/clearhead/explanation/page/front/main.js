@@ -49,7 +49,7 @@ function stepBy(by, withFocus = false) {
   choose({ step: cards[next].steps[0].name });
   const { element: box } = cards[next];
   if (everythingShown()) box.scrollIntoView({ block: "nearest" });
-  if (withFocus) box.querySelector("td.cell[tabindex='0']")?.focus();
+  if (withFocus) box.querySelector(".result td.cell[tabindex='0']")?.focus();
 }
 
 /** Writes out the chosen number. */
@@ -79,16 +79,21 @@ function refresh() {
 const say = (text) => { byId("said").textContent = text; };
 
 /**
- * For tests and for the console; all of it only reads. `numbers(name)` are those of a step as the page has them;
- * `sentence(name, index)` is one of them written out; `obstacle` is why the page can't compute.
+ * For tests and for the console; all of it only reads. `numbers(name)` are those of a step as the page has them,
+ * `computed(name)` what the page makes of the steps before it;
+ * `sentence(name, index)` is one of them written out; `obstacle` is why the page can't compute, and `unknown(code)`
+ * which operations of a line of code it lacks.
  */
 function offerHooks() {
+  const plain = (all) => Array.from(all, (x) => (Number.isFinite(x) ? x : String(x)));
   window.clearhead = Object.freeze({
     obstacle,
     names: () => [...steps.keys()],
     sizes: (name) => [...steps.get(name).sizes],
-    numbers: (name) => Array.from(steps.get(name).numbers, (x) => (Number.isFinite(x) ? x : String(x))),
+    numbers: (name) => plain(steps.get(name).numbers),
+    computed: (name) => plain(allNumbers(steps.get(name).made ?? steps.get(name).node)),
     sentence: (name, index) => plainText(sentenceOf(steps.get(name), index)),
+    unknown: (code) => callsIn(read(code).tree).filter((name) => !Object.hasOwn(operations, name)),
     change: () => ({ scale: change.scale, temperature: change.temperature }),
   });
 }

@@ -173,9 +173,7 @@ function nodeOf(tree, steps) {
     if (!step) throw new Error(`no step is called ${tree.name}`);
     return step.node;
   }
-  if (tree.kind !== "call" || !Object.hasOwn(operations, tree.name)) {
-    throw new Error(`this page has no operation ${tree.name ?? tree.kind}`);
-  }
+  if (!Object.hasOwn(operations, tree.name)) throw new Error(`this page has no operation ${tree.name}`);
   const inputs = tree.inputs.map((inner) => nodeOf(inner, steps));
   const options = Object.entries(tree.options).map(([name, inner]) => [name, nodeOf(inner, steps)]);
   return operations[tree.name](...inputs, ...(options.length ? withGap(inputs, Object.fromEntries(options)) : []));
