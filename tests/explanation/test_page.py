@@ -9,6 +9,7 @@ import torch
 
 import clearhead as ch
 from clearhead.base.shapes import Sizes
+from clearhead.base.steps import number
 from clearhead.testing import masks, scores
 
 NAMED = {score.__name__: score for score in scores()}
@@ -170,6 +171,14 @@ def test_the_temperature_divides_all_that_the_softmax_is_taken_of(more, show):
     weights = logits.softmax(-1)[..., :5]
     torch.testing.assert_close(numbers(opened, "weights"), weights, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(numbers(opened, "output"), weights @ value.double(), rtol=1e-6, atol=1e-6)
+
+
+def test_numbers_are_printed_as_python_prints_them(show):
+    found = [k / 32 for k in range(-9, 9)] + [12345.0, 12355.0, -1e4, 9999.99995, 0.001, 9.9995e-4, 2e-7, 1e30, -0.0]
+    query = torch.tensor([found], dtype=torch.float64)
+    opened = show(ch.explain(query, query[[0, 0]] * 0, query[[0, 0]] * 0))
+    sentences = [opened.page.evaluate(f"clearhead.sentence('query', [0, 0, 0, {n}])") for n in range(len(found))]
+    assert [sentence.split(" = ")[1] for sentence in sentences] == [number(x) for x in found]
 
 
 def test_heads_that_share_a_key_head_are_edited_together(show):

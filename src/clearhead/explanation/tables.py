@@ -117,8 +117,8 @@ def shape_of(step: Step, shown: Shown) -> str:
     return ", ".join(f"{axis} {n}" if axis != "1" else "1" for axis, n in pairs)
 
 
-def as_record(step: Step, shown: Shown) -> dict[str, Any]:
-    """A step as plain numbers and text."""
+def facts(step: Step, shown: Shown) -> dict[str, Any]:
+    """What a step is, without its numbers."""
     return {
         "name": step.name,
         "formula": step.formula,
@@ -127,6 +127,12 @@ def as_record(step: Step, shown: Shown) -> dict[str, Any]:
         "given": step.given,
         "aside": step.aside,
         "code": step.code,
+    }
+
+
+def as_record(step: Step, shown: Shown) -> dict[str, Any]:
+    """A step as plain numbers and text."""
+    return facts(step, shown) | {
         "written_out": written_out(step, shown),
         "tables": [t._asdict() | {"cells": [[_plain(x) for x in row] for row in t.cells]} for t in tables(step, shown)],
     }

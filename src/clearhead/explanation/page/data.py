@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead.base.steps import Step
 from clearhead.explanation.shown import Shown
-from clearhead.explanation.tables import WIDTH, at_pair, kind_of, shape_of
+from clearhead.explanation.tables import WIDTH, at_pair, facts, kind_of
 
 if TYPE_CHECKING:
     from clearhead.explanation.explanation import Explanation
@@ -52,14 +52,7 @@ def page_data(explanation: Explanation) -> dict[str, Any]:
 
 def _step(step: Step, shown: Shown, whole: bool) -> dict[str, Any]:
     held = _held(step, shown, whole)
-    return {
-        "name": step.name,
-        "formula": step.formula,
-        "why": step.why,
-        "shape": shape_of(step, shown),
-        "given": step.given,
-        "aside": step.aside,
-        "code": step.code,
+    return facts(step, shown) | {
         "copies": list(step.copies),
         "kind": kind_of(step.value),
         "axes": list(step.axes),

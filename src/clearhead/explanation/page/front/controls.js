@@ -13,8 +13,8 @@ function makeSlider(name, middle, read, write) {
     const value = Number(field.value.trim().replace(",", "."));
     const good = Number.isFinite(value) && field.value.trim() !== "" && (name !== "temperature" || value > 0);
     if (good) write(value);
-    else say(`“${field.value}” is no ${name}.`);
     refresh();
+    if (!good) say(`“${field.value}” is no ${name}.`);
   });
   return () => {
     const value = read();

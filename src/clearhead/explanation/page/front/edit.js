@@ -39,6 +39,5 @@ function editCell(view, cell, typed) {
     event.stopPropagation();
     if (event.key === "Enter") take(true);
     if (event.key === "Escape") close(true);
-    if (event.key === "Tab") return;
   });
 }

@@ -68,6 +68,7 @@ function placeTabs() {
 }
 
 function refresh() {
+  say("");
   showCards();
   paintControls();
   placeTabs();

@@ -11,13 +11,23 @@ function decode(step) {
   return Float64Array.from(new arrayTypes[step.type](bytes.buffer));
 }
 
+/** Digits as Python rounds them: where two are as near, to the even one. `format`: "toFixed" or "toExponential". */
+function rounded(size, format, digits) {
+  const [exact, exponent] = size[format](60).split("e");
+  const end = exact.length - 60 + digits;
+  const halfway = /^50*$/.test(exact.slice(end)) && /[02468]$/.test(exact.slice(0, end));
+  if (!halfway) return size[format](digits);
+  return exact.slice(0, end) + (exponent ? `e${exponent}` : "");
+}
+
 /** A number as Python's `number()` has it: four digits after the point; far from 1, four in all. */
 function number(x) {
   if (Number.isNaN(x)) return "NaN";
   if (!Number.isFinite(x)) return x > 0 ? "∞" : "-∞";
   const size = Math.abs(x);
-  if (x === 0 || (size >= 1e-3 && size < 1e4)) return x.toFixed(4);
-  return x.toExponential(3).replace(/e([+-])(\d)$/, "e$10$2");
+  const sign = x < 0 || Object.is(x, -0) ? "-" : "";
+  if (x === 0 || (size >= 1e-3 && size < 1e4)) return sign + rounded(size, "toFixed", 4);
+  return sign + rounded(size, "toExponential", 3).replace(/e([+-])(\d)$/, "e$10$2");
 }
 
 function textOf(x, kind) {

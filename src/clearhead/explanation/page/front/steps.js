@@ -155,7 +155,7 @@ function formulaNow(step) {
       right = right.replace(new RegExp(`\\b${name}\\b(\\[[^\\]]*\\])?`, "g"), `($& / ${number(change.temperature)})`);
     }
   }
-  return right ? `${left} = ${right}` : left;
+  return right ? `${left} = ${right.replace(/\(\(([^()]*)\)\)/g, "($1)")}` : left;
 }
 
 /** Why a step is taken; a sentence with figures is of the first numbers. */
