@@ -3,9 +3,14 @@
 import dataclasses
 import json
 import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from browser import Opened, open_file
+from playwright.sync_api import Browser
 
 import clearhead as ch
 from clearhead.base.shapes import Sizes
@@ -14,6 +19,22 @@ from clearhead.testing import masks, scores
 
 NAMED = {score.__name__: score for score in scores()}
 COMPUTED = [name for name in NAMED if name != "ScoreFunction"]  # whose steps are known
+
+
+@pytest.fixture
+def show(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
+    """`show(explanation, hash="", init=None, **context)` opens its page from disk."""
+    everything: list[Opened] = []
+
+    def show_one(explanation: Any, hash: str = "", init: str | None = None, **context: Any) -> Opened:
+        path = explanation.html(tmp_path / f"page{len(everything)}.html")
+        opened = open_file(browser, path, Opened, hash, init, **context)
+        everything.append(opened)
+        return opened
+
+    yield show_one
+    for opened in everything:
+        opened.close()
 
 
 def draw(*shape, seed=0):

@@ -1,4 +1,4 @@
-"""Layers computed plainly in float64, and a browser to open pages in."""
+"""Layers computed plainly in float64, and reports opened in the browser."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browser import Opened, launched, open_file
+from browser import Opened, open_file
 from playwright.sync_api import Browser
 
 from clearhead.report import Layer, render
@@ -107,12 +107,6 @@ class Report(Opened):
     def shown(self) -> str:
         """What the panes show: layer/head/view/token/pair."""
         return str(self.page.evaluate("document.documentElement.dataset.shown"))
-
-
-@pytest.fixture(scope="package")
-def browser() -> Iterator[Browser]:
-    with launched() as chromium:
-        yield chromium
 
 
 @pytest.fixture

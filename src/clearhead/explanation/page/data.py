@@ -75,7 +75,7 @@ def _held(step: Step, shown: Shown, whole: bool) -> _Held:
     if not whole:
         for n, (axis, size) in enumerate(zip(step.axes, value.shape, strict=True)):
             if axis == "Lk" and size == shown.sizes.keys:
-                value = value.index_select(n, torch.tensor(shown.keys))
+                value = value.index_select(n, torch.tensor(shown.keys, device=value.device))
             elif size > WIDTH and axis not in ("B", "H", "Lq"):
                 value = value.narrow(n, 0, WIDTH)
     of = None
