@@ -194,6 +194,42 @@ def test_the_temperature_divides_all_that_the_softmax_is_taken_of(more, show):
     torch.testing.assert_close(numbers(opened, "output"), weights @ value.double(), rtol=1e-6, atol=1e-6)
 
 
+def test_a_step_with_many_vectors_is_computed_in_the_page(show):
+    query, key, value = draw(8, 6), draw(40, 6, seed=1), draw(40, 3, seed=2)
+    explanation = ch.explain(query, key, value, score=ch.Additive(6, 6, 32))
+    opened = show(explanation, "#step=hidden&at=Lq.5")
+    assert explanation["hidden"].numel() > 10_000
+    same(opened, explanation)
+    caption = opened.page.locator("#cards > section:not([hidden]) figure:not(.operand) figcaption")
+    assert "query 5" in caption.inner_text()
+    key[3, 2] = 2.5
+    edit(opened, "key", 3, 2, "2.5")
+    same(opened, ch.explain(query, key, value, score=explanation_score(explanation)))
+
+
+def explanation_score(explanation):
+    """An Additive of an explanation's own parameters."""
+    return ch.Additive.from_weights(explanation["W_q"], explanation["W_k"], explanation["w_v"])
+
+
+def test_of_a_long_call_the_page_shows_a_part_with_places_of_the_whole(show):
+    query, key, value = draw(40, 80), draw(300, 80, seed=1), draw(300, 3, seed=2)
+    explanation = ch.explain(query, key, value, score=ch.Additive(80, 80, 70), at=(slice(20, 24),))
+    opened = show(explanation, "#step=weights")
+    shown = explanation.shown
+    table = opened.page.locator("#cards > section:not([hidden]) figure:not(.operand)")
+    assert table.locator("thead th").all_text_contents()[-64:] == [f"key {place}" for place in shown.keys]
+    assert table.locator("tbody th").all_text_contents() == [f"query {place}" for place in range(20, 24)]
+    weights = explanation["weights"][:, list(shown.keys)].double()
+    torch.testing.assert_close(numbers(opened, "weights")[0, 0], weights, rtol=0, atol=0)
+    sentence = opened.page.evaluate("clearhead.sentence('total', [0, 0, 1, 0])")
+    assert "… (292 more)" in sentence and f"= {number(explanation['total'][1, 0])}" in sentence
+    for step in ("pairs", "hidden", "scores"):
+        opened.page.evaluate(f"location.hash = '#step={step}'")
+        opened.until("document.documentElement.dataset.shown", step)
+        assert opened.page.locator("#written").inner_text().startswith(step)
+
+
 def test_numbers_are_printed_as_python_prints_them(show):
     found = [k / 32 for k in range(-9, 9)] + [12345.0, 12355.0, -1e4, 9999.99995, 0.001, 9.9995e-4, 2e-7, 1e30, -0.0]
     query = torch.tensor([found], dtype=torch.float64)
