@@ -3,6 +3,7 @@
 """
 
 import other_kernels
+import pytest
 import torch
 
 ON_DEVICES = ("test_contract.py", "test_fuzz.py", "test_devices.py", "/nn/")
@@ -27,3 +28,12 @@ def pytest_collection_modifyitems(config, items):
         others = [item for item in items if not any(part in str(item.path) for part in ON_DEVICES)]
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in others]
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Chromium, one for all that open pages: Playwright can be started only once at a time."""
+    from browser import launched
+
+    with launched() as chromium:
+        yield chromium

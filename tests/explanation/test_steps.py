@@ -211,3 +211,22 @@ def test_a_name_that_no_step_has_is_an_error_that_lists_them():
     query = draw(2, 4)
     with pytest.raises(ch.ClearheadError, match=r"'nothing'; the steps are query, key, value, products"):
         ch.explain(query, query, query)["nothing"]
+
+
+def test_what_is_written_to_the_inputs_later_changes_nothing():
+    query, score = draw(3, 4), ch.Additive(4, 4, 2)
+    explanation = ch.explain(query, query, query, score=score, bias=query @ query.T)
+    before = str(explanation)
+    with torch.no_grad():
+        query.zero_()
+        for parameter in score.parameters():
+            parameter.zero_()
+    assert str(explanation) == before
+    module, x = ch.nn.MultiHeadAttention(4, 2), draw(1, 3, 4)
+    explanation = ch.explain(module, x, x, x)
+    before = str(explanation)
+    with torch.no_grad():
+        x.zero_()
+        for parameter in module.parameters():
+            parameter.zero_()
+    assert str(explanation) == before

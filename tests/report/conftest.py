@@ -1,30 +1,18 @@
-"""Layers computed plainly in float64, and a browser to open pages in."""
+"""Layers computed plainly in float64, and reports opened in the browser."""
 
 from __future__ import annotations
 
-import shutil
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from browser import Opened, open_file
+from playwright.sync_api import Browser
 
 from clearhead.report import Layer, render
-
-# The system's Chromium; where there is none, Playwright takes its own.
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-]
 
 
 @dataclass
@@ -107,19 +95,8 @@ def make_case() -> Callable[..., Case]:
     return compute_case
 
 
-@dataclass
-class Opened:
-    """A page in the browser, and all that went wrong on it."""
-
-    page: Page
-    faults: list[str] = field(default_factory=list)
-
-    def until(self, expression: str, wanted: object = True, seconds: float = 10) -> None:
-        """Poll a JavaScript expression (the page's policy forbids `wait_for_function`)."""
-        end = time.monotonic() + seconds
-        while (got := self.page.evaluate(expression)) != wanted:
-            assert time.monotonic() < end, f"{expression} is {got!r}, not {wanted!r}: {self.faults}"
-            time.sleep(0.02)
+class Report(Opened):
+    """A report in the browser."""
 
     def settle(self) -> None:
         """Wait until everything asked for is drawn."""
@@ -132,22 +109,10 @@ class Opened:
         return str(self.page.evaluate("document.documentElement.dataset.shown"))
 
 
-@pytest.fixture(scope="package")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield chromium
-        chromium.close()
-
-
 @pytest.fixture
-def open_report(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
-    """`open_report(layers, hash="", wait=True, html=None, **context)` opens a report from disk.
-
-    The test fails at its end if the page met an error, a dialog, a blocked or any network request.
-    Tests that provoke one clear `faults` themselves.
-    """
-    everything: list[tuple[Any, Opened]] = []
+def open_report(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Report]]:
+    """`open_report(layers, hash="", wait=True, html=None, **context)` opens a report from disk."""
+    everything: list[Report] = []
 
     def open_one(
         layers: list[Layer],
@@ -156,43 +121,15 @@ def open_report(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Open
         html: str | None = None,
         init: str | None = None,
         **context_options: Any,
-    ) -> Opened:
+    ) -> Report:
         path = tmp_path / f"report{len(everything)}.html"
         path.write_text(html or render(layers, "A report"), encoding="utf-8")
-        context = browser.new_context(**context_options)
-        page = context.new_page()
-        opened = Opened(page)
-        faults = opened.faults
-        page.on("pageerror", lambda error: faults.append(f"page error: {error}"))
-        page.on("console", lambda message: faults.append(f"console: {message.text}"))
-        page.on("request", lambda request: _note_request(request.url, path.as_uri(), faults))
-
-        def dismiss(dialog: Any) -> None:
-            faults.append(f"dialog: {dialog.message}")
-            dialog.dismiss()
-
-        page.on("dialog", dismiss)
-        page.add_init_script(
-            "window.violations = []; addEventListener('securitypolicyviolation',"
-            "e => window.violations.push(e.violatedDirective + ' ' + e.blockedURI));"
-        )
-        if init:
-            page.add_init_script(init)
-        page.goto(path.as_uri() + hash)
-        everything.append((context, opened))
+        opened = open_file(browser, path, Report, hash, init, **context_options)
+        everything.append(opened)
         if wait:
             opened.settle()
         return opened
 
     yield open_one
-    for context, opened in everything:
-        violations = opened.page.evaluate("window.violations || []")
-        context.close()
-        assert not opened.faults
-        assert not violations
-
-
-def _note_request(url: str, own: str, faults: list[str]) -> None:
-    """Anything but the page itself and data inside it is a fault."""
-    if url.split("#")[0] != own and not url.startswith(("data:", "blob:")):
-        faults.append(f"request: {url}")
+    for opened in everything:
+        opened.close()

@@ -27,7 +27,8 @@ class Step:
     two are "B" and "H" they are those of the call.
     `code`: PyTorch that computes it from the steps before it, over any number of leading dimensions; where it is empty,
     the script writes the value out. `cell(index)`: the right-hand side of one number of it, written out.
-    `aside`: whether it is what would happen otherwise, which no later step uses.
+    `aside`: whether it is what would happen otherwise, which no later step uses. `copies`: of an input, how many
+    sequences, and how many heads in a row, have the same rows since they share them.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Step:
     code: str = ""
     cell: Cell | None = None
     aside: bool = False
+    copies: tuple[int, int] = (1, 1)
 
     @property
     def given(self) -> bool:

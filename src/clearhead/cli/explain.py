@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.base.errors import ClearheadError, require
+from clearhead.base.pages import write_page
 from clearhead.cli.texts import add_model, checked, model_of, printable, watched
 from clearhead.explanation.examples import EXAMPLES, example
 from clearhead.explanation.explanation import Explanation
-from clearhead.models.recording import write_page
 
 WRITTEN = {".html": "html", ".md": "markdown", ".py": "script"}  # what a file's name asks for
 
@@ -55,7 +55,7 @@ def _explain(options: argparse.Namespace) -> None:
     kind = WRITTEN.get(Path(options.output).suffix)
     if kind is None:
         raise ClearheadError(f"the output is {options.output!r:.80}; expected a file .html, .md or .py.")
-    path = write_page(options.output, getattr(found, kind)())
+    path = write_page(options.output, getattr(found, kind)(), "explanation")
     print(f"The explanation: {printable(str(path.resolve()))}")
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.base.errors import ClearheadError, require
+from clearhead.base.pages import write_page
 from clearhead.cli.texts import add_model, checked, model_of, printable, watched
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.loading import bundled
-from clearhead.models.recording import Recording, write_page
+from clearhead.models.recording import Recording
 from clearhead.report import Layer, render
 from clearhead.report.summary import summarise
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, overload
 
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, require
+from clearhead.base.pages import write_page
 from clearhead.base.steps import Step
-from clearhead.explanation import as_markdown, as_plot, as_script, as_text
+from clearhead.explanation import as_html, as_markdown, as_plot, as_script, as_text
+from clearhead.explanation.page.render import render as render_page
 from clearhead.explanation.shown import Shown
 from clearhead.explanation.tables import as_record
 
@@ -37,8 +40,9 @@ class Explanation:
     ['query', 'key', 'value', 'products']
 
     `title`; `parts`, each with its `title`, its `steps` and what is `drawn` before them; `shown`, the places of the
-    call that it is about. `print(explanation)` shows it within 80 columns; `.script()`, `.markdown()` and `.to_dict()`
-    give the same steps as a program, as text for a page, and as plain numbers.
+    call that it is about. `print(explanation)` shows it within 80 columns; `.html()` is a page
+    that computes with other inputs, too; `.script()`, `.markdown()` and `.to_dict()` give the same steps as a program,
+    as text for a page, and as plain numbers. A notebook shows them as tables.
     """
 
     title: str
@@ -76,6 +80,22 @@ class Explanation:
     def markdown(self) -> str:
         """The same as Markdown: a heading a part, a table a step. Words of the inputs are escaped."""
         return as_markdown.render(self.title, self.parts, self.shown)
+
+    @overload
+    def html(self, path: None = None) -> str: ...
+    @overload
+    def html(self, path: str | Path) -> Path: ...
+    def html(self, path: str | Path | None = None) -> str | Path:
+        """One self-contained page that shows the steps, and computes them again when an input is changed.
+
+        With a `path` the page is written there, and the path returned; else the page is returned, as a string. It
+        needs no network. Words of the inputs are shown as text. Raises a `ClearheadError` where it cannot be written.
+        """
+        page = render_page(self)
+        return page if path is None else write_page(path, page, "page")
+
+    def _repr_html_(self) -> str:
+        return as_html.render(self.title, self.parts, self.shown)
 
     def script(self) -> str:
         """A short program in plain PyTorch that computes the same steps from the inputs' numbers, and prints them.

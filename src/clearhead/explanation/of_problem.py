@@ -70,21 +70,22 @@ def input_steps(problem: Problem, shown: Shown) -> list[Step]:
     """Query, key and value of the chosen rows, in the dtype of the scores, a row of keys for each head."""
     rows = _rows(problem, shown)
     dtype, heads = accumulated(rows.query.dtype), rows.sizes.heads
-    groups = heads // rows.key.shape[1]
-    shared = " Heads that share a key head have the same rows." if groups > 1 else ""
-
-    def of_each_head(tensor: Tensor) -> Tensor:
-        wide = tensor.to(dtype)
-        # views: query, key and value may be one tensor, and each has a gradient of its own
-        return wide.view_as(wide) if groups == 1 else wide.repeat_interleave(groups, 1)
-
-    query, key = rows.query.to(dtype).view_as(rows.query), of_each_head(rows.key)
-    why = f"What each place is found by: one vector a key.{shared}"
-    steps = [
-        Step("query", "", "What is asked: one vector a query.", query, ("B", "H", "Lq", "E")),
-        Step("key", "", why, key, ("B", "H", "Lk", "E")),
-    ]
-    if rows.value is not None:
-        why = f"What each place gives: one vector a key.{shared}"
-        steps.append(Step("value", "", why, of_each_head(rows.value), ("B", "H", "Lk", "Ev")))
+    why = {
+        "query": "What is asked: one vector a query.",
+        "key": "What each place is found by: one vector a key.",
+        "value": "What each place gives: one vector a key.",
+    }
+    steps = []
+    for name, given, length, width in (
+        ("query", rows.query, "Lq", "E"), ("key", rows.key, "Lk", "E"), ("value", rows.value, "Lk", "Ev"),
+    ):  # fmt: skip
+        if given is None:
+            continue
+        group = heads // given.shape[1]
+        # a copy: what is written to the inputs later changes nothing here, and each of the three has its own gradient
+        tensor = given.to(dtype).clone() if group == 1 else given.to(dtype).repeat_interleave(group, 1)
+        shared = "" if group == 1 else " Heads that share a key head have the same rows."
+        copies = tuple(n if stride == 0 else 1 for n, stride in zip(given.shape[:2], given.stride()[:2], strict=True))
+        axes = ("B", "H", length, width)
+        steps.append(Step(name, "", why[name] + shared, tensor, axes, copies=(copies[0], copies[1] * group)))
     return steps

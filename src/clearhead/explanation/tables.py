@@ -54,10 +54,10 @@ def _table(caption: str, inner: Tensor, names: tuple[str, ...], shown: Shown) ->
     columns, column_names, columns_left = _side(names[1], inner.shape[1], shown)
     part = inner[list(rows)][:, list(columns)]
     missing = ", ".join(f"{n:,} more {what}" for n, what in ((rows_left, "rows"), (columns_left, "columns")) if n)
-    return Table(caption, row_names, column_names, part.double().tolist(), _kind(inner), missing)
+    return Table(caption, row_names, column_names, part.double().tolist(), kind_of(inner), missing)
 
 
-def _kind(numbers: Tensor) -> str:
+def kind_of(numbers: Tensor) -> str:
     if numbers.dtype == torch.bool:
         return "allowed"
     return "number" if numbers.dtype.is_floating_point else "integer"
@@ -115,8 +115,8 @@ def shape_of(step: Step, shown: Shown) -> str:
     return ", ".join(f"{axis} {n}" if axis != "1" else "1" for axis, n in pairs)
 
 
-def as_record(step: Step, shown: Shown) -> dict[str, Any]:
-    """A step as plain numbers and text."""
+def facts(step: Step, shown: Shown) -> dict[str, Any]:
+    """What a step is, without its numbers."""
     return {
         "name": step.name,
         "formula": step.formula,
@@ -125,6 +125,12 @@ def as_record(step: Step, shown: Shown) -> dict[str, Any]:
         "given": step.given,
         "aside": step.aside,
         "code": step.code,
+    }
+
+
+def as_record(step: Step, shown: Shown) -> dict[str, Any]:
+    """A step as plain numbers and text."""
+    return facts(step, shown) | {
         "written_out": written_out(step, shown),
         "tables": [t._asdict() | {"cells": [[_plain(x) for x in row] for row in t.cells]} for t in tables(step, shown)],
     }

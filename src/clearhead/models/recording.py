@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
+from clearhead.base.pages import write_page
 from clearhead.explanation.diagnosis.diagnose import diagnosis_of
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.explanation.explanation import Explanation
@@ -303,16 +304,3 @@ def _words(name: str, tokens: Any, sizes: set[int]) -> list[str]:
             "word for each position of the sequence that the model was given."
         )
     return words
-
-
-def write_page(path: Any, page: str) -> Path:
-    """Write a page, or say why it cannot be written."""
-    try:
-        target = Path(path)
-        target.write_text(page, encoding="utf-8")
-    except (OSError, ValueError, TypeError) as error:  # ValueError: a NUL in the path; TypeError: no path at all
-        raise ClearheadError(
-            f"cannot write the report to {str(path)!r}: {getattr(error, 'strerror', None) or error}. Pass a file in a "
-            "folder that exists and that you may write to."
-        ) from error
-    return target

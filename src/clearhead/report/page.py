@@ -8,17 +8,13 @@ text. See `front/` for the program, one concern a file; they are joined here, in
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
-import json
-import re
 from collections.abc import Sequence
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
 
+from clearhead.base.pages import embedded, filled, policy, program_of, source
 from clearhead.report._blocks import Blocks
 from clearhead.report.layer import Array, Layer, of_head
 
@@ -61,22 +57,20 @@ def render(layers: Sequence[Layer], title: str) -> str:
         _describe(layer, thumbnail, blocks, texts) for layer, thumbnail in zip(layers, thumbnails, strict=True)
     ]
     meta = {"title": title, "texts": texts.all, "layers": described, "types": blocks.types}
-    style = _source("page.css")
-    guard = _source("guard.js")
-    program = "".join(_source(name) for name in SCRIPTS)
-    program = f'(() => {{\n"use strict";\n{program}}})();\n'
+    style = source(__package__, "page.css")
+    guard = source("clearhead.base", "guard.js")
+    program = program_of(source("clearhead.base", "ramp.js"), *(source(__package__, name) for name in SCRIPTS))
     parts = {
-        "policy": _policy(style, guard, program),
+        "policy": policy(style, guard, program),
         "title": html.escape(title),
         "style": style,
         "guard": guard,
-        "meta": _json(meta),
+        "meta": embedded(meta),
         "thumbnails": blocks.html(0, early),
         "program": program,
         "data": blocks.html(early, len(blocks)),
     }
-    page = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _source("page.html"))
-    return page.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate cannot be written
+    return filled(source(__package__, "page.html"), parts)
 
 
 def _describe(layer: Layer, thumbnail: int, blocks: Blocks, texts: _Texts) -> dict[str, Any]:
@@ -162,31 +156,3 @@ class _Texts:
             self._numbers[content] = len(self.all)
             self.all.append(list(content))
         return self._numbers[content]
-
-
-def _json(value: Any) -> str:
-    """JSON that cannot end the element it stands in, whatever the strings hold."""
-    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
-
-
-def _policy(style: str, *scripts: str) -> str:
-    """The content security policy: our own scripts and style by hash, and nothing else."""
-    allowed = " ".join(_hash(script) for script in scripts)
-    return (
-        f"default-src 'none'; script-src {allowed}; style-src {_hash(style)}; "
-        "img-src data: blob:; base-uri 'none'; form-action 'none'"
-    )
-
-
-def _hash(source: str) -> str:
-    digest = hashlib.sha256(source.encode("utf-8")).digest()
-    return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
-
-
-def _source(name: str) -> str:
-    """A file of the front end, with the line ends that a browser hashes."""
-    text = files("clearhead.report").joinpath("front", name).read_text(encoding="utf-8")
-    return text.replace("\r\n", "\n")

@@ -22,7 +22,8 @@ class Linear(NamedTuple):
         return Linear(self.weight[kept], None if self.bias is None else self.bias[kept])
 
     def to(self, like: Tensor) -> Linear:
-        return Linear(self.weight.to(like), None if self.bias is None else self.bias.to(like))
+        """A copy in another dtype."""
+        return Linear(self.weight.to(like).clone(), None if self.bias is None else self.bias.to(like).clone())
 
 
 def projection_steps(layer: Linear, source: Step, name: str, result: str, why: str) -> list[Step]:

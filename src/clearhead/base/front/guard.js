@@ -4,7 +4,7 @@
 window.clearheadProblem = (text) => {
   const box = document.getElementById("problem");
   box.textContent =
-    `This report could not be shown in full: ${text} ` +
+    `This page could not be shown in full: ${text} ` +
     "It needs a browser of 2023 or later (Chrome, Edge, Firefox or Safari).";
   box.hidden = false;
   document.documentElement.dataset.problem = "yes";

@@ -1,0 +1,66 @@
+"""What every page is made with: one HTML file with its data, its style and its program inside, and no requests."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from clearhead.base.errors import ClearheadError
+
+
+def source(package: str, name: str) -> str:
+    """A file of a package's folder `front`, with the line ends that a browser hashes."""
+    text = files(package).joinpath("front", name).read_text(encoding="utf-8")
+    return text.replace("\r\n", "\n")
+
+
+def program_of(*scripts: str) -> str:
+    """Scripts joined into one function, so that they share their names with each other and with nothing else."""
+    return f'(() => {{\n"use strict";\n{"".join(scripts)}}})();\n'
+
+
+def embedded(value: Any) -> str:
+    """JSON that cannot end the element it stands in, whatever the strings hold."""
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def policy(style: str, *scripts: str) -> str:
+    """The content security policy: the page's own scripts and style by hash, and nothing else."""
+    allowed = " ".join(_hash(script) for script in scripts)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src {_hash(style)}; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode("utf-8")).digest()
+    return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
+
+
+def filled(template: str, parts: Mapping[str, str]) -> str:
+    """The page: each `{{name}}` of the template replaced by that part."""
+    page = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+    return page.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate cannot be written
+
+
+def write_page(path: Any, page: str, what: str = "report") -> Path:
+    """Write a page, or say why it cannot be written."""
+    try:
+        target = Path(path)
+        target.write_text(page, encoding="utf-8")
+    except (OSError, ValueError, TypeError) as error:  # ValueError: a NUL in the path; TypeError: no path at all
+        raise ClearheadError(
+            f"cannot write the {what} to {str(path)!r}: {getattr(error, 'strerror', None) or error}. Pass a file in a "
+            "folder that exists and that you may write to."
+        ) from error
+    return target

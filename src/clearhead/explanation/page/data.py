@@ -1,0 +1,98 @@
+"""What the page knows of an explanation: the text of each step, and its numbers as they are in memory."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from clearhead.base.steps import Step
+from clearhead.explanation.shown import Shown
+from clearhead.explanation.tables import WIDTH, at_pair, facts, kind_of
+
+if TYPE_CHECKING:
+    from clearhead.explanation.explanation import Explanation
+
+INPUTS = 12_000  # numbers of inputs that a page holds whole, so that it can compute with them
+DEEP = 4_000  # numbers of a step with one vector a pair that a page holds; of more, the vector of one pair
+STORED = {"float32": torch.float32, "float64": torch.float64, "int32": torch.int32, "uint8": torch.uint8}
+
+
+def page_data(explanation: Explanation) -> dict[str, Any]:
+    """All of it, for JSON.
+
+    A page that holds every number of the inputs can compute with others in their place; of a long call it holds what
+    is shown. Labels are those of the entries that it holds.
+    """
+    shown, steps = explanation.shown, explanation.steps
+    inputs = sum(step.value.numel() for step in steps if step.given)
+    whole = len(shown.keys) == shown.sizes.keys and inputs <= INPUTS
+    kept = {"B": shown.batches, "H": shown.heads, "Lq": shown.queries, "Lk": shown.keys}
+    return {
+        "title": explanation.title,
+        "leftOut": list(shown.left_out),
+        "whole": whole,
+        "keys": [len(shown.keys), shown.sizes.keys],
+        "single": [n == 1 for n in shown.sizes.shape[:2]],
+        "labels": {axis: [shown.name(axis, place) for place in places] for axis, places in kept.items()},
+        "places": {axis: list(places) for axis, places in kept.items()},
+        "pair": [*shown.pair[:3], shown.keys.index(shown.pair[3])],
+        "parts": [
+            {
+                "title": part.title,
+                "drawn": part.drawn,
+                "steps": [_step(step, shown, whole) for step in part.steps],
+            }
+            for part in explanation.parts
+        ],
+    }
+
+
+def _step(step: Step, shown: Shown, whole: bool) -> dict[str, Any]:
+    held = _held(step, shown, whole)
+    return facts(step, shown) | {
+        "copies": list(step.copies),
+        "kind": kind_of(step.value),
+        "axes": list(step.axes),
+        "more": held.more,
+        "of": held.of,
+        **_stored(held.value),
+    }
+
+
+class _Held(NamedTuple):
+    """What the page holds of a step."""
+
+    value: Tensor
+    more: list[int]  # along each axis, how many entries it does not hold
+    of: list[int] | None  # the pair that its vector is of, where it holds no other; among what the page holds
+
+
+def _held(step: Step, shown: Shown, whole: bool) -> _Held:
+    value = step.value.detach().cpu()
+    if not whole:
+        for n, (axis, size) in enumerate(zip(step.axes, value.shape, strict=True)):
+            if axis == "Lk" and size == shown.sizes.keys:
+                value = value.index_select(n, torch.tensor(shown.keys, device=value.device))
+            elif size > WIDTH and axis not in ("B", "H", "Lq"):
+                value = value.narrow(n, 0, WIDTH)
+    of = None
+    if not step.given and value.ndim > 4 and value.numel() > DEEP:
+        b, h, i, j = at_pair(step, shown)[:4]
+        of = [b, h, i, shown.keys.index(j) if step.value.shape[3] > 1 else 0]
+        value = value[tuple(slice(n, n + 1) for n in of)]
+    more = [a - b for a, b in zip(step.value.shape, value.shape, strict=True)]
+    return _Held(value, more, of)
+
+
+def _stored(value: Tensor) -> dict[str, Any]:
+    """An array as base64 of its values in C order, their type and its sizes."""
+    if value.dtype == torch.bool:
+        name = "uint8"
+    else:
+        name = "float64" if value.dtype == torch.float64 else "float32" if value.is_floating_point() else "int32"
+    array = value.to(STORED[name]).numpy()
+    content = array.astype(array.dtype.newbyteorder("<")).tobytes()
+    return {"sizes": list(value.shape), "type": name, "values": base64.b64encode(content).decode("ascii")}

@@ -1,0 +1,43 @@
+// ---- An input's cell as a field: Enter or leaving it takes the number, Escape leaves it as it was.
+
+function editCell(view, cell, typed) {
+  const { step } = view;
+  if (!editable(step) || cell.querySelector("input")) return;
+  const index = view.indexAt(cell);
+  const before = step.numbers[placeOf(index, step.sizes)];
+  const field = element("input");
+  field.type = "text";
+  field.inputMode = "decimal";
+  field.value = typed ?? String(Number(before.toPrecision(7)));
+  field.setAttribute("aria-label", placeName(step, index));
+  cell.replaceChildren(field);
+  field.focus();
+  if (typed === undefined) field.select();
+  let open = true;
+  const close = (focusCell) => {
+    open = false;
+    field.remove();
+    view.paint();
+    if (focusCell) cell.focus();
+  };
+  const take = (focusCell) => {
+    if (!open) return;
+    const untouched = typed === undefined && field.value === String(Number(before.toPrecision(7)));
+    const value = untouched ? before : fitted(step, field.value);
+    if (value === null) {
+      field.setAttribute("aria-invalid", "true");
+      say(`“${field.value}” is no number that fits ${step.type}.`);
+      if (!focusCell) close(false);
+      return;
+    }
+    if (value !== before) setInput(step, index, value);
+    close(focusCell);
+    refresh();
+  };
+  field.addEventListener("blur", () => take(false));
+  field.addEventListener("keydown", (event) => {
+    event.stopPropagation();
+    if (event.key === "Enter") take(true);
+    if (event.key === "Escape") close(true);
+  });
+}

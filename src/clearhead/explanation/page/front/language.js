@@ -1,0 +1,131 @@
+// ---- The language of a step's code: one assignment in PyTorch, read into a tree.
+//
+// A tree is {kind: "name" | "value" | "call"}: a call has its `name`, its `inputs` (trees) and `options` by name. Every
+// operator and method is a call: `a @ b` is matmul(a, b), `a.sum(-1)` is sum(a, -1), `torch.exp(a)` is exp(a).
+
+const OPERATORS = { // how tightly each binds, in Python's order
+  "<=": [1, "le"], "<": [1, "lt"], ">=": [1, "ge"], ">": [1, "gt"], "==": [1, "eq"], "!=": [1, "ne"],
+  "|": [2, "or"], "&": [3, "and"], "+": [4, "add"], "-": [4, "sub"],
+  "*": [5, "mul"], "/": [5, "div"], "@": [5, "matmul"], "**": [7, "pow"],
+};
+const UNARY = { "-": "neg", "~": "not" };
+const UNARY_BINDS = 6;
+const CONSTANTS = { inf: Infinity, nan: NaN, True: 1, False: 0 };
+const TOKEN = /\s*(\d+\.?\d*(?:e[+-]?\d+)?|\.\d+(?:e[+-]?\d+)?|[A-Za-z_]\w*|\*\*|<=|>=|==|!=|[-+*/@&|~<>()[\],.=])/gy;
+
+function tokensOf(text) {
+  const tokens = [];
+  TOKEN.lastIndex = 0;
+  while (TOKEN.lastIndex < text.trimEnd().length) {
+    const at = TOKEN.lastIndex;
+    const found = TOKEN.exec(text);
+    if (!found) throw new SyntaxError(`nothing is known of “${text.slice(at).trim()}”`);
+    tokens.push(found[1]);
+  }
+  return tokens;
+}
+
+/** `name = expression` as {name, tree}. Throws a SyntaxError for what is no such line. */
+function read(code) {
+  const tokens = tokensOf(code);
+  let at = 0;
+  const next = () => tokens[at];
+  const take = (wanted) => {
+    if (wanted !== undefined && tokens[at] !== wanted) {
+      throw new SyntaxError(`“${wanted}” is missing before “${tokens[at] ?? "the end"}” in “${code}”`);
+    }
+    return tokens[at++];
+  };
+  const call = (name, inputs, options = {}) => ({ kind: "call", name, inputs, options });
+
+  function expression(least) {
+    let left = unary();
+    for (;;) {
+      const [binds, name] = OPERATORS[next()] ?? [0];
+      if (!binds || binds < least) return left;
+      take();
+      left = call(name, [left, expression(name === "pow" ? UNARY_BINDS : binds + 1)]); // a power binds from the right
+    }
+  }
+
+  function unary() {
+    if (!UNARY[next()]) return postfix(primary());
+    return call(UNARY[take()], [expression(UNARY_BINDS)]);
+  }
+
+  function primary() {
+    const token = take();
+    if (token === "(") {
+      const inner = expression(1);
+      take(")");
+      return inner;
+    }
+    if (/^[\d.]/.test(token)) return { kind: "value", value: Number(token), text: /^\d+$/.test(token) ? token : null };
+    if (token in CONSTANTS) return { kind: "value", value: CONSTANTS[token], text: null };
+    if (!/^[A-Za-z_]/.test(token ?? "")) throw new SyntaxError(`“${token ?? "the end"}” is no value in “${code}”`);
+    if (token !== "torch") return { kind: "name", name: token };
+    let name = "";
+    while (next() === ".") {
+      take();
+      name = take();
+    }
+    return call(name, ...arguments_());
+  }
+
+  function postfix(tree) {
+    while (next() === ".") {
+      take();
+      const name = take();
+      tree = next() === "(" ? withInput(tree, name) : call(name, [tree]);
+    }
+    return tree;
+  }
+
+  function withInput(tree, name) {
+    const [inputs, options] = arguments_();
+    return call(name, [tree, ...inputs], options);
+  }
+
+  function arguments_() {
+    const inputs = [];
+    const options = {};
+    take("(");
+    while (next() !== ")") {
+      if (tokens[at + 1] === "=") {
+        const name = take();
+        take();
+        options[name] = expression(1);
+      } else {
+        inputs.push(expression(1));
+      }
+      if (next() !== ")") take(",");
+    }
+    take(")");
+    return [inputs, options];
+  }
+
+  const name = take();
+  take("=");
+  const tree = expression(1);
+  if (at < tokens.length) throw new SyntaxError(`“${tokens.slice(at).join(" ")}” is left over in “${code}”`);
+  return { name, tree };
+}
+
+/** A tree and all trees inside it. */
+function* allTrees(tree) {
+  yield tree;
+  for (const inner of [...(tree.inputs ?? []), ...Object.values(tree.options ?? {})]) yield* allTrees(inner);
+}
+
+/** What a tree reads and what it calls: the names of such trees, each once, in order. */
+const namesOf = (kind) => (tree) =>
+  [...new Set([...allTrees(tree)].filter((inner) => inner.kind === kind).map((inner) => inner.name))];
+const namesIn = namesOf("name");
+const callsIn = namesOf("call");
+
+/** The tree with `change(tree)` in the place of each inner tree for which that is not null. */
+function changed(tree, change) {
+  const other = change(tree);
+  if (other) return other;
+  return tree.kind === "call" ? { ...tree, inputs: tree.inputs.map((inner) => changed(inner, change)) } : tree;
+}

@@ -1,0 +1,50 @@
+// ---- The page's data, and numbers as every view of an explanation prints them.
+
+const byId = (id) => document.getElementById(id);
+const data = JSON.parse(byId("data").textContent);
+
+const arrayTypes = { float32: Float32Array, float64: Float64Array, int32: Int32Array, uint8: Uint8Array };
+
+/** The numbers of a step as they were in Python, every one exact in a double. */
+function decode(step) {
+  const bytes = Uint8Array.from(atob(step.values), (character) => character.charCodeAt(0));
+  return Float64Array.from(new arrayTypes[step.type](bytes.buffer));
+}
+
+/** Digits as Python rounds them: where two are as near, to the even one. `format`: "toFixed" or "toExponential". */
+function rounded(size, format, digits) {
+  const [exact, exponent] = size[format](60).split("e");
+  const end = exact.length - 60 + digits;
+  const halfway = /^50*$/.test(exact.slice(end)) && /[02468]$/.test(exact.slice(0, end));
+  if (!halfway) return size[format](digits);
+  return exact.slice(0, end) + (exponent ? `e${exponent}` : "");
+}
+
+/** A number as Python's `number()` has it: four digits after the point; far from 1, four in all. */
+function number(x) {
+  if (Number.isNaN(x)) return "NaN";
+  if (!Number.isFinite(x)) return x > 0 ? "∞" : "-∞";
+  const size = Math.abs(x);
+  const sign = x < 0 || Object.is(x, -0) ? "-" : "";
+  if (x === 0 || (size >= 1e-3 && size < 1e4)) return sign + rounded(size, "toFixed", 4);
+  return sign + rounded(size, "toExponential", 3).replace(/e([+-])(\d)$/, "e$10$2");
+}
+
+function textOf(x, kind) {
+  if (kind === "allowed") return x ? "■" : "·";
+  return kind === "integer" ? String(x) : number(x);
+}
+
+const sizeOf = (sizes) => sizes.reduce((product, n) => product * n, 1);
+
+/** Where an index stands in memory, in C order. */
+const placeOf = (index, sizes) => index.reduce((place, n, axis) => place * sizes[axis] + n, 0);
+
+/** Calls `visit(index)` for every index of an array of these sizes, in C order; the index is used again. */
+function everyIndex(sizes, visit) {
+  const index = sizes.map(() => 0);
+  for (let left = sizeOf(sizes); left > 0; left--) {
+    visit(index);
+    for (let axis = sizes.length - 1; axis >= 0 && ++index[axis] === sizes[axis]; axis--) index[axis] = 0;
+  }
+}

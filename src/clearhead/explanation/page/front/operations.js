@@ -1,0 +1,183 @@
+// ---- What each call of the language computes, entry by entry: its axes, its numbers, and each number written out.
+//
+// A node is {axes, at(index), term(index)}: axes are [{n, more}], `more` being entries that this page does not hold.
+// Nothing between the steps is kept; only a step's own numbers are (see steps.js).
+
+/** An index of a result as one of an input that broadcasts to it. */
+function broadcastIndex(index, axes) {
+  const skip = index.length - axes.length;
+  return axes.map((axis, n) => (axis.n === 1 ? 0 : index[n + skip]));
+}
+
+function broadcastAxes(nodes) {
+  const depth = Math.max(...nodes.map((node) => node.axes.length));
+  return Array.from({ length: depth }, (_, n) => {
+    const mine = nodes.map((node) => node.axes[n - depth + node.axes.length]).filter((axis) => axis);
+    const wide = mine.filter((axis) => axis.n !== 1);
+    if (wide.some((axis) => axis.n !== wide[0].n)) throw new Error("sizes do not broadcast");
+    return wide[0] ?? mine[0];
+  });
+}
+
+/** Entry by entry: `compute` of the numbers, `write` of the terms. */
+const entrywise = (compute, write) => (...nodes) => ({
+  axes: broadcastAxes(nodes),
+  at: (index) => compute(...nodes.map((node) => node.at(broadcastIndex(index, node.axes)))),
+  term: (index) => {
+    const inner = nodes.map((node) => broadcastIndex(index, node.axes));
+    return write(...nodes.map((node, n) => node.term(inner[n])), (n) => nodes[n].at(inner[n]));
+  },
+});
+
+const compared = (test, sign) => entrywise(
+  (a, b) => Number(test(a, b)),
+  (a, b) => between(a, ` ${sign} `, b, BINDS.compare, BINDS.sum, BINDS.sum),
+);
+const unary = (compute, name) => entrywise(compute, (a) => called(name, a));
+const squared = (term) => ({ binds: BINDS.power, pieces: [...bracketed(term, BINDS.atom), "²"] });
+/** The term, and the places that decided which it is, without their text. */
+const withUnseen = (term, other) => ({
+  binds: term.binds,
+  pieces: [...term.pieces, ...other.pieces.filter((piece) => piece.step).map((piece) => ({ ...piece, text: "" }))],
+});
+const constantOf = (node) => node.at([]);
+const axisOf = (node, axis) => (axis < 0 ? axis + node.axes.length : axis);
+
+/** A reduction over one axis: `compute(values)`, and `write(values, termOf, more)`. */
+const reduction = (compute, write) => (node, axisNode, options = {}) => {
+  const axis = axisOf(node, constantOf(options.dim ?? axisNode));
+  const keep = options.keepdim ? Boolean(constantOf(options.keepdim)) : false;
+  const { n, more } = node.axes[axis];
+  const inner = (index, k) => [...index.slice(0, axis), k, ...index.slice(axis + (keep ? 1 : 0))];
+  const values = (index) => Array.from({ length: n }, (_, k) => node.at(inner(index, k)));
+  return {
+    axes: node.axes.flatMap((one, a) => (a !== axis ? [one] : keep ? [{ n: 1, more: 0 }] : [])),
+    at: (index) => compute(values(index)),
+    term: (index) => write(values(index), (k) => node.term(inner(index, k)), more),
+  };
+};
+
+const added = (values) => values.reduce((sum, x) => sum + x, 0);
+const maximumOf = (values) => values.reduce((a, b) => (Number.isNaN(a) || a > b ? a : b), -Infinity);
+const listed = (name) => (values, termOf, more) => ({
+  binds: BINDS.atom,
+  pieces: [`${name}(`, ...sumOf(values, termOf, more, ", ").pieces, ")"],
+});
+
+function matmul(left, right) {
+  const vector = right.axes.length === 1;
+  const inner = left.axes.at(-1);
+  const lead = vector ? left.axes.slice(0, -1)
+    : broadcastAxes([{ axes: left.axes.slice(0, -2) }, { axes: right.axes.slice(0, -2) }]);
+  const axes = vector ? lead : [...lead, left.axes.at(-2), right.axes.at(-1)];
+  if (right.axes[vector ? 0 : right.axes.length - 2].n !== inner.n) throw new Error("widths of a product differ");
+  const leftAt = (index, k) => vector ? [...index, k]
+    : [...broadcastIndex(index.slice(0, -2), left.axes.slice(0, -2)), index.at(-2), k];
+  const rightAt = (index, k) => vector ? [k]
+    : [...broadcastIndex(index.slice(0, -2), right.axes.slice(0, -2)), k, index.at(-1)];
+  const products = (index) =>
+    Array.from({ length: inner.n }, (_, k) => left.at(leftAt(index, k)) * right.at(rightAt(index, k)));
+  return {
+    axes,
+    at: (index) => added(products(index)),
+    term: (index) => sumOf(
+      products(index), (k) => times(left.term(leftAt(index, k)), right.term(rightAt(index, k))), inner.more,
+    ),
+  };
+}
+
+/** The same numbers under other indices. */
+const moved = (node, axes, indexOf) => ({
+  axes,
+  at: (index) => node.at(indexOf(index)),
+  term: (index) => node.term(indexOf(index)),
+});
+
+function transpose(node, first, second) {
+  const [a, b] = [first, second].map((axis) => axisOf(node, constantOf(axis)));
+  const swap = (list) => list.map((x, n) => (n === a ? list[b] : n === b ? list[a] : x));
+  return moved(node, swap(node.axes), swap);
+}
+
+function unsqueeze(node, where) {
+  const axis = constantOf(where) < 0 ? constantOf(where) + node.axes.length + 1 : constantOf(where);
+  const axes = [...node.axes.slice(0, axis), { n: 1, more: 0 }, ...node.axes.slice(axis)];
+  return moved(node, axes, (index) => index.filter((_, n) => n !== axis));
+}
+
+function softmax(node, where) {
+  const axis = axisOf(node, constantOf(where));
+  const { n, more } = node.axes[axis];
+  const inner = (index, k) => index.map((x, a) => (a === axis ? k : x));
+  const powers = (index) => {
+    const values = Array.from({ length: n }, (_, k) => node.at(inner(index, k)));
+    const top = maximumOf(values);
+    return values.map((x) => Math.exp(x - top));
+  };
+  const power = (index) => called("exp", node.term(index));
+  return {
+    axes: node.axes,
+    at: (index) => {
+      const all = powers(index);
+      return all[index[axis]] / added(all);
+    },
+    term: (index) => between(
+      power(index), " / ", sumOf(powers(index), (k) => power(inner(index, k)), more), BINDS.product,
+      BINDS.product, BINDS.unary,
+    ),
+  };
+}
+
+const swapLast = (node) => transpose(node, valueNode(-2), valueNode(-1));
+
+const operations = {
+  add: entrywise((a, b) => a + b, (a, b) => between(a, " + ", b, BINDS.sum, BINDS.sum, BINDS.product)),
+  sub: entrywise((a, b) => a - b, (a, b) => between(a, " - ", b, BINDS.sum, BINDS.sum, BINDS.product)),
+  mul: entrywise((a, b) => a * b, times),
+  div: entrywise((a, b) => a / b, (a, b) => between(a, " / ", b, BINDS.product, BINDS.product, BINDS.unary)),
+  pow: entrywise((a, b) => a ** b, (a, b, at) => (at(1) === 2 ? squared(a) : called("power", a, b))),
+  neg: entrywise((a) => -a, (a) => ({ binds: BINDS.unary, pieces: ["-", ...bracketed(a, BINDS.product)] })),
+  le: compared((a, b) => a <= b, "≤"), lt: compared((a, b) => a < b, "<"),
+  ge: compared((a, b) => a >= b, "≥"), gt: compared((a, b) => a > b, ">"),
+  eq: compared((a, b) => a === b, "="), ne: compared((a, b) => a !== b, "≠"),
+  and: entrywise((a, b) => a & b, (a, b) => between(a, " and ", b, BINDS.compare, BINDS.sum, BINDS.sum)),
+  or: entrywise((a, b) => a | b, (a, b) => between(a, " or ", b, BINDS.compare, BINDS.sum, BINDS.sum)),
+  not: entrywise((a) => 1 - a, (a) => ({ binds: BINDS.unary, pieces: ["not ", ...bracketed(a, BINDS.unary)] })),
+  exp: unary(Math.exp, "exp"), tanh: unary(Math.tanh, "tanh"), abs: unary(Math.abs, "abs"), sqrt: unary(Math.sqrt, "√"),
+  square: entrywise((a) => a * a, squared),
+  maximum: entrywise((a, b) => maximumOf([a, b]), (a, b) => called("max", a, b)),
+  masked_fill: entrywise(
+    (a, mask, fill) => (mask ? fill : a), (a, mask, fill, at) => withUnseen(at(1) ? fill : a, mask),
+  ),
+  sum: reduction(added, sumOf),
+  amax: reduction(maximumOf, listed("max")),
+  all: reduction((values) => Number(values.every((x) => x)), listed("all")),
+  vector_norm: reduction(
+    (values) => Math.hypot(...values),
+    (values, termOf, more) => called("√", sumOf(values, (k) => squared(termOf(k)), more)),
+  ),
+  matmul, transpose, unsqueeze, softmax, T: swapLast, mT: swapLast,
+};
+
+const valueNode = (value, text = null) => ({
+  axes: [],
+  at: () => value,
+  term: () => leaf(text ?? number(value)),
+});
+
+/** The node of a tree, over the steps by name. Throws for a call or a name that this page does not know. */
+function nodeOf(tree, steps) {
+  if (tree.kind === "value") return valueNode(tree.value, tree.text);
+  if (tree.kind === "name") {
+    const step = steps.get(tree.name);
+    if (!step) throw new Error(`no step is called ${tree.name}`);
+    return step.node;
+  }
+  if (!Object.hasOwn(operations, tree.name)) throw new Error(`this page has no operation ${tree.name}`);
+  const inputs = tree.inputs.map((inner) => nodeOf(inner, steps));
+  const options = Object.entries(tree.options).map(([name, inner]) => [name, nodeOf(inner, steps)]);
+  return operations[tree.name](...inputs, ...(options.length ? withGap(inputs, Object.fromEntries(options)) : []));
+}
+
+/** Options follow the axis of a reduction, which may itself be one of them. */
+const withGap = (inputs, options) => (inputs.length > 1 ? [options] : [undefined, options]);

@@ -1,0 +1,163 @@
+// ---- The steps: their numbers as Python computed them, and computed again when an input, the scale or the
+// temperature is changed.
+
+const steps = new Map();
+data.parts.forEach((part, n) => part.steps.forEach((step) => steps.set(step.name, step)));
+
+/** Numbers of a step as a node, read where they stand. */
+const numbersOf = (step) => ({
+  axes: step.sizes.map((n, axis) => ({ n, more: step.of ? 0 : step.more[axis] })),
+  at: (index) => step.numbers[placeOf(index, step.sizes)],
+  term: (index) => leaf(
+    step.kind === "allowed" ? (step.numbers[placeOf(index, step.sizes)] ? "True" : "False")
+      : textOf(step.numbers[placeOf(index, step.sizes)], step.kind),
+    { step: step.name, index: [...index] },
+  ),
+});
+
+function allNumbers(node) {
+  const numbers = new Float64Array(sizeOf(node.axes.map((axis) => axis.n)));
+  let place = 0;
+  everyIndex(node.axes.map((axis) => axis.n), (index) => { numbers[place++] = node.at(index); });
+  return numbers;
+}
+
+/** Whether two numbers are the same but for rounding in float32, among numbers as large as `size`. */
+const alike = (a, b, size) => Object.is(a, b) || a === b || Math.abs(a - b) <= 1e-3 * (1e-3 + size);
+
+const largestSize = (numbers) => numbers.reduce((most, x) => (Number.isFinite(x) ? Math.max(most, Math.abs(x)) : most), 0);
+
+for (const step of steps.values()) {
+  step.numbers = decode(step);
+  step.node = numbersOf(step);
+}
+for (const step of steps.values()) {
+  if (!step.code) continue;
+  try {
+    step.tree = read(step.code).tree;
+    step.made = nodeOf(step.tree, steps);
+    if (step.of) fillIn(step);
+  } catch (error) {
+    step.problem = error.message;
+    step.made = null;
+  }
+}
+
+/** Computes all vectors of a step of which the page holds one, if that one comes out the same. */
+function fillIn(step) {
+  const sizes = step.made.axes.map((axis) => axis.n);
+  const vector = Array.from(step.numbers);
+  const found = vector.map((_, n) => step.made.at([...step.of.map((x, axis) => Math.min(x, sizes[axis] - 1)), n]));
+  if (!found.every((x, n) => alike(x, vector[n], largestSize(vector)))) throw new Error("its numbers come out otherwise");
+  Object.assign(step, { sizes, numbers: allNumbers(step.made), of: null, more: step.made.axes.map((axis) => axis.more) });
+  step.node = numbersOf(step);
+}
+
+/** Why the page can't compute with other inputs; empty where it can. */
+function findObstacle() {
+  const all = [...steps.values()];
+  const [held, keys] = data.keys;
+  if (held < keys) return `it holds ${held} of ${keys.toLocaleString("en")} keys, and the softmax needs every one.`;
+  if (!data.whole) return "its inputs are too many.";
+  const unknown = all.find((step) => !step.given && !step.code);
+  if (unknown) return `“${unknown.name}” shows no steps of its own: its formula is known to Python alone.`;
+  const unread = all.find((step) => step.problem);
+  if (unread) return `it does not know how “${unread.name}” is computed (${unread.problem}).`;
+  if (all.some((step) => step.given && step.numbers.some(Number.isNaN))) return "its inputs hold NaN.";
+  for (const step of all.filter((one) => one.made)) {
+    const mine = allNumbers(step.made);
+    const size = largestSize(step.numbers);
+    if (mine.length !== step.numbers.length || mine.some((x, n) => !alike(x, step.numbers[n], size))) {
+      return `its own arithmetic does not give Python's numbers for “${step.name}”.`;
+    }
+  }
+  return "";
+}
+
+const obstacle = findObstacle();
+for (const step of steps.values()) step.first = step.numbers;
+
+/** The step `scores = … * scale`, and what the softmax is taken of: the two things that a slider changes. */
+const scaleStep = [...steps.values()].find((step) => {
+  const tree = step.tree;
+  return tree?.name === "mul" && tree.inputs[0].kind === "name" && tree.inputs[1].kind === "value" && !step.aside;
+});
+const softmaxPart = data.parts.find((part) => part.steps.some((step) => step.name === "maximum" && step.tree));
+const logits = softmaxPart
+  ? namesIn(steps.get("maximum").tree).filter((name) => steps.get(name).kind === "number") : [];
+const firstScale = scaleStep?.tree.inputs[1].value;
+
+const change = { scale: firstScale, temperature: 1, inputs: new Set() };
+const isChanged = () => change.scale !== firstScale || change.temperature !== 1 || change.inputs.size > 0;
+
+/** A step's tree with the scale and the temperature of the sliders. */
+function treeNow(step) {
+  if (step === scaleStep && change.scale !== firstScale) {
+    return { ...step.tree, inputs: [step.tree.inputs[0], { kind: "value", value: change.scale, text: null }] };
+  }
+  if (change.temperature === 1 || !softmaxPart?.steps.includes(step)) return step.tree;
+  const divisor = { kind: "value", value: change.temperature, text: null };
+  return changed(step.tree, (tree) => (tree.kind === "name" && logits.includes(tree.name)
+    ? { kind: "call", name: "div", inputs: [tree, divisor], options: {} } : null));
+}
+
+/** Computes every step again that something changed reaches; the others keep Python's numbers. */
+function computeAgain() {
+  const reached = new Set(change.inputs);
+  for (const step of steps.values()) {
+    if (!step.tree) continue;
+    const tree = treeNow(step);
+    step.made = nodeOf(tree, steps);
+    const again = tree !== step.tree || namesIn(tree).some((name) => reached.has(name));
+    if (again) reached.add(step.name);
+    step.numbers = again ? allNumbers(step.made) : step.first;
+    step.changed = again;
+  }
+}
+
+const editable = (step) => !obstacle && step.given && step.kind === "number";
+
+/** Puts a number into an input, in all sequences and heads that share it; as float32 where the input is. */
+function setInput(step, index, value) {
+  if (!change.inputs.has(step.name)) step.numbers = step.first.slice();
+  change.inputs.add(step.name);
+  const [sequences, group] = step.copies;
+  const first = [sequences > 1 ? 0 : index[0], Math.floor(index[1] / group) * group];
+  for (let b = 0; b < sequences; b++) {
+    for (let h = 0; h < group; h++) {
+      const place = sequences * group > 1 ? [first[0] + b, first[1] + h, ...index.slice(2)] : index;
+      step.numbers[placeOf(place, step.sizes)] = value;
+    }
+  }
+  computeAgain();
+}
+
+/** What a step's type makes of a number; null where it is none, or too large for it. */
+function fitted(step, text) {
+  const value = text.trim() === "" ? NaN : Number(text.trim().replace(",", ".").replace("−", "-"));
+  const rounded = step.type === "float32" ? Math.fround(value) : value;
+  return Number.isFinite(rounded) ? rounded : null;
+}
+
+function resetAll() {
+  for (const name of change.inputs) steps.get(name).numbers = steps.get(name).first;
+  Object.assign(change, { scale: firstScale, temperature: 1 });
+  change.inputs.clear();
+  computeAgain();
+}
+
+/** A step's formula, with the scale and the temperature as they are. */
+function formulaNow(step) {
+  let [left, right] = [step.formula.split(" = ")[0], step.formula.split(" = ").slice(1).join(" = ")];
+  if (step === scaleStep) right = right.replace(number(firstScale), number(change.scale));
+  if (change.temperature !== 1 && softmaxPart?.steps.includes(step)) {
+    for (const name of logits) {
+      right = right.replace(new RegExp(`\\b${name}\\b(\\[[^\\]]*\\])?`, "g"), `($& / ${number(change.temperature)})`);
+    }
+  }
+  return right ? `${left} = ${right.replace(/\(\(([^()]*)\)\)/g, "($1)")}` : left;
+}
+
+/** Why a step is taken; a sentence with figures is of the first numbers. */
+const whyNow = (step) =>
+  (step.changed && /\d\.\d|\d%/.test(step.why) ? `With the numbers first given: ${step.why}` : step.why);

@@ -1,0 +1,63 @@
+// ---- A number written out: pieces of text, those that are a number of a step with the place where it stands.
+//
+// A term is {binds, pieces}: a piece is a string or {text, step, index}. `binds` says how tightly, so that brackets
+// stand where they are needed and nowhere else.
+
+const BINDS = { compare: 0, sum: 1, product: 2, unary: 3, power: 4, atom: 5 };
+let mostTerms = 8; // of a sum that are written out: those with the largest size
+
+const atom = (text) => ({ binds: BINDS.atom, pieces: [text] });
+
+/** A number that stands in a step, or in the code; brackets go round a negative one as round a sum. */
+function leaf(text, source = null) {
+  const piece = source ? { text, ...source } : text;
+  return { binds: text.startsWith("-") ? BINDS.sum : BINDS.atom, pieces: [piece] };
+}
+
+const bracketed = (term, least) => (term.binds < least ? ["(", ...term.pieces, ")"] : term.pieces);
+
+function between(left, sign, right, binds, leastLeft, leastRight) {
+  return { binds, pieces: [...bracketed(left, leastLeft), sign, ...bracketed(right, leastRight)] };
+}
+
+const times = (a, b) => between(a, "·", b, BINDS.product, BINDS.product, BINDS.product);
+const called = (name, ...terms) => ({
+  binds: BINDS.atom,
+  pieces: [`${name}(`, ...terms.flatMap((term, n) => (n ? [", ", ...term.pieces] : term.pieces)), ")"],
+});
+
+/** The places of the largest of these numbers, in their order, where there are more than are written out. */
+function largest(values) {
+  const places = values.map((_, n) => n);
+  if (values.length <= mostTerms) return places;
+  const size = (n) => (Number.isNaN(values[n]) ? Infinity : Math.abs(values[n]));
+  return places.sort((a, b) => size(b) - size(a) || a - b).slice(0, mostTerms).sort((a, b) => a - b);
+}
+
+/** A sum of `values`, whose terms `termOf(n)` writes out; `more` are not in this page. */
+function sumOf(values, termOf, more, sign = " + ") {
+  const shown = largest(values);
+  const pieces = [];
+  for (const n of shown) {
+    const term = termOf(n);
+    pieces.push(...(pieces.length ? [sign, ...bracketed(term, BINDS.product)] : term.pieces));
+  }
+  const left = values.length - shown.length + more;
+  if (left) pieces.push(`${sign}… (${left.toLocaleString("en")} more)`);
+  if (!values.length && !left) return atom("0");
+  const single = values.length === 1 && !left;
+  return { binds: single ? termOf(0).binds : BINDS.sum, pieces };
+}
+
+const plainText = (pieces) => pieces.map((piece) => piece.text ?? piece).join("");
+
+/** All the places that a number is made of, as pieces: also those of terms that are not written out. */
+function placesIn(node, index) {
+  const before = mostTerms;
+  mostTerms = Infinity;
+  try {
+    return node.term(index).pieces.filter((piece) => piece.step);
+  } finally {
+    mostTerms = before;
+  }
+}
