@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 def render(title: str, parts: Sequence[Part], shown: Shown) -> str:
     """The whole explanation: a heading a part, a table a step."""
     lines = [f"# {escaped(title)}"]
+    lines += [f"\nShown: {escaped(shown.chosen)}."] if shown.chosen else []
     lines += [f"\nOf {escaped(left_out)}." for left_out in shown.left_out]
     for part in parts:
         lines += ["", f"## {escaped(part.title)}"]
@@ -30,7 +31,7 @@ def render(title: str, parts: Sequence[Part], shown: Shown) -> str:
 def _step(step: Step, shown: Shown) -> Iterator[str]:
     yield f"**{escaped(step.formula or step.name)}** ({shape_of(step, shown)})"
     yield ""
-    yield ("*Otherwise:* " if step.aside else "") + escaped(step.why)
+    yield ("*For comparison.* " if step.aside else "") + escaped(step.why)
     for table in tables(step, shown):
         yield ""
         yield from _table(table)

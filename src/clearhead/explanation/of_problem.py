@@ -79,12 +79,14 @@ def input_steps(problem: Problem, shown: Shown) -> list[Step]:
         return wide.view_as(wide) if groups == 1 else wide.repeat_interleave(groups, 1)
 
     query, key = rows.query.to(dtype).view_as(rows.query), of_each_head(rows.key)
-    why = f"What each place is found by: one vector a key.{shared}"
+    why = f"One vector for each key. The better key j fits a query, the larger the weight of value j.{shared}"
+    widths = ("E", "E") if query.shape[-1] == key.shape[-1] else ("Eq", "Ek")
+    of_query = "One vector for each query. Each query gets one output: a weighted sum of the values."
     steps = [
-        Step("query", "", "What is asked: one vector a query.", query, ("B", "H", "Lq", "E")),
-        Step("key", "", why, key, ("B", "H", "Lk", "E")),
+        Step("query", "", of_query, query, ("B", "H", "Lq", widths[0])),
+        Step("key", "", why, key, ("B", "H", "Lk", widths[1])),
     ]
     if rows.value is not None:
-        why = f"What each place gives: one vector a key.{shared}"
+        why = f"One vector for each key: value j belongs to key j.{shared}"
         steps.append(Step("value", "", why, of_each_head(rows.value), ("B", "H", "Lk", "Ev")))
     return steps

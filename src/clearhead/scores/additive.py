@@ -117,20 +117,20 @@ class Additive(Score):
             return f"{number(q[b, h, i, d])} + {signed(k[b, h, j, d])}"
 
         why_pairs = (
-            "Every query meets every key: the queries get an axis of size 1 in the place of the keys, (Lq, 1, hidden), "
-            "the keys one in the place of the queries, (1, Lk, hidden), and broadcasting repeats each along it."
+            "Every query is added to every key: queries get an axis of size 1 where the keys stand, (Lq, 1, hidden), "
+            "keys one where the queries stand, (1, Lk, hidden), and broadcasting repeats each along that axis."
         )
         why_tanh = (
-            "tanh bounds each sum between -1 and 1. Without it the score would be a part of the query plus a part of "
-            "the key, and every query would weigh the keys alike."
+            "tanh(x) = (exp(x) - exp(-x)) / (exp(x) + exp(-x)) is between -1 and 1. Without it the score would be a "
+            "number of the query plus one of the key, and all queries would give the keys the same weights."
         )
         why_sum = (
-            "The weighted sum over the hidden axis squeezes it away: one number for each query and key is left. (As a "
-            "product with a matrix w_v of (hidden, 1) it would leave an axis of size 1.)"
+            "The sum runs over the hidden axis, which is gone after it: one number for each query and key is left. (A "
+            "matrix w_v of shape (hidden, 1) would leave an axis of size 1, which squeeze(-1) removes.)"
         )
-        made = f"pairs[i, j, h] = {q_name}[i, h] + {k_name}[j, h]"
+        made = f"pairs[i, j, n] = {q_name}[i, n] + {k_name}[j, n]"
         code = f"pairs = {q_name}.unsqueeze(-2) + {k_name}.unsqueeze(-3)"
-        bounded, summed = "hidden[i, j, h] = tanh(pairs[i, j, h])", "scores[i, j] = Σ_h w_v[h] · hidden[i, j, h]"
+        bounded, summed = "hidden[i, j, n] = tanh(pairs[i, j, n])", "scores[i, j] = Σ_n w_v[n] · hidden[i, j, n]"
         return [
             *q_steps,
             *k_steps,
@@ -139,7 +139,7 @@ class Additive(Score):
                 "hidden", bounded, why_tanh, hidden, axes, "hidden = torch.tanh(pairs)",
                 lambda at: f"tanh({number(pairs[at])})",
             ),
-            Step("w_v", "", "Learnt: how much each hidden number counts.", self.w_v, ("hidden",)),
+            Step("w_v", "", "Learnt: the factor of each of the hidden numbers in the score.", self.w_v, ("hidden",)),
             Step(
                 "scores", summed, why_sum, hidden @ self.w_v, SCORES, "scores = hidden @ w_v",
                 lambda at: products(self.w_v, hidden[at]),
@@ -165,10 +165,10 @@ def _projection_steps(name: str, length: str, side: Tensor, matrix: Tensor | Non
     if matrix is None:
         return []
     weight, i = f"W_{name[0]}", INDEX[length]
-    formula = f"projected_{name}[{i}, h] = Σ_d {weight}[h, d] · {name}[{i}, d]"
-    why = f"Each {name} is projected to the hidden width, so that queries and keys of any widths can be added."
+    formula = f"projected_{name}[{i}, n] = Σ_d {name}[{i}, d] · {weight}[n, d]"
+    why = f"Each {name} becomes a vector of the hidden width, so that queries and keys of any widths can be added."
     code, axes = f"projected_{name} = {name} @ {weight}.T", ("B", "H", length, "hidden")
     return [
-        Step(weight, "", f"Learnt: turns a {name} into as many numbers as the hidden width.", matrix, ("hidden", "E")),
+        Step(weight, "", f"Learnt: row n makes hidden number n of a {name}.", matrix, ("hidden", "E")),
         Step(f"projected_{name}", formula, why, side @ matrix.T, axes, code, of_projection(side, matrix)),
     ]
