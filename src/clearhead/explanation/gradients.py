@@ -64,7 +64,7 @@ def with_gradients(explanation: Explanation, given: Any) -> Explanation:
         if flown is not None:
             followed = not opaque or i >= opaque[-1] or step.name == "value"
             back.append(_backward(step, flown, last.name, steps, followed))
-    part = Part("Gradients: what flows back through each step", tuple(back))
+    part = Part("Gradients: how a loss changes with the numbers of each step", tuple(back))
     parts = tuple(replace(p, steps=tuple(_detached(step) for step in p.steps)) for p in (*explanation.parts, part))
     return replace(explanation, parts=parts)
 
@@ -85,6 +85,9 @@ def _given(given: Any, last: Step, explanation: Explanation) -> Tensor:
 def _backward(step: Step, grad: Tensor, last: str, steps: Sequence[Step], followed: bool) -> Step:
     name, named = f"d_{step.name}", {s.name for s in steps}
     formula, why = f"{name} = Σ d_{last} · ∂{last} / ∂{step.name}, over all numbers of {last}", CHAIN
+    known = _of_pairs(step.name, steps)
+    if known:
+        formula = known
     core = "scores" if step.name == "masked" else step.name
     if core in FORMULAS and not (core == "scores" and "masked" in named and step.name == "scores"):
         formula, why = FORMULAS[core]
@@ -96,6 +99,19 @@ def _backward(step: Step, grad: Tensor, last: str, steps: Sequence[Step], follow
             why += f" {gone} of {grad.shape[-2]} keys got 0: no query sees them, so they do not change the loss."
     code = f"({name},) = torch.autograd.grad({last}, {step.name}, d_{last}, retain_graph=True)"
     return Step(name, formula, why, grad, step.axes, code if followed else "")
+
+
+def _of_pairs(name: str, steps: Sequence[Step]) -> str:
+    """The formula of a gradient, read from that of the one step that uses this one; empty where it is another."""
+    for step in (s for s in steps if not s.aside):
+        made = step.formula.removeprefix(f"{step.name}[i, j] = ")
+        if made == "Σ_d query[i, d] · key[j, d]" and name == "query":
+            return f"d_query[i, d] = Σ_j d_{step.name}[i, j] · key[j, d]"
+        if made == "Σ_d query[i, d] · key[j, d]" and name == "key":
+            return f"d_key[j, d] = Σ_i d_{step.name}[i, j] · query[i, d]"
+        if made.startswith((f"{name}[i, j] · ", f"{name}[i, j] if mask")):
+            return f"d_{name}[i, j] = {made.replace(name, f'd_{step.name}').replace('-∞', '0')}"
+    return ""
 
 
 def _detached(step: Step) -> Step:

@@ -53,13 +53,18 @@ def softmax_part(rows: Problem, name: str, tile: Tensor) -> list[Step]:
         "subtracted so that exp does not become too large; exp(-maximum) cancels in the division, so no weight changes."
     )
     formula = f"maximum[i] = max_j {name}[i, j]" + (", or the sink where that is larger" if of_sink else "")
+    formula += ", and 0 where blind[i]" * bool(fill)
     code = f"maximum = {largest}{fill.format('0.0')}"
     steps.append(Step("maximum", formula, why, maximum.unsqueeze(-1), ROW, code))
-    why = "The numerator of each weight, from 0 to 1." + " exp(-∞) is 0." * bool((tile == -torch.inf).any())
+    why = (
+        "The numerator of each weight, from 0 to 1: the larger the score, the larger it is."
+        + " exp(-∞) is 0." * bool((tile == -torch.inf).any())
+    )
     formula, code = f"numerator[i, j] = exp({name}[i, j] - maximum[i])", f"numerator = torch.exp({name} - maximum)"
     steps.append(Step("numerator", formula, why, above, SCORES, code, one_above))
     why = "The sum over the keys, the last axis: the weights of one query, over all keys, have to sum to 1."
     formula, code = f"total[i] = Σ_j numerator[i, j]{of_sink}", f"(numerator.sum(-1, keepdim=True){code_of_sink})"
+    formula += ", and 1 where blind[i]" * bool(fill)
     steps.append(Step("total", formula, why, sums.unsqueeze(-1), ROW, f"total = {code}{fill.format('1.0')}", summed))
     rest = ", together with the sink's," if of_sink else ""
     why = f"Each weight is from 0 to 1, and those of a row{rest} sum to 1. These four steps are the softmax."

@@ -105,8 +105,9 @@ class Additive(Score):
         return torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3)) @ self.w_v
 
     def steps(self, query: Tensor, key: Tensor) -> list[Step]:
-        q_steps = _projection_steps("query", "Lq", query, self.W_q)
-        k_steps = _projection_steps("key", "Lk", key, self.W_k)
+        widths = ("E", "E") if query.shape[-1] == key.shape[-1] else ("Eq", "Ek")
+        q_steps = _projection_steps("query", ("Lq", widths[0]), query, self.W_q)
+        k_steps = _projection_steps("key", ("Lk", widths[1]), key, self.W_k)
         q_name, q = (q_steps[-1].name, q_steps[-1].value) if q_steps else ("query", query)
         k_name, k = (k_steps[-1].name, k_steps[-1].value) if k_steps else ("key", key)
         pairs = q.unsqueeze(-2) + k.unsqueeze(-3)
@@ -160,15 +161,16 @@ class Additive(Score):
         return self.described(*dims, f"hidden_dim={self.w_v.shape[0]}")
 
 
-def _projection_steps(name: str, length: str, side: Tensor, matrix: Tensor | None) -> list[Step]:
+def _projection_steps(name: str, of_side: tuple[str, str], side: Tensor, matrix: Tensor | None) -> list[Step]:
     """A side's projection to the hidden width; none where it is projected already."""
     if matrix is None:
         return []
+    length, width = of_side
     weight, i = f"W_{name[0]}", INDEX[length]
     formula = f"projected_{name}[{i}, n] = Σ_d {name}[{i}, d] · {weight}[n, d]"
     why = f"Each {name} becomes a vector of the hidden width, so that queries and keys of any widths can be added."
     code, axes = f"projected_{name} = {name} @ {weight}.T", ("B", "H", length, "hidden")
     return [
-        Step(weight, "", f"Learnt: row n makes hidden number n of a {name}.", matrix, ("hidden", "E")),
+        Step(weight, "", f"Learnt: row n makes hidden number n of a {name}.", matrix, ("hidden", width)),
         Step(f"projected_{name}", formula, why, side @ matrix.T, axes, code, of_projection(side, matrix)),
     ]

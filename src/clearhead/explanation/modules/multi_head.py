@@ -111,7 +111,7 @@ def _projected(layers: Layers, sources: dict[str, Step], shown: Shown, found: Ca
         heads = shown.heads if name == "query" else [h // groups for h in shown.heads]
         linear = layer.rows_of(heads, width).to(source.value)
         why = f"A linear layer makes {len(heads)} × {width} numbers of each vector: {width} for each head"
-        why += "." if every else f", here head {_listed(heads)}."
+        why += "." if every else f", here for head {_listed(heads)} alone."
         source = replace(source, axes=("B", SIDES[name], "in"))  # positions of one array may be queries and keys
         steps += projection_steps(linear, source, name, f"flat_{name}", why)
         turns = layers.rotary is not None and name != "value"
