@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,10 @@ def render(title: str, parts: Sequence[Part], shown: Shown) -> str:
     for part in parts:
         lines += ["", f"## {escaped(part.title)}"]
         if part.drawn:
-            lines += ["", *(f"    {line}" for line in part.drawn.splitlines())]
+            lines.append("")
+            for line in part.drawn.splitlines():
+                wrapped = textwrap.wrap(line, 76, subsequent_indent="  ") if len(line) > 76 else [line]
+                lines += [f"    {each}" for each in wrapped]
         for step in part.steps:
             lines += ["", *_step(step, shown)]
     return "\n".join(lines) + "\n"

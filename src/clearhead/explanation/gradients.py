@@ -54,8 +54,8 @@ def with_gradients(explanation: Explanation, given: Any) -> Explanation:
     found = [step for step in steps if step.value.requires_grad and not step.aside and step is not last]
     grads = torch.autograd.grad(last.value, [step.value for step in found], grad, allow_unused=True)
     why = (
-        f"Given: by how much a loss grows for each small growth of a number of {last.name}, divided by that growth. "
-        "Below, d_… of a step is the same for that step."
+        f"Given: how much a loss grows when a number of {last.name} grows a little, divided by that little growth. "
+        "d_… of another step is the same for its numbers."
     )
     back = [Step(f"d_{last.name}", "", why, grad, last.axes)]
     # a step that shows no code is written out in the script, which can't follow a gradient through it
@@ -87,7 +87,7 @@ def _backward(step: Step, grad: Tensor, last: str, steps: Sequence[Step], follow
     formula, why = f"{name} = Σ d_{last} · ∂{last} / ∂{step.name}, over all numbers of {last}", CHAIN
     known = _of_pairs(step.name, steps)
     if known:
-        formula = known
+        formula, why = known, f"By the chain rule: the steps that use {step.name}, times their own gradients."
     core = "scores" if step.name == "masked" else step.name
     if core in FORMULAS and not (core == "scores" and "masked" in named and step.name == "scores"):
         formula, why = FORMULAS[core]

@@ -67,7 +67,7 @@ class Cosine(Score):
 def _unit_steps(name: str, length: str, side: Tensor) -> list[Step]:
     """The norms of queries or keys, and the vectors over them."""
     norms, i = torch.linalg.vector_norm(side, dim=-1, keepdim=True), INDEX[length]
-    why = f"The length of each {name}."
+    why = f"The length of each {name} as a vector: the root of the sum of its squares."
     code = f"{name}_norms = torch.linalg.vector_norm({name}, dim=-1, keepdim=True)"
     formula = f"{name}_norms[{i}] = √(Σ_d {name}[{i}, d]²)"
     first = Step(f"{name}_norms", formula, why, norms, ("B", "H", length, "1"), code)
