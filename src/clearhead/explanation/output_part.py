@@ -42,7 +42,8 @@ def output_part(rows: Problem, weights: Tensor, value: Tensor, shown: Shown, kee
         terms = [f"{number(row[j])}·{signed(column[j])}" for j in best]
         return total(terms) + ("" if len(row) == len(best) else f" + … ({len(row) - len(best)} more terms)")
 
-    why = f"Each output is the sum of the values, each times its weight: {_shares(weights, shown)}."
+    first = ", in the first table" * (weights.shape[0] * weights.shape[1] > 1)
+    why = f"Each output is the sum of the values, each times its weight{first}: {_shares(weights, shown)}."
     formula, code = f"output[i, e] = Σ_j {name}[i, j] · value[j, e]", f"output = {name} @ value"
     output = tiles.grouped_product(weights, value)
     steps.append(Step("output", formula, why, output, ("B", "H", "Lq", "Ev"), code, mixed))
