@@ -242,7 +242,7 @@ def test_arguments_that_are_too_long(arguments, capsys):
 def test_the_examples_are_listed(capsys):
     status, out, _ = run(capsys, "explain")
     assert status == 0
-    assert len(out.splitlines()) == 11
+    assert len(out.splitlines()) == 12 and out.endswith(": clearhead explain NAME\n")
     assert max(map(len, out.splitlines())) <= 80
 
 

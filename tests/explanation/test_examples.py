@@ -58,7 +58,7 @@ def test_each_term_of_a_sum_stands_above_it(name):
 
 
 def test_no_example_of_this_name():
-    with pytest.raises(ch.ClearheadError, match="no example is called 'dots'; the examples are masked-softmax, dot"):
+    with pytest.raises(ch.ClearheadError, match="no example is called 'dots'; the examples are dot, masked-softmax"):
         example("dots")
 
 

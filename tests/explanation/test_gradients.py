@@ -52,6 +52,21 @@ def test_the_formulas_of_weights_and_scores():
     torch.testing.assert_close(explanation["d_scores"], weights * (d_weights - mean), rtol=1e-4, atol=1e-6)
 
 
+def test_the_formulas_that_are_read_from_the_steps():
+    query, key, value = draw(2, 4), draw(3, 4, seed=1), draw(3, 2, seed=2)
+    explanation = ch.explain(query, key, value, mask=ch.Lengths(2), gradients=draw(2, 2, seed=3))
+    formulas = {step.name: step.formula for step in explanation.steps}
+    assert formulas["d_query"] == "d_query[i, d] = Σ_j d_products[i, j] · key[j, d]"
+    torch.testing.assert_close(explanation["d_query"], explanation["d_products"] @ key)
+    assert formulas["d_key"] == "d_key[j, d] = Σ_i d_products[i, j] · query[i, d]"
+    torch.testing.assert_close(explanation["d_key"], explanation["d_products"].T @ query)
+    assert formulas["d_products"] == "d_products[i, j] = d_scores[i, j] · 0.5000"
+    torch.testing.assert_close(explanation["d_products"], explanation["d_scores"] * 0.5)
+    assert formulas["d_scores"] == "d_scores[i, j] = d_masked[i, j] if mask[i, j] else 0"
+    seen = torch.tensor([True, True, False])
+    torch.testing.assert_close(explanation["d_scores"], explanation["d_masked"].masked_fill(~seen, 0.0))
+
+
 @pytest.mark.parametrize("at", [None, (0, 1), (0, slice(0, 3, 2), 2)], ids=str)
 def test_a_module_s_inputs_and_parameters(at):
     torch.manual_seed(0)

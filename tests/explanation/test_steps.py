@@ -10,6 +10,7 @@ from recomputed import check_script, run
 
 import clearhead as ch
 from clearhead.base.shapes import Sizes
+from clearhead.base.steps import number
 from clearhead.testing import masks, scores
 
 ENGINES = ("reference", "tiled", "native")
@@ -86,6 +87,37 @@ def test_a_mask_s_steps_end_in_the_mask(mask):
     assert torch.equal(last.value.expand(1, 2, 2, 5), whole[sides])
 
 
+@pytest.mark.parametrize(
+    ("mask", "names"),
+    [
+        (ch.Causal(), ["seen_queries", "seen_keys"]),
+        (ch.SlidingWindow(before=1, after=2), ["seen_queries", "seen_keys"]),
+        (ch.SlidingWindow(before=1, after=2**60), ["seen_queries", "seen_keys"]),
+        (ch.PrefixLM([0, 3]), ["seen_queries", "seen_keys", "seen_lengths"]),
+        (ch.Documents([0, 0, 1, 1, 0]), ["seen_query_ids", "seen_key_ids"]),
+        (ch.Documents([[0, 0, 1, 1, 0], [-1, 2, 2, 2, -1]]), ["seen_query_ids", "seen_key_ids"]),
+        (ch.Documents.from_cu_seqlens([0, 1, 4], [0, 3, 5]), []),
+        (ch.Padding(torch.tensor([[1, 1, 0, 1, 0], [0, 0, 1, 1, 1]])), []),
+        (ch.Lengths([[1, 2, 3, 4], [5, 4, 3, 2]]), ["seen_lengths", "seen_positions"]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("align", [0, "lower_right", -2, torch.tensor([1, 3])], ids=str)
+def test_a_mask_s_code_gives_the_mask(mask, names, align):
+    sizes = Sizes(2, 2, 4, 5, align=align)
+    sides = (slice(0, 2), slice(1, 2), slice(1, 4, 2), slice(0, 5))
+    *before, last = mask.steps(sizes, sides, "seen")
+    whole = mask.matrix(sizes).expand(sizes.shape)[sides]
+    assert torch.equal(last.value.expand(whole.shape), whole)
+    if isinstance(mask, ch.Documents) and (isinstance(align, torch.Tensor) or align == -2):
+        names = []  # some queries stand at no key, and have no document
+    assert [step.name for step in before] == names
+    space = {step.name: step.value for step in before}
+    if last.code:
+        exec(last.code, space)
+        assert torch.equal(space["seen"].expand(whole.shape), whole)
+
+
 @pytest.mark.parametrize("cap", [None, 2.0])
 def test_scale_and_softcap_are_steps(cap):
     query = draw(3, 4)
@@ -94,7 +126,7 @@ def test_scale_and_softcap_are_steps(cap):
     names = [step.name for step in explanation.steps]
     assert ("uncapped" in names) == (cap is not None)
     torch.testing.assert_close(explanation["output"], ch.attention(query, query, query, **given))
-    assert "products · 0.3000" in str(explanation)
+    assert "products[i, j] · 0.3000" in str(explanation)
 
 
 def test_grouped_heads_repeat_their_key_heads():
@@ -121,10 +153,29 @@ def test_a_part_has_the_weights_of_the_whole():
 
 def test_what_is_left_out_is_said():
     query = draw(3, 4, 40, 8)
-    text = str(ch.explain(query, query, query))
+    text = " ".join(str(ch.explain(query, query, query)).split())
     assert "Of 12 sequences and heads: the first is shown." in text
     assert "Of 40 queries: the first 8 are shown." in text
-    assert "Of 40 keys the 5 with the largest weights are shown." in text
+    assert "Of 40 keys 5 are shown: that of the written-out lines, and those with the largest weights." in text
+    assert "Shown: sequence 0, head 0." in text
+
+
+def test_what_was_chosen_is_said():
+    query = draw(2, 3, 7, 8)
+    explanation = ch.explain(query, query, query, at=(1, 2, 4))
+    assert "Shown: sequence 1, head 2, query 4." in str(explanation)
+    assert "Shown: sequence 1, head 2, query 4." in explanation.markdown().replace("\\", "")
+    assert "Shown" not in str(ch.explain(query[0, 0], query[0, 0], query[0, 0]))
+
+
+def test_the_terms_of_a_long_sum_stand_in_the_table():
+    """Of a row of many keys the terms that are written out are those whose keys are shown."""
+    query, key = draw(1, 8), draw(40, 8, seed=1)
+    explanation = ch.explain(query, key, key, at=(0, 30))
+    steps = {step["name"]: step for part in explanation.to_dict()["parts"] for step in part["steps"]}
+    few = {number(explanation["numerator"][0, j]) for j in explanation.shown.strongest[:5]}
+    terms = steps["total"]["written_out"].partition(" = ")[2].partition(" + …")[0].split(" + ")
+    assert len(terms) == 4 and {*terms} <= few
 
 
 def test_a_key_that_nobody_sees_is_shown_as_it_was_given():

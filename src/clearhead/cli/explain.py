@@ -48,6 +48,7 @@ def _explain(options: argparse.Namespace) -> None:
         found = example(options.example)
     else:
         print("\n".join(f"{name:16}{(make.__doc__ or '').splitlines()[0]}" for name, make in EXAMPLES.items()))
+        print("Print one of them: clearhead explain NAME")
         return
     if options.output is None:
         require("rich.console", "terminal", "an explanation in a terminal").Console(highlight=False).print(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,11 +18,15 @@ if TYPE_CHECKING:
 def render(title: str, parts: Sequence[Part], shown: Shown) -> str:
     """The whole explanation: a heading a part, a table a step."""
     lines = [f"# {escaped(title)}"]
+    lines += [f"\nShown: {escaped(shown.chosen)}."] if shown.chosen else []
     lines += [f"\nOf {escaped(left_out)}." for left_out in shown.left_out]
     for part in parts:
         lines += ["", f"## {escaped(part.title)}"]
         if part.drawn:
-            lines += ["", *(f"    {line}" for line in part.drawn.splitlines())]
+            lines.append("")
+            for line in part.drawn.splitlines():
+                wrapped = textwrap.wrap(line, 76, subsequent_indent="  ") if len(line) > 76 else [line]
+                lines += [f"    {each}" for each in wrapped]
         for step in part.steps:
             lines += ["", *_step(step, shown)]
     return "\n".join(lines) + "\n"
@@ -30,7 +35,7 @@ def render(title: str, parts: Sequence[Part], shown: Shown) -> str:
 def _step(step: Step, shown: Shown) -> Iterator[str]:
     yield f"**{escaped(step.formula or step.name)}** ({shape_of(step, shown)})"
     yield ""
-    yield ("*Otherwise:* " if step.aside else "") + escaped(step.why)
+    yield ("*For comparison.* " if step.aside else "") + escaped(step.why)
     for table in tables(step, shown):
         yield ""
         yield from _table(table)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from clearhead.base.steps import Step
-from clearhead.explanation.shown import Shown, narrowed
+from clearhead.explanation.shown import Shown, few_keys, narrowed
 from clearhead.explanation.tables import Table, shape_of, tables, text_of, written_out
 
 if TYPE_CHECKING:
@@ -30,9 +30,11 @@ def lines(title: str, parts: Sequence[Part], shown: Shown) -> Iterator[tuple[Kin
     """Each line with what it is, which says how a terminal shows it."""
     yield from (("title", line) for line in _wrap(title, ""))
     yield "title", "=" * min(len(title), COLUMNS)
+    if shown.chosen:
+        yield from (("text", line) for line in _wrap(f"Shown: {shown.chosen}.", ""))
     said = list(shown.left_out)
     if FIT < len(shown.keys) == shown.sizes.keys:
-        said.append(f"{shown.sizes.keys} keys the {FIT} with the largest weights are shown")
+        said.append(few_keys(shown.sizes.keys, FIT))
     yield from (("text", line) for left_out in said for line in _wrap(f"Of {left_out}.", ""))
     few = narrowed(shown, FIT)
     for n, part in enumerate(parts, 1):
@@ -50,7 +52,7 @@ def lines(title: str, parts: Sequence[Part], shown: Shown) -> Iterator[tuple[Kin
 def _step(step: Step, shown: Shown, few: Shown) -> Iterator[tuple[Kind, str]]:
     shape = shape_of(step, shown).replace(" ", KEPT)  # which is not broken over two lines
     yield from (("formula", line) for line in _wrap(f"{step.formula or step.name}{KEPT * 2} ({shape})", "   "))
-    why = ("Otherwise: " if step.aside else "") + step.why
+    why = ("For comparison. " if step.aside else "") + step.why
     yield from (("text", line) for line in _wrap(why, "     "))
     for table in tables(step, few if step.value.is_floating_point() else shown):
         yield from (("numbers", line) for line in _lines(table))

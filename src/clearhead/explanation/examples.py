@@ -109,15 +109,15 @@ def _online_softmax() -> Explanation:
 
 
 EXAMPLES: dict[str, Callable[[], Explanation]] = {
-    "masked-softmax": _masked_softmax,
     "dot": _dot,
-    "additive": _additive,
+    "masked-softmax": _masked_softmax,
+    "wrong-axis": _wrong_axis,
     "causal": _causal,
     "padding": _padding,
     "cross": _cross,
+    "additive": _additive,
     "multi-head": _multi_head,
     "positional": _positional,
     "regression": _regression,
-    "wrong-axis": _wrong_axis,
     "online-softmax": _online_softmax,
 }

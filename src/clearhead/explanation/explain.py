@@ -51,7 +51,7 @@ def explain(query: Any, *inputs: Any, at: Any = None, gradients: Any = False, **
     >>> query, key, value = torch.rand(2, 4), torch.rand(3, 4), torch.rand(3, 2)
     >>> explanation = ch.explain(query, key, value)
     >>> [step.name for step in explanation.steps if not step.given]
-    ['products', 'scores', 'maximum', 'above', 'total', 'weights', 'wrong_axis', 'output']
+    ['products', 'scores', 'maximum', 'numerator', 'total', 'weights', 'wrong_axis', 'output']
     >>> torch.allclose(explanation["output"], ch.attention(query, key, value))
     True
     >>> attend, x = ch.nn.MultiHeadAttention(embed_dim=8, num_heads=2), torch.rand(1, 5, 8)

@@ -19,18 +19,21 @@ from clearhead.explanation.explanation import Explanation, Part
 FORMULAS = {
     "value": (
         "d_value[j, e] = Σ_i {weights}[i, j] · d_output[i, e]",
-        "A value gets from each output as much as it gave to it.",
+        "Output i is made of value j times weights[i, j], so value j gets d_output of each i, times that weight.",
     ),
     "weights": (
         "d_weights[i, j] = Σ_e d_output[i, e] · value[j, e]",
-        "A larger weight would move the output towards its value: how much of that is wanted.",
+        "Output i is made of value j times weights[i, j]: so this weight gets d_output times value j.",
     ),
     "scores": (
         "d_scores[i, j] = weights[i, j] · (d_weights[i, j] - Σ_k weights[i, k] · d_weights[i, k])",
-        "A larger score takes weight from the others of its row, so only what is above the row's average counts. Where "
-        "a weight is 0, as for masked pairs, so is this.",
+        "A larger score makes its own weight larger and the others of its row smaller: hence the difference. Where a "
+        "weight is 0, as for masked pairs, this is 0.",
     ),
 }
+
+
+CHAIN = "By the chain rule: the derivatives of the steps between are multiplied."
 
 
 def leaves(arrays: Sequence[Any]) -> list[Any]:
@@ -50,7 +53,10 @@ def with_gradients(explanation: Explanation, given: Any) -> Explanation:
     grad = _given(given, last, explanation)
     found = [step for step in steps if step.value.requires_grad and not step.aside and step is not last]
     grads = torch.autograd.grad(last.value, [step.value for step in found], grad, allow_unused=True)
-    why = f"Given: how much a loss grows with each entry of {last.name}."
+    why = (
+        f"Given: how much a loss grows when a number of {last.name} grows a little, divided by that little growth. "
+        "d_… of another step is the same for its numbers."
+    )
     back = [Step(f"d_{last.name}", "", why, grad, last.axes)]
     # a step that shows no code is written out in the script, which can't follow a gradient through it
     opaque = [i for i, step in enumerate(found) if step.formula and not step.code]
@@ -58,7 +64,7 @@ def with_gradients(explanation: Explanation, given: Any) -> Explanation:
         if flown is not None:
             followed = not opaque or i >= opaque[-1] or step.name == "value"
             back.append(_backward(step, flown, last.name, steps, followed))
-    part = Part("Gradients: what flows back through each step", tuple(back))
+    part = Part("Gradients: how a loss changes with the numbers of each step", tuple(back))
     parts = tuple(replace(p, steps=tuple(_detached(step) for step in p.steps)) for p in (*explanation.parts, part))
     return replace(explanation, parts=parts)
 
@@ -78,18 +84,34 @@ def _given(given: Any, last: Step, explanation: Explanation) -> Tensor:
 
 def _backward(step: Step, grad: Tensor, last: str, steps: Sequence[Step], followed: bool) -> Step:
     name, named = f"d_{step.name}", {s.name for s in steps}
-    formula, why = f"{name} = ∂{last} / ∂{step.name}, times d_{last}", "By the chain rule, through the steps after it."
+    formula, why = f"{name} = Σ d_{last} · ∂{last} / ∂{step.name}, over all numbers of {last}", CHAIN
+    known = _of_pairs(step.name, steps)
+    if known:
+        formula, why = known, f"By the chain rule: the steps that use {step.name}, times their own gradients."
     core = "scores" if step.name == "masked" else step.name
     if core in FORMULAS and not (core == "scores" and "masked" in named and step.name == "scores"):
         formula, why = FORMULAS[core]
         formula = formula.replace("d_scores", name).format(weights="dropped" if "dropped" in named else "weights")
-    if step.axes[-2:] == ("Lk", "E") or step.name == "value":
+    if step.axes[-2:] in (("Lk", "E"), ("Lk", "Ek")) or step.name == "value":
         still = (grad == 0).all(-1)
         gone = int((still if still.ndim == 1 else still.flatten(0, -2).all(0)).sum())
         if gone:
-            why += f" {gone} of {grad.shape[-2]} keys got 0: no query sees them, so nothing is learnt from them."
+            why += f" {gone} of {grad.shape[-2]} keys got 0: no query sees them, so they do not change the loss."
     code = f"({name},) = torch.autograd.grad({last}, {step.name}, d_{last}, retain_graph=True)"
     return Step(name, formula, why, grad, step.axes, code if followed else "")
+
+
+def _of_pairs(name: str, steps: Sequence[Step]) -> str:
+    """The formula of a gradient, read from that of the one step that uses this one; empty where it is another."""
+    for step in (s for s in steps if not s.aside):
+        made = step.formula.removeprefix(f"{step.name}[i, j] = ")
+        if made == "Σ_d query[i, d] · key[j, d]" and name == "query":
+            return f"d_query[i, d] = Σ_j d_{step.name}[i, j] · key[j, d]"
+        if made == "Σ_d query[i, d] · key[j, d]" and name == "key":
+            return f"d_key[j, d] = Σ_i d_{step.name}[i, j] · query[i, d]"
+        if made.startswith((f"{name}[i, j] · ", f"{name}[i, j] if mask")):
+            return f"d_{name}[i, j] = {made.replace(name, f'd_{step.name}').replace('-∞', '0')}"
+    return ""
 
 
 def _detached(step: Step) -> Step:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from clearhead.base.shapes import Sizes
 
@@ -11,10 +11,10 @@ LEGEND = {
     "H": "heads",
     "Lq": "queries",
     "Lk": "keys",
-    "E": "width of a query and a key",
-    "Eq": "width of a query",
-    "Ek": "width of a key",
-    "Ev": "width of a value",
+    "E": "numbers in a query and in a key",
+    "Eq": "numbers in a query",
+    "Ek": "numbers in a key",
+    "Ev": "numbers in a value",
 }
 Row = dict[str, str]  # the size of each axis that an array has
 
@@ -38,7 +38,26 @@ def drawn(shapes: Mapping[str, tuple[int, ...]], sizes: Sizes) -> str:
         for name, *cells in table
     ]
     meanings = ", ".join(f"{axis} {LEGEND[axis]}" for axis in axes)
-    return "\n".join([*lines, "", f"{meanings}.", *_repeated(rows, whole, sizes)])
+    return "\n".join([*lines, "", f"{meanings}.", *_repeated(rows, whole, sizes), letters(whole)])
+
+
+def letters(lead: Collection[str]) -> str:
+    """How formulas and tables are read. `lead`: those of the axes "B" and "H" that the scores have."""
+    found = (
+        "In a formula i counts queries, j keys, and d, e and n the numbers of a vector: query[i, d] is number d of "
+        "query i, and Σ_d adds up over all d."
+    )
+    if lead:
+        each = " and ".join({"B": "sequence", "H": "head"}[axis] for axis in lead)
+        found += (
+            f" Each {each} is computed apart and alike, so formulas leave {' and '.join(lead)} out; the number written "
+            "out below a table names it first where there are several."
+        )
+    found += (
+        "\nOf a table the last axis is the columns, the one before it the rows. Where two shapes differ, an axis of "
+        "size 1 is repeated: broadcasting."
+    )
+    return found
 
 
 def _row(axes: tuple[str, ...], shape: tuple[int, ...]) -> Row:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,12 @@ def mask_part(mask: Any, sizes: Sizes, shown: Shown, scores: Tensor) -> list[Ste
         mask = DenseMask(mask)
     assert isinstance(mask, Mask)
     steps = mask.steps(sizes, (*shown.region.sides[:3], slice(None)))
+    first = next(n for n, step in enumerate(steps) if step.value.dtype == torch.bool)
+    steps[first] = replace(steps[first], why=f"{steps[first].why} ■ is True: the query may see the key; · is False.")
     keep = steps[-1].value.expand(scores.shape)
     why = (
         f"Where the mask is False the score becomes -∞: here for {int((~keep).sum()):,} of {keep.numel():,} pairs. "
-        "exp(-∞) is 0, so the softmax gives these keys no weight, and those that are left share 1."
+        "exp(-∞) is 0, so these keys get the weight 0, and the weights of the other keys sum to 1."
     )
     formula, code = "masked[i, j] = scores[i, j] if mask[i, j] else -∞", "masked = scores.masked_fill(~mask, -inf)"
     return [

@@ -71,13 +71,16 @@ def input_steps(problem: Problem, shown: Shown) -> list[Step]:
     rows = _rows(problem, shown)
     dtype, heads = accumulated(rows.query.dtype), rows.sizes.heads
     why = {
-        "query": "What is asked: one vector a query.",
-        "key": "What each place is found by: one vector a key.",
-        "value": "What each place gives: one vector a key.",
+        "query": "One vector for each query. Each query gets one output: a weighted sum of the values.",
+        "key": "One vector for each key. The better key j fits a query, the larger the weight of value j.",
+        "value": "One vector for each key: value j belongs to key j.",
     }
+    same = rows.query.shape[-1] == rows.key.shape[-1]
     steps = []
     for name, given, length, width in (
-        ("query", rows.query, "Lq", "E"), ("key", rows.key, "Lk", "E"), ("value", rows.value, "Lk", "Ev"),
+        ("query", rows.query, "Lq", "E" if same else "Eq"),
+        ("key", rows.key, "Lk", "E" if same else "Ek"),
+        ("value", rows.value, "Lk", "Ev"),
     ):  # fmt: skip
         if given is None:
             continue

@@ -10,6 +10,7 @@ from torch import Tensor
 from clearhead._attention import Arguments
 from clearhead.base.steps import Step
 from clearhead.explanation.explanation import Explanation, Part
+from clearhead.explanation.inputs import letters
 from clearhead.explanation.mask_part import mask_part
 from clearhead.explanation.shown import choose, settle
 from clearhead.explanation.softmax_part import masked_after, softmax_part, wrong_axis
@@ -24,8 +25,11 @@ def explain_softmax(scores: Tensor, mask: Mask | None, at: Any = None) -> Explan
     keys = keys.expand(*scores.shape[:-2], *keys.shape)
     problem = Arguments(scores, keys, ABSENT, scale=1.0, mask=mask).problem()
     shown = choose(at, problem.sizes)
-    given = Step("scores", "", "One number for each query and key.", problem.query, SCORES)
-    parts, tile, name, keep = [Part("Scores", (given,))], given.value, "scores", None
+    given = Step(
+        "scores", "", "One number for each query and key: the better they fit, the larger it is.", problem.query, SCORES
+    )
+    lead = [axis for axis in ("B", "H") if axis not in shown.absent]
+    parts, tile, name, keep = [Part("Scores", (given,), letters(lead))], given.value, "scores", None
     if mask is not None:
         masked = mask_part(mask, problem.sizes, shown, given.value)
         parts.append(Part("Mask: who may see whom", tuple(masked)))

@@ -20,19 +20,30 @@ def output_part(rows: Problem, weights: Tensor, value: Tensor, shown: Shown, kee
     if rows.seed is not None:
         kept = factors(rows.seed, rows.dropout_p, rows.sizes, rows.origin, weights.dtype)
         p = rows.dropout_p
-        why = f"Dropout: each weight becomes 0 with probability {p:g}, else it is divided by {1 - p:g}."
+        why = f"Dropout: each weight is multiplied by 0 with probability {p:g}, else by 1 / {1 - p:g}."
         steps.append(Step("kept", "", why, kept, SCORES))
         weights, name = tiles.dropped(rows, weights), "dropped"
         why = "The weights after dropout. A row sums to 1 on average, and no longer each time."
-        steps.append(Step("dropped", "dropped = weights · kept", why, weights, SCORES, "dropped = weights * kept"))
+        steps.append(
+            Step(
+                "dropped",
+                "dropped[i, j] = weights[i, j] · kept[i, j]",
+                why,
+                weights,
+                SCORES,
+                "dropped = weights * kept",
+            )
+        )
 
     def mixed(at: tuple[int, ...]) -> str:
         row, column = weights.detach()[at[:3]], value.detach()[at[0], at[1], :, at[3]]
-        best = sorted(row.abs().nan_to_num().topk(min(len(row), MOST)).indices.tolist())
+        most = MOST if len(row) <= MOST else MOST - 1  # so that all stand in the table, beside the chosen key
+        best = sorted(row.abs().nan_to_num().topk(min(len(row), most)).indices.tolist())
         terms = [f"{number(row[j])}·{signed(column[j])}" for j in best]
         return total(terms) + ("" if len(row) == len(best) else f" + … ({len(row) - len(best)} more terms)")
 
-    why = f"Each output is a mixture of the values, each as much of it as its weight says: {_shares(weights, shown)}."
+    first = ", in the first table" * (weights.shape[0] * weights.shape[1] > 1)
+    why = f"Each output is the sum of the values, each times its weight{first}: {_shares(weights, shown)}."
     formula, code = f"output[i, e] = Σ_j {name}[i, j] · value[j, e]", f"output = {name} @ value"
     output = tiles.grouped_product(weights, value)
     steps.append(Step("output", formula, why, output, ("B", "H", "Lq", "Ev"), code, mixed))
@@ -45,12 +56,9 @@ def _other_padding(weights: Tensor, value: Tensor, keep: Tensor, name: str) -> l
     if not bool(unseen.any()):
         return []
     other = value.masked_fill(unseen.unsqueeze(-1), 100.0)
-    why = (
-        "With 100 in place of the values that none of these queries may see, the output is the same: it does not "
-        "matter what padding holds."
-    )
+    why = "A check: with 100 in place of the values of the keys that no query may see, the output is the same."
     code = f"other_padding = {name} @ value.masked_fill(~mask.any(-2).unsqueeze(-1), 100.0)"
-    formula = f"other_padding = {name} · (value, with 100 for each key that no query sees)"
+    formula = f"other_padding[i, e] = Σ_j {name}[i, j] · (value[j, e], or 100 if no query sees key j)"
     axes = ("B", "H", "Lq", "Ev")
     return [Step("other_padding", formula, why, tiles.grouped_product(weights, other), axes, code, aside=True)]
 
@@ -60,6 +68,6 @@ def _shares(weights: Tensor, shown: Shown) -> str:
     found = []
     for i, row in zip(shown.queries, weights.detach()[0, 0].nan_to_num()[:3], strict=False):
         best = [j for j in row.topk(min(2, len(row))).indices.tolist() if row[j] >= 0.005]
-        shares = " and ".join(f"{float(row[j]):.0%} of {shown.name('Lk', j)}" for j in best)
+        shares = " and ".join(f"{float(row[j]):.0%} of the value of {shown.name('Lk', j)}" for j in best)
         found.append(f"{shown.name('Lq', i)} takes {shares or 'nothing'}")
     return "; ".join(found + ["…"] * (weights.shape[2] > len(found)))

@@ -26,9 +26,9 @@ def scores_part(rows: Problem, query: Tensor, key: Tensor) -> list[Step]:
     if rows.bias is not None:
         every = slice(None)
         bias = rows.bias.tile(every, every, every, every, rows.sizes).to(query.dtype)
-        why = "Added to the scores: what is known of a pair beside its vectors, such as how far apart the two are."
+        why = "One number a pair that does not depend on its vectors, but, for example, on how far apart the two are."
         given = Step("bias", "", why, bias.reshape((1,) * (4 - bias.ndim) + tuple(bias.shape)), SCORES)
-        why = "The bias raises the scores of some pairs and lowers those of others, whatever their vectors are."
+        why = "The bias is added to the score: where it is below 0 the key gets less weight, where it is above 0 more."
         steps += [given, _added(_renamed(steps, "unbiased"), given, why)]
     if rows.poison is not None:
         of_query, of_key = rows.poison
@@ -54,15 +54,16 @@ def _scaled(before: Step, scale: float, width: int, score: object) -> Step:
     spread = ""
     if finite.numel() > 1:
         variance = float(finite.detach().var(correction=0))
-        spread = f" Of these numbers the variance is {number(variance)} before and {number(variance * scale**2)} after."
+        spread = f" The variance of the scores is {number(variance)} before and {number(variance * scale**2)} after."
     if isinstance(score, Dot) and width and math.isclose(scale, width**-0.5, rel_tol=1e-6):
         why = (
-            f"{number(scale)} is 1/√{width}. A sum of {width} products spreads √{width} times as far as one of them, "
-            "and scores that are far apart make the softmax nearly all or nothing, with gradients near 0."
+            f"{number(scale)} is 1/√{width}. Sums of {width} products lie about √{width} times as far apart as single "
+            "products, and the scale undoes that: scores far apart would give one key nearly all the weight, and "
+            "gradients near 0."
         )
     else:
-        why = "The scale says how sharp the softmax is: a larger one is sharper."
-    formula, code = f"scores = {before.name} · {number(scale)}", f"scores = {before.name} * {scale!r}"
+        why = "The larger the scale, the more of the weight goes to the keys with the largest scores."
+    formula, code = f"scores[i, j] = {before.name}[i, j] · {number(scale)}", f"scores = {before.name} * {scale!r}"
     return Step(
         "scores", formula, why + spread, value, SCORES, code,
         lambda at: f"{signed(before.value[at])}·{signed(scale)}",
@@ -73,16 +74,16 @@ def _softcapped(before: Step, cap: float) -> Step:
     why = f"The softcap bounds every score between -{cap:g} and {cap:g}, smoothly."
     value, code = capped(before.value, cap), f"scores = {cap!r} * torch.tanh({before.name} / {cap!r})"
     return Step(
-        "scores", f"scores = {cap:g} · tanh({before.name} / {cap:g})", why, value, SCORES, code,
+        "scores", f"scores[i, j] = {cap:g} · tanh({before.name}[i, j] / {cap:g})", why, value, SCORES, code,
         lambda at: f"{number(cap)} · tanh({number(before.value[at])} / {number(cap)})",
     )  # fmt: skip
 
 
 def _added(before: Step, given: Step, why: str) -> Step:
     value = before.value + given.value
-    formula = f"scores = {before.name} + {given.name}"
+    formula = f"scores[i, j] = {before.name}[i, j] + {given.name}[i, j]"
     every = given.value.expand(value.shape)
     return Step(
-        "scores", formula, why, value, SCORES, formula,
+        "scores", formula, why, value, SCORES, f"scores = {before.name} + {given.name}",
         lambda at: f"{number(before.value[at])} + {signed(every[at])}",
     )  # fmt: skip

@@ -57,6 +57,14 @@ class Shown:
             return f"{place} {words[place]}"
         return f"{kinds[axis]} {place}" if axis in kinds else str(place)
 
+    @property
+    def chosen(self) -> str:
+        """The one sequence, head or query that is shown, where the call has several; empty where it has none such."""
+        every = zip(("B", "H", "Lq"), (self.batches, self.heads, self.queries), self.sizes.shape, strict=False)
+        word = "query " * (self.query_words is not None)
+        names = {axis: self.name(axis, places[0]) for axis, places, size in every if len(places) == 1 < size}
+        return ", ".join(word + name if axis == "Lq" else name for axis, name in names.items())
+
     def places(self, axis: str, size: int) -> tuple[int, ...]:
         """The place in the whole call of each entry of a step's axis."""
         chosen = {"B": self.batches, "H": self.heads, "Lq": self.queries, "L": self.queries}.get(axis, ())
@@ -117,9 +125,14 @@ def settle(shown: Shown, weights: Tensor, keep: Tensor | None) -> Shown:
     largest = weights.detach().nan_to_num().amax((0, 1, 2))[list(keys)]
     ranked = [keys[n] for n in largest.topk(min(len(keys), KEYS)).indices.tolist()]
     if len(keys) > KEYS:
-        left_out = (*left_out, f"{len(keys):,} keys: the {KEYS} with the largest weights are shown")
+        left_out = (*left_out, few_keys(len(keys), KEYS))
     strongest = tuple(dict.fromkeys([j, *ranked]))[:KEYS]
     return replace(shown, keys=tuple(sorted(strongest)), strongest=strongest, pair=(b, h, i, j), left_out=left_out)
+
+
+def few_keys(keys: int, most: int) -> str:
+    """Which of the keys are shown, in words."""
+    return f"{keys:,} keys {most} are shown: that of the written-out lines, and those with the largest weights"
 
 
 def narrowed(shown: Shown, keys: int) -> Shown:

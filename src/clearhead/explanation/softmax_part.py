@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from clearhead.base.steps import Step, number, signed, total
+from clearhead.base.steps import Step, number, signed
 from clearhead.engines.tiled import tiles
 from clearhead.problem.problem import Problem
 from clearhead.scores.base import SCORES
 
+FEW = 5  # terms of a sum over keys that are written out
 ROW = ("B", "H", "Lq", "1")
 
 
@@ -19,13 +20,13 @@ def softmax_part(rows: Problem, name: str, tile: Tensor) -> list[Step]:
     maximum, above, sums, blind = tiles.exponentials(tile)
     steps = []
     if bool(blind.any()):
-        why = f"{int(blind.sum())} of {blind.numel()} queries see no key at all: their weights and output are 0."
+        why = f"{int(blind.sum())} of {blind.numel()} queries may see no key at all: their weights and output are 0."
         formula, code = f"blind[i] = every {name}[i, j] is -∞", f"blind = ({name} == -inf).all(-1, keepdim=True)"
         steps.append(Step("blind", formula, why, blind.unsqueeze(-1), ROW, code))
     fill = ".masked_fill(blind, {})" if bool(blind.any()) else ""
     largest, of_sink, code_of_sink = f"{name}.amax(-1, keepdim=True)", "", ""
     if sinks is not None:
-        why = "Learnt, one logit a head: one term more in the sum below. It takes a share, and has no value to give."
+        why = "Learnt, one number a head: one more score in the sum below, with a weight and no value."
         steps.append(Step("sink", "", why, sinks[None, :, :, None], ("B", "H", "1", "1")))
         sinks = steps[-1].value[0, :, :, 0]  # so that the gradient of the step is that of the sinks
         maximum = torch.maximum(maximum, sinks).masked_fill(blind, 0.0)
@@ -38,27 +39,40 @@ def softmax_part(rows: Problem, name: str, tile: Tensor) -> list[Step]:
         return f"exp({number(tile[at])} - {signed(maximum[at[:3]])})"
 
     def summed(at: tuple[int, ...]) -> str:
-        terms = [number(x) for x in above[at[:3]] if x]
+        seen = above.detach()[at[:3]]
+        seen = seen[seen != 0]
+        largest = seen if len(seen) <= FEW else seen[sorted(seen.nan_to_num().topk(FEW - 1).indices.tolist())]
+        terms = [number(x) for x in largest]
+        terms += [f"… ({len(seen) - len(largest)} more terms)"] * (len(seen) > len(largest))
         if sinks is not None:
             terms.append(f"exp({number(sinks[at[1], 0])} - {signed(maximum[at[:3]])})")
-        return total(terms) if terms else "1, since nothing is seen"
+        return " + ".join(terms) if terms else "1, since nothing is seen"
 
-    why = "The largest score of each row. It is subtracted before exp: that changes no weight, and exp can't overflow."
+    why = (
+        "The largest score of each row, kept as a column, (…, 1), so that it is repeated for each key below. It is "
+        "subtracted so that exp does not become too large; exp(-maximum) cancels in the division, so no weight changes."
+    )
     formula = f"maximum[i] = max_j {name}[i, j]" + (", or the sink where that is larger" if of_sink else "")
+    formula += ", and 0 where blind[i]" * bool(fill)
     code = f"maximum = {largest}{fill.format('0.0')}"
     steps.append(Step("maximum", formula, why, maximum.unsqueeze(-1), ROW, code))
-    why = "Every score becomes a number from 0 to 1; a masked one becomes 0."
-    formula, code = f"above[i, j] = exp({name}[i, j] - maximum[i])", f"above = torch.exp({name} - maximum)"
-    steps.append(Step("above", formula, why, above, SCORES, code, one_above))
-    why = "The sum over the keys, which are the last axis: each query shares out 1 among the keys that it may see."
-    formula, code = f"total[i] = Σ_j above[i, j]{of_sink}", f"(above.sum(-1, keepdim=True){code_of_sink})"
+    why = (
+        "The numerator of each weight, from 0 to 1: the larger the score, the larger it is."
+        + " exp(-∞) is 0." * bool((tile == -torch.inf).any())
+    )
+    formula, code = f"numerator[i, j] = exp({name}[i, j] - maximum[i])", f"numerator = torch.exp({name} - maximum)"
+    steps.append(Step("numerator", formula, why, above, SCORES, code, one_above))
+    why = "The sum over the keys, the last axis: the weights of one query, over all keys, have to sum to 1."
+    formula, code = f"total[i] = Σ_j numerator[i, j]{of_sink}", f"(numerator.sum(-1, keepdim=True){code_of_sink})"
+    formula += ", and 1 where blind[i]" * bool(fill)
     steps.append(Step("total", formula, why, sums.unsqueeze(-1), ROW, f"total = {code}{fill.format('1.0')}", summed))
-    rest = " What is missing to 1 is the sink's share." if of_sink else ""
-    why = f"The weights of a query: each is between 0 and 1, and together they are 1.{rest}"
-    formula, weights = "weights[i, j] = above[i, j] / total[i]", tiles.softmax(tile, tiles.may_be_empty(rows), sinks)
+    rest = ", together with the sink's," if of_sink else ""
+    why = f"Each weight is from 0 to 1, and those of a row{rest} sum to 1. These four steps are the softmax."
+    formula = "weights[i, j] = numerator[i, j] / total[i]"
+    weights = tiles.softmax(tile, tiles.may_be_empty(rows), sinks)
     steps.append(
         Step(
-            "weights", formula, why, weights, SCORES, "weights = above / total",
+            "weights", formula, why, weights, SCORES, "weights = numerator / total",
             lambda at: f"{number(above[at])} / {number(sums[at[:3]])}",
         )
     )  # fmt: skip
@@ -71,24 +85,29 @@ def wrong_axis(name: str, tile: Tensor) -> list[Step]:
         return []
     wrong = tile.softmax(-2)
     why = (
-        "The softmax over the other axis, the queries, makes each column sum to 1, and not each row. The rows sum to "
-        f"{_row_sums(wrong)}, so an output would be no average of the values."
+        "A common mistake: a softmax over the queries makes each column sum to 1, and not each row. "
+        f"{_row_sums(wrong)}, so the outputs would be no averages of the values."
     )
+    formula = f"wrong_axis[i, j] = exp({name}[i, j]) / Σ_k exp({name}[k, j])"
     code = f"wrong_axis = {name}.softmax(-2)"
-    return [Step("wrong_axis", f"wrong_axis = softmax({name}) over the queries", why, wrong, SCORES, code, aside=True)]
+    return [Step("wrong_axis", formula, why, wrong, SCORES, code, aside=True)]
 
 
 def masked_after(scores: Tensor, keep: Tensor) -> list[Step]:
     """What setting weights to 0 after the softmax would give."""
     late = scores.softmax(-1) * keep
     why = (
-        "The weights set to 0 after the softmax: the masked keys have taken their share already, so the rows sum to "
-        f"{_row_sums(late)}, and what is masked still changes the output."
+        "A common mistake: weights set to 0 after the softmax. The masked keys are still in the totals. "
+        f"{_row_sums(late)}, not all to 1, and the masked keys change the output."
     )
-    formula, code = "masked_after = softmax(scores) · mask", "masked_after = scores.softmax(-1) * mask"
+    formula, code = (
+        "masked_after[i, j] = softmax(scores)[i, j] if mask[i, j] else 0",
+        "masked_after = scores.softmax(-1) * mask",
+    )
     return [Step("masked_after", formula, why, late, SCORES, code, aside=True)]
 
 
 def _row_sums(matrix: Tensor) -> str:
     sums = matrix.detach()[0, 0].sum(-1)
-    return ", ".join([number(x) for x in sums[:4]] + ["…"] * (len(sums) > 4))
+    which = " of the first table" if matrix.shape[0] * matrix.shape[1] > 1 else ""
+    return f"The rows{which} sum to " + ", ".join([number(x) for x in sums[:4]] + ["…"] * (len(sums) > 4))

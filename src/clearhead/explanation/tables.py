@@ -39,7 +39,8 @@ def tables(step: Step, shown: Shown) -> list[Table]:
         inner, names = value[block] if lead else value, axes[lead:]
         if inner.ndim > 2:  # one number a pair and more: the vector of the pair that is written out
             i, j = (at if n > 1 else 0 for at, n in zip(shown.pair[2:], inner.shape, strict=False))
-            caption.append(f"{shown.name('Lq', shown.queries[i])}, {shown.name('Lk', j)}")
+            pairs = f", one of {inner.shape[0] * inner.shape[1]:,} pairs"
+            caption.append(f"{shown.name('Lq', shown.queries[i])}, {shown.name('Lk', j)}{pairs}")
             inner, names = inner[i, j], names[2:]
             if block != tuple(at if n > 1 else 0 for at, n in zip(shown.pair, value.shape[:lead], strict=False)):
                 continue
@@ -79,13 +80,15 @@ def _side(axis: str, size: int, shown: Shown) -> tuple[tuple[int, ...], tuple[st
     places = shown.places(axis, size)
     count = {"Lq": len(shown.queries), "Lk": shown.sizes.keys}.get(axis, 1)
     single = size == 1 and count > 1  # it stands for all of them
-    names = tuple("every" if single else shown.name(axis, places[n]) for n in chosen)
+    names = tuple(
+        {"Lq": "every query", "Lk": "every key"}[axis] if single else shown.name(axis, places[n]) for n in chosen
+    )
     return chosen, names, size - len(chosen)
 
 
 def at_pair(step: Step, shown: Shown) -> tuple[int, ...]:
     """The index of the number of a step that is written out: that of the pair, the first of any other axis."""
-    places = dict(zip(("B", "H", "Lq", "Lk"), shown.pair, strict=True))
+    places = dict(zip(("B", "H", "Lq", "Lk"), shown.pair, strict=True)) | {"L": shown.pair[2]}
     return tuple(places.get(axis, 0) if n > 1 else 0 for axis, n in zip(step.axes, step.value.shape, strict=True))
 
 
@@ -112,7 +115,7 @@ def written_out(step: Step, shown: Shown) -> str:
 def shape_of(step: Step, shown: Shown) -> str:
     """The shape, each size with its name: `B 2, Lq 3, Lk 4`."""
     pairs = [(axis, n) for axis, n in zip(step.axes, step.value.shape, strict=True) if axis not in shown.absent]
-    return ", ".join(f"{axis} {n}" if axis != "1" else "1" for axis, n in pairs)
+    return ", ".join(f"{axis} {n}" if axis != "1" else "1" for axis, n in pairs) or "one number"
 
 
 def facts(step: Step, shown: Shown) -> dict[str, Any]:

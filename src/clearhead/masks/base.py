@@ -94,7 +94,7 @@ class Mask(ABC):
         `at`: four slices of (B, H, Lq, Lk), the part that is asked for; an axis along which the mask repeats has size
         1. `name`: what the last step is called. A mask that has no steps of its own is shown as it is.
         """
-        return [Step(name, "", f"{self.title()}: True where the query may attend.", self.part(sizes, at), PAIRS)]
+        return [Step(name, "", f"{self.title()}: True where the query may see the key.", self.part(sizes, at), PAIRS)]
 
     def part(self, sizes: Sizes, at: Sides) -> Tensor:
         """The part that four slices name, bool; an axis along which the mask repeats may have size 1."""
@@ -255,7 +255,7 @@ class And(Combined):
     """Allowed where both allow: the intersection of their intervals."""
 
     operator = "&"
-    meaning = "Allowed where both allow. Where one has size 1 it is repeated along that axis."
+    meaning = "&, and: True where both are True. An axis of size 1 is repeated."
 
     def matrix(self, sizes: Sizes) -> Tensor:
         return self.left.matrix(sizes) & self.right.matrix(sizes)
@@ -284,7 +284,7 @@ class Or(Combined):
     """Allowed where either allows: the union of their intervals, with a residual where one has a residual."""
 
     operator = "|"
-    meaning = "Allowed where either allows. Where one has size 1 it is repeated along that axis."
+    meaning = "|, or: True where at least one is True. An axis of size 1 is repeated."
 
     def matrix(self, sizes: Sizes) -> Tensor:
         return self.left.matrix(sizes) | self.right.matrix(sizes)
@@ -353,7 +353,7 @@ class Not(Mask):
         formula = f"{name} = ~{inner[-1].name}"
         return [
             *inner,
-            Step(name, formula, "Allowed where the other does not allow.", self.part(sizes, at), PAIRS, formula),
+            Step(name, formula, "~, not: True where the other is False.", self.part(sizes, at), PAIRS, formula),
         ]
 
     def lower(self, sizes: Sizes) -> Spans:

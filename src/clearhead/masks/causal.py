@@ -7,8 +7,9 @@ from collections.abc import Hashable
 import torch
 
 from clearhead.base.positions import query_offset
-from clearhead.base.shapes import Sizes, part
+from clearhead.base.shapes import Sizes
 from clearhead.base.steps import Step
+from clearhead.masks._places import positions
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 
@@ -39,16 +40,13 @@ class Causal(Mask):
         return type(self)
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
-        own = torch.arange(sizes.queries, device=sizes.device).view(1, 1, -1) + query_offset(sizes, "Causal")
-        rows = part(own, *at[:3]).unsqueeze(-1)
-        columns = torch.arange(sizes.keys, device=sizes.device)[at[3]]
-        formula = f"{name} = {name}_keys <= {name}_queries"
-        why = "A query may see the keys up to its own place, and none after it: what comes later is not known yet."
-        return [
-            Step(f"{name}_queries", "", "The place of each query among the keys: a column.", rows, (*PAIRS[:3], "1")),
-            Step(f"{name}_keys", "", "The place of each key: a row.", columns, ("Lk",)),
-            Step(name, formula, why, columns <= rows, PAIRS, formula),
-        ]
+        rows, columns = positions(sizes, at, name, "Causal")
+        formula, code = f"{name}[i, j] = {columns.name}[j] <= {rows.name}[i]", f"{name} = {columns.name} <= {rows.name}"
+        why = (
+            "A query may see the keys up to its own position, and none after it: of a text that is made word by word, "
+            "the later words are not known yet. The column and the row broadcast to a matrix."
+        )
+        return [rows, columns, Step(name, formula, why, columns.value <= rows.value, PAIRS, code)]
 
     def lower(self, sizes: Sizes) -> Spans:
         own = torch.arange(1, sizes.queries + 1, device=sizes.device).view(1, 1, -1)

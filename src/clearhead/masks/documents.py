@@ -11,9 +11,10 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.positions import query_offset
 from clearhead.base.shapes import Sizes, heads_second, part, placed
+from clearhead.base.steps import Step
 from clearhead.base.tracing import empty_of_values, readable
 from clearhead.masks._lengths import as_tensor, check_lengths, few_values
-from clearhead.masks.base import Mask, Spans
+from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 
 class Documents(Mask):
@@ -120,6 +121,25 @@ class Documents(Mask):
         queries = length if self.edges is None else len(self.edges[0])
         return Sizes(self.ids.shape[0] if self.ids.ndim == 2 else 1, 1, queries, length)
 
+    def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
+        own = None if self.edges is not None else self._own(sizes)
+        if own is None or not bool(((own >= 0) & (own < sizes.keys)).all()):  # queries without a document of their own
+            return super().steps(sizes, at, name)
+        ids = _rows(placed(self.ids, sizes.device, "Documents: ids"))
+        batch = max(own.shape[0], ids.shape[0])
+        mine = ids.expand(batch, -1).gather(1, own[:, 0].expand(batch, -1)).unsqueeze(1)
+        rows, columns = part(mine, *at[:3]).unsqueeze(-1), part(ids, at[0])[:, None, None, at[3]]
+        of_queries, of_keys = f"{name}_query_ids", f"{name}_key_ids"
+        row = "The number of the document that each key belongs to: a row."
+        column = "The number of the document that each query belongs to: a column, (…, 1)."
+        formula, code = f"{name}[i, j] = {of_queries}[i] == {of_keys}[j]", f"{name} = {of_queries} == {of_keys}"
+        why = "A query may see the keys of its own document. The column and the row broadcast to a matrix."
+        return [
+            Step(of_queries, "", column, rows, (*PAIRS[:3], "1")),
+            Step(of_keys, "", row, columns, PAIRS),
+            Step(name, formula, why, rows == columns, PAIRS, code),
+        ]
+
     def lower(self, sizes: Sizes) -> Spans:
         if self.ids.shape[-1] != sizes.keys or (self.ids.ndim == 2 and self.ids.shape[0] not in (1, sizes.batch)):
             raise ShapeError(
@@ -136,8 +156,7 @@ class Documents(Mask):
                 )
             start, stop = (placed(edge, sizes.device, "Documents: cu_q").view(1, 1, -1) for edge in self.edges)
             return Spans(start, stop)
-        offset = query_offset(sizes, "Documents")
-        own = torch.arange(sizes.queries, device=sizes.device).view(1, 1, -1) + offset  # (B or 1, 1, Lq)
+        own = self._own(sizes)
         inside = (own >= 0) & (own < sizes.keys)
         ids, first, last = (_rows(placed(t, sizes.device, "Documents: ids")) for t in (self.ids, self.first, self.last))
         if not sizes.keys:
@@ -154,6 +173,10 @@ class Documents(Mask):
             return rows == part(ids, batch)[:, None, None, keys]
 
         return Spans(start, stop, residual)
+
+    def _own(self, sizes: Sizes) -> Tensor:
+        """Each query's position among the keys, (B or 1, 1, Lq)."""
+        return torch.arange(sizes.queries, device=sizes.device).view(1, 1, -1) + query_offset(sizes, "Documents")
 
 
 def _cu_seqlens(given: Any, name: str) -> Tensor:

@@ -59,19 +59,20 @@ class Lengths(Mask):
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
         lens = part(self.lower(sizes).stop, *at[:3]).unsqueeze(-1)
-        each = "each query has its own" if self.valid_lens.ndim == 2 else "one a sequence, which serves all its queries"
+        each = "one number a query" if self.valid_lens.ndim == 2 else "one number for all queries of a sequence"
         positions = torch.arange(sizes.keys, device=lens.device)[at[3]]
-        why = f"How many keys count: {each}. As a column, (…, 1), it meets each position of the row below."
-        row = "The place of each key, from 0 on: a row."
+        why = f"How many keys are no padding: {each}. It is a column, (…, 1), to be compared with each position below."
+        row = "The position of each key, from 0 on: a row."
         compare = (
-            "Each place against the length: the column and the row broadcast to a matrix, which is True for the first "
-            "keys of the sequence. A place from the length on is padding."
+            "Each position is compared with the length; the column and the row broadcast to a matrix. The other keys "
+            "are padding, which only fills shorter sequences up to the length of the longest."
         )
-        formula = f"{name} = {name}_positions < {name}_lengths"
+        code = f"{name} = {name}_positions < {name}_lengths"
+        formula = f"{name}[i, j] = {name}_positions[j] < {name}_lengths" + "[i]" * (self.valid_lens.ndim == 2)
         return [
             Step(f"{name}_lengths", "", why, lens, ("B", "H", "Lq", "1")),
             Step(f"{name}_positions", "", row, positions, ("Lk",)),
-            Step(name, formula, compare, positions < lens, PAIRS, formula),
+            Step(name, formula, compare, positions < lens, PAIRS, code),
         ]
 
     def lower(self, sizes: Sizes) -> Spans:

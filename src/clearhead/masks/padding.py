@@ -10,8 +10,9 @@ from torch import Tensor
 from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.shapes import Sizes, heads_second, part, placed
+from clearhead.base.steps import Step
 from clearhead.base.tracing import ensure, readable
-from clearhead.masks.base import Mask, Spans
+from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 
 class Padding(Mask):
@@ -58,6 +59,10 @@ class Padding(Mask):
 
     def drawn(self) -> Sizes:
         return Sizes(self.keep.shape[0], 1, 1, self.keep.shape[1])
+
+    def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
+        why = "The keys that are no padding, one row a sequence: all its queries may see them, and no others."
+        return [Step(name, "", why, self.part(sizes, at), PAIRS)]
 
     def lower(self, sizes: Sizes) -> Spans:
         if self.keep.shape[1] != sizes.keys or self.keep.shape[0] not in (1, sizes.batch):

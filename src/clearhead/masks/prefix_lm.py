@@ -9,11 +9,13 @@ import torch
 
 from clearhead.base.errors import ShapeError, columns
 from clearhead.base.positions import query_offset
-from clearhead.base.shapes import Sizes, placed
+from clearhead.base.shapes import Sizes, part, placed
+from clearhead.base.steps import Step
 from clearhead.base.tracing import readable
 from clearhead.masks._draw import LARGEST
 from clearhead.masks._lengths import check_lengths, few_values
-from clearhead.masks.base import Mask, Spans
+from clearhead.masks._places import positions
+from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 
 class PrefixLM(Mask):
@@ -62,6 +64,21 @@ class PrefixLM(Mask):
 
     def least(self) -> int:
         return max(super().least(), min(2 * self.longest, 2 * LARGEST))
+
+    def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
+        rows, columns = positions(sizes, at, name, "PrefixLM")
+        of_prefix = placed(self.lengths, sizes.device, "PrefixLM: lengths").view(-1, 1, 1)
+        lengths = part(of_prefix, *at[:3]).unsqueeze(-1)
+        formula = f"{columns.name}[j] <= {rows.name}[i] or {columns.name}[j] < {name}_lengths"
+        code = f"({columns.name} <= {rows.name}) | ({columns.name} < {name}_lengths)"
+        why = "A query may see the keys up to its own position, and all keys of the prefix, those after it too."
+        keep = (columns.value <= rows.value) | (columns.value < lengths)
+        return [
+            rows,
+            columns,
+            Step(f"{name}_lengths", "", "The length of each sequence's prefix.", lengths, (*PAIRS[:3], "1")),
+            Step(name, f"{name}[i, j] = {formula}", why, keep, PAIRS, f"{name} = {code}"),
+        ]
 
     def lower(self, sizes: Sizes) -> Spans:
         if self.lengths.numel() not in (1, sizes.batch):

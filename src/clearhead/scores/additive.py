@@ -105,8 +105,9 @@ class Additive(Score):
         return torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3)) @ self.w_v
 
     def steps(self, query: Tensor, key: Tensor) -> list[Step]:
-        q_steps = _projection_steps("query", "Lq", query, self.W_q)
-        k_steps = _projection_steps("key", "Lk", key, self.W_k)
+        widths = ("E", "E") if query.shape[-1] == key.shape[-1] else ("Eq", "Ek")
+        q_steps = _projection_steps("query", ("Lq", widths[0]), query, self.W_q)
+        k_steps = _projection_steps("key", ("Lk", widths[1]), key, self.W_k)
         q_name, q = (q_steps[-1].name, q_steps[-1].value) if q_steps else ("query", query)
         k_name, k = (k_steps[-1].name, k_steps[-1].value) if k_steps else ("key", key)
         pairs = q.unsqueeze(-2) + k.unsqueeze(-3)
@@ -117,20 +118,20 @@ class Additive(Score):
             return f"{number(q[b, h, i, d])} + {signed(k[b, h, j, d])}"
 
         why_pairs = (
-            "Every query meets every key: the queries get an axis of size 1 in the place of the keys, (Lq, 1, hidden), "
-            "the keys one in the place of the queries, (1, Lk, hidden), and broadcasting repeats each along it."
+            "Every query is added to every key: queries get an axis of size 1 where the keys stand, (Lq, 1, hidden), "
+            "keys one where the queries stand, (1, Lk, hidden), and broadcasting repeats each along that axis."
         )
         why_tanh = (
-            "tanh bounds each sum between -1 and 1. Without it the score would be a part of the query plus a part of "
-            "the key, and every query would weigh the keys alike."
+            "tanh(x) = (exp(x) - exp(-x)) / (exp(x) + exp(-x)) is between -1 and 1. Without it the score would be a "
+            "number of the query plus one of the key, and all queries would give the keys the same weights."
         )
         why_sum = (
-            "The weighted sum over the hidden axis squeezes it away: one number for each query and key is left. (As a "
-            "product with a matrix w_v of (hidden, 1) it would leave an axis of size 1.)"
+            "The sum runs over the hidden axis, which is gone after it: one number for each query and key is left. (A "
+            "matrix w_v of shape (hidden, 1) would leave an axis of size 1, which squeeze(-1) removes.)"
         )
-        made = f"pairs[i, j, h] = {q_name}[i, h] + {k_name}[j, h]"
+        made = f"pairs[i, j, n] = {q_name}[i, n] + {k_name}[j, n]"
         code = f"pairs = {q_name}.unsqueeze(-2) + {k_name}.unsqueeze(-3)"
-        bounded, summed = "hidden[i, j, h] = tanh(pairs[i, j, h])", "scores[i, j] = Σ_h w_v[h] · hidden[i, j, h]"
+        bounded, summed = "hidden[i, j, n] = tanh(pairs[i, j, n])", "scores[i, j] = Σ_n w_v[n] · hidden[i, j, n]"
         return [
             *q_steps,
             *k_steps,
@@ -139,7 +140,7 @@ class Additive(Score):
                 "hidden", bounded, why_tanh, hidden, axes, "hidden = torch.tanh(pairs)",
                 lambda at: f"tanh({number(pairs[at])})",
             ),
-            Step("w_v", "", "Learnt: how much each hidden number counts.", self.w_v, ("hidden",)),
+            Step("w_v", "", "Learnt: the factor of each of the hidden numbers in the score.", self.w_v, ("hidden",)),
             Step(
                 "scores", summed, why_sum, hidden @ self.w_v, SCORES, "scores = hidden @ w_v",
                 lambda at: products(self.w_v, hidden[at]),
@@ -160,15 +161,16 @@ class Additive(Score):
         return self.described(*dims, f"hidden_dim={self.w_v.shape[0]}")
 
 
-def _projection_steps(name: str, length: str, side: Tensor, matrix: Tensor | None) -> list[Step]:
+def _projection_steps(name: str, of_side: tuple[str, str], side: Tensor, matrix: Tensor | None) -> list[Step]:
     """A side's projection to the hidden width; none where it is projected already."""
     if matrix is None:
         return []
+    length, width = of_side
     weight, i = f"W_{name[0]}", INDEX[length]
-    formula = f"projected_{name}[{i}, h] = Σ_d {weight}[h, d] · {name}[{i}, d]"
-    why = f"Each {name} is projected to the hidden width, so that queries and keys of any widths can be added."
+    formula = f"projected_{name}[{i}, n] = Σ_d {name}[{i}, d] · {weight}[n, d]"
+    why = f"Each {name} becomes a vector of the hidden width, so that queries and keys of any widths can be added."
     code, axes = f"projected_{name} = {name} @ {weight}.T", ("B", "H", length, "hidden")
     return [
-        Step(weight, "", f"Learnt: turns a {name} into as many numbers as the hidden width.", matrix, ("hidden", "E")),
+        Step(weight, "", f"Learnt: row n makes hidden number n of a {name}.", matrix, ("hidden", width)),
         Step(f"projected_{name}", formula, why, side @ matrix.T, axes, code, of_projection(side, matrix)),
     ]

@@ -51,14 +51,14 @@ class Bilinear(Score):
 
     def steps(self, query: Tensor, key: Tensor) -> list[Step]:
         turned = query @ self.W
-        why = "The matrix turns each query into a vector of the key's width."
+        why = "The matrix makes each query a vector of the key's width."
         formula, code = "turned[i, e] = Σ_d query[i, d] · W[d, e]", "turned = query @ W"
         cell = of_projection(query, self.W.T)
         first = Step("turned", formula, why, turned, ("B", "H", "Lq", "Ek"), code, cell)
         formula, code = "scores[i, j] = Σ_e turned[i, e] · key[j, e]", "scores = turned @ key.transpose(-1, -2)"
         why, cell = "Then it is a dot product with each key.", of_pairs(turned, key)
         return [
-            Step("W", "", "Learnt: says which entry of a query goes with which of a key.", self.W, ("Eq", "Ek")),
+            Step("W", "", "Learnt: the factor of entry d of a query times entry e of a key.", self.W, ("Eq", "Ek")),
             first,
             Step("scores", formula, why, turned @ key.transpose(-1, -2), SCORES, code, cell),
         ]

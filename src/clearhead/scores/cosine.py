@@ -40,13 +40,16 @@ class Cosine(Score):
         formula = "cosines[i, j] = Σ_d unit_query[i, d] · unit_key[j, d]"
         code, cell = "cosines = unit_query @ unit_key.transpose(-1, -2)", of_pairs(unit_query, unit_key)
         found.append(Step("cosines", formula, why, cosines, SCORES, code, cell))
-        why = "The temperature decides how sharp the softmax can be: cosines alone differ by 2 at the most."
-        formula = f"scores = cosines / {self.temperature!r}"
+        why = "Cosines alone differ by at most 2. The smaller the temperature, the farther apart the scores."
+        formula, code = (
+            f"scores[i, j] = cosines[i, j] / {self.temperature!r}",
+            f"scores = cosines / {self.temperature!r}",
+        )
 
         def over(at: tuple[int, ...]) -> str:
             return f"{number(cosines[at])} / {number(self.temperature)}"
 
-        return [*found, Step("scores", formula, why, cosines / self.temperature, SCORES, formula, over)]
+        return [*found, Step("scores", formula, why, cosines / self.temperature, SCORES, code, over)]
 
     def lower(self, query: Tensor, key: Tensor) -> Pairwise:
         return Pairwise("mul", unit(query), unit(key), scale=1 / self.temperature)
@@ -64,7 +67,7 @@ class Cosine(Score):
 def _unit_steps(name: str, length: str, side: Tensor) -> list[Step]:
     """The norms of queries or keys, and the vectors over them."""
     norms, i = torch.linalg.vector_norm(side, dim=-1, keepdim=True), INDEX[length]
-    why = f"The length of each {name}; a vector of zeros stays one."
+    why = f"The length of each {name} as a vector: the root of the sum of its squares."
     code = f"{name}_norms = torch.linalg.vector_norm({name}, dim=-1, keepdim=True)"
     formula = f"{name}_norms[{i}] = √(Σ_d {name}[{i}, d]²)"
     first = Step(f"{name}_norms", formula, why, norms, ("B", "H", length, "1"), code)
@@ -72,7 +75,7 @@ def _unit_steps(name: str, length: str, side: Tensor) -> list[Step]:
     def over(at: tuple[int, ...]) -> str:
         return f"{number(side[at])} / {number(norms[*at[:3], 0])}"
 
-    why = f"Each {name} at length 1: only its direction counts."
+    why = f"Each {name} divided by its length, so that only its direction counts; a vector of zeros stays one."
     code = f"unit_{name} = {name} / {name}_norms.masked_fill({name}_norms == 0, 1.0)"
     formula = f"unit_{name}[{i}, d] = {name}[{i}, d] / {name}_norms[{i}]"
     return [first, Step(f"unit_{name}", formula, why, unit(side), ("B", "H", length, "E"), code, over)]

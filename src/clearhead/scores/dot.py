@@ -43,8 +43,8 @@ class Dot(Score):
 
     def steps(self, query: Tensor, key: Tensor) -> list[Step]:
         why = (
-            "A batched matrix product: each query is multiplied with each key, entry by entry, and the products are "
-            "added. The number is large where the two point the same way."
+            "Each query is multiplied with each key, entry by entry, and the products are added: the matrix product "
+            "query · keyᵀ. It is large where the two vectors point the same way."
         )
         formula, code = "scores[i, j] = Σ_d query[i, d] · key[j, d]", "scores = query @ key.transpose(-1, -2)"
         return [Step("scores", formula, why, self.tile(query, key), SCORES, code, of_pairs(query, key))]

@@ -54,16 +54,22 @@ class Gaussian(Score):
             return f"-{number(squared[at])} / (2 · {number(h)}²)"
 
         why = (
-            "How far apart query and key are. The differences are taken before they are squared: ‖q‖² - 2 q·k + ‖k‖² "
-            "would lose its digits where all inputs share a large offset."
+            "The squared distance of query and key. (Multiplied out, it would lose digits where all inputs share a "
+            "large offset.)"
         )
         code = "squared = (query.unsqueeze(-2) - key.unsqueeze(-3)).square().sum(-1)"
         formula = "squared[i, j] = Σ_d (query[i, d] - key[j, d])²"
-        near = "Near keys score near 0, far ones far below: exp of it is the Gaussian kernel of Nadaraya and Watson."
+        near = "Near keys get a score near 0, far keys one far below 0. exp(score) is the Gaussian kernel."
         last = "scores[i, j] = -squared[i, j] / (2 h²)"
         return [
             Step("squared", formula, why, squared, SCORES, code, distance),
-            Step("h", "", "The bandwidth, in the unit of the inputs: how far a query looks.", h, ()),
+            Step(
+                "h",
+                "",
+                "The bandwidth, in the unit of the inputs: keys much farther away than h get almost no weight.",
+                h,
+                (),
+            ),
             Step(
                 "scores",
                 last,

@@ -60,9 +60,13 @@ def explain_multi_head(
 
 def _said(given: dict[str, Any], layers: Layers) -> str:
     if given["key"] is given["query"] and given["value"] is given["query"]:
-        kind = "Self-attention: queries, keys and values are projections of one sequence."
+        kind = "Self-attention: queries, keys and values are all made from one input."
     else:
-        kind = "Cross-attention: the queries are of one sequence, keys and values of another."
+        kind = "Cross-attention: the queries are made from one input, keys and values from another."
+    kind += (
+        " Each query gets one output: a weighted sum of the values. The better key j fits the query, the larger the "
+        "weight of value j."
+    )
     return kind + ("\nThe module takes the length first, (L, B, E); here the batch comes first." * layers.length_first)
 
 
@@ -87,9 +91,9 @@ def _sources(given: dict[str, Any], shown: Shown, dtype: torch.dtype) -> dict[st
             found[name] = found["query"]
         else:
             label = "x" if alike else "x_key" if name == "key" and same else f"x_{name}"
-            why = "What the module is given: one vector a position."
+            why = "What the module is given: one vector for each position of each sequence."
             x = x.to(kind).view_as(x)  # one tensor may serve twice, and each use has a gradient of its own
-            found[name] = Step(label, "", why, x, ("B", SIDES[name], "E"))
+            found[name] = Step(label, "", why, x, ("B", "L" if alike else SIDES[name], "in"))
     return found
 
 
@@ -106,8 +110,9 @@ def _projected(layers: Layers, sources: dict[str, Step], shown: Shown, found: Ca
             continue
         heads = shown.heads if name == "query" else [h // groups for h in shown.heads]
         linear = layer.rows_of(heads, width).to(source.value)
-        why = f"Each vector is projected to {len(heads)} × {width} numbers"
-        why += ", for all heads at once." if every else f": the rows of the layer that make head {_listed(heads)}."
+        why = f"A linear layer makes {len(heads)} × {width} numbers of each vector: {width} for each head"
+        why += "." if every else f", here for head {_listed(heads)} alone."
+        source = replace(source, axes=("B", SIDES[name], "in"))  # positions of one array may be queries and keys
         steps += projection_steps(linear, source, name, f"flat_{name}", why)
         turns = layers.rotary is not None and name != "value"
         shared = " Heads that share a key head have the same rows." if name != "query" and groups > 1 else ""
@@ -120,7 +125,7 @@ def _projected(layers: Layers, sources: dict[str, Step], shown: Shown, found: Ca
 def _given(name: str, found: Captured, shown: Shown) -> Step:
     """Keys or values that were projected before this call."""
     steps = {step.name: step for step in input_steps(found.problem, shown)}
-    why = "Projected before, and kept in the cache or by prepare(); the new ones of this call stand last."
+    why = "Made before, and kept in the cache or by prepare(); the new ones of this call stand last."
     return replace(steps[name], why=why)
 
 
@@ -142,12 +147,12 @@ def _joined(layers: Layers, output: Step, found: Captured, shown: Shown) -> list
     axes = ("B", "Lq", "in")
     if every:
         value = output.value.transpose(-3, -2).flatten(-2)
-        why = "The positions come first again, and the heads' vectors are laid side by side: nothing is computed."
+        why = "The vectors of the heads side by side, one vector for each position again. No number changes."
         formula = f"joined[i, h·{width} + d] = output[h, i, d]"
         steps = [Step("joined", formula, why, value, axes, "joined = output.transpose(-3, -2).flatten(-2)")]
     else:
         steps = _beside_others(output, found.heads.reshape(-1, layers.num_heads, *found.heads.shape[-2:]), shown, axes)
-    why = "The last projection mixes the heads: each entry of the result reads all of them."
+    why = "The last linear layer mixes the heads: each number of the result is a sum over the numbers of all heads."
     linear = layers.output.to(output.value)
     return steps + projection_steps(linear, steps[-1], "output", "result", why)
 
@@ -167,7 +172,7 @@ def _beside_others(output: Step, heads: Tensor, shown: Shown, axes: tuple[str, .
             code.append(f"other_heads[..., {h * width}:{(h + 1) * width}]")
     where = ", ".join(f"head {h} in entries {h * width} to {(h + 1) * width - 1}" for h in shown.heads)
     given = f"The outputs of the other heads side by side, computed alike, with room for {where}."
-    joined = "The outputs of all heads side by side: nothing is computed."
+    joined = "The vectors of all heads side by side. No number changes."
     return [
         Step("other_heads", "", given, flat, axes),
         Step(

@@ -40,7 +40,11 @@ def explain_positions(module: Positional, inputs: tuple[Any, ...], keywords: dic
     shown = Shown(sizes, tuple(range(batch)), tuple(range(heads)), tuple(places), (), pair, absent, left_out)
     dtype = accumulated(x.dtype)
     source = Step(
-        "x", "", "One vector a position; nothing in it says where it stands.", four[:, :, list(places)].to(dtype), AXES
+        "x",
+        "",
+        "One vector for each position p, which its numbers x[p, d] do not depend on.",
+        four[:, :, list(places)].to(dtype),
+        AXES,
     )
     first = offset.reshape(-1, 1, 1) if isinstance(offset, Tensor) and offset.numel() > 1 else int(offset)
     positions = torch.tensor(list(places), device=x.device) + first
@@ -49,7 +53,7 @@ def explain_positions(module: Positional, inputs: tuple[Any, ...], keywords: dic
     elif isinstance(module, SinusoidalPositionalEncoding):
         steps = _sines(module.embed_dim, source, positions)
     else:
-        why = "Learnt: one vector for each position; these are the rows of the positions here."
+        why = "Learnt: one vector for each position; the rows are those of the positions here."
         steps = [
             Step("encoding", "", why, module.P[positions].to(dtype), ("L", "E")),
             _sum(source, module.P[positions]),
@@ -62,16 +66,19 @@ def _sines(width: int, source: Step, positions: Tensor) -> list[Step]:
     speeds = 10000.0 ** -(torch.arange(0, width, 2, device=positions.device).double() / width)
     angles = positions.double().unsqueeze(-1) * speeds
     encoding = torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[..., :width].to(source.value.dtype)
-    fast = "How fast each pair of entries goes around, in radians a position: the first fast, the last slowly."
+    fast = (
+        "Numbers 2n and 2n + 1 of the encoding are pair n. From one position to the next its angle grows by its speed."
+    )
     of_speeds = f"10000.0 ** -(torch.arange(0, {width}, 2).double() / {width})"
-    each = "Sine and cosine of each angle, side by side: near places have near vectors, and no two are the same."
+    each = "The sine and the cosine of each angle, side by side. Positions near each other get similar vectors."
     code = f"torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[..., :{width}].to({source.value.dtype})"
     return [
-        Step("positions", "", "The place of each vector.", positions, ("L",)),
+        Step("positions", "", "The position of each vector.", positions, ("L",)),
         Step("speeds", f"speeds[n] = 10000^(-2n/{width})", fast, speeds, ("pair",), f"speeds = {of_speeds}"),
         Step(
-            "angles", "angles[p, n] = positions[p] · speeds[n]", "The angle of each pair, in radians.", angles,
-            ("L", "pair"), "angles = positions.double().unsqueeze(-1) * speeds",
+            "angles", "angles[p, n] = positions[p] · speeds[n]",
+            "The angle of each pair, in radians: 2π is a full turn.",
+            angles, ("L", "pair"), "angles = positions.double().unsqueeze(-1) * speeds",
             lambda at: f"{int(positions[at[0]])}·{number(speeds[at[1]])}",
         ),
         Step(
@@ -84,8 +91,9 @@ def _sines(width: int, source: Step, positions: Tensor) -> list[Step]:
 
 
 def _sum(source: Step, encoding: Tensor) -> Step:
-    why = "Added: from here on each vector says where it stands too."
+    why = "The sum depends on the position too, so that attention can use the order of the vectors."
     return Step(
-        "result", "result = x + encoding", why, source.value + encoding, AXES, "result = x + encoding",
+        "result", "result[p, d] = x[p, d] + encoding[p, d]", why, source.value + encoding, AXES,
+        "result = x + encoding",
         lambda at: f"{number(source.value[at])} + {signed(encoding[at[2:]])}",
     )  # fmt: skip

@@ -9,6 +9,11 @@ from torch import Tensor
 
 from clearhead.base.steps import INDEX, Step, of_projection, signed
 
+ATTENDS = (
+    "A head is an attention of its own over these shorter vectors: the axis of the heads comes before that of the "
+    "positions (a transposition), so that each head has its own matrix products. No number changes."
+)
+
 
 class Linear(NamedTuple):
     """A linear layer: weight (out, in), bias (out,) or None."""
@@ -31,13 +36,13 @@ def projection_steps(layer: Linear, source: Step, name: str, result: str, why: s
     x, axes = source.value, source.axes
     i = INDEX[axes[-2]]
     value = x @ layer.weight.T
-    steps = [Step(f"W_{name}", "", "Learnt: one row for each entry of the result.", layer.weight, ("out", "in"))]
+    steps = [Step(f"W_{name}", "", "Learnt: row n makes number n of the result.", layer.weight, ("out", "in"))]
     formula, code = f"{result}[{i}, n] = Σ_d {source.name}[{i}, d] · W_{name}[n, d]", f"{source.name} @ W_{name}.T"
     cell = of_projection(x, layer.weight)
     if layer.bias is not None:
         bias, plain = layer.bias, cell
         value = value + bias
-        steps.append(Step(f"b_{name}", "", "Learnt: added to each vector.", bias, ("out",)))
+        steps.append(Step(f"b_{name}", "", "Learnt: added to each result.", bias, ("out",)))
         formula, code = f"{formula} + b_{name}[n]", f"{code} + b_{name}"
         cell = lambda at: f"{plain(at)} + {signed(bias[at[-1]])}"  # noqa: E731
     return [*steps, Step(result, formula, why, value, (*axes[:-1], "out"), f"{result} = {code}", cell)]
@@ -50,9 +55,10 @@ def split(source: Step, heads: int, result: str, note: str) -> Step:
     axis = source.axes[-2]
     i = INDEX[axis]
     formula = f"{result}[h, {i}, d] = {source.name}[{i}, h·{width} + d]"
-    cut = f"Each vector of {source.value.shape[-1]} is cut into {heads} of {width}, one a head. Then the heads become"
+    why = f"Each vector of {source.value.shape[-1]} is cut into {heads} of {width}, one for each head h."
     if heads == 1:
-        cut = f"These {width} numbers are the head's own. The head becomes"
-    why = f"{cut} an axis before the positions, so that each head attends by itself. Nothing is computed.{note}"
+        why = f"These {width} numbers are those of the head."
+    why = f"{why} {ATTENDS}" if axis == "Lq" else "Cut into heads as the queries are."
+    why += note
     code = f"{result} = {source.name}.unflatten(-1, ({heads}, {width})).transpose(-3, -2)"
-    return Step(result, formula, why, value, ("B", "H", axis, "E"), code)
+    return Step(result, formula, why, value, ("B", "H", axis, "Ev" if result == "value" else "E"), code)

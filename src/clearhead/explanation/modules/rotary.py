@@ -41,27 +41,30 @@ def rotary_steps(rotary: RotaryEmbedding, name: str, before: Step, positions: Te
     lead = ("B", "H") if positions.ndim > 1 else ()
     dtype = str(x.dtype)
     return [
-        Step(p, "", f"Where each {name} stands in its sequence.", positions, (*lead, length)),
+        Step(p, "", f"The position of each {name} in its sequence.", positions, (*lead, length)),
         Step(
             f"{name}_speeds", f"{name}_speeds[n] = {rotary.base:g}^(-2n/{dim}), for each entry of pair n",
-            f"How fast each pair turns, in radians a position: a pair is {which}.{rest}", speeds, ("E",),
+            f"Pair n is {which}. Its angle grows by its speed from one position to the next.{rest}", speeds, ("E",),
             f"{name}_speeds = {speed_code}",
         ),
         Step(
             f"{name}_angles", f"{name}_angles[{i}, d] = {p}[{i}] · {name}_speeds[d]",
-            "The angle of each entry, in radians.", angles, (*lead, length, "E"),
+            "The angle of each entry, in radians: a full turn is 2π.", angles, (*lead, length, "E"),
             f"{name}_angles = ({p}.double().unsqueeze(-1) * {name}_speeds).to({dtype})",
             lambda at: f"{int(positions[at[:-1]])}·{number(speeds[at[-1]])}",
         ),
         Step(
-            f"{name}_partners", f"{name}_partners[{i}] = -b for the first entry a of a pair, a for its second entry b",
-            "What a rotation mixes into each entry: the other one of its pair.", partner, axes,
+            f"{name}_partners",
+            f"{name}_partners[{i}] = -b in the place of a, and a in the place of b, for each pair (a, b)",
+            "The other entry of the same pair: a rotation of a pair (a, b) mixes its two entries.", partner, axes,
             f"{name}_partners = {pad.format(pairing)}",
         ),
         Step(
-            name, f"{name} = {u} · cos({name}_angles) + {name}_partners · sin({name}_angles)",
-            "Each pair is turned by its angle. The product of a query and a key then depends on how far apart the two "
-            "stand, and not on where.", x * angles.cos() + partner * angles.sin(), axes,
+            name,
+            f"{name}[{i}, d] = {u}[{i}, d] · cos({name}_angles[{i}, d]) + "
+            f"{name}_partners[{i}, d] · sin({name}_angles[{i}, d])",
+            "Each pair is turned by its angle. So the product of a query and a key depends on the difference of their "
+            "positions alone.", x * angles.cos() + partner * angles.sin(), axes,
             f"{name} = {u} * {name}_angles.cos() + {name}_partners * {name}_angles.sin()",
             lambda at: _mixed(x[at], partner[at], angles.expand(*x.shape)[at]),
         ),
