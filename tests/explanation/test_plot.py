@@ -8,6 +8,7 @@ import clearhead as ch
 
 matplotlib = pytest.importorskip("matplotlib", reason="the extra [plot] is not installed")
 matplotlib.use("Agg")
+pyplot = pytest.importorskip("matplotlib.pyplot", reason="the extra [plot] is not installed")
 
 
 def draw(*shape, seed=0):
@@ -17,7 +18,7 @@ def draw(*shape, seed=0):
 @pytest.fixture(autouse=True)
 def closed():
     yield
-    matplotlib.pyplot.close("all")
+    pyplot.close("all")
 
 
 def test_a_picture_holds_the_numbers_of_the_step():
@@ -39,7 +40,7 @@ def test_each_head_has_a_picture_and_what_is_masked_is_white():
 
 def test_on_axes_that_are_given():
     x = draw(3, 4)
-    _, ax = matplotlib.pyplot.subplots()
+    _, ax = pyplot.subplots()
     assert ch.explain(x, x, x).plot(ax=ax) is ax
     two = draw(1, 2, 3, 4)
     with pytest.raises(ch.ClearheadError, match="2 pictures"):
