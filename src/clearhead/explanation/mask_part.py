@@ -21,7 +21,7 @@ def mask_part(mask: Any, sizes: Sizes, shown: Shown, scores: Tensor) -> list[Ste
     if isinstance(mask, Tensor | np.ndarray):
         mask = DenseMask(mask)
     assert isinstance(mask, Mask)
-    steps = mask.steps(sizes, (*shown.region.sides[:3], slice(None)))
+    steps = mask.explained(sizes, (*shown.region.sides[:3], slice(None)))
     keep = steps[-1].value.expand(scores.shape)
     why = (
         f"Where the mask is False the score becomes -∞: here for {int((~keep).sum()):,} of {keep.numel():,} pairs. "

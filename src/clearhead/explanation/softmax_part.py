@@ -39,7 +39,7 @@ def softmax_part(rows: Problem, name: str, tile: Tensor) -> list[Step]:
 
     def summed(at: tuple[int, ...]) -> str:
         terms = [number(x) for x in above[at[:3]] if x]
-        if sinks is not None:
+        if sinks is not None and not blind[at[:3]]:
             terms.append(f"exp({number(sinks[at[1], 0])} - {signed(maximum[at[:3]])})")
         return total(terms) if terms else "1, since nothing is seen"
 
@@ -55,13 +55,16 @@ def softmax_part(rows: Problem, name: str, tile: Tensor) -> list[Step]:
     steps.append(Step("total", formula, why, sums.unsqueeze(-1), ROW, f"total = {code}{fill.format('1.0')}", summed))
     rest = " What is missing to 1 is the sink's share." if of_sink else ""
     why = f"The weights of a query: each is between 0 and 1, and together they are 1.{rest}"
-    formula, weights = "weights[i, j] = above[i, j] / total[i]", tiles.softmax(tile, tiles.may_be_empty(rows), sinks)
-    steps.append(
-        Step(
-            "weights", formula, why, weights, SCORES, "weights = above / total",
-            lambda at: f"{number(above[at])} / {number(sums[at[:3]])}",
-        )
-    )  # fmt: skip
+    formula, code = "weights[i, j] = above[i, j] / total[i]", "weights = above / total"
+    weights, unseen = tiles.softmax(tile, tiles.may_be_empty(rows), sinks), tile == -torch.inf
+    if bool((unseen & sums.isnan().unsqueeze(-1)).any()):
+        formula += f", and 0 where {name}[i, j] is -∞"
+        code = f"weights = (above / total).masked_fill({name} == -inf, 0.0)"
+
+    def share(at: tuple[int, ...]) -> str:
+        return number(weights[at]) if unseen[at] else f"{number(above[at])} / {number(sums[at[:3]])}"
+
+    steps.append(Step("weights", formula, why, weights, SCORES, code, share))
     return steps
 
 

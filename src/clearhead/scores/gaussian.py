@@ -51,7 +51,7 @@ class Gaussian(Score):
             return total([f"({number(a)} - {signed(b)})²" for a, b in pairs], most=4)
 
         def exponent(at: tuple[int, ...]) -> str:
-            return f"-{number(squared[at])} / (2 · {number(h)}²)"
+            return f"-{number(squared[at])} / (2 · {signed(h)}²)"
 
         why = (
             "How far apart query and key are. The differences are taken before they are squared: ‖q‖² - 2 q·k + ‖k‖² "

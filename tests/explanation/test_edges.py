@@ -1,0 +1,103 @@
+"""What lies at the edges: numbers that are not finite or very large, widths of 0, subclasses, copies of explanations."""
+
+import pytest
+import torch
+from recomputed import check_script, run
+
+import clearhead as ch
+
+
+def draw(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+
+
+QUERY, KEY, VALUE = draw(3, 4), draw(5, 4, seed=1), draw(5, 2, seed=2)
+
+
+@pytest.mark.parametrize("which", range(3))
+@pytest.mark.parametrize("mask", [ch.Causal(), ch.Lengths(3), ch.Lengths(3) | ~ch.Causal()], ids=lambda m: m.title())
+@pytest.mark.parametrize("sinks", [None, torch.zeros(1)], ids=["no sinks", "sinks"])
+def test_the_script_gives_masked_pairs_no_weight_in_a_row_of_nan_either(which, mask, sinks):
+    inputs = [QUERY.clone(), KEY.clone(), VALUE.clone()]
+    inputs[which][1, 0] = float("nan")
+    check_script(ch.explain(*inputs, mask=mask, align=0, sinks=sinks))
+
+
+def test_the_sum_of_a_query_that_sees_nothing_has_no_term_of_the_sink():
+    text = str(ch.explain(QUERY, KEY, VALUE, mask=ch.Lengths(0), sinks=torch.tensor([5.0])))
+    assert "total[0] = 1, since nothing is seen = 1.0000" in text
+
+
+@pytest.mark.parametrize("widths", [(0, 2), (4, 0), (0, 0)], ids=str)
+def test_widths_of_0(widths):
+    of_key, of_value = widths
+    explanation = ch.explain(QUERY[:, :of_key], KEY[:, :of_key], VALUE[:, :of_value], bias=draw(3, 5))
+    assert ("unbiased[0, 0] = 0 = 0.0000" in str(explanation)) == (of_key == 0)
+    assert explanation["output"].shape == (3, of_value)
+    check_script(explanation)
+    explanation.markdown(), explanation.to_dict()
+
+
+def test_a_negative_bandwidth_is_squared_with_its_sign():
+    score = ch.Gaussian(torch.nn.Parameter(torch.tensor(-0.7)))
+    assert "/ (2 · (-0.7000)²)" in str(ch.explain(QUERY, KEY, VALUE, score=score))
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_the_length_of_a_very_large_or_small_vector(size):
+    explanation = ch.explain(QUERY * size, KEY * size, VALUE, score=ch.Cosine())
+    norms = (QUERY.double() * size).square().sum(-1, keepdim=True).sqrt()
+    torch.testing.assert_close(explanation["query_norms"].double(), norms, rtol=1e-6, atol=0.0)
+    space, _ = run(explanation)
+    torch.testing.assert_close(space["unit_query"], explanation["unit_query"])
+
+
+class Clipped(ch.Additive):
+    def tile(self, query, key):
+        return super().tile(query, key).clamp(-0.1, 0.1)
+
+    def lower(self, query, key):
+        return None
+
+
+class Doubled(ch.Additive):
+    def project(self, query, key):
+        query, key = super().project(query, key)
+        return 2 * query, key
+
+
+class Squared(ch.Dot):
+    def tile(self, query, key):
+        return super().tile(query, key) ** 2
+
+    def lower(self, query, key):
+        return None
+
+
+@pytest.mark.parametrize("kind", [Clipped, Doubled, Squared])
+def test_a_score_that_changes_another_one_is_not_shown_by_that_one_s_steps(kind):
+    score = kind() if kind is Squared else kind(4, 4, 3)
+    explanation = ch.explain(QUERY, KEY, VALUE, score=score)
+    with torch.no_grad():
+        torch.testing.assert_close(explanation["output"], ch.attention(QUERY, KEY, VALUE, score=score))
+    assert f"{kind.__name__}(query, key)" in str(explanation)
+    check_script(explanation)
+
+
+class Before(ch.Causal):
+    def lower(self, sizes):
+        spans = super().lower(sizes)
+        return spans._replace(stop=(spans.stop - 1).clamp(0))
+
+
+@pytest.mark.parametrize("change", [lambda m: m, lambda m: ~m, lambda m: m & ch.Lengths(4)], ids=["itself", "~", "&"])
+def test_a_mask_that_changes_another_one_is_not_shown_by_that_one_s_steps(change):
+    given = {"mask": change(Before()), "align": 1}
+    explanation = ch.explain(QUERY, KEY, VALUE, **given)
+    torch.testing.assert_close(explanation["output"], ch.attention(QUERY, KEY, VALUE, **given))
+    check_script(explanation)
+
+
+def test_a_whole_number_above_every_float_is_no_scale():
+    with pytest.raises(ch.ClearheadError, match="expected a finite number"):
+        ch.explain(QUERY, KEY, VALUE, scale=10**400)
