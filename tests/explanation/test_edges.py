@@ -1,4 +1,7 @@
-"""What lies at the edges: numbers that are not finite or very large, widths of 0, subclasses, copies of explanations."""
+"""What lies at the edges: numbers that are not finite or very large, widths of 0, subclasses, copies."""
+
+import copy
+import pickle
 
 import pytest
 import torch
@@ -101,3 +104,33 @@ def test_a_mask_that_changes_another_one_is_not_shown_by_that_one_s_steps(change
 def test_a_whole_number_above_every_float_is_no_scale():
     with pytest.raises(ch.ClearheadError, match="expected a finite number"):
         ch.explain(QUERY, KEY, VALUE, scale=10**400)
+
+
+COPIES = {"pickle": lambda e: pickle.loads(pickle.dumps(e)), "deepcopy": copy.deepcopy}
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("gradients", [False, True])
+def test_an_explanation_is_copied_and_pickled(how, gradients):
+    given = {"score": ch.Additive(4, 4, 3), "mask": ch.Causal(), "align": 0, "gradients": gradients}
+    explanation = ch.explain(QUERY, KEY, VALUE, **given)
+    again = COPIES[how](explanation)
+    assert str(again) == str(explanation)
+    assert again.script() == explanation.script()
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_an_explanation_keeps_its_numbers_when_the_inputs_change(gradients):
+    inputs, score = [QUERY.clone(), KEY.clone(), VALUE.clone()], ch.Bilinear(4, 4)
+    keep, added, sinks = draw(3, 5) > -1, draw(3, 5), draw(1)
+    given = {"score": score, "mask": keep, "bias": added, "sinks": sinks, "gradients": gradients}
+    explanation = ch.explain(*inputs, **given)
+    said, script = str(explanation), explanation.script()
+    with torch.no_grad():
+        for tensor in (*inputs, added, sinks, score.W):
+            tensor.add_(1)
+        keep.logical_not_()
+    assert str(explanation) == said
+    assert explanation.script() == script
+    explanation["W"].zero_()
+    assert score.W.any()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +11,7 @@ from clearhead.base.errors import ClearheadError, require
 from clearhead.base.steps import Step
 from clearhead.explanation import as_markdown, as_script, as_text
 from clearhead.explanation.shown import Shown
-from clearhead.explanation.tables import as_record
+from clearhead.explanation.tables import as_record, at_pair
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +36,7 @@ class Explanation:
     >>> [step.name for step in explanation.steps][:4]
     ['query', 'key', 'value', 'products']
 
+    It shares no memory with the inputs, and can be copied and pickled.
     `title`; `parts`, each with its `title`, its `steps` and what is `drawn` before them; `shown`, the places of the
     call that it is about. `print(explanation)` shows it within 80 columns; `.script()`, `.markdown()` and `.to_dict()`
     give the same steps as a program, as text for a page, and as plain numbers.
@@ -95,3 +96,25 @@ class Explanation:
                 for part in self.parts
             ],
         }
+
+
+@dataclass(frozen=True)
+class Said:
+    """The right-hand side of the one number of a step that is written out."""
+
+    text: str
+
+    def __call__(self, at: tuple[int, ...]) -> str:
+        return self.text
+
+
+def settled(explanation: Explanation) -> Explanation:
+    """The same for good: apart from the memory of the inputs, which may change later, and from any function."""
+
+    def one(step: Step) -> Step:
+        value = step.value.detach() if step.code else step.value.detach().clone()
+        said = Said(step.cell(at_pair(step, explanation.shown))) if step.cell and value.numel() else None
+        return replace(step, value=value, cell=said)
+
+    parts = tuple(replace(part, steps=tuple(map(one, part.steps))) for part in explanation.parts)
+    return replace(explanation, parts=parts)

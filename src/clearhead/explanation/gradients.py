@@ -59,8 +59,7 @@ def with_gradients(explanation: Explanation, given: Any) -> Explanation:
             followed = not opaque or i >= opaque[-1] or step.name == "value"
             back.append(_backward(step, flown, last.name, steps, followed))
     part = Part("Gradients: what flows back through each step", tuple(back))
-    parts = tuple(replace(p, steps=tuple(_detached(step) for step in p.steps)) for p in (*explanation.parts, part))
-    return replace(explanation, parts=parts)
+    return replace(explanation, parts=(*explanation.parts, part))
 
 
 def _given(given: Any, last: Step, explanation: Explanation) -> Tensor:
@@ -90,7 +89,3 @@ def _backward(step: Step, grad: Tensor, last: str, steps: Sequence[Step], follow
             why += f" {gone} of {grad.shape[-2]} keys got 0: no query sees them, so nothing is learnt from them."
     code = f"({name},) = torch.autograd.grad({last}, {step.name}, d_{last}, retain_graph=True)"
     return Step(name, formula, why, grad, step.axes, code if followed else "")
-
-
-def _detached(step: Step) -> Step:
-    return replace(step, value=step.value.detach())

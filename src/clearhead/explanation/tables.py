@@ -91,7 +91,7 @@ def at_pair(step: Step, shown: Shown) -> tuple[int, ...]:
 
 def written_out(step: Step, shown: Shown) -> str:
     """One number of a step, from the numbers above: `scores[0, 1] = 1·2 + 3·4 = 14`; empty where it has none."""
-    if step.cell is None or not step.value.numel():
+    if step.cell is None:
         return ""
     index = at_pair(step, shown)
     names = []

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.steps import Step, number
-from clearhead.explanation.explanation import Explanation, Part
+from clearhead.explanation.explanation import Explanation, Part, settled
 from clearhead.explanation.inputs import drawn
 from clearhead.explanation.of_problem import attention_parts, input_steps
 from clearhead.explanation.shown import Shown, choose, settle
@@ -40,7 +40,7 @@ def explain_call(
         shapes["value"] = tuple(call.key.shape if value is None else value.shape)
         said = f"The {call.kind}-attention of {call.name}, computed by {call.backend}.\n\n"
         first = Part("Inputs, as the model gave them to attention", tuple(inputs), said + drawn(shapes, problem.sizes))
-        return Explanation(f"{call.name}, step by step", (first, *parts), settle(shown, weights, keep))
+        return settled(Explanation(f"{call.name}, step by step", (first, *parts), settle(shown, weights, keep)))
 
 
 def _by_tile(call: AttentionCall) -> Problem:
