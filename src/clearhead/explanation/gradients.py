@@ -13,6 +13,7 @@ from torch import Tensor
 from clearhead.base.arrays import to_tensor_float
 from clearhead.base.errors import ShapeError
 from clearhead.base.steps import Step
+from clearhead.base.tracing import without_autocast
 from clearhead.explanation.explanation import Explanation, Part
 
 # The steps whose gradient is one formula of the steps above: the same in every attention.
@@ -49,7 +50,8 @@ def with_gradients(explanation: Explanation, given: Any) -> Explanation:
     last = next(step for step in reversed(steps) if not step.aside)
     grad = _given(given, last, explanation)
     found = [step for step in steps if step.value.requires_grad and not step.aside and step is not last]
-    grads = torch.autograd.grad(last.value, [step.value for step in found], grad, allow_unused=True)
+    with without_autocast(last.value.device):
+        grads = torch.autograd.grad(last.value, [step.value for step in found], grad, allow_unused=True)
     why = f"Given: how much a loss grows with each entry of {last.name}."
     back = [Step(f"d_{last.name}", "", why, grad, last.axes)]
     # a step that shows no code is written out in the script, which can't follow a gradient through it

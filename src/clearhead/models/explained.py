@@ -11,6 +11,7 @@ from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.steps import Step, number
+from clearhead.base.tracing import without_autocast
 from clearhead.explanation.explanation import Explanation, Part, settled
 from clearhead.explanation.inputs import drawn
 from clearhead.explanation.of_problem import attention_parts, input_steps
@@ -28,7 +29,7 @@ def explain_call(
     call: AttentionCall, at: Any, tokens: Sequence[str] | None, source_tokens: Sequence[str] | None
 ) -> Explanation:
     """The steps of a recorded call, from the query and the key that the model computed."""
-    with torch.no_grad():
+    with torch.no_grad(), without_autocast(call.query.device):
         problem = _by_tile(call)
         queries, keys = _words(call, tokens, source_tokens)
         shown = replace(choose(at, problem.sizes), query_words=queries, key_words=keys)
