@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.base.errors import ClearheadError, require
-from clearhead.cli.texts import add_model, checked, model_of, printable, watched
+from clearhead.cli.texts import add_model, checked, model_of, watched
+from clearhead.explanation.columns import printable
 from clearhead.explanation.examples import EXAMPLES, example
 from clearhead.explanation.explanation import Explanation
 from clearhead.models.recording import write_page
