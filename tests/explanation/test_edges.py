@@ -134,3 +134,43 @@ def test_an_explanation_keeps_its_numbers_when_the_inputs_change(gradients):
     assert explanation.script() == script
     explanation["W"].zero_()
     assert score.W.any()
+
+
+@pytest.mark.parametrize("at", [[0, 1], (0, 1), "a", 1.5, 3, -4, slice(2, 2), slice("a"), {}], ids=str)
+def test_an_index_that_names_no_position_is_an_error(at):
+    with pytest.raises(ch.ClearheadError, match="x has 3 positions"):
+        ch.explain(ch.nn.SinusoidalPositionalEncoding(4), QUERY, at=at)
+
+
+@pytest.mark.parametrize("at", [-1, slice(1, None), slice(None, None, -1)], ids=str)
+def test_positions_from_the_end(at):
+    module = ch.nn.SinusoidalPositionalEncoding(4)
+    places = list(range(3)[at]) if isinstance(at, slice) else [range(3)[at]]
+    torch.testing.assert_close(ch.explain(module, QUERY, at=at)["result"], module(QUERY)[places])
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (0, 3, 4)], ids=str)
+def test_no_position_is_an_error(shape):
+    with pytest.raises(ch.ClearheadError, match="nothing to explain"):
+        ch.explain(ch.nn.SinusoidalPositionalEncoding(4), draw(*shape))
+
+
+def test_gradients_of_arrays_of_any_byte_order():
+    arrays = [tensor.numpy().astype(">f4") for tensor in (QUERY, KEY, VALUE)]
+    expected = ch.explain(QUERY, KEY, VALUE, gradients=True)["d_query"]
+    assert torch.equal(ch.explain(*arrays, gradients=True)["d_query"], expected)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gradients", "words"),
+    [("longdouble", True, "float128|longdouble"), ("int64", True, "no input has any")],
+)
+def test_gradients_that_there_are_not(dtype, gradients, words):
+    arrays = [tensor.numpy().astype(dtype) for tensor in (QUERY, KEY, VALUE)]
+    with pytest.raises(ch.ClearheadError, match=words):
+        ch.explain(*arrays, gradients=gradients)
+
+
+def test_gradients_on_another_device():
+    with pytest.raises(ch.ClearheadError, match="gradients is on meta"):
+        ch.explain(QUERY, KEY, VALUE, gradients=torch.ones(3, 2, device="meta"))

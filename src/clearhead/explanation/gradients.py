@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import to_tensor_float
-from clearhead.base.errors import ShapeError
+from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.steps import Step
 from clearhead.base.tracing import without_autocast
 from clearhead.explanation.explanation import Explanation, Part
@@ -38,7 +38,9 @@ def leaves(arrays: Sequence[Any]) -> list[Any]:
     """Copies that gradients reach; of an array that serves twice there is one."""
     made: dict[int, Any] = {}
     for array in arrays:
-        tensor = torch.from_numpy(array.copy()) if isinstance(array, np.ndarray) and array.dtype.kind == "f" else array
+        tensor = array
+        if isinstance(array, np.ndarray) and array.dtype.kind == "f":
+            tensor = to_tensor_float(array, "an input")
         if isinstance(tensor, Tensor) and tensor.is_floating_point() and id(array) not in made:
             made[id(array)] = tensor.detach().clone().requires_grad_()
     return [made.get(id(array), array) for array in arrays]
@@ -50,6 +52,8 @@ def with_gradients(explanation: Explanation, given: Any) -> Explanation:
     last = next(step for step in reversed(steps) if not step.aside)
     grad = _given(given, last, explanation)
     found = [step for step in steps if step.value.requires_grad and not step.aside and step is not last]
+    if not found:
+        raise ClearheadError("gradients: no input has any; pass query, key and value of a floating-point dtype.")
     with without_autocast(last.value.device):
         grads = torch.autograd.grad(last.value, [step.value for step in found], grad, allow_unused=True)
     why = f"Given: how much a loss grows with each entry of {last.name}."
@@ -74,6 +78,8 @@ def _given(given: Any, last: Step, explanation: Explanation) -> Tensor:
             f"gradients has shape {tuple(tensor.shape)}; expected that of the step {last.name}, {tuple(shape)}, or "
             "True for ones."
         )
+    if tensor.device != last.value.device:
+        raise ClearheadError(f"gradients is on {tensor.device}, and the step {last.name} on {last.value.device}.")
     return tensor.to(last.value.dtype).reshape(last.value.shape)
 
 

@@ -102,17 +102,27 @@ def _words(
 ) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
     """The word of each query and of each key."""
     queries, keys = call.query.shape[2], call.key.shape[2]
-    for name, words in (("tokens", tokens), ("source_tokens", source_tokens)):
-        if words is not None and (isinstance(words, str | bytes) or not all(isinstance(word, str) for word in words)):
-            raise ClearheadError(
-                f"{name} takes words, one for each position; got a {type(words).__name__}. For token ids pass "
-                "tokenizer.convert_ids_to_tokens(ids)."
-            )
-    own = None if tokens is None else list(tokens)
-    source = own if source_tokens is None and call.kind == "self" else source_tokens and list(source_tokens)
+    own, source = _listed("tokens", tokens), _listed("source_tokens", source_tokens)
+    if source is None and call.kind == "self":
+        source = own
     if own is not None and len(own) < queries:
         raise ShapeError(f"tokens has {len(own)} words, and {call.name} has {queries} queries; pass one a position.")
     if source is not None and len(source) != keys:
         name = "tokens" if source is own else "source_tokens"
         raise ShapeError(f"{name} has {len(source)} words, and {call.name} has {keys} keys; pass one a position.")
     return None if own is None else tuple(own[-queries:]), None if source is None else tuple(source)
+
+
+def _listed(name: str, words: Any) -> list[str] | None:
+    if words is None:
+        return None
+    try:
+        found = [None] if isinstance(words, str | bytes) else list(words)
+    except TypeError:  # it is no sequence
+        found = [None]
+    if not all(isinstance(word, str) for word in found):
+        raise ClearheadError(
+            f"{name} takes words, one for each position; got a {type(words).__name__}. For token ids pass "
+            "tokenizer.convert_ids_to_tokens(ids)."
+        )
+    return found
