@@ -117,7 +117,7 @@ def _listed(name: str, words: Any) -> list[str] | None:
     if words is None:
         return None
     try:
-        found = [None] if isinstance(words, str | bytes) else list(words)
+        found: list[Any] = [None] if isinstance(words, str | bytes) else list(words)
     except TypeError:  # it is no sequence
         found = [None]
     if not all(isinstance(word, str) for word in found):
