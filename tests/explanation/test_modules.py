@@ -205,3 +205,65 @@ def test_a_module_in_training_draws_nothing():
     state = torch.random.get_rng_state()
     ch.explain(module, x, x, x)
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+class Twice(torch.nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class Thrice(nn.MultiHeadAttention):
+    def forward(self, *inputs, **keywords):
+        return 3 * super().forward(*inputs, **keywords)
+
+
+class TorchThrice(torch.nn.MultiheadAttention):
+    def forward(self, *inputs, **keywords):
+        return 3 * super().forward(*inputs, **keywords)[0], None
+
+
+def with_layer(name, layer):
+    module = nn.MultiHeadAttention(8, 2)
+    setattr(module, name, layer)
+    return module
+
+
+def with_hook():
+    module = nn.MultiHeadAttention(8, 2)
+    module.W_v.register_forward_hook(lambda layer, given, output: 2 * output)
+    return module
+
+
+CHANGED = {
+    "a layer of another kind": lambda: with_layer("W_q", Twice(8, 8)),
+    "no layer": lambda: with_layer("W_o", torch.nn.Identity()),
+    "a hook": with_hook,
+    "a forward of its own": lambda: Thrice(8, 2),
+    "a module of torch's": lambda: TorchThrice(8, 2),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGED)
+def test_a_module_that_computes_more_than_its_weights_say_is_an_error(kind):
+    x = draw(1, 3, 8)
+    with pytest.raises(ch.UnsupportedError, match="computes something else"):
+        ch.explain(CHANGED[kind](), x, x, x)
+
+
+def test_weights_by_a_parametrization_are_those_that_count():
+    module = made(lambda: nn.MultiHeadAttention(8, 2))
+    torch.nn.utils.parametrizations.weight_norm(module.W_q)
+    check_multi_head(module, (draw(1, 3, 8),) * 3)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_autocast_leaves_the_steps_in_float32(gradients):
+    module, x = made(lambda: nn.MultiHeadAttention(8, 2)), draw(2, 3, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        explanation = ch.explain(module, x, x, x, gradients=gradients)
+        additive = ch.explain(x, x, x, score=made(lambda: ch.Additive(8, 8, 3)), gradients=gradients)
+    assert {step.value.dtype for step in (*explanation.steps, *additive.steps)} == {torch.float32}
+    check_script(explanation)
+    check_script(additive)
+    if not gradients:
+        torch.testing.assert_close(explanation["result"], module(x, x, x).detach(), rtol=0.05, atol=0.05)

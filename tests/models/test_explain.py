@@ -70,6 +70,11 @@ def test_without_values_the_output_is_said_to_be_missing():
     check_script(explanation)
 
 
+def test_words_that_can_be_read_once():
+    seen = seen_of(Block(), 1, 2, 5, 4)
+    assert str(seen.explain(0, 1, 3, tokens=iter("abcde"))) == str(seen.explain(0, 1, 3, tokens=list("abcde")))
+
+
 def test_dropout_in_the_model_is_not_passed_over():
     torch.manual_seed(0)
     explanation = seen_of(Block(dropout=0.5), 1, 2, 5, 4, values=True).explain(0, 1, 3)
@@ -114,6 +119,7 @@ def test_a_loaded_recording_is_explained_alike(tmp_path):
         ({"layer": 0, "head": 9, "query": 0}, "out of range"),
         ({"layer": 0, "head": 0, "query": 0, "tokens": ["a"]}, "tokens has 1 words"),
         ({"layer": 0, "head": 0, "query": 0, "tokens": "abcde"}, "got a str"),
+        ({"layer": 0, "head": 0, "query": 0, "tokens": 5}, "got a int"),
         ({"layer": 0, "head": 0, "query": 0, "tokens": list("abcdefg")}, "tokens has 7 words"),
     ],
 )

@@ -38,8 +38,13 @@ def check_flag(flag: Any, name: str) -> bool:
 
 def check_number(value: Any, name: str) -> float:
     """A finite number, Python's or NumPy's."""
-    if isinstance(value, bool | Tensor) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
-        raise ClearheadError(f"{name} is {value!r}; expected a finite number.")
+    try:
+        finite = not isinstance(value, bool | Tensor) and isinstance(value, int | float | np.number)
+        finite = finite and math.isfinite(value)
+    except OverflowError:  # a whole number above every float
+        finite = False
+    if not finite:
+        raise ClearheadError(f"{name} is {value!r:.60}; expected a finite number.")
     return float(value)
 
 

@@ -71,7 +71,9 @@ def signed(x: float | Tensor) -> str:
 
 
 def total(terms: Sequence[str], most: int = TERMS) -> str:
-    """A sum written out, its last terms counted where there are many."""
+    """A sum written out, its last terms counted where there are many; without any it is 0."""
+    if not terms:
+        return "0"
     shown = " + ".join(terms[:most])
     return shown if len(terms) <= most else f"{shown} + … ({len(terms) - most} more terms)"
 

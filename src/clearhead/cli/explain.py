@@ -8,7 +8,8 @@ from typing import Any
 
 from clearhead.base.errors import ClearheadError, require
 from clearhead.base.pages import write_page
-from clearhead.cli.texts import add_model, checked, model_of, printable, watched
+from clearhead.cli.texts import add_model, checked, model_of, watched
+from clearhead.explanation.columns import printable
 from clearhead.explanation.examples import EXAMPLES, example
 from clearhead.explanation.explanation import Explanation
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from clearhead.base.errors import ClearheadError, require
 from clearhead.base.pages import write_page
-from clearhead.cli.texts import add_model, checked, model_of, printable, watched
+from clearhead.cli.texts import add_model, checked, model_of, watched
+from clearhead.explanation.columns import printable
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.loading import bundled
 from clearhead.models.recording import Recording

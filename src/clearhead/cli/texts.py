@@ -64,8 +64,3 @@ def _read(model: Any, tokenizer: Any, text: str, watching: dict[str, Any]) -> tu
     numbers = ids[0].tolist()
     words = [str(n) if w is None else w for n, w in zip(numbers, tokenizer.convert_ids_to_tokens(numbers), strict=True)]
     return recording, words, max(total - limit, 0)
-
-
-def printable(text: str) -> str:
-    """Control characters, and bytes of a path that are no character, are shown and not sent to the terminal."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from clearhead.base.steps import Step
+from clearhead.explanation.columns import printable
 from clearhead.explanation.shown import Shown
 from clearhead.explanation.tables import Table, shape_of, tables, text_of, written_out
 
@@ -24,7 +25,7 @@ def render(title: str, parts: Sequence[Part], shown: Shown) -> str:
         lines += ["", f"## {escaped(part.title)}"]
         if part.drawn:
             lines.append("")
-            for line in part.drawn.splitlines():
+            for line in map(printable, part.drawn.splitlines()):
                 wrapped = textwrap.wrap(line, 76, subsequent_indent="  ") if len(line) > 76 else [line]
                 lines += [f"    {each}" for each in wrapped]
         for step in part.steps:
@@ -57,6 +58,6 @@ def _table(table: Table) -> Iterator[str]:
 
 def escaped(text: str) -> str:
     """Text that Markdown, and the HTML that it allows, show as it is, in one line."""
-    one_line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-    marked = re.sub(r"([\\`*_{}\[\]()#+!|~$^:@-])", r"\\\1", one_line)
+    marked = re.sub(r"([\\`*_{}\[\]()#+!|~$^:@-])", r"\\\1", printable(text))
+    marked = re.sub(r"(www)\.", r"\1\\.", marked, flags=re.IGNORECASE)  # which GitHub makes a link
     return marked.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

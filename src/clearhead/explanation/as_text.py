@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from clearhead.base.steps import Step
+from clearhead.explanation.columns import KEPT, cut, left, printable, right, width, wrapped
 from clearhead.explanation.shown import Shown, few_keys, narrowed
 from clearhead.explanation.tables import Table, shape_of, tables, text_of, written_out
 
@@ -17,7 +17,6 @@ Kind = Literal["title", "formula", "text", "numbers"]
 COLUMNS = 80
 NAMES = 14  # characters of a row's name
 CELL = 10  # characters of a number
-KEPT = "\N{NO-BREAK SPACE}"
 FIT = (COLUMNS - 4 - NAMES) // (CELL + 1)  # numbers to a row
 
 
@@ -29,7 +28,7 @@ def render(title: str, parts: Sequence[Part], shown: Shown) -> str:
 def lines(title: str, parts: Sequence[Part], shown: Shown) -> Iterator[tuple[Kind, str]]:
     """Each line with what it is, which says how a terminal shows it."""
     yield from (("title", line) for line in _wrap(title, ""))
-    yield "title", "=" * min(len(title), COLUMNS)
+    yield "title", "=" * min(width(printable(title)), COLUMNS)
     if shown.chosen:
         yield from (("text", line) for line in _wrap(f"Shown: {shown.chosen}.", ""))
     said = list(shown.left_out)
@@ -42,7 +41,8 @@ def lines(title: str, parts: Sequence[Part], shown: Shown) -> Iterator[tuple[Kin
         if part.drawn:
             yield "text", ""
         for line in part.drawn.splitlines():
-            whole = len(line) + 3 < COLUMNS
+            line = printable(line)
+            whole = width(line) + 3 < COLUMNS
             yield from (("numbers", kept) for kept in ([f"   {line}".rstrip()] if whole else _wrap(line, "   ")))
         for step in part.steps:
             yield "text", ""
@@ -63,30 +63,22 @@ def _step(step: Step, shown: Shown, few: Shown) -> Iterator[tuple[Kind, str]]:
 
 def _lines(table: Table) -> Iterator[str]:
     if table.caption:
-        yield f"     {_cut(table.caption, COLUMNS - 6)}:"
-    names = [_cut(name, NAMES) for name in table.rows]
-    label = max(map(len, names))
-    cell = 1 if table.kind == "allowed" else CELL
-    width = (COLUMNS - 5 - label) // (cell + 1)
-    columns = [_cut(name, cell) for name in table.columns[:width]]
+        yield f"     {cut(table.caption, COLUMNS - 6)}:"
+    names = [cut(name, NAMES) for name in table.rows]
+    label = max(map(width, names), default=0)
+    rows = [[text_of(x, table.kind) for x in row] for row in table.cells]
+    cell = 1 if table.kind == "allowed" else max(CELL, *(len(x) for row in rows for x in row), 0)
+    fit = (COLUMNS - 5 - label) // (cell + 1)
+    columns = [cut(name, cell) for name in table.columns[:fit]]
     if cell > 1 and any(columns):
-        yield f"     {' ' * label}{''.join(' ' + name.rjust(cell) for name in columns)}"
-    for name, row in zip(names, table.cells, strict=True):
-        yield f"     {name.ljust(label)}{''.join(' ' + text_of(x, table.kind).rjust(cell) for x in row[:width])}"
-    more = len(table.columns) - width
+        yield f"     {' ' * label}{''.join(' ' + right(name, cell) for name in columns)}"
+    for name, row in zip(names, rows, strict=True):
+        yield f"     {left(name, label)}{''.join(' ' + x.rjust(cell) for x in row[:fit])}"
+    more = len(table.columns) - fit
     missing = ", ".join(filter(None, [table.missing, f"{more} more columns are not printed" if more > 0 else ""]))
     if missing:
         yield f"     … {missing}"
 
 
 def _wrap(text: str, indent: str) -> list[str]:
-    wrapped = textwrap.wrap(
-        text, COLUMNS - 1, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False
-    )
-    return [line.replace(KEPT, " ") for line in wrapped]
-
-
-def _cut(word: str, most: int) -> str:
-    """A name in one line, of characters that a terminal prints as they are."""
-    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in word)
-    return shown if len(shown) <= most else shown[: most - 1] + "…"
+    return wrapped(text, indent, COLUMNS - 1)

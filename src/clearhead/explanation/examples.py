@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
 from clearhead.explanation.explain import explain
-from clearhead.explanation.explanation import Explanation
+from clearhead.explanation.explanation import Explanation, settled
 from clearhead.explanation.of_scores import explain_softmax
 from clearhead.explanation.online_softmax import explain_online_softmax
 from clearhead.masks.causal import Causal
@@ -25,7 +25,7 @@ def example(name: str) -> Explanation:
     if name not in EXAMPLES:
         raise ClearheadError(f"no example is called {name!r:.60}; the examples are {', '.join(EXAMPLES)}.")
     with torch.device("cpu"):
-        return EXAMPLES[name]()
+        return settled(EXAMPLES[name]())
 
 
 def _numbers(*rows: object) -> Tensor:

@@ -11,7 +11,7 @@ from clearhead._attention import Arguments, ScoreLike
 from clearhead.base.arrays import is_numpy
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.tracing import readable, without_autocast
-from clearhead.explanation.explanation import Explanation
+from clearhead.explanation.explanation import Explanation, settled
 from clearhead.explanation.gradients import leaves, with_gradients
 from clearhead.explanation.inputs import drawn
 from clearhead.explanation.modules.captured import captured
@@ -74,11 +74,12 @@ def explain(query: Any, *inputs: Any, at: Any = None, gradients: Any = False, **
     """
     if gradients is None or gradients is False:
         with torch.no_grad():
-            return _explained(query, inputs, options, at)
+            return settled(_explained(query, inputs, options, at))
     with torch.inference_mode(False), torch.enable_grad():
         query, *positional, _ = given = leaves([query, *inputs, *options.values(), None])
         options = dict(zip(options, given[1 + len(inputs) :], strict=False))
-        return with_gradients(_explained(query, tuple(positional[: len(inputs)]), options, at), gradients)
+        found = _explained(query, tuple(positional[: len(inputs)]), options, at)
+        return settled(with_gradients(found, gradients))
 
 
 def _explained(query: Any, inputs: tuple[Any, ...], options: dict[str, Any], at: Any) -> Explanation:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -14,7 +14,7 @@ from clearhead.base.steps import Step
 from clearhead.explanation import as_html, as_markdown, as_plot, as_script, as_text
 from clearhead.explanation.page.render import render as render_page
 from clearhead.explanation.shown import Shown
-from clearhead.explanation.tables import as_record
+from clearhead.explanation.tables import as_record, at_pair
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +39,7 @@ class Explanation:
     >>> [step.name for step in explanation.steps][:4]
     ['query', 'key', 'value', 'products']
 
+    It shares no memory with the inputs, and can be copied and pickled.
     `title`; `parts`, each with its `title`, its `steps` and what is `drawn` before them; `shown`, the places of the
     call that it is about. `print(explanation)` shows it within 80 columns; `.html()` is a page
     that computes with other inputs, too; `.script()`, `.markdown()` and `.to_dict()` give the same steps as a program,
@@ -126,3 +127,25 @@ class Explanation:
                 for part in self.parts
             ],
         }
+
+
+@dataclass(frozen=True)
+class Said:
+    """The right-hand side of the one number of a step that is written out."""
+
+    text: str
+
+    def __call__(self, at: tuple[int, ...]) -> str:
+        return self.text
+
+
+def settled(explanation: Explanation) -> Explanation:
+    """The same for good: apart from the memory of the inputs, which may change later, and from any function."""
+
+    def one(step: Step) -> Step:
+        value = step.value.detach() if step.code else step.value.detach().clone()
+        said = Said(step.cell(at_pair(step, explanation.shown))) if step.cell and value.numel() else None
+        return replace(step, value=value, cell=said)
+
+    parts = tuple(replace(part, steps=tuple(map(one, part.steps))) for part in explanation.parts)
+    return replace(explanation, parts=parts)

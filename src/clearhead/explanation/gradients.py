@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import to_tensor_float
-from clearhead.base.errors import ShapeError
+from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.steps import Step
+from clearhead.base.tracing import without_autocast
 from clearhead.explanation.explanation import Explanation, Part
 
 # The steps whose gradient is one formula of the steps above: the same in every attention.
@@ -40,7 +41,9 @@ def leaves(arrays: Sequence[Any]) -> list[Any]:
     """Copies that gradients reach; of an array that serves twice there is one."""
     made: dict[int, Any] = {}
     for array in arrays:
-        tensor = torch.from_numpy(array.copy()) if isinstance(array, np.ndarray) and array.dtype.kind == "f" else array
+        tensor = array
+        if isinstance(array, np.ndarray) and array.dtype.kind == "f":
+            tensor = to_tensor_float(array, "an input")
         if isinstance(tensor, Tensor) and tensor.is_floating_point() and id(array) not in made:
             made[id(array)] = tensor.detach().clone().requires_grad_()
     return [made.get(id(array), array) for array in arrays]
@@ -52,7 +55,10 @@ def with_gradients(explanation: Explanation, given: Any) -> Explanation:
     last = next(step for step in reversed(steps) if not step.aside)
     grad = _given(given, last, explanation)
     found = [step for step in steps if step.value.requires_grad and not step.aside and step is not last]
-    grads = torch.autograd.grad(last.value, [step.value for step in found], grad, allow_unused=True)
+    if not found:
+        raise ClearheadError("gradients: no input has any; pass query, key and value of a floating-point dtype.")
+    with without_autocast(last.value.device):
+        grads = torch.autograd.grad(last.value, [step.value for step in found], grad, allow_unused=True)
     why = (
         f"Given: how much a loss grows when a number of {last.name} grows a little, divided by that little growth. "
         "d_… of another step is the same for its numbers."
@@ -65,8 +71,7 @@ def with_gradients(explanation: Explanation, given: Any) -> Explanation:
             followed = not opaque or i >= opaque[-1] or step.name == "value"
             back.append(_backward(step, flown, last.name, steps, followed))
     part = Part("Gradients: how a loss changes with the numbers of each step", tuple(back))
-    parts = tuple(replace(p, steps=tuple(_detached(step) for step in p.steps)) for p in (*explanation.parts, part))
-    return replace(explanation, parts=parts)
+    return replace(explanation, parts=(*explanation.parts, part))
 
 
 def _given(given: Any, last: Step, explanation: Explanation) -> Tensor:
@@ -79,6 +84,8 @@ def _given(given: Any, last: Step, explanation: Explanation) -> Tensor:
             f"gradients has shape {tuple(tensor.shape)}; expected that of the step {last.name}, {tuple(shape)}, or "
             "True for ones."
         )
+    if tensor.device != last.value.device:
+        raise ClearheadError(f"gradients is on {tensor.device}, and the step {last.name} on {last.value.device}.")
     return tensor.to(last.value.dtype).reshape(last.value.shape)
 
 
@@ -112,7 +119,3 @@ def _of_pairs(name: str, steps: Sequence[Step]) -> str:
         if made.startswith((f"{name}[i, j] · ", f"{name}[i, j] if mask")):
             return f"d_{name}[i, j] = {made.replace(name, f'd_{step.name}').replace('-∞', '0')}"
     return ""
-
-
-def _detached(step: Step) -> Step:
-    return replace(step, value=step.value.detach())

@@ -22,7 +22,7 @@ def mask_part(mask: Any, sizes: Sizes, shown: Shown, scores: Tensor) -> list[Ste
     if isinstance(mask, Tensor | np.ndarray):
         mask = DenseMask(mask)
     assert isinstance(mask, Mask)
-    steps = mask.steps(sizes, (*shown.region.sides[:3], slice(None)))
+    steps = mask.explained(sizes, (*shown.region.sides[:3], slice(None)))
     first = next(n for n, step in enumerate(steps) if step.value.dtype == torch.bool)
     steps[first] = replace(steps[first], why=f"{steps[first].why} ■ is True: the query may see the key; · is False.")
     keep = steps[-1].value.expand(scores.shape)

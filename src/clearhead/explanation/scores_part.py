@@ -17,7 +17,7 @@ def scores_part(rows: Problem, query: Tensor, key: Tensor) -> list[Step]:
     """The score's own steps, then scale, softcap and bias; the last step is called "scores"."""
     scores = rows.scores
     assert isinstance(scores, ByTile)
-    steps = with_parameters(scores.score, lambda p: p.to(query.dtype).clone()).steps(query, key)
+    steps = with_parameters(scores.score, lambda p: p.to(query.dtype)).explained(query, key)
     if scores.scale != 1.0:
         before = _renamed(steps, "products" if isinstance(scores.score, Dot) else "unscaled")
         steps.append(_scaled(before, scores.scale, query.shape[-1], scores.score))

@@ -44,7 +44,7 @@ def softmax_part(rows: Problem, name: str, tile: Tensor) -> list[Step]:
         largest = seen if len(seen) <= FEW else seen[sorted(seen.nan_to_num().topk(FEW - 1).indices.tolist())]
         terms = [number(x) for x in largest]
         terms += [f"… ({len(seen) - len(largest)} more terms)"] * (len(seen) > len(largest))
-        if sinks is not None:
+        if sinks is not None and not blind[at[:3]]:
             terms.append(f"exp({number(sinks[at[1], 0])} - {signed(maximum[at[:3]])})")
         return " + ".join(terms) if terms else "1, since nothing is seen"
 
@@ -68,14 +68,16 @@ def softmax_part(rows: Problem, name: str, tile: Tensor) -> list[Step]:
     steps.append(Step("total", formula, why, sums.unsqueeze(-1), ROW, f"total = {code}{fill.format('1.0')}", summed))
     rest = ", together with the sink's," if of_sink else ""
     why = f"Each weight is from 0 to 1, and those of a row{rest} sum to 1. These four steps are the softmax."
-    formula = "weights[i, j] = numerator[i, j] / total[i]"
-    weights = tiles.softmax(tile, tiles.may_be_empty(rows), sinks)
-    steps.append(
-        Step(
-            "weights", formula, why, weights, SCORES, "weights = numerator / total",
-            lambda at: f"{number(above[at])} / {number(sums[at[:3]])}",
-        )
-    )  # fmt: skip
+    formula, code = "weights[i, j] = numerator[i, j] / total[i]", "weights = numerator / total"
+    weights, unseen = tiles.softmax(tile, tiles.may_be_empty(rows), sinks), tile == -torch.inf
+    if bool((unseen & sums.isnan().unsqueeze(-1)).any()):
+        formula += f", and 0 where {name}[i, j] is -∞"
+        code = f"weights = (numerator / total).masked_fill({name} == -inf, 0.0)"
+
+    def share(at: tuple[int, ...]) -> str:
+        return number(weights[at]) if unseen[at] else f"{number(above[at])} / {number(sums[at[:3]])}"
+
+    steps.append(Step("weights", formula, why, weights, SCORES, code, share))
     return steps
 
 

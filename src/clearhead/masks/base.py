@@ -96,6 +96,12 @@ class Mask(ABC):
         """
         return [Step(name, "", f"{self.title()}: True where the query may see the key.", self.part(sizes, at), PAIRS)]
 
+    def explained(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
+        """Its `steps`; where they end in another mask, as those that a changed subclass inherits, the mask alone."""
+        steps = self.steps(sizes, at, name)
+        differ = (steps[-1].value ^ self.part(sizes, at)).any()
+        return Mask.steps(self, sizes, at, name) if bool(differ) else steps
+
     def part(self, sizes: Sizes, at: Sides) -> Tensor:
         """The part that four slices name, bool; an axis along which the mask repeats may have size 1."""
         return check_spans(self.lower(sizes), sizes, self).keep(*at, sizes.keys)
@@ -245,7 +251,9 @@ class Combined(Mask):
         return f" {self.operator} ".join(sides)
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
-        left, right = (s.steps(sizes, at, f"{name}_{end}") for s, end in ((self.left, "left"), (self.right, "right")))
+        left, right = (
+            s.explained(sizes, at, f"{name}_{end}") for s, end in ((self.left, "left"), (self.right, "right"))
+        )
         formula = f"{left[-1].name} {self.operator} {right[-1].name}"
         both = self.part(sizes, at)
         return [*left, *right, Step(name, f"{name} = {formula}", self.meaning, both, PAIRS, f"{name} = {formula}")]
@@ -349,7 +357,7 @@ class Not(Mask):
         return ~self.mask.matrix(sizes)
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
-        inner = self.mask.steps(sizes, at, f"{name}_inner")
+        inner = self.mask.explained(sizes, at, f"{name}_inner")
         formula = f"{name} = ~{inner[-1].name}"
         return [
             *inner,

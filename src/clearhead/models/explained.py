@@ -11,7 +11,8 @@ from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.steps import Step, number
-from clearhead.explanation.explanation import Explanation, Part
+from clearhead.base.tracing import without_autocast
+from clearhead.explanation.explanation import Explanation, Part, settled
 from clearhead.explanation.inputs import drawn
 from clearhead.explanation.of_problem import attention_parts, input_steps
 from clearhead.explanation.shown import Shown, choose, settle
@@ -28,7 +29,7 @@ def explain_call(
     call: AttentionCall, at: Any, tokens: Sequence[str] | None, source_tokens: Sequence[str] | None
 ) -> Explanation:
     """The steps of a recorded call, from the query and the key that the model computed."""
-    with torch.no_grad():
+    with torch.no_grad(), without_autocast(call.query.device):
         problem = _by_tile(call)
         queries, keys = _words(call, tokens, source_tokens)
         shown = replace(choose(at, problem.sizes), query_words=queries, key_words=keys)
@@ -40,7 +41,7 @@ def explain_call(
         shapes["value"] = tuple(call.key.shape if value is None else value.shape)
         said = f"The {call.kind}-attention of {call.name}, computed by {call.backend}.\n\n"
         first = Part("Inputs, as the model gave them to attention", tuple(inputs), said + drawn(shapes, problem.sizes))
-        return Explanation(f"{call.name}, step by step", (first, *parts), settle(shown, weights, keep))
+        return settled(Explanation(f"{call.name}, step by step", (first, *parts), settle(shown, weights, keep)))
 
 
 def _by_tile(call: AttentionCall) -> Problem:
@@ -101,17 +102,27 @@ def _words(
 ) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
     """The word of each query and of each key."""
     queries, keys = call.query.shape[2], call.key.shape[2]
-    for name, words in (("tokens", tokens), ("source_tokens", source_tokens)):
-        if words is not None and (isinstance(words, str | bytes) or not all(isinstance(word, str) for word in words)):
-            raise ClearheadError(
-                f"{name} takes words, one for each position; got a {type(words).__name__}. For token ids pass "
-                "tokenizer.convert_ids_to_tokens(ids)."
-            )
-    own = None if tokens is None else list(tokens)
-    source = own if source_tokens is None and call.kind == "self" else source_tokens and list(source_tokens)
+    own, source = _listed("tokens", tokens), _listed("source_tokens", source_tokens)
+    if source is None and call.kind == "self":
+        source = own
     if own is not None and len(own) < queries:
         raise ShapeError(f"tokens has {len(own)} words, and {call.name} has {queries} queries; pass one a position.")
     if source is not None and len(source) != keys:
         name = "tokens" if source is own else "source_tokens"
         raise ShapeError(f"{name} has {len(source)} words, and {call.name} has {keys} keys; pass one a position.")
     return None if own is None else tuple(own[-queries:]), None if source is None else tuple(source)
+
+
+def _listed(name: str, words: Any) -> list[str] | None:
+    if words is None:
+        return None
+    try:
+        found: list[Any] = [None] if isinstance(words, str | bytes) else list(words)
+    except TypeError:  # it is no sequence
+        found = [None]
+    if not all(isinstance(word, str) for word in found):
+        raise ClearheadError(
+            f"{name} takes words, one for each position; got a {type(words).__name__}. For token ids pass "
+            "tokenizer.convert_ids_to_tokens(ids)."
+        )
+    return found

@@ -152,7 +152,16 @@ class Score(nn.Module, ABC):
         query (B, H, Lq, Eq), key (B, H, Lk, Ek). A score that has none of its own is shown as one step.
         """
         why = "One number for each query and key: what this score makes of the pair. It shows no steps of its own."
-        return [Step("scores", f"scores = {type(self).__name__}(query, key)", why, self.tile(query, key), SCORES)]
+        tile = checked_tile(self, query, key)
+        return [Step("scores", f"scores = {type(self).__name__}(query, key)", why, tile, SCORES)]
+
+    def explained(self, query: Tensor, key: Tensor) -> list[Step]:
+        """Its `steps`; where they end in other numbers than `tile`, as those that a changed subclass inherits, one."""
+        steps, tile = self.steps(query, key), checked_tile(self, query, key)
+        found = steps[-1].value
+        if found.shape == tile.shape and torch.allclose(found.to(tile), tile, rtol=1e-4, atol=1e-5, equal_nan=True):
+            return steps
+        return Score.steps(self, query, key)
 
     def check(self, query: Tensor, key: Tensor) -> None:
         """Raise a `ClearheadError` for widths or dtypes this score cannot take."""

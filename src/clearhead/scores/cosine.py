@@ -66,11 +66,12 @@ class Cosine(Score):
 
 def _unit_steps(name: str, length: str, side: Tensor) -> list[Step]:
     """The norms of queries or keys, and the vectors over them."""
-    norms, i = torch.linalg.vector_norm(side, dim=-1, keepdim=True), INDEX[length]
+    # in float64, where no square of a float32 number overflows or becomes 0
+    norms, i = torch.linalg.vector_norm(side, dim=-1, keepdim=True, dtype=torch.float64).to(side.dtype), INDEX[length]
     why = f"The length of each {name} as a vector: the root of the sum of its squares."
-    code = f"{name}_norms = torch.linalg.vector_norm({name}, dim=-1, keepdim=True)"
+    code = f"torch.linalg.vector_norm({name}, dim=-1, keepdim=True, dtype=torch.float64).to({side.dtype})"
     formula = f"{name}_norms[{i}] = √(Σ_d {name}[{i}, d]²)"
-    first = Step(f"{name}_norms", formula, why, norms, ("B", "H", length, "1"), code)
+    first = Step(f"{name}_norms", formula, why, norms, ("B", "H", length, "1"), f"{name}_norms = {code}")
 
     def over(at: tuple[int, ...]) -> str:
         return f"{number(side[at])} / {number(norms[*at[:3], 0])}"

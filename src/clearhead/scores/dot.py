@@ -47,7 +47,7 @@ class Dot(Score):
             "query · keyᵀ. It is large where the two vectors point the same way."
         )
         formula, code = "scores[i, j] = Σ_d query[i, d] · key[j, d]", "scores = query @ key.transpose(-1, -2)"
-        return [Step("scores", formula, why, self.tile(query, key), SCORES, code, of_pairs(query, key))]
+        return [Step("scores", formula, why, query @ key.transpose(-1, -2), SCORES, code, of_pairs(query, key))]
 
     def lower(self, query: Tensor, key: Tensor) -> Pairwise:
         return Pairwise("mul", query, key)

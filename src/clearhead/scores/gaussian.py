@@ -51,7 +51,7 @@ class Gaussian(Score):
             return total([f"({number(a)} - {signed(b)})²" for a, b in pairs], most=4)
 
         def exponent(at: tuple[int, ...]) -> str:
-            return f"-{number(squared[at])} / (2 · {number(h)}²)"
+            return f"-{number(squared[at])} / (2 · {signed(h)}²)"
 
         why = (
             "The squared distance of query and key. (Multiplied out, it would lose digits where all inputs share a "

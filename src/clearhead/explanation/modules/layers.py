@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from torch import nn
 
+from clearhead.base.errors import UnsupportedError
 from clearhead.explanation.modules.projection import Linear
 from clearhead.nn.multi_head_attention import MultiHeadAttention
 from clearhead.nn.rotary_embedding import RotaryEmbedding
@@ -28,14 +29,18 @@ class Layers(NamedTuple):
 
 def as_ours(module: nn.MultiheadAttention) -> TorchMultiheadAttention:
     """A module of torch's with a record, and with torch's meanings, over a copy of its weights."""
-    return module if isinstance(module, TorchMultiheadAttention) else TorchMultiheadAttention.from_torch(module)
+    if isinstance(module, TorchMultiheadAttention):
+        return module
+    _check_forward(module, nn.MultiheadAttention)
+    return TorchMultiheadAttention.from_torch(module)
 
 
 def layers_of(module: MultiHeadAttention | TorchMultiheadAttention) -> Layers:
     """Those of a module of ours, or of torch's, whose three projections may be the parts of one matrix."""
+    _check_forward(module, MultiHeadAttention, TorchMultiheadAttention)
     if isinstance(module, MultiHeadAttention):
         every = (module.W_q, module.W_k, module.W_v, module.W_o)
-        query, key, value, output = (Linear(layer.weight, layer.bias) for layer in every)
+        query, key, value, output = map(_plain, every)
         heads, kv_heads = module.num_heads, module.num_kv_heads
         return Layers(query, key, value, output, heads, kv_heads, module.head_dim, module.rotary)
     biases = [None] * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
@@ -43,3 +48,25 @@ def layers_of(module: MultiHeadAttention | TorchMultiheadAttention) -> Layers:
     output = Linear(module.out_proj.weight, module.out_proj.bias)
     heads = module.num_heads
     return Layers(query, key, value, output, heads, heads, module.head_dim, None, not module.batch_first)
+
+
+def _plain(layer: nn.Module) -> Linear:
+    """The weights of a layer that computes what they say."""
+    _check_forward(layer, nn.Linear)
+    if layer._forward_hooks or layer._forward_pre_hooks:
+        raise _changed(layer)
+    assert isinstance(layer, nn.Linear)
+    return Linear(layer.weight, layer.bias)
+
+
+def _check_forward(module: nn.Module, *known: type[nn.Module]) -> None:
+    """Raise where a module does not compute what one of these kinds does."""
+    if "forward" in vars(module) or type(module).forward not in [kind.forward for kind in known]:
+        raise _changed(module)
+
+
+def _changed(module: nn.Module) -> UnsupportedError:
+    return UnsupportedError(
+        f"explain() shows multi-head attention from its layers' weights, and this {type(module).__name__} computes "
+        "something else: it has a forward() or hooks of its own. Explain one recorded call instead: ch.watch(module)."
+    )

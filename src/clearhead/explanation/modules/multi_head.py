@@ -11,6 +11,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.steps import Step
+from clearhead.base.tracing import without_autocast
 from clearhead.explanation.explanation import Explanation, Part
 from clearhead.explanation.inputs import drawn
 from clearhead.explanation.modules.captured import Captured, captured
@@ -30,7 +31,19 @@ def explain_multi_head(
     module: MultiHeadAttention | TorchMultiheadAttention, inputs: tuple[Any, ...], keywords: dict[str, Any], at: Any
 ) -> Explanation:
     """The projections, their split into heads, each head's attention, and the last projection."""
-    found, layers = captured(module, inputs, keywords), layers_of(module)
+    layers, found = layers_of(module), captured(module, inputs, keywords)
+    with without_autocast(found.problem.sizes.device):
+        return _explained(module, layers, found, inputs, keywords, at)
+
+
+def _explained(
+    module: MultiHeadAttention | TorchMultiheadAttention,
+    layers: Layers,
+    found: Captured,
+    inputs: tuple[Any, ...],
+    keywords: dict[str, Any],
+    at: Any,
+) -> Explanation:
     given = inspect.signature(module.forward).bind(*inputs, **keywords).arguments
     given = {name: given.get(name) for name in SIDES}
     batched, problem = given["query"].ndim == 3, found.problem

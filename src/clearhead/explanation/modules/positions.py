@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
+from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import Sizes
 from clearhead.base.steps import Step, number, signed
 from clearhead.explanation.explanation import Explanation, Part
@@ -27,9 +29,11 @@ def explain_positions(module: Positional, inputs: tuple[Any, ...], keywords: dic
     given = inspect.signature(module.forward).bind(*inputs, **keywords).arguments
     x, offset = given["x"], given.get("offset", 0)
     module(x, offset)  # its own errors
-    four = x.reshape(-1, *x.shape[-3:]) if x.ndim > 3 else x.reshape(-1, 1, *x.shape[-2:])
     every = range(x.shape[-2])
-    places = every[:QUERIES] if at is None else every[at] if isinstance(at, slice) else [every[at]]
+    places = every[:QUERIES] if at is None else _places(at, every)
+    if 0 in x.shape[:-1]:
+        raise ClearheadError(f"there is nothing to explain: x is {tuple(x.shape)}, without a position.")
+    four = x.reshape(-1, *x.shape[-3:]) if x.ndim > 3 else x.reshape(-1, 1, *x.shape[-2:])
     left_out: tuple[str, ...] = ()
     if at is None and len(every) > QUERIES:
         left_out = (f"{len(every)} positions: the first {QUERIES} are shown",)
@@ -60,6 +64,18 @@ def explain_positions(module: Positional, inputs: tuple[Any, ...], keywords: dic
         ]
     title = f"{type(module).__name__}({module.extra_repr()}), step by step"
     return Explanation(title, (Part("Inputs", (source,)), Part("Positions", tuple(steps))), shown)
+
+
+def _places(at: Any, every: range) -> range:
+    try:
+        found = every[at] if isinstance(at, slice) else every[operator.index(at) :][:1]
+    except (TypeError, ValueError):
+        found = range(0)
+    if not found or (not isinstance(at, slice) and not -len(every) <= at < len(every)):
+        raise ClearheadError(
+            f"at is {at!r:.60}, and x has {len(every)} positions; expected the number of one, or a slice of them."
+        )
+    return found
 
 
 def _sines(width: int, source: Step, positions: Tensor) -> list[Step]:
