@@ -281,3 +281,35 @@ def test_what_is_written_to_the_inputs_later_changes_nothing():
         for parameter in module.parameters():
             parameter.zero_()
     assert str(explanation) == before
+
+
+def test_dropout_is_that_of_attention():
+    query = draw(2, 2, 4, 3)
+    torch.manual_seed(0)
+    explanation = ch.explain(query, query, query, dropout_p=0.5)
+    torch.manual_seed(0)
+    output = ch.attention(query, query, query, dropout_p=0.5)
+    torch.testing.assert_close(explanation["output"], output, rtol=1e-5, atol=1e-6)
+    check_script(explanation)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "words"),
+    [
+        (2, {}, "missing a required argument: 'value'"),
+        (0, {}, "missing a required argument: 'query'"),
+        (3, {"maks": None}, "unexpected keyword argument 'maks'"),
+        (4, {}, "too many positional arguments"),
+        (3, {"engine": "native"}, "leave engine= out"),
+    ],
+)
+def test_other_arguments_than_attention_s_are_an_error(inputs, options, words):
+    with pytest.raises(ch.ClearheadError, match=words):
+        ch.explain(*[draw(2, 3)] * inputs, **options)
+
+
+def test_arguments_by_name():
+    x = draw(2, 3)
+    module = ch.nn.MultiHeadAttention(3, 1)
+    assert torch.equal(ch.explain(query=x, key=x, value=x)["output"], ch.explain(x, x, x)["output"])
+    assert torch.equal(ch.explain(module, query=x, key=x, value=x)["result"], ch.explain(module, x, x, x)["result"])

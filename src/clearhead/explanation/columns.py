@@ -44,7 +44,7 @@ def wrapped(text: str, indent: str, columns: int) -> list[str]:
     lines = textwrap.wrap(
         filled, columns, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False
     )
-    return [_plain(line).replace(KEPT, " ") for line in lines]
+    return [_plain(line).replace(KEPT, " ").rstrip() for line in lines]
 
 
 def _filled(text: str) -> str:

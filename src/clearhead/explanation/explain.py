@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any, overload
 
 import torch
 from torch import nn
 
-from clearhead._attention import Arguments, ScoreLike
+from clearhead._attention import Arguments, ScoreLike, attention
 from clearhead.base.arrays import is_numpy
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.tracing import readable, without_autocast
@@ -35,6 +36,7 @@ def explain(
     scale: float | None = None,
     sinks: Any = None,
     align: Any = None,
+    dropout_p: float = 0.0,
     at: Any = None,
     gradients: Any = False,
 ) -> Explanation: ...
@@ -44,7 +46,7 @@ def explain(
 def explain(query: nn.Module, *inputs: Any, at: Any = None, gradients: Any = False, **keywords: Any) -> Explanation: ...
 
 
-def explain(query: Any, *inputs: Any, at: Any = None, gradients: Any = False, **options: Any) -> Explanation:
+def explain(*inputs: Any, at: Any = None, gradients: Any = False, **options: Any) -> Explanation:
     """How attention comes to its output, step by step: formulas, shapes, numbers, and why.
 
     >>> import torch, clearhead as ch
@@ -59,7 +61,7 @@ def explain(query: Any, *inputs: Any, at: Any = None, gradients: Any = False, **
     >>> torch.allclose(explanation["result"], attend(x, x, x, mask=ch.Causal())[:, 3:4])
     True
 
-    `explain(query, key, value, score=, mask=, bias=, scale=, sinks=, align=)`: arguments as for `attention`.
+    `explain(query, key, value, score=, mask=, bias=, scale=, sinks=, align=, dropout_p=)`: as for `attention`.
     `explain(module, *inputs, **keywords)`: a module of `clearhead.nn`, or an `nn.MultiheadAttention`, and what it is
     called with. The module is left as it is: no record, no cache is written.
     `at`: which part, an index of the weights (..., Lq, Lk) such as `(0, 3, 17)`: sequence 0, head 3, query 17. None is
@@ -74,35 +76,24 @@ def explain(query: Any, *inputs: Any, at: Any = None, gradients: Any = False, **
     """
     if gradients is None or gradients is False:
         with torch.no_grad():
-            return settled(_explained(query, inputs, options, at))
+            return settled(_explained(inputs, options, at))
     with torch.inference_mode(False), torch.enable_grad():
-        query, *positional, _ = given = leaves([query, *inputs, *options.values(), None])
-        options = dict(zip(options, given[1 + len(inputs) :], strict=False))
-        found = _explained(query, tuple(positional[: len(inputs)]), options, at)
-        return settled(with_gradients(found, gradients))
+        given = leaves([*inputs, *options.values()])
+        options = dict(zip(options, given[len(inputs) :], strict=True))
+        return settled(with_gradients(_explained(tuple(given[: len(inputs)]), options, at), gradients))
 
 
-def _explained(query: Any, inputs: tuple[Any, ...], options: dict[str, Any], at: Any) -> Explanation:
-    if isinstance(query, nn.Module):
-        return _of_module(query, inputs, options, at)
-    return _of_call(query, *inputs, **options, at=at)
-
-
-def _of_call(
-    query: Any,
-    key: Any,
-    value: Any,
-    *,
-    score: ScoreLike = None,
-    mask: Any = None,
-    bias: Any = None,
-    scale: float | None = None,
-    sinks: Any = None,
-    align: Any = None,
-    at: Any,
-) -> Explanation:
-    is_numpy(query=query, key=key, value=value)
-    return _of_arguments(Arguments(query, key, value, score, mask, bias, scale, sinks, align), at)
+def _explained(inputs: tuple[Any, ...], options: dict[str, Any], at: Any) -> Explanation:
+    if inputs and isinstance(inputs[0], nn.Module):
+        return _of_module(inputs[0], inputs[1:], options, at)
+    try:
+        given = signature(attention).bind(*inputs, **options).arguments
+    except TypeError as error:
+        raise ClearheadError(f"explain() takes what attention() takes, or a module and its inputs: {error}.") from None
+    if given.pop("engine", None) is not None:
+        raise ClearheadError("explain() runs the steps of the engine 'tiled' itself: leave engine= out.")
+    is_numpy(**{name: given[name] for name in ("query", "key", "value")})
+    return _of_arguments(Arguments(**given), at)
 
 
 def _of_arguments(call: Arguments, at: Any) -> Explanation:
