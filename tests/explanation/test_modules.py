@@ -205,3 +205,13 @@ def test_a_module_in_training_draws_nothing():
     state = torch.random.get_rng_state()
     ch.explain(module, x, x, x)
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_keys_are_named_as_keys_in_self_attention():
+    module, x = made(lambda: nn.MultiHeadAttention(4, 2, rotary=nn.RotaryEmbedding(2))), draw(1, 3, 4)
+    explanation = ch.explain(module, x, x, x)
+    axes = {step.name: step.axes for step in explanation.steps}
+    assert axes["query"] == ("B", "H", "Lq", "E")
+    assert axes["key"] == axes["value"] == axes["key_partners"] == ("B", "H", "Lk", "E")
+    formulas = {step.name: step.formula for step in explanation.steps}
+    assert formulas["key_angles"].startswith("key_angles[j, d] = key_positions[j]")

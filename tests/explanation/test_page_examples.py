@@ -225,3 +225,26 @@ def same_width(opened):
     for _ in range(20):
         assert opened.page.evaluate("document.documentElement.scrollWidth") <= 390
         opened.page.keyboard.press("j")
+
+
+@pytest.mark.parametrize("name", ["output", "query", "scores"])
+def test_the_bars_cover_no_row(name, bert, show):
+    seen, words = recorded(bert, "The quick brown fox jumps over the lazy dog.")
+    opened = show(seen[3].explain((0, 5), tokens=words), f"#step={name}", viewport={"width": 1280, "height": 800})
+    tables = opened.page.locator("section.card:visible figure")
+    for n in range(tables.count()):
+        rows = tables.nth(n).locator("tbody tr")
+        rows.nth(0).locator("td").nth(0).focus()
+        for _ in range(rows.count()):
+            opened.page.keyboard.press("ArrowDown")
+        low, high = opened.page.evaluate(
+            "[document.activeElement, document.getElementById('below')]"
+            ".map((one, n) => one.getBoundingClientRect()[n ? 'top' : 'bottom'])"
+        )
+        assert low <= high
+    opened.page.evaluate("window.scrollTo(0, document.body.scrollHeight)")
+    low, high = opened.page.evaluate(
+        "[document.querySelector('section.card:not([hidden])'), document.getElementById('below')]"
+        ".map((one, n) => one.getBoundingClientRect()[n ? 'top' : 'bottom'])"
+    )
+    assert low <= high

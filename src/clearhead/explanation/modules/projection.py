@@ -43,8 +43,9 @@ def projection_steps(layer: Linear, source: Step, name: str, result: str, why: s
     return [*steps, Step(result, formula, why, value, (*axes[:-1], "out"), f"{result} = {code}", cell)]
 
 
-def split(source: Step, heads: int, result: str, note: str) -> Step:
-    """(B, L, heads · width) as (B, heads, L, width)."""
+def split(source: Step, places: list[int], result: str) -> Step:
+    """(B, L, heads · width) as (B, len(places), L, width): for each place, the head that stands there."""
+    heads = len(set(places))
     width = source.value.shape[-1] // heads
     value = source.value.unflatten(-1, (heads, width)).transpose(-3, -2)  # type: ignore[no-untyped-call]
     axis = source.axes[-2]
@@ -53,6 +54,10 @@ def split(source: Step, heads: int, result: str, note: str) -> Step:
     cut = f"Each vector of {source.value.shape[-1]} is cut into {heads} of {width}, one a head. Then the heads become"
     if heads == 1:
         cut = f"These {width} numbers are the head's own. The head becomes"
-    why = f"{cut} an axis before the positions, so that each head attends by itself. Nothing is computed.{note}"
+    why = f"{cut} an axis before the positions, so that each head attends by itself. Nothing is computed."
     code = f"{result} = {source.name}.unflatten(-1, ({heads}, {width})).transpose(-3, -2)"
+    if places != list(range(heads)):
+        formula = formula.replace(f"h·{width}", f"{places}[h]·{width}")
+        why += " Query heads that share a key head get its rows each."
+        value, code = value[:, places], f"{code}[..., {places}, :, :]"
     return Step(result, formula, why, value, ("B", "H", axis, "E"), code)

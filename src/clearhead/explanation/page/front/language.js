@@ -96,9 +96,10 @@ function read(code) {
     return tree;
   }
 
-  /** One entry of an index: a number, `from:to:by` with any of them left out, or `...`. */
+  /** One entry of an index: a number, a list of them, `from:to:by` with any of them left out, or `...`. */
   function place() {
     const whole = () => (/^\d+$/.test(next()) ? Number(take()) : undefined);
+    if (next() === "[" && take()) return { kind: "value", value: listUpTo("]", whole), text: null };
     if (next() === "...") return { kind: "value", value: take(), text: null };
     const from = whole();
     if (next() !== ":") return { kind: "value", value: from, text: null };

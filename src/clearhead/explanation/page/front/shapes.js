@@ -65,7 +65,7 @@ function flatten(node, where) {
   });
 }
 
-/** `node[...]`: "..." stands for the axes that are not named, a number drops its axis. */
+/** `node[...]`: "..." stands for the axes that are not named, a number drops its axis, a list takes these entries. */
 function indexed(node, ...entries) {
   const places = entries.map(constantOf);
   const gap = places.indexOf("...");
@@ -74,12 +74,16 @@ function indexed(node, ...entries) {
   const axes = all.flatMap((place, axis) => {
     const { from = 0, to, by = 1 } = place;
     if (typeof place === "number") return [];
+    if (Array.isArray(place)) return [axisOfSize(place.length)];
     if (from === 0 && to === undefined && by === 1) return [node.axes[axis]];
     return [axisOfSize(Math.ceil((Math.min(to ?? Infinity, lengthOf(node.axes[axis])) - from) / by))];
   });
   return moved(node, axes, (given) => {
     let n = 0;
-    return all.map((place) => (typeof place === "number" ? place : (place.from ?? 0) + given[n++] * (place.by ?? 1)));
+    return all.map((place) => {
+      if (typeof place === "number") return place;
+      return Array.isArray(place) ? place[given[n++]] : (place.from ?? 0) + given[n++] * (place.by ?? 1);
+    });
   });
 }
 
