@@ -227,10 +227,11 @@ def same_width(opened):
         opened.page.keyboard.press("j")
 
 
-@pytest.mark.parametrize("name", ["output", "query", "scores"])
-def test_the_bars_cover_no_row(name, bert, show):
+@pytest.mark.parametrize("width", [1280, 640])
+@pytest.mark.parametrize("name", ["output", "query", "products"])
+def test_the_bars_cover_no_row(name, width, bert, show):
     seen, words = recorded(bert, "The quick brown fox jumps over the lazy dog.")
-    opened = show(seen[3].explain((0, 5), tokens=words), f"#step={name}", viewport={"width": 1280, "height": 800})
+    opened = show(seen[3].explain((0, 5), tokens=words), f"#step={name}", viewport={"width": width, "height": 800})
     tables = opened.page.locator("section.card:visible figure")
     for n in range(tables.count()):
         rows = tables.nth(n).locator("tbody tr")
