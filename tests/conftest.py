@@ -2,6 +2,10 @@
 `--device NAME`: the contract, the fuzz and the modules on another device, such as cuda, and nothing else.
 """
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
 import other_kernels
 import pytest
 import torch
@@ -37,3 +41,21 @@ def browser():
 
     with launched() as chromium:
         yield chromium
+
+
+@pytest.fixture
+def show(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """`show(explanation, hash="", init=None, **context)` opens its page from disk."""
+    from browser import Opened, open_file
+
+    everything: list[Opened] = []
+
+    def show_one(explanation: Any, hash: str = "", init: str | None = None, **context: Any) -> Any:
+        path = explanation.html(tmp_path / f"page{len(everything)}.html")
+        opened = open_file(browser, path, Opened, hash, init, **context)
+        everything.append(opened)
+        return opened
+
+    yield show_one
+    for opened in everything:
+        opened.close()

@@ -123,3 +123,15 @@ def test_one_tensor_in_three_roles_has_a_gradient_for_each():
     check_script(together)
     for name in ("d_query", "d_key", "d_value"):
         assert torch.equal(together[name], apart[name])
+
+
+def test_heads_that_share_a_key_head_share_the_gradient_of_its_weights():
+    torch.manual_seed(0)
+    module, x = nn.MultiHeadAttention(6, 6, head_dim=2, num_kv_heads=2), draw(1, 3, 6)
+    explanation = ch.explain(module, x, x, x, gradients=True)
+    module(x, x, x).sum().backward()
+    for name, layer in (("key", module.W_k), ("value", module.W_v)):
+        torch.testing.assert_close(explanation[f"W_{name}"], layer.weight.detach(), rtol=0, atol=0)
+        torch.testing.assert_close(explanation[f"d_W_{name}"], layer.weight.grad, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(explanation[f"d_b_{name}"], layer.bias.grad, rtol=1e-4, atol=1e-5)
+    check_script(explanation)

@@ -267,3 +267,14 @@ def test_autocast_leaves_the_steps_in_float32(gradients):
     check_script(additive)
     if not gradients:
         torch.testing.assert_close(explanation["result"], module(x, x, x).detach(), rtol=0.05, atol=0.05)
+
+
+def test_keys_are_named_as_keys_in_self_attention():
+    module, x = made(lambda: nn.MultiHeadAttention(4, 2, rotary=nn.RotaryEmbedding(2))), draw(1, 3, 4)
+    explanation = ch.explain(module, x, x, x)
+    axes = {step.name: step.axes for step in explanation.steps}
+    assert axes["query"] == ("B", "H", "Lq", "E")
+    assert axes["key"] == axes["key_partners"] == ("B", "H", "Lk", "E")
+    assert axes["value"] == ("B", "H", "Lk", "Ev")
+    formulas = {step.name: step.formula for step in explanation.steps}
+    assert formulas["key_angles"].startswith("key_angles[j, d] = key_positions[j]")

@@ -121,15 +121,17 @@ def _projected(layers: Layers, sources: dict[str, Step], shown: Shown, found: Ca
         if source is None or (name != "query" and source.value.shape[-2] != length):
             steps.append(_given(name, found, shown))
             continue
-        heads = shown.heads if name == "query" else [h // groups for h in shown.heads]
+        source = replace(source, axes=("B", SIDES[name], "E"))  # of self-attention one input has both sides
+        each = shown.heads if name == "query" else [h // groups for h in shown.heads]
+        heads = list(dict.fromkeys(each))  # query heads that share a key head share its rows of the layer too
         linear = layer.rows_of(heads, width).to(source.value)
         why = f"A linear layer makes {len(heads)} × {width} numbers of each vector: {width} for each head"
         why += "." if every else f", here for head {_listed(heads)} alone."
         source = replace(source, axes=("B", SIDES[name], "in"))  # positions of one array may be queries and keys
         steps += projection_steps(linear, source, name, f"flat_{name}", why)
         turns = layers.rotary is not None and name != "value"
-        shared = " Heads that share a key head have the same rows." if name != "query" and groups > 1 else ""
-        steps.append(split(steps[-1], len(heads), f"unturned_{name}" if turns else name, shared))
+        places = [heads.index(head) for head in each]
+        steps.append(split(steps[-1], places, f"unturned_{name}" if turns else name))
         if turns and layers.rotary is not None:
             steps += rotary_steps(layers.rotary, name, steps[-1], _positions(name, found, shown))
     return steps

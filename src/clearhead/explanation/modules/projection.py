@@ -48,8 +48,9 @@ def projection_steps(layer: Linear, source: Step, name: str, result: str, why: s
     return [*steps, Step(result, formula, why, value, (*axes[:-1], "out"), f"{result} = {code}", cell)]
 
 
-def split(source: Step, heads: int, result: str, note: str) -> Step:
-    """(B, L, heads · width) as (B, heads, L, width)."""
+def split(source: Step, places: list[int], result: str) -> Step:
+    """(B, L, heads · width) as (B, len(places), L, width): for each place, the head that stands there."""
+    heads = len(set(places))
     width = source.value.shape[-1] // heads
     value = source.value.unflatten(-1, (heads, width)).transpose(-3, -2)  # type: ignore[no-untyped-call]
     axis = source.axes[-2]
@@ -59,6 +60,9 @@ def split(source: Step, heads: int, result: str, note: str) -> Step:
     if heads == 1:
         why = f"These {width} numbers are those of the head."
     why = f"{why} {ATTENDS}" if axis == "Lq" else "Cut into heads as the queries are."
-    why += note
     code = f"{result} = {source.name}.unflatten(-1, ({heads}, {width})).transpose(-3, -2)"
+    if places != list(range(heads)):
+        formula = formula.replace(f"h·{width}", f"{places}[h]·{width}")
+        why += " Query heads that share a key head get its rows each."
+        value, code = value[:, places], f"{code}[..., {places}, :, :]"
     return Step(result, formula, why, value, ("B", "H", axis, "Ev" if result == "value" else "E"), code)

@@ -28,17 +28,19 @@ def page_data(explanation: Explanation) -> dict[str, Any]:
     """
     shown, steps = explanation.shown, explanation.steps
     inputs = sum(step.value.numel() for step in steps if step.given)
-    whole = len(shown.keys) == shown.sizes.keys and inputs <= INPUTS
-    kept = {"B": shown.batches, "H": shown.heads, "Lq": shown.queries, "Lk": shown.keys}
+    paired = any("Lk" in step.axes for step in steps)  # else it has positions, and no keys
+    held = len(shown.keys) if paired else shown.sizes.keys
+    whole = held == shown.sizes.keys and inputs <= INPUTS
+    kept = {"B": shown.batches, "H": shown.heads, "Lq": shown.queries, "Lk": shown.keys, "L": shown.queries}
     return {
         "title": explanation.title,
         "leftOut": list(shown.left_out),
         "whole": whole,
-        "keys": [len(shown.keys), shown.sizes.keys],
+        "keys": [held, shown.sizes.keys],
         "single": [n == 1 for n in shown.sizes.shape[:2]],
         "labels": {axis: [shown.name(axis, place) for place in places] for axis, places in kept.items()},
         "places": {axis: list(places) for axis, places in kept.items()},
-        "pair": [*shown.pair[:3], shown.keys.index(shown.pair[3])],
+        "pair": [*shown.pair[:3], shown.keys.index(shown.pair[3]) if paired else 0],
         "parts": [
             {
                 "title": part.title,

@@ -15,6 +15,7 @@ SCRIPTS = (
     "numbers.js",
     "language.js",
     "terms.js",
+    "shapes.js",
     "operations.js",
     "steps.js",
     "colour.js",

@@ -70,6 +70,7 @@ const typeset = (formula) => formula.split(/(?<=Σ|max)_([a-z])/).map((text, n) 
 function paintCard(card) {
   if (!card.views) buildCard(card);
   else card.views.forEach((view) => view.paint());
+  for (const view of card.views) view.figure.classList.toggle("stale", isStale(view.step));
   card.steps.forEach((step, n) => {
     const text = card.element.querySelectorAll(".text")[n];
     const formula = text.querySelector(".formula");

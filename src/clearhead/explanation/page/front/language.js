@@ -1,7 +1,9 @@
 // ---- The language of a step's code: one assignment in PyTorch, read into a tree.
 //
 // A tree is {kind: "name" | "value" | "call"}: a call has its `name`, its `inputs` (trees) and `options` by name. Every
-// operator and method is a call: `a @ b` is matmul(a, b), `a.sum(-1)` is sum(a, -1), `torch.exp(a)` is exp(a).
+// operator and method is a call: `a @ b` is matmul(a, b), `a.sum(-1)` is sum(a, -1), `torch.exp(a)` is exp(a),
+// `[a, b]` and `(a, b)` are list(a, b), `a[..., 0:2]` is index(a, "...", {from: 0, to: 2}). A type such as
+// `torch.float32` is a value: its name.
 
 const OPERATORS = { // how tightly each binds, in Python's order
   "<=": [1, "le"], "<": [1, "lt"], ">=": [1, "ge"], ">": [1, "gt"], "==": [1, "eq"], "!=": [1, "ne"],
@@ -11,7 +13,7 @@ const OPERATORS = { // how tightly each binds, in Python's order
 const UNARY = { "-": "neg", "~": "not" };
 const UNARY_BINDS = 6;
 const CONSTANTS = { inf: Infinity, nan: NaN, True: 1, False: 0 };
-const TOKEN = /\s*(\d+\.?\d*(?:e[+-]?\d+)?|\.\d+(?:e[+-]?\d+)?|[A-Za-z_]\w*|\*\*|<=|>=|==|!=|[-+*/@&|~<>()[\],.=])/gy;
+const TOKEN = /\s*(\d+\.?\d*(?:e[+-]?\d+)?|\.\d+(?:e[+-]?\d+)?|[A-Za-z_]\w*|\*\*|<=|>=|==|!=|\.\.\.|[-+*/@&|~<>()[\],.:=])/gy;
 
 function tokensOf(text) {
   const tokens = [];
@@ -56,10 +58,10 @@ function read(code) {
   function primary() {
     const token = take();
     if (token === "(") {
-      const inner = expression(1);
-      take(")");
-      return inner;
+      const [first, ...more] = listUpTo(")");
+      return more.length ? call("list", [first, ...more]) : first;
     }
+    if (token === "[") return call("list", listUpTo("]"));
     if (/^[\d.]/.test(token)) return { kind: "value", value: Number(token), text: /^\d+$/.test(token) ? token : null };
     if (token in CONSTANTS) return { kind: "value", value: CONSTANTS[token], text: null };
     if (!/^[A-Za-z_]/.test(token ?? "")) throw new SyntaxError(`“${token ?? "the end"}” is no value in “${code}”`);
@@ -69,16 +71,42 @@ function read(code) {
       take();
       name = take();
     }
-    return call(name, ...arguments_());
+    return next() === "(" ? call(name, ...arguments_()) : { kind: "value", value: name, text: name };
+  }
+
+  function listUpTo(end, part = () => expression(1)) {
+    const found = [];
+    while (next() !== end) {
+      found.push(part());
+      if (next() !== end) take(",");
+    }
+    take(end);
+    return found;
   }
 
   function postfix(tree) {
-    while (next() === ".") {
-      take();
+    while (next() === "." || next() === "[") {
+      if (take() === "[") {
+        tree = call("index", [tree, ...listUpTo("]", place)]);
+        continue;
+      }
       const name = take();
       tree = next() === "(" ? withInput(tree, name) : call(name, [tree]);
     }
     return tree;
+  }
+
+  /** One entry of an index: a number, a list of them, `from:to:by` with any of them left out, or `...`. */
+  function place() {
+    const whole = () => (/^\d+$/.test(next()) ? Number(take()) : undefined);
+    if (next() === "[" && take()) return { kind: "value", value: listUpTo("]", whole), text: null };
+    if (next() === "...") return { kind: "value", value: take(), text: null };
+    const from = whole();
+    if (next() !== ":") return { kind: "value", value: from, text: null };
+    take();
+    const to = whole();
+    const by = next() === ":" && take() ? whole() : undefined;
+    return { kind: "value", value: { from, to, by }, text: null };
   }
 
   function withInput(tree, name) {

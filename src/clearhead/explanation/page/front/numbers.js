@@ -25,7 +25,7 @@ function number(x) {
   if (Number.isNaN(x)) return "NaN";
   if (!Number.isFinite(x)) return x > 0 ? "∞" : "-∞";
   const size = Math.abs(x);
-  const sign = x < 0 || Object.is(x, -0) ? "-" : "";
+  const sign = x < 0 ? "-" : "";
   if (x === 0 || (size >= 1e-3 && size < 1e4)) return sign + rounded(size, "toFixed", 4);
   return sign + rounded(size, "toExponential", 3).replace(/e([+-])(\d)$/, "e$10$2");
 }

@@ -40,8 +40,6 @@ const withUnseen = (term, other) => ({
   binds: term.binds,
   pieces: [...term.pieces, ...other.pieces.filter((piece) => piece.step).map((piece) => ({ ...piece, text: "" }))],
 });
-const constantOf = (node) => node.at([]);
-const axisOf = (node, axis) => (axis < 0 ? axis + node.axes.length : axis);
 
 /** A reduction over one axis: `compute(values)`, and `write(values, termOf, more)`. */
 const reduction = (compute, write) => (node, axisNode, options = {}) => {
@@ -86,25 +84,6 @@ function matmul(left, right) {
   };
 }
 
-/** The same numbers under other indices. */
-const moved = (node, axes, indexOf) => ({
-  axes,
-  at: (index) => node.at(indexOf(index)),
-  term: (index) => node.term(indexOf(index)),
-});
-
-function transpose(node, first, second) {
-  const [a, b] = [first, second].map((axis) => axisOf(node, constantOf(axis)));
-  const swap = (list) => list.map((x, n) => (n === a ? list[b] : n === b ? list[a] : x));
-  return moved(node, swap(node.axes), swap);
-}
-
-function unsqueeze(node, where) {
-  const axis = constantOf(where) < 0 ? constantOf(where) + node.axes.length + 1 : constantOf(where);
-  const axes = [...node.axes.slice(0, axis), { n: 1, more: 0 }, ...node.axes.slice(axis)];
-  return moved(node, axes, (index) => index.filter((_, n) => n !== axis));
-}
-
 function softmax(node, where) {
   const axis = axisOf(node, constantOf(where));
   const { n, more } = node.axes[axis];
@@ -128,7 +107,7 @@ function softmax(node, where) {
   };
 }
 
-const swapLast = (node) => transpose(node, valueNode(-2), valueNode(-1));
+const inFloat32 = entrywise(Math.fround, (a) => a);
 
 const operations = {
   add: entrywise((a, b) => a + b, (a, b) => between(a, " + ", b, BINDS.sum, BINDS.sum, BINDS.product)),
@@ -143,7 +122,8 @@ const operations = {
   and: entrywise((a, b) => a & b, (a, b) => between(a, " and ", b, BINDS.compare, BINDS.sum, BINDS.sum)),
   or: entrywise((a, b) => a | b, (a, b) => between(a, " or ", b, BINDS.compare, BINDS.sum, BINDS.sum)),
   not: entrywise((a) => 1 - a, (a) => ({ binds: BINDS.unary, pieces: ["not ", ...bracketed(a, BINDS.unary)] })),
-  exp: unary(Math.exp, "exp"), tanh: unary(Math.tanh, "tanh"), abs: unary(Math.abs, "abs"), sqrt: unary(Math.sqrt, "√"),
+  exp: unary(Math.exp, "exp"), cos: unary(Math.cos, "cos"), sin: unary(Math.sin, "sin"), tanh: unary(Math.tanh, "tanh"),
+  abs: unary(Math.abs, "abs"), sqrt: unary(Math.sqrt, "√"),
   square: entrywise((a) => a * a, squared),
   maximum: entrywise((a, b) => maximumOf([a, b]), (a, b) => called("max", a, b)),
   masked_fill: entrywise(
@@ -152,18 +132,15 @@ const operations = {
   sum: reduction(added, sumOf),
   amax: reduction(maximumOf, listed("max")),
   all: reduction((values) => Number(values.every((x) => x)), listed("all")),
+  any: reduction((values) => Number(values.some((x) => x)), listed("any")),
   vector_norm: reduction(
     (values) => Math.hypot(...values),
     (values, termOf, more) => called("√", sumOf(values, (k) => squared(termOf(k)), more)),
   ),
-  matmul, transpose, unsqueeze, softmax, T: swapLast, mT: swapLast,
+  to: (node, type) => (constantOf(type) === "float32" ? inFloat32(node) : node),
+  double: (node) => node,
+  matmul, softmax, ...rearrangements,
 };
-
-const valueNode = (value, text = null) => ({
-  axes: [],
-  at: () => value,
-  term: () => leaf(text ?? number(value)),
-});
 
 /** The node of a tree, over the steps by name. Throws for a call or a name that this page does not know. */
 function nodeOf(tree, steps) {

@@ -31,8 +31,9 @@ for (const step of steps.values()) {
   step.numbers = decode(step);
   step.node = numbersOf(step);
 }
+const isGradient = (step) => step.code.includes("torch.autograd.grad");
 for (const step of steps.values()) {
-  if (!step.code) continue;
+  if (!step.code || isGradient(step)) continue;
   try {
     step.tree = read(step.code).tree;
     step.made = nodeOf(step.tree, steps);
@@ -42,6 +43,12 @@ for (const step of steps.values()) {
     step.made = null;
   }
 }
+
+/**
+ * What stands after the last step that this page computes: gradients, and what a model computed. These stay as Python
+ * gave them.
+ */
+const outside = new Set([...steps.values()].reverse().slice(0, [...steps.values()].reverse().findIndex((step) => step.tree)));
 
 /** Computes all vectors of a step of which the page holds one, if that one comes out the same. */
 function fillIn(step) {
@@ -59,7 +66,7 @@ function findObstacle() {
   const [held, keys] = data.keys;
   if (held < keys) return `it holds ${held} of ${keys.toLocaleString("en")} keys, and the softmax needs every one.`;
   if (!data.whole) return "its inputs are too many.";
-  const unknown = all.find((step) => !step.given && !step.code);
+  const unknown = all.find((step) => !step.given && !step.code && !outside.has(step));
   if (unknown) return `“${unknown.name}” shows no steps of its own: its formula is known to Python alone.`;
   const unread = all.find((step) => step.problem);
   if (unread) return `it does not know how “${unread.name}” is computed (${unread.problem}).`;
@@ -82,9 +89,10 @@ const scaleStep = [...steps.values()].find((step) => {
   const tree = step.tree;
   return tree?.name === "mul" && tree.inputs[0].kind === "name" && tree.inputs[1].kind === "value" && !step.aside;
 });
-const softmaxPart = data.parts.find((part) => part.steps.some((step) => step.name === "maximum" && step.tree));
-const logits = softmaxPart
-  ? namesIn(steps.get("maximum").tree).filter((name) => steps.get(name).kind === "number") : [];
+const softmaxPart = data.parts.find((part) => ["maximum", "weights"].every((name) => part.steps.includes(steps.get(name))));
+const logits = !softmaxPart?.steps.some((step) => step.tree) ? []
+  : [...new Set(softmaxPart.steps.flatMap((step) => (step.tree ? namesIn(step.tree) : [])))]
+    .filter((name) => steps.get(name).kind === "number" && (steps.get(name).given || !softmaxPart.steps.includes(steps.get(name))));
 const firstScale = scaleStep?.tree.inputs[1].value;
 
 const change = { scale: firstScale, temperature: 1, inputs: new Set() };
@@ -115,7 +123,9 @@ function computeAgain() {
   }
 }
 
-const editable = (step) => !obstacle && step.given && step.kind === "number";
+const editable = (step) => !obstacle && step.given && step.kind === "number" && !outside.has(step);
+/** Whether a step's numbers are those of other inputs than the page has now. */
+const isStale = (step) => isChanged() && outside.has(step);
 
 /** Puts a number into an input, in all sequences and heads that share it; as float32 where the input is. */
 function setInput(step, index, value) {
@@ -159,5 +169,7 @@ function formulaNow(step) {
 }
 
 /** Why a step is taken; a sentence with figures is of the first numbers. */
-const whyNow = (step) =>
-  (step.changed && /\d\.\d|\d%/.test(step.why) ? `With the numbers first given: ${step.why}` : step.why);
+function whyNow(step) {
+  if (isStale(step)) return `Of the numbers first given; this page does not compute it again. ${step.why}`;
+  return step.changed && /\d\.\d|\d%/.test(step.why) ? `With the numbers first given: ${step.why}` : step.why;
+}

@@ -2,7 +2,7 @@
 
 const HEAT = { rows: 16, columns: 12 }; // a larger table is a heat map: the number of a cell is said when it is chosen
 const DENSE = 4; // a table of more columns is set smaller
-const LABELLED = ["B", "H", "Lq", "Lk"];
+const LABELLED = ["B", "H", "Lq", "Lk", "L"];
 
 /** Text in which characters that print nothing, or turn the line around, are seen. */
 const visible = (text) => text.replace(/[\p{C}\p{Zl}\p{Zp}]/gu, (character) => {
@@ -109,7 +109,7 @@ function tableOfStep(step, operand) {
     if (names.length) caption.append(element("bdi", "quiet", names.join(", ")));
     table.setAttribute("aria-label", [step.name, ...names].join(", "));
     const paired = step.axes.includes("Lq") && step.axes.includes("Lk");
-    const size = step.kind === "number" && (paired || heat) ? largestSize(step.numbers) : null;
+    const size = step.kind === "number" && (paired || heat) && !isStale(step) ? largestSize(step.numbers) : null;
     cells.forEach((line, r) => line.forEach((cell, c) => paintCell(cell, indexOf(r, c), size)));
   }
 

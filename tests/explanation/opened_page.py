@@ -1,0 +1,87 @@
+"""What the tests of an explanation's page share: what they open, and how they read and change it."""
+
+import json
+
+import torch
+
+import clearhead as ch
+
+
+def draw(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+
+
+def small(**given):
+    return ch.explain(draw(3, 4), draw(4, 4, seed=1), draw(4, 2, seed=2), **given)
+
+
+def heads(**given):
+    return ch.explain(*(draw(1, 4, 6, 8, seed=n) for n in range(3)), mask=ch.Causal(), **given)
+
+
+EXAMPLES = {
+    "dot": small,
+    "heads": heads,
+    "additive": lambda: ch.explain(
+        draw(2, 3, 4), draw(2, 5, 6, seed=1), draw(2, 5, 3, seed=2), score=ch.Additive(4, 6, 5), mask=ch.Lengths([3, 5])
+    ),
+    "regression": lambda: ch.explain(draw(5, 1), draw(9, 1, seed=1), draw(9, 1, seed=2), score=ch.Gaussian(0.7)),
+    "sinks": lambda: ch.explain(
+        draw(2, 2, 3, 4), draw(2, 2, 5, 4, seed=1), draw(2, 2, 5, 2, seed=2), score=ch.Dot(softcap=2.0), sinks=draw(2)
+    ),
+    "wide": lambda: ch.explain(draw(8, 32), draw(40, 32, seed=1), draw(40, 16, seed=2)),
+}
+
+
+def numbers(opened, name, hook="numbers"):
+    """A step's numbers as the page has them now, in its own shape."""
+    flat, sizes = opened.page.evaluate(f"[clearhead.{hook}({name!r}), clearhead.sizes({name!r})]")
+    return torch.tensor([float(str(x).replace("Infinity", "inf")) for x in flat], dtype=torch.float64).reshape(sizes)
+
+
+def same(opened, explanation, tolerance=1e-6, hook="numbers"):
+    """Every step of the page is that of this explanation, to `tolerance`, relative for numbers above 1."""
+    assert opened.page.evaluate("clearhead.names()") == [step.name for step in explanation.steps]
+    for step in explanation.steps:
+        mine, theirs = numbers(opened, step.name, hook), step.value.detach().double()
+        torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance, equal_nan=True, msg=step.name)
+
+
+def cell(opened, step, row, column, result=True):
+    """A number of the chosen card, by its table's name and its place."""
+    table = f"#cards > section:not([hidden]) figure{':not(.operand)' if result else '.operand'}"
+    named = opened.page.locator(table).filter(has=opened.page.locator(f"figcaption b:text-is({json.dumps(step)})"))
+    return named.locator("tbody tr").nth(row).locator("td").nth(column)
+
+
+def edit(opened, step, row, column, value):
+    """Type a number into an input's cell, on the card of that input."""
+    opened.page.evaluate(f"location.hash = '#step={step}'")
+    opened.until("document.documentElement.dataset.shown", step)
+    cell(opened, step, row, column).click()
+    opened.page.keyboard.type(value)
+    opened.page.keyboard.press("Enter")
+
+
+LUMINANCE = """
+(all) => all.map((one) => {
+  const rgb = (text) => text.match(/[\\d.]+/g).map(Number);
+  const light = (colour) => colour.slice(0, 3).map((x) => x / 255)
+    .map((x) => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, x, n) => sum + x * [0.2126, 0.7152, 0.0722][n], 0);
+  let behind = one;
+  while (behind && (rgb(getComputedStyle(behind).backgroundColor)[3] ?? 1) === 0) behind = behind.parentElement;
+  const [a, b] = [light(rgb(getComputedStyle(one).color)), light(rgb(getComputedStyle(behind).backgroundColor))];
+  return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), one.outerHTML.slice(0, 80)];
+})
+"""
+TEXTS = "h1, h2, button:not(:disabled), a, .formula, .shape, .why, figcaption *, th, td.cell:not(.allowed), pre, .quiet"
+TEXTS += ", #written *"
+HOSTILE = (
+    "<script>window.bad = 1</script>",
+    "</script><img src=x onerror='window.bad=1'>",
+    "\"'`&lt;{{data}}",
+    "\u202eשלום\u0000\u0007",
+    "w" * 3000,
+    "\ud800",
+)
