@@ -66,10 +66,13 @@ class Cosine(Score):
 
 def _unit_steps(name: str, length: str, side: Tensor) -> list[Step]:
     """The norms of queries or keys, and the vectors over them."""
-    # in float64, where no square of a float32 number overflows or becomes 0
-    norms, i = torch.linalg.vector_norm(side, dim=-1, keepdim=True, dtype=torch.float64).to(side.dtype), INDEX[length]
+    norms, i = torch.linalg.vector_norm(side, dim=-1, keepdim=True), INDEX[length]
     why = f"The length of each {name} as a vector: the root of the sum of its squares."
-    code = f"torch.linalg.vector_norm({name}, dim=-1, keepdim=True, dtype=torch.float64).to({side.dtype})"
+    code = f"torch.linalg.vector_norm({name}, dim=-1, keepdim=True)"
+    # in float64 no square of a float32 number overflows or becomes 0
+    wide = torch.linalg.vector_norm(side, dim=-1, keepdim=True, dtype=torch.float64).to(side.dtype)
+    if not torch.allclose(norms, wide, equal_nan=True, atol=0.0):
+        norms, code = wide, f"{code[:-1]}, dtype=torch.float64).to({side.dtype})"
     formula = f"{name}_norms[{i}] = √(Σ_d {name}[{i}, d]²)"
     first = Step(f"{name}_norms", formula, why, norms, ("B", "H", length, "1"), f"{name}_norms = {code}")
 
