@@ -84,17 +84,25 @@ def choose(at: Any, sizes: Sizes) -> Shown:
     shape = torch.Size((*sizes.shown, sizes.queries, sizes.keys))
     if 0 in shape:
         raise ClearheadError(f"there is nothing to explain: the weights are {tuple(shape)}, without a pair.")
-    left_out: list[str] = []
-    absent = ("B", "H")[min(len(sizes.shown), 2) :]
     if at is None:
-        batches, heads, queries = (tuple(range(n)) for n in sizes.shape[:3])
-        if len(batches) * len(heads) > BLOCKS:
-            left_out.append(f"{len(batches) * len(heads)} sequences and heads: the first is shown")
-            batches, heads = batches[:1], heads[:1]
-        if len(queries) > QUERIES:
-            left_out.append(f"{len(queries)} queries: the first {QUERIES} are shown")
-            queries = queries[:QUERIES]
-        return Shown(sizes, batches, heads, queries, (), (0, 0, 0, -1), absent, tuple(left_out))
+        batches, heads, queries, keys = (tuple(range(n)) for n in sizes.shape)
+    else:
+        batches, heads, queries, keys = _named(at, shape, sizes)
+    left_out = []
+    if len(batches) * len(heads) > BLOCKS:
+        left_out.append(f"{len(batches) * len(heads)} sequences and heads: the first is shown")
+        batches, heads = batches[:1], heads[:1]
+    if len(queries) > QUERIES:
+        left_out.append(f"{len(queries)} queries: the first {QUERIES} are shown")
+        queries = queries[:QUERIES]
+    absent = ("B", "H")[min(len(sizes.shown), 2) :]
+    whole = len(keys) in (1, sizes.keys)  # beside one key those with the largest weights are shown
+    pair = (0, 0, 0, -1 if len(keys) == sizes.keys else keys[0])
+    return Shown(sizes, batches, heads, queries, () if whole else keys, pair, absent, tuple(left_out))
+
+
+def _named(at: Any, shape: torch.Size, sizes: Sizes) -> tuple[tuple[int, ...], ...]:
+    """The sequences, heads, queries and keys that an index names."""
     part = parse(at, shape, sizes)
     sides = (part.heads, part.queries, part.keys)
     heads, queries, keys = (tuple(range(n)[side]) for n, side in zip(sizes.shape[1:], sides, strict=True))
@@ -102,17 +110,9 @@ def choose(at: Any, sizes: Sizes) -> Shown:
     for name, places in (("sequence", batches), ("head", heads), ("query", queries), ("key", keys)):
         if not places:
             raise ClearheadError(f"at={at!r} names no {name} of weights of shape {tuple(shape)}.")
-    steps = {b - a for a, b in itertools.pairwise(batches)}
-    if len(steps) > 1:
+    if len({b - a for a, b in itertools.pairwise(batches)}) > 1:
         raise ClearheadError(f"at={at!r} names sequences that are not evenly spaced; name one, or all.")
-    if len(batches) * len(heads) > BLOCKS or len(queries) > QUERIES:
-        every = f"{len(batches)} sequences, {len(heads)} heads and {len(queries)} queries"
-        left_out.append(f"{every} the first are shown")
-        batches, heads = (batches, heads) if len(batches) * len(heads) <= BLOCKS else (batches[:1], heads[:1])
-        queries = queries[:QUERIES]
-    whole = len(keys) in (1, sizes.keys)  # beside one key those with the largest weights are shown
-    pair = (0, 0, 0, -1 if len(keys) == sizes.keys else keys[0])
-    return Shown(sizes, batches, heads, queries, () if whole else keys, pair, absent, tuple(left_out))
+    return batches, heads, queries, keys
 
 
 def settle(shown: Shown, weights: Tensor, keep: Tensor | None) -> Shown:

@@ -121,7 +121,6 @@ def _projected(layers: Layers, sources: dict[str, Step], shown: Shown, found: Ca
         if source is None or (name != "query" and source.value.shape[-2] != length):
             steps.append(_given(name, found, shown))
             continue
-        source = replace(source, axes=("B", SIDES[name], "E"))  # of self-attention one input has both sides
         each = shown.heads if name == "query" else [h // groups for h in shown.heads]
         heads = list(dict.fromkeys(each))  # query heads that share a key head share its rows of the layer too
         linear = layer.rows_of(heads, width).to(source.value)
