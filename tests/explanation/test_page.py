@@ -45,16 +45,18 @@ def test_the_page_knows_every_line_of_code(show):
 
 
 @pytest.mark.parametrize("mask", [None, *masks()], ids=lambda m: "no mask" if m is None else m.__name__)
-def test_the_page_computes_every_step_of_every_score_and_mask(mask, show):
-    for n, name in enumerate(COMPUTED):
-        explanation = example(name, mask, list(MORE)[(n + masks().index(mask) if mask else n) % len(MORE)])[0]
+def test_the_page_computes_every_step(mask, show):
+    at = 1 + masks().index(mask) if mask else 0
+    for n in (at % len(COMPUTED), (at + 2) % len(COMPUTED)):  # each score with some of the masks
+        name = COMPUTED[n]
+        explanation = example(name, mask, list(MORE)[(n + at) % len(MORE)])[0]
         opened = show(explanation)
         assert opened.page.evaluate("clearhead.obstacle") == "", name
         same(opened, explanation, 0)  # nothing is changed: they are Python's own
         same(opened, explanation, hook="computed")  # the page's own, each from the steps before it
 
 
-MASKS = {"none": None, "causal": ch.Causal(), "lengths": ch.Lengths([2, 5]), "both": ch.Causal() & ch.Lengths(4)}
+MASKS = {"lengths": ch.Lengths([2, 5]), "both": ch.Causal() & ch.Lengths(4)}
 
 
 @pytest.mark.parametrize("mask", MASKS)

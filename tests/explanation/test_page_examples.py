@@ -43,9 +43,9 @@ ROTARY = {
 }
 
 
-@pytest.mark.parametrize("mask", [None, ch.Causal()], ids=["no mask", "causal"])
 @pytest.mark.parametrize("name", ROTARY)
-def test_multi_head_attention_follows_its_input_and_its_weights(name, mask, show):
+def test_multi_head_attention_follows_its_input_and_its_weights(name, show):
+    mask = ch.Causal() if list(ROTARY).index(name) % 2 else None
     module, x = ROTARY[name](), draw(1, 3, 4).double()
     opened = show(ch.explain(module, x, x, x, mask=mask))
     assert opened.page.evaluate("clearhead.obstacle") == ""
