@@ -26,7 +26,8 @@ class Step:
     sentence. `axes`: the name of each dimension of `value`, by the legend of shapes (`base/shapes.py`); where the first
     two are "B" and "H" they are those of the call.
     `code`: PyTorch that computes it from the steps before it, over any number of leading dimensions; where it is empty,
-    the script writes the value out. `cell(index)`: the right-hand side of one number of it, written out.
+    the script writes the value out. `cell(index)`: the right-hand side of one number of it, written out; in a finished
+    `Explanation` that of the one number that is shown, whatever the index.
     `aside`: whether it is what would happen otherwise, which no later step uses. `copies`: of an input, how many
     sequences, and how many heads in a row, have the same rows since they share them.
     """

@@ -37,7 +37,7 @@ def add(commands: Any) -> None:
         "-o",
         "--output",
         metavar="FILE",
-        help="write a page (.html), Markdown (.md) or a program (.py), and print nothing",
+        help="write a page (.html), Markdown (.md) or a program (.py) instead",
     )
     explain.set_defaults(run=_explain)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from clearhead.base.steps import Step
+from clearhead.explanation.columns import printable
 from clearhead.explanation.shown import Shown
 from clearhead.explanation.tables import Table, shape_of, tables, text_of, written_out
 
@@ -24,6 +25,7 @@ NAME = "text-align:left;font-weight:normal;opacity:.75;padding:1px 8px"
 def render(title: str, parts: Sequence[Part], shown: Shown) -> str:
     """The whole explanation: a heading a part, its steps folded under it, a table a step."""
     lines = [f"<div><h3>{escaped(title)}</h3>"]
+    lines += [f"<p>Shown: {escaped(shown.chosen)}.</p>"] if shown.chosen else []
     lines += [f"<p>Of {escaped(left_out)}.</p>" for left_out in shown.left_out]
     for part in parts:
         lines.append(f"<details open><summary><b>{escaped(part.title)}</b></summary>")
@@ -36,7 +38,7 @@ def render(title: str, parts: Sequence[Part], shown: Shown) -> str:
 
 
 def _step(step: Step, shown: Shown) -> Iterator[str]:
-    why = ("<i>Otherwise:</i> " if step.aside else "") + escaped(step.why)
+    why = ("<i>For comparison.</i> " if step.aside else "") + escaped(step.why)
     yield f"<p><b>{escaped(step.formula or step.name)}</b> ({escaped(shape_of(step, shown))})<br>{why}</p>"
     for table in tables(step, shown):
         yield from _table(table)
@@ -65,6 +67,6 @@ def _cell(tag: str, style: str, text: str) -> str:
 
 def escaped(text: str, lines: bool = False) -> str:
     """Text that HTML shows as it is; what prints nothing, or turns a line around, is written out."""
-    shown = "".join(c if c.isprintable() or (lines and c == "\n") else repr(c)[1:-1] for c in text)
+    shown = "\n".join(map(printable, text.split("\n"))) if lines else printable(text)
     # Notebooks typeset what stands between dollars and in \( \)
     return html.escape(shown).replace("$", "&#36;").replace("\\", "&#92;")

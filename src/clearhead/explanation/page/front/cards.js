@@ -75,7 +75,7 @@ function paintCard(card) {
     const text = card.element.querySelectorAll(".text")[n];
     const formula = text.querySelector(".formula");
     formula.replaceChildren(...typeset(formulaNow(step) || step.name), element("span", "shape", step.shape || "one number"));
-    text.querySelector(".why").textContent = (step.aside ? "Otherwise: " : "") + whyNow(step);
+    text.querySelector(".why").textContent = (step.aside ? "For comparison. " : "") + whyNow(step);
   });
 }
 
