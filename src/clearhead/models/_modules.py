@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
+from clearhead.explanation.modules.origin.ran import Origin, Ran, ran
 from clearhead.models._padding import Given, given
 from clearhead.models._patch import replaced
 from clearhead.models._signature import parameters
@@ -27,6 +28,16 @@ class Running(NamedTuple):
     kind: Kind
     told: Given
     cache: Any = None
+    ran: list[Ran] | None = None  # the layers in it that have run
+    turns: Any = None  # the cosines and the sines of positions that it was given
+
+    def origin(self) -> Origin | None:
+        """What an attention call that is made now may have come from."""
+        if self.ran is None:
+            return None
+        turns = self.turns
+        pair = isinstance(turns, tuple) and len(turns) == 2 and all(isinstance(t, Tensor) for t in turns)
+        return Origin(self.ran, len(self.ran), (turns[0].detach(), turns[1].detach()) if pair else None)
 
     @property
     def tokens(self) -> int | None:
@@ -58,6 +69,7 @@ class Stack:
         self._threads = 0
         self._entries = 0
         self.around: AbstractContextManager[Any] = nullcontext()  # entered while a thread runs the model
+        self.notes = False  # whether each module's layers are noted, with their inputs
 
     def entered(self) -> AbstractContextManager[None]:
         # innermost: so that of two function modes (`around`) the later one is on top, and sees a call first
@@ -76,7 +88,11 @@ class Stack:
             if not stack:
                 with self.running(module, args, kwargs):
                     return call(module, *args, **kwargs)
-            stack.append(_entered(module, args, kwargs, stack))  # as `running` does, at less cost: each module comes by
+            if self.notes:
+                self._note(module, args, stack[-1])
+            stack.append(
+                self._entered(module, args, kwargs, stack)
+            )  # as `running` does, at less cost: each module comes by
             try:
                 return call(module, *args, **kwargs)
             finally:
@@ -88,7 +104,10 @@ class Stack:
     def running(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
         """While this module of the model runs in this thread, called with these arguments."""
         stack = self._running.stack
-        with nullcontext() if stack else self._outermost(module), self.inside(_entered(module, args, kwargs, stack)):
+        with (
+            nullcontext() if stack else self._outermost(module),
+            self.inside(self._entered(module, args, kwargs, stack)),
+        ):
             yield
 
     @contextmanager
@@ -100,6 +119,18 @@ class Stack:
             yield
         finally:
             stack.pop()
+
+    def _entered(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], stack: list[Running]
+    ) -> Running:
+        entered = _entered(module, args, kwargs, stack)
+        return entered._replace(ran=[], turns=kwargs.get("position_embeddings")) if self.notes else entered
+
+    def _note(self, module: nn.Module, args: tuple[Any, ...], parent: Running) -> None:
+        """Keep a layer that the module around it runs."""
+        found = ran(module, args, self.names[id(module)].rpartition(".")[2])
+        if found is not None and parent.ran is not None:
+            parent.ran.append(found)
 
     @contextmanager
     def _outermost(self, module: nn.Module) -> Iterator[None]:

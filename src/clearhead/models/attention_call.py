@@ -12,6 +12,7 @@ from clearhead.base.errors import ClearheadError
 from clearhead.explanation.diagnosis.diagnose import diagnosis_of
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.explanation.explanation import Explanation
+from clearhead.explanation.modules.origin.ran import Origin
 from clearhead.inspection.gradients import WeightGradients
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
@@ -59,6 +60,7 @@ class AttentionCall:
     run: int = 0
     cached_value: Cached | None = None
     outcome: Outcome | None = None
+    origin: Origin | None = None  # the layers around the call, for `explain`
 
     @property
     def key(self) -> Tensor:

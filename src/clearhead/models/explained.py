@@ -14,6 +14,7 @@ from clearhead.base.steps import Step, number
 from clearhead.base.tracing import without_autocast
 from clearhead.explanation.explanation import Explanation, Part, settled
 from clearhead.explanation.inputs import drawn
+from clearhead.explanation.modules.origin.part import FromInput, from_input, last_projection
 from clearhead.explanation.of_problem import attention_parts, input_steps
 from clearhead.explanation.shown import Shown, choose, settle
 from clearhead.problem._recorded import RecordedMask
@@ -34,13 +35,22 @@ def explain_call(
         queries, keys = _words(call, tokens, source_tokens)
         shown = replace(choose(at, problem.sizes), query_words=queries, key_words=keys)
         inputs = input_steps(problem, shown)
-        parts, weights, keep = attention_parts(problem, _mask(call, problem, shown), shown, inputs)
-        parts.append(_computed(call, shown, parts))
+        made = _made(call, inputs, shown)
+        parts, weights, keep = attention_parts(problem, _mask(call, problem, shown), shown, made.steps)
+        output = next((step for step in parts[-1].steps if step.name == "output"), None)
+        parts.append(_computed(call, shown, output))
+        given = None if call.outcome is None else call.outcome.output
+        if call.origin is not None and output is not None and given is not None:
+            parts.append(last_projection(call.origin, output, given, shown))
         shapes = {"query": tuple(call.query.shape), "key": tuple(call.key.shape)}
         value = call.value
         shapes["value"] = tuple(call.key.shape if value is None else value.shape)
         said = f"The {call.kind}-attention of {call.name}, computed by {call.backend}.\n\n"
-        first = Part("Inputs, as the model gave them to attention", tuple(inputs), said + drawn(shapes, problem.sizes))
+        title = "Inputs, as the model gave them to attention"
+        if len(made.steps) > len(inputs):
+            title = "From the module's input to query, key and value"
+        said = "\n".join([said + drawn(shapes, problem.sizes), *made.missing])
+        first = Part(title, tuple(made.steps), said)
         return settled(Explanation(f"{call.name}, step by step", (first, *parts), settle(shown, weights, keep)))
 
 
@@ -74,16 +84,25 @@ def _mask(call: AttentionCall, problem: Problem, shown: Shown) -> Any:
     return RecordedMask(spans, problem.sizes, None if mask is None else mask.title())
 
 
-def _computed(call: AttentionCall, shown: Shown, parts: list[Part]) -> Part:
+def _made(call: AttentionCall, inputs: list[Step], shown: Shown) -> FromInput:
+    """The steps that lead to query, key and value, where the layers that made them were kept."""
+    if call.origin is None:
+        why = "What they were made of was not kept" + (": watch with values=True." if call.value is None else ".")
+        return FromInput(inputs, [why])
+    tensors = {"query": call.query, "key": call.key} | ({} if call.value is None else {"value": call.value})
+    return from_input(call.origin, tensors, inputs, shown)
+
+
+def _computed(call: AttentionCall, shown: Shown, output: Step | None) -> Part:
     """What the backend gave for the same queries, and how far the last step is from it; or why that is not known."""
     given = None if call.outcome is None else call.outcome.output
     title = "What the model computed"
-    if call.value is None:
+    if output is None:
         said = "The values were not kept, so the output can't be shown: watch with values=True."
         return Part(title, (), said)
     if given is None:
         return Part(title, (), "The backend's output was not kept head by head, so it can't be compared.")
-    mine = parts[-1].steps[-1].value
+    mine = output.value
     theirs = given[(*shown.region.sides[:3],)].to(mine.dtype)
     far = float((theirs - mine).abs().nan_to_num().max())
     why = f"What {call.backend} gave for these queries. The largest difference to the output above is {number(far)}."

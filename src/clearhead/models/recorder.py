@@ -13,6 +13,7 @@ from clearhead._attention import Arguments
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.tracing import any_autocast, in_backward, unobserved
 from clearhead.base.versions import Versions
+from clearhead.explanation.modules.origin.ran import Origin
 from clearhead.inspection.reductions.output import Output
 from clearhead.masks.base import Mask
 from clearhead.models._asked import Asked
@@ -48,6 +49,7 @@ class Recorder(Receiver):
         self._runs: dict[int, int] = {}  # by the entry of the stack
         self._caches = Caches(asked.every)
         self._scores: dict[tuple[float | None, float | None], Dot] = {}
+        self.stack.notes = asked.values
 
     @property
     def idle(self) -> bool:
@@ -97,6 +99,7 @@ class Recorder(Receiver):
             place=call.place,
             dropped=bool(call.dropout_p),
             fusible=given if self.asked.fuse else None,
+            origin=call.origin,
         )
 
     def _score(self, call: DotCall) -> Dot:
@@ -134,6 +137,7 @@ class Recorder(Receiver):
         dropped: bool = False,
         fusible: DotCall | None = None,
         fresh: bool = False,
+        origin: Origin | None = None,
     ) -> Answer:
         """Keep a call. `tensors`: query, key, and the value, if it is wanted. `score` and `mask`: what it came from.
 
@@ -165,8 +169,9 @@ class Recorder(Receiver):
             if steps.joins:
                 record = record._replace(problem=with_key(problem, keys.tensor() if keys.whole else no_key(keys)))
         call = AttentionCall(
-            name, kind, query, keys, score, mask, backend, record, uniform, padding, self.run, values, outcome
-        )
+            name, kind, query, keys, score, mask, backend, record, uniform, padding, self.run, values, outcome,
+            origin or innermost.origin(),
+        )  # fmt: skip
         self.sizes.add((sizes.batch, sizes.keys))
         if self.asked.keep is None:
             self.calls.append(call)

@@ -15,6 +15,7 @@ from clearhead.base.tracing import without_autocast
 from clearhead.explanation.explanation import Explanation, Part
 from clearhead.explanation.inputs import drawn
 from clearhead.explanation.modules.captured import Captured, captured
+from clearhead.explanation.modules.joined import joined_steps
 from clearhead.explanation.modules.layers import Layers, layers_of
 from clearhead.explanation.modules.projection import projection_steps, split
 from clearhead.explanation.modules.rotary import rotary_steps
@@ -61,11 +62,14 @@ def _explained(
     assert problem.value is not None
     shapes = {n: tuple(t.shape) for n, t in zip(SIDES, (problem.query, problem.key, problem.value), strict=True)}
     steps = {step.name: step for step in sources.values()}.values()
+    output = next(step for step in attention[-1].steps if step.name == "output")
+    heads = found.heads.reshape(-1, layers.num_heads, *found.heads.shape[-2:])
+    joined = joined_steps(layers.output, output, heads, shown)
     parts = [
         Part("Inputs", tuple(steps), _said(given, layers)),
         Part("Projections, and the heads", tuple(projected), drawn(shapes, problem.sizes)),
         *attention,
-        Part("Heads together, and the last projection", tuple(_joined(layers, attention[-1].steps[-1], found, shown))),
+        Part("Heads together, and the last projection", tuple(joined)),
     ]
     title = f"{type(module).__name__}({module.extra_repr()}), step by step".replace("()", "")
     return Explanation(title, tuple(parts), settle(shown, weights, keep))
@@ -130,7 +134,7 @@ def _projected(layers: Layers, sources: dict[str, Step], shown: Shown, found: Ca
         steps += projection_steps(linear, source, name, f"flat_{name}", why)
         turns = layers.rotary is not None and name != "value"
         places = [heads.index(head) for head in each]
-        steps.append(split(steps[-1], places, f"unturned_{name}" if turns else name))
+        steps.append(split(steps[-1], len(heads), places, f"unturned_{name}" if turns else name))
         if turns and layers.rotary is not None:
             steps += rotary_steps(layers.rotary, name, steps[-1], _positions(name, found, shown))
     return steps
@@ -153,51 +157,6 @@ def _positions(name: str, found: Captured, shown: Shown) -> Tensor:
     if isinstance(first, Tensor):
         return first.to(device)[list(shown.batches) if first.numel() > 1 else [0]].reshape(-1, 1, 1) + places
     return places + first
-
-
-def _joined(layers: Layers, output: Step, found: Captured, shown: Shown) -> list[Step]:
-    """The heads' outputs side by side, projected by W_o."""
-    width, every = layers.head_dim, len(shown.heads) == layers.num_heads
-    axes = ("B", "Lq", "in")
-    if every:
-        value = output.value.transpose(-3, -2).flatten(-2)
-        why = "The vectors of the heads side by side, one vector for each position again. No number changes."
-        formula = f"joined[i, h·{width} + d] = output[h, i, d]"
-        steps = [Step("joined", formula, why, value, axes, "joined = output.transpose(-3, -2).flatten(-2)")]
-    else:
-        steps = _beside_others(output, found.heads.reshape(-1, layers.num_heads, *found.heads.shape[-2:]), shown, axes)
-    why = "The last linear layer mixes the heads: each number of the result is a sum over the numbers of all heads."
-    linear = layers.output.to(output.value)
-    return steps + projection_steps(linear, steps[-1], "output", "result", why)
-
-
-def _beside_others(output: Step, heads: Tensor, shown: Shown, axes: tuple[str, ...]) -> list[Step]:
-    """The outputs of the heads that are explained, between those of the others, which are given."""
-    chosen = heads[list(shown.batches)][:, :, list(shown.queries)].detach().to(output.value.dtype)
-    others = chosen.index_fill(1, torch.tensor(shown.heads, device=chosen.device), 0.0)
-    flat, width = others.transpose(-3, -2).flatten(-2), heads.shape[-1]
-    pieces, code = [], []
-    for h in range(heads.shape[1]):
-        if h in shown.heads:
-            pieces.append(output.value[:, shown.heads.index(h)])
-            code.append(f"output[..., {shown.heads.index(h)}, :, :]")
-        else:
-            pieces.append(flat[..., h * width : (h + 1) * width])
-            code.append(f"other_heads[..., {h * width}:{(h + 1) * width}]")
-    where = ", ".join(f"head {h} in entries {h * width} to {(h + 1) * width - 1}" for h in shown.heads)
-    given = f"The outputs of the other heads side by side, computed alike, with room for {where}."
-    joined = "The vectors of all heads side by side. No number changes."
-    return [
-        Step("other_heads", "", given, flat, axes),
-        Step(
-            "joined",
-            f"joined = other_heads, with {where}",
-            joined,
-            torch.cat(pieces, -1),
-            axes,
-            f"joined = torch.cat([{', '.join(code)}], -1)",
-        ),
-    ]
 
 
 def _listed(heads: Any) -> str:

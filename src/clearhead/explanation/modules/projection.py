@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from clearhead.base.steps import INDEX, Step, of_projection, signed
@@ -24,7 +25,11 @@ class Linear(NamedTuple):
     def rows_of(self, heads: Sequence[int], width: int) -> Linear:
         """The rows that make these heads, each of this width."""
         kept = [row for head in heads for row in range(head * width, (head + 1) * width)]
-        return Linear(self.weight[kept], None if self.bias is None else self.bias[kept])
+        return self.rows(torch.tensor(kept, device="cpu"))
+
+    def rows(self, rows: Tensor) -> Linear:
+        """The layer that makes these numbers of its result alone."""
+        return Linear(self.weight[rows], None if self.bias is None else self.bias[rows])
 
     def to(self, like: Tensor) -> Linear:
         """A copy in another dtype."""
@@ -48,9 +53,8 @@ def projection_steps(layer: Linear, source: Step, name: str, result: str, why: s
     return [*steps, Step(result, formula, why, value, (*axes[:-1], "out"), f"{result} = {code}", cell)]
 
 
-def split(source: Step, places: list[int], result: str) -> Step:
+def split(source: Step, heads: int, places: list[int], result: str) -> Step:
     """(B, L, heads · width) as (B, len(places), L, width): for each place, the head that stands there."""
-    heads = len(set(places))
     width = source.value.shape[-1] // heads
     value = source.value.unflatten(-1, (heads, width)).transpose(-3, -2)  # type: ignore[no-untyped-call]
     axis = source.axes[-2]

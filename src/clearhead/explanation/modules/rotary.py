@@ -8,6 +8,11 @@ from torch import Tensor
 from clearhead.base.steps import INDEX, Step, number, signed
 from clearhead.nn.rotary_embedding import RotaryEmbedding
 
+WHY = (
+    "Each pair is turned by its angle. So the product of a query and a key depends on the difference of their "
+    "positions alone."
+)
+
 
 def rotary_steps(rotary: RotaryEmbedding, name: str, before: Step, positions: Tensor) -> list[Step]:
     """From the step `before`, (B, H, L, E), at these positions, (L,) or (B, 1, L), to the step `name`.
@@ -22,20 +27,11 @@ def rotary_steps(rotary: RotaryEmbedding, name: str, before: Step, positions: Te
     speeds = speeds.repeat_interleave(2) if rotary.interleaved else speeds.repeat(2)
     speeds = torch.nn.functional.pad(speeds, (0, still))
     angles = (positions.double().unsqueeze(-1) * speeds).to(x.dtype)
-    first, second = (
-        (x[..., 0:dim:2], x[..., 1:dim:2]) if rotary.interleaved else (x[..., : dim // 2], x[..., dim // 2 : dim])
-    )
-    partner = torch.stack([-second, first], -1).flatten(-2) if rotary.interleaved else torch.cat([-second, first], -1)
-    partner = torch.nn.functional.pad(partner, (0, still))
-    pad = f"torch.nn.functional.pad({{}}, (0, {still}))" if still else "{}"
+    partners = partner_step(name, before, dim, rotary.interleaved)
+    partner, p, u = partners.value, f"{name}_positions", before.name
+    pad = _padded(still)
     each = f"{rotary.base!r} ** -(torch.arange(0, {dim}, 2).double() / {dim})"
-    p, u = f"{name}_positions", before.name
-    if rotary.interleaved:
-        pairing = f"torch.stack([-{u}[..., 1:{dim}:2], {u}[..., 0:{dim}:2]], -1).flatten(-2)"
-        which = "entries 2n and 2n + 1"
-    else:
-        pairing = f"torch.cat([-{u}[..., {dim // 2}:{dim}], {u}[..., :{dim // 2}]], -1)"
-        which = f"entries n and n + {dim // 2}"
+    which = "entries 2n and 2n + 1" if rotary.interleaved else f"entries n and n + {dim // 2}"
     rest = f" The last {still} entries do not turn: their angle is 0." if still else ""
     speed_code = pad.format(f"({each}).repeat_interleave(2)" if rotary.interleaved else f"({each}).repeat(2)")
     lead = ("B", "H") if positions.ndim > 1 else ()
@@ -53,22 +49,61 @@ def rotary_steps(rotary: RotaryEmbedding, name: str, before: Step, positions: Te
             f"{name}_angles = ({p}.double().unsqueeze(-1) * {name}_speeds).to({dtype})",
             lambda at: f"{int(positions[at[:-1]])}·{number(speeds[at[-1]])}",
         ),
-        Step(
-            f"{name}_partners",
-            f"{name}_partners[{i}] = -b in the place of a, and a in the place of b, for each pair (a, b)",
-            "The other entry of the same pair: a rotation of a pair (a, b) mixes its two entries.", partner, axes,
-            f"{name}_partners = {pad.format(pairing)}",
-        ),
+        partners,
         Step(
             name,
             f"{name}[{i}, d] = {u}[{i}, d] · cos({name}_angles[{i}, d]) + "
             f"{name}_partners[{i}, d] · sin({name}_angles[{i}, d])",
-            "Each pair is turned by its angle. So the product of a query and a key depends on the difference of their "
-            "positions alone.", x * angles.cos() + partner * angles.sin(), axes,
+            WHY, x * angles.cos() + partner * angles.sin(), axes,
             f"{name} = {u} * {name}_angles.cos() + {name}_partners * {name}_angles.sin()",
             lambda at: _mixed(x[at], partner[at], angles.expand(*x.shape)[at]),
         ),
     ]  # fmt: skip
+
+
+def partner_step(name: str, before: Step, dim: int, interleaved: bool) -> Step:
+    """The other entry of each pair (a, b), −b or a, with the sign that it has in a rotation; the first `dim` entries.
+
+    Pairs are neighbours where they are interleaved, else the halves.
+    """
+    x, u, half = before.value, before.name, dim // 2
+    still = x.shape[-1] - dim
+    if interleaved:
+        value = torch.stack([-x[..., 1:dim:2], x[..., 0:dim:2]], -1).flatten(-2)
+        pairing = f"torch.stack([-{u}[..., 1:{dim}:2], {u}[..., 0:{dim}:2]], -1).flatten(-2)"
+    else:
+        value = torch.cat([-x[..., half:dim], x[..., :half]], -1)
+        pairing = f"torch.cat([-{u}[..., {half}:{dim}], {u}[..., :{half}]], -1)"
+    return Step(
+        f"{name}_partners",
+        f"{name}_partners[{INDEX[before.axes[-2]]}] = -b in the place of a, and a in the place of b, "
+        "for each pair (a, b)",
+        "The other entry of the same pair: a rotation of a pair (a, b) mixes its two entries.",
+        torch.nn.functional.pad(value, (0, still)),
+        before.axes,
+        f"{name}_partners = {_padded(still).format(pairing)}",
+    )
+
+
+def turned_step(name: str, before: Step, partners: Step, cos: Step, sin: Step) -> Step:
+    """Each pair turned by an angle whose cosine and sine are given for each entry."""
+    x, partner, i = before.value, partners.value, INDEX[before.axes[-2]]
+    u, p, c, s = before.name, partners.name, cos.name, sin.name
+    cosines, sines = cos.value.expand(x.shape), sin.value.expand(x.shape)
+    return Step(
+        name,
+        f"{name}[{i}, d] = {u}[{i}, d] · {c}[{i}, d] + {p}[{i}, d] · {s}[{i}, d]",
+        WHY,
+        x * cos.value + partner * sin.value,
+        before.axes,
+        f"{name} = {u} * {c} + {p} * {s}",
+        lambda at: f"{signed(x[at])}·{signed(cosines[at])} + {signed(partner[at])}·{signed(sines[at])}",
+    )
+
+
+def _padded(still: int) -> str:
+    """The code of entries that do not turn, beside others."""
+    return f"torch.nn.functional.pad({{}}, (0, {still}))" if still else "{}"
 
 
 def _mixed(entry: Tensor, partner: Tensor, angle: Tensor) -> str:

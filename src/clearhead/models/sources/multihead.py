@@ -6,10 +6,15 @@ A query without an allowed key has weights 0 in the record; the modules give it 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clearhead.explanation.modules.origin.layouts import SIDES
+from clearhead.explanation.modules.origin.ran import Origin, Ran
+from clearhead.explanation.modules.projection import Linear
 from clearhead.masks.causal import Causal
 from clearhead.masks.lengths import Lengths
 from clearhead.models._masks import Recorded
@@ -84,7 +89,9 @@ def read(
         masks = masks.plus(convert(key_padding_mask.reshape(batch, 1, 1, -1)))
     place = Projected(out_proj_weight, num_heads, batch_first=False)
     backend, dropout_p = "multi_head_attention_forward", dropout_p if training else 0.0
-    return receiver.dots(DotCall(q, k, v, masks, backend, place, kind=kind, dropout_p=dropout_p))
+    inputs = [t.transpose(0, 1) for t in (query, key, value)]
+    origin = _origin(receiver, inputs, (to_query, to_key, to_value), biases)
+    return receiver.dots(DotCall(q, k, v, masks, backend, place, kind=kind, dropout_p=dropout_p, origin=origin))
 
 
 def read_native(
@@ -116,11 +123,12 @@ def read_native(
     if query.is_nested:
         masks = Recorded(_lengths(query, key))
         query, key, value = (t.to_padded_tensor(0.0) if t.is_nested else t for t in (query, key, value))
-    inputs = zip((query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3), strict=True)
-    wanted = list(inputs)[: 3 if receiver.values else 2]
+    weights, biases = qkv_weight.chunk(3), qkv_bias.chunk(3)
+    wanted = list(zip((query, key, value), weights, biases, strict=True))[: 3 if receiver.values else 2]
     q, k, *v = (_heads(F.linear(x, weight, bias), num_head) for x, weight, bias in wanted)
     place = None if of_layer else Projected(proj_weight, num_head, batch_first=True)
-    return receiver.dots(DotCall(q, k, v[0] if v else None, masks, backend, place, name, kind))
+    origin = _origin(receiver, (query, key, value), weights, biases)
+    return receiver.dots(DotCall(q, k, v[0] if v else None, masks, backend, place, name, kind, origin=origin))
 
 
 def read_layer(
@@ -164,6 +172,19 @@ def read_layer(
         backend="_transformer_encoder_layer_fwd",
         of_layer=True,
     )
+
+
+def _origin(
+    receiver: Receiver, inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor | None]
+) -> Origin | None:
+    """What query, key and value were made of: the three parts of the module's input projection."""
+    if not receiver.stack.notes:
+        return None
+    ran = []
+    for side, x, weight, bias in zip(SIDES, inputs, weights, biases, strict=True):
+        layer = Linear(weight.detach(), None if bias is None else bias.detach())
+        ran.append(Ran(f"in_proj, of {side},", layer, x.detach()))
+    return Origin(ran, len(ran))
 
 
 def _heads(projected: Tensor, heads: int) -> Tensor:

@@ -1,0 +1,120 @@
+"""From a layer's input to the query, the key or the value of some heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from clearhead.base.steps import INDEX, Step, number
+from clearhead.explanation.modules.norm import Norm, norm_steps
+from clearhead.explanation.modules.origin.ran import Ran
+from clearhead.explanation.modules.projection import Linear, projection_steps, split
+from clearhead.explanation.modules.rotary import partner_step, turned_step
+
+AXES = {"query": "Lq", "key": "Lk", "value": "Lk"}
+
+
+class Places(NamedTuple):
+    """Which sequences, heads and positions; a key head once for each query head that uses it."""
+
+    batches: list[int]
+    heads: list[int]
+    positions: list[int]
+
+
+class Turn(NamedTuple):
+    """A rotation of the first `dim` entries, given the cosine and the sine of each entry's angle, (B, L, E)."""
+
+    cos: Tensor
+    sin: Tensor
+    dim: int
+    interleaved: bool
+
+    def steps(self, name: str, before: Step, result: str, places: Places) -> list[Step]:
+        axes = ("B", "H", before.axes[-2], "E")
+        found = []
+        for what, each in (("cos", self.cos), ("sin", self.sin)):
+            rows = each[places.batches if each.shape[0] > 1 else [0]][:, None, places.positions]
+            word = {"cos": "cosine", "sin": "sine"}[what]
+            why = f"The {word} of each entry's angle, which the model made of the position; entries that stay have 0."
+            found.append(Step(f"{name}_{what}", "", why, rows.to(before.value.dtype), axes))
+        partners = partner_step(name, before, self.dim, self.interleaved)
+        return [*found, partners, turned_step(result, before, partners, *found)]
+
+
+class Chain(NamedTuple):
+    """A linear layer, whose `rows` (H, E) make the heads; then perhaps a norm, a rotation and a factor."""
+
+    ran: Ran
+    rows: Tensor
+    norm: tuple[str, Norm, bool] | None = None  # its name, and whether it is of all heads together
+    turn: Turn | None = None
+    factor: float = 1.0
+
+    @property
+    def layer(self) -> Linear:
+        assert isinstance(self.ran.layer, Linear)
+        return self.ran.layer
+
+    def steps(self, name: str, source: Step, places: Places) -> list[Step]:
+        """From the step `source`, (B, L, in), which holds these places, to the step `name`."""
+        norm, together = (self.norm[1], self.norm[2]) if self.norm else (None, False)
+        heads = list(range(len(self.rows))) if together else list(dict.fromkeys(places.heads))
+        layer = self.layer.rows(self.rows[heads].flatten()).to(source.value)
+        why = (
+            f"The module's layer {self.ran.name} makes {layer.weight.shape[0]} numbers of each vector of its input: "
+            f"{self.rows.shape[1]} for each head shown."
+        )
+        flat = f"unnormed_{name}" if together else f"flat_{name}"
+        steps = projection_steps(layer, source, name, flat, why)
+        if norm is not None and together:
+            steps += norm_steps(norm, steps[-1], name, f"flat_{name}")
+        stages = {"unnormed": norm is not None and not together, "unturned": self.turn, "unscaled": self.factor != 1.0}
+        results = [*(f"{stage}_{name}" for stage, there in stages.items() if there), name]
+        after = iter(results[1:])
+        steps.append(split(steps[-1], len(heads), [heads.index(head) for head in places.heads], results[0]))
+        if norm is not None and not together:
+            steps += norm_steps(norm, steps[-1], name, next(after))
+        if self.turn is not None:
+            steps += self.turn.steps(name, steps[-1], next(after), places)
+        if self.factor != 1.0:
+            steps.append(_times(steps[-1], self.factor, name))
+        return steps
+
+
+def turns(given: tuple[Tensor, Tensor] | None, width: int) -> Iterator[Turn]:
+    """The rotations that cosines and sines (B, L, R) may stand for: of halves or of neighbours, one for each entry or
+    for each pair, of all entries or of the first."""
+    if given is None or not all(t.ndim in (2, 3) and t.is_floating_point() for t in given):
+        return
+    cos, sin = (t if t.ndim == 3 else t.unsqueeze(0) for t in given)
+    size = cos.shape[-1]
+
+    def turn(dim: int, interleaved: bool, entries: Tensor) -> Turn:
+        still = [0, width - dim]
+        pad = torch.nn.functional.pad
+        return Turn(pad(cos[..., entries], still, value=1.0), pad(sin[..., entries], still), dim, interleaved)
+
+    each = torch.arange(size, device="cpu")
+    if size <= width and size % 2 == 0:
+        yield turn(size, False, each)
+        yield turn(size, True, each)
+        yield turn(size, True, each[: size // 2].repeat_interleave(2))
+    if 2 * size <= width:
+        yield turn(2 * size, False, each.repeat(2))
+        yield turn(2 * size, True, each.repeat_interleave(2))
+
+
+def _times(before: Step, factor: float, name: str) -> Step:
+    i = INDEX[before.axes[-2]]
+    return Step(
+        name,
+        f"{name}[{i}, d] = {number(factor)} · {before.name}[{i}, d]",
+        "The module multiplies by a scale of its own here.",
+        before.value * factor,
+        before.axes,
+        f"{name} = {factor!r} * {before.name}",
+    )

@@ -1,0 +1,103 @@
+"""Which of the layers that ran made a recorded query, key or value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from clearhead.base.arrays import accumulated
+from clearhead.base.steps import Step
+from clearhead.explanation.modules.norm import Norm
+from clearhead.explanation.modules.origin.chain import AXES, Chain, Places, turns
+from clearhead.explanation.modules.origin.layouts import layouts
+from clearhead.explanation.modules.origin.ran import Origin, Ran
+from clearhead.explanation.modules.projection import Linear
+
+PROBES = 6  # positions by which a candidate is judged, before it is held to all
+
+
+def find(name: str, given: Tensor, origin: Origin, places: Places, heads: tuple[int, int]) -> Chain | None:
+    """The chain that gives what was recorded, `given` (B, H, L, E), in these sequences and heads; None: there is none.
+
+    `heads`: those of the query, and of key and value. Each way in which models arrange their heads is computed for a
+    few positions, and compared; a factor is looked for last, since a norm of one vector is one.
+    """
+    length = given.shape[2]
+    few = sorted({n * (length - 1) // (PROBES - 1) for n in range(PROBES)})
+    places = places._replace(positions=few)
+    wanted = recorded(given, places)
+    scaled = None
+    for each in origin.ran[: origin.before]:
+        x = batched(each.x, given)
+        if x is None or not isinstance(each.layer, Linear) or each.layer.weight.shape[-1] != x.shape[-1]:
+            continue
+        source = input_step("x", x, name, places, wanted.dtype)
+        for rows in layouts(name, each.layer.weight.shape[0], *heads, given.shape[-1]):
+            for chain in _chains(Chain(each, rows), name, source, places, origin, given):
+                found = chain.steps(name, source, places)[-1].value
+                if near(found, wanted, given.dtype):
+                    return chain
+                factor = float((found * wanted).sum() / found.square().sum().clamp_min(1e-30))
+                if scaled is None and factor > 0 and near(found * factor, wanted, given.dtype):
+                    scaled = chain._replace(factor=factor)
+    return scaled
+
+
+def agrees(chain: Chain, name: str, given: Tensor, places: Places) -> bool:
+    """Whether a chain gives what was recorded in these places."""
+    x, wanted = batched(chain.ran.x, given), recorded(given, places)
+    assert x is not None
+    found = chain.steps(name, input_step("x", x, name, places, wanted.dtype), places)[-1].value
+    return near(found, wanted, given.dtype)
+
+
+def _chains(plain: Chain, name: str, source: Step, places: Places, origin: Origin, given: Tensor) -> Iterator[Chain]:
+    """With and without each norm that ran on these numbers, and each rotation."""
+    ways = list(turns(origin.turns, given.shape[-1]) if name != "value" else ())
+    heads = plain.steps(name, source, places)[-1].value
+    norms = []
+    for ran in origin.ran[: origin.before]:
+        if isinstance(ran.layer, Norm) and _of(ran, heads, places, given, plain.rows.numel()):
+            together = ran.x.shape[-1] != given.shape[-1]
+            norm = ran.layer.to(source.value)
+            norms += [(ran.name, norm, together)]
+            if norm.weight is not None:  # Gemma's factor is 1 more than what it learns
+                norms.append((ran.name, norm._replace(weight=1.0 + norm.weight), together))
+    for one in [None, *norms]:
+        for turn in [None, *ways]:
+            yield plain._replace(norm=one, turn=turn)
+
+
+def _of(ran: Ran, heads: Tensor, places: Places, given: Tensor, size: int) -> bool:
+    """Whether a norm was given these numbers (B, H, L, E), as heads or side by side."""
+    batch, count, length, width = given.shape
+    x = ran.x
+    if x.numel() != batch * length * size or x.shape[-1] not in (width, size):
+        return False
+    shapes = [x.reshape(batch, length, count, width).transpose(1, 2), x.reshape(given.shape)]
+    return any(near(recorded(shape, places), heads, given.dtype) for shape in shapes)
+
+
+def batched(x: Tensor, given: Tensor) -> Tensor | None:
+    """A layer's input as (B, L, in), if it has a vector for each position of each sequence."""
+    batch, length = given.shape[0], given.shape[2]
+    return x.reshape(batch, length, -1) if x.shape[:-1].numel() == batch * length else None
+
+
+def recorded(given: Tensor, places: Places) -> Tensor:
+    """The recorded numbers in these places, in the dtype of the steps."""
+    return given[places.batches][:, places.heads][:, :, places.positions].to(accumulated(given.dtype))
+
+
+def input_step(label: str, x: Tensor, name: str, places: Places, dtype: torch.dtype) -> Step:
+    rows = x[places.batches][:, places.positions].to(dtype)
+    why = "What the module is given: one vector for each position of each sequence."
+    return Step(label, "", why, rows, ("B", AXES[name], "in"))
+
+
+def near(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> bool:
+    """Whether numbers agree but for the roundings of this dtype. Another arrangement is off by as much as they are."""
+    bound = 1e-4 if torch.finfo(dtype).bits >= 32 else 8 * torch.finfo(dtype).eps
+    return bool((found - wanted).abs().max() <= bound * wanted.abs().max())
