@@ -140,11 +140,16 @@ def _renamed(step: Step, name: str) -> Step:
 
 
 def _unlisted(steps: list[Step], chain: Chain, name: str) -> list[Step]:
-    """The same from the layer's sums on, which are given."""
+    """The same from the layer's sums on, which are given: as those of the head, where there is one."""
     start = next(n for n, step in enumerate(steps) if step.name in (f"flat_{name}", f"unnormed_{name}"))
-    flat = steps[start]
+    flat, after = steps[start], steps[start + 1]
     why = f"{flat.why} {flat.formula}."
-    return [replace(flat, formula="", code="", why=why), *steps[start + 1 :]]
+    if after.value.numel() != flat.value.numel() or after.value.ndim != 4:
+        return [replace(flat, formula="", code="", why=why), *steps[start + 1 :]]
+    why, of_layer = why.replace(flat.name, after.name), flat.cell
+    assert of_layer is not None
+    head = replace(after, formula="", code="", why=why, cell=lambda at: of_layer((at[0], *at[2:])))
+    return [head, *steps[start + 2 :]]
 
 
 def _sizes(layer: Linear) -> str:
