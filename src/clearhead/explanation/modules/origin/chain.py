@@ -10,19 +10,10 @@ from torch import Tensor
 
 from clearhead.base.steps import INDEX, Step, number
 from clearhead.explanation.modules.norm import Norm, norm_steps
+from clearhead.explanation.modules.origin.places import Places, taken
 from clearhead.explanation.modules.origin.ran import Ran
 from clearhead.explanation.modules.projection import Linear, projection_steps, split
 from clearhead.explanation.modules.rotary import partner_step, turned_step
-
-AXES = {"query": "Lq", "key": "Lk", "value": "Lk"}
-
-
-class Places(NamedTuple):
-    """Which sequences, heads and positions; a key head once for each query head that uses it."""
-
-    batches: list[int]
-    heads: list[int]
-    positions: list[int]
 
 
 class Turn(NamedTuple):
@@ -37,7 +28,8 @@ class Turn(NamedTuple):
         axes = ("B", "H", before.axes[-2], "E")
         found = []
         for what, each in (("cos", self.cos), ("sin", self.sin)):
-            rows = each[places.batches if each.shape[0] > 1 else [0]][:, None, places.positions]
+            batches = places.batches if each.shape[0] > 1 else [0]
+            rows = taken(taken(each, 0, batches), 1, places.positions).unsqueeze(1)
             word = {"cos": "cosine", "sin": "sine"}[what]
             why = f"The {word} of each entry's angle, which the model made of the position; entries that stay have 0."
             found.append(Step(f"{name}_{what}", "", why, rows.to(before.value.dtype), axes))

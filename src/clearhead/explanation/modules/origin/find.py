@@ -10,8 +10,9 @@ from torch import Tensor
 from clearhead.base.arrays import accumulated
 from clearhead.base.steps import Step
 from clearhead.explanation.modules.norm import Norm
-from clearhead.explanation.modules.origin.chain import AXES, Chain, Places, turns
+from clearhead.explanation.modules.origin.chain import Chain, turns
 from clearhead.explanation.modules.origin.layouts import layouts
+from clearhead.explanation.modules.origin.places import AXES, Places, taken
 from clearhead.explanation.modules.origin.ran import Origin, Ran
 from clearhead.explanation.modules.projection import Linear
 
@@ -43,14 +44,6 @@ def find(name: str, given: Tensor, origin: Origin, places: Places, heads: tuple[
                 if scaled is None and factor > 0 and near(found * factor, wanted, given.dtype):
                     scaled = chain._replace(factor=factor)
     return scaled
-
-
-def agrees(chain: Chain, name: str, given: Tensor, places: Places) -> bool:
-    """Whether a chain gives what was recorded in these places."""
-    x, wanted = batched(chain.ran.x, given), recorded(given, places)
-    assert x is not None
-    found = chain.steps(name, input_step("x", x, name, places, wanted.dtype), places)[-1].value
-    return near(found, wanted, given.dtype)
 
 
 def _chains(plain: Chain, name: str, source: Step, places: Places, origin: Origin, given: Tensor) -> Iterator[Chain]:
@@ -88,11 +81,12 @@ def batched(x: Tensor, given: Tensor) -> Tensor | None:
 
 def recorded(given: Tensor, places: Places) -> Tensor:
     """The recorded numbers in these places, in the dtype of the steps."""
-    return given[places.batches][:, places.heads][:, :, places.positions].to(accumulated(given.dtype))
+    rows = taken(taken(taken(given, 0, places.batches), 1, places.heads), 2, places.positions)
+    return rows.to(accumulated(given.dtype))
 
 
 def input_step(label: str, x: Tensor, name: str, places: Places, dtype: torch.dtype) -> Step:
-    rows = x[places.batches][:, places.positions].to(dtype)
+    rows = taken(taken(x, 0, places.batches), 1, places.positions).to(dtype)
     why = "What the module is given: one vector for each position of each sequence."
     return Step(label, "", why, rows, ("B", AXES[name], "in"))
 

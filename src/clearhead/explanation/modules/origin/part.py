@@ -12,8 +12,9 @@ from torch import Tensor
 from clearhead.base.steps import Step, number
 from clearhead.explanation.explanation import Part
 from clearhead.explanation.modules.joined import joined_steps
-from clearhead.explanation.modules.origin.chain import AXES, Chain, Places
-from clearhead.explanation.modules.origin.find import agrees, batched, find, input_step, near
+from clearhead.explanation.modules.origin.chain import Chain
+from clearhead.explanation.modules.origin.find import batched, find, input_step, near
+from clearhead.explanation.modules.origin.places import AXES, Places, taken
 from clearhead.explanation.modules.origin.ran import Origin, Ran
 from clearhead.explanation.modules.projection import Linear
 from clearhead.explanation.shown import Shown
@@ -39,28 +40,30 @@ def from_input(origin: Origin, tensors: Mapping[str, Tensor], given: list[Step],
         chain = find(step.name, tensor, origin, places, heads) if bool(step.value.isfinite().all()) else None
         if chain is None:
             missing.append(_why_not(step.name, tensor, origin))
-        elif not agrees(chain, step.name, tensor, places):
-            missing.append(f"The {step.name}: {chain.ran.name} makes it at some positions, and not at all of them.")
         else:
             found[step.name] = chain, places
     sources = _sources(found, tensors, given, shown)
-    numbers = {id(step.value): step.value.numel() for step in sources.values()}
-    weights = sum(
-        chain.rows[sorted({*places.heads})].numel() * sources[n].value.shape[-1] for n, (chain, places) in found.items()
-    )
-    listed = sum(numbers.values()) + weights <= LISTED
-    steps = list({step.name: step for step in sources.values()}.values()) if listed else []
+    made: dict[str, list[Step]] = {}
     for step in given:
-        if step.name not in found:
+        if step.name in found:
+            chain, places = found[step.name]
+            source = replace(sources[step.name], axes=("B", AXES[step.name], "in"))
+            steps = chain.steps(step.name, source, places)
+            if near(steps[-1].value, step.value, tensors[step.name].dtype):
+                made[step.name] = steps
+            else:
+                missing.append(f"The {step.name}: {chain.ran.name} makes it at some positions, and not at all of them.")
+    listed = _count([sources[name] for name in made], [step for steps in made.values() for step in steps]) <= LISTED
+    steps = list({sources[name].name: sources[name] for name in made}.values()) if listed else []
+    for step in given:
+        if step.name in made:
+            mine = made[step.name] if listed else _unlisted(made[step.name], step.name)
+            steps += _ended(mine, step, made[step.name][-1].value, tensors[step.name].dtype)
+        else:
             steps.append(step)
-            continue
-        chain, places = found[step.name]
-        source = replace(sources[step.name], axes=("B", AXES[step.name], "in"))
-        made = chain.steps(step.name, source, places)
-        far = float((made[-1].value - step.value).abs().max())
-        steps += _ended(made if listed else _unlisted(made, chain, step.name), step, far, tensors[step.name].dtype)
-    if found and not listed:
-        said = ", ".join(dict.fromkeys(f"{chain.ran.name} ({_sizes(chain.layer)})" for chain, _ in found.values()))
+    if made and not listed:
+        layers = {name: found[name][0] for name in made}
+        said = ", ".join(dict.fromkeys(f"{chain.ran.name} ({_sizes(chain.layer)})" for chain in layers.values()))
         missing.append(
             f"Inputs and weights of the layers {said} are too many to be listed: their sums are shown by their first "
             "terms."
@@ -89,8 +92,14 @@ def _of_heads(ran: Ran, heads: Tensor, shown: Shown) -> bool:
     if not isinstance(ran.layer, Linear) or x is None or x.shape[-1] != heads.shape[1] * heads.shape[3]:
         return False
     batches, queries = list(shown.batches), list(shown.queries)
-    theirs, mine = x[batches][:, queries].float(), heads[batches][:, :, queries].float()
-    return near(theirs, mine.transpose(1, 2).flatten(2), heads.dtype)
+    theirs, mine = taken(taken(x, 0, batches), 1, queries), taken(taken(heads, 0, batches), 2, queries)
+    return near(theirs.double(), mine.double().transpose(1, 2).flatten(2), heads.dtype)
+
+
+def _count(sources: list[Step], steps: list[Step]) -> int:
+    """How many numbers inputs and weights hold."""
+    inputs = {id(step.value): step.value.numel() for step in sources}
+    return sum(inputs.values()) + sum(step.value.numel() for step in steps if "in" in step.axes)
 
 
 def _places(name: str, shown: Shown, heads: tuple[int, int]) -> Places:
@@ -121,9 +130,9 @@ def _sources(
     return sources
 
 
-def _ended(steps: list[Step], given: Step, far: float, dtype: torch.dtype) -> list[Step]:
+def _ended(steps: list[Step], given: Step, found: Tensor, dtype: torch.dtype) -> list[Step]:
     """The same, its last step with the numbers that the model gave to attention."""
-    last = steps[-1]
+    last, far = steps[-1], float((found - given.value).abs().max())
     if torch.finfo(dtype).bits >= 32:
         exact = "exactly" if far == 0 else f"to within {number(far)}"
         why = f"{last.why} These are the model's own numbers: the line gives them {exact}."
@@ -139,7 +148,7 @@ def _renamed(step: Step, name: str) -> Step:
     return replace(step, name=name, formula=formula, code=code)
 
 
-def _unlisted(steps: list[Step], chain: Chain, name: str) -> list[Step]:
+def _unlisted(steps: list[Step], name: str) -> list[Step]:
     """The same from the layer's sums on, which are given: as those of the head, where there is one."""
     start = next(n for n, step in enumerate(steps) if step.name in (f"flat_{name}", f"unnormed_{name}"))
     flat, after = steps[start], steps[start + 1]
