@@ -146,8 +146,11 @@ class AttentionCall:
         `at`: an index of the weights (B, H, Lq, Lk), such as `(0, 5, 17)`: sequence 0, head 5, query 17, and perhaps a
         key; None is the whole where it is small. `tokens`: a word for each position; of cross attention those of the
         queries, and `source_tokens` those of the keys.
-        The steps begin at the query and the key that the model gave to attention. With `watch(values=True)` they end
-        in the output, beside what the model computed; without, the explanation says that it can't.
+        With `watch(values=True)` the steps begin at the module's input, where the layers that made query, key and value
+        are found among those that ran in it, with their norm and rotation; and end in the output, beside what the model
+        computed, and in the module's last layer. What is not found, or not kept, is said to be missing: then the steps
+        begin at the query and the key that the model gave to attention. The layers' inputs and weights are those of the
+        model, not copies: written to since, they are no longer found.
         Raises a `ClearheadError` for an index that names no pair, a `ShapeError` for words that do not fit.
         Cost: the scores of the chosen queries with every key, O(Lk) memory for each.
         """

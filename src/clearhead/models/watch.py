@@ -91,7 +91,8 @@ def watch(
     attention is computed. `layers`: which modules, by name, by pattern ("layers.3.*") or by number, in the order in
     which they first call attention. `heads`: which heads are reduced, a number, a slice or some numbers. `merge`: a
     `Means`, to which each call is added instead of being listed.
-    `values`: keep each call's value and output too, for `call.output`, `call.value_norms` and `call.weighted_norms`.
+    `values`: keep each call's value and output too, for `call.output`, `call.value_norms` and `call.weighted_norms`;
+    and hold on to the inputs of the layers around it, so that `call.explain` can begin at them.
     `fuse`: take each call's output from the pass of its statistics, in place of the backend's: within 1e-5 of it, and
     faster on long sequences. Of calls on "sdpa" and "clearhead" without padding, dropout, gradients and autocast, where
     nothing else (an edit, another watch) looks at the model; all others are computed as without it.
