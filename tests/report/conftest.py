@@ -13,6 +13,7 @@ from browser import Opened, open_file
 from playwright.sync_api import Browser
 
 from clearhead.report import Layer, render
+from clearhead.report.why import with_steps
 
 
 @dataclass
@@ -87,7 +88,7 @@ def compute_case(
         query_tokens=query_tokens or [f"w{i}" for i in range(queries)],
         key_tokens=key_tokens or query_tokens or [f"w{i}" for i in range(keys)],
     )
-    return Case(layer, weights)
+    return Case(with_steps(layer), weights)
 
 
 @pytest.fixture(scope="session")

@@ -6,12 +6,15 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from clearhead.base.errors import ClearheadError
+
+# The program that computes the steps of an explanation from their code.
+ARITHMETIC = ("numbers.js", "language.js", "terms.js", "shapes.js", "operations.js")
 
 
 def source(package: str, name: str) -> str:
@@ -23,6 +26,11 @@ def source(package: str, name: str) -> str:
 def program_of(*scripts: str) -> str:
     """Scripts joined into one function, so that they share their names with each other and with nothing else."""
     return f'(() => {{\n"use strict";\n{"".join(scripts)}}})();\n'
+
+
+def module_of(name: str, exports: Sequence[str], *scripts: str) -> str:
+    """Scripts joined into one object, which has these of their names; the others are known to them alone."""
+    return f"const {name} = (() => {{\n{''.join(scripts)}return {{ {', '.join(exports)} }};\n}})();\n"
 
 
 def embedded(value: Any) -> str:

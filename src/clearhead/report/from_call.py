@@ -17,6 +17,7 @@ from clearhead.inspection.weights import Weights
 from clearhead.problem.problem import Problem
 from clearhead.report._words import Cells, Shown
 from clearhead.report.layer import Array, Layer
+from clearhead.report.why import with_steps
 
 THUMBNAIL = 32
 
@@ -62,7 +63,7 @@ def layer_from_call(call: CallLike, query_tokens: Sequence[str], key_tokens: Seq
     )
     start, stop, bias = _allowed(problem, sequence)
     before = columns.before()
-    return Layer(
+    layer = Layer(
         name=call.name,
         kind=call.kind,
         query=rows.of(_numpy(lowered.folded().query[sequence].float()), 1),
@@ -79,7 +80,9 @@ def layer_from_call(call: CallLike, query_tokens: Sequence[str], key_tokens: Seq
         thumbnail=cells,
         query_tokens=rows.labels(query_tokens),
         key_tokens=columns.labels(key_tokens),
+        sinks=None if problem.sinks is None else _numpy(problem.sinks.double()),
     )
+    return with_steps(layer)
 
 
 def _allowed(problem: Problem, sequence: int) -> tuple[Array, Array, Array | None]:

@@ -20,7 +20,8 @@ class Layer:
 
         exp(softcap(scale * query_i . key_j) + bias_ij - logsumexp_i)
 
-    and 0 outside it. `softcap(s)` is `softcap * tanh(s / softcap)`, or s where there is none.
+    and 0 outside it. `softcap(s)` is `softcap * tanh(s / softcap)`, or s where there is none; a sink
+    is one more term of the sum in `logsumexp`.
 
     Attributes:
         name: where the call was made, such as `"encoder.layer.0.attention.self"`.
@@ -39,6 +40,9 @@ class Layer:
         thumbnail: (H, <=32, <=32), the maximum of the weights in each cell of a coarse grid.
         query_tokens: Lq strings.
         key_tokens: Lk strings.
+        sinks: (H,) the sink's score of each head, or None.
+        steps: name, formula and code of each step that leads to a weight, see `why.py`; the page
+            shows none where it is empty. `blind_steps`: those of a query that sees nothing.
 
     Raises:
         ValueError: if a shape does not fit the others. The message names the field.
@@ -60,6 +64,9 @@ class Layer:
     thumbnail: Array
     query_tokens: list[str]
     key_tokens: list[str]
+    sinks: Array | None = None
+    steps: tuple[dict[str, str], ...] = ()
+    blind_steps: tuple[dict[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in ("self", "cross"):
@@ -86,6 +93,7 @@ class Layer:
         self._check("logsumexp", self.logsumexp, (heads,), queries)
         self._check("entropy", self.entropy, (heads,), queries)
         self._check("received", self.received, (heads,), keys)
+        self._check("sinks", self.sinks, (heads,))
         self._check("distance", self.distance, (heads,), queries)
         if self.thumbnail.ndim != 3 or len(self.thumbnail) != heads:
             raise ValueError(f"Layer.thumbnail must be ({heads}, rows, columns); got {self.thumbnail.shape}.")

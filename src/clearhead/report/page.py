@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.base.pages import embedded, filled, policy, program_of, source
+from clearhead.base.pages import ARITHMETIC, embedded, filled, module_of, policy, program_of, source
 from clearhead.report._blocks import Blocks
 from clearhead.report.layer import Array, Layer, of_head
 
@@ -29,9 +29,13 @@ SCRIPTS = (
     "map.js",
     "hover.js",
     "legend.js",
+    "why.js",
     "detail.js",
     "main.js",
 )
+
+# What the page uses of the program that computes the steps of an explanation from their code.
+STEPS = ("read", "nodeOf", "leaf", "number", "everyIndex", "placeOf", "sizeOf", "plainText")
 
 # A thumbnail's weights travel as one byte: 0 is zero, 1 to 255 are 1e-6 to 1 on a log scale.
 THUMBNAIL_DECADES = 6
@@ -59,7 +63,8 @@ def render(layers: Sequence[Layer], title: str) -> str:
     meta = {"title": title, "texts": texts.all, "layers": described, "types": blocks.types}
     style = source(__package__, "page.css")
     guard = source("clearhead.base", "guard.js")
-    program = program_of(source("clearhead.base", "ramp.js"), *(source(__package__, name) for name in SCRIPTS))
+    steps = module_of("steps", STEPS, *(source("clearhead.base", name) for name in ARITHMETIC))
+    program = program_of(source("clearhead.base", "ramp.js"), steps, *(source(__package__, name) for name in SCRIPTS))
     parts = {
         "policy": policy(style, guard, program),
         "title": html.escape(title),
@@ -90,6 +95,7 @@ def _describe(layer: Layer, thumbnail: int, blocks: Blocks, texts: _Texts) -> di
                 "entropy": blocks.add(layer.entropy[h], "float32"),
                 "received": blocks.add(layer.received[h], "float32"),
                 "distance": None if distance is None else blocks.add(distance[h], "float32"),
+                "sink": None if layer.sinks is None else float(layer.sinks[h]),
                 "mean": _means(layer, h),
             }
         )
@@ -103,6 +109,8 @@ def _describe(layer: Layer, thumbnail: int, blocks: Blocks, texts: _Texts) -> di
         "features": layer.query.shape[2],
         "scale": float(layer.scale),
         "softcap": None if layer.softcap is None else float(layer.softcap),
+        "why": list(layer.steps),
+        "whyBlind": list(layer.blind_steps),
         "thumbnail": {
             "block": thumbnail,
             "rows": layer.thumbnail.shape[1],

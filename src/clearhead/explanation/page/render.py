@@ -5,18 +5,14 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING
 
-from clearhead.base.pages import embedded, filled, policy, program_of, source
+from clearhead.base.pages import ARITHMETIC, embedded, filled, policy, program_of, source
 from clearhead.explanation.page.data import page_data
 
 if TYPE_CHECKING:
     from clearhead.explanation.explanation import Explanation
 
 SCRIPTS = (
-    "numbers.js",
-    "language.js",
-    "terms.js",
-    "shapes.js",
-    "operations.js",
+    "data.js",
     "steps.js",
     "colour.js",
     "tables.js",
@@ -32,7 +28,8 @@ SCRIPTS = (
 def render(explanation: Explanation) -> str:
     """The whole page as a string."""
     style, guard = source(__package__, "page.css"), source("clearhead.base", "guard.js")
-    program = program_of(source("clearhead.base", "ramp.js"), *(source(__package__, name) for name in SCRIPTS))
+    shared = (source("clearhead.base", name) for name in ("ramp.js", *ARITHMETIC))
+    program = program_of(*shared, *(source(__package__, name) for name in SCRIPTS))
     parts = {
         "policy": policy(style, guard, program),
         "title": html.escape(explanation.title),

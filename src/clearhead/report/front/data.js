@@ -68,6 +68,7 @@ async function readHead(layer, headIndex) {
     features: layer.features,
     scale: layer.scale,
     softcap: layer.softcap,
+    sink: numbers.sink,
   };
   fields.forEach((field, index) => { head[field] = arrays[index]; });
   return head;

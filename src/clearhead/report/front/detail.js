@@ -39,35 +39,18 @@ function paintDetail(current, choose) {
   paintFacts(current);
 }
 
-/** The weight as it is computed, line by line. */
+let waiting = 0;
+
+/** The steps of the weight; those of a long row when nothing else has been chosen for a moment. */
 function paintSum(head, i, j) {
-  const lines = [];
-  const product = dot(head, i, j);
-  const scaled = product * head.scale;
-  lines.push([`match q · k × ${Number(head.scale.toPrecision(4))}`, signed(scaled, 3)]);
-  if (head.softcap !== null) {
-    const capped = head.softcap * Math.tanh(scaled / head.softcap);
-    lines.push([`after the softcap ${head.softcap}`, signed(capped, 3)]);
-  }
-  if (head.bias) {
-    const bias = head.bias[i * head.keys + j];
-    lines.push(["plus bias", bias === -Infinity ? "−∞" : signed(bias, 3)]);
-  }
-  if (!mayLook(head, i, j)) {
-    lines.push(["not allowed by the mask", "weight 0"]);
+  window.clearTimeout(waiting);
+  const target = byId("sum").tBodies[0];
+  if (head.keys <= LONG || head.why?.row === i) {
+    paintWhy(head, i, j, target);
   } else {
-    const total = head.logsumexp[i];
-    lines.push(["minus row’s log-sum-exp", total === -Infinity ? "−∞" : signed(total, 3)]);
-    const exponent = signed(scoreOf(head, i, j) - total, 3);
-    lines.push([`weight = exp(${exponent})`, weightOf(head, i, j).toPrecision(6)]);
+    target.replaceChildren();
+    waiting = window.setTimeout(() => paintWhy(head, i, j, target), 250);
   }
-  byId("sum").tBodies[0].replaceChildren(...lines.map(([left, right]) => {
-    const row = make("tr");
-    const heading = make("th", "", left);
-    heading.scope = "row";
-    row.append(heading, make("td", "", right));
-    return row;
-  }));
 }
 
 function paintStrongest({ head, look, pair }, choose) {

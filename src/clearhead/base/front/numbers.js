@@ -1,15 +1,4 @@
-// ---- The page's data, and numbers as every view of an explanation prints them.
-
-const byId = (id) => document.getElementById(id);
-const data = JSON.parse(byId("data").textContent);
-
-const arrayTypes = { float32: Float32Array, float64: Float64Array, int32: Int32Array, uint8: Uint8Array };
-
-/** The numbers of a step as they were in Python, every one exact in a double. */
-function decode(step) {
-  const bytes = Uint8Array.from(atob(step.values), (character) => character.charCodeAt(0));
-  return Float64Array.from(new arrayTypes[step.type](bytes.buffer));
-}
+// ---- Numbers as every view of an explanation prints them, and where they stand in an array.
 
 /** Digits as Python rounds them: where two are as near, to the even one. `format`: "toFixed" or "toExponential". */
 function rounded(size, format, digits) {

@@ -1,0 +1,82 @@
+// ---- Why a weight is what it is: the steps of an explanation, computed from one query and all keys.
+//
+// Python gives the names, the formulas and the code of the steps (`why` of a layer); the numbers are this row's.
+
+const LONG = 2048; // keys of a row that is computed only when the page is at rest
+
+/** An array as a node: `sizes` are its axes. */
+const nodeOver = (name, values, sizes, text = steps.number) => ({
+  axes: sizes.map((n) => ({ n, more: 0 })),
+  at: (index) => values[steps.placeOf(index, sizes)],
+  term: (index) => steps.leaf(text(values[steps.placeOf(index, sizes)]), { step: name, index: [...index] }),
+});
+
+/** What is given for query i: every array has the axes (B, H, Lq, …) of the explanation, here of size 1. */
+function givenOf(head, i) {
+  const { features, keys } = head;
+  const row = (value) => Float64Array.from({ length: keys }, (_, j) => value(j));
+  return {
+    query: () => nodeOver("query", head.query.subarray(i * features, (i + 1) * features), [1, 1, 1, features]),
+    key: () => nodeOver("key", head.key, [1, 1, keys, features]),
+    bias: () => nodeOver("bias", row((j) => {
+      const bias = head.bias[i * keys + j];
+      return bias === -Infinity ? 0 : bias; // −∞ is what the mask hides
+    }), [1, 1, 1, keys]),
+    mask: () => nodeOver("mask", row((j) => Number(mayLook(head, i, j))), [1, 1, 1, keys], (x) => (x ? "True" : "False")),
+    sink: () => nodeOver("sink", [head.sink], [1, 1, 1, 1]),
+  };
+}
+
+/** The numbers of a step, which later steps read. The products are the one step with a sum for every key. */
+function numbersOf(head, i, name, made, sizes) {
+  const values = new Float64Array(steps.sizeOf(sizes));
+  let place = 0;
+  if (name === "products" || (name === "scores" && sizes.at(-1) === head.keys && made.products)) {
+    return values.map((_, j) => dot(head, i, j));
+  }
+  steps.everyIndex(sizes, (index) => { values[place++] = made.at(index); });
+  return values;
+}
+
+/** The steps of row i, by name: each with its formula, its numbers, and its terms written out. */
+function whyOf(head, i) {
+  if (head.why?.row === i) return head.why.steps;
+  const given = givenOf(head, i);
+  const found = new Map();
+  const blind = countsOf(head)[i] === 0 && head.layer.whyBlind.length;
+  for (const { name, formula, code } of blind ? head.layer.whyBlind : head.layer.why) {
+    if (!code) {
+      found.set(name, { name, formula, node: given[name]() });
+      continue;
+    }
+    const { tree } = steps.read(code);
+    const made = steps.nodeOf(tree, found);
+    made.products = tree.name === "matmul";
+    const sizes = made.axes.map((axis) => axis.n);
+    const numbers = numbersOf(head, i, name, made, sizes);
+    found.set(name, { name, formula, made, sizes, numbers, node: nodeOver(name, numbers, sizes) });
+  }
+  head.why = { row: i, steps: found };
+  return found;
+}
+
+/** The number of a computed step for key j: of a step with one number a row, that. */
+function numberAt(step, j) {
+  const index = step.sizes.map((n, axis) => (axis === 3 && n > 1 ? j : 0));
+  return { value: step.numbers[steps.placeOf(index, step.sizes)], made: steps.plainText(step.made.term(index).pieces) };
+}
+
+/** Each step that leads to the weight of a pair, with its number and what it is made of. */
+function paintWhy(head, i, j, target) {
+  const rows = [...whyOf(head, i).values()].filter((step) => step.made).map((step) => {
+    const { value, made } = numberAt(step, j);
+    const row = make("tr");
+    const heading = make("th");
+    heading.scope = "row";
+    heading.append(make("span", "formula", step.formula), make("span", "made", `= ${made}`));
+    row.append(heading, make("td", "", steps.number(value)));
+    row.dataset.step = step.name;
+    return row;
+  });
+  target.replaceChildren(...rows);
+}

@@ -1,0 +1,58 @@
+"""The steps from a query and the keys to a weight: those of `explain`, for the page to fill with its numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from clearhead.explanation.of_problem import attention_parts, input_steps
+from clearhead.explanation.shown import choose
+from clearhead.masks.dense import DenseMask
+from clearhead.problem.problem import make_problem
+from clearhead.report.layer import Layer
+from clearhead.scores.base import ByTile
+from clearhead.scores.dot import Dot
+
+
+def with_steps(layer: Layer) -> Layer:
+    """The same with name, formula and code of each step that leads to a weight, in order.
+
+    One without code is given: "query", "key", "bias", "mask", "sink". A query that sees nothing has its own steps.
+    """
+    masked = bool((layer.start > 0).any() or (layer.stop < layer.key.shape[1]).any() or _holes(layer))
+    blind = bool(np.isneginf(layer.logsumexp).any() or (layer.stop <= layer.start).any())
+    return replace(layer, steps=_steps(layer, masked, False), blind_steps=_steps(layer, True, True) if blind else ())
+
+
+def _steps(layer: Layer, masked: bool, blind: bool) -> tuple[dict[str, str], ...]:
+    """They are read from an explanation of two keys with the parts that the layer has: none depends on how many."""
+    keep = torch.tensor([[not blind, not masked]], device="cpu")
+    mask = DenseMask(keep) if masked else None
+    key = torch.zeros(1, 1, 2, layer.query.shape[-1], dtype=torch.float32, device="cpu")
+    query = key[:, :, :1]
+    problem = make_problem(
+        query,
+        key,
+        key,
+        score=Dot(),
+        mask=mask,
+        bias=torch.zeros_like(keep, dtype=torch.float32) if _has_bias(layer) else None,
+        sinks=None if layer.sinks is None else query[0, :, 0, 0],
+    )
+    problem = problem._replace(scores=ByTile(Dot(), query, key, layer.scale, layer.softcap), value=None)
+    shown = choose(None, problem.sizes)
+    given = input_steps(problem, shown)
+    parts, _, _ = attention_parts(problem, mask, shown, given)
+    steps = given + [step for part in parts for step in part.steps if not step.aside]
+    return tuple({"name": step.name, "formula": step.formula, "code": step.code} for step in steps)
+
+
+def _has_bias(layer: Layer) -> bool:
+    """Whether anything but −∞, which hides a pair, is added to scores."""
+    return layer.bias is not None and bool((np.isfinite(layer.bias) & (layer.bias != 0)).any())
+
+
+def _holes(layer: Layer) -> bool:
+    return layer.bias is not None and bool(np.isneginf(layer.bias).any())
