@@ -35,7 +35,7 @@ SCRIPTS = (
 )
 
 # What the page uses of the program that computes the steps of an explanation from their code.
-STEPS = ("read", "nodeOf", "leaf", "number", "everyIndex", "placeOf", "sizeOf", "plainText")
+STEPS = ("read", "nodeOf", "leaf", "number", "everyIndex", "placeOf", "sizeOf", "plainText", "setMostTerms")
 
 # A thumbnail's weights travel as one byte: 0 is zero, 1 to 255 are 1e-6 to 1 on a log scale.
 THUMBNAIL_DECADES = 6

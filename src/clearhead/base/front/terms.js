@@ -5,6 +5,7 @@
 
 const BINDS = { compare: 0, sum: 1, product: 2, unary: 3, power: 4, atom: 5 };
 let mostTerms = 8; // of a sum that are written out: those with the largest size
+const setMostTerms = (n) => { mostTerms = n; };
 
 const atom = (text) => ({ binds: BINDS.atom, pieces: [text] });
 

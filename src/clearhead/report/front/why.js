@@ -2,6 +2,7 @@
 //
 // Python gives the names, the formulas and the code of the steps (`why` of a layer); the numbers are this row's.
 
+steps.setMostTerms(3);
 const LONG = 2048; // keys of a row that is computed only when the page is at rest
 
 /** An array as a node: `sizes` are its axes. */
