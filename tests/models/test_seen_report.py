@@ -47,7 +47,7 @@ def test_a_layer_makes_the_weights_of_its_call(name, sequence):
     block = Block()
     with ch.watch(block) as seen:
         block(random(2, 4, 6, 8), random(2, 4, 9, 8, seed=1), **OPTIONS[name])
-    (layer,) = seen.layers(sequence=sequence)
+    (layer,) = seen.layers(sequence=sequence, error=0)
     want = seen.calls[0].weights.dense()[sequence].numpy()
     np.testing.assert_allclose(weights_of(layer), want, atol=1e-6)
     np.testing.assert_allclose(layer.received, want.sum(1), atol=1e-5)
@@ -103,7 +103,7 @@ def test_what_is_no_list_of_words_is_an_error(seen, argument, tokens):
 @pytest.mark.parametrize("sequence", [1, -1, np.int64(1), np.uint8(1), torch.tensor(1)])
 def test_a_sequence_is_a_whole_number(seen, sequence):
     want = seen.calls[0].query[1].numpy()
-    np.testing.assert_array_equal(seen.layers(sequence=sequence)[0].query, want)
+    np.testing.assert_array_equal(seen.layers(sequence=sequence, error=0)[0].query, want)
 
 
 @pytest.mark.parametrize("sequence", ["0", True, np.True_, 1.5, 1.0, None, [0]])

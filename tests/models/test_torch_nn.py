@@ -289,7 +289,7 @@ def test_the_report_of_a_padded_batch(tmp_path):
     model, x = encoder(), random(2, 6, 16)
     with torch.no_grad(), ch.watch(model) as seen:
         model(x, src_key_padding_mask=PADDING)
-    for layer, call in zip(seen.layers(list("abcdef"), sequence=1), seen.calls, strict=True):
+    for layer, call in zip(seen.layers(list("abcdef"), sequence=1, error=0), seen.calls, strict=True):
         assert layer.name == call.name and layer.query_tokens == list("abcdef")
         torch.testing.assert_close(torch.as_tensor(layer.received), call.weights.received()[1])
         assert layer.stop[0].tolist() == [4, 4, 4, 4, 0, 0]

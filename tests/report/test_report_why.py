@@ -52,7 +52,7 @@ def test_the_steps_are_those_of_explain(name: str, open_report: Callable[..., An
     model, _ = pair(name, {**MODELS, **OWN_EAGER}[name])
     with torch.no_grad(), ch.watch(model) as seen:
         model(**inputs_of(name))
-    layers = seen.layers()
+    layers = seen.layers(error=0)
     opened = open_report(layers)
     for layer, call in enumerate(seen.calls):
         queries, keys = call.weights.shape[-2:]
@@ -66,7 +66,7 @@ def test_the_table_shows_them(open_report: Callable[..., Any]) -> None:
     words = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0].tolist())
     with torch.no_grad(), ch.watch(model) as seen:
         model(**inputs)
-    opened = open_report(seen.layers(words), "#layer=3&head=5&token=5")
+    opened = open_report(seen.layers(words, error=0), "#layer=3&head=5&token=5")
     check(opened, 3, seen[3], (5, 5, 4))
     opened.page.locator("#strongest button").nth(2).click()
     opened.until("document.documentElement.dataset.shown.split('/')[2]", "out")
@@ -92,7 +92,7 @@ def test_masked_pairs_and_rows_that_see_nothing(open_report: Callable[..., Any])
     block = Block()
     with torch.no_grad(), ch.watch(block) as seen:
         block(torch.randn(1, 2, 5, 4))
-    opened = open_report(seen.layers())
+    opened = open_report(seen.layers(error=0))
     for layer, call in enumerate(seen.calls):
         rows = opened.page.evaluate("([l]) => clearhead.why(l, 1, 1, 3)", [layer])
         by_name = {name: number for name, _, number in rows}

@@ -32,6 +32,7 @@ from clearhead.models.statistics import rows_of
 from clearhead.models.stored import read, save
 from clearhead.report import Layer, render
 from clearhead.report.from_call import layer_from_call
+from clearhead.report.operands import ERROR, checked_error
 
 Progress = Callable[[Iterable[AttentionCall]], Iterable[AttentionCall]]
 
@@ -192,10 +193,11 @@ class Recording(Calls[AttentionCall]):
         source_tokens: Iterable[str] | None = None,
         *,
         sequence: int = 0,
+        error: float = ERROR,
         progress: Progress | None = None,
     ) -> list[Layer]:
         """Each call with the statistics of its weights, as the report shows it. Arguments as for `report`."""
-        number = _whole(sequence)
+        number, error = _whole(sequence), checked_error(error)
         sizes = {n for call in self.calls for n in (*call.weights.shape[-2:], *_words_of(call, number))}
         read = _words("tokens", tokens, sizes)
         read_source = _words("source_tokens", source_tokens, sizes)
@@ -215,7 +217,7 @@ class Recording(Calls[AttentionCall]):
             if call.kind == "self" and len(own) not in (keys, *_words_of(call, number)[1:]):
                 own = other  # an encoder's
             source = other if call.kind == "cross" else own
-            layers.append(layer_from_call(call, own[-queries:], source, number % batch))
+            layers.append(layer_from_call(call, own[-queries:], source, number % batch, error))
         return layers
 
     def report(
@@ -226,17 +228,20 @@ class Recording(Calls[AttentionCall]):
         *,
         sequence: int = 0,
         title: str = "Attention",
+        error: float = ERROR,
     ) -> Path:
         """Write the report: one HTML page that opens from disk and needs no network.
 
         `tokens`: a word for each position, or for each that is no padding (of the decoder, where there is one;
         `source_tokens` are the encoder's); None numbers the positions. `sequence`: which one of the batch. Padding is
-        left out, see `AttentionCall.padding`. Returns the path.
+        left out, see `AttentionCall.padding`. `error`: how far a weight may be from the call's, about; queries and keys
+        are rounded as far as that allows, and the page says what was measured. At 1e-4 they take half the bytes of
+        float32, which is what 0 writes. Returns the path.
         Raises a `ClearheadError` for words that fit no call, and for a path that cannot be written.
         """
         if not isinstance(title, str):
             raise ClearheadError(f"title is {title!r}; pass a string, such as title='Attention'.")
-        return write_page(path, render(self.layers(tokens, source_tokens, sequence=sequence), title))
+        return write_page(path, render(self.layers(tokens, source_tokens, sequence=sequence, error=error), title))
 
 
 def load_seen(path: str | Path) -> Recording:

@@ -47,10 +47,9 @@ class Shown:
 
 
 class Cells(Reduction):
-    """The largest weights of one sequence in a map of at most size × size cells, as Pool's, over shown positions."""
+    """The largest weights of a call of one sequence in a map of at most size × size cells, over shown positions."""
 
-    def __init__(self, sequence: int, queries: Shown, keys: Shown, size: int) -> None:
-        self.sequence = sequence
+    def __init__(self, queries: Shown, keys: Shown, size: int) -> None:
         self.cells = [_cells(side, size) for side in (queries, keys)]
 
     def begin(self, problem: Problem) -> Tensor:
@@ -59,10 +58,10 @@ class Cells(Reduction):
         return torch.zeros(1, problem.sizes.heads, rows, columns, dtype=dtype, device=problem.sizes.device)
 
     def look(self, buffers: Tensor, look: Look) -> None:
-        batch, heads, _ = look.at
-        if not batch.start <= self.sequence < batch.stop or not look.weights.shape[-1]:
+        _, heads, _ = look.at
+        if not look.weights.shape[-1]:
             return
-        weights = look.weights[self.sequence - batch.start]
+        weights = look.weights[0]
         rows, columns = (t.to(weights.device)[s] for t, s in zip(self.cells, look.region.sides[2:], strict=True))
         count, wide = len(weights), buffers.shape[3]
         part = weights.new_zeros(count, len(rows), wide)

@@ -44,6 +44,11 @@ class Layer:
         steps: name, formula and code of each step that leads to a weight, see `why.py`; the page
             shows none where it is empty. `blind_steps`: those of a query that sees nothing.
 
+        operand_steps: (H, D) and (Hk, D), where query and key are whole multiples of these, see
+            `operands.py`: they are written as such. None writes float32.
+        error: how far the weights of these queries and keys are from the call's, at most; None if
+            they are the call's own.
+
     Raises:
         ValueError: if a shape does not fit the others. The message names the field.
     """
@@ -67,6 +72,8 @@ class Layer:
     sinks: Array | None = None
     steps: tuple[dict[str, str], ...] = ()
     blind_steps: tuple[dict[str, str], ...] = ()
+    operand_steps: tuple[Array, Array] | None = None
+    error: float | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in ("self", "cross"):

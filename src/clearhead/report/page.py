@@ -54,17 +54,19 @@ def render(layers: Sequence[Layer], title: str) -> str:
     """
     if not layers:
         raise ValueError("render() needs at least one layer; the list is empty.")
-    blocks, texts = Blocks(), _Texts()
+    blocks, texts, steps = Blocks(), _Once(), _Once()
     thumbnails = [blocks.add(_thumbnail_codes(layer.thumbnail), "uint8") for layer in layers]
     early = len(blocks)  # the overview is drawn from these, before the rest has been read
     described = [
-        _describe(layer, thumbnail, blocks, texts) for layer, thumbnail in zip(layers, thumbnails, strict=True)
+        _describe(layer, thumbnail, blocks, texts, steps) for layer, thumbnail in zip(layers, thumbnails, strict=True)
     ]
-    meta = {"title": title, "texts": texts.all, "layers": described, "types": blocks.types}
+    meta = {"title": title, "texts": texts.all, "steps": steps.all, "layers": described, "types": blocks.types}
     style = source(__package__, "page.css")
     guard = source("clearhead.base", "guard.js")
-    steps = module_of("steps", STEPS, *(source("clearhead.base", name) for name in ARITHMETIC))
-    program = program_of(source("clearhead.base", "ramp.js"), steps, *(source(__package__, name) for name in SCRIPTS))
+    arithmetic = module_of("steps", STEPS, *(source("clearhead.base", name) for name in ARITHMETIC))
+    program = program_of(
+        source("clearhead.base", "ramp.js"), arithmetic, *(source(__package__, name) for name in SCRIPTS)
+    )
     parts = {
         "policy": policy(style, guard, program),
         "title": html.escape(title),
@@ -78,23 +80,23 @@ def render(layers: Sequence[Layer], title: str) -> str:
     return filled(source(__package__, "page.html"), parts)
 
 
-def _describe(layer: Layer, thumbnail: int, blocks: Blocks, texts: _Texts) -> dict[str, Any]:
+def _describe(layer: Layer, thumbnail: int, blocks: Blocks, texts: _Once, why: _Once) -> dict[str, Any]:
     """The part of the page's metadata that is about one layer; its arrays go to `blocks`."""
     keys = layer.key.shape[1]
     heads = []
+    steps = layer.operand_steps
     for h in range(layer.heads):
-        bias, distance = layer.bias, layer.distance
+        bias, distance, k = layer.bias, layer.distance, layer.key_head(h)
         heads.append(
             {
-                "query": blocks.add(layer.query[h], "float32"),
-                "key": blocks.add(layer.key[layer.key_head(h)], "float32"),
+                "query": _operand(blocks, layer.query[h], None if steps is None else steps[0][h]),
+                "key": _operand(blocks, layer.key[k], None if steps is None else steps[1][k]),
                 "start": blocks.add(np.clip(of_head(layer.start, h), 0, keys), "int32"),
                 "stop": blocks.add(np.clip(of_head(layer.stop, h), 0, keys), "int32"),
                 "bias": None if bias is None else blocks.add(of_head(bias, h), "float32"),
-                "logsumexp": blocks.add(layer.logsumexp[h], "float64"),
-                "entropy": blocks.add(layer.entropy[h], "float32"),
-                "received": blocks.add(layer.received[h], "float32"),
-                "distance": None if distance is None else blocks.add(distance[h], "float32"),
+                "logsumexp": blocks.add(layer.logsumexp[h], layer.logsumexp.dtype.name),
+                "received": blocks.add_rounded(layer.received[h]),
+                "distance": None if distance is None else blocks.add_rounded(distance[h]),
                 "sink": None if layer.sinks is None else float(layer.sinks[h]),
                 "mean": _means(layer, h),
             }
@@ -102,15 +104,16 @@ def _describe(layer: Layer, thumbnail: int, blocks: Blocks, texts: _Texts) -> di
     return {
         "name": layer.name,
         "kind": layer.kind,
-        "queryText": texts.add(layer.query_tokens),
-        "keyText": texts.add(layer.key_tokens),
+        "queryText": texts.add([str(token) for token in layer.query_tokens]),
+        "keyText": texts.add([str(token) for token in layer.key_tokens]),
         "queries": layer.query.shape[1],
         "keys": keys,
         "features": layer.query.shape[2],
         "scale": float(layer.scale),
         "softcap": None if layer.softcap is None else float(layer.softcap),
-        "why": list(layer.steps),
-        "whyBlind": list(layer.blind_steps),
+        "error": layer.error,
+        "why": why.add(list(layer.steps)),
+        "whyBlind": why.add(list(layer.blind_steps)),
         "thumbnail": {
             "block": thumbnail,
             "rows": layer.thumbnail.shape[1],
@@ -119,6 +122,10 @@ def _describe(layer: Layer, thumbnail: int, blocks: Blocks, texts: _Texts) -> di
         },
         "heads": heads,
     }
+
+
+def _operand(blocks: Blocks, array: Array, steps: Array | None) -> int:
+    return blocks.add(array, "float32") if steps is None else blocks.add_multiples(array, steps)
 
 
 def _means(layer: Layer, head: int) -> dict[str, float | None]:
@@ -151,16 +158,15 @@ def _thumbnail_codes(weights: Array) -> Array:
     return np.where(weights > 0, codes, 0).astype(np.uint8)
 
 
-class _Texts:
-    """Token lists, each content once: most layers of a model read the same text."""
+class _Once:
+    """Lists, each content once: most layers of a model read the same text, and compute alike."""
 
     def __init__(self) -> None:
-        self.all: list[list[str]] = []
-        self._numbers: dict[tuple[str, ...], int] = {}
+        self.all: list[list[Any]] = []
+        self._numbers: dict[str, int] = {}
 
-    def add(self, tokens: Sequence[str]) -> int:
-        content = tuple(str(token) for token in tokens)
-        if content not in self._numbers:
-            self._numbers[content] = len(self.all)
-            self.all.append(list(content))
-        return self._numbers[content]
+    def add(self, content: list[Any]) -> int:
+        number = self._numbers.setdefault(repr(content), len(self.all))
+        if number == len(self.all):
+            self.all.append(content)
+        return number

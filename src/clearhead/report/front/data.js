@@ -32,7 +32,30 @@ async function decodeBlock(number) {
   const stream = packed.stream().pipeThrough(new DecompressionStream("deflate"));
   const values = await new Response(stream).arrayBuffer();
   element.remove(); // the text is larger than the values, and not needed again
-  return new arrayTypes[meta.types[number]](values);
+  const type = meta.types[number];
+  return type === "multiples" ? multiplesOf(values) : new arrayTypes[type](values);
+}
+
+/**
+ * Whole multiples of a step for each column, as numbers row by row: rows, columns and bytes a multiple as int32; the
+ * steps as float64; then the lowest byte of each multiple, one column after another, the next, …
+ */
+function multiplesOf(values) {
+  const [rows, columns, planes] = new Int32Array(values, 0, 4);
+  const stepOf = new Float64Array(values, 16, columns);
+  const bytes = new Uint8Array(values, 16 + 8 * columns);
+  const numbers = new Float32Array(rows * columns);
+  const count = rows * columns;
+  for (let column = 0, at = 0; column < columns; column++) {
+    const step = stepOf[column];
+    for (let row = 0; row < rows; row++, at++) {
+      let unsigned = 0;
+      for (let plane = planes - 1; plane >= 0; plane--) unsigned = unsigned * 256 + bytes[plane * count + at];
+      const half = Math.floor(unsigned / 2);
+      numbers[row * columns + column] = (unsigned % 2 ? -half - 1 : half) * step;
+    }
+  }
+  return numbers;
 }
 
 const decoded = new Map();
@@ -49,7 +72,7 @@ const opened = new Map();
 /**
  * The promise of one head: its arrays, and the sizes and factors of its layer.
  * Shapes, row by row: query (queries, features), key (keys, features), start, stop, logsumexp,
- * entropy and distance (queries), received (keys), bias (queries, keys).
+ * distance (queries), received (keys), bias (queries, keys).
  */
 function openHead(layerIndex, headIndex) {
   const name = `${layerIndex}/${headIndex}`;
@@ -59,7 +82,7 @@ function openHead(layerIndex, headIndex) {
 
 async function readHead(layer, headIndex) {
   const numbers = layer.heads[headIndex];
-  const fields = ["query", "key", "start", "stop", "bias", "logsumexp", "entropy", "received", "distance"];
+  const fields = ["query", "key", "start", "stop", "bias", "logsumexp", "received", "distance"];
   const arrays = await Promise.all(fields.map((field) => block(numbers[field])));
   const head = {
     layer,

@@ -93,7 +93,7 @@ function paintFacts({ head, look }) {
   const seen = countsOf(head)[at];
   if (look.view === "out" && seen > 0) {
     facts.push(["may look at", `${plural(seen, "key")}, equal share ${percent(1 / seen)}`]);
-    const entropy = head.entropy[at];
+    const entropy = entropyOf(look);
     const alike = Number(Math.exp(entropy).toPrecision(2));
     facts.push(["spread", `entropy ${entropy.toFixed(2)} nats, as even as over ${alike} keys`]);
     if (head.distance) facts.push(["mean distance", `${head.distance[at].toFixed(1)} positions`]);

@@ -93,7 +93,7 @@ function redrawSoon() {
 /**
  * For tests and for the console; nothing on the page depends on it. All of it only reads.
  * `state()`: a copy of what is chosen. `weights(layer, head, query)`: the promise of one row, as an
- * array of numbers. `why(layer, head, query, key)`: the promise of the steps of one weight, as [name, formula, number].
+ * array of numbers. `operands(layer, head)`: the promise of its query and its key. `why(layer, head, query, key)`: the promise of the steps of one weight, as [name, formula, number].
  * `look()`: the weights of the chosen token as shown. `map()`: the map's geometry
  * and its pooled weights.
  * On the root element, `data-overview` and `data-map` turn "drawn", `data-shown` names what the
@@ -104,6 +104,10 @@ function offerHooks() {
     state: () => ({ ...state }),
     weights: async (layerIndex, headIndex, query) =>
       Array.from(lookOf(await openHead(layerIndex, headIndex), "out", query).weights),
+    operands: async (layerIndex, headIndex) => {
+      const { query, key } = await openHead(layerIndex, headIndex);
+      return [Array.from(query), Array.from(key)];
+    },
     why: async (layerIndex, headIndex, i, j) =>
       [...whyOf(await openHead(layerIndex, headIndex), i).values()].filter((step) => step.made)
         .map((step) => [step.name, step.formula, numberAt(step, j).value]),

@@ -44,9 +44,12 @@ function sizeCanvas(layout) {
   canvas.style.height = `${height / layout.ratio}px`;
 }
 
+/** How far the weights of the page are from the model's: what was measured when it was written. */
+const measuredError = ({ error }) => (error === null ? "" : `, within ${error.toExponential(1)} of the model's`);
+
 function describeMap({ head }, { down, across }) {
   byId("map-note").textContent = (down.per === 1 && across.per === 1
-    ? "Each cell is the exact weight of one pair. "
+    ? `Each cell is the weight of one pair${measuredError(head.layer)}. `
     : `Each cell shows the largest weight of ${down.per} × ${across.per} pairs. `) +
     "Bars: attention each key receives, cut at 4 × the average. " +
     "Point at the map, or focus it and use the arrow keys.";

@@ -63,6 +63,12 @@ function lookOf(head, view, token) {
   return { head, view, token, weights, ranked, sum };
 }
 
+/** The entropy of a query's weights in nats; of those divided by their sum, where a sink takes a share. */
+function entropyOf(look) {
+  const shares = look.ranked.map((other) => look.weights[other] / look.sum);
+  return shares.reduce((sum, share) => (share > 0 ? sum - share * Math.log(share) : sum + 0 * share), 0);
+}
+
 /** The rank of `other` among the allowed: 1 is the strongest, equals share the better rank. */
 function rankOf(look, other) {
   const weight = look.weights[other];

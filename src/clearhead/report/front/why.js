@@ -44,8 +44,9 @@ function whyOf(head, i) {
   if (head.why?.row === i) return head.why.steps;
   const given = givenOf(head, i);
   const found = new Map();
-  const blind = countsOf(head)[i] === 0 && head.layer.whyBlind.length;
-  for (const { name, formula, code } of blind ? head.layer.whyBlind : head.layer.why) {
+  const ordinary = meta.steps[head.layer.why];
+  const blind = countsOf(head)[i] === 0 ? meta.steps[head.layer.whyBlind] : [];
+  for (const { name, formula, code } of blind.length ? blind : ordinary) {
     if (!code) {
       found.set(name, { name, formula, node: given[name]() });
       continue;
