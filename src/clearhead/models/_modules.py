@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
-from clearhead.explanation.modules.origin.ran import Origin, Ran, ran
+from clearhead.explanation.modules.origin.ran import Layers, Origin, noted
 from clearhead.models._padding import Given, given
 from clearhead.models._patch import replaced
 from clearhead.models._signature import parameters
@@ -28,13 +28,14 @@ class Running(NamedTuple):
     kind: Kind
     told: Given
     cache: Any = None
-    ran: list[Ran] | None = None  # the layers in it that have run
+    ran: Layers | None = None  # the layers in it that have run
     turns: Any = None  # the cosines and the sines of positions that it was given
 
     def origin(self) -> Origin | None:
         """What an attention call that is made now may have come from."""
         if self.ran is None:
             return None
+        self.ran.attended = True
         turns = self.turns
         pair = isinstance(turns, tuple) and len(turns) == 2 and all(isinstance(t, Tensor) for t in turns)
         return Origin(self.ran, len(self.ran), (turns[0].detach(), turns[1].detach()) if pair else None)
@@ -88,15 +89,17 @@ class Stack:
             if not stack:
                 with self.running(module, args, kwargs):
                     return call(module, *args, **kwargs)
-            if self.notes:
-                self._note(module, args, stack[-1])
             stack.append(
                 self._entered(module, args, kwargs, stack)
             )  # as `running` does, at less cost: each module comes by
             try:
-                return call(module, *args, **kwargs)
+                result = call(module, *args, **kwargs)
             finally:
                 stack.pop()
+            layers = stack[-1].ran
+            if layers is not None:
+                noted(layers, module, args, kwargs, result, self.names[id(module)].rpartition(".")[2])
+            return result
 
         return _call_impl
 
@@ -124,13 +127,7 @@ class Stack:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], stack: list[Running]
     ) -> Running:
         entered = _entered(module, args, kwargs, stack)
-        return entered._replace(ran=[], turns=kwargs.get("position_embeddings")) if self.notes else entered
-
-    def _note(self, module: nn.Module, args: tuple[Any, ...], parent: Running) -> None:
-        """Keep a layer that the module around it runs."""
-        found = ran(module, args, self.names[id(module)].rpartition(".")[2])
-        if found is not None and parent.ran is not None:
-            parent.ran.append(found)
+        return entered._replace(ran=Layers(), turns=kwargs.get("position_embeddings")) if self.notes else entered
 
     @contextmanager
     def _outermost(self, module: nn.Module) -> Iterator[None]:
