@@ -38,13 +38,17 @@ class Turn(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """A linear layer, whose `rows` (H, E) make the heads; then perhaps a norm, a rotation and a factor."""
+    """A linear layer, whose `rows` (H, E) make the heads; then perhaps a norm, a rotation and a factor.
+
+    `others`: layers that give the same numbers in the same way.
+    """
 
     ran: Ran
     rows: Tensor
     norm: tuple[str, Norm, bool] | None = None  # its name, and whether it is of all heads together
     turn: Turn | None = None
     factor: float = 1.0
+    others: tuple[str, ...] = ()
 
     @property
     def layer(self) -> Linear:
@@ -61,6 +65,9 @@ class Chain(NamedTuple):
             f"{self.rows.shape[1]} for each head shown."
         )
         flat = f"unnormed_{name}" if together else f"flat_{name}"
+        if self.others:
+            same = "Its layer" if len(self.others) == 1 else "Each of its layers"
+            why += f" {same} {', '.join(self.others)} would give the same: by the numbers it may be that one."
         steps = projection_steps(layer, source, name, flat, why)
         if norm is not None and together:
             steps += norm_steps(norm, steps[-1], name, f"flat_{name}")
@@ -75,6 +82,21 @@ class Chain(NamedTuple):
         if self.factor != 1.0:
             steps.append(_times(steps[-1], self.factor, name))
         return steps
+
+    def doubt(self, source: Step, places: Places) -> Tensor:
+        """The `doubt` of the layer's sums in these places, (B, H, L, 1)."""
+        layer = self.layer.rows(self.rows[places.heads].flatten()).to(source.value)
+        return doubt(layer, source.value, len(places.heads)).transpose(1, 2)
+
+
+def doubt(layer: Linear, x: Tensor, heads: int) -> Tensor:
+    """How much larger the terms of sums are than the sums, for each head's vector, (B, L, H, 1): by so much more
+    their roundings count."""
+    squares, sums = x.square() @ layer.weight.square().T, x @ layer.weight.T
+    if layer.bias is not None:
+        squares, sums = squares + layer.bias.square(), sums + layer.bias
+    terms, sizes = (t.abs().unflatten(-1, (heads, -1)).amax(-1, keepdim=True) for t in (squares.sqrt(), sums))  # type: ignore[no-untyped-call]
+    return (terms / sizes).nan_to_num(0.0, posinf=0.0)
 
 
 def turns(given: tuple[Tensor, Tensor] | None, width: int) -> Iterator[Turn]:
@@ -105,7 +127,8 @@ def _times(before: Step, factor: float, name: str) -> Step:
     return Step(
         name,
         f"{name}[{i}, d] = {number(factor)} · {before.name}[{i}, d]",
-        "The module multiplies by a scale of its own here.",
+        "These numbers times one factor, the same in all places looked at, are the model's: its own scale, or a norm of "
+        "vectors that are equally long.",
         before.value * factor,
         before.axes,
         f"{name} = {factor!r} * {before.name}",
