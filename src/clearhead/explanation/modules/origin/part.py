@@ -50,7 +50,8 @@ def from_input(origin: Origin, tensors: Mapping[str, Tensor], given: list[Step],
             chain, places = found[step.name]
             source = replace(sources[step.name], axes=("B", AXES[step.name], "in"))
             steps = chain.steps(step.name, source, places)
-            if near(steps[-1].value, step.value, tensors[step.name].dtype, chain.doubt(source, places)):
+            values = steps[-1].value, step.value, tensors[step.name].dtype
+            if near(*values) or near(*values, chain.doubt(source, places)):
                 made[step.name] = steps
             else:
                 missing.append(f"The {step.name}: {chain.ran.name} makes it at some positions, and not at all of them.")
