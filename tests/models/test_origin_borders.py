@@ -249,3 +249,92 @@ def test_old_weight_norm():
         module.q.weight_g.mul_(2)
     call = recorded(module, x())[0]  # its weight is made anew as the layer is called
     assert traced(call.explain((0, 1, 3))) == SIDES
+
+
+# other arrangements that models have
+
+
+def test_one_layer_for_key_and_value():
+    class Both(Plain):
+        def __init__(self):
+            super().__init__()
+            self.kv = nn.Linear(WIDTH, 2 * WIDTH)
+
+        def sides(self, x):
+            return self.q(x), *self.kv(x).chunk(2, -1)
+
+    assert traced(explained(Both())) == SIDES
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("repeat", ["interleaved", "tiled"])
+@pytest.mark.parametrize("norm", [False, True])
+def test_key_heads_that_are_repeated_before_attention(fused, repeat, norm):
+    class Grouped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.q, self.k, self.v = nn.Linear(WIDTH, 24), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+            self.all, self.norm = nn.Linear(WIDTH, 24 + 2 * WIDTH), nn.RMSNorm(E, eps=1e-5)
+            nn.init.normal_(self.norm.weight)
+
+        def forward(self, x):
+            q, k, v = self.all(x).split([24, WIDTH, WIDTH], -1) if fused else (self.q(x), self.k(x), self.v(x))
+            q, k, v = (t.unflatten(-1, (-1, E)).transpose(1, 2) for t in (q, k, v))
+            k = self.norm(k) if norm else k
+            k, v = (t.repeat_interleave(2, 1) if repeat == "interleaved" else t.repeat(1, 2, 1, 1) for t in (k, v))
+            return F.scaled_dot_product_attention(q, k, v)
+
+    missing = {"key"} if norm and repeat == "tiled" else set()
+    explanation = recorded(Grouped(), x())[0].explain((0, slice(1, 3), 3))
+    assert traced(explanation) == SIDES - missing
+    check_script(explanation)
+
+
+def test_positions_before_sequences():
+    class Swapped(Plain):
+        def forward(self, x):
+            q, k, v = (t.unflatten(-1, (-1, E)).permute(1, 2, 0, 3) for t in self.sides(x))
+            return self.last(F.scaled_dot_product_attention(q, k, v).permute(2, 0, 1, 3).flatten(2))
+
+    explanation = explained(Swapped(), x(7, 2))
+    assert traced(explanation) == SIDES
+    assert has_result(explanation)
+
+
+class Turned(Plain):
+    def forward(self, x, position_embeddings):
+        cos, sin = position_embeddings
+        self.between = lambda q, k, v: (self.turned(q, cos, sin), self.turned(k, cos, sin), v)
+        return super().forward(x)
+
+    def turned(self, x, cos, sin):
+        first, last = x.split([x.shape[2] - cos.shape[-2], cos.shape[-2]], 2)
+        partners = torch.cat([-last[..., E // 2 :], last[..., : E // 2]], -1)
+        turned = torch.cat([first, last * cos + partners * sin], 2)
+        return self.norm(turned) if hasattr(self, "norm") else turned
+
+
+def angles(length):
+    each = torch.arange(1, length + 1).view(-1, 1) * torch.tensor([1.0, 0.3, 0.1, 1.0, 0.3, 0.1])
+    return each.cos(), each.sin()
+
+
+def test_a_rotation_of_the_last_positions_alone():
+    call = recorded(Turned(), x(), position_embeddings=angles(5))[0]  # as the patches of a picture, after its class
+    for query in 0, 3:
+        explanation = call.explain((0, slice(None), query))
+        assert traced(explanation) == SIDES
+        assert torch.equal(explanation["key_cos"][0, 0, :2], torch.ones(2, E))
+        check_script(explanation)
+
+
+def test_a_norm_of_what_was_turned():
+    module = Turned()
+    module.norm = nn.RMSNorm(E, eps=1e-5)
+    nn.init.normal_(module.norm.weight)
+    explanation = recorded(module, x(), position_embeddings=angles(7))[0].explain((0, slice(None), 3))
+    assert traced(explanation) == SIDES
+    names = [step.name for step in explanation.steps]
+    assert names.index("key_cos") < names.index("norm_key")
+    check_script(explanation)

@@ -71,10 +71,27 @@ def _beside(
 def _chains(
     plain: Chain, name: str, source: Step, places: Places, origin: Origin, given: Tensor, doubt: Tensor
 ) -> Iterator[Chain]:
-    """With and without each norm that ran on these numbers, and each rotation."""
-    ways = list(turns(origin.turns, given.shape[-1]) if name != "value" else ())
+    """With and without each norm that ran on these numbers, and each rotation, in both orders."""
+    batch, _, length, width = given.shape
+    ways = list(turns(origin.turns, batch, length, width) if name != "value" else ())
+    for chain in [plain, *(plain._replace(turn=turn) for turn in ways)]:
+        norms = _norms(chain, name, source, places, origin, given, doubt)
+        if chain.turn is None:
+            for norm in [None, *norms]:
+                for turn in [None, *ways]:
+                    yield plain._replace(norm=norm, turn=turn)
+        else:
+            for norm in norms:
+                if not norm[2]:
+                    yield chain._replace(norm=norm, turned_first=True)
+
+
+def _norms(
+    plain: Chain, name: str, source: Step, places: Places, origin: Origin, given: Tensor, doubt: Tensor
+) -> list[tuple[str, Norm, bool]]:
+    """The norms that were given what this chain gives."""
     heads = plain.steps(name, source, places)[-1].value
-    norms = []
+    norms: list[tuple[str, Norm, bool]] = []
     for ran in origin.ran[: origin.before]:
         if isinstance(ran.layer, Norm) and ran.stands and _of(ran, heads, places, given, plain.rows.numel(), doubt):
             together = ran.x.shape[-1] != given.shape[-1]
@@ -82,24 +99,26 @@ def _chains(
             norms += [(ran.name, norm, together)]
             if norm.weight is not None:  # Gemma's factor is 1 more than what it learns
                 norms.append((ran.name, norm._replace(weight=1.0 + norm.weight), together))
-    for one in [None, *norms]:
-        for turn in [None, *ways]:
-            yield plain._replace(norm=one, turn=turn)
+    return norms
 
 
 def _of(ran: Ran, heads: Tensor, places: Places, given: Tensor, size: int, doubt: Tensor) -> bool:
     """Whether a norm was given these numbers (B, H, L, E), as heads or side by side."""
     batch, count, length, width = given.shape
     x = ran.x
-    if x.numel() != batch * length * size or x.shape[-1] not in (width, size):
+    own = x.numel() // max(batch * length * width, 1)  # heads: fewer, where each serves several
+    if not own or x.numel() != batch * length * own * width or count % own or x.shape[-1] not in (width, size):
         return False
-    shapes = [x.reshape(batch, length, count, width).transpose(1, 2), x.reshape(given.shape)]
+    both = [x.reshape(batch, length, own, width).transpose(1, 2), x.reshape(batch, own, length, width)]
+    shapes = both if own == count else [shape.repeat_interleave(count // own, 1) for shape in both]
     return any(near(recorded(shape, places), heads, given.dtype, doubt) for shape in shapes)
 
 
 def batched(x: Tensor, given: Tensor) -> Tensor | None:
-    """A layer's input as (B, L, in), if it has a vector for each position of each sequence."""
+    """A layer's input as (B, L, in), if it has a vector for each position of each sequence; it may be (L, B, in)."""
     batch, length = given.shape[0], given.shape[2]
+    if x.ndim == 3 and x.shape[:2] == (length, batch) != (batch, length):
+        return x.transpose(0, 1)
     return x.reshape(batch, length, -1) if x.shape[:-1].numel() == batch * length else None
 
 
