@@ -1,5 +1,8 @@
 """Where an explanation of a recorded call could claim too much or too little of what made query, key, value, result."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -338,3 +341,91 @@ def test_a_norm_of_what_was_turned():
     names = [step.name for step in explanation.steps]
     assert names.index("key_cos") < names.index("norm_key")
     check_script(explanation)
+
+
+# layers inside modules of the module
+
+
+class Wrapped(nn.Module):
+    """A linear layer beside an adapter of low rank, as in LoRA."""
+
+    def __init__(self, layer, learnt):
+        super().__init__()
+        self.base_layer = layer
+        self.down = nn.ModuleDict({"default": nn.Linear(WIDTH, 2, bias=False)})
+        self.up = nn.ModuleDict({"default": nn.Linear(2, WIDTH, bias=False)})
+        if not learnt:
+            nn.init.zeros_(self.up["default"].weight)
+
+    def forward(self, x):
+        return self.base_layer(x) + 2 * self.up["default"](self.down["default"](x))
+
+
+@pytest.mark.parametrize("learnt", [False, True])
+def test_adapters_around_layers(learnt):
+    module = Plain()
+    module.q, module.out = Wrapped(module.q, learnt), Wrapped(module.out, learnt)
+    explanation = explained(module)
+    assert traced(explanation) == SIDES - ({"query"} if learnt else set())
+    assert ("layer q.base_layer makes" in words(explanation)) == (not learnt)
+    assert not has_result(explanation)
+
+
+def test_layers_in_sequences():
+    module = Plain()
+    module.k = nn.Sequential(nn.LayerNorm(WIDTH), module.k)
+    explanation = explained(module)
+    assert traced(explanation) == SIDES
+    assert "layer k.1 makes" in words(explanation)
+
+
+def test_what_runs_elsewhere_is_not_kept():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention, self.rest = Plain(), nn.Sequential(nn.Linear(WIDTH, 50), nn.Linear(50, WIDTH))
+
+        def forward(self, x):
+            return self.rest(self.attention(x))
+
+    seen = recorded(nn.Sequential(Block(), Block()), x())
+    assert [one.name for one in seen[0].origin.ran] == ["q", "k", "v", "out"]
+    kept = weakref.ref(seen[0].origin.ran[0].x)
+    del seen
+    gc.collect()
+    assert kept() is None
+
+
+class Rotary(nn.Module):
+    def forward(self, x):
+        return angles(x.shape[1])
+
+
+class TurnedInside(Turned):
+    """Its cosines and sines are made by a module of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.rotary = Rotary()
+
+    def forward(self, x):
+        return super().forward(x, self.rotary(x))
+
+
+class Complex(Plain):
+    def forward(self, x, position_embeddings):
+        def turned(t):
+            pairs = torch.view_as_complex(t.unflatten(-1, (-1, 2)).contiguous())
+            return torch.view_as_real(pairs * position_embeddings).flatten(-2)
+
+        self.between = lambda q, k, v: (turned(q), turned(k), v)
+        return super().forward(x)
+
+
+def test_rotations_that_are_given_in_other_ways():
+    cos, sin = (t[:, :3] for t in angles(7))
+    for call in recorded(TurnedInside(), x())[0], recorded(Complex(), x(), position_embeddings=cos + 1j * sin)[0]:
+        explanation = call.explain((0, slice(None), 3))
+        assert traced(explanation) == SIDES
+        assert "key_cos" in [step.name for step in explanation.steps]
+        check_script(explanation)

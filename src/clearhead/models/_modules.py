@@ -29,16 +29,13 @@ class Running(NamedTuple):
     told: Given
     cache: Any = None
     ran: Layers | None = None  # the layers in it that have run
-    turns: Any = None  # the cosines and the sines of positions that it was given
 
     def origin(self) -> Origin | None:
         """What an attention call that is made now may have come from."""
         if self.ran is None:
             return None
         self.ran.attended = True
-        turns = self.turns
-        pair = isinstance(turns, tuple) and len(turns) == 2 and all(isinstance(t, Tensor) for t in turns)
-        return Origin(self.ran, len(self.ran), (turns[0].detach(), turns[1].detach()) if pair else None)
+        return Origin(self.ran, len(self.ran), self.ran.turns)
 
     @property
     def tokens(self) -> int | None:
@@ -95,10 +92,12 @@ class Stack:
             try:
                 result = call(module, *args, **kwargs)
             finally:
-                stack.pop()
-            layers = stack[-1].ran
-            if layers is not None:
-                noted(layers, module, args, kwargs, result, self.names[id(module)].rpartition(".")[2])
+                inside = stack.pop().ran
+            around = stack[-1]
+            if around.ran is not None and inside is not None:
+                name = self.names[id(module)].removeprefix(f"{self.names[id(around.module)]}.")
+                noted(around.ran, module, args, kwargs, result, name)
+                around.ran.add(name, inside)
             return result
 
         return _call_impl
@@ -127,7 +126,11 @@ class Stack:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], stack: list[Running]
     ) -> Running:
         entered = _entered(module, args, kwargs, stack)
-        return entered._replace(ran=Layers(), turns=kwargs.get("position_embeddings")) if self.notes else entered
+        if not self.notes:
+            return entered
+        layers = Layers()
+        layers.turn(kwargs.get("position_embeddings"))
+        return entered._replace(ran=layers)
 
     @contextmanager
     def _outermost(self, module: nn.Module) -> Iterator[None]:

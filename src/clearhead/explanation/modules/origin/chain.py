@@ -100,7 +100,8 @@ def doubt(layer: Linear, x: Tensor, heads: int) -> Tensor:
     if layer.bias is not None:
         squares, sums = squares + layer.bias.square(), sums + layer.bias
     terms, sizes = (t.abs().unflatten(-1, (heads, -1)).amax(-1, keepdim=True) for t in (squares.sqrt(), sums))  # type: ignore[no-untyped-call]
-    return (terms / sizes).nan_to_num(0.0, posinf=0.0)
+    ratio: Tensor = terms / sizes
+    return ratio.nan_to_num(0.0, posinf=0.0)
 
 
 def turns(given: tuple[Tensor, Tensor] | None, batch: int, length: int, width: int) -> Iterator[Turn]:
@@ -133,8 +134,8 @@ def _times(before: Step, factor: float, name: str) -> Step:
     return Step(
         name,
         f"{name}[{i}, d] = {number(factor)} · {before.name}[{i}, d]",
-        "These numbers times one factor, the same in all places looked at, are the model's: its own scale, or a norm of "
-        "vectors that are equally long.",
+        "These numbers times one factor, the same in all places looked at, are the model's: its own scale, or a norm "
+        "of vectors that are equally long.",
         before.value * factor,
         before.axes,
         f"{name} = {factor!r} * {before.name}",

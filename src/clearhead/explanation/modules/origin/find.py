@@ -32,7 +32,7 @@ def find(name: str, given: Tensor, origin: Origin, places: Places, heads: tuple[
     scaled = None
     sources = list(_sources(name, given, origin, places))
     for each, source in sources:
-        for rows in layouts(name, each.layer.weight.shape[0], *heads, given.shape[-1]):
+        for rows in layouts(name, _out(each), *heads, given.shape[-1]):
             plain = Chain(each, rows)
             doubt = plain.doubt(source, places)
             for chain in _chains(plain, name, source, places, origin, given, doubt):
@@ -55,13 +55,19 @@ def _sources(name: str, given: Tensor, origin: Origin, places: Places) -> Iterat
             yield each, input_step("x", x, name, places, accumulated(given.dtype))
 
 
+def _out(ran: Ran) -> int:
+    """How many numbers a linear layer makes."""
+    assert isinstance(ran.layer, Linear)
+    return ran.layer.weight.shape[0]
+
+
 def _beside(
     chain: Chain, name: str, sources: list[tuple[Ran, Step]], places: Places, wanted: Tensor, dtype: torch.dtype
 ) -> Chain:
     """The same chain, which knows the other layers that would give these numbers in the same way."""
     others = []
     for each, source in sources:
-        if each.name != chain.ran.name and each.layer.weight.shape[0] == chain.layer.weight.shape[0]:
+        if each.name != chain.ran.name and _out(each) == _out(chain.ran):
             other = chain._replace(ran=each)
             if near(other.steps(name, source, places)[-1].value, wanted, dtype, other.doubt(source, places)):
                 others.append(each.name)

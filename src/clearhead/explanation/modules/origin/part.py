@@ -76,9 +76,10 @@ def from_input(origin: Origin, tensors: Mapping[str, Tensor], given: list[Step],
 def last_projection(origin: Origin, output: Step, heads: Tensor, shown: Shown) -> Part:
     """From the outputs of all heads, (B, H, Lq, Ev), to what the module's last layer makes of them."""
     title = "Heads together, and the last projection"
-    ran = next((one for one in origin.ran[origin.before :] if _of_heads(one, heads, shown)), None)
+    after = [one for one in origin.ran[origin.before :] if not one.inner]  # a module around it may do more
+    ran = next((one for one in after if _of_heads(one, heads, shown)), None)
     if ran is None or not isinstance(ran.layer, Linear):
-        said = "No layer that ran in this module after attention was given the heads side by side."
+        said = "No layer of its own that this module ran after attention was given the heads side by side."
         return Part(title, (), f"{said} It may be in another module.")
     steps, said = joined_steps(ran.layer, output, heads, shown), f"The module's layer {ran.name}."
     if not _gives(ran, shown, heads):
@@ -188,7 +189,8 @@ def _why_not(name: str, tensor: Tensor, origin: Origin) -> str:
     lengths = {ran.x.shape[:-1].numel() // max(tensor.shape[0], 1) for ran in origin.ran[: origin.before]}
     length = tensor.shape[2]
     if lengths and max(lengths) < length and name != "query":
-        return f"The {name}: the layers ran for {max(lengths)} of {length} positions, the others were kept from before."
+        ran = f"The {name}: the layers ran for {max(lengths)} of {length} positions"
+        return f"{ran}, the others were kept from before, or are slots of a cache that hold nothing yet."
     if not lengths:
         return f"The {name}: no linear layer ran in the module before attention."
     return (

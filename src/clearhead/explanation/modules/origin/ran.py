@@ -15,7 +15,8 @@ from clearhead.explanation.modules.projection import Linear
 class Ran(NamedTuple):
     """A layer, its name in the module, and its input; its result, where it ran after attention.
 
-    `versions`: of all these tensors, to tell whether one was written to since.
+    `inner`: it ran in a module of the module. `versions`: of all these tensors, to tell whether one was written to
+    since.
     """
 
     name: str
@@ -23,6 +24,7 @@ class Ran(NamedTuple):
     x: Tensor
     versions: Versions
     result: Tensor | None = None
+    inner: bool = False
 
     @property
     def stands(self) -> bool:
@@ -31,9 +33,24 @@ class Ran(NamedTuple):
 
 
 class Layers(list[Ran]):
-    """The layers that a module has run. `attended`: whether it has called attention."""
+    """The layers that a module has run. `attended`: whether it has called attention. `turns`: the cosines and the sines
+    of positions, (B, L, R) each, that it was given, or that a module of it gave it."""
 
     attended = False
+    turns: tuple[Tensor, Tensor] | None = None
+
+    def turn(self, given: Any) -> None:
+        """Keep what may be cosines and sines: a pair of tensors, or both as one complex tensor (Llama 4)."""
+        if isinstance(given, Tensor) and given.is_complex():
+            given = given.real, given.imag
+        if self.turns is None and isinstance(given, tuple) and len(given) == 2:
+            cos, sin = given
+            if isinstance(cos, Tensor) and isinstance(sin, Tensor) and cos.shape == sin.shape:
+                self.turns = cos.detach(), sin.detach()
+
+    def add(self, name: str, inside: Layers) -> None:
+        """Also those that a module of it ran, of this name: of one depth, or a model would keep all of its layers."""
+        self.extend(one._replace(name=f"{name}.{one.name}", inner=True) for one in inside if not one.inner)
 
 
 class Origin(NamedTuple):
@@ -59,6 +76,8 @@ def noted(
     layers: Layers, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, name: str
 ) -> None:
     """Keep a module that has run, if it is a layer of a kind that is known."""
+    if "rotary" in type(module).__name__.lower():
+        layers.turn(result)
     given = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
     layer = _layer(module) if len(given) == 1 and isinstance(result, Tensor) else None
     if layer is not None:
@@ -74,7 +93,7 @@ def _layer(module: nn.Module) -> Linear | Norm | None:
             return None
         return Linear(weight if isinstance(module, nn.Linear) else weight.T, bias)
     centred = isinstance(module, nn.LayerNorm)
-    if not centred and not kind.endswith("RMSNorm"):
+    if not centred and not kind.endswith(("RMSNorm", "L2Norm")):
         return None
     eps = next((e for e in map(vars(module).get, ("eps", "variance_epsilon")) if isinstance(e, int | float)), 0.0)
     if any(t is not None and t.ndim != 1 for t in (weight, bias)) or len(getattr(module, "normalized_shape", "1")) != 1:
