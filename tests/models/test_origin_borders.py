@@ -1,5 +1,6 @@
 """Where an explanation of a recorded call could claim too much or too little of what made query, key, value, result."""
 
+import copy
 import gc
 import weakref
 
@@ -429,3 +430,16 @@ def test_rotations_that_are_given_in_other_ways():
         assert traced(explanation) == SIDES
         assert "key_cos" in [step.name for step in explanation.steps]
         check_script(explanation)
+
+
+def test_no_graph_is_kept_and_a_copy_is_its_own():
+    module = Plain()
+    with ch.watch(module, values=True) as seen:
+        module(x().requires_grad_())
+    tensors = [t for one in seen[0].origin.ran for _, t, *_ in one.versions._seen]
+    assert tensors and not any(t.requires_grad for t in tensors)
+    again = copy.deepcopy(seen[0])
+    with torch.no_grad():
+        module.q.weight.add_(1)
+    assert traced(again.explain((0, 1, 3))) == SIDES
+    assert traced(seen[0].explain((0, 1, 3))) == SIDES - {"query"}

@@ -67,9 +67,9 @@ class Origin(NamedTuple):
 
 def ran(name: str, layer: Linear | Norm, x: Tensor, result: Tensor | None = None) -> Ran:
     """A layer as it ran now."""
-    given = (x, result, layer.weight, layer.bias)
-    kept = None if result is None else result.detach()
-    return Ran(name, layer, x.detach(), Versions((name, t) for t in given if t is not None), kept)
+    x, kept = x.detach(), None if result is None else result.detach()  # which count the same writes, without a graph
+    given = (x, kept, layer.weight, layer.bias)
+    return Ran(name, layer, x, Versions((name, t) for t in given if t is not None), kept)
 
 
 def noted(
