@@ -265,7 +265,7 @@ def test_keys_of_a_cache():
         model(torch.tensor([[8]]), past_key_values=cache, use_cache=True)
     explanation = seen.calls[-1].explain((0, 1, 0))
     assert traced(explanation) == {"query"}
-    assert "The key: the layers ran for 1 of 4 positions, the others were kept from before." in words(explanation)
+    assert "The key: the layers ran for 1 of 4 positions, the others were kept from before" in words(explanation)
     check_script(explanation)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
-from clearhead.explanation.modules.origin.ran import Origin, Ran, ran
+from clearhead.explanation.modules.origin.ran import Layers, Origin, noted
 from clearhead.models._padding import Given, given
 from clearhead.models._patch import replaced
 from clearhead.models._signature import parameters
@@ -28,16 +28,14 @@ class Running(NamedTuple):
     kind: Kind
     told: Given
     cache: Any = None
-    ran: list[Ran] | None = None  # the layers in it that have run
-    turns: Any = None  # the cosines and the sines of positions that it was given
+    ran: Layers | None = None  # the layers in it that have run
 
     def origin(self) -> Origin | None:
         """What an attention call that is made now may have come from."""
         if self.ran is None:
             return None
-        turns = self.turns
-        pair = isinstance(turns, tuple) and len(turns) == 2 and all(isinstance(t, Tensor) for t in turns)
-        return Origin(self.ran, len(self.ran), (turns[0].detach(), turns[1].detach()) if pair else None)
+        self.ran.attended = True
+        return Origin(self.ran, len(self.ran), self.ran.turns)
 
     @property
     def tokens(self) -> int | None:
@@ -88,15 +86,19 @@ class Stack:
             if not stack:
                 with self.running(module, args, kwargs):
                     return call(module, *args, **kwargs)
-            if self.notes:
-                self._note(module, args, stack[-1])
             stack.append(
                 self._entered(module, args, kwargs, stack)
             )  # as `running` does, at less cost: each module comes by
             try:
-                return call(module, *args, **kwargs)
+                result = call(module, *args, **kwargs)
             finally:
-                stack.pop()
+                inside = stack.pop().ran
+            around = stack[-1]
+            if around.ran is not None and inside is not None:
+                name = self.names[id(module)].removeprefix(f"{self.names[id(around.module)]}.")
+                noted(around.ran, module, args, kwargs, result, name)
+                around.ran.add(name, inside)
+            return result
 
         return _call_impl
 
@@ -124,13 +126,11 @@ class Stack:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], stack: list[Running]
     ) -> Running:
         entered = _entered(module, args, kwargs, stack)
-        return entered._replace(ran=[], turns=kwargs.get("position_embeddings")) if self.notes else entered
-
-    def _note(self, module: nn.Module, args: tuple[Any, ...], parent: Running) -> None:
-        """Keep a layer that the module around it runs."""
-        found = ran(module, args, self.names[id(module)].rpartition(".")[2])
-        if found is not None and parent.ran is not None:
-            parent.ran.append(found)
+        if not self.notes:
+            return entered
+        layers = Layers()
+        layers.turn(kwargs.get("position_embeddings"))
+        return entered._replace(ran=layers)
 
     @contextmanager
     def _outermost(self, module: nn.Module) -> Iterator[None]:

@@ -48,7 +48,7 @@ def explain_call(
         said = f"The {call.kind}-attention of {call.name}, computed by {call.backend}.\n\n"
         title = "Inputs, as the model gave them to attention"
         if len(made.steps) > len(inputs):
-            title = "From the module's input to query, key and value"
+            title = "From the layers' input to query, key and value"
         said = "\n".join([said + drawn(shapes, problem.sizes), *made.missing])
         first = Part(title, tuple(made.steps), said)
         return settled(Explanation(f"{call.name}, step by step", (first, *parts), settle(shown, weights, keep)))

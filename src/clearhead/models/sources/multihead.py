@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.explanation.modules.origin.layouts import SIDES
-from clearhead.explanation.modules.origin.ran import Origin, Ran
+from clearhead.explanation.modules.origin.ran import Origin, ran
 from clearhead.explanation.modules.projection import Linear
 from clearhead.masks.causal import Causal
 from clearhead.masks.lengths import Lengths
@@ -180,11 +180,11 @@ def _origin(
     """What query, key and value were made of: the three parts of the module's input projection."""
     if not receiver.stack.notes:
         return None
-    ran = []
-    for side, x, weight, bias in zip(SIDES, inputs, weights, biases, strict=True):
-        layer = Linear(weight.detach(), None if bias is None else bias.detach())
-        ran.append(Ran(f"in_proj, of {side},", layer, x.detach()))
-    return Origin(ran, len(ran))
+    layers = [
+        ran(f"in_proj, of {side},", Linear(weight.detach(), None if bias is None else bias.detach()), x)
+        for side, x, weight, bias in zip(SIDES, inputs, weights, biases, strict=True)
+    ]
+    return Origin(layers, len(layers))
 
 
 def _heads(projected: Tensor, heads: int) -> Tensor:

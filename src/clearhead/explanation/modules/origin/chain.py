@@ -31,20 +31,25 @@ class Turn(NamedTuple):
             batches = places.batches if each.shape[0] > 1 else [0]
             rows = taken(taken(each, 0, batches), 1, places.positions).unsqueeze(1)
             word = {"cos": "cosine", "sin": "sine"}[what]
-            why = f"The {word} of each entry's angle, which the model made of the position; entries that stay have 0."
+            why = f"The {word} of each entry's angle, which the model made of the position. What stays has the angle 0."
             found.append(Step(f"{name}_{what}", "", why, rows.to(before.value.dtype), axes))
         partners = partner_step(name, before, self.dim, self.interleaved)
         return [*found, partners, turned_step(result, before, partners, *found)]
 
 
 class Chain(NamedTuple):
-    """A linear layer, whose `rows` (H, E) make the heads; then perhaps a norm, a rotation and a factor."""
+    """A linear layer, whose `rows` (H, E) make the heads; then perhaps a norm, a rotation and a factor.
+
+    `turned_first`: the norm is of what the rotation gives. `others`: layers that give the same numbers in the same way.
+    """
 
     ran: Ran
     rows: Tensor
     norm: tuple[str, Norm, bool] | None = None  # its name, and whether it is of all heads together
     turn: Turn | None = None
     factor: float = 1.0
+    turned_first: bool = False
+    others: tuple[str, ...] = ()
 
     @property
     def layer(self) -> Linear:
@@ -61,32 +66,56 @@ class Chain(NamedTuple):
             f"{self.rows.shape[1]} for each head shown."
         )
         flat = f"unnormed_{name}" if together else f"flat_{name}"
+        if self.others:
+            same = "Its layer" if len(self.others) == 1 else "Each of its layers"
+            why += f" {same} {', '.join(self.others)} would give the same: by the numbers it may be that one."
         steps = projection_steps(layer, source, name, flat, why)
         if norm is not None and together:
             steps += norm_steps(norm, steps[-1], name, f"flat_{name}")
-        stages = {"unnormed": norm is not None and not together, "unturned": self.turn, "unscaled": self.factor != 1.0}
-        results = [*(f"{stage}_{name}" for stage, there in stages.items() if there), name]
-        after = iter(results[1:])
+        norm = None if together else norm
+        stages = [stage for stage, there in (("unnormed", norm), ("unturned", self.turn)) if there is not None]
+        stages = stages[::-1] if self.turned_first else stages
+        stages += ["unscaled"] if self.factor != 1.0 else []
+        results = [*(f"{stage}_{name}" for stage in stages), name]
         steps.append(split(steps[-1], len(heads), [heads.index(head) for head in places.heads], results[0]))
-        if norm is not None and not together:
-            steps += norm_steps(norm, steps[-1], name, next(after))
-        if self.turn is not None:
-            steps += self.turn.steps(name, steps[-1], next(after), places)
-        if self.factor != 1.0:
-            steps.append(_times(steps[-1], self.factor, name))
+        for stage, result in zip(stages, results[1:], strict=True):
+            if stage == "unnormed" and norm is not None:
+                steps += norm_steps(norm, steps[-1], name, result)
+            elif stage == "unturned" and self.turn is not None:
+                steps += self.turn.steps(name, steps[-1], result, places)
+            else:
+                steps.append(_times(steps[-1], self.factor, result))
         return steps
 
+    def doubt(self, source: Step, places: Places) -> Tensor:
+        """The `doubt` of the layer's sums in these places, (B, H, L, 1)."""
+        layer = self.layer.rows(self.rows[places.heads].flatten()).to(source.value)
+        return doubt(layer, source.value, len(places.heads)).transpose(1, 2)
 
-def turns(given: tuple[Tensor, Tensor] | None, width: int) -> Iterator[Turn]:
+
+def doubt(layer: Linear, x: Tensor, heads: int) -> Tensor:
+    """How much larger the terms of sums are than the sums, for each head's vector, (B, L, H, 1): by so much more
+    their roundings count."""
+    squares, sums = x.square() @ layer.weight.square().T, x @ layer.weight.T
+    if layer.bias is not None:
+        squares, sums = squares + layer.bias.square(), sums + layer.bias
+    terms, sizes = (t.abs().unflatten(-1, (heads, -1)).amax(-1, keepdim=True) for t in (squares.sqrt(), sums))  # type: ignore[no-untyped-call]
+    ratio: Tensor = terms / sizes
+    return ratio.nan_to_num(0.0, posinf=0.0)
+
+
+def turns(given: tuple[Tensor, Tensor] | None, batch: int, length: int, width: int) -> Iterator[Turn]:
     """The rotations that cosines and sines (B, L, R) may stand for: of halves or of neighbours, one for each entry or
-    for each pair, of all entries or of the first."""
+    for each pair, of all entries or of the first. Of fewer positions than there are, those are the last (DINOv3)."""
     if given is None or not all(t.ndim in (2, 3) and t.is_floating_point() for t in given):
         return
     cos, sin = (t if t.ndim == 3 else t.unsqueeze(0) for t in given)
     size = cos.shape[-1]
+    if cos.shape != sin.shape or cos.shape[0] not in (1, batch) or not 0 < cos.shape[1] <= length:
+        return
 
     def turn(dim: int, interleaved: bool, entries: Tensor) -> Turn:
-        still = [0, width - dim]
+        still = [0, width - dim, length - cos.shape[1], 0]
         pad = torch.nn.functional.pad
         return Turn(pad(cos[..., entries], still, value=1.0), pad(sin[..., entries], still), dim, interleaved)
 
@@ -105,7 +134,8 @@ def _times(before: Step, factor: float, name: str) -> Step:
     return Step(
         name,
         f"{name}[{i}, d] = {number(factor)} · {before.name}[{i}, d]",
-        "The module multiplies by a scale of its own here.",
+        "These numbers times one factor, the same in all places looked at, are the model's: its own scale, or a norm "
+        "of vectors that are equally long.",
         before.value * factor,
         before.axes,
         f"{name} = {factor!r} * {before.name}",

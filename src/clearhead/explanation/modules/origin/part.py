@@ -1,4 +1,4 @@
-"""The part of a recorded call's explanation that leads from the module's input to query, key and value."""
+"""The part of a recorded call's explanation that leads from layers' inputs to query, key and value."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from clearhead.base.arrays import accumulated
 from clearhead.base.steps import Step, number
 from clearhead.explanation.explanation import Part
 from clearhead.explanation.modules.joined import joined_steps
-from clearhead.explanation.modules.origin.chain import Chain
+from clearhead.explanation.modules.origin.chain import Chain, doubt
 from clearhead.explanation.modules.origin.find import batched, find, input_step, near
 from clearhead.explanation.modules.origin.places import AXES, Places, taken
 from clearhead.explanation.modules.origin.ran import Origin, Ran
@@ -49,7 +50,8 @@ def from_input(origin: Origin, tensors: Mapping[str, Tensor], given: list[Step],
             chain, places = found[step.name]
             source = replace(sources[step.name], axes=("B", AXES[step.name], "in"))
             steps = chain.steps(step.name, source, places)
-            if near(steps[-1].value, step.value, tensors[step.name].dtype):
+            values = steps[-1].value, step.value, tensors[step.name].dtype
+            if near(*values) or near(*values, chain.doubt(source, places)):
                 made[step.name] = steps
             else:
                 missing.append(f"The {step.name}: {chain.ran.name} makes it at some positions, and not at all of them.")
@@ -74,11 +76,17 @@ def from_input(origin: Origin, tensors: Mapping[str, Tensor], given: list[Step],
 def last_projection(origin: Origin, output: Step, heads: Tensor, shown: Shown) -> Part:
     """From the outputs of all heads, (B, H, Lq, Ev), to what the module's last layer makes of them."""
     title = "Heads together, and the last projection"
-    ran = next((one for one in origin.ran[origin.before :] if _of_heads(one, heads, shown)), None)
+    after = [one for one in origin.ran[origin.before :] if not one.inner]  # a module around it may do more
+    ran = next((one for one in after if _of_heads(one, heads, shown)), None)
     if ran is None or not isinstance(ran.layer, Linear):
-        said = "No layer that ran in this module after attention was given the heads side by side."
+        said = "No layer of its own that this module ran after attention was given the heads side by side."
         return Part(title, (), f"{said} It may be in another module.")
     steps, said = joined_steps(ran.layer, output, heads, shown), f"The module's layer {ran.name}."
+    if not _gives(ran, shown, heads):
+        said = (
+            f"The layer {ran.name} was given the heads side by side. Its result is not that of its weights and bias: "
+        )
+        return Part(title, (), f"{said}it computes something else, or they were changed since.")
     if ran.layer.weight.numel() > LISTED:
         steps = [step for step in steps if step.name not in ("W_output", "b_output")]
         steps[-1] = replace(steps[-1], code="")
@@ -88,12 +96,24 @@ def last_projection(origin: Origin, output: Step, heads: Tensor, shown: Shown) -
 
 def _of_heads(ran: Ran, heads: Tensor, shown: Shown) -> bool:
     """Whether a linear layer was given the outputs of the heads, side by side."""
-    x = batched(ran.x, heads)
-    if not isinstance(ran.layer, Linear) or x is None or x.shape[-1] != heads.shape[1] * heads.shape[3]:
+    x, joined = batched(ran.x, heads), heads.shape[1] * heads.shape[3]
+    if not isinstance(ran.layer, Linear) or x is None or not x.shape[-1] == ran.layer.weight.shape[-1] == joined:
         return False
     batches, queries = list(shown.batches), list(shown.queries)
     theirs, mine = taken(taken(x, 0, batches), 1, queries), taken(taken(heads, 0, batches), 2, queries)
     return near(theirs.double(), mine.double().transpose(1, 2).flatten(2), heads.dtype)
+
+
+def _gives(ran: Ran, shown: Shown, heads: Tensor) -> bool:
+    """Whether the layer gave what its weights and bias make of its input, for the queries that are shown."""
+    found, wanted = batched(ran.x, heads), None if ran.result is None else batched(ran.result, heads)
+    if not ran.stands or not isinstance(ran.layer, Linear) or found is None or wanted is None:
+        return False
+    x, result = (taken(taken(t, 0, list(shown.batches)), 1, list(shown.queries)) for t in (found, wanted))
+    x = x.to(accumulated(heads.dtype))
+    layer = ran.layer.to(x)
+    made = torch.nn.functional.linear(x, layer.weight, layer.bias)
+    return made.shape == result.shape and near(made, result.to(made), heads.dtype, doubt(layer, x, 1).squeeze(2))
 
 
 def _count(sources: list[Step], steps: list[Step]) -> int:
@@ -169,7 +189,8 @@ def _why_not(name: str, tensor: Tensor, origin: Origin) -> str:
     lengths = {ran.x.shape[:-1].numel() // max(tensor.shape[0], 1) for ran in origin.ran[: origin.before]}
     length = tensor.shape[2]
     if lengths and max(lengths) < length and name != "query":
-        return f"The {name}: the layers ran for {max(lengths)} of {length} positions, the others were kept from before."
+        ran = f"The {name}: the layers ran for {max(lengths)} of {length} positions"
+        return f"{ran}, the others were kept from before, or are slots of a cache that hold nothing yet."
     if not lengths:
         return f"The {name}: no linear layer ran in the module before attention."
     return (

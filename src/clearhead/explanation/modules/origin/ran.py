@@ -2,20 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from clearhead.base.versions import Versions
 from clearhead.explanation.modules.norm import Norm
 from clearhead.explanation.modules.projection import Linear
 
 
 class Ran(NamedTuple):
-    """A layer, its name in the module, and its input."""
+    """A layer, its name in the module, and its input; its result, where it ran after attention.
+
+    `inner`: it ran in a module of the module. `versions`: of all these tensors, to tell whether one was written to
+    since.
+    """
 
     name: str
     layer: Linear | Norm
     x: Tensor
+    versions: Versions
+    result: Tensor | None = None
+    inner: bool = False
+
+    @property
+    def stands(self) -> bool:
+        """Whether the numbers are still those that the layer ran with, as far as PyTorch counts."""
+        return self.versions.written() is None
+
+
+class Layers(list[Ran]):
+    """The layers that a module has run. `attended`: whether it has called attention. `turns`: the cosines and the sines
+    of positions, (B, L, R) each, that it was given, or that a module of it gave it."""
+
+    attended = False
+    turns: tuple[Tensor, Tensor] | None = None
+
+    def turn(self, given: Any) -> None:
+        """Keep what may be cosines and sines: a pair of tensors, or both as one complex tensor (Llama 4)."""
+        if isinstance(given, Tensor) and given.is_complex():
+            given = given.real, given.imag
+        if self.turns is None and isinstance(given, tuple) and len(given) == 2:
+            cos, sin = given
+            if isinstance(cos, Tensor) and isinstance(sin, Tensor) and cos.shape == sin.shape:
+                self.turns = cos.detach(), sin.detach()
+
+    def add(self, name: str, inside: Layers) -> None:
+        """Also those that a module of it ran, of this name: of one depth, or a model would keep all of its layers."""
+        self.extend(one._replace(name=f"{name}.{one.name}", inner=True) for one in inside if not one.inner)
 
 
 class Origin(NamedTuple):
@@ -30,24 +65,44 @@ class Origin(NamedTuple):
     turns: tuple[Tensor, Tensor] | None = None
 
 
-def ran(module: nn.Module, args: tuple[Any, ...], name: str) -> Ran | None:
-    """What is kept of a layer that runs; None of other modules."""
-    if not args or not isinstance(args[0], Tensor):
-        return None
-    layer = _layer(module)
-    return None if layer is None else Ran(name, layer, args[0].detach())
+def ran(name: str, layer: Linear | Norm, x: Tensor, result: Tensor | None = None) -> Ran:
+    """A layer as it ran now."""
+    x, kept = x.detach(), None if result is None else result.detach()  # which count the same writes, without a graph
+    given = (x, kept, layer.weight, layer.bias)
+    return Ran(name, layer, x, Versions((name, t) for t in given if t is not None), kept)
+
+
+def noted(
+    layers: Layers, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, name: str
+) -> None:
+    """Keep a module that has run, if it is a layer of a kind that is known."""
+    if "rotary" in type(module).__name__.lower():
+        layers.turn(result)
+    given = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
+    layer = _layer(module) if len(given) == 1 and isinstance(result, Tensor) else None
+    if layer is not None:
+        layers.append(ran(name, layer, given[0], result if layers.attended else None))
 
 
 def _layer(module: nn.Module) -> Linear | Norm | None:
-    weight, kind = getattr(module, "weight", None), type(module).__name__
-    bias = getattr(module, "bias", None)
-    bias = bias.detach() if isinstance(bias, Tensor) else None
+    """Read from what the module holds: a property, such as that of a parametrization, may compute or draw numbers."""
+    kind = type(module).__name__
+    weight, bias = _held(module, "weight"), _held(module, "bias")
     if isinstance(module, nn.Linear) or kind == "Conv1D":  # GPT-2's has its weight as (in, out)
-        assert isinstance(weight, Tensor)
-        weight = weight.detach()
+        if weight is None or weight.ndim != 2:
+            return None
         return Linear(weight if isinstance(module, nn.Linear) else weight.T, bias)
-    if isinstance(module, nn.LayerNorm) or kind.endswith("RMSNorm"):
-        eps = next((e for e in (getattr(module, "eps", None), getattr(module, "variance_epsilon", None)) if e), 0.0)
-        learnt = weight.detach() if isinstance(weight, Tensor) else None
-        return Norm(learnt, bias, float(eps), isinstance(module, nn.LayerNorm))
-    return None
+    centred = isinstance(module, nn.LayerNorm)
+    if not centred and not kind.endswith(("RMSNorm", "L2Norm")):
+        return None
+    eps = next((e for e in map(vars(module).get, ("eps", "variance_epsilon")) if isinstance(e, int | float)), 0.0)
+    if any(t is not None and t.ndim != 1 for t in (weight, bias)) or len(getattr(module, "normalized_shape", "1")) != 1:
+        return None  # of more than one axis
+    return Norm(weight, bias, float(eps), centred)
+
+
+def _held(module: nn.Module, name: str) -> Tensor | None:
+    places = (module._parameters, module._buffers, vars(module))
+    found = next((place[name] for place in places if isinstance(place.get(name), Tensor)), None)
+    floating = found is not None and found.is_floating_point()
+    return found.detach() if floating and found is not None else None
