@@ -9,6 +9,7 @@ from torch import Tensor
 
 TERMS = 6  # the most terms of a sum that are written out
 Cell = Callable[[tuple[int, ...]], str]
+PAIRS = ("B", "H", "Lq", "Lk")  # the axes of what there is one of for each pair
 INDEX = {"Lq": "i", "Lk": "j", "L": "p"}  # the letter of a place along an axis, in formulas
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from clearhead.base.errors import ShapeError, columns
+from clearhead.base.places import positions
 from clearhead.base.positions import query_offset
 from clearhead.base.shapes import Sizes, part, placed
 from clearhead.base.steps import Step
 from clearhead.base.tracing import readable
 from clearhead.masks._draw import LARGEST
 from clearhead.masks._lengths import check_lengths, few_values
-from clearhead.masks._places import positions
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 

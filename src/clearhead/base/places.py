@@ -1,13 +1,12 @@
-"""The positions of queries and keys as steps of an explanation."""
+"""The positions of queries and keys as steps of an explanation: of masks, and of biases."""
 
 from __future__ import annotations
 
 import torch
 
 from clearhead.base.positions import query_offset
-from clearhead.base.shapes import Sizes, part
-from clearhead.base.steps import Step
-from clearhead.masks.base import PAIRS, Sides
+from clearhead.base.shapes import Sides, Sizes, part
+from clearhead.base.steps import PAIRS, Step
 
 
 def positions(sizes: Sizes, at: Sides, name: str, who: str) -> tuple[Step, Step]:
