@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from clearhead.base.steps import Step, number, signed
+from clearhead.base.steps import Back, Step, number, signed
 from clearhead.problem.problem import Problem
 from clearhead.scores.base import SCORES, ByTile, capped, with_parameters
 from clearhead.scores.dot import Dot
@@ -64,6 +64,7 @@ def _scaled(before: Step, scale: float, width: int, score: object) -> Step:
     return Step(
         "scores", formula, why + spread, value, SCORES, code,
         lambda at: f"{signed(before.value[at])}·{signed(scale)}",
+        back={before.name: Back(f"d_{before.name}[i, j] = {{d}}[i, j] · {number(scale)}")},
     )  # fmt: skip
 
 
@@ -80,7 +81,9 @@ def _added(before: Step, given: Step, why: str) -> Step:
     value = before.value + given.value
     formula = f"scores[i, j] = {before.name}[i, j] + {given.name}[i, j]"
     every = given.value.expand(value.shape)
+    whole = [step for step in (before, given) if step.value.shape == value.shape]  # one that is repeated gets a sum
     return Step(
         "scores", formula, why, value, SCORES, f"scores = {before.name} + {given.name}",
         lambda at: f"{number(before.value[at])} + {signed(every[at])}",
+        back={step.name: Back(f"d_{step.name}[i, j] = {{d}}[i, j]") for step in whole},
     )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from clearhead.base.steps import Step, number, signed
+from clearhead.base.steps import Back, Step, number, signed
 from clearhead.engines.tiled import tiles
 from clearhead.problem.problem import Problem
 from clearhead.scores.base import SCORES
@@ -77,8 +77,17 @@ def softmax_part(rows: Problem, name: str, tile: Tensor) -> list[Step]:
     def share(at: tuple[int, ...]) -> str:
         return number(weights[at]) if unseen[at] else f"{number(above[at])} / {number(sums[at[:3]])}"
 
-    steps.append(Step("weights", formula, why, weights, SCORES, code, share))
+    steps.append(Step("weights", formula, why, weights, SCORES, code, share, back={name: _back(name)}))
     return steps
+
+
+def _back(name: str) -> Back:
+    formula = f"d_{name}[i, j] = weights[i, j] · ({{d}}[i, j] - Σ_k weights[i, k] · {{d}}[i, k])"
+    why = (
+        "A larger score makes its own weight larger and the others of its row smaller: hence the difference. Where a "
+        "weight is 0, as for masked pairs, this is 0."
+    )
+    return Back(formula, why)
 
 
 def wrong_axis(name: str, tile: Tensor) -> list[Step]:
