@@ -287,6 +287,9 @@ def test_a_looked_up_number_is_written_out(show):
     assert (
         opened.page.evaluate("clearhead.sentence('bias_apart', [0, 0, 1, 5])") == "bias_apart[0, 0, 1, 5] = 5 - 3 = 2"
     )
+    edges = " + ".join(f"(1 ≥ {edge})" for edge in explanation["bias_edges"].tolist())
+    sentence = opened.page.evaluate("clearhead.sentence('bias_buckets', [0, 0, 1, 4])")
+    assert sentence == f"bias_buckets[0, 0, 1, 4] = {edges} + 4·(1 > 0) = {bucket}"
     opened.page.locator("section.card:visible figure:not(.operand) tbody tr").nth(1).locator("td").nth(4).hover()
     lit = opened.page.locator("section.card:visible figure.operand td[class*=tone-]")
     assert lit.count() == 2  # the number of the table, and the bucket that named it

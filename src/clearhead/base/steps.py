@@ -39,6 +39,7 @@ class Step:
     `Explanation` that of the one number that is shown, whatever the index.
     `aside`: whether it is what would happen otherwise, which no later step uses. `copies`: of an input, how many
     sequences, and how many heads in a row, have the same rows since they share them.
+    `within`: of whole numbers that are given, the least and the largest that a reader may put in their place.
     `back`: by the name of a step that it is made of, that one's gradient; where no other step is made of that one too.
     """
 
@@ -51,6 +52,7 @@ class Step:
     cell: Cell | None = None
     aside: bool = False
     copies: tuple[int, int] = (1, 1)
+    within: tuple[int, int] | None = None
     back: Mapping[str, Back] = field(default_factory=dict)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -55,6 +56,7 @@ class DistanceBias(Bias):
         rows, columns = positions(sizes._replace(align=0), at, name, "DistanceBias")  # the table counts from 0 for both
         after = columns.value - rows.value
         first, last = int(after.min()), int(after.max())
+        rows = replace(rows, within=(int(rows.value.min()), int(rows.value.max())))  # so that each has its place
         along = wide(part(self._table(sizes), *at[:2]))[:, :, None, sizes.queries - 1 + first : sizes.queries + last]
         table = Step(
             f"{name}_table", "", "The numbers that were given, one a distance: those of the distances here.", along,

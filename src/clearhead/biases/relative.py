@@ -96,7 +96,8 @@ class RelativeBias(Bias):
             f"widen: distance d is in bucket {exact} + {buckets - exact} · log(d / {exact}) / "
             f"log({self.max_distance} / {exact}), rounded down, and in {buckets - 1} at most."
         )
-        steps.append(Step(edges, "", widening, least, ("edge",)))
+        most = min(self.max_distance, 2 * MOST)
+        steps.append(Step(edges, "", widening, least, ("edge",), within=(0, most)))
         count = torch.bucketize(steps[0].value, least, right=True)
         formula, code = f"how many of {edges} are at most {far}[i, j]", f"({far}.unsqueeze(-1) >= {edges}).sum(-1)"
         why = "Near distances have a bucket each, and far ones share them."
