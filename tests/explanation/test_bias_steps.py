@@ -246,6 +246,33 @@ def test_a_recorded_call_s_bias_has_its_steps(name, tmp_path):
         assert torch.equal(again["bias"].expand_as(added), added)
 
 
+class Attribute(ch.Bias):
+    """A bias with steps, over a tensor that is neither a parameter nor a buffer, so that no copy of it is made."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.table = table
+
+    def lower(self, sizes):
+        return ch.Added(relative=self.table[None, None])
+
+    def steps(self, sizes, at, name="bias"):
+        return DistanceBias(self.table).steps(sizes, at, name)
+
+
+def test_a_recorded_bias_that_was_written_to_is_shown_by_the_numbers_of_the_call():
+    table = draw(15, seed=4)
+    model, x = Model(Attribute(table)), draw(2, 8, 6)
+    with torch.no_grad(), ch.watch(model) as seen:
+        model(x)
+    added = model.bias(draw(8, 1), draw(8, 1)).clone()
+    assert "bias_table" in [step.name for step in seen[0].explain().steps]
+    table += 1
+    explanation = seen[0].explain()
+    assert "bias_table" not in [step.name for step in explanation.steps]
+    assert torch.equal(explanation["bias"].expand(2, 3, 8, 8), added.expand(2, 3, 8, 8))
+
+
 def test_a_matrix_beside_a_bias_is_not_kept_twice():
     x = draw(1, 64, 6)
     model = Model(ch.ALiBi(3) + ch.DenseBias(draw(3, 64, 64)[None]))

@@ -135,11 +135,7 @@ class Bias(nn.Module, ABC):
     def explained(self, sizes: Sizes, at: Sides, name: str = "bias") -> list[Step]:
         """Its `steps`; where they end in others, as those that a changed subclass inherits, its numbers alone."""
         steps, numbers = self.steps(sizes, at, name), self.part(sizes, at)
-        found = steps[-1].value.detach().to(numbers.dtype)
-        same = all(n in (1, size) for n, size in zip(found.shape, numbers.shape, strict=True))
-        if same and torch.allclose(found.expand_as(numbers), numbers, rtol=1e-5, atol=1e-6, equal_nan=True):
-            return steps
-        return numbers_alone(name, wide(numbers))
+        return steps if ends_in(steps, numbers) else numbers_alone(name, wide(numbers))
 
     def part(self, sizes: Sizes, at: Sides) -> Tensor:
         """The numbers of the part that four slices name; an axis along which the bias repeats may have size 1."""
@@ -238,6 +234,13 @@ def distances(sizes: Sizes, offset: int | Tensor) -> Tensor:
     count = max(sizes.queries + sizes.keys - 1, 0)
     apart = torch.arange(count, device=sizes.device)[None] - (sizes.queries - 1)
     return apart - (offset.view(-1, 1) if isinstance(offset, Tensor) else offset)
+
+
+def ends_in(steps: list[Step], numbers: Tensor) -> bool:
+    """Whether the last step has these numbers, but for rounding; an axis along which it repeats may have size 1."""
+    found = steps[-1].value.detach().to(numbers.dtype)
+    fits = found.ndim == 4 and all(n in (1, size) for n, size in zip(found.shape, numbers.shape, strict=True))
+    return fits and torch.allclose(found.expand_as(numbers), numbers, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
 def numbers_alone(name: str, numbers: Tensor) -> list[Step]:
