@@ -22,6 +22,7 @@ from clearhead.engines.tiled.tiles import softmax
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask
 from clearhead.masks.lengths import Lengths
+from clearhead.problem.given import with_given
 from clearhead.problem.problem import Problem, make_problem
 from clearhead.scores.base import Score
 
@@ -95,9 +96,9 @@ class Arguments(NamedTuple):
     engine: str | Engine | None = None
 
     def problem(self, among: tuple[int, int] | None = None, by_tile: bool = False) -> Problem:
-        """`among`, `by_tile`: see `make_problem`."""
+        """`among`, `by_tile`: see `make_problem`. By the tile, for an explanation, its bias knows what it is of."""
         query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine = self
-        return make_problem(
+        problem = make_problem(
             query,
             key,
             value,
@@ -112,6 +113,7 @@ class Arguments(NamedTuple):
             by_tile=by_tile,
             among=among,
         )
+        return with_given(problem, bias, mask) if by_tile else problem
 
 
 def attend(call: Arguments) -> tuple[Any, Problem]:

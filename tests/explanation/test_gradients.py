@@ -1,5 +1,8 @@
 """Gradients of every step, held to autograd through attention itself, and to the scripts."""
 
+import itertools
+import re
+
 import pytest
 import torch
 from recomputed import check_script
@@ -52,7 +55,7 @@ def test_the_formulas_of_weights_and_scores():
     torch.testing.assert_close(explanation["d_scores"], weights * (d_weights - mean), rtol=1e-4, atol=1e-6)
 
 
-def test_the_formulas_that_are_read_from_the_steps():
+def test_the_formulas_of_query_key_and_mask():
     query, key, value = draw(2, 4), draw(3, 4, seed=1), draw(3, 2, seed=2)
     explanation = ch.explain(query, key, value, mask=ch.Lengths(2), gradients=draw(2, 2, seed=3))
     formulas = {step.name: step.formula for step in explanation.steps}
@@ -65,6 +68,69 @@ def test_the_formulas_that_are_read_from_the_steps():
     assert formulas["d_scores"] == "d_scores[i, j] = d_masked[i, j] if mask[i, j] else 0"
     seen = torch.tensor([True, True, False])
     torch.testing.assert_close(explanation["d_scores"], explanation["d_masked"].masked_fill(~seen, 0.0))
+
+
+def as_python(formula, numbers):
+    """The right-hand side of a formula, in Python; a sum runs up to the bracket that closes around it."""
+    text = formula.split(" = ", 1)[1].replace("·", "*").replace("²", "**2")
+    while "Σ_" in text:
+        start = text.rindex("Σ_")
+        letter, depth, end = text[start + 2], 0, start
+        while end < len(text) and depth >= 0:
+            depth += {"(": 1, ")": -1}.get(text[end], 0)
+            end += depth >= 0
+        term = text[start + 3 : end]
+        name, places = next(m for m in re.findall(r"(\w+)\[([^]]*)\]", term) if letter in m[1].split(", "))
+        size = numbers[name].shape[places.split(", ").index(letter)]
+        text = f"{text[:start]}sum({term.strip()} for {letter} in range({size})){text[end:]}"
+    return text
+
+
+def check_formula(step, numbers):
+    """The formula of a gradient, evaluated number by number, in one sequence and head."""
+    letters = re.match(r"\w+\[([^]]*)\] = ", step.formula)[1].split(", ")
+    expression, mine = compile(as_python(step.formula, numbers), step.formula, "eval"), numbers[step.name]
+    for at in itertools.product(*map(range, mine.shape)):
+        found = eval(expression, numbers | dict(zip(letters, at, strict=True)))
+        assert float(found) == pytest.approx(float(mine[at]), rel=2e-3, abs=1e-5), (step.formula, at)
+
+
+MORE = {
+    "plain": {},
+    "bias": {"bias": draw(2, 2, 3, 4, seed=3)},
+    "a bias for all": {"bias": draw(3, 4, seed=3)},
+    "sinks": {"sinks": draw(2, seed=4)},
+    "dropout": {"dropout_p": 0.5},
+}
+
+
+@pytest.mark.parametrize("more", MORE)
+@pytest.mark.parametrize("mask", [None, ch.Lengths([2, 4])], ids=["no mask", "mask"])
+@pytest.mark.parametrize("score", scores(), ids=lambda s: s.__name__)
+def test_every_formula_of_a_gradient_comes_to_its_numbers(score, mask, more):
+    score, query_dim, key_dim = score.example()
+    inputs = [draw(2, 2, 3, query_dim), draw(2, 2, 4, key_dim, seed=1), draw(2, 2, 4, 5, seed=2)]
+    explanation = ch.explain(*inputs, score=score, mask=mask, **MORE[more], gradients=draw(2, 2, 3, 5, seed=5))
+    numbers = {}
+    for step in explanation.steps:
+        lead = zip(step.axes, step.value.shape, strict=True)
+        inside = [min(int(axis == "H"), n - 1) for axis, n in lead if axis in ("B", "H")]
+        value = step.value[tuple(inside)]  # of sequence 0, some of whose keys are masked, and head 1
+        numbers[step.name] = value.expand([{"Lq": 3, "Lk": 4}.get(axis, -1) for axis in step.axes[len(inside) :]])
+    said = [
+        step for step in explanation.steps if step.name.startswith("d_") and step.formula and "∂" not in step.formula
+    ]
+    for step in said:
+        check_formula(step, numbers)
+    names = {step.name for step in said}
+    assert {"d_weights", "d_value", "d_scores"} <= names
+    assert ("d_dropped" in names) == (more == "dropout") and ("d_masked" in names) == (mask is not None)
+    assert ("d_unbiased" in names) == ("bias" in more) and ("d_bias" in names) == (more == "bias")
+    own = {"Dot": {"query", "key", "products"}, "Bilinear": {"query", "key", "turned"}}
+    own |= {"Cosine": {"unit_query", "unit_key", "cosines"}, "Gaussian": {"squared"}, "ScoreFunction": set()}
+    own["Additive"] = {"query", "key", "projected_query", "projected_key", "pairs", "hidden"}
+    kind = type(score).__name__
+    assert {f"d_{name}" for name in own[kind] if name != "products" or "bias" not in more} <= names
 
 
 @pytest.mark.parametrize("at", [None, (0, 1), (0, slice(0, 3, 2), 2)], ids=str)

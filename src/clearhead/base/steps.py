@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import Tensor
 
 TERMS = 6  # the most terms of a sum that are written out
 Cell = Callable[[tuple[int, ...]], str]
+PAIRS = ("B", "H", "Lq", "Lk")  # the axes of what there is one of for each pair
 INDEX = {"Lq": "i", "Lk": "j", "L": "p"}  # the letter of a place along an axis, in formulas
+
+
+class Back(NamedTuple):
+    """The gradient of a step, said by the step that is made of it: with `{d}` for that one's own gradient."""
+
+    formula: str
+    why: str = "By the chain rule: the gradient of the step that is made of this one, times how that depends on it."
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +39,8 @@ class Step:
     `Explanation` that of the one number that is shown, whatever the index.
     `aside`: whether it is what would happen otherwise, which no later step uses. `copies`: of an input, how many
     sequences, and how many heads in a row, have the same rows since they share them.
+    `within`: of whole numbers that are given, the least and the largest that a reader may put in their place.
+    `back`: by the name of a step that it is made of, that one's gradient; where no other step is made of that one too.
     """
 
     name: str
@@ -41,6 +52,8 @@ class Step:
     cell: Cell | None = None
     aside: bool = False
     copies: tuple[int, int] = (1, 1)
+    within: tuple[int, int] | None = None
+    back: Mapping[str, Back] = field(default_factory=dict)
 
     @property
     def given(self) -> bool:
@@ -88,6 +101,14 @@ def products(left: Tensor, right: Tensor) -> str:
 def of_pairs(query: Tensor, key: Tensor) -> Cell:
     """The cells of query · keyᵀ: a query's row times a key's."""
     return lambda at: products(query[at[:3]], key[(*at[:2], at[3])])
+
+
+def back_of_pairs(query: str, key: str, d: str = "d") -> dict[str, Back]:
+    """What Σ_d query[i, d] · key[j, d] sends back to its two sides, which have these names."""
+    return {
+        query: Back(f"d_{query}[i, {d}] = Σ_j {{d}}[i, j] · {key}[j, {d}]"),
+        key: Back(f"d_{key}[j, {d}] = Σ_i {{d}}[i, j] · {query}[i, {d}]"),
+    }
 
 
 def of_projection(side: Tensor, matrix: Tensor) -> Cell:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.positions import check_align
-from clearhead.base.shapes import Align, Sizes, array_sizes, extent, part
+from clearhead.base.shapes import Align, Sides, Sizes, array_sizes, extent, part
+from clearhead.base.steps import PAIRS, Step, number, signed
 
 Part = Callable[[slice, slice, slice, slice], Tensor]
 
@@ -30,13 +31,14 @@ class Added(NamedTuple):
     number a distance: its entry j − i + Lq − 1 is added to the pair (i, j). That is O(L) memory for what depends on
     the distance alone. `function(batch, heads, queries, keys)`, four slices, gives that part of the bias, a
     floating-point tensor of four dimensions that broadcasts to it; `reads` are the caller's tensors that it reads.
-    Where several are given, all are added.
+    Where several are given, all are added. `given`: the bias that it is of, where an explanation may ask for its steps.
     """
 
     dense: Tensor | None = None
     relative: Tensor | None = None
     function: Part | None = None
     reads: tuple[Tensor, ...] = ()
+    given: Bias | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -122,6 +124,24 @@ class Bias(nn.Module, ABC):
     def lower(self, sizes: Sizes) -> Added:
         """The normal form for a (B, H, Lq, Lk) matrix. Raises a `ClearheadError` where the bias does not fit it."""
 
+    def steps(self, sizes: Sizes, at: Sides, name: str = "bias") -> list[Step]:
+        """How this bias comes to its numbers, for `clearhead.explain`; the last step is what is added.
+
+        `at`: four slices of (B, H, Lq, Lk), the part that is asked for; an axis along which the bias repeats has size
+        1. `name`: what the last step is called. A bias that has no steps of its own is shown as it is.
+        """
+        return numbers_alone(name, wide(self.part(sizes, at)))
+
+    def explained(self, sizes: Sizes, at: Sides, name: str = "bias") -> list[Step]:
+        """Its `steps`; where they end in others, as those that a changed subclass inherits, its numbers alone."""
+        steps, numbers = self.steps(sizes, at, name), self.part(sizes, at)
+        return steps if ends_in(steps, numbers) else numbers_alone(name, wide(numbers))
+
+    def part(self, sizes: Sizes, at: Sides) -> Tensor:
+        """The numbers of the part that four slices name; an axis along which the bias repeats may have size 1."""
+        tile = check_added(self.lower(sizes), sizes, type(self).__name__).tile(*at, sizes)
+        return tile.reshape((1,) * (4 - tile.ndim) + tuple(tile.shape))
+
     @classmethod
     def example(cls, sizes: Sizes) -> Bias:
         """A bias to try this class with, that fits these sizes: `clearhead.testing.check_bias` calls it."""
@@ -170,6 +190,22 @@ class Sum(Bias):
     def example(cls, sizes: Sizes) -> Bias:
         return cls(_Far(0.3), _Far(0.1))
 
+    def steps(self, sizes: Sizes, at: Sides, name: str = "bias") -> list[Step]:
+        left = self.left.explained(sizes, at, f"{name}_left")
+        right = self.right.explained(sizes, at, f"{name}_right")
+        one, other = left[-1], right[-1]
+        both = one.value + other.value
+        formula = f"{name}[i, j] = {one.name}[i, j] + {other.name}[i, j]"
+        a, b = (step.value.expand(both.shape) for step in (one, other))
+        return [
+            *left,
+            *right,
+            Step(
+                name, formula, "Both are added. An axis of size 1 is repeated.", both, PAIRS,
+                f"{name} = {one.name} + {other.name}", lambda at: f"{number(a[at])} + {signed(b[at])}",
+            ),
+        ]  # fmt: skip
+
     def lower(self, sizes: Sizes) -> Added:
         return self.left.lower(sizes).plus(self.right.lower(sizes))
 
@@ -198,6 +234,31 @@ def distances(sizes: Sizes, offset: int | Tensor) -> Tensor:
     count = max(sizes.queries + sizes.keys - 1, 0)
     apart = torch.arange(count, device=sizes.device)[None] - (sizes.queries - 1)
     return apart - (offset.view(-1, 1) if isinstance(offset, Tensor) else offset)
+
+
+def ends_in(steps: list[Step], numbers: Tensor) -> bool:
+    """Whether the last step has these numbers, but for rounding; an axis along which it repeats may have size 1."""
+    found = steps[-1].value.detach().to(numbers.dtype)
+    fits = found.ndim == 4 and all(n in (1, size) for n, size in zip(found.shape, numbers.shape, strict=True))
+    return fits and torch.allclose(found.expand_as(numbers), numbers, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def numbers_alone(name: str, numbers: Tensor) -> list[Step]:
+    """A bias as it is, without steps."""
+    why = "One number a pair that does not depend on its vectors, but, for example, on how far apart the two are."
+    return [Step(name, "", why, numbers.reshape((1,) * (4 - numbers.ndim) + tuple(numbers.shape)), PAIRS)]
+
+
+def looked_up(name: str, table: Step, places: Step) -> Step:
+    """The step that takes, for each pair, the entry of a row of numbers, (B or 1, H or 1, 1, n), that it names."""
+    value = torch.take_along_dim(table.value, places.value, -1)
+    why = "Each pair gets the number of its place in the table."
+    formula, code = f"{table.name}[{places.name}[i, j]]", f"torch.take_along_dim({table.name}, {places.name}, -1)"
+    place = places.value.expand(value.shape)
+    return Step(
+        name, f"{name}[i, j] = {formula}", why, value, PAIRS, f"{name} = {code}",
+        lambda at: f"{table.name}[{int(place[at])}]",
+    )  # fmt: skip
 
 
 def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,8 +10,10 @@ from torch import Tensor
 
 from clearhead.base.arrays import check_float, owned
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.shapes import Sizes, placed
-from clearhead.biases.base import Added, Bias
+from clearhead.base.places import positions
+from clearhead.base.shapes import Sides, Sizes, part, placed
+from clearhead.base.steps import PAIRS, Step
+from clearhead.biases.base import Added, Bias, looked_up, wide
 
 
 class DistanceBias(Bias):
@@ -49,7 +52,31 @@ class DistanceBias(Bias):
     def example(cls, sizes: Sizes) -> Bias:
         return cls(torch.linspace(-2.0, 1.0, max(sizes.queries + sizes.keys - 1, 0)).sin().requires_grad_())
 
+    def steps(self, sizes: Sizes, at: Sides, name: str = "bias") -> list[Step]:
+        rows, columns = positions(sizes._replace(align=0), at, name, "DistanceBias")  # the table counts from 0 for both
+        after = columns.value - rows.value
+        first, last = int(after.min()), int(after.max())
+        rows = replace(rows, within=(int(rows.value.min()), int(rows.value.max())))  # so that each has its place
+        along = wide(part(self._table(sizes), *at[:2]))[:, :, None, sizes.queries - 1 + first : sizes.queries + last]
+        table = Step(
+            f"{name}_table", "", "The numbers that were given, one a distance: those of the distances here.", along,
+            (*PAIRS[:2], "1", "distance"),
+        )  # fmt: skip
+        to, of = columns.name, rows.name
+        places = Step(
+            f"{name}_places", f"{name}_places[i, j] = {to}[j] - {of}[i] + {-first}",
+            f"How far the key is after the query; where it is before it, below 0. {-first} more is its place in the "
+            "table, which begins with the key that is farthest before its query.", after - first, PAIRS,
+            f"{name}_places = {to} - {of} + {-first}",
+            lambda at: f"{int(columns.value[at[3]])} - {int(rows.value[0, 0, at[2], 0])} + {-first}",
+        )  # fmt: skip
+        return [rows, columns, places, table, looked_up(name, table, places)]
+
     def lower(self, sizes: Sizes) -> Added:
+        return Added(relative=self._table(sizes))
+
+    def _table(self, sizes: Sizes) -> Tensor:
+        """(B or 1, H or 1, Lq + Lk − 1)."""
         table = self.table.reshape((1,) * (3 - self.table.ndim) + tuple(self.table.shape))
         expected = (sizes.batch, sizes.heads, max(sizes.queries + sizes.keys - 1, 0))
         if table.shape[2] != expected[2] or any(
@@ -59,7 +86,7 @@ class DistanceBias(Bias):
                 f"DistanceBias: table has shape {tuple(self.table.shape)}; expected something that broadcasts to "
                 f"(B, H, Lq + Lk − 1) = {expected}."
             )
-        return Added(relative=placed(table, sizes.device, "DistanceBias"))
+        return placed(table, sizes.device, "DistanceBias")
 
     def extra_repr(self) -> str:
         return f"<{'×'.join(map(str, self.table.shape))}>"

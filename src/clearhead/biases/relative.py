@@ -10,10 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.numbers import check_count, check_flag
+from clearhead.base.numbers import MOST, check_count, check_flag
+from clearhead.base.places import positions
 from clearhead.base.positions import query_offset
-from clearhead.base.shapes import Sizes, no_heads
-from clearhead.biases.base import Added, Bias, distances, wide
+from clearhead.base.shapes import Sides, Sizes, no_heads
+from clearhead.base.steps import PAIRS, Step
+from clearhead.biases.base import Added, Bias, distances, looked_up, wide
 
 
 class RelativeBias(Bias):
@@ -61,6 +63,58 @@ class RelativeBias(Bias):
     def example(cls, sizes: Sizes) -> Bias:
         return cls(sizes.heads, num_buckets=8, max_distance=20)
 
+    def steps(self, sizes: Sizes, at: Sides, name: str = "bias") -> list[Step]:
+        rows, columns = positions(sizes, at, name, "RelativeBias")
+        after = columns.value - rows.value
+        apart = Step(
+            f"{name}_apart", f"{name}_apart[i, j] = {columns.name}[j] - {rows.name}[i]",
+            "How far the key stands after the query; where it stands before it, below 0. The column and the row "
+            "broadcast to a matrix.", after, PAIRS, f"{name}_apart = {columns.name} - {rows.name}",
+            lambda at: f"{int(columns.value[at[3]])} - {int(rows.value[at[0], 0, at[2], 0])}",
+        )  # fmt: skip
+        weight = wide(self.weight)[:, at[1]].T[None, :, None]
+        why = "Learnt: one number for each bucket, in each head."
+        table = Step(f"{name}_table", "", why, weight, (*PAIRS[:2], "1", "bucket"))
+        buckets = self._bucket_steps(apart, name)
+        return [rows, columns, apart, *buckets, table, looked_up(name, table, buckets[-1])]
+
+    def _bucket_steps(self, apart: Step, name: str) -> list[Step]:
+        """From the distances to their buckets."""
+        half, exact, buckets = self._sides()
+        after, far, edges = apart.value, f"{name}_far", f"{name}_edges"
+        if self.bidirectional:
+            steps = [self._far(far, after.abs(), f"|{apart.name}[i, j]|", f"{apart.name}.abs()")]
+        else:
+            formula, code = (
+                f"-{apart.name}[i, j], and 0 where that is below 0",
+                f"(-{apart.name}).masked_fill({apart.name} > 0, 0)",
+            )
+            steps = [self._far(far, (-after).clamp(min=0), formula, code)]
+        least = self._edges(after.device)
+        widening = (
+            f"The least distance of each bucket but bucket 0. Each distance below {exact} has its own; then buckets "
+            f"widen: distance d is in bucket {exact} + {buckets - exact} · log(d / {exact}) / "
+            f"log({self.max_distance} / {exact}), rounded down, and in {buckets - 1} at most."
+        )
+        most = min(self.max_distance, 2 * MOST)
+        steps.append(Step(edges, "", widening, least, ("edge",), within=(0, most)))
+        count = torch.bucketize(steps[0].value, least, right=True)
+        formula, code = f"how many of {edges} are at most {far}[i, j]", f"({far}.unsqueeze(-1) >= {edges}).sum(-1)"
+        why = "Near distances have a bucket each, and far ones share them."
+        if half:
+            count = count + half * (after > 0)
+            formula += f", and {half} more where {apart.name}[i, j] > 0"
+            code += f" + {half} * ({apart.name} > 0)"
+            why += f" The keys after the query have buckets of their own, from {half} on."
+        name = f"{name}_buckets"
+        return [*steps, Step(name, f"{name}[i, j] = {formula}", why, count, PAIRS, f"{name} = {code}")]
+
+    def _far(self, name: str, size: Tensor, formula: str, code: str) -> Step:
+        why = "How many places lie between the two, on either side."
+        if not self.bidirectional:
+            why = "How far the key stands before the query; the keys after it share the query's own bucket."
+        return Step(name, f"{name}[i, j] = {formula}", why, size, PAIRS, f"{name} = {code}")
+
     def lower(self, sizes: Sizes) -> Added:
         if sizes.heads != self.weight.shape[1]:
             raise ShapeError(
@@ -73,17 +127,27 @@ class RelativeBias(Bias):
 
     def bucket(self, apart: Tensor) -> Tensor:
         """The bucket of each distance (key position less query position)."""
-        buckets, after = self.num_buckets, torch.zeros_like(apart)
-        if self.bidirectional:
-            buckets //= 2
-            after = (apart > 0) * buckets
-            far = apart.abs()
-        else:
-            far = (-apart).clamp(min=0)
-        exact = buckets // 2
+        half, exact, buckets = self._sides()
+        far = apart.abs() if self.bidirectional else (-apart).clamp(min=0)
         growth = torch.log(far.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
         wide = (exact + (growth * (buckets - exact)).long()).clamp(max=buckets - 1)
-        return after + torch.where(far < exact, far, wide)
+        return (apart > 0) * half + torch.where(far < exact, far, wide)
+
+    def _sides(self) -> tuple[int, int, int]:
+        """Of one side: at which bucket the keys after the query begin (0: they have none of their own), how many
+        distances have a bucket each, and how many buckets there are."""
+        buckets = self.num_buckets // 2 if self.bidirectional else self.num_buckets
+        return buckets * self.bidirectional, buckets // 2, buckets
+
+    def _edges(self, device: torch.device) -> Tensor:
+        """The least distance of each bucket of one side but the first, as `bucket` has it: found by halving."""
+        numbers = torch.arange(1, self._sides()[2], device=device)
+        low, high = torch.zeros_like(numbers), torch.full_like(numbers, min(self.max_distance, 2 * MOST))
+        while bool((high - low > 1).any()):
+            middle = (low + high) // 2
+            reached = self.bucket(-middle) >= numbers
+            low, high = torch.where(reached, low, middle), torch.where(reached, middle, high)
+        return high
 
     def extra_repr(self) -> str:
         shown: dict[str, Any] = {"num_buckets": self.num_buckets, "max_distance": self.max_distance}

@@ -16,26 +16,6 @@ from clearhead.base.steps import Step
 from clearhead.base.tracing import without_autocast
 from clearhead.explanation.explanation import Explanation, Part
 
-# The steps whose gradient is one formula of the steps above: the same in every attention.
-FORMULAS = {
-    "value": (
-        "d_value[j, e] = Σ_i {weights}[i, j] · d_output[i, e]",
-        "Output i is made of value j times weights[i, j], so value j gets d_output of each i, times that weight.",
-    ),
-    "weights": (
-        "d_weights[i, j] = Σ_e d_output[i, e] · value[j, e]",
-        "Output i is made of value j times weights[i, j]: so this weight gets d_output times value j.",
-    ),
-    "scores": (
-        "d_scores[i, j] = weights[i, j] · (d_weights[i, j] - Σ_k weights[i, k] · d_weights[i, k])",
-        "A larger score makes its own weight larger and the others of its row smaller: hence the difference. Where a "
-        "weight is 0, as for masked pairs, this is 0.",
-    ),
-}
-
-
-CHAIN = "By the chain rule: the derivatives of the steps between are multiplied."
-
 
 def leaves(arrays: Sequence[Any]) -> list[Any]:
     """Copies that gradients reach; of an array that serves twice there is one."""
@@ -90,15 +70,13 @@ def _given(given: Any, last: Step, explanation: Explanation) -> Tensor:
 
 
 def _backward(step: Step, grad: Tensor, last: str, steps: Sequence[Step], followed: bool) -> Step:
-    name, named = f"d_{step.name}", {s.name for s in steps}
-    formula, why = f"{name} = Σ d_{last} · ∂{last} / ∂{step.name}, over all numbers of {last}", CHAIN
-    known = _of_pairs(step.name, steps)
-    if known:
-        formula, why = known, f"By the chain rule: the steps that use {step.name}, times their own gradients."
-    core = "scores" if step.name == "masked" else step.name
-    if core in FORMULAS and not (core == "scores" and "masked" in named and step.name == "scores"):
-        formula, why = FORMULAS[core]
-        formula = formula.replace("d_scores", name).format(weights="dropped" if "dropped" in named else "weights")
+    name = f"d_{step.name}"
+    formula = f"{name} = Σ d_{last} · ∂{last} / ∂{step.name}, over all numbers of {last}"
+    why = "By the chain rule: the derivatives of the steps between are multiplied."
+    said = [(user.name, user.back[step.name]) for user in steps if step.name in user.back]
+    if len(said) == 1:
+        ((user, back),) = said
+        formula, why = back.formula.replace("{d}", f"d_{user}"), back.why
     if step.axes[-2:] in (("Lk", "E"), ("Lk", "Ek")) or step.name == "value":
         still = (grad == 0).all(-1)
         gone = int((still if still.ndim == 1 else still.flatten(0, -2).all(0)).sum())
@@ -106,16 +84,3 @@ def _backward(step: Step, grad: Tensor, last: str, steps: Sequence[Step], follow
             why += f" {gone} of {grad.shape[-2]} keys got 0: no query sees them, so they do not change the loss."
     code = f"({name},) = torch.autograd.grad({last}, {step.name}, d_{last}, retain_graph=True)"
     return Step(name, formula, why, grad, step.axes, code if followed else "")
-
-
-def _of_pairs(name: str, steps: Sequence[Step]) -> str:
-    """The formula of a gradient, read from that of the one step that uses this one; empty where it is another."""
-    for step in (s for s in steps if not s.aside):
-        made = step.formula.removeprefix(f"{step.name}[i, j] = ")
-        if made == "Σ_d query[i, d] · key[j, d]" and name == "query":
-            return f"d_query[i, d] = Σ_j d_{step.name}[i, j] · key[j, d]"
-        if made == "Σ_d query[i, d] · key[j, d]" and name == "key":
-            return f"d_key[j, d] = Σ_i d_{step.name}[i, j] · query[i, d]"
-        if made.startswith((f"{name}[i, j] · ", f"{name}[i, j] if mask")):
-            return f"d_{name}[i, j] = {made.replace(name, f'd_{step.name}').replace('-∞', '0')}"
-    return ""

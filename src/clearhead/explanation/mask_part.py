@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.shapes import Sizes
-from clearhead.base.steps import Step, number
+from clearhead.base.steps import Back, Step, number
 from clearhead.explanation.shown import Shown
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask
@@ -36,5 +36,6 @@ def mask_part(mask: Any, sizes: Sizes, shown: Shown, scores: Tensor) -> list[Ste
         Step(
             "masked", formula, why, scores.masked_fill(~keep, -torch.inf), SCORES, code,
             lambda at: number(scores[at]) if bool(keep[at]) else "-∞",
+            back={"scores": Back("d_scores[i, j] = {d}[i, j] if mask[i, j] else 0")},
         ),
     ]  # fmt: skip

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.steps import Step
+from clearhead.explanation.bias_part import bias_part
 from clearhead.explanation.explanation import Explanation, Part
 from clearhead.explanation.mask_part import mask_part
 from clearhead.explanation.output_part import output_part
@@ -39,7 +40,8 @@ def attention_parts(
     rows = _rows(problem, shown)
     found = {step.name: step.value for step in before}
     query, key, value = found["query"], found["key"], found.get("value")
-    scores = scores_part(rows, query, key)
+    bias = bias_part(problem, rows, shown, query.dtype)
+    scores = scores_part(rows, query, key, bias)
     parts = [Part("Scores: how well each query fits each key", tuple(scores))]
     last, keep, otherwise = scores[-1], None, []
     if rows.visible is not None:

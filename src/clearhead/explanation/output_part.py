@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from clearhead.base.dropout import factors
-from clearhead.base.steps import Step, number, signed, total
+from clearhead.base.steps import Back, Step, number, signed, total
 from clearhead.engines.tiled import tiles
 from clearhead.explanation.shown import Shown
 from clearhead.problem.problem import Problem
@@ -32,6 +32,7 @@ def output_part(rows: Problem, weights: Tensor, value: Tensor, shown: Shown, kee
                 weights,
                 SCORES,
                 "dropped = weights * kept",
+                back={"weights": Back("d_weights[i, j] = {d}[i, j] · kept[i, j]")},
             )
         )
 
@@ -46,7 +47,17 @@ def output_part(rows: Problem, weights: Tensor, value: Tensor, shown: Shown, kee
     why = f"Each output is the sum of the values, each times its weight{first}: {_shares(weights, shown)}."
     formula, code = f"output[i, e] = Σ_j {name}[i, j] · value[j, e]", f"output = {name} @ value"
     output = tiles.grouped_product(weights, value)
-    steps.append(Step("output", formula, why, output, ("B", "H", "Lq", "Ev"), code, mixed))
+    made = f"Output i is made of value j times {name}[i, j]"
+    back = {
+        name: Back(
+            f"d_{name}[i, j] = Σ_e {{d}}[i, e] · value[j, e]", f"{made}: so this weight gets d_output times value j."
+        ),
+        "value": Back(
+            f"d_value[j, e] = Σ_i {name}[i, j] · {{d}}[i, e]",
+            f"{made}, so value j gets d_output of each i, times that weight.",
+        ),
+    }
+    steps.append(Step("output", formula, why, output, ("B", "H", "Lq", "Ev"), code, mixed, back=back))
     return steps if keep is None else steps + _other_padding(weights, value, keep, name)
 
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from clearhead.base.steps import Step, number, signed
+from clearhead.base.steps import Back, Step, number, signed
 from clearhead.problem.problem import Problem
 from clearhead.scores.base import SCORES, ByTile, capped, with_parameters
 from clearhead.scores.dot import Dot
 
 
-def scores_part(rows: Problem, query: Tensor, key: Tensor) -> list[Step]:
-    """The score's own steps, then scale, softcap and bias; the last step is called "scores"."""
+def scores_part(rows: Problem, query: Tensor, key: Tensor, bias: list[Step]) -> list[Step]:
+    """The score's own steps, then scale, softcap and the steps of the bias; the last step is called "scores"."""
     scores = rows.scores
     assert isinstance(scores, ByTile)
     steps = with_parameters(scores.score, lambda p: p.to(query.dtype)).explained(query, key)
@@ -23,13 +23,10 @@ def scores_part(rows: Problem, query: Tensor, key: Tensor) -> list[Step]:
         steps.append(_scaled(before, scores.scale, query.shape[-1], scores.score))
     if scores.softcap is not None:
         steps.append(_softcapped(_renamed(steps, "uncapped"), scores.softcap))
-    if rows.bias is not None:
-        every = slice(None)
-        bias = rows.bias.tile(every, every, every, every, rows.sizes).to(query.dtype)
-        why = "One number a pair that does not depend on its vectors, but, for example, on how far apart the two are."
-        given = Step("bias", "", why, bias.reshape((1,) * (4 - bias.ndim) + tuple(bias.shape)), SCORES)
+    if bias:
         why = "The bias is added to the score: where it is below 0 the key gets less weight, where it is above 0 more."
-        steps += [given, _added(_renamed(steps, "unbiased"), given, why)]
+        added = _added(_renamed(steps, "unbiased"), bias[-1], why)
+        steps += [*bias, added]
     if rows.poison is not None:
         of_query, of_key = rows.poison
         poison = (of_query + of_key.repeat_interleave(rows.sizes.heads // of_key.shape[1], 1)).to(query.dtype)
@@ -67,6 +64,7 @@ def _scaled(before: Step, scale: float, width: int, score: object) -> Step:
     return Step(
         "scores", formula, why + spread, value, SCORES, code,
         lambda at: f"{signed(before.value[at])}·{signed(scale)}",
+        back={before.name: Back(f"d_{before.name}[i, j] = {{d}}[i, j] · {number(scale)}")},
     )  # fmt: skip
 
 
@@ -83,7 +81,9 @@ def _added(before: Step, given: Step, why: str) -> Step:
     value = before.value + given.value
     formula = f"scores[i, j] = {before.name}[i, j] + {given.name}[i, j]"
     every = given.value.expand(value.shape)
+    whole = [step for step in (before, given) if step.value.shape == value.shape]  # one that is repeated gets a sum
     return Step(
         "scores", formula, why, value, SCORES, f"scores = {before.name} + {given.name}",
         lambda at: f"{number(before.value[at])} + {signed(every[at])}",
+        back={step.name: Back(f"d_{step.name}[i, j] = {{d}}[i, j]") for step in whole},
     )  # fmt: skip

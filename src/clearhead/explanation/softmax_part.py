@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from clearhead.base.steps import Step, number, signed
+from clearhead.base.steps import Back, Step, number, signed
 from clearhead.engines.tiled import tiles
 from clearhead.problem.problem import Problem
 from clearhead.scores.base import SCORES
@@ -19,11 +19,15 @@ def softmax_part(rows: Problem, name: str, tile: Tensor) -> list[Step]:
     sinks = tiles.sinks(rows)
     maximum, above, sums, blind = tiles.exponentials(tile)
     steps = []
+    where, said = "", ""
+    if rows.visible is not None:  # on a page another mask may leave a query nothing
+        where, said = f"({name} == -inf).all(-1, keepdim=True)", f", and {{}} where every {name}[i, j] is -∞"
     if bool(blind.any()):
+        where, said = "blind", ", and {} where blind[i]"
         why = f"{int(blind.sum())} of {blind.numel()} queries may see no key at all: their weights and output are 0."
         formula, code = f"blind[i] = every {name}[i, j] is -∞", f"blind = ({name} == -inf).all(-1, keepdim=True)"
         steps.append(Step("blind", formula, why, blind.unsqueeze(-1), ROW, code))
-    fill = ".masked_fill(blind, {})" if bool(blind.any()) else ""
+    fill = f".masked_fill({where}, {{}})" if where else ""
     largest, of_sink, code_of_sink = f"{name}.amax(-1, keepdim=True)", "", ""
     if sinks is not None:
         why = "Learnt, one number a head: one more score in the sum below, with a weight and no value."
@@ -53,7 +57,7 @@ def softmax_part(rows: Problem, name: str, tile: Tensor) -> list[Step]:
         "subtracted so that exp does not become too large; exp(-maximum) cancels in the division, so no weight changes."
     )
     formula = f"maximum[i] = max_j {name}[i, j]" + (", or the sink where that is larger" if of_sink else "")
-    formula += ", and 0 where blind[i]" * bool(fill)
+    formula += said.format(0)
     code = f"maximum = {largest}{fill.format('0.0')}"
     steps.append(Step("maximum", formula, why, maximum.unsqueeze(-1), ROW, code))
     why = (
@@ -64,7 +68,7 @@ def softmax_part(rows: Problem, name: str, tile: Tensor) -> list[Step]:
     steps.append(Step("numerator", formula, why, above, SCORES, code, one_above))
     why = "The sum over the keys, the last axis: the weights of one query, over all keys, have to sum to 1."
     formula, code = f"total[i] = Σ_j numerator[i, j]{of_sink}", f"(numerator.sum(-1, keepdim=True){code_of_sink})"
-    formula += ", and 1 where blind[i]" * bool(fill)
+    formula += said.format(1)
     steps.append(Step("total", formula, why, sums.unsqueeze(-1), ROW, f"total = {code}{fill.format('1.0')}", summed))
     rest = ", together with the sink's," if of_sink else ""
     why = f"Each weight is from 0 to 1, and those of a row{rest} sum to 1. These four steps are the softmax."
@@ -77,8 +81,17 @@ def softmax_part(rows: Problem, name: str, tile: Tensor) -> list[Step]:
     def share(at: tuple[int, ...]) -> str:
         return number(weights[at]) if unseen[at] else f"{number(above[at])} / {number(sums[at[:3]])}"
 
-    steps.append(Step("weights", formula, why, weights, SCORES, code, share))
+    steps.append(Step("weights", formula, why, weights, SCORES, code, share, back={name: _back(name)}))
     return steps
+
+
+def _back(name: str) -> Back:
+    formula = f"d_{name}[i, j] = weights[i, j] · ({{d}}[i, j] - Σ_k weights[i, k] · {{d}}[i, k])"
+    why = (
+        "A larger score makes its own weight larger and the others of its row smaller: hence the difference. Where a "
+        "weight is 0, as for masked pairs, this is 0."
+    )
+    return Back(formula, why)
 
 
 def wrong_axis(name: str, tile: Tensor) -> list[Step]:

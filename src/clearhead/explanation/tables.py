@@ -108,7 +108,7 @@ def written_out(step: Step, shown: Shown) -> str:
             continue
         names.append(str(places[at]))
     where = f"[{', '.join(names)}]" if names else ""
-    made, result = step.cell(index), number(step.value[index])
+    made, result = step.cell(index), text_of(float(step.value[index]), kind_of(step.value))
     return f"{step.name}{where} = {made}" + (f" = {result}" if made != result else "")
 
 

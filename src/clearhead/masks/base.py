@@ -12,15 +12,14 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import Align, Sizes, array_sizes
+from clearhead.base.shapes import Sides as Sides
+from clearhead.base.steps import PAIRS as PAIRS
 from clearhead.base.steps import Step
 from clearhead.base.tracing import on_the_host, readable
 from clearhead.masks._draw import LARGEST, draw
 from clearhead.masks._spans import Residual as Residual
 from clearhead.masks._spans import Spans as Spans
 from clearhead.masks._spans import complement, intersection, of_intervals, union
-
-Sides = tuple[slice, slice, slice, slice]
-PAIRS = ("B", "H", "Lq", "Lk")  # the axes of a mask, as a step names them
 
 
 class Mask(ABC):

@@ -6,10 +6,10 @@ from collections.abc import Hashable
 
 import torch
 
+from clearhead.base.places import positions
 from clearhead.base.positions import query_offset
 from clearhead.base.shapes import Sizes
 from clearhead.base.steps import Step
-from clearhead.masks._places import positions
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError, columns
+from clearhead.base.places import key_positions
 from clearhead.base.shapes import Sizes, heads_second, part, placed
 from clearhead.base.steps import Step
 from clearhead.base.tracing import ensure, readable
@@ -60,19 +61,18 @@ class Lengths(Mask):
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
         lens = part(self.lower(sizes).stop, *at[:3]).unsqueeze(-1)
         each = "one number a query" if self.valid_lens.ndim == 2 else "one number for all queries of a sequence"
-        positions = torch.arange(sizes.keys, device=lens.device)[at[3]]
+        positions = key_positions(sizes, at, f"{name}_positions")
         why = f"How many keys are no padding: {each}. It is a column, (…, 1), to be compared with each position below."
-        row = "The position of each key, from 0 on: a row."
         compare = (
             "Each position is compared with the length; the column and the row broadcast to a matrix. The other keys "
             "are padding, which only fills shorter sequences up to the length of the longest."
         )
-        code = f"{name} = {name}_positions < {name}_lengths"
-        formula = f"{name}[i, j] = {name}_positions[j] < {name}_lengths" + "[i]" * (self.valid_lens.ndim == 2)
+        code = f"{name} = {positions.name} < {name}_lengths"
+        formula = f"{name}[i, j] = {positions.name}[j] < {name}_lengths" + "[i]" * (self.valid_lens.ndim == 2)
         return [
-            Step(f"{name}_lengths", "", why, lens, ("B", "H", "Lq", "1")),
-            Step(f"{name}_positions", "", row, positions, ("Lk",)),
-            Step(name, formula, compare, positions < lens, PAIRS, code),
+            Step(f"{name}_lengths", "", why, lens, ("B", "H", "Lq", "1"), within=(0, sizes.keys)),
+            positions,
+            Step(name, formula, compare, positions.value < lens, PAIRS, code),
         ]
 
     def lower(self, sizes: Sizes) -> Spans:

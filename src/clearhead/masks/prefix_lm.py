@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from clearhead.base.errors import ShapeError, columns
+from clearhead.base.places import positions
 from clearhead.base.positions import query_offset
 from clearhead.base.shapes import Sizes, part, placed
 from clearhead.base.steps import Step
 from clearhead.base.tracing import readable
 from clearhead.masks._draw import LARGEST
 from clearhead.masks._lengths import check_lengths, few_values
-from clearhead.masks._places import positions
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 
@@ -73,10 +73,11 @@ class PrefixLM(Mask):
         code = f"({columns.name} <= {rows.name}) | ({columns.name} < {name}_lengths)"
         why = "A query may see the keys up to its own position, and all keys of the prefix, those after it too."
         keep = (columns.value <= rows.value) | (columns.value < lengths)
+        of_each, most = "The length of each sequence's prefix.", max(sizes.keys, int(lengths.max()))
         return [
             rows,
             columns,
-            Step(f"{name}_lengths", "", "The length of each sequence's prefix.", lengths, (*PAIRS[:3], "1")),
+            Step(f"{name}_lengths", "", of_each, lengths, (*PAIRS[:3], "1"), within=(0, most)),
             Step(name, f"{name}[i, j] = {formula}", why, keep, PAIRS, f"{name} = {code}"),
         ]
 

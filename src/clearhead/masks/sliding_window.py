@@ -8,11 +8,11 @@ from collections.abc import Hashable
 import torch
 
 from clearhead.base.numbers import check_count
+from clearhead.base.places import positions
 from clearhead.base.positions import FAR, query_offset
 from clearhead.base.shapes import Sizes
 from clearhead.base.steps import Step
 from clearhead.masks._draw import LARGEST
-from clearhead.masks._places import positions
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 

@@ -16,7 +16,7 @@ from clearhead.biases.base import Added
 from clearhead.masks.base import Residual, Spans
 from clearhead.problem.problem import Problem
 from clearhead.problem.reads import tensors_in
-from clearhead.scores.base import ByTile, Change, Score, with_parameters
+from clearhead.scores.base import ByTile, Change, Module, with_parameters
 
 EVERY = (slice(None),) * 4
 
@@ -110,9 +110,9 @@ def copied(tensor: Tensor) -> Tensor:
         return tensor.detach().clone()
 
 
-def frozen(score: Score, change: Change = copied) -> Score:
-    """A copy of a score that nothing trains, and that stays in the mode it is in."""
-    return with_parameters(score, lambda p: nn.Parameter(copied(p), requires_grad=False), change, every=True)
+def frozen(module: Module, change: Change = copied) -> Module:
+    """A copy of a score or a bias that nothing trains, and that stays in the mode it is in."""
+    return with_parameters(module, lambda p: nn.Parameter(copied(p), requires_grad=False), change, every=True)
 
 
 def _written_out(spans: Spans) -> Spans:

@@ -8,14 +8,12 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from clearhead.base.shapes import Sizes, part
+from clearhead.base.shapes import Sides, Sizes, part
 from clearhead.biases.base import Added
 from clearhead.masks.base import Residual, Spans
 from clearhead.problem.visible import Memo, Visible
 
 EVERY = slice(None)
-
-Sides = tuple[slice, slice, slice, slice]
 
 
 class Region(NamedTuple):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.numbers import check_count
-from clearhead.base.steps import INDEX, Step, number, of_projection, products, signed
+from clearhead.base.steps import INDEX, Back, Step, number, of_projection, products, signed
 from clearhead.scores.base import SCORES, Pairwise, Score, check_width, given_parameter, linear_weight
 
 
@@ -131,19 +131,25 @@ class Additive(Score):
         )
         made = f"pairs[i, j, n] = {q_name}[i, n] + {k_name}[j, n]"
         code = f"pairs = {q_name}.unsqueeze(-2) + {k_name}.unsqueeze(-3)"
+        back = {
+            q_name: Back(f"d_{q_name}[i, n] = Σ_j {{d}}[i, j, n]"),
+            k_name: Back(f"d_{k_name}[j, n] = Σ_i {{d}}[i, j, n]"),
+        }
+        back_of_tanh = {"pairs": Back("d_pairs[i, j, n] = {d}[i, j, n] · (1 - hidden[i, j, n]²)")}
         bounded, summed = "hidden[i, j, n] = tanh(pairs[i, j, n])", "scores[i, j] = Σ_n w_v[n] · hidden[i, j, n]"
         return [
             *q_steps,
             *k_steps,
-            Step("pairs", made, why_pairs, pairs, axes, code, added),
+            Step("pairs", made, why_pairs, pairs, axes, code, added, back=back),
             Step(
                 "hidden", bounded, why_tanh, hidden, axes, "hidden = torch.tanh(pairs)",
-                lambda at: f"tanh({number(pairs[at])})",
+                lambda at: f"tanh({number(pairs[at])})", back=back_of_tanh,
             ),
             Step("w_v", "", "Learnt: the factor of each of the hidden numbers in the score.", self.w_v, ("hidden",)),
             Step(
                 "scores", summed, why_sum, hidden @ self.w_v, SCORES, "scores = hidden @ w_v",
                 lambda at: products(self.w_v, hidden[at]),
+                back={"hidden": Back("d_hidden[i, j, n] = {d}[i, j] · w_v[n]")},
             ),
         ]  # fmt: skip
 
@@ -170,7 +176,8 @@ def _projection_steps(name: str, of_side: tuple[str, str], side: Tensor, matrix:
     formula = f"projected_{name}[{i}, n] = Σ_d {name}[{i}, d] · {weight}[n, d]"
     why = f"Each {name} becomes a vector of the hidden width, so that queries and keys of any widths can be added."
     code, axes = f"projected_{name} = {name} @ {weight}.T", ("B", "H", length, "hidden")
+    back = {name: Back(f"d_{name}[{i}, d] = Σ_n {{d}}[{i}, n] · {weight}[n, d]")}
     return [
         Step(weight, "", f"Learnt: row n makes hidden number n of a {name}.", matrix, ("hidden", width)),
-        Step(f"projected_{name}", formula, why, side @ matrix.T, axes, code, of_projection(side, matrix)),
+        Step(f"projected_{name}", formula, why, side @ matrix.T, axes, code, of_projection(side, matrix), back=back),
     ]

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from clearhead.base.steps import Step, of_pairs, of_projection
+from clearhead.base.steps import Back, Step, back_of_pairs, of_pairs, of_projection
 from clearhead.scores.base import SCORES, Pairwise, Score, check_width, given_parameter, linear_weight
 
 
@@ -54,13 +54,15 @@ class Bilinear(Score):
         why = "The matrix makes each query a vector of the key's width."
         formula, code = "turned[i, e] = Σ_d query[i, d] · W[d, e]", "turned = query @ W"
         cell = of_projection(query, self.W.T)
-        first = Step("turned", formula, why, turned, ("B", "H", "Lq", "Ek"), code, cell)
+        back = {"query": Back("d_query[i, d] = Σ_e {d}[i, e] · W[d, e]")}
+        first = Step("turned", formula, why, turned, ("B", "H", "Lq", "Ek"), code, cell, back=back)
         formula, code = "scores[i, j] = Σ_e turned[i, e] · key[j, e]", "scores = turned @ key.transpose(-1, -2)"
         why, cell = "Then it is a dot product with each key.", of_pairs(turned, key)
+        scores, back = turned @ key.transpose(-1, -2), back_of_pairs("turned", "key", "e")
         return [
             Step("W", "", "Learnt: the factor of entry d of a query times entry e of a key.", self.W, ("Eq", "Ek")),
             first,
-            Step("scores", formula, why, turned @ key.transpose(-1, -2), SCORES, code, cell),
+            Step("scores", formula, why, scores, SCORES, code, cell, back=back),
         ]
 
     def lower(self, query: Tensor, key: Tensor) -> Pairwise:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.numbers import check_positive
-from clearhead.base.steps import INDEX, Step, number, of_pairs
+from clearhead.base.steps import INDEX, Back, Step, back_of_pairs, number, of_pairs
 from clearhead.scores.base import SCORES, Pairwise, Score, check_equal_width
 
 
@@ -39,7 +39,8 @@ class Cosine(Score):
         why = "The product of two vectors of length 1 is the cosine of the angle between them: from -1 to 1."
         formula = "cosines[i, j] = Σ_d unit_query[i, d] · unit_key[j, d]"
         code, cell = "cosines = unit_query @ unit_key.transpose(-1, -2)", of_pairs(unit_query, unit_key)
-        found.append(Step("cosines", formula, why, cosines, SCORES, code, cell))
+        back = back_of_pairs("unit_query", "unit_key")
+        found.append(Step("cosines", formula, why, cosines, SCORES, code, cell, back=back))
         why = "Cosines alone differ by at most 2. The smaller the temperature, the farther apart the scores."
         formula, code = (
             f"scores[i, j] = cosines[i, j] / {self.temperature!r}",
@@ -49,7 +50,9 @@ class Cosine(Score):
         def over(at: tuple[int, ...]) -> str:
             return f"{number(cosines[at])} / {number(self.temperature)}"
 
-        return [*found, Step("scores", formula, why, cosines / self.temperature, SCORES, code, over)]
+        scores = cosines / self.temperature
+        back = {"cosines": Back(f"d_cosines[i, j] = {{d}}[i, j] / {self.temperature!r}")}
+        return [*found, Step("scores", formula, why, scores, SCORES, code, over, back=back)]
 
     def lower(self, query: Tensor, key: Tensor) -> Pairwise:
         return Pairwise("mul", unit(query), unit(key), scale=1 / self.temperature)

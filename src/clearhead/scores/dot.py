@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 
 from clearhead.base.numbers import check_number
-from clearhead.base.steps import Step, of_pairs
+from clearhead.base.steps import Step, back_of_pairs, of_pairs
 from clearhead.scores.base import SCORES, Pairwise, Score, check_equal_width
 
 
@@ -47,7 +47,8 @@ class Dot(Score):
             "query · keyᵀ. It is large where the two vectors point the same way."
         )
         formula, code = "scores[i, j] = Σ_d query[i, d] · key[j, d]", "scores = query @ key.transpose(-1, -2)"
-        return [Step("scores", formula, why, query @ key.transpose(-1, -2), SCORES, code, of_pairs(query, key))]
+        scores, back = query @ key.transpose(-1, -2), back_of_pairs("query", "key")
+        return [Step("scores", formula, why, scores, SCORES, code, of_pairs(query, key), back=back)]
 
     def lower(self, query: Tensor, key: Tensor) -> Pairwise:
         return Pairwise("mul", query, key)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import ShapeError
 from clearhead.base.numbers import check_positive
-from clearhead.base.steps import Step, number, signed, total
+from clearhead.base.steps import Back, Step, number, signed, total
 from clearhead.scores.base import SCORES, Pairwise, Score, check_equal_width
 
 
@@ -78,6 +78,7 @@ class Gaussian(Score):
                 SCORES,
                 "scores = -squared / (2 * h**2)",
                 exponent,
+                back={"squared": Back("d_squared[i, j] = -{d}[i, j] / (2 · h²)")},
             ),
         ]
 

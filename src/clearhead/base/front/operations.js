@@ -107,6 +107,20 @@ function softmax(node, where) {
   };
 }
 
+/** Of a node whose last axis is a table: for each entry of `places`, the number of the table that it names. */
+function takeAlong(node, places, where) {
+  if (axisOf(node, constantOf(where)) !== node.axes.length - 1) throw new Error("this page looks up along the last axis");
+  lengthOf(node.axes.at(-1));
+  const lead = [node, places].map(({ axes }) => ({ axes: axes.slice(0, -1) }));
+  const placeAt = (index) => broadcastIndex(index, places.axes);
+  const indexOf = (index) => [...broadcastIndex(index.slice(0, -1), lead[0].axes), places.at(placeAt(index))];
+  return {
+    axes: [...broadcastAxes(lead), places.axes.at(-1)],
+    at: (index) => node.at(indexOf(index)),
+    term: (index) => withUnseen(node.term(indexOf(index)), places.term(placeAt(index))),
+  };
+}
+
 const inFloat32 = entrywise(Math.fround, (a) => a);
 
 const operations = {
@@ -139,7 +153,7 @@ const operations = {
   ),
   to: (node, type) => (constantOf(type) === "float32" ? inFloat32(node) : node),
   double: (node) => node,
-  matmul, softmax, ...rearrangements,
+  matmul, softmax, take_along_dim: takeAlong, ...rearrangements,
 };
 
 /** The node of a tree, over the steps by name. Throws for a call or a name that this page does not know. */

@@ -38,15 +38,16 @@ function largest(values) {
 /** A sum of `values`, whose terms `termOf(n)` writes out; `more` are not in this page. */
 function sumOf(values, termOf, more, sign = " + ") {
   const shown = largest(values);
+  const left = values.length - shown.length + more;
+  const single = values.length === 1 && !left;
   const pieces = [];
   for (const n of shown) {
     const term = termOf(n);
-    pieces.push(...(pieces.length ? [sign, ...bracketed(term, BINDS.product)] : term.pieces));
+    pieces.push(...(pieces.length ? [sign, ...bracketed(term, BINDS.product)]
+      : single ? term.pieces : bracketed(term, BINDS.sum)));
   }
-  const left = values.length - shown.length + more;
   if (left) pieces.push(`${sign}… (${left.toLocaleString("en")} more)`);
   if (!values.length && !left) return atom("0");
-  const single = values.length === 1 && !left;
   return { binds: single ? termOf(0).binds : BINDS.sum, pieces };
 }
 

@@ -56,6 +56,7 @@ def _step(step: Step, shown: Shown, whole: bool) -> dict[str, Any]:
     held = _held(step, shown, whole)
     return facts(step, shown) | {
         "copies": list(step.copies),
+        "within": step.within,
         "kind": kind_of(step.value),
         "axes": list(step.axes),
         "more": held.more,
@@ -93,8 +94,10 @@ def _stored(value: Tensor) -> dict[str, Any]:
     """An array as base64 of its values in C order, their type and its sizes."""
     if value.dtype == torch.bool:
         name = "uint8"
+    elif value.is_floating_point():
+        name = "float64" if value.dtype == torch.float64 else "float32"
     else:
-        name = "float64" if value.dtype == torch.float64 else "float32" if value.is_floating_point() else "int32"
+        name = "int32" if not value.numel() or int(value.abs().max()) < 2**31 else "float64"
     array = value.to(STORED[name]).numpy()
     content = array.astype(array.dtype.newbyteorder("<")).tobytes()
     return {"sizes": list(value.shape), "type": name, "values": base64.b64encode(content).decode("ascii")}

@@ -43,8 +43,10 @@ function makeControls() {
   const notes = data.leftOut.map((text) => `Of ${visible(text)}.`);
   if (obstacle) notes.push(`This page shows the numbers, and cannot compute with others: ${obstacle}`);
   byId("left-out").append(...notes.map((text) => element("p", "quiet", text)));
+  const masks = [...steps.values()].some((step) => editable(step) && step.kind === "allowed");
   byId("note").textContent = "Click a number to see what it is made of." +
-    (obstacle ? "" : " Change an input (underlined) or a slider, and all later steps follow.");
+    (obstacle ? "" : " Change an input (underlined) or a slider, and all later steps follow.") +
+    (masks ? " A click turns a cell of a mask over." : "");
   byId("previous").addEventListener("click", () => stepBy(-1));
   byId("next").addEventListener("click", () => stepBy(1));
   byId("theme").addEventListener("click", () => setTheme(isDark() ? "light" : "dark"));

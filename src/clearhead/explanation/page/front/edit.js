@@ -1,14 +1,21 @@
-// ---- An input's cell as a field: Enter or leaving it takes the number, Escape leaves it as it was.
+// ---- An input's cell as a field: Enter or leaving it takes the number, Escape leaves it as it was. A cell of a mask
+// has no field: it is turned over.
 
 function editCell(view, cell, typed) {
   const { step } = view;
   if (!editable(step) || cell.querySelector("input")) return;
   const index = view.indexAt(cell);
   const before = step.numbers[placeOf(index, step.sizes)];
+  if (step.kind === "allowed") {
+    setInput(step, index, 1 - before);
+    refresh();
+    return;
+  }
+  const written = String(step.kind === "integer" ? before : Number(before.toPrecision(7)));
   const field = element("input");
   field.type = "text";
-  field.inputMode = "decimal";
-  field.value = typed ?? String(Number(before.toPrecision(7)));
+  field.inputMode = step.kind === "integer" ? "numeric" : "decimal";
+  field.value = typed ?? written;
   field.setAttribute("aria-label", placeName(step, index));
   cell.replaceChildren(field);
   field.focus();
@@ -22,11 +29,11 @@ function editCell(view, cell, typed) {
   };
   const take = (focusCell) => {
     if (!open) return;
-    const untouched = typed === undefined && field.value === String(Number(before.toPrecision(7)));
+    const untouched = typed === undefined && field.value === written;
     const value = untouched ? before : fitted(step, field.value);
     if (value === null) {
       field.setAttribute("aria-invalid", "true");
-      say(`“${field.value}” is no number that fits ${step.type}.`);
+      say(refusal(step, field.value));
       if (!focusCell) close(false);
       return;
     }

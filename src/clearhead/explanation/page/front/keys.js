@@ -40,11 +40,11 @@ function onCellKey(event, cell) {
     return true;
   }
   if (["Enter", " ", "F2"].includes(event.key)) {
-    if (editable(view.step) && event.key !== " ") editCell(view, cell);
+    if (editable(view.step) && (event.key !== " " || view.step.kind === "allowed")) editCell(view, cell);
     else fixCell(cell);
     return true;
   }
-  if (/^[-\d.]$/.test(event.key) && editable(view.step)) {
+  if (/^[-\d.]$/.test(event.key) && editable(view.step) && view.step.kind !== "allowed") {
     editCell(view, cell, event.key);
     return true;
   }

@@ -123,11 +123,11 @@ function computeAgain() {
   }
 }
 
-const editable = (step) => !obstacle && step.given && step.kind === "number" && !outside.has(step);
+const editable = (step) => !obstacle && step.given && !outside.has(step);
 /** Whether a step's numbers are those of other inputs than the page has now. */
 const isStale = (step) => isChanged() && outside.has(step);
 
-/** Puts a number into an input, in all sequences and heads that share it; as float32 where the input is. */
+/** Puts a number into an input, in all sequences and heads that share it. */
 function setInput(step, index, value) {
   if (!change.inputs.has(step.name)) step.numbers = step.first.slice();
   change.inputs.add(step.name);
@@ -139,14 +139,27 @@ function setInput(step, index, value) {
       step.numbers[placeOf(place, step.sizes)] = value;
     }
   }
+  if (step.numbers.every((x, n) => x === step.first[n])) change.inputs.delete(step.name);
   computeAgain();
 }
 
-/** What a step's type makes of a number; null where it is none, or too large for it. */
+/** What a step's type makes of a number; null where it is none, or one that the step may not have. */
 function fitted(step, text) {
-  const value = text.trim() === "" ? NaN : Number(text.trim().replace(",", ".").replace("−", "-"));
+  const plain = text.trim().replace("−", "-");
+  if (step.kind === "integer") {
+    const [least, most] = step.within ?? [-Number.MAX_SAFE_INTEGER, Number.MAX_SAFE_INTEGER];
+    const whole = /^[-+]?\d+$/.test(plain) ? Number(plain) + 0 : NaN; // -0 is 0
+    return whole >= least && whole <= most ? whole : null;
+  }
+  const value = plain === "" ? NaN : Number(plain.replace(",", "."));
   const rounded = step.type === "float32" ? Math.fround(value) : value;
   return Number.isFinite(rounded) ? rounded : null;
+}
+
+/** Why what was typed is none of a step's numbers. */
+function refusal(step, text) {
+  if (step.kind !== "integer") return `“${text}” is no number that fits ${step.type}.`;
+  return `“${text}” is no whole number${step.within ? ` from ${step.within.join(" to ")}` : ""}.`;
 }
 
 function resetAll() {
@@ -171,5 +184,5 @@ function formulaNow(step) {
 /** Why a step is taken; a sentence with figures is of the first numbers. */
 function whyNow(step) {
   if (isStale(step)) return `Of the numbers first given; this page does not compute it again. ${step.why}`;
-  return step.changed && /\d\.\d|\d%/.test(step.why) ? `With the numbers first given: ${step.why}` : step.why;
+  return step.changed && /\d\.\d|\d%|\d of \d/.test(step.why) ? `With the numbers first given: ${step.why}` : step.why;
 }

@@ -50,7 +50,8 @@ function showNumber(step, index) {
     (["Lq", "Lk"].includes(name) && step.sizes[axis] > 1 ? [labelOf(step, axis, index[axis])] : []));
   const pair = element("p", "quiet");
   words.forEach((word, n) => pair.append(...(n ? [" → "] : []), element("bdi", "", word)));
-  if (step.given) pair.append(words.length ? " · " : "", editable(step) ? "an input: type a number to change it" : "an input");
+  const how = { number: ": type a number to change it", integer: ": type a whole number to change it", allowed: ": click to turn it over" };
+  if (step.given) pair.append(words.length ? " · " : "", `an input${editable(step) ? how[step.kind] : ""}`);
   box.replaceChildren(line, pair);
   lightUp(step, index, sources, tones);
 }
