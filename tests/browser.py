@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
 # The system's Chromium; where there is none, Playwright takes its own.
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -25,10 +25,10 @@ ARGUMENTS = [
 
 
 @contextmanager
-def launched() -> Iterator[Browser]:
+def launched() -> Iterator[Windows]:
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield chromium
+        yield Windows(chromium)
         chromium.close()
 
 
@@ -37,6 +37,8 @@ class Opened:
     """A page in the browser, and all that went wrong on it."""
 
     page: Page
+    address: str
+    alone: bool = False
     faults: list[str] = field(default_factory=list)
 
     def until(self, expression: str, wanted: object = True, seconds: float = 10) -> None:
@@ -46,47 +48,75 @@ class Opened:
             assert time.monotonic() < end, f"{expression} is {got!r}, not {wanted!r}: {self.faults}"
             time.sleep(0.02)
 
-    def close(self) -> None:
-        """Fails if the page met an error, a dialog, a blocked request or any of the network.
-
-        Tests that provoke one clear `faults` themselves.
-        """
-        violations = self.page.evaluate("window.violations || []")
-        self.page.context.close()
-        assert not self.faults
-        assert not violations
-
 
 Kind = TypeVar("Kind", bound=Opened)
 
 
-def open_file(
-    browser: Browser, path: Path, kind: type[Kind], hash: str = "", init: str | None = None, **context: Any
-) -> Kind:
-    """A page from disk, in a context of its own, watched."""
-    page = browser.new_context(**context).new_page()
-    watched = kind(page)
-    faults = watched.faults
-    page.on("pageerror", lambda error: faults.append(f"page error: {error}"))
-    page.on("console", lambda message: faults.append(f"console: {message.text}"))
-    page.on("request", lambda request: _note_request(request.url, path.as_uri(), faults))
+class Windows:
+    """The browser's windows. To start one takes longer than to load a page, so one that had no fault is used again."""
 
-    def dismiss(dialog: Any) -> None:
-        faults.append(f"dialog: {dialog.message}")
-        dialog.dismiss()
+    def __init__(self, chromium: Browser) -> None:
+        self._chromium = chromium
+        self._unused: list[Page] = []
+        self._opened: dict[Page, Opened] = {}
 
-    page.on("dialog", dismiss)
-    page.add_init_script(
-        "window.violations = []; addEventListener('securitypolicyviolation',"
-        "e => window.violations.push(e.violatedDirective + ' ' + e.blockedURI));"
-    )
-    if init:
-        page.add_init_script(init)
-    page.goto(path.as_uri() + hash)
-    return watched
+    def open(
+        self,
+        path: Path,
+        kind: type[Kind],
+        hash: str = "",
+        init: str | None = None,
+        viewport: ViewportSize | None = None,
+        color_scheme: Any = "light",
+        java_script_enabled: bool = True,
+    ) -> Kind:
+        """A page from disk, watched. One with a script of its own, or without scripts, has a window of its own."""
+        alone = init is not None or not java_script_enabled
+        page = self._unused.pop() if self._unused and not alone else self._start(init, java_script_enabled)
+        page.mouse.move(0, 0)
+        page.set_viewport_size(viewport or {"width": 1280, "height": 720})
+        page.emulate_media(media="null", color_scheme=color_scheme)
+        opened = kind(page, path.as_uri(), alone)
+        self._opened[page] = opened
+        page.goto(opened.address + hash)
+        return opened
 
+    def close(self, opened: Opened) -> None:
+        """Fails if the page met an error, a dialog, a blocked request or any of the network.
 
-def _note_request(url: str, own: str, faults: list[str]) -> None:
-    """Anything but the page itself and data inside it is a fault."""
-    if url.split("#")[0] != own and not url.startswith(("data:", "blob:")):
-        faults.append(f"request: {url}")
+        Tests that provoke one clear `faults` themselves.
+        """
+        violations = opened.page.evaluate("window.violations || []")
+        if opened.alone or opened.faults or violations:
+            opened.page.context.close()
+        else:
+            self._unused.append(opened.page)
+        assert not opened.faults
+        assert not violations
+
+    def _start(self, init: str | None, java_script_enabled: bool) -> Page:
+        page = self._chromium.new_context(java_script_enabled=java_script_enabled).new_page()
+
+        def note(fault: str) -> None:
+            self._opened[page].faults.append(fault)
+
+        def note_request(url: str) -> None:
+            """Anything but the page itself and data inside it is a fault."""
+            if url.split("#")[0] != self._opened[page].address and not url.startswith(("data:", "blob:")):
+                note(f"request: {url}")
+
+        def dismiss(dialog: Any) -> None:
+            note(f"dialog: {dialog.message}")
+            dialog.dismiss()
+
+        page.on("pageerror", lambda error: note(f"page error: {error}"))
+        page.on("console", lambda message: note(f"console: {message.text}"))
+        page.on("request", lambda request: note_request(request.url))
+        page.on("dialog", dismiss)
+        page.add_init_script(
+            "window.violations = []; addEventListener('securitypolicyviolation',"
+            "e => window.violations.push(e.violatedDirective + ' ' + e.blockedURI));"
+        )
+        if init:
+            page.add_init_script(init)
+        return page

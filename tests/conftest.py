@@ -39,23 +39,23 @@ def browser():
     """Chromium, one for all that open pages: Playwright can be started only once at a time."""
     from browser import launched
 
-    with launched() as chromium:
-        yield chromium
+    with launched() as windows:
+        yield windows
 
 
 @pytest.fixture
 def show(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """`show(explanation, hash="", init=None, **context)` opens its page from disk."""
-    from browser import Opened, open_file
+    from browser import Opened
 
     everything: list[Opened] = []
 
     def show_one(explanation: Any, hash: str = "", init: str | None = None, **context: Any) -> Any:
         path = explanation.html(tmp_path / f"page{len(everything)}.html")
-        opened = open_file(browser, path, Opened, hash, init, **context)
+        opened = browser.open(path, Opened, hash, init, **context)
         everything.append(opened)
         return opened
 
     yield show_one
     for opened in everything:
-        opened.close()
+        browser.close(opened)

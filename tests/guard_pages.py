@@ -1,8 +1,8 @@
 """Kernels between protected pages: each case is run in ordinary memory and between pages, and must find the same.
 
-    python tests/guard_pages.py avx2 after
+    python tests/guard_pages.py avx2
 
-runs all cases on one instruction set, with the protected page after each buffer (or before it). The case at work is
+runs all cases on one instruction set, with the protected page after each buffer, and before it. The case at work is
 printed before it is run, so that the last line names the one that ended the process. `tests/test_guard_pages.py` does
 this for every instruction set.
 """
@@ -109,7 +109,7 @@ def run(inputs: list[Tensor], score: Any, mask: Any, make_bias: Callable[[], Any
 
 
 def main() -> int:
-    instructions, side, *folder = sys.argv[1:]
+    instructions, *folder = sys.argv[1:]
     if folder:
         other_kernels.use(folder[0])
     from clearhead.engines.native import bindings, engine
@@ -120,13 +120,15 @@ def main() -> int:
     for name, case in cases():
         print(name, flush=True)
         want = case()
-        with guarding(side, bindings, engine) as guard:
-            got = case()
-        for i, (a, b) in enumerate(zip(got, want, strict=True)):
-            if not torch.equal(a.nan_to_num(7e7), b.nan_to_num(7e7)):
-                wrong += 1
-                print(f"DIFFERENT: {name}: result {i}", flush=True)
-        guard.free()
+        for side in ("after", "before"):
+            print(f"{name}: the protected page {side}", flush=True)
+            with guarding(side, bindings, engine) as guard:
+                got = case()
+            for i, (a, b) in enumerate(zip(got, want, strict=True)):
+                if not torch.equal(a.nan_to_num(7e7), b.nan_to_num(7e7)):
+                    wrong += 1
+                    print(f"DIFFERENT: {name}, {side}: result {i}", flush=True)
+            guard.free()
     return 1 if wrong else 0
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 import torch.autograd.forward_ad as forward_ad
+from apart import run_each
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
@@ -239,7 +240,6 @@ def test_width_0(score, queries):
 # ------------------------------------------------------------------ derivatives
 
 DERIVATIVES = """
-import torch, clearhead as ch
 torch.manual_seed(0)
 query, key, value = torch.randn(3, 1, 2, 6, 4).double()
 mask = {mask}
@@ -252,22 +252,20 @@ for transform in (torch.func.grad, torch.func.jacrev, torch.func.hessian,
     torch.testing.assert_close(got, want)
 print("equal")
 """
+IN_DERIVATIVES = [
+    "ch.Causal()",
+    "ch.Lengths([4])",
+    "torch.rand(6, 6) > 0.4",
+    "ch.Causal() & ch.MaskFunction(lambda b, h, i, j: i - j < 3)",
+    "~ch.SlidingWindow(1, 1)",
+]
 
 
-@pytest.mark.parametrize(
-    "mask",
-    [
-        "ch.Causal()",
-        "ch.Lengths([4])",
-        "torch.rand(6, 6) > 0.4",
-        "ch.Causal() & ch.MaskFunction(lambda b, h, i, j: i - j < 3)",
-        "~ch.SlidingWindow(1, 1)",
-    ],
-)
-def test_transforms_in_a_fresh_process(mask):
+def test_transforms_in_a_fresh_process():
     """Nothing that an earlier call has left behind helps here."""
-    done = subprocess.run([sys.executable, "-c", DERIVATIVES.format(mask=mask)], capture_output=True, text=True)
-    assert done.stdout.strip() == "equal", done.stderr[-2000:]
+    ended = run_each("import torch, clearhead as ch", [DERIVATIVES.format(mask=mask) for mask in IN_DERIVATIVES])
+    for mask, one in zip(IN_DERIVATIVES, ended, strict=True):
+        assert one.out.strip() == "equal", f"{mask}: {one.errors[-2000:]}"
 
 
 @named

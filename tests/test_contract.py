@@ -54,10 +54,9 @@ def test_the_suite_finds_scores_masks_and_engines():
 
 @SCORES
 @MASKS
-@ENGINES
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-def test_engine_equals_reference(engine, score, mask, lengths):
-    compare(engine, score.example(), example(mask, score, lengths), lengths)
+def test_every_engine_equals_the_reference(score, mask, lengths):
+    compare(engines(), score.example(), example(mask, score, lengths), lengths)
 
 
 @ENGINES

@@ -6,18 +6,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from apart import run_each
 
 from clearhead.engines.native import bindings
 
 CHILD = Path(__file__).with_name("guard_pages.py")
 
 
-@pytest.mark.parametrize("side", ["after", "before"])
 @pytest.mark.parametrize("instructions", bindings.kernels().available())
-def test_kernels_stay_inside_their_buffers(instructions, side, request):
+def test_kernels_stay_inside_their_buffers(instructions, request):
     """A fault ends a process of its own, whose last line is the case."""
     folder = request.config.getoption("--kernels")
-    command = [sys.executable, CHILD, instructions, side, *([folder] if folder else [])]
+    command = [sys.executable, CHILD, instructions, *([folder] if folder else [])]
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # many short calls: threads would only wait for each other
     done = subprocess.run(command, capture_output=True, text=True, env=one_thread)
     lines = done.stdout.splitlines() or ["none was begun"]
@@ -26,31 +26,16 @@ def test_kernels_stay_inside_their_buffers(instructions, side, request):
     assert done.returncode == 0, f"ended with {done.returncode} at: {lines[-1]}\n{done.stderr[-2000:]}"
 
 
-@pytest.mark.parametrize("side", ["after", "before"])
-@pytest.mark.parametrize("access", ["read", "write"])
-def test_a_step_outside_ends_the_process(side, access):
-    code = f"""
-import ctypes, torch, guarded_memory
+OUTSIDE = """
 tensor = guarded_memory.Guard("{side}").copy(torch.ones(3, 7))
-inside = ctypes.c_float.from_address(tensor.data_ptr() + {80 if side == "after" else 0})
+inside = ctypes.c_float.from_address(tensor.data_ptr() + (80 if "{side}" == "after" else 0))
 assert inside.value == 1.0
-outside = ctypes.c_float.from_address(tensor.data_ptr() + {84 if side == "after" else -4})
+outside = ctypes.c_float.from_address(tensor.data_ptr() + (84 if "{side}" == "after" else -4))
 print("before", flush=True)
-{"outside.value" if access == "read" else "outside.value = 1.0"}
+{access}
 print("after")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=CHILD.parent)
-    assert done.returncode != 0 and done.stdout == "before\n", done.stderr
-
-
-@pytest.mark.parametrize("side", ["after", "before"])
-def test_a_kernel_that_is_told_of_one_row_too_many_ends_the_process(side):
-    """The pointers of a call lead to guarded memory: one more query, or one before the first, is a fault."""
-    code = f"""
-import torch
-from guarded_memory import guarding
-from clearhead.engines.native import bindings
-
+ONE_ROW_TOO_MANY = """
 class Shifted:
     "A tensor said to have other rows than it has."
     def __init__(self, tensor, rows, by):
@@ -60,7 +45,7 @@ class Shifted:
     def stride(self):
         return self.tensor.stride()
 
-with guarding("{side}", bindings):
+with guarded_memory.guarding("{side}", bindings):
     x = torch.ones(1, 1, 6, 8)
     problem = bindings.kernels().Problem
     options = None, None, None, None, None, None, None, None, None, 0.0, 0, 0
@@ -72,5 +57,15 @@ with guarding("{side}", bindings):
     call(Shifted(x, 600 if after else 6, 0 if after else -1), bindings.torch.zeros(1, 1, 600, 8))
     print("after")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=CHILD.parent)
-    assert done.returncode != 0 and done.stdout == "before\n", done.stderr
+SIDES = ("after", "before")
+
+
+def test_a_step_outside_ends_the_process():
+    """One of ctypes; and one of a kernel, whose pointers lead to guarded memory: one more query, or one before the
+    first.
+    """
+    codes = [OUTSIDE.format(side=side, access=a) for side in SIDES for a in ("outside.value", "outside.value = 1.0")]
+    codes += [ONE_ROW_TOO_MANY.format(side=side) for side in SIDES]
+    imports = "import ctypes, torch, guarded_memory; from clearhead.engines.native import bindings"
+    for code, ended in zip(codes, run_each(imports, codes), strict=True):
+        assert ended.status != 0 and ended.out == "before\n", f"{code}{ended}"

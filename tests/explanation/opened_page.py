@@ -33,18 +33,49 @@ EXAMPLES = {
 }
 
 
+def all_numbers(opened, names, hook="numbers"):
+    """The numbers of steps as the page has them now, in their own shapes."""
+    found = opened.page.evaluate(
+        f"(names) => JSON.stringify(names.map((name) => [clearhead.{hook}(name), clearhead.sizes(name)]))", list(names)
+    )
+    return {
+        name: torch.tensor([float(x) for x in flat], dtype=torch.float64).reshape(sizes)
+        for name, (flat, sizes) in zip(names, json.loads(found), strict=True)
+    }
+
+
 def numbers(opened, name, hook="numbers"):
-    """A step's numbers as the page has them now, in its own shape."""
-    flat, sizes = opened.page.evaluate(f"[clearhead.{hook}({name!r}), clearhead.sizes({name!r})]")
-    return torch.tensor([float(str(x).replace("Infinity", "inf")) for x in flat], dtype=torch.float64).reshape(sizes)
+    """Those of one step."""
+    return all_numbers(opened, [name], hook)[name]
 
 
 def same(opened, explanation, tolerance=1e-6, hook="numbers"):
     """Every step of the page is that of this explanation, to `tolerance`, relative for numbers above 1."""
-    assert opened.page.evaluate("clearhead.names()") == [step.name for step in explanation.steps]
+    names = opened.page.evaluate("clearhead.names()")
+    assert names == [step.name for step in explanation.steps]
+    mine = all_numbers(opened, names, hook)
     for step in explanation.steps:
-        mine, theirs = numbers(opened, step.name, hook), step.value.detach().double()
-        torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance, equal_nan=True, msg=step.name)
+        theirs = step.value.detach().double()
+        torch.testing.assert_close(
+            mine[step.name], theirs, rtol=tolerance, atol=tolerance, equal_nan=True, msg=step.name
+        )
+
+
+def fits(opened, width):
+    """No step makes the page wider than its screen: one after another, by the key j, then all at once."""
+    widths = opened.page.evaluate("""() => {
+      const { dataset } = document.documentElement;
+      const press = (key) => document.body.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+      const widths = {};
+      for (press("Home"); !(dataset.shown in widths); press("j")) {
+        widths[dataset.shown] = document.documentElement.scrollWidth;
+      }
+      return widths;
+    }""")
+    assert len(widths) == int(opened.page.locator("#count").inner_text().split()[-1])
+    assert max(widths.values()) <= width, widths
+    opened.page.get_by_role("button", name="all steps").click()
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def cell(opened, step, row, column, result=True):

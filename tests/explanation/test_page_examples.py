@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from opened_page import HOSTILE, LUMINANCE, TEXTS, draw, edit, numbers, same, small
+from opened_page import HOSTILE, LUMINANCE, TEXTS, all_numbers, draw, edit, fits, numbers, same, small
 
 import clearhead as ch
 from clearhead import nn
@@ -19,11 +19,7 @@ def test_every_built_in_example_is_computed(name, show):
     same(opened, explanation, 0)
     same(opened, explanation, hook="computed")
     assert len(explanation.html().encode()) < 150_000
-    for _ in range(30):
-        assert opened.page.evaluate("document.documentElement.scrollWidth") <= 390
-        opened.page.keyboard.press("j")
-    opened.page.get_by_role("button", name="all steps").click()
-    assert opened.page.evaluate("document.documentElement.scrollWidth") <= 390
+    fits(opened, 390)
     for _ in range(2):
         assert [row for row in opened.page.locator(TEXTS).evaluate_all(LUMINANCE) if row[0] < 4.5] == []
         opened.page.locator("#theme").click()
@@ -149,10 +145,11 @@ def test_gradients_are_of_the_numbers_first_given(show):
     query = draw(3, 4)
     query[1, 2] = 2.5
     later = ch.explain(query, draw(4, 4, seed=1), draw(4, 2, seed=2))
+    found = all_numbers(opened, [step.name for step in explanation.steps])
     for step in later.steps:
-        torch.testing.assert_close(numbers(opened, step.name), step.value.double(), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(found[step.name], step.value.double(), rtol=1e-6, atol=1e-6)
     for name in gradients:
-        assert torch.equal(numbers(opened, name).squeeze(), explanation[name].double().squeeze())
+        assert torch.equal(found[name].squeeze(), explanation[name].double().squeeze())
     opened.page.get_by_role("button", name="reset").click()
     assert card.locator("figure.stale").count() == 0
 
@@ -206,7 +203,7 @@ def test_the_page_of_a_long_sentence_is_small(bert, show):
     assert len(explanation.html().encode()) < 150_000
     opened = show(explanation, viewport={"width": 390, "height": 800})
     assert f"64 of {len(words)} keys" in opened.page.locator("#left-out").inner_text()
-    same_width(opened)
+    fits(opened, 390)
 
 
 def test_hostile_words_of_a_recorded_call_are_text(bert, show):
@@ -217,14 +214,7 @@ def test_hostile_words_of_a_recorded_call_are_text(bert, show):
     assert names[:2] == [f"0 {HOSTILE[0]}", f"1 {HOSTILE[1]}"]
     assert opened.page.evaluate("window.bad") is None
     assert opened.page.locator("img").count() == 0
-    same_width(opened)
-
-
-def same_width(opened):
-    """No step is wider than a narrow screen."""
-    for _ in range(20):
-        assert opened.page.evaluate("document.documentElement.scrollWidth") <= 390
-        opened.page.keyboard.press("j")
+    fits(opened, 390)
 
 
 @pytest.mark.parametrize("width", [1280, 640])

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from opened_page import EXAMPLES, HOSTILE, LUMINANCE, TEXTS, cell, draw, heads, numbers, same, small
+from opened_page import EXAMPLES, HOSTILE, LUMINANCE, TEXTS, cell, draw, fits, heads, numbers, same, small
 
 import clearhead as ch
 
@@ -166,11 +166,7 @@ def test_every_text_is_read_in_both_themes(name, theme, show):
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_narrow_screen_scrolls_tables_and_not_the_page(name, show):
     opened = show(EXAMPLES[name](), viewport={"width": 390, "height": 800})
-    for _ in range(30):
-        assert opened.page.evaluate("document.documentElement.scrollWidth") <= 390
-        opened.page.keyboard.press("j")
-    opened.page.get_by_role("button", name="all steps").click()
-    assert opened.page.evaluate("document.documentElement.scrollWidth") <= 390
+    fits(opened, 390)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

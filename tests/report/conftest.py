@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browser import Opened, open_file
-from playwright.sync_api import Browser
+from browser import Opened, Windows
 
 from clearhead.report import Layer, render
 from clearhead.report.why import with_steps
@@ -111,7 +110,7 @@ class Report(Opened):
 
 
 @pytest.fixture
-def open_report(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Report]]:
+def open_report(browser: Windows, tmp_path: Path) -> Iterator[Callable[..., Report]]:
     """`open_report(layers, hash="", wait=True, html=None, **context)` opens a report from disk."""
     everything: list[Report] = []
 
@@ -125,7 +124,7 @@ def open_report(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Repo
     ) -> Report:
         path = tmp_path / f"report{len(everything)}.html"
         path.write_text(html or render(layers, "A report"), encoding="utf-8")
-        opened = open_file(browser, path, Report, hash, init, **context_options)
+        opened = browser.open(path, Report, hash, init, **context_options)
         everything.append(opened)
         if wait:
             opened.settle()
@@ -133,4 +132,4 @@ def open_report(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Repo
 
     yield open_one
     for opened in everything:
-        opened.close()
+        browser.close(opened)
