@@ -180,7 +180,7 @@ def test_other_precisions_of_biases(dtypes):
 def test_whole_numbers_are_written_out_as_whole_numbers():
     text = " ".join(str(ch.explain(QUERY[0, 0], KEY[0, 0], VALUE[0, 0], bias=ch.ALiBi(1), align=2)).split())
     assert "bias_distances[0, 0] = |0 - 2| = 2 " in text
-    assert "bias[0, 0] = -0.0039·2 = -0.0078" in text
+    assert "bias[0, 0] = -0.003906·2 = -0.007812" in text
 
 
 # ---- Gradients

@@ -64,11 +64,11 @@ class Step:
 def number(x: float | Tensor) -> str:
     """A number, or a tensor of one, as every table and sum shows it: four digits after the point.
 
-    Far from 1 it has four digits in all.
+    Below 0.1, and far from 1, it has four digits in all, so that a sum can be followed.
 
     >>> from clearhead.base.steps import number
-    >>> number(0.5), number(-1234567.0), number(2e-7), number(float("-inf")), number(3.0)
-    ('0.5000', '-1.235e+06', '2.000e-07', '-∞', '3.0000')
+    >>> number(0.5), number(-1234567.0), number(2e-7), number(float("-inf")), number(3.0), number(-0.00123456)
+    ('0.5000', '-1.235e+06', '2.000e-07', '-∞', '3.0000', '-0.001235')
     """
     x = float(x.detach()) if isinstance(x, Tensor) else x
     if x != x:
@@ -76,7 +76,8 @@ def number(x: float | Tensor) -> str:
     if abs(x) == float("inf"):
         return "∞" if x > 0 else "-∞"
     x += 0.0  # -0.0 is shown as 0
-    return f"{x:.4f}" if x == 0 or 1e-3 <= abs(x) < 1e4 else f"{x:.3e}"
+    digits = 4 if x == 0 or abs(x) >= 0.1 else 5 if abs(x) >= 0.01 else 6
+    return f"{x:.{digits}f}" if x == 0 or 1e-3 <= abs(x) < 1e4 else f"{x:.3e}"
 
 
 def signed(x: float | Tensor) -> str:

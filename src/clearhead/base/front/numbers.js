@@ -9,13 +9,14 @@ function rounded(size, format, digits) {
   return exact.slice(0, end) + (exponent ? `e${exponent}` : "");
 }
 
-/** A number as Python's `number()` has it: four digits after the point; far from 1, four in all. */
+/** A number as Python's `number()` has it: four digits after the point; below 0.1 and far from 1, four in all. */
 function number(x) {
   if (Number.isNaN(x)) return "NaN";
   if (!Number.isFinite(x)) return x > 0 ? "∞" : "-∞";
   const size = Math.abs(x);
   const sign = x < 0 ? "-" : "";
-  if (x === 0 || (size >= 1e-3 && size < 1e4)) return sign + rounded(size, "toFixed", 4);
+  const digits = x === 0 || size >= 0.1 ? 4 : size >= 0.01 ? 5 : 6;
+  if (x === 0 || (size >= 1e-3 && size < 1e4)) return sign + rounded(size, "toFixed", digits);
   return sign + rounded(size, "toExponential", 3).replace(/e([+-])(\d)$/, "e$10$2");
 }
 
