@@ -118,14 +118,16 @@ def _said(best: _One, focused: _One, near: bool, calls: Sequence[AttentionCall],
             f"{where} attends to few keys, of no one kind: its entropy is {_percent(best.value)} of the largest "
             f"possible, uniform would be 100% (a mean over {best.queries} queries of {call.name})."
         )
-    does = f"{where} {best.measure.does}{_which(best, call, tokens)}"
+    if near:
+        least = math.floor(focused.value * 1e4) / 100
+        return (
+            f"All {heads} heads are near uniform: their entropies are at least {least:g}% of the largest possible. The "
+            f"furthest from it is {where} by {best.measure.name!r}: {best.value:.3%}, uniform would be "
+            f"{best.uniform:.3%} ({call.name})."
+        )
     figures = f"{_percent(best.value)}, uniform would be {_percent(best.uniform)}"
-    if not near:
-        return f"{does}: {figures} (a mean over {best.queries} queries of {call.name})."
-    return (
-        f"All {heads} heads are near uniform: their entropies are at least {_percent(focused.value)} of the largest "
-        f"possible. The furthest from it: {does}, {figures}."
-    )
+    does = f"{best.measure.does}{_which(best, call, tokens)}"
+    return f"{where} {does}: {figures} (a mean over {best.queries} queries of {call.name})."
 
 
 def _which(one: _One, call: AttentionCall, tokens: Tokens) -> str:
