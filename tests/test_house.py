@@ -32,6 +32,7 @@ APART = {
     "masks": {"base", "_draw", "_lengths", "_spans"},
     "biases": {"base"},
     "inspection.reductions": {"base"},
+    "inspection.measures": {"base", "subject", "attention", "allowed", "_pair_mass"},
 }
 
 
@@ -150,7 +151,8 @@ def test_public_names_open_with_what_they_do_and_an_example(name):
     assert text and text.splitlines()[0].rstrip().endswith((".", ":")), name
     if not issubclass(value, ch.ClearheadError) if inspect.isclass(value) else True:
         made = ("Plan", "Recording", "AttentionCall", "Statistics", "ReducedCall", "AuditedCall")
-        made += ("Comparison", "ComparedCall", "Monitor")  # shown where they are made
+        made += ("Comparison", "ComparedCall", "Differences", "CallDifference")
+        made += ("Distinctive", "Monitor")  # shown where they are made
         has_example = ">>>" in text or name in made
         assert has_example, f"{name} has no example"
     if inspect.isfunction(value):

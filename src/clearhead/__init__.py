@@ -42,6 +42,7 @@ from clearhead.biases import Bias as Bias
 from clearhead.biases import BiasFunction as BiasFunction
 from clearhead.biases import DenseBias as DenseBias
 from clearhead.biases import RelativeBias as RelativeBias
+from clearhead.inspection.difference import WeightDifference as WeightDifference
 from clearhead.inspection.gradients import WeightGradients as WeightGradients
 from clearhead.inspection.reductions.entropy import Entropy as Entropy
 from clearhead.inspection.reductions.log_sum_exp import LogSumExp as LogSumExp
@@ -89,6 +90,8 @@ if TYPE_CHECKING:
     from clearhead.models.audits.backends import compare as compare
     from clearhead.models.audits.comparison import ComparedCall as ComparedCall
     from clearhead.models.audits.comparison import Comparison as Comparison
+    from clearhead.models.differences.differences import CallDifference as CallDifference
+    from clearhead.models.differences.differences import Differences as Differences
     from clearhead.models.edits.add_bias import AddBias as AddBias
     from clearhead.models.edits.base import Edit as Edit
     from clearhead.models.edits.edit import edit as edit
@@ -96,6 +99,8 @@ if TYPE_CHECKING:
     from clearhead.models.edits.knockout import Knockout as Knockout
     from clearhead.models.edits.scale import Scale as Scale
     from clearhead.models.generation.steps import Steps as Steps
+    from clearhead.models.heads.distinctive import Distinctive as Distinctive
+    from clearhead.models.heads.table import Table as Table
     from clearhead.models.lazy.lazy_attention import LazyAttention as LazyAttention
     from clearhead.models.lazy.lazy_attentions import lazy_attentions as lazy_attentions
     from clearhead.models.means import Means as Means
@@ -121,6 +126,7 @@ __all__ = [
     "Bias",
     "BiasFunction",
     "Bilinear",
+    "CallDifference",
     "Causal",
     "ClearheadError",
     "ComparedCall",
@@ -129,6 +135,8 @@ __all__ = [
     "DenseBias",
     "DenseMask",
     "Diagnosis",
+    "Differences",
+    "Distinctive",
     "Documents",
     "Dot",
     "Edit",
@@ -167,8 +175,10 @@ __all__ = [
     "Spans",
     "Statistics",
     "Steps",
+    "Table",
     "TopK",
     "UnsupportedError",
+    "WeightDifference",
     "WeightGradients",
     "Weights",
     "assert_attends",

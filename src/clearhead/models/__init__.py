@@ -7,6 +7,8 @@ from clearhead.models.audits.audited_call import AuditedCall as AuditedCall
 from clearhead.models.audits.backends import compare as compare
 from clearhead.models.audits.comparison import ComparedCall as ComparedCall
 from clearhead.models.audits.comparison import Comparison as Comparison
+from clearhead.models.differences.differences import CallDifference as CallDifference
+from clearhead.models.differences.differences import Differences as Differences
 from clearhead.models.edits.add_bias import AddBias as AddBias
 from clearhead.models.edits.base import Edit as Edit
 from clearhead.models.edits.edit import edit as edit
@@ -14,6 +16,8 @@ from clearhead.models.edits.force import Force as Force
 from clearhead.models.edits.knockout import Knockout as Knockout
 from clearhead.models.edits.scale import Scale as Scale
 from clearhead.models.generation.steps import Steps as Steps
+from clearhead.models.heads.distinctive import Distinctive as Distinctive
+from clearhead.models.heads.table import Table as Table
 from clearhead.models.lazy.lazy_attention import LazyAttention as LazyAttention
 from clearhead.models.lazy.lazy_attentions import lazy_attentions as lazy_attentions
 from clearhead.models.loading import bundled as bundled

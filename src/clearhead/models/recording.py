@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, overload
 
-import numpy as np
 from torch import Tensor
 
-from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
+from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.pages import write_page
 from clearhead.explanation.diagnosis.diagnose import diagnosis_of
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
@@ -18,14 +16,21 @@ from clearhead.explanation.explanation import Explanation
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.reductions.entropy import Entropy
 from clearhead.inspection.reductions.mean_distance import MeanDistance
+from clearhead.inspection.reductions.sink_share import SinkShare
 from clearhead.inspection.reductions.topk import TopK
 from clearhead.models._diagnosed import case_of
+from clearhead.models._words import whole, words, words_of
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.audits._expected import Expected
 from clearhead.models.audits.audit import Audit, audit
 from clearhead.models.calls import Calls
+from clearhead.models.differences.differences import Differences, compare_calls
 from clearhead.models.edits.base import Positions
 from clearhead.models.generation.steps import Steps
+from clearhead.models.heads._measured import measured
+from clearhead.models.heads._tokens import Tokens
+from clearhead.models.heads.distinctive import Distinctive, distinctive
+from clearhead.models.heads.table import Table, joined
 from clearhead.models.reduced import reduced
 from clearhead.models.rollout import rollout
 from clearhead.models.statistics import rows_of
@@ -53,12 +58,95 @@ class Recording(Calls[AttentionCall]):
         found = super().__getitem__(which)
         return Steps(found) if isinstance(found, list) else found
 
-    def table(self, *reductions: Reduction) -> list[dict[str, Any]]:
-        """A row for each call and head, as `pandas.DataFrame` takes them, with statistics, means over queries.
+    def table(self, *reductions: Reduction, tokens: Any = None, source_tokens: Any = None) -> Table:
+        """A row for each call and head: what the head does, beside what uniform attention would under the same mask.
 
-        `reductions`: which; by default the entropy, the largest weight, and for self attention the mean distance.
+        >>> import torch, torch.nn.functional as F, clearhead as ch
+        >>> class Block(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+        >>> block = Block()
+        >>> with ch.watch(block) as seen:
+        ...     output = block(torch.zeros(1, 2, 5, 8))
+        >>> row = seen.table(tokens="the pump and the pump".split())[1]
+        >>> row["head"], round(row["same word"], 3), round(row["same word uniform"], 3)
+        (1, 0.225, 0.225)
+
+        Without `reductions`: the means over queries of the entropy, the largest weight, for self attention the mean
+        distance, and with sinks their share; then each measure, and beside it "… uniform": previous, next, itself,
+        first, same word, induction, entropy (a part of the largest possible), sink, distance, value mass; those left
+        out that need tokens, positions or values that are not known (`watch(values=True)`). `about(column)` of the
+        result says what each is. Measures are of the keys' weights divided by their sum where there are sinks, but for
+        value mass; padding, and queries whose mask leaves them no key, are left out; NaN where no query counts.
+        `reductions`: these alone, means over queries. `tokens`: a word for each position, a list of such lists for
+        several sequences, or the ids (B, L) that the model was given; of the decoder, where there is one, and
+        `source_tokens` the encoder's. Gives a `Table`, a list of dicts, which has `to_pandas()`.
+        Raises a `ClearheadError` for tokens that fit no call. Cost: two passes over each call's pairs, and two more
+        where tokens are given, O(Lq + Lk) memory a head.
         """
-        return [row for call in self.calls for row in rows_of(reduced(call, reductions or _usual(call)))]
+        known = Tokens(tokens, source_tokens)
+        known.check(self.calls)
+        rows = Table()
+        for call in self.calls:
+            own = rows_of(reduced(call, reductions or _usual(call)))
+            rows += own if reductions else joined(own, measured(call, known))
+        return rows
+
+    def distinctive(self, tokens: Any = None, source_tokens: Any = None) -> Distinctive:
+        """The head that departs most from uniform attention under its mask, and by which measure.
+
+        >>> import torch, torch.nn.functional as F, clearhead as ch
+        >>> class Back(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         return F.scaled_dot_product_attention(x, x.roll(-1, 2), x, is_causal=True, scale=6.0)
+        >>> block = Back()
+        >>> with ch.watch(block) as seen:
+        ...     output = block(torch.eye(20).expand(1, 2, 20, 20))
+        >>> print(seen.distinctive())
+        L0H0 attends to the previous token: 98%, uniform would be 14% (a mean over 19 queries of Back).
+
+        Compared are the shares of weight: on the previous token, the next, itself, the first, the sink, and, with
+        `tokens`, as for `table`, the same word and induction; each less what uniform attention gives. They are means
+        over the queries that may see such a key, at least 8, or half of all. Where no share is 5% above uniform it is
+        the head of the least entropy; and where no entropy is below 98% of the largest possible, the sentence says
+        that all heads are near uniform. `L1H8` is head 8 of `seen[1]`. Gives a `Distinctive`, whose `str()` is the
+        sentence. Raises a `ClearheadError` where no query sees several keys. Cost: that of the measures of `table`.
+        """
+        return distinctive(self.calls, Tokens(tokens, source_tokens))
+
+    def compare(self, other: Recording, aligned: Any = None) -> Differences:
+        """The weights of another recording beside this one's: of a checkpoint, or of another text.
+
+        >>> import torch, torch.nn.functional as F, clearhead as ch
+        >>> class Block(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+        >>> block = Block()
+        >>> with ch.watch(block) as before:
+        ...     output = block(torch.zeros(1, 2, 3, 4))
+        >>> with ch.watch(block) as after:
+        ...     output = block(torch.eye(4)[:3].expand(1, 2, 3, 4) * 2)
+        >>> differences = before.compare(after)
+        >>> differences[0].divergence
+        tensor([0.0661, 0.0661], dtype=torch.float64)
+        >>> differences[0].weights[0, 1, 2]                 # the other's less this one's
+        tensor([-0.2268, -0.2268,  0.4535])
+
+        Calls are compared by their numbers: both recordings are of one run of one architecture. `aligned`: where the
+        texts differ in length, the positions that correspond, ([of this], [of the other]), ascending; None: all.
+        Formula: of each query JS(p, q) = ½ Σ_j (p_j log p_j/m_j + q_j log q_j/m_j), m = (p + q) / 2, in nats; of a
+        head the mean over the queries that see a key and are no padding in both. What a row lacks to 1, the share of a
+        sink or of keys that are not aligned, is one key more: nothing is renormalised.
+        Gives `Differences`, which has `table()`. Raises a `ClearheadError` where calls, heads, shapes or masks do not
+        fit. Cost: a pass over both calls' pairs, a block at a time; O(Lq + Lk) memory a head.
+        Source: Lin 1991, "Divergence Measures Based on the Shannon Entropy".
+        """
+        if not isinstance(other, Recording):
+            raise ClearheadError(
+                f"compare takes another recording of watch(model), without keep=…; got a {type(other).__name__}. To "
+                "compare backends of one model: ch.compare(model, 'sdpa', 'eager', inputs)."
+            )
+        return compare_calls(self.calls, other.calls, aligned)
 
     def rollout(self, tokens: Positions = None) -> Tensor:
         """How much of each position's input has come to each token by the last layer, (B, T, L); rows sum to 1.
@@ -197,10 +285,10 @@ class Recording(Calls[AttentionCall]):
         progress: Progress | None = None,
     ) -> list[Layer]:
         """Each call with the statistics of its weights, as the report shows it. Arguments as for `report`."""
-        number, error = _whole(sequence), checked_error(error)
-        sizes = {n for call in self.calls for n in (*call.weights.shape[-2:], *_words_of(call, number))}
-        read = _words("tokens", tokens, sizes)
-        read_source = _words("source_tokens", source_tokens, sizes)
+        number, error = whole(sequence), checked_error(error)
+        sizes = {n for call in self.calls for n in (*call.weights.shape[-2:], *words_of(call, number))}
+        read = words("tokens", tokens, sizes)
+        read_source = words("source_tokens", source_tokens, sizes)
         layers = []
         for call in self.calls if progress is None else progress(self.calls):
             batch = call.query.shape[0]
@@ -214,7 +302,7 @@ class Recording(Calls[AttentionCall]):
                 )
             queries, keys = call.weights.shape[-2:]
             own, other = read, read_source or read
-            if call.kind == "self" and len(own) not in (keys, *_words_of(call, number)[1:]):
+            if call.kind == "self" and len(own) not in (keys, *words_of(call, number)[1:]):
                 own = other  # an encoder's
             source = other if call.kind == "cross" else own
             layers.append(layer_from_call(call, own[-queries:], source, number % batch, error))
@@ -271,41 +359,4 @@ def _usual(call: AttentionCall) -> tuple[Reduction, ...]:
     sizes = call.problem.sizes
     placed = sizes.align is not None or sizes.queries == sizes.keys
     far = (MeanDistance(),) if call.kind == "self" and placed else ()
-    return (Entropy(), TopK(1), *far)
-
-
-def _whole(sequence: Any) -> int:
-    try:
-        if isinstance(sequence, bool | np.bool_):
-            raise TypeError
-        return operator.index(sequence)
-    except TypeError:
-        raise ClearheadError(f"sequence is {sequence!r}; pass a whole number, which one of the batch.") from None
-
-
-def _words_of(call: AttentionCall, sequence: int) -> tuple[int, ...]:
-    """How many queries and keys are no padding, where some are: one number or two."""
-    batch = call.query.shape[0]
-    if call.padding is None or not -batch <= sequence < batch:
-        return ()
-    sides = zip(call.padding, call.weights.shape[-2:], strict=True)
-    return tuple(length if words is None else int(words[sequence].sum()) for words, length in sides)
-
-
-def _words(name: str, tokens: Any, sizes: set[int]) -> list[str]:
-    """The caller's words, from any ordered iterable; none for None."""
-    if tokens is None:
-        return []
-    ordered = not isinstance(tokens, str | bytes | set | frozenset | dict) and hasattr(tokens, "__iter__")
-    words = list(tokens) if ordered else []
-    if not ordered or not all(isinstance(word, str) for word in words):
-        raise ClearheadError(
-            f"{name} takes words, one for each position; got a {type(tokens).__name__}. "
-            "For token ids pass tokenizer.convert_ids_to_tokens(ids)."
-        )
-    if len(words) not in sizes:
-        raise ShapeError(
-            f"{name} has {len(words)} words, and the calls have {sorted(sizes)} queries or keys; pass one "
-            "word for each position of the sequence that the model was given."
-        )
-    return words
+    return (Entropy(), TopK(1), *far, *(() if call.problem.sinks is None else (SinkShare(),)))

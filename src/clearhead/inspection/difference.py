@@ -1,0 +1,99 @@
+"""The lazy matrix of the difference of two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.base.errors import human_bytes
+from clearhead.base.shapes import Sizes
+from clearhead.inspection.index import DENSE_BYTES, check_bytes, parse
+from clearhead.inspection.weights import Weights
+
+BLOCK = 2**20  # weights at once
+
+
+class Aligned:
+    """Some weights at the positions that are compared: all, or those in `places`, ascending, as rows and columns.
+
+    Parts are read as a hull of the rows that are wanted, so that positions may be left out in between.
+    """
+
+    def __init__(self, weights: Weights, places: Tensor | None) -> None:
+        self.weights, self.places = weights, places
+        batch, heads, queries, keys = weights.shape
+        count = None if places is None else len(places)
+        self.sizes = Sizes(batch, heads, queries if count is None else count, keys if count is None else count)
+
+    def part(self, batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
+        """A part of (B, H, Lq, Lk)."""
+        if self.places is None:
+            found: Tensor = self.weights[batch, heads, queries, keys]
+            return found
+        rows, columns = self.places[queries], self.places[keys]
+        if not len(rows):
+            empty: Tensor = self.weights[batch, heads, 0:0, : len(columns)]
+            return empty
+        first = int(rows[0])
+        tile: Tensor = self.weights[batch, heads, first : int(rows[-1]) + 1]
+        device = tile.device
+        return tile[:, :, (rows - first).to(device)][..., columns.to(device)]
+
+
+class WeightDifference:
+    """How much more weight one recording gives each pair than another: B − A, computed where it is looked at.
+
+    >>> import torch, torch.nn.functional as F, clearhead as ch
+    >>> class Block(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+    >>> block = Block()
+    >>> with ch.watch(block) as before:
+    ...     output = block(torch.zeros(1, 2, 3, 4))
+    >>> with ch.watch(block) as after:
+    ...     output = block(torch.eye(4)[:3].expand(1, 2, 3, 4) * 2)
+    >>> difference = before.compare(after)[0].weights
+    >>> difference.shape, difference[0, 1, 1]
+    (torch.Size([1, 2, 3, 3]), tensor([-0.3808,  0.3808,  0.0000]))
+
+    `difference[index]`, a basic index, gives that part; `blocks(sequence, head)` goes through a head's rows a block at
+    a time. Both are the models' own weights: with sinks, rows are not renormalised. Raises a `ClearheadError` for a
+    part above 256 MiB. Memory is that of what is asked for.
+    """
+
+    def __init__(self, before: Aligned, after: Aligned) -> None:
+        self._before, self._after = before, after
+        self._sizes = before.sizes
+
+    @property
+    def shape(self) -> torch.Size:
+        """(B, H, Lq, Lk)."""
+        return torch.Size(self._sizes.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.promote_types(self._before.weights.dtype, self._after.weights.dtype)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        part = parse(index, self.shape, self._sizes)
+        check_bytes(part.shape, self.dtype, "this part of the difference", DENSE_BYTES)
+        return part.restore([self._part(batch, part.heads, part.queries, part.keys) for batch in part.batches])
+
+    def blocks(self, sequence: int, head: int) -> Iterator[tuple[slice, Tensor]]:
+        """One head of one sequence, some rows at a time: each a slice of the queries, and (rows, Lk) numbers."""
+        _, _, queries, keys = self.shape
+        rows = max(1, BLOCK // max(keys, 1))
+        for row in range(0, queries, rows):
+            some = slice(row, min(row + rows, queries))
+            yield some, self[sequence, head, some]
+
+    def _part(self, *sides: slice) -> Tensor:
+        before, after = self._before.part(*sides), self._after.part(*sides)
+        return after.to(before.device) - before
+
+    def __repr__(self) -> str:
+        size = human_bytes(self.shape.numel() * self.dtype.itemsize)
+        return f"WeightDifference({tuple(self.shape)}, {self.dtype}, {size} if it were dense)"

@@ -1,0 +1,68 @@
+"""Which pairs count: those that a call allowed, of the queries that are looked at."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from clearhead.masks.base import Residual, Spans
+from clearhead.problem.problem import Problem
+from clearhead.problem.visible import visible
+from clearhead.scores.base import Pairwise
+
+
+def looked_at(words: Tensor | None, skipped: Tensor | None) -> Tensor | None:
+    """Which queries are looked at, bool (B or 1, H or 1, Lq): words, (B, Lq), that are not skipped; None for all."""
+    if words is None or skipped is None:
+        return words.unsqueeze(1) if words is not None else None if skipped is None else ~skipped
+    return words.unsqueeze(1) & ~skipped
+
+
+def among(problem: Problem, queries: Tensor | None) -> Problem:
+    """The problem in which only these queries, bool (B or 1, H or 1, Lq), see any key; None is all of them.
+
+    A bias of −∞ hides a pair as a mask does, and becomes a part of the mask.
+    """
+    sizes, spans, residual = problem.sizes, problem.spans, _finite(problem)
+    problem = problem._replace(sizes=sizes._replace(leading=None), value=None)
+    if queries is None and residual is None:
+        return problem
+    if spans is None:
+        whole = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
+        spans = Spans(whole, whole + sizes.keys)
+    if queries is not None:
+        spans = spans._replace(stop=torch.minimum(spans.stop, torch.where(queries, sizes.keys, 0)))
+    if residual is not None:
+        reads = () if problem.bias is None else problem.bias.reads
+        spans = spans._replace(residual=_both(spans.residual, residual), reads=spans.reads + reads)
+    return problem._replace(visible=visible(spans, sizes))
+
+
+def _finite(problem: Problem) -> Residual | None:
+    """Which pairs the bias leaves, where it hides some, or may."""
+    bias, sizes = problem.bias, problem.sizes
+    if bias is None or (bias.function is None and not any(bool((t == -torch.inf).any()) for t in bias.tensors)):
+        return None
+
+    def finite(batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
+        return bias.tile(batch, heads, queries, keys, sizes) != -torch.inf
+
+    return finite
+
+
+def _both(one: Residual | None, other: Residual) -> Residual:
+    return other if one is None else lambda *sides: one(*sides) & other(*sides)
+
+
+def uniform(problem: Problem) -> Problem:
+    """Uniform attention under the same mask: scores of 0. One head, where the mask is the same for all."""
+    sizes, spans = problem.sizes, problem.spans
+    heads = 1
+    if spans is not None and (spans.residual is not None or any(edge.shape[1] > 1 for edge in spans.edges())):
+        heads = sizes.heads
+    query, key = (
+        torch.zeros(sizes.batch, heads, length, 1, dtype=problem.query.dtype, device=sizes.device)
+        for length in (sizes.queries, sizes.keys)
+    )
+    sizes = sizes._replace(heads=heads)
+    return Problem(Pairwise("mul", query, key), None, sizes, problem.visible)

@@ -1,0 +1,87 @@
+"""What a measure of a head is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from clearhead.problem.region import Region
+
+if TYPE_CHECKING:
+    from clearhead.inspection.measures.subject import Subject
+
+Rule = Callable[[Region], Tensor]  # which pairs of a region are meant: bool (b or 1, 1, q, k)
+
+
+class Found(NamedTuple):
+    """A measure of each head of a call, float64 (H,) on the CPU; NaN where no query counts.
+
+    `uniform`: what uniform attention under the same mask would give. `queries`: over how many these are means.
+    `key`: of a measure of one key, which one, int64 (B, H).
+    """
+
+    value: Tensor
+    uniform: Tensor
+    queries: Tensor
+    key: Tensor | None = None
+
+
+class Measure(ABC):
+    """One number that says what a head does. A subclass is one file of this folder.
+
+    `name`: its column in `seen.table()`. `says`: what it is, in one sentence. `formula`: with w_ij the weights of the
+    keys, which sum to 1: with sinks, they are divided by their sum. `range`: from what to what. `source`: where it
+    comes from. `does`: what a head with much of it does, for shares of weight, which can be compared with one another;
+    None for what is no share.
+    """
+
+    name: ClassVar[str]
+    says: ClassVar[str]
+    formula: ClassVar[str]
+    range: ClassVar[str]
+    source: ClassVar[str]
+    does: ClassVar[str | None] = None
+
+    def applies(self, subject: Subject) -> bool:
+        """Whether this can be computed of the call: whether it has positions, tokens, values."""
+        return True
+
+    @abstractmethod
+    def of(self, subject: Subject) -> Found:
+        """The measure of each head, and that of uniform attention under the same mask."""
+
+    def about(self) -> str:
+        """What it is, in words, with its formula, range and source."""
+        return f"{self.says} Formula: {self.formula}. Range: {self.range}. Source: {self.source}."
+
+
+def averaged(value: Tensor, uniform: Tensor, counted: Tensor) -> Found:
+    """Means over the queries that count. `value` (B, H, Lq); the others broadcast to it."""
+    counted = counted.cpu().expand_as(value)
+    count = counted.sum((0, 2)).double()
+    own, other = (
+        torch.where(counted, given.cpu().double().expand_as(value), 0.0).sum((0, 2)) / count
+        for given in (value, uniform)
+    )
+    return Found(own, other, count)
+
+
+def on_keys(subject: Subject, keys: Tensor) -> Found:
+    """The mean weight on one key, `keys` int64 (B or 1, Lq), −1 for none, over the queries that may see theirs."""
+    uniform = subject.uniform.on(keys)
+    return averaged(subject.own.on(keys), uniform, subject.counted & (uniform > 0))
+
+
+def on_pairs(subject: Subject, rule: Rule) -> Found:
+    """The mean weight on the keys that a rule names for each query, over the queries that may see such a key."""
+    uniform = subject.uniform.on_pairs(rule)
+    return averaged(subject.own.on_pairs(rule), uniform, subject.counted & (uniform > 0))
+
+
+def of_region(tensor: Tensor, region: Region) -> Tensor:
+    """A region's sequences of a tensor (B or 1, …), for a rule."""
+    return tensor if tensor.shape[0] == 1 else tensor[region.batch]

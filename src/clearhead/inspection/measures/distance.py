@@ -1,0 +1,26 @@
+"""How far a head looks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from clearhead.inspection.measures.base import Found, Measure, averaged
+
+if TYPE_CHECKING:
+    from clearhead.inspection.measures.subject import Subject
+
+
+class Distance(Measure):
+    """The mean distance to the keys, by their weights."""
+
+    name = "distance"
+    says = "How far the head looks: the mean distance to the keys by their weights, in positions."
+    formula = "mean_i Σ_j w_ij |i − j|"
+    range = "0 to the length of the sequence"
+    source = "Vig and Belinkov 2019, Analyzing the Structure of Attention in a Transformer Language Model"
+
+    def applies(self, subject: Subject) -> bool:
+        return subject.placed
+
+    def of(self, subject: Subject) -> Found:
+        return averaged(subject.own.distance, subject.uniform.distance, subject.counted)

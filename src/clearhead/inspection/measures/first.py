@@ -1,0 +1,24 @@
+"""How much goes to the first token."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from clearhead.inspection.measures.base import Found, Measure, on_keys
+
+if TYPE_CHECKING:
+    from clearhead.inspection.measures.subject import Subject
+
+
+class First(Measure):
+    """The weight on the first key."""
+
+    name = "first"
+    says = "The weight on the first key of the sequence, a mean over the queries that may see it."
+    formula = "mean_i w_ij, j the first key that is no padding"
+    range = "0 to 1"
+    source = "Xiao et al. 2024, Efficient Streaming Language Models with Attention Sinks"
+    does = "attends to the first token"
+
+    def of(self, subject: Subject) -> Found:
+        return on_keys(subject, subject.after[:, :1].expand(-1, subject.uniform.sizes.queries))

@@ -1,0 +1,47 @@
+"""How much goes to what came after the query's token before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from clearhead.inspection.measures.base import Found, Measure, of_region, on_pairs
+from clearhead.inspection.reductions.base import arange
+from clearhead.problem.region import Region
+
+if TYPE_CHECKING:
+    from clearhead.inspection.measures.subject import Subject
+
+
+class Induction(Measure):
+    """The weight on the tokens that came after earlier occurrences of the query's token."""
+
+    name = "induction"
+    says = (
+        "The weight on the keys right after earlier occurrences of the query's token, before the query, a mean over "
+        "the queries that may see one."
+    )
+    formula = "mean_i Σ_j w_ij [token_(j−1) = token_i, j < i], j − 1 the last key before j that is no padding"
+    range = "0 to 1"
+    source = "Olsson et al. 2022, In-context Learning and Induction Heads (prefix matching)"
+    does = "attends to what followed the same word before (induction)"
+
+    def applies(self, subject: Subject) -> bool:
+        return subject.tokens is not None and subject.placed
+
+    def of(self, subject: Subject) -> Found:
+        assert subject.tokens is not None
+        asked, held = subject.tokens
+        places, before = subject.places, subject.before[:, :-1]
+        earlier = subject.at(held, before)  # the token of the word before each key
+        earlier = earlier.masked_fill(before < 0, -1)
+        if subject.keys is not None:
+            earlier = earlier.masked_fill(~subject.keys, -1)
+
+        def rule(region: Region) -> Tensor:
+            rows, columns = region.queries, arange(held.shape[-1], held.device)[region.keys]
+            same = of_region(asked, region)[:, rows, None] == of_region(earlier, region)[:, None, region.keys]
+            return (same & (columns < of_region(places, region)[:, rows, None])).unsqueeze(1)
+
+        return on_pairs(subject, rule)

@@ -1,0 +1,27 @@
+"""How much goes to the next token."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from clearhead.inspection.measures.base import Found, Measure, on_keys
+
+if TYPE_CHECKING:
+    from clearhead.inspection.measures.subject import Subject
+
+
+class Next(Measure):
+    """The weight on the token after the query."""
+
+    name = "next"
+    says = "The weight on the token after the query's own, a mean over the queries that may see one."
+    formula = "mean_i w_ij, j the first key after i that is no padding"
+    range = "0 to 1"
+    source = "Clark et al. 2019, What Does BERT Look At?"
+    does = "attends to the next token"
+
+    def applies(self, subject: Subject) -> bool:
+        return subject.placed
+
+    def of(self, subject: Subject) -> Found:
+        return on_keys(subject, subject.at(subject.after, subject.places + 1))

@@ -1,0 +1,27 @@
+"""How much goes to the previous token."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from clearhead.inspection.measures.base import Found, Measure, on_keys
+
+if TYPE_CHECKING:
+    from clearhead.inspection.measures.subject import Subject
+
+
+class Previous(Measure):
+    """The weight on the token before the query."""
+
+    name = "previous"
+    says = "The weight on the token before the query's own, a mean over the queries that may see one."
+    formula = "mean_i w_ij, j the last key before i that is no padding"
+    range = "0 to 1"
+    source = "Clark et al. 2019, What Does BERT Look At?"
+    does = "attends to the previous token"
+
+    def applies(self, subject: Subject) -> bool:
+        return subject.placed
+
+    def of(self, subject: Subject) -> Found:
+        return on_keys(subject, subject.at(subject.before, subject.places))

@@ -1,0 +1,37 @@
+"""How much the most received key gets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from clearhead.inspection.measures.base import Found, Measure
+
+if TYPE_CHECKING:
+    from clearhead.inspection.measures.subject import Subject
+
+
+class Sink(Measure):
+    """The share of all weight that the sink receives: the key that exceeds uniform attention most."""
+
+    name = "sink"
+    says = (
+        "The share of all weight that goes to one key, the sink: the key that receives most beyond what uniform "
+        "attention under the same mask would give it."
+    )
+    formula = "r_j / N, j = argmax_j (r_j − u_j), r_j = Σ_i w_ij, u_j that of uniform attention, N the queries"
+    range = "0 to 1; the excess over uniform is never below 0"
+    source = "Xiao et al. 2024, Efficient Streaming Language Models with Attention Sinks"
+    does = "gives one key much of its weight"
+
+    def of(self, subject: Subject) -> Found:
+        received = subject.own.received.cpu().double()
+        uniform = subject.uniform.received.cpu().double().expand_as(received)
+        excess = received - uniform
+        if subject.keys is not None:
+            excess = excess.masked_fill(~subject.keys.cpu().unsqueeze(1), -torch.inf)
+        key = excess.argmax(-1, keepdim=True)  # of each sequence and head
+        count = subject.counted.cpu().sum(-1).expand(received.shape[:2]).sum(0).double()
+        value, other = (t.gather(-1, key).squeeze(-1).sum(0) / count for t in (received, uniform))
+        return Found(value, other, count, key.squeeze(-1))

@@ -1,0 +1,29 @@
+"""How much a head moves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from clearhead.inspection.measures.base import Found, Measure, averaged
+
+if TYPE_CHECKING:
+    from clearhead.inspection.measures.subject import Subject
+
+
+class ValueMass(Measure):
+    """The value-weighted mass: how long the vectors are that a head moves."""
+
+    name = "value mass"
+    says = (
+        "How much the head moves: the length of the values by their weights. With sinks the weights are the model's "
+        "own, which sum to less than 1."
+    )
+    formula = "mean_i Σ_j w_ij ‖v_j‖"
+    range = "0 to the length of the longest value"
+    source = "Kobayashi et al. 2020, Attention is Not Only a Weight: Analyzing Transformers with Vector Norms"
+
+    def applies(self, subject: Subject) -> bool:
+        return subject.value is not None
+
+    def of(self, subject: Subject) -> Found:
+        return averaged(subject.moved(), subject.moved_by_uniform(), subject.counted)

@@ -1,0 +1,371 @@
+"""Measures of heads, held to dense eager weights in NumPy; the table; the most distinctive head."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from head_oracle import measures
+
+import clearhead as ch
+from clearhead.inspection.measures import MEASURES, Measure
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
+
+from small_models import IDS, MODELS, OWN_EAGER, PADDINGS, flat, inputs_of, pair  # noqa: E402
+
+from clearhead.models.loading import bundled, load  # noqa: E402
+
+TEXT = "The pump in Broad Street was closed. Nobody had asked the water where it came from, or why the pump was closed."
+SHARES = {"previous", "next", "itself", "first", "same word", "induction", "sink"}
+
+
+def watched(model, **inputs):
+    with torch.no_grad(), ch.watch(model, values=True) as seen:
+        output = model(**inputs)
+    return seen, output
+
+
+def causal(length, window=None):
+    far = np.arange(length)[:, None] - np.arange(length)
+    return (far >= 0) & (far < (window or length))
+
+
+def allowed_by(config, layer, shape, padding, is_causal):
+    """The mask by its rule, from the configuration alone."""
+    batch, _, queries, keys = shape
+    kinds = getattr(config, "layer_types", None)
+    windowed = kinds is None or kinds[layer] == "sliding_attention"
+    window = getattr(config, "sliding_window", None) if windowed else None
+    square = causal(queries, window) if is_causal else np.ones((queries, keys), bool)
+    keep = np.broadcast_to(square, (batch, queries, keys))
+    return keep if padding is None else keep & padding[:, None]
+
+
+def hold(row, want, tolerance=1e-5):
+    known = {measure.name for measure in MEASURES} & row.keys()
+    assert want.keys() <= known
+    assert all(np.isnan(row[name]) for name in known - want.keys())  # as the next token under a causal mask
+    for name, (value, uniform) in want.items():
+        assert row[name] == pytest.approx(value, rel=tolerance, abs=tolerance), name
+        assert row[f"{name} uniform"] == pytest.approx(uniform, rel=tolerance, abs=tolerance), name
+
+
+ONE_TEXT = ["Bert", "Llama", "Mistral", "GPT2", "Gemma2", "GptOss"]
+
+
+@pytest.mark.parametrize("padded", PADDINGS)
+@pytest.mark.parametrize("name", ONE_TEXT)
+def test_every_measure_is_that_of_the_eager_weights(name, padded):
+    fast, slow = pair(name, (MODELS | OWN_EAGER)[name])
+    mask = PADDINGS[padded]
+    ids = IDS % 5 + 3  # tokens that repeat
+    inputs = {"input_ids": ids} | ({} if mask is None else {"attention_mask": mask})
+    seen, _ = watched(slow if name in OWN_EAGER else fast, **inputs)
+    with torch.no_grad():
+        eager = flat(slow(**inputs, output_attentions=True))
+    words = None if mask is None else mask.numpy().astype(bool)
+    table = seen.table(tokens=ids)
+    for layer, (call, dense) in enumerate(zip(seen.calls, eager, strict=True)):
+        keep = allowed_by(slow.config, layer, dense.shape, words, name != "Bert")
+        norms = call.value.double().norm(dim=-1).repeat_interleave(4 // call.value.shape[1], 1).numpy()
+        for head in range(4):
+            row = table[layer * 4 + head]
+            tokens = ids.tolist()
+            want = measures(dense[:, head].numpy(), keep, (words, words), (tokens, tokens), norms[:, head])
+            hold(row, want)
+    if name == "GptOss":  # of the first sequence, which has no padding, where there is any
+        assert all(0 < row["SinkShare"] < 1 for row in table)
+
+
+@pytest.mark.parametrize("name", ["T5", "Bart"])
+def test_cross_attention_has_no_positions_and_two_texts(name):
+    fast, slow = pair(name, MODELS[name])
+    mask = PADDINGS["right padding"]
+    ids = IDS % 5 + 3
+    inputs = inputs_of(name, mask) | {"input_ids": ids, "decoder_input_ids": ids[:, 2:7]}
+    seen, _ = watched(fast, **inputs)
+    with torch.no_grad():
+        output = slow(**inputs, output_attentions=True)
+    table = seen.table(tokens=ids[:, 2:7], source_tokens=ids)
+    rows = {kind: [row for row in table if row["kind"] == kind] for kind in ("self", "cross")}
+    words = mask.numpy().astype(bool)
+    for layer, dense in enumerate(output.cross_attentions):
+        keep = np.broadcast_to(words[:, None], (2, 5, 9))
+        for head in range(4):
+            row = rows["cross"][layer * 4 + head]
+            tokens = ids[:, 2:7].tolist(), ids.tolist()
+            (call,) = seen[row["module"]]
+            norms = call.value.double().norm(dim=-1)[:, head].numpy()
+            want = measures(dense[:, head].numpy(), keep, (None, words), tokens, norms, kind="cross")
+            hold(row, want)
+    encoder = [row for row in rows["self"] if "encoder" in row["module"].split(".")]
+    for i, row in enumerate(encoder):
+        dense = output.encoder_attentions[i // 4][:, i % 4].numpy()
+        (call,) = seen[row["module"]]
+        norms = call.value.double().norm(dim=-1)[:, i % 4].numpy()
+        keep = np.broadcast_to(words[:, None], (2, 9, 9))
+        hold(row, measures(dense, keep, (words, words), (ids.tolist(),) * 2, norms))
+    assert len(encoder) == 8
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_every_measure_of_the_bundled_bert(padded):
+    model, tokenizer = load(bundled())
+    given = tokenizer([TEXT, "Nobody asked."] if padded else TEXT, return_tensors="pt", padding=True)
+    seen, _ = watched(model, **given)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        eager = model(**given, output_attentions=True).attentions
+    words = given["attention_mask"].numpy().astype(bool)
+    ids = given["input_ids"]
+    table = seen.table(tokens=[tokenizer.convert_ids_to_tokens(row) for row in ids])
+    assert len(table) == 72 and table == seen.table(tokens=ids)
+    if not padded:
+        assert table == seen.table(tokens=tokenizer.convert_ids_to_tokens(ids[0]))
+    for layer, dense in enumerate(eager):
+        keep = np.broadcast_to(words[:, None], (len(ids), ids.shape[1], ids.shape[1]))
+        norms = seen[layer].value.double().norm(dim=-1).numpy()
+        for head in range(0, 12, 5):
+            tokens = ids.tolist()
+            want = measures(dense[:, head].numpy(), keep, (words, words), (tokens, tokens), norms[:, head])
+            hold(table[layer * 12 + head], want)
+
+
+class Block(torch.nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.options = options
+
+    def forward(self, x, value=None):
+        return F.scaled_dot_product_attention(x, x.roll(1, 2), x if value is None else value, **self.options)
+
+
+def seen_of(x, *values, **options):
+    with ch.watch(block := Block(**options), values=True) as seen:
+        block(x, *values)
+    return seen
+
+
+@pytest.mark.parametrize("options", ["causal", "a mask for each head", "−∞ added"])
+def test_in_float64_they_are_exact(options):
+    torch.manual_seed(0)
+    x, length = torch.randn(2, 3, 300, 8, dtype=torch.float64), 300
+    keep = torch.rand(2, 3, length, length) > 0.4
+    keep[:, :, 7] = False  # a query that sees nothing
+    added = torch.randn(2, 3, length, length, dtype=torch.float64).masked_fill(~keep, -torch.inf)
+    given = {"causal": {"is_causal": True}, "a mask for each head": {"attn_mask": keep}}
+    given["−∞ added"] = {"attn_mask": added}
+    seen = seen_of(x, **given[options])
+    scores = (x @ x.roll(1, 2).transpose(-1, -2) / 8**0.5).numpy()
+    may = np.broadcast_to(causal(length), scores.shape) if options == "causal" else keep.numpy()
+    scores = scores + added.numpy() if options == "−∞ added" else np.where(may, scores, -np.inf)
+    weights = np.exp(scores - np.where(may.any(-1, keepdims=True), scores.max(-1, keepdims=True), 0))
+    weights /= np.maximum(weights.sum(-1, keepdims=True), 1e-300)
+    ids = torch.randint(0, 9, (2, length))
+    table = seen.table(tokens=ids)
+    norms = x.norm(dim=-1).numpy()
+    for head in range(3):
+        want = measures(weights[:, head], may[:, head], tokens=(ids.tolist(),) * 2, norms=norms[:, head])
+        hold(table[head], want, 1e-11)
+
+
+def test_a_score_without_a_normal_form_has_measures():
+    class Own(torch.nn.Module):
+        def forward(self, x):
+            return ch.attention(x, x, x, score=lambda q, k: -(q[..., :, None, :] - k[..., None, :, :]).abs().sum(-1))
+
+    torch.manual_seed(0)
+    x = torch.randn(1, 2, 20, 4, dtype=torch.float64)
+    with ch.watch(model := Own()) as seen:
+        model(x)
+    scores = -(x[..., :, None, :] - x[..., None, :, :]).abs().sum(-1)
+    ids = [[i % 4 for i in range(20)]]
+    for head, row in enumerate(seen.table(tokens=torch.tensor(ids))):
+        want = measures(scores.softmax(-1)[:, head].numpy(), np.ones((1, 20, 20), bool), tokens=(ids, ids))
+        hold(row, want, 1e-11)
+
+
+def test_later_steps_of_a_generation_stand_at_the_end():
+    fast, slow = pair("Llama", MODELS["Llama"], "ForCausalLM")
+    with torch.no_grad(), ch.watch(fast) as seen:
+        ids = fast.generate(IDS[:1], max_new_tokens=3, do_sample=False, eos_token_id=None)
+    with torch.no_grad():
+        eager = slow(ids, output_attentions=True).attentions
+    tokens = ids.tolist()
+    for number, call in enumerate(seen.calls):
+        queries, keys = call.weights.shape[-2:]
+        table = ch.Recording([call]).table(tokens=ids[:, :keys])
+        for head, row in enumerate(table):
+            dense = eager[number % 2][:, head, keys - queries : keys, :keys].numpy()
+            own = [tokens[0][keys - queries : keys]], [tokens[0][:keys]]
+            want = measures(dense, causal(keys)[None, keys - queries :], tokens=own)
+            hold(row, {name: pair for name, pair in want.items() if name in row})
+            assert "previous" in row and "same word" in row
+
+
+def test_measures_say_what_they_are():
+    table = seen_of(torch.randn(1, 2, 6, 4)).table()
+    names = [measure.name for measure in MEASURES]
+    assert len(set(names)) == 10
+    for measure in MEASURES:
+        assert isinstance(measure, Measure)
+        assert all(part in table.about(measure.name) for part in (measure.says, measure.formula, measure.source))
+    assert table.about("sink uniform") == table.about("sink")
+    assert {measure.name for measure in MEASURES if measure.does} == SHARES
+    with pytest.raises(ch.ClearheadError, match="'banana' is no measure of a head; the measures are previous, next"):
+        table.about("banana")
+    assert not SHARES - {"same word", "induction"} - table[0].keys() and "same word" not in table[0]
+    assert list(seen_of(torch.randn(1, 1, 6, 4)).table(ch.Entropy())[0])[-2:] == ["head", "Entropy"]
+
+
+def test_without_pandas_the_error_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ch.ClearheadError, match=r"to_pandas\(\) needs pandas, .* use the table as it is: a list of"):
+        seen_of(torch.randn(1, 2, 6, 4)).table().to_pandas()
+
+
+def test_a_frame_has_the_rows():
+    pandas = pytest.importorskip("pandas")
+    table = seen_of(torch.randn(1, 2, 6, 4)).table()
+    frame = table.to_pandas()
+    assert isinstance(frame, pandas.DataFrame) and frame.to_dict("records") == table
+
+
+BAD = {
+    "too few": (["a", "b"], ch.ShapeError, r"tokens has \[2\] tokens a sequence, .* \(sequences, keys\) \[\(1, 6\)\]"),
+    "a string": ("a b c", ch.ClearheadError, "tokens is a str; pass a list of words"),
+    "numbers in a list": ([1, 2, 3, 4, 5, 6], ch.ClearheadError, "tokens is a list; pass a list of words"),
+    "nothing": ([], ch.ClearheadError, "tokens is a list; pass a list of words"),
+    "floats": (torch.rand(1, 6), ch.ClearheadError, r"tokens has dtype torch.float32, shape \(1, 6\); pass words, or"),
+    "another batch": (torch.zeros(3, 6).long(), ch.ShapeError, "tokens has"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_tokens_that_are_none_are_an_error(bad):
+    given, error, said = BAD[bad]
+    seen = seen_of(torch.randn(1, 2, 6, 4))
+    for ask in (seen.table, seen.distinctive):
+        with pytest.raises(error, match=said):
+            ask(tokens=given)
+
+
+# ------------------------------------------------------------------------------------------ the most distinctive head
+
+
+def test_a_head_made_to_look_back_is_found():
+    length, strong = 40, 6.0
+    x = torch.eye(length).repeat(1, 3, 1, 1)
+    query = torch.zeros(1, 3, length, length)
+    query[0, 1] = torch.eye(length).roll(-1, 1)  # query i is key i − 1
+    query[0, 1, 0] = 0
+
+    class Back(torch.nn.Module):
+        def forward(self, query, key):
+            return F.scaled_dot_product_attention(query, key, key, is_causal=True, scale=strong)
+
+    with ch.watch(model := Back()) as seen:
+        model(query, x)
+    found = seen.distinctive()
+    value = np.mean([np.exp(strong) / (np.exp(strong) + i) for i in range(1, length)])
+    uniform = np.mean([1 / (i + 1) for i in range(1, length)])
+    assert (found.layer, found.head, found.measure, found.queries) == (0, 1, "previous", 39)
+    assert found.value == pytest.approx(value, rel=1e-5) and found.uniform == pytest.approx(uniform, rel=1e-5)
+    said = f"L0H1 attends to the previous token: {100 * value:.0f}%, uniform would be {100 * uniform:.0f}%"
+    assert str(found) == f"{said} (a mean over 39 queries of Back)." and not found.near_uniform
+
+
+def test_the_bundled_bert_has_a_head_that_looks_back():
+    model, tokenizer = load(bundled())
+    given = tokenizer(TEXT, return_tensors="pt")
+    seen, _ = watched(model, **given)
+    found = seen.distinctive(tokenizer.convert_ids_to_tokens(given["input_ids"][0]))
+    table = seen.table(tokens=given["input_ids"])
+    departures = {
+        (i // 12, row["head"], name): row[name] - row[f"{name} uniform"]
+        for i, row in enumerate(table)
+        for name in SHARES - {"same word", "induction"}
+    }
+    assert max(departures, key=departures.get)[:2] == (found.layer, found.head)
+    assert found.measure == "previous" and found.value > 0.9 and found.uniform == pytest.approx(1 / 28, abs=0.01)
+
+
+@pytest.mark.parametrize("name", ["GPT2", "Bert"])
+def test_a_random_model_is_said_to_be_near_uniform(name):
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**MODELS[name])
+    model = getattr(transformers, f"{name}Model")(config).eval()
+    ids = torch.randint(3, 100, (1, 30), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), ch.watch(model) as seen:
+        model(ids)
+    found = seen.distinctive(tokens=ids)
+    assert found.near_uniform
+    assert str(found).startswith("All 8 heads are near uniform: their entropies are at least 99.9")
+    assert f"The furthest from it is L{found.layer}H{found.head} by {found.measure!r}: " in str(found)
+    assert all(row["sink"] - row["sink uniform"] < 0.02 for row in seen.table())  # no sink by construction
+
+
+def test_a_sink_is_named_by_its_word_and_a_first_token_as_such():
+    x = torch.zeros(1, 2, 20, 4)
+    key = x.clone()
+    key[:, 0, 0], key[:, 1, 5] = 2.25, 2.5  # scores of 4.5 and 5
+
+    class Sinks(torch.nn.Module):
+        def forward(self, query, key):
+            return F.scaled_dot_product_attention(query + 1, key, key)
+
+    words = [f"w{i}" for i in range(20)]
+    with ch.watch(model := Sinks()) as seen:
+        model(x, key)
+    assert seen.distinctive().measure == "sink"
+    assert str(seen.distinctive(words)).startswith("L0H1 gives one key much of its weight, key 5 ('w5'): 89%, uniform")
+    with ch.watch(model) as seen:
+        model(x[:, :1], key[:, :1])
+    assert str(seen.distinctive(words)).startswith("L0H0 attends to the first token: ")
+
+
+def test_focus_of_no_kind_is_said_by_its_entropy():
+    length = 64
+    x, far = torch.eye(length), torch.arange(length).roll(17)  # each query one key, of no kind
+
+    class Permuted(torch.nn.Module):
+        def forward(self, query, key):
+            return F.scaled_dot_product_attention(query, key, key, scale=9.0)
+
+    with ch.watch(model := Permuted()) as seen:
+        model(x[far][None, None], x[None, None])
+    found = seen.distinctive()
+    assert found.measure == "entropy" and found.value < 0.2
+    assert "attends to few keys, of no one kind: its entropy is" in str(found)
+
+
+def test_where_no_query_chooses_there_is_an_error():
+    with pytest.raises(ch.ClearheadError, match="no head can be told apart"):
+        seen_of(torch.randn(1, 2, 1, 4)).distinctive()
+
+
+def test_long_texts_take_memory_of_their_length():
+    """A program of its own, whose peak of memory is its own; half the dense matrix of 12,000 tokens is 288 MB."""
+    code = """
+import resource, sys, torch, torch.nn.functional as F, clearhead as ch
+class Block(torch.nn.Module):
+    def forward(self, x):
+        return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+def run(length):
+    x = torch.randn(1, 1, length, 16, generator=torch.Generator().manual_seed(0))
+    with ch.watch(block := Block(), values=True) as seen:
+        block(x)
+    ids = torch.arange(length)[None] % 50
+    seen.table(tokens=ids), seen.distinctive(ids), seen.compare(seen)
+run(2000)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+run(12000)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 60_000, "KiB more"
