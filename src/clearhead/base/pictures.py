@@ -118,7 +118,7 @@ def _norm(panels: Sequence[Panel], length: int, scale: str) -> tuple[Any, float]
 def _one(axis: Any, panel: Panel, shape: tuple[int, int], norm: Any, floor: float, cmap: Any) -> Any:
     """One picture: cells without a colour show what is behind them, hatching where they are masked."""
     matplotlib = require("matplotlib", "plot", "plot()")
-    cells = np.asarray(panel.cells, dtype=float)
+    cells = panel.cells
     hidden = np.zeros(cells.shape, dtype=bool) if panel.hidden is None else panel.hidden
     extent = (-0.5, shape[1] - 0.5, shape[0] - 0.5, -0.5)
     how = {"extent": extent, "interpolation": "none", "aspect": "auto"}

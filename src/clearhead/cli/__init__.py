@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from clearhead import __version__
+import clearhead
 from clearhead.base.errors import ClearheadError
 from clearhead.base.text import printable
 
@@ -17,8 +17,8 @@ from clearhead.base.text import printable
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status.
 
-    0 where all went well; 2 for a bad input, said on standard error in one message without a traceback; 130 where it
-    was interrupted; 141 where who reads its output has gone.
+    0 where all went well; 1 where who reads its output has gone; 2 for a bad input, said on standard error in one
+    message without a traceback; 130 where it was interrupted.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that knows fewer characters shows the others as \u…
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(str(error))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is flushed at the end goes nowhere
-        return 141
+        return 1
     except KeyboardInterrupt:
         print("clearhead: interrupted", file=sys.stderr)
         return 130
@@ -48,7 +48,7 @@ def _failed(message: str) -> int:
 def parser() -> argparse.ArgumentParser:
     """All options. What runs them is imported when one is run, so that --help does not wait for it."""
     whole = argparse.ArgumentParser(prog="clearhead", description="Look into attention, and into that of a model.")
-    whole.add_argument("--version", action="version", version=f"clearhead {__version__}")
+    whole.add_argument("--version", action="version", version=f"clearhead {clearhead.__version__}")
     commands = whole.add_subparsers(dest="command", required=True)
     _report(
         commands.add_parser(

@@ -41,15 +41,16 @@ def decoder_words(
     """
     config, options = model.config, model.generation_config if model.can_generate() else None
     body, answer = model.base_model, None
+    start = _first(options, config, "decoder_start_token_id")
+    start = _first(options, config, "bos_token_id") if start is None else start
+    if start is None:
+        raise ClearheadError(
+            f"the configuration of {type(model).__name__} names no decoder_start_token_id, with which the decoder's "
+            "text begins. Set it in config.json."
+        )
     if target is not None:
-        start = _first(options, config, "decoder_start_token_id")
-        if start is None:
-            raise ClearheadError(
-                f"--target: the configuration of {type(model).__name__} names no decoder_start_token_id, with which a "
-                "target begins. Leave --target out, to see what the model generates."
-            )
         words = tokenizer(text_target=target, return_tensors="pt", verbose=False)["input_ids"]
-        ids = torch.cat([torch.tensor([[start]]), words.long()], 1)
+        ids = torch.cat([torch.tensor([[start]], device="cpu"), words.long()], 1)
     else:
         room = most_tokens(body, "decoder")
         limit = USUAL if room is None else min(USUAL, room - 1)
