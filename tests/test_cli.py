@@ -1,6 +1,9 @@
 """The command: its summary, its page and its errors."""
 
+import io
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -8,7 +11,9 @@ import sys
 import pytest
 import torch
 
+import clearhead as ch
 from clearhead import cli
+from clearhead.base.errors import ClearheadError, human_bytes
 from clearhead.explanation.examples import example
 
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
@@ -39,11 +44,259 @@ def test_layers_chosen(tmp_path, capsys):
     assert [f"encoder.layer.{i}" in out for i in range(6)] == [False, True, False, True, True, False]
 
 
-def test_a_file_and_a_long_text(tmp_path, capsys):
-    text = tmp_path / "long.txt"
-    text.write_text("word " * 700, encoding="utf-8")
-    status, out, _ = run(capsys, "report", "--file", text, "--layers", "0", "-o", tmp_path / "page.html")
-    assert status == 0 and "at most 512 tokens" in out and "190 more were left out" in out
+def test_names_patterns_and_heads_chosen(tmp_path, capsys):
+    page = tmp_path / "page.html"
+    status, out, _ = run(
+        capsys, "report", "Two words.", "--layers", "*layer.1.*,encoder.layer.4.attention.self", "--heads", "5,0-1",
+        "-o", page,
+    )  # fmt: skip
+    assert status == 0
+    assert [f"encoder.layer.{i}" in out for i in range(6)] == [False, True, False, False, True, False]
+    described = meta_of(page)["layers"]
+    assert [len(layer["heads"]) for layer in described] == [3, 3]
+    assert all(layer["name"].endswith("(heads 0, 1, 5)") for layer in described)
+    focused = {line.split()[2].rstrip(":") for line in out.splitlines() if "encoder.layer" in line}
+    assert focused <= {"0", "1", "5"}
+
+
+def meta_of(page):
+    found = re.search(r'<script type="application/json"[^>]*>(.*?)</script>', page.read_text(encoding="utf-8"), re.S)
+    return json.loads(found[1])
+
+
+def test_the_longest_text_and_one_beyond(tmp_path, capsys):
+    text, page = tmp_path / "long.txt", tmp_path / "page.html"
+    text.write_text("word " * 510, encoding="utf-8")
+    status, out, err = run(capsys, "report", "--file", text, "--layers", "0", "--heads", "0", "-o", page)
+    assert status == 0 and "512 tokens" in out, err
+    page.unlink()
+    text.write_text("word " * 511, encoding="utf-8")
+    status, _, err = run(capsys, "report", "--file", text, "-o", page)
+    assert status == 2 and "has 513 tokens" in err and "at most 512" in err and not page.exists()
+
+
+@pytest.mark.parametrize("arguments", [["-"], ["--file", "-"]], ids=" ".join)
+def test_standard_input(arguments, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("Der Brunnen läuft.".encode())))
+    status, out, _ = run(capsys, "report", *arguments, "--layers", "0", "-o", tmp_path / "page.html")
+    assert status == 0 and "encoder.layer.0" in out
+    texts = meta_of(tmp_path / "page.html")["texts"]
+    assert "brunnen" in "".join(texts[0]).replace("##", "")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9")))
+    status, _, err = run(capsys, "report", *arguments, "-o", tmp_path / "other.html")
+    assert status == 2 and "of standard input is not UTF-8" in err
+
+
+def test_the_size_is_said_before_the_page_is_written(tmp_path, capsys, monkeypatch):
+    from clearhead.cli import report
+
+    page = tmp_path / "page.html"
+    said = []
+    written = report.write_page
+    monkeypatch.setattr(report, "write_page", lambda *a: (said.append(capsys.readouterr().out), written(*a))[1])
+    assert run(capsys, "report", "Two words.", "--layers", "0", "-o", page)[0] == 0
+    assert f"The page has {human_bytes(page.stat().st_size)}." in said[0]
+
+
+def test_the_path_is_tried_before_the_model_is_loaded(tmp_path, capsys, monkeypatch):
+    from clearhead.cli import report
+
+    monkeypatch.setattr(report, "model_of", lambda *_: pytest.fail("the model was loaded"))
+    status, _, err = run(capsys, "report", "x", "-o", tmp_path / "nowhere" / "page.html")
+    assert status == 2 and "cannot write the report" in err
+    kept = tmp_path / "kept.html"
+    kept.write_text("what was there")
+    monkeypatch.setattr(report, "model_of", lambda *_: (_ for _ in ()).throw(ClearheadError("no model")))
+    assert run(capsys, "report", "x", "-o", kept)[0] == 2 and kept.read_text() == "what was there"
+    assert run(capsys, "report", "x", "-o", tmp_path / "new.html")[0] == 2 and not (tmp_path / "new.html").exists()
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out == f"clearhead {ch.__version__}\n"
+
+
+def test_help_imports_nothing_that_runs_a_model():
+    code = (
+        "import sys, clearhead.cli\n"
+        "try: clearhead.cli.main(['report', '--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = ('transformers', 'rich', 'clearhead.models', 'clearhead.report', 'clearhead.explanation')\n"
+        "print('heavy:', [name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("heavy: []\n")
+
+
+@pytest.mark.parametrize("example", [["multi-head"], []], ids=["rich", "plain"])
+def test_a_reader_that_has_gone(example):
+    command = [sys.executable, "-m", "clearhead.cli", "explain", *example]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child.stdout.close()
+    assert child.wait() == 1 and not child.stderr.read()
+    child.stderr.close()
+
+
+def test_an_interrupt(capsys, monkeypatch):
+    from clearhead.cli import report
+
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(report, "run", interrupt)
+    status, _, err = run(capsys, "report", "x")
+    assert (status, err) == (130, "clearhead: interrupted\n")
+
+
+def test_a_terminal_of_ascii():
+    done = subprocess.run(
+        [sys.executable, "-m", "clearhead.cli", "explain", "dot"], capture_output=True, text=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert done.returncode == 0 and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("extra", [["--generate", "6"], ["--target", "das tier"]], ids=" ".join)
+def test_nothing_of_transformers_is_seen(extra, tmp_path):
+    folder = saved(tmp_path / "model", "T5", T5)
+    command = [sys.executable, "-m", "clearhead.cli", "report", "the animal", *extra]
+    done = subprocess.run(
+        [*command, "--model", folder, "-o", tmp_path / "page.html"], capture_output=True, text=True, check=True
+    )
+    assert not done.stderr
+    assert not {"Loading", "LOAD", "Warning", "warning", "%|"} & set(done.stdout.split())
+
+
+SIZES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+T5 = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 4, "decoder_start_token_id": 0}
+
+
+def saved(folder, name, options, head="Model"):
+    """A small random model, with the tokenizer of the small BERT."""
+    from clearhead.models.loading import bundled
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(bundled(), local_files_only=True)
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(vocab_size=len(tokenizer), pad_token_id=0, **options)
+    getattr(transformers, name + head)(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_an_encoder_decoder_reads_a_target_or_what_it_generates(tmp_path, capsys):
+    folder, page = saved(tmp_path / "model", "T5", T5, "ForConditionalGeneration"), tmp_path / "page.html"
+    status, out, err = run(capsys, "report", "The animal.", "--model", folder, "--target", "Das Tier.", "-o", page)
+    assert status == 0 and "the decoder reads the given target" in flat(out), err
+    meta = meta_of(page)
+    assert meta["title"].endswith(": the decoder reads the given target")
+    encoder, own, cross = meta["layers"]
+    words = meta["texts"]
+    assert words[encoder["queryText"]] == words[cross["keyText"]] == ["[CLS]", "the", "animal", ".", "[SEP]"]
+    assert words[own["queryText"]][:3] == ["[PAD]", "[CLS]", "das"] and words[cross["queryText"]][0] == "[PAD]"
+    status, out, err = run(capsys, "report", "The animal.", "--model", folder, "--generate", 7, "-o", page)
+    assert status == 0 and "T5ForConditionalGeneration generated: " in out, err
+    meta = meta_of(page)
+    assert meta["title"].endswith(": the decoder reads what the model generated")
+    assert meta["layers"][1]["queries"] <= 8
+    status, out, err = run(capsys, "report", "The animal.", "--model", folder, "-o", page)
+    assert status == 0 and "the decoder reads what the model generated" in flat(out), err
+    status, out, err = run(capsys, "report", "A", "--model", folder, "--generate", 7, "--target", "b", "-o", page)
+    assert status == 2 and "--generate and --target" in err
+
+
+def flat(text):
+    return " ".join(text.split())
+
+
+def test_words_of_encoder_and_decoder_of_one_length_are_not_mixed_up(tmp_path, capsys):
+    folder, page = saved(tmp_path / "model", "T5", T5), tmp_path / "page.html"
+    target = "one two three"  # and the start token, [CLS] and [SEP]
+    status, _, err = run(capsys, "report", "Five words and more", "--model", folder, "--target", target, "-o", page)
+    assert status == 0, err
+    meta = meta_of(page)
+    encoder, own = meta["layers"][:2]
+    assert encoder["queries"] == own["queries"] == 6
+    assert meta["texts"][encoder["queryText"]][1] == "five" and meta["texts"][own["queryText"]][2] == "one"
+
+
+def test_a_generation_is_one_matrix_of_the_models_own_weights(tmp_path):
+    from clearhead.cli.texts import watched
+    from clearhead.models.loading import load
+
+    options = SIZES | {"num_key_value_heads": 2, "eos_token_id": None}
+    folder = saved(tmp_path / "model", "Llama", options, "ForCausalLM")
+    model, tokenizer = load(folder, True)
+    read = watched(model, tokenizer, "The animal.", 6)
+    eager, _ = load(folder, True)
+    eager.set_attn_implementation("eager")
+    ids = tokenizer("The animal.", return_tensors="pt")["input_ids"]
+    output = eager.generate(
+        ids, max_new_tokens=6, do_sample=False, return_dict_in_generate=True, output_attentions=True
+    )
+    assert read.words == tokenizer.convert_ids_to_tokens(output.sequences[0].tolist())
+    assert read.said == f"the last 6 of {len(read.words)} tokens are what the model generated"
+    for i, call in enumerate(read.recording.calls):
+        at = 0
+        for row in (step[i] for step in output.attentions):
+            length, keys = row.shape[2:]
+            torch.testing.assert_close(call.weights[:, :, at : at + length, :keys], row, atol=1e-5, rtol=1e-4)
+            at += length
+        assert at == len(read.words) - 1  # the last token was never read
+
+
+def test_a_model_that_generates_nothing_says_so(tmp_path, capsys):
+    page = tmp_path / "page.html"
+    status, _, err = run(capsys, "report", "A text.", "--generate", 3, "-o", page)
+    assert status == 2 and "lack" in err
+    folder = saved(tmp_path / "bert", "Bert", SIZES, "ForMaskedLM")
+    status, _, err = run(capsys, "report", "A text.", "--generate", 3, "--model", folder, "-o", page)
+    assert status == 2 and "fills in masked words" in err
+    status, _, err = run(capsys, "report", "A text.", "--target", "b", "-o", page)
+    assert status == 2 and "BertModel has one text alone" in err
+    options = {"n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 12}
+    folder = saved(tmp_path / "gpt2", "GPT2", options, "LMHeadModel")
+    status, _, err = run(capsys, "report", "A text.", "--generate", 9, "--model", folder, "-o", page)
+    assert status == 2 and "has 5 tokens and --generate asks for 9 more" in err and "at most 12" in err
+    status, out, err = run(capsys, "report", "A text.", "--generate", 7, "--model", folder, "-o", page)
+    assert status == 0 and "12 tokens" in out, err
+
+
+LIMITS = {
+    "Bert": (SIZES | {"max_position_embeddings": 9}, 9),
+    "Roberta": (SIZES | {"max_position_embeddings": 11, "bos_token_id": 1, "eos_token_id": 2}, 10),
+    "GPT2": ({"n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 9}, 9),
+    "OPT": ({"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 32, "num_hidden_layers": 1}
+            | {"num_attention_heads": 4, "max_position_embeddings": 9}, 9),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_the_limit_of_a_table_of_positions_is_where_the_model_breaks(name, tmp_path, capsys):
+    options, most = LIMITS[name]
+    folder, page = saved(tmp_path / "model", name, options), tmp_path / "page.html"
+    status, _, err = run(capsys, "report", "a " * (most - 2), "--model", folder, "-o", page)
+    assert status == 0, err
+    status, _, err = run(capsys, "report", "a " * (most - 1), "--model", folder, "-o", page)
+    assert status == 2 and f"has {most + 1} tokens" in err and f"at most {most}" in err
+
+
+def test_a_model_that_computes_positions_takes_any_length(tmp_path, capsys):
+    folder = saved(tmp_path / "model", "Llama", SIZES | {"max_position_embeddings": 8})
+    status, _, err = run(capsys, "report", "a " * 700, "--model", folder, "--layers", "0", "--heads", "0",
+                         "-o", tmp_path / "page.html")  # fmt: skip
+    assert status == 0, err
+
+
+def test_hostile_text(tmp_path, capsys):
+    hostile = "\x1b[31mred\x07 [bold]x[/bold] \u202e </script><script>alert(1)</script> " + "a" * 300 + " \0 $x$"
+    page = tmp_path / "page.html"
+    status, out, err = run(capsys, "report", hostile, "--layers", "0", "-o", page)
+    assert status == 0 and "\x1b" not in out and "\u202e" not in out, err
+    assert "alert(1)</script>" not in page.read_text(encoding="utf-8")
+    folder = saved(tmp_path / "llama", "Llama", SIZES, "ForCausalLM")
+    status, out, err = run(capsys, "report", hostile, "--generate", 3, "--model", folder, "-o", page)
+    assert status == 0 and "\x1b" not in out, err
 
 
 @pytest.mark.parametrize("kind", ["llama", "t5"])
@@ -63,9 +316,7 @@ def test_other_models_from_a_folder(tmp_path, capsys, kind):
         )
         model = transformers.LlamaModel(config)
     else:
-        config = transformers.T5Config(
-            vocab_size=len(tokenizer), d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4
-        )
+        config = transformers.T5Config(vocab_size=len(tokenizer), pad_token_id=0, **T5)
         model = transformers.T5Model(config)
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
@@ -88,6 +339,11 @@ ERRORS = {
     "layers that are no numbers": (["x", "--layers", "first"], ["'first'", "0,2,5-7"]),
     "layers that are not there": (["x", "--layers", "0,9"], ["6 calls", "0 to 5"]),
     "layers from last to first": (["x", "--layers", "5-3"], ["5-3", "is empty"]),
+    "a head that is not there": (["x", "--heads", "0,12"], ["asks for 12", "12 heads", "0 to 11"]),
+    "heads that are no numbers": (["x", "--heads", "a"], ["'a'", "0-3,7"]),
+    "a pattern of no module": (["x", "--layers", "*nowhere*"], ["*nowhere*", "encoder.layer.0"]),
+    "nothing to generate": (["x", "--generate", "0"], ["--generate is 0"]),
+    "an empty target": (["x", "--target", " "], ["the target is empty"]),
     "layers in other digits": (["x", "--layers", "²"], ["²", "0,2,5-7"]),
 }
 

@@ -133,6 +133,13 @@ def monitored(model: Any, **given: Any) -> Any:
     return [row["entropy"] for row in seen.table()]
 
 
+def drawn(axes: Any) -> torch.Tensor:
+    """How large a picture is."""
+    found = torch.tensor(axes.images[0].get_array().shape)
+    axes.figure.clear()
+    return found
+
+
 class Block(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.scaled_dot_product_attention(x, x, x)
@@ -332,10 +339,32 @@ ENTRIES: dict[str, Entry] = {
     ),
     "Weights.plot": E(
         "weights",
-        lambda **given: torch.zeros(len(ch.weights(**QK).plot(0, **given).images)),
-        {"query_labels": list("abcde"), "key_labels": list("abcde")},
-        {"query_labels": ABSENT, "key_labels": ABSENT},
+        lambda **given: drawn(ch.weights(**QK).plot(0, **given)),
+        {"query_labels": list("abcde"), "key_labels": list("abcde"), "title": "a", "cmap": "GnBu", "scale": "linear"},
+        {"query_labels": ABSENT, "key_labels": ABSENT, "title": ABSENT},
     ),
+    "Weights.plot()": E(
+        "weights",
+        lambda head: drawn(ch.weights(x4(), x4(1)).plot(0, head)),
+        {"head": 1},
+        {"head": {"negative": "else"}},
+    ),
+    "Mask.plot": E(
+        "masks",
+        lambda **given: drawn(ch.Causal().plot(**given)),
+        {"query": 5, "key": 5, "align": "upper_left", "query_labels": list("abcde"), "key_labels": list("abcde")},
+        dict.fromkeys(("query_labels", "key_labels", "align"), ABSENT) | {"query": {"None": "else"}, "key": ABSENT},
+    ),
+    "nn.LearnedPositionalEncoding.plot": E(
+        "nn",
+        lambda length: drawn(nn.LearnedPositionalEncoding(9, 4).plot(length)),
+        {"length": 5},
+        {"length": {"None": "else"}},
+    ),
+    "nn.SinusoidalPositionalEncoding.plot": E(
+        "nn", lambda length: drawn(nn.SinusoidalPositionalEncoding(4).plot(length)), {"length": 5}
+    ),
+    "nn.RotaryEmbedding.plot": E("nn", lambda length: drawn(nn.RotaryEmbedding(4).plot(length)[0]), {"length": 5}),
     "Weights.gradients": E(
         "weights",
         lambda value, grad: ch.weights(**QK).gradients(value, grad).by_key(),

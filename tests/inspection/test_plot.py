@@ -1,5 +1,12 @@
-"""The picture of one head."""
+"""Pictures of weights, masks and positions, with matplotlib and in notebooks."""
 
+import base64
+import re
+import subprocess
+import sys
+import zlib
+
+import numpy as np
 import pytest
 import torch
 
@@ -7,6 +14,13 @@ import clearhead as ch
 
 matplotlib = pytest.importorskip("matplotlib", reason="the extra [plot] is not installed")
 matplotlib.use("Agg")
+pyplot = pytest.importorskip("matplotlib.pyplot", reason="the extra [plot] is not installed")
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    pyplot.close("all")
 
 
 def test_a_small_head_shows_every_weight_and_its_words():
@@ -25,9 +39,201 @@ def test_a_long_head_is_pooled():
     torch.testing.assert_close(image.max(), weights.dense().max())
 
 
+def random(*shape, length=6, width=8, seed=0, **options):
+    make = torch.Generator().manual_seed(seed)
+    return ch.weights(*(3 * torch.randn(*shape, length, width, generator=make) for _ in range(2)), **options)
+
+
+def test_a_grid_has_one_scale_and_one_bar():
+    weights = random(2, 5)
+    axes = weights.plot(1, [0, 3, 4], title="Three of $5", query_labels=list("abcdef"), key_labels=list("uvwxyz"))
+    assert len(axes) == 3 and len(axes[0].figure.axes) == 4  # and the bar
+    assert {axis.images[0].norm for axis in axes} == {axes[0].images[0].norm}
+    assert axes[0].images[0].norm.vmax == pytest.approx(float(weights[1][[0, 3, 4]].max()))
+    for axis, head in zip(axes, (0, 3, 4), strict=True):
+        assert axis.get_title() == f"head {head}"
+        np.testing.assert_array_equal(axis.images[0].get_array(), weights[1, head])
+    axes[0].figure.canvas.draw()
+    assert [label.get_text() for label in axes[0].get_yticklabels()] == list("abcdef")
+    assert [label.get_text() for label in axes[2].get_xticklabels()] == list("uvwxyz")
+    assert len(weights.plot(0)) == 5 and len(weights.plot(slice(None), 2)) == 2 and len(weights.plot()) == 10
+
+
+@pytest.mark.parametrize("length", [7, 600])
+@pytest.mark.parametrize("how", ["mask", "bias", "both"])
+def test_masked_cells_are_told_from_small_weights(how, length):
+    keep = torch.ones(length, length, dtype=torch.bool).tril()
+    keep[:, length // 2 : length // 2 + max(length // 7, 4 * (length // 600))] = False
+    keep[:, 0] = True
+    bias = torch.zeros(length, length).masked_fill(~keep, -torch.inf)
+    options = {"mask": {"mask": keep}, "bias": {"bias": bias}, "both": {"mask": ch.Causal(), "bias": bias}}[how]
+    weights = random(1, 2, length=length, **options)
+    axes = weights.plot(0, 1)
+    shown = axes.images[0].get_array()
+    cell = -(-length // 512)
+    spare = -length % cell
+    dense = torch.nn.functional.pad(keep, (0, spare, 0, spare)).view(-1, cell, len(shown), cell)
+    np.testing.assert_array_equal(np.ma.getmaskarray(shown), ~dense.any(3).any(1).numpy())
+    assert np.ma.getmaskarray(shown).any() and axes.patches[0].get_hatch()
+    assert "hatched" in axes.figure.axes[1].get_ylabel()
+
+
+def test_what_is_nan_is_not_shown_as_masked():
+    query = torch.randn(1, 4, 8)
+    query[0, 2] = torch.nan
+    axes = ch.weights(query, torch.randn(1, 4, 8), mask=ch.Causal()).plot(0)
+    assert len(axes.images) == 2
+    red = ~np.ma.getmaskarray(axes.images[1].get_array())
+    assert red[2, :3].all() and not red[[0, 1, 3]].any() and not red[2, 3]
+
+
+def test_a_log_scale_shows_zero_as_its_least():
+    axes = random(1, 1, length=9).plot(0, 0, scale="log")
+    shown = axes.images[0].get_array()
+    assert axes.images[0].norm.vmin == pytest.approx(0.1 / 9) and shown.min() >= 0.1 / 9
+    assert not np.ma.getmaskarray(shown).any()
+
+
+def test_a_long_head_among_many_is_computed_alone():
+    """No map of the other heads, and no 3,000 × 3,000 array, is made."""
+    weights = random(1, 64, length=3000, width=4, mask=ch.Causal())
+    axes = weights.plot(0, [3, 7])
+    shown = axes[1].images[0].get_array()
+    assert shown.shape == (250, 250)
+    np.testing.assert_allclose(shown[40, :40], weights[0, 7, 480:492, :480].view(12, 40, 12).amax((0, 2)), atol=1e-6)
+
+
+def test_numpy_and_hostile_words():
+    rng = np.random.default_rng(0)
+    weights = ch.weights(rng.normal(size=(2, 4, 8)), rng.normal(size=(2, 4, 8)))
+    words = ["$x$", "\x1b[31m", "a\nb", "\u202eb"]
+    axes = weights.plot(0, query_labels=words, key_labels=words, title="$\\frac{$")
+    axes.figure.canvas.draw()
+    assert [t.get_text() for t in axes.get_xticklabels()] == [r"\$x\$", r"\x1b[31m", r"a\nb", r"\u202eb"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"cmap": "no such map"}, "colour map"),
+        ({"cmap": 3}, "colour map"),
+        ({"scale": "root"}, "'linear' or 'log'"),
+        ({"title": 3}, "title is a int"),
+        ({"ax": 3}, "ax is a int"),
+        ({"key_labels": "word"}, "key_labels is a str"),
+    ],
+)
+def test_bad_looks(given, said):
+    with pytest.raises(ch.ClearheadError, match=said):
+        random(2).plot(0, **given)
+
+
 def test_bad_input():
     weights = ch.weights(torch.rand(2, 4, 8), torch.rand(2, 5, 8))
-    with pytest.raises(ch.ClearheadError, match="takes 1 numbers"):
-        weights.plot()
+    with pytest.raises(ch.ClearheadError, match="takes 1 numbers at most"):
+        weights.plot(0, 1)
+    with pytest.raises(ch.ClearheadError, match="a head of plot"):
+        weights.plot(2)
+    with pytest.raises(ch.ClearheadError, match="one axes is given"):
+        weights.plot(ax=weights.plot(0))
+    with pytest.raises(ch.ClearheadError, match="these are 65"):
+        random(65).plot()
     with pytest.raises(ch.ClearheadError, match="query_labels has 1 words for 4"):
         weights.plot(0, query_labels=["a"])
+
+
+def test_masks():
+    axes = (ch.Causal() & ch.SlidingWindow(1)).plot(5, 6, align="lower_right", key_labels=list("abcdef"))
+    shown = axes.images[0].get_array()
+    assert axes.get_title() == "Causal() & SlidingWindow(before=1)"
+    np.testing.assert_array_equal(~np.ma.getmaskarray(shown), np.eye(5, 6, 0) + np.eye(5, 6, 1) > 0)
+    axes = ch.Lengths([2, 3]).plot(torch.zeros(2, 4, 8))
+    assert [axis.get_title() for axis in axes] == ["sequence 0", "sequence 1"]
+    assert [(~np.ma.getmaskarray(axis.images[0].get_array())).sum() for axis in axes] == [8, 12]
+    assert ch.Causal().plot().images[0].get_array().shape == (6, 6)
+
+
+def test_a_long_mask_is_shares_of_pairs():
+    shown = ch.Causal().plot(1500).images[0].get_array()
+    assert shown.shape == (500, 500)
+    np.testing.assert_allclose(np.diag(shown), 6 / 9)  # 3 × 3 pairs, of which the lower triangle
+    assert float(shown.filled(0).mean()) == pytest.approx(1501 / 3000)
+
+
+def test_positions():
+    encode = ch.nn.SinusoidalPositionalEncoding(8)
+    shown = encode.plot(20).images[0].get_array()
+    np.testing.assert_allclose(shown, encode(torch.zeros(20, 8)), atol=1e-6)
+    learnt = ch.nn.LearnedPositionalEncoding(10, 4)
+    axes = learnt.plot(title="Learnt")
+    np.testing.assert_array_equal(axes.images[0].get_array(), learnt.P.detach())
+    assert axes.images[0].norm.vmin == -axes.images[0].norm.vmax and axes.get_title() == "Learnt"
+    cos, sin = ch.nn.RotaryEmbedding(6).plot(30)
+    angles = np.arange(30)[:, None] * 10000.0 ** (-np.arange(0, 6, 2) / 6)
+    np.testing.assert_allclose(cos.images[0].get_array(), np.cos(angles), atol=1e-5)
+    np.testing.assert_allclose(sin.images[0].get_array(), np.sin(angles), atol=1e-5)
+    assert encode.plot(3000).images[0].get_array().shape == (512, 8)
+    with pytest.raises(ch.ClearheadError, match="length"):
+        learnt.plot(11)
+
+
+def cells_of(image):
+    """The colours by number of a PNG."""
+    data = base64.b64decode(image)
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))
+    at, found = 8, b""
+    while at < len(data):
+        size, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
+        body = data[at + 8 : at + 8 + size]
+        assert zlib.crc32(kind + body) == int.from_bytes(data[at + 8 + size : at + 12 + size], "big")
+        found += body if kind == b"IDAT" else b""
+        at += 12 + size
+    return np.frombuffer(zlib.decompress(found), np.uint8).reshape(height, width + 1)[:, 1:]
+
+
+def images_of(html):
+    return [cells_of(image) for image in re.findall(r'src="data:image/png;base64,([^"]*)"', html)]
+
+
+def test_a_notebook_shows_small_pictures_without_scripts():
+    weights = random(1, 20, length=50, mask=ch.Causal())
+    html = weights._repr_html_()
+    found = images_of(html)
+    assert len(found) == 12 and "8 more not shown" in html and "<script" not in html and len(html) < 50_000
+    for head, codes in enumerate(found):
+        map = weights.pool(32)[0, head].numpy()
+        assert ((codes == 0) == (np.arange(25)[:, None] < np.arange(25))).all()
+        share = np.clip(1 - np.log(np.maximum(map, 0.1 / 50)) / np.log(0.1 / 50), 0, 1)
+        np.testing.assert_allclose(codes[codes > 0], (2 + share * 253)[codes > 0], atol=0.6)
+
+
+def test_a_notebook_computes_nothing_of_a_long_call():
+    html = random(1, 8, length=20_000, width=2)._repr_html_()
+    assert "Nothing is computed" in html and "<img" not in html
+    assert "<img" not in ch.weights(torch.rand(2, 3, device="meta"), torch.rand(2, 3, device="meta"))._repr_html_()
+    assert "<img" in ch.weights(np.eye(4), np.eye(4))._repr_html_()
+
+
+def test_a_mask_in_a_notebook_is_escaped():
+    def rule(b, h, q, k):
+        return q >= k
+
+    rule.__name__ = rule.__qualname__ = "<b onload=x>"
+    for mask in (ch.MaskFunction(rule), ch.Causal() | ch.MaskFunction(rule)):
+        assert "<b " not in mask._repr_html_()
+    (codes,) = images_of(ch.Causal()._repr_html_())
+    assert ((codes > 0) == np.tri(6, dtype=bool)).all()
+    assert "Lengths" in ch.Lengths(torch.full((9,), 3))._repr_html_()
+
+
+def test_notebooks_need_no_matplotlib():
+    code = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "import torch, clearhead as ch\n"
+        "print(len(ch.weights(torch.rand(4, 2), torch.rand(4, 2))._repr_html_() + ch.Causal()._repr_html_()) > 100)\n"
+        "try: ch.Causal().plot()\n"
+        "except ch.ClearheadError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("True\n") and "clearhead[plot]" in done.stdout

@@ -72,8 +72,26 @@ def write_page(path: Any, page: str, what: str = "report") -> Path:
         target = Path(path)
         target.write_text(page, encoding="utf-8")
     except (OSError, ValueError, TypeError) as error:  # ValueError: a NUL in the path; TypeError: no path at all
-        raise ClearheadError(
-            f"cannot write the {what} to {str(path)!r}: {getattr(error, 'strerror', None) or error}. Pass a file in a "
-            "folder that exists and that you may write to."
-        ) from error
+        raise _unwritable(path, what, error) from error
     return target
+
+
+def check_writable(path: Any, what: str = "report") -> None:
+    """Raise what `write_page` would, before there is a page. A file that is there keeps what it holds."""
+    try:
+        target = Path(path)
+        new = not target.exists()
+        if new or target.is_file() or target.is_dir():
+            with target.open("ab"):
+                pass
+        if new:
+            target.unlink()
+    except (OSError, ValueError, TypeError) as error:
+        raise _unwritable(path, what, error) from error
+
+
+def _unwritable(path: Any, what: str, error: Exception) -> ClearheadError:
+    return ClearheadError(
+        f"cannot write the {what} to {str(path)!r}: {getattr(error, 'strerror', None) or error}. Pass a file in a "
+        "folder that exists and that you may write to."
+    )

@@ -3,30 +3,118 @@
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
+import clearhead
 from clearhead.base.errors import ClearheadError
-from clearhead.cli import explain, report
+from clearhead.base.text import printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status. A bad input is one clear line on standard error, and status 2."""
-    options = _parser().parse_args(arguments)
+    """Run the command; returns the exit status.
+
+    0 where all went well; 1 where who reads its output has gone; 2 for a bad input, said on standard error in one
+    message without a traceback; 130 where it was interrupted.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that knows fewer characters shows the others as \u…
+            stream.reconfigure(errors="backslashreplace")
+    options = parser().parse_args(arguments)
     try:
-        options.run(options)
+        import_module(f"clearhead.cli.{options.command}").run(options)
+        sys.stdout.flush()
     except ClearheadError as error:
-        print(f"clearhead: {error}", file=sys.stderr)
-        return 2
-    except (OSError, RecursionError) as error:  # of a disk that is full, a name too long, a file nested too deeply
-        print(f"clearhead: {type(error).__name__}: {error!s:.200}", file=sys.stderr)
-        return 2
+        return _failed(str(error))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is flushed at the end goes nowhere
+        return 1
+    except KeyboardInterrupt:
+        print("clearhead: interrupted", file=sys.stderr)
+        return 130
+    except (OSError, RecursionError, MemoryError) as error:  # a disk that is full, a file nested too deeply
+        return _failed(f"{type(error).__name__}: {error!s:.200}")
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="clearhead", description="Look into attention, and into that of a model.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    report.add(commands)
-    explain.add(commands)
-    return parser
+def _failed(message: str) -> int:
+    print("clearhead: " + "\n".join(map(printable, message.split("\n"))), file=sys.stderr)
+    return 2
+
+
+def parser() -> argparse.ArgumentParser:
+    """All options. What runs them is imported when one is run, so that --help does not wait for it."""
+    whole = argparse.ArgumentParser(prog="clearhead", description="Look into attention, and into that of a model.")
+    whole.add_argument("--version", action="version", version=f"clearhead {clearhead.__version__}")
+    commands = whole.add_subparsers(dest="command", required=True)
+    _report(
+        commands.add_parser(
+            "report",
+            help="watch a model read a text, and write a page that shows its attention",
+            description="Watch a model read a text; print a summary, and write a self-contained HTML page.",
+        )
+    )
+    _explain(
+        commands.add_parser(
+            "explain",
+            help="show a computation of attention step by step: an example, or one query of a model that reads a text",
+            description="Show how attention comes to its output, step by step, with formulas, shapes and numbers.",
+        )
+    )
+    return whole
+
+
+def _report(report: argparse.ArgumentParser) -> None:
+    text = report.add_mutually_exclusive_group()
+    text.add_argument("text", nargs="?", metavar="TEXT", help="the text to read; - reads it from standard input")
+    text.add_argument("--file", metavar="F", help="a file that holds the text")
+    _model(report)
+    report.add_argument(
+        "--layers",
+        metavar="LIST",
+        help="which attention calls to keep in the page, by number, range, name or pattern, such as 0,5-7 or "
+        "'decoder.*' (default: all)",
+    )
+    report.add_argument("--heads", metavar="LIST", help="which heads to keep, such as 0-3,7 (default: all)")
+    report.add_argument(
+        "--generate",
+        metavar="N",
+        type=int,
+        help="let the model go on for at most N tokens, each its likeliest, and show the text with its answer",
+    )
+    report.add_argument(
+        "--target",
+        metavar="TEXT",
+        help="what the decoder of an encoder-decoder reads (default: what the model itself generates)",
+    )
+    report.add_argument("-o", "--output", metavar="FILE", default="report.html", help="the page (default: %(default)s)")
+
+
+def _explain(explain: argparse.ArgumentParser) -> None:
+    explain.add_argument("example", nargs="?", metavar="NAME", help="a built-in example; without it they are listed")
+    explain.add_argument("--text", metavar="TEXT", help="let a model read this text, and explain one query of it")
+    explain.add_argument("--layer", metavar="L", type=int, default=0, help="which attention call (default: 0)")
+    explain.add_argument("--head", metavar="H", type=int, default=0, help="which head (default: 0)")
+    explain.add_argument(
+        "--from", dest="query", metavar="WORD", help="the word that looks: a token of the text, or its place"
+    )
+    explain.add_argument("--to", dest="key", metavar="WORD", help="the word that it looks at (default: any)")
+    explain.add_argument("--target", metavar="TEXT", help="what the decoder of an encoder-decoder reads, as for report")
+    _model(explain)
+    explain.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="write a page (.html), Markdown (.md) or a program (.py) instead",
+    )
+
+
+def _model(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--model",
+        metavar="DIR",
+        help="a folder with a model and its tokenizer, both saved with save_pretrained() (default: a small BERT)",
+    )

@@ -7,121 +7,70 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from clearhead.base.errors import ClearheadError, require
-from clearhead.base.pages import write_page
-from clearhead.cli.texts import add_model, checked, model_of, watched
-from clearhead.explanation.columns import printable
+from clearhead.base.errors import ClearheadError, human_bytes, require
+from clearhead.base.pages import check_writable, write_page
+from clearhead.base.text import printable
+from clearhead.cli.choice import chosen_calls, chosen_heads
+from clearhead.cli.summary import Row, print_summary
+from clearhead.cli.texts import Read, checked, model_of, quoted, text_of, watched
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.loading import bundled
-from clearhead.models.recording import Recording
 from clearhead.report import Layer, render
-from clearhead.report.summary import summarise
+from clearhead.report.of_heads import of_heads
 
 
-def add(commands: Any) -> None:
-    """Add the command to those of the parser."""
-    report = commands.add_parser(
-        "report",
-        help="watch a model read a text, and write a page that shows its attention",
-        description="Watch a model read a text; print a summary, and write a self-contained HTML page.",
-    )
-    text = report.add_mutually_exclusive_group()
-    text.add_argument("text", nargs="?", metavar="TEXT", help="the text to read")
-    text.add_argument("--file", metavar="F", help="a file that holds the text")
-    add_model(report)
-    report.add_argument(
-        "--layers", metavar="LIST", help="which attention calls to show, such as 0,2,5-7 (default: all)"
-    )
-    report.add_argument("-o", "--output", metavar="FILE", default="report.html", help="the page (default: %(default)s)")
-    report.set_defaults(run=_report)
+def run(options: argparse.Namespace) -> None:
+    """`clearhead report` with these options."""
+    console = require("rich.console", "terminal", "the report's summary").Console(highlight=False)
+    text = text_of(options)
+    target = None if options.target is None else checked(options.target, "the target")
+    _check_generate(options)
+    check_writable(options.output)
+    model, tokenizer, folder = model_of(options, _needs_head(options))
+    read = watched(model, tokenizer, text, options.generate, target)
+    calls = read.recording.calls
+    chosen = chosen_calls([call.name for call in calls], options.layers)
+    heads = [chosen_heads(options.heads, calls[i].query.shape[1], calls[i].name) for i in chosen]
+    rows = [
+        Row(i, calls[i].name, layer if some is None else of_heads(layer, some), some)
+        for i, layer, some in zip(chosen, _layers(console, read, [calls[i] for i in chosen]), heads, strict=True)
+    ]
+    title = f"Attention of {_name(model, folder)}" + (f": {read.said}" if read.said else "")
+    if read.answer is not None:
+        _say(console, f"{type(model).__name__} generated: {quoted(read.answer) or 'no words'}")
+    print_summary(console, title, rows, _tokens(read))
+    page = render([row.layer for row in rows], title)
+    _say(console, f"The page has {human_bytes(len(page.encode()))}.")
+    path = write_page(options.output, page)
+    _say(console, f"The report: {printable(str(path.resolve()))}")
 
 
-def _report(options: argparse.Namespace) -> None:
-    rich = require("rich.console", "terminal", "the report's summary")
-    console = rich.Console()
-    text = _text(options)
-    model, tokenizer, folder = model_of(options)
-    recording, tokens, cut = watched(model, tokenizer, text)
-    if cut:
-        console.print(f"The model reads at most {len(tokens)} tokens: {cut} more were left out.", style="yellow")
-    chosen = _choose(len(recording.calls), options.layers)
-    recording = Recording([recording.calls[i] for i in chosen])
-    layers = recording.layers(tokens, progress=lambda calls: _progress(console, calls))
-    title = f"Attention of {_name(model, folder)}"
-    path = write_page(options.output, render(layers, title))
-    _summary(console, title, dict(zip(chosen, layers, strict=True)), len(tokens))
-    console.print(f"The report: {printable(str(path.resolve()))}", soft_wrap=True, highlight=False, markup=False)
+def _check_generate(options: argparse.Namespace) -> None:
+    if options.generate is not None and options.generate < 1:
+        raise ClearheadError(f"--generate is {options.generate}; expected the most tokens to generate, 1 or more.")
+    if options.generate is not None and options.target is not None:
+        raise ClearheadError("--generate and --target are given: the decoder reads the one or the other.")
+
+
+def _needs_head(options: argparse.Namespace) -> bool | None:
+    """Whether the model has to generate: None where only an encoder-decoder has to."""
+    return False if options.target is not None else None if options.generate is None else True
+
+
+def _say(console: Any, line: str) -> None:
+    console.print(line, soft_wrap=True, markup=False)
 
 
 def _name(model: Any, folder: Path) -> str:
-    return f"{type(model).__name__} ({'all-MiniLM-L6-v2' if folder == bundled() else folder.resolve().name})"
+    name = "all-MiniLM-L6-v2" if folder == bundled() else folder.resolve().name
+    return f"{type(model).__name__} ({name})"
 
 
-def _text(options: argparse.Namespace) -> str:
-    if options.file is not None:
-        try:
-            text = Path(options.file).read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise ClearheadError(f"the text {options.file!r} is not UTF-8: {error}.") from error
-        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-            raise ClearheadError(
-                f"cannot read the text {options.file!r}: {getattr(error, 'strerror', None) or error}."
-            ) from error
-    elif options.text is not None:
-        text = options.text
-    else:
-        raise ClearheadError("no text: pass it as TEXT, or in a file with --file F.")
-    return checked(text)
+def _tokens(read: Read) -> str:
+    return f"{len(read.source)} and {len(read.words)} tokens" if read.source else f"{len(read.words)} tokens"
 
 
-def _choose(calls: int, layers: str | None) -> list[int]:
-    """The numbers of the calls to show."""
-    if layers is None:
-        return list(range(calls))
-    chosen: list[int] = []
-    for item in layers.split(","):
-        first, dash, last = item.strip().partition("-")
-        numbers = [first, last] if dash else [first, first]
-        if not all(number.isascii() and number.isdecimal() and len(number) < 10 for number in numbers):
-            raise ClearheadError(f"--layers is {layers!r:.80}; expected numbers and ranges, such as 0,2,5-7.")
-        low, high = map(int, numbers)
-        if high < low:
-            raise ClearheadError(f"--layers is {layers!r}, and the range {item.strip()!r} is empty.")
-        if high >= calls:
-            raise ClearheadError(f"--layers is {layers!r}, and the model made {calls} calls: 0 to {calls - 1}.")
-        chosen += range(low, high + 1)
-    return list(dict.fromkeys(chosen))
-
-
-def _progress(console: Any, calls: Iterable[AttentionCall]) -> Iterator[AttentionCall]:
+def _layers(console: Any, read: Read, calls: Iterable[AttentionCall]) -> Iterator[Layer]:
     track = require("rich.progress", "terminal", "the progress bar").track
-    yield from track(list(calls), description="Looking at each layer", console=console, transient=True)
-
-
-def _short(word: str) -> str:
-    """A token in one line."""
-    shown = printable(word)
-    return shown if len(shown) <= 12 else shown[:11] + "…"
-
-
-def _summary(console: Any, title: str, layers: dict[int, Layer], tokens: int) -> None:
-    table_module = require("rich.table", "terminal", "the report's summary")
-    escape = require("rich.markup", "terminal", "the report's summary").escape
-    simple = require("rich.box", "terminal", "the report's summary").SIMPLE
-    caption = "Heads with their mean entropy in nats; the sink with its share; the mean distance in tokens."
-    table = table_module.Table(title=f"{escape(printable(title))}, {tokens} tokens", caption=caption, box=simple)
-    for column in ("#", "layer", "most focused", "most diffuse", "sink", "distance"):
-        table.add_column(column, justify="right" if column == "distance" else "left", no_wrap=column != "layer")
-    table.columns[1].overflow = "fold"
-    for i, layer in layers.items():
-        figures = summarise(layer)
-        word, place, share = figures.sink
-        table.add_row(
-            str(i),
-            escape(layer.name) + (" (cross)" if layer.kind == "cross" else ""),
-            f"{figures.focused[0]}: {figures.focused[1]:.2f}",
-            f"{figures.diffuse[0]}: {figures.diffuse[1]:.2f}",
-            f"{escape(_short(word))} @{place}: {share:.0%}",
-            "" if figures.distance is None else f"{figures.distance:.1f}",
-        )
-    console.print(table)
+    for call in track(list(calls), description="Looking at each layer", console=console, transient=True):
+        yield from read.layers([call])

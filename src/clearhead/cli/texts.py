@@ -4,44 +4,96 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from clearhead.base.errors import ClearheadError
-from clearhead.models.loading import bundled, load, reason
+from clearhead.base.text import printable
+from clearhead.cli.generated import check_causal, decoder_words, generated
+from clearhead.cli.lengths import check_length
+from clearhead.models.attention_call import AttentionCall
+from clearhead.models.loading import bundled, load, quiet, reason
 from clearhead.models.recording import Recording
 from clearhead.models.watch import watch
+from clearhead.report import Layer
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model",
-        metavar="DIR",
-        help="a folder with a model and its tokenizer, both saved with save_pretrained() (default: a small BERT)",
-    )
+class Read(NamedTuple):
+    """What a model made of a text.
+
+    `words`: those of the decoder, or of the only text there is; `source`: those of the encoder, none where the model
+    has one text; `encoder`: what the names of the encoder's modules begin with. `said`: where words that were not in
+    the text come from, in words; "" where all were. `answer`: the text that the model generated.
+    """
+
+    recording: Recording
+    words: list[str]
+    source: list[str]
+    encoder: str
+    said: str
+    answer: str | None
+
+    def of(self, call: AttentionCall) -> tuple[list[str], list[str] | None]:
+        """The words of a call's own text, and of the one that it looks at if it is another."""
+        if self.source and call.name.startswith(self.encoder):
+            return self.source, None
+        return self.words, self.source if call.kind == "cross" else None
+
+    def layers(self, calls: Sequence[AttentionCall]) -> list[Layer]:
+        """These calls, as the page shows them."""
+        return [Recording([call]).layers(*self.of(call))[0] for call in calls]
 
 
-def model_of(options: argparse.Namespace) -> tuple[Any, Any, Path]:
-    """The model, its tokenizer, and the folder that they are from."""
+def model_of(options: argparse.Namespace, head: bool | None = None) -> tuple[Any, Any, Path]:
+    """The model, its tokenizer, and the folder that they are from. `head`: as for `load`."""
     folder = bundled() if options.model is None else Path(options.model)
-    return *load(folder), folder
+    return *load(folder, head), folder
 
 
-def checked(text: str) -> str:
+def text_of(options: argparse.Namespace) -> str:
+    """The text: an argument, a file's, or that of standard input."""
+    if options.file is None and options.text is None:
+        raise ClearheadError("no text: pass it as TEXT, in a file with --file F, or - for standard input.")
+    if options.file is None and options.text != "-":
+        return checked(options.text)
+    name = "of standard input" if options.file in (None, "-") else repr(options.file)
+    try:
+        if options.file in (None, "-"):
+            if sys.stdin is None:
+                raise OSError("it is closed")
+            return checked(sys.stdin.buffer.read().decode("utf-8"))
+        return checked(Path(options.file).read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ClearheadError(f"the text {name} is not UTF-8: {error}.") from error
+    except ClearheadError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise ClearheadError(f"cannot read the text {name}: {getattr(error, 'strerror', None) or error}.") from error
+
+
+def checked(text: str, name: str = "the text") -> str:
     """A text that a model can be given."""
     if any("\ud800" <= c <= "\udfff" for c in text):  # bytes of the command line that are no character
-        raise ClearheadError("the text is not UTF-8: pass it in a file, and convert that (iconv -t UTF-8).")
+        raise ClearheadError(f"{name} is not UTF-8: pass it in a file, and convert that (iconv -t UTF-8).")
     if not text.strip():
-        raise ClearheadError("the text is empty.")
+        raise ClearheadError(f"{name} is empty.")
     return text
 
 
-def watched(model: Any, tokenizer: Any, text: str, **watching: Any) -> tuple[Recording, list[str], int]:
-    """The recording of the model, the tokens that it read, and how many were left out; `watching`: as for `watch`."""
+def watched(
+    model: Any, tokenizer: Any, text: str, generate: int | None = None, target: str | None = None, **watching: Any
+) -> Read:
+    """What the model makes of the text; `watching`: as for `watch`.
+
+    `generate`: let it go on for so many tokens at most. `target`: what the decoder of an encoder-decoder reads; without
+    one, what the model generates.
+    """
     try:
-        return _read(model, tokenizer, text, watching)
+        with quiet():
+            return _read(model, tokenizer, text, generate, target, watching)
     except ClearheadError:
         raise
     except Exception as error:  # any error of a tokenizer and a model that do not match
@@ -51,16 +103,49 @@ def watched(model: Any, tokenizer: Any, text: str, **watching: Any) -> tuple[Rec
         ) from error
 
 
-def _read(model: Any, tokenizer: Any, text: str, watching: dict[str, Any]) -> tuple[Recording, list[str], int]:
-    every = tokenizer(text, return_tensors="pt", verbose=False)
-    limit = min(tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", None) or sys.maxsize)
-    total = every["input_ids"].shape[1]
-    inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=limit) if total > limit else every
-    ids = inputs["input_ids"]
-    if model.config.is_encoder_decoder:  # the decoder reads the same text
-        inputs["decoder_input_ids"] = ids
-    with torch.inference_mode(), watch(model, **watching) as recording:
-        model(**inputs)
+def _read(
+    model: Any, tokenizer: Any, text: str, generate: int | None, target: str | None, watching: dict[str, Any]
+) -> Read:
+    inputs = dict(tokenizer(text, return_tensors="pt", verbose=False))
+    ids, body = inputs["input_ids"], model.base_model
+    if not ids.shape[1]:
+        raise ClearheadError("the tokenizer makes no token of the text.")
+    source: list[str] = []
+    encoder, said, answer = "", "", None
+    if target is not None and not model.config.is_encoder_decoder:
+        raise ClearheadError(
+            f"--target is what the decoder of an encoder-decoder reads, and {type(model).__name__} has one text alone: "
+            "leave it out."
+        )
+    if model.config.is_encoder_decoder:
+        check_length(body, ids.shape[1], "the text", "encoder")
+        source = _words(tokenizer, ids)
+        encoder = next(name for name, module in body.named_modules() if module is model.get_encoder()) + "."
+        ids, answer = decoder_words(model, tokenizer, inputs, target, generate)
+        inputs = {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"]}
+        inputs |= {"decoder_input_ids": ids}
+        said = "the decoder reads " + ("the given target" if answer is None else "what the model generated")
+    else:
+        check_length(body, ids.shape[1], "the text", more=generate or 0)
+        if generate is not None:
+            check_causal(model)
+            given = ids.shape[1]
+            ids = generated(model, inputs, generate)
+            inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+            answer = tokenizer.decode(ids[0, given:], skip_special_tokens=True)
+            said = f"the last {ids.shape[1] - given} of {ids.shape[1]} tokens are what the model generated"
+    with torch.inference_mode(), watch(body, **watching) as recording:
+        body(**inputs)
+    return Read(recording, _words(tokenizer, ids), source, encoder, said, answer)
+
+
+def _words(tokenizer: Any, ids: torch.Tensor) -> list[str]:
     numbers = ids[0].tolist()
-    words = [str(n) if w is None else w for n, w in zip(numbers, tokenizer.convert_ids_to_tokens(numbers), strict=True)]
-    return recording, words, max(total - limit, 0)
+    words = tokenizer.convert_ids_to_tokens(numbers)
+    return [str(n) if word is None else word for n, word in zip(numbers, words, strict=True)]
+
+
+def quoted(text: str, most: int = 300) -> str:
+    """A text in one line, perhaps cut."""
+    shown = printable(text)
+    return repr(shown)[1:-1] if len(shown) <= most else shown[: most - 1] + "…"

@@ -6,12 +6,11 @@ changes, on a site that renders them) get no scripts and no frames.
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from clearhead.base.steps import Step
-from clearhead.explanation.columns import printable
+from clearhead.base.text import escaped
 from clearhead.explanation.shown import Shown
 from clearhead.explanation.tables import Table, shape_of, tables, text_of, written_out
 
@@ -63,10 +62,3 @@ def _table(table: Table) -> Iterator[str]:
 
 def _cell(tag: str, style: str, text: str) -> str:
     return f'<{tag} style="{style}"><bdi>{escaped(text)}</bdi></{tag}>'
-
-
-def escaped(text: str, lines: bool = False) -> str:
-    """Text that HTML shows as it is; what prints nothing, or turns a line around, is written out."""
-    shown = "\n".join(map(printable, text.split("\n"))) if lines else printable(text)
-    # Notebooks typeset what stands between dollars and in \( \)
-    return html.escape(shown).replace("$", "&#36;").replace("\\", "&#92;")

@@ -5,13 +5,10 @@ from __future__ import annotations
 import textwrap
 import unicodedata
 
-KEPT = "\N{NO-BREAK SPACE}"
+from clearhead.base.text import KEPT as KEPT
+from clearhead.base.text import printable as printable
+
 FILLER = "\0"  # stands behind each character that is two columns wide, so that a length is a width
-
-
-def printable(text: str) -> str:
-    """In one line, of characters that a terminal prints as they are; others as Python writes them."""
-    return "".join(c if c.isprintable() or c == KEPT else repr(c)[1:-1] for c in text)
 
 
 def width(text: str) -> int:

@@ -1,39 +1,123 @@
-"""A picture of one head's weights."""
+"""Pictures of some heads' weights."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from clearhead.base.errors import ClearheadError, require
+import numpy as np
+import torch
+from torch import Tensor
 
-CELLS = 512  # the most rows and columns drawn; beyond that, cells of the largest weight
+from clearhead.base.errors import ClearheadError
+from clearhead.base.numbers import check_count
+from clearhead.base.pictures import MOST, Array, Panel
+from clearhead.base.text import escaped
+from clearhead.base.thumbnails import picture, short
+from clearhead.inspection.index import parse
+from clearhead.masks._draw import cell_of, of, shares
+from clearhead.problem.problem import Problem
+
+CELLS = 512  # the most rows and columns of a picture; beyond that, cells of the largest weight
+IN_GRID = 256  # and of one of several
+IN_NOTEBOOK, HEADS, PAIRS = 32, 12, 2**25  # in a notebook: cells, pictures, and pairs that may be computed for them
+
+Pick = tuple[int, ...]
 
 
-def draw(
-    image: Any, shape: tuple[int, int], query_labels: Sequence[str] | None, key_labels: Sequence[str] | None, ax: Any
-) -> Any:
-    """Draw (rows, columns) weights on a matplotlib axes, and give the axes."""
-    pyplot = require("matplotlib.pyplot", "plot", "plot()")
-    if ax is None:
-        _, ax = pyplot.subplots()
-    extent = (-0.5, shape[1] - 0.5, shape[0] - 0.5, -0.5)
-    drawn = ax.imshow(image, cmap="GnBu", vmin=0.0, extent=extent, interpolation="nearest", aspect="auto")
-    pooled = tuple(image.shape) != shape
-    ax.figure.colorbar(drawn, ax=ax, label="largest weight in the cell" if pooled else "weight")
-    ax.set_xlabel("key")
-    ax.set_ylabel("query")
-    for labels, size, name, axis in (
-        (query_labels, shape[0], "query_labels", ax.yaxis),
-        (key_labels, shape[1], "key_labels", ax.xaxis),
-    ):
-        if labels is not None:
-            if not hasattr(labels, "__len__") or getattr(labels, "shape", None) == () or isinstance(labels, type):
-                raise ClearheadError(f"{name} is a {type(labels).__name__}; pass a list of words, one a position.")
-            if len(labels) != size:
-                raise ClearheadError(f"{name} has {len(labels)} words for {size} positions; pass one for each.")
-            # matplotlib would typeset $…$ as mathematics
-            axis.set_ticks(range(size), [str(label).replace("$", r"\$") for label in labels])
-    if key_labels is not None:
-        ax.tick_params(axis="x", rotation=90)
-    return ax
+def picks(head: tuple[Any, ...], outer: tuple[int, ...]) -> list[Pick]:
+    """The heads that are meant, each by its numbers: those given, and all where one is left out."""
+    if len(head) > len(outer):
+        raise ClearheadError(
+            f"plot() takes {len(outer)} numbers at most, one for each of the dimensions {outer}; got {head!r:.80}."
+        )
+    chosen = [_numbers(head[i], size) if i < len(head) else list(range(size)) for i, size in enumerate(outer)]
+    if (count := math.prod(map(len, chosen))) > MOST or not count:
+        raise ClearheadError(
+            f"plot() draws 1 to {MOST} pictures, and these are {count}: choose some, such as plot(0, [3, 5])."
+        )
+    return list(itertools.product(*chosen))
+
+
+def _numbers(item: Any, size: int) -> list[int]:
+    """A number, a slice, or some numbers."""
+    if isinstance(item, slice):
+        try:
+            return list(range(size)[item])
+        except TypeError:
+            raise ClearheadError(f"plot() got the slice {item!r:.80}; its ends must be whole numbers.") from None
+    every = list(item) if isinstance(item, list | tuple | range) else [item]
+    places = [check_count(place, -size, "a head of plot()", most=size - 1) for place in every]
+    return [place % size for place in places]
+
+
+def titles(chosen: Sequence[Pick]) -> list[str]:
+    """What each is called: by the numbers in which they differ."""
+    count = len(chosen[0])
+    names = [f"dimension {i}" for i in range(count - 2)] + ["sequence", "head"][: min(count, 2)]
+    differ = [len({pick[i] for pick in chosen}) > 1 for i in range(count)]
+    return [", ".join(f"{n} {p}" for n, p, d in zip(names, pick, differ, strict=True) if d) for pick in chosen]
+
+
+def panels(weights: Any, chosen: Sequence[Pick], most: int) -> list[Panel]:
+    """The weights of these heads, or the largest in each cell where there are more than `most` rows or columns."""
+    queries, keys = weights.shape[-2:]
+    problem, cell = weights.problem, cell_of(queries, keys, most)
+    found = []
+    with torch.no_grad():
+        for pick, title in zip(chosen, titles(chosen), strict=True):
+            cells = weights[pick] if cell == (1, 1) else weights._map(pick, most)
+            found.append(Panel(numbers(cells), hidden(problem, weights, pick, cell), title))
+    return found
+
+
+def hidden(problem: Problem, weights: Any, pick: Pick, cell: tuple[int, int]) -> Array | None:
+    """The cells of which no pair may attend, by the mask or by a bias of −∞; None where every pair may."""
+    if problem.spans is None and problem.bias is None:
+        return None
+    part = parse(pick, weights.shape, problem.sizes)
+    place = part.batches[0].start, part.heads.start
+    sizes = problem.sizes
+    share = shares(lambda rows: allowed(problem, *place, rows), sizes.queries, sizes.keys, cell)
+    found: Array = share == 0
+    return found
+
+
+def allowed(problem: Problem, batch: int, head: int, rows: slice) -> Tensor:
+    """Which keys some queries of a head may attend to, bool (rows, Lk)."""
+    keys, count = problem.sizes.keys, rows.stop - rows.start
+    device = problem.sizes.device
+    keep = torch.ones(count, keys, dtype=torch.bool, device=device)
+    if problem.spans is not None:
+        keep = of(problem.spans, batch, head, rows, keys)
+    if problem.bias is not None:
+        one = [slice(place, place + 1) for place in (batch, head)]
+        bias = problem.bias.tile(one[0], one[1], rows, slice(None), problem.sizes)
+        keep = keep & (bias[0, 0] != -torch.inf)
+    return keep
+
+
+def numbers(array: Any) -> Array:
+    return array.detach().cpu().numpy() if isinstance(array, Tensor) else np.asarray(array)
+
+
+def html(weights: Any) -> str:
+    """See `Weights._repr_html_`."""
+    said = f"<p><code>{escaped(short(repr(weights), 400))}</code></p>"
+    *outer, _, keys = weights.shape
+    if math.prod(weights.shape) > PAIRS or not math.prod(weights.shape):
+        left = "Nothing is computed for this display. Look at a part: w.plot(…), w.pool(64), w[…]."
+        return f"<div>{said}<p>{left}</p></div>"
+    first = [(0,) * (len(outer) - 1) + (h,) for h in range(min(outer[-1], HEADS))] if outer else [()]
+    try:
+        drawn = panels(weights, first, IN_NOTEBOOK)
+    except (ClearheadError, RuntimeError):  # tensors without numbers, and in transforms
+        return f"<div>{said}</div>"
+    floor = 0.1 / max(keys, 2)
+    images = "".join(picture(panel, floor) for panel in drawn)
+    more = math.prod(outer) - len(first)
+    left = f"; {more} more not shown" if more else ""
+    caption = f"Largest weights, on a log scale from {floor:.1g} to 1; grey: masked{left}"
+    return f"<div>{said}{images}<p>{escaped(caption)}</p></div>"

@@ -14,6 +14,7 @@ from clearhead._attention import Arguments, ScoreLike
 from clearhead.base.arrays import accumulated, check_float, is_numpy, to_tensor_float
 from clearhead.base.errors import ClearheadError, ShapeError, human_bytes
 from clearhead.base.numbers import check_count
+from clearhead.base.pictures import Side, Style, check_style, draw
 from clearhead.base.shapes import refuse_fakes
 from clearhead.base.tracing import vectorized, without_autocast
 from clearhead.engines.base import Engine
@@ -269,25 +270,42 @@ class Weights:
 
     def plot(
         self,
-        *head: int,
+        *head: Any,
         query_labels: Sequence[str] | None = None,
         key_labels: Sequence[str] | None = None,
+        title: str | None = None,
+        cmap: Any = "GnBu",
+        scale: str = "linear",
         ax: Any = None,
     ) -> Any:
-        """Draw one head with matplotlib: `w.plot(0, 3)` is sequence 0, head 3 of (B, H, Lq, Lk). Returns the axes.
+        """Draw one head, or a grid of several with one scale, with matplotlib. Masked cells are hatched.
 
-        `query_labels`, `key_labels`: a word for each query, for each key. `ax`: the axes to draw on; None makes some.
-
-        Up to 512 queries and keys every weight is a cell; beyond, a cell is the largest weight of those it stands for.
+        `w.plot(0, 3)` is sequence 0, head 3 of (B, H, Lq, Lk); `w.plot(0)` all heads of sequence 0, `w.plot(0, [3, 5])`
+        two of them, `w.plot(0, slice(4))` the first four: at most 64. `query_labels`, `key_labels`: a word for each
+        query, for each key. `cmap`: a colour map of matplotlib. `scale`: "linear" from 0 to the largest weight of all
+        that is drawn; "log" from 0.1 / Lk. `ax`: the axes to draw one head on; None makes some.
+        Up to 512 queries and keys (256 in a grid) every weight is a cell; beyond, a cell is the largest weight of those
+        it stands for, found in O(Lq + Lk) memory. Returns the axes, an array of them where there are several.
         """
-        if len(head) != len(self.shape) - 2:
-            raise ClearheadError(
-                f"plot() takes {len(self.shape) - 2} numbers, one head of {tuple(self.shape)}; got {head}."
-            )
+        chosen = plot.picks(head, tuple(self.shape[:-2]))
+        style = Style(title, cmap, scale, ax)
+        check_style(style)
         queries, keys = self.shape[-2:]
-        image = self[head] if max(queries, keys) <= plot.CELLS else self.pool(plot.CELLS)[head]
-        image = image.detach().cpu().numpy() if isinstance(image, Tensor) else image
-        return plot.draw(image, (queries, keys), query_labels, key_labels, ax)
+        most = plot.CELLS if len(chosen) == 1 else plot.IN_GRID
+        meaning = "weight" if max(queries, keys) <= most else "largest weight in the cell"
+        sides = Side("query", queries, query_labels, "query_labels"), Side("key", keys, key_labels, "key_labels")
+        return draw(plot.panels(self, chosen, most), *sides, style, meaning)
+
+    def _map(self, pick: tuple[int, ...], most: int) -> Tensor:
+        """The largest weights of one head, in a map of at most most × most cells; no other head is computed."""
+        part = parse(pick, self.shape, self._sizes)
+        problem = cut(self._problem, Region(part.batches[0], part.heads))
+        found: Tensor = stream(problem, self._engine(problem), (Pool(most),))[0]
+        return found[0, 0]
+
+    def _repr_html_(self) -> str:
+        """What `repr` says, and for notebooks the first heads as small pictures, up to 2²⁵ pairs."""
+        return plot.html(self)
 
     def __matmul__(self, value: Any) -> Any:
         """The attention output for these values, by the fastest engine that can."""

@@ -1,12 +1,47 @@
-"""A mask as a small picture of characters."""
+"""A mask as a picture: of characters, with matplotlib, and in a notebook."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from clearhead.base.errors import ClearheadError
+from clearhead.base.pictures import Panel, Side, Style
+from clearhead.base.pictures import draw as drawn_panels
+from clearhead.base.shapes import Sizes
+from clearhead.base.text import escaped
+from clearhead.base.thumbnails import picture, short
+from clearhead.masks._spans import Spans
 
 CELLS = 12  # the most rows and columns a picture has
 LARGEST = 1024  # beyond this many queries or keys, only the first are drawn
+PLOTTED = 512  # the most rows and columns with matplotlib
+SMALL = 64  # and in a notebook
+
+
+def sizes_drawn(mask: Any) -> Sizes:
+    """The sizes at which a mask is drawn where none are given."""
+    batch, heads, queries, keys = mask.drawn().shape
+    keys = keys or max(queries, mask.least()) or 6
+    return Sizes(batch, heads, queries or keys, keys)
+
+
+def text(mask: Any) -> str:
+    """The picture of characters; "" for parts that fit no common size, need an alignment, or fail."""
+    sizes = sizes_drawn(mask)
+    most = (4, 3, LARGEST, LARGEST)
+    try:
+        batches, some, rows, columns = (slice(0, size) for size in most)
+        keep = mask.resolve(sizes).keep(batches, some, rows, columns, sizes.keys)
+    except ClearheadError:
+        return ""
+    shown = [min(size, limit) for size, limit in zip(sizes.shape, most, strict=True)]
+    return draw(keep.expand(shown), sizes.shape)
 
 
 def draw(keep: Tensor, shape: tuple[int, int, int, int]) -> str:
@@ -35,3 +70,73 @@ def _matrix(keep: Tensor) -> list[str]:
     counts[1].index_add_(0, cell, torch.ones(cell.numel(), dtype=torch.float32, device="cpu"))
     text = ["■" if some == every else "▪" if some else "·" for some, every in counts.T.tolist()]
     return [" ".join(text[i * shape[1] : (i + 1) * shape[1]]) for i in range(shape[0])]
+
+
+def shares(allowed: Callable[[slice], Tensor], queries: int, keys: int, cell: tuple[int, int]) -> NDArray[Any]:
+    """The share of each cell's pairs that may attend, (⌈Lq / height⌉, ⌈Lk / width⌉).
+
+    `allowed(queries)` gives the rows of a slice, bool (…, Lk): some at a time, so that no Lq × Lk array is made.
+    """
+    height, width = cell
+    columns, block = -(-keys // width), max(2**22 // max(height * keys, 1), 1) * height
+    found = []
+    for first in range(0, queries, block):
+        rows = allowed(slice(first, min(first + block, queries))).cpu().numpy()
+        spare = (-len(rows) % height, -keys % width)
+        counts = np.pad(rows, ((0, spare[0]), (0, spare[1]))).reshape(-1, height, columns, width).sum((1, 3))
+        high = np.minimum(height, len(rows) - height * np.arange(len(counts)))
+        wide = np.minimum(width, keys - width * np.arange(columns))
+        found.append(counts / (high[:, None] * wide[None, :]))
+    return np.concatenate(found) if found else np.zeros((0, columns))
+
+
+def cell_of(queries: int, keys: int, most: int) -> tuple[int, int]:
+    """The queries and keys to a cell, for a map of at most `most` rows and columns; as `Pool` has them."""
+    return -(-queries // most) or 1, -(-keys // most) or 1
+
+
+def panels(mask: Any, sizes: Sizes, most: int) -> list[Panel]:
+    """A picture for each sequence and head in which the spans differ."""
+    spans = mask.resolve(sizes)
+    shape = (spans.start, spans.stop, *(spans.gaps or ()))
+    batch, heads = (
+        size if spans.residual is not None else max(edge.shape[side] for edge in shape)
+        for side, size in enumerate(sizes.shape[:2])
+    )
+    cell = cell_of(sizes.queries, sizes.keys, most)
+    found = []
+    for b, h in [(b, h) for b in range(batch) for h in range(heads)][:LARGEST]:
+        share = shares(lambda rows: of(spans, b, h, rows, sizes.keys), sizes.queries, sizes.keys, cell)  # noqa: B023
+        names = [f"sequence {b}"] * (batch > 1) + [f"head {h}"] * (heads > 1)
+        found.append(Panel(share, share == 0, ", ".join(names)))
+    return found
+
+
+def of(spans: Spans, batch: int, head: int, rows: slice, keys: int) -> Tensor:
+    """Some rows of one head, bool (rows, Lk)."""
+    one = [slice(place, place + 1) for place in (batch, head)]
+    return spans.keep(one[0], one[1], rows, slice(None), keys)[0, 0].expand(rows.stop - rows.start, keys)
+
+
+def plot(mask: Any, sizes: Sizes, words: tuple[Sequence[str] | None, Sequence[str] | None], style: Style) -> Any:
+    """See `Mask.plot`."""
+    rows = Side("query", sizes.queries, words[0], "query_labels")
+    columns = Side("key", sizes.keys, words[1], "key_labels")
+    found = panels(mask, sizes, PLOTTED)
+    style = Style(short(mask.title(), 60), ax=style.ax) if style.title is None else style
+    pooled = cell_of(sizes.queries, sizes.keys, PLOTTED) != (1, 1)
+    return drawn_panels(found, rows, columns, style, "share that may attend" if pooled else None)
+
+
+def html(mask: Any) -> str:
+    """See `Mask._repr_html_`."""
+    title = f"<p><code>{escaped(short(mask.title(), 400))}</code></p>"
+    sizes = sizes_drawn(mask)
+    batch, heads, queries, keys = (
+        min(size, most) for size, most in zip(sizes.shape, (4, 3, LARGEST, LARGEST), strict=True)
+    )
+    drawn = text(mask)
+    if not drawn or sizes.shape != (batch, heads, queries, keys):  # a part would not be the mask of a smaller size
+        return f"<div>{title}<pre>{escaped(drawn, lines=True)}</pre></div>"
+    images = "".join(picture(panel, 0.1) for panel in panels(mask, sizes, SMALL))
+    return f"<div>{title}{images}<p>{queries} queries × {keys} keys; grey: may not attend</p></div>"

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.errors import ShapeError
-from clearhead.base.shapes import extent, part
-from clearhead.base.tracing import on_host, readable
+from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.shapes import Sizes, extent, part
+from clearhead.base.tracing import on_host, on_the_host, readable
 
 MOST = 4  # intervals of a query: a mask of more has its hull and a residual
 
 Residual = Callable[[slice, slice, slice, slice], Tensor]
 Edges = tuple[Tensor, Tensor]  # starts and stops, int64
+
+
+class Titled(Protocol):
+    """A mask, as an error names it."""
+
+    def title(self) -> str: ...
 
 
 class Spans(NamedTuple):
@@ -161,3 +167,38 @@ def complement(start: Tensor, stop: Tensor, keys: int) -> Edges:
     start, stop = _same_rows(start, stop)
     low, high = start.new_zeros(*start.shape[:-1], 1), start.new_full((*start.shape[:-1], 1), keys)
     return torch.cat([low, stop], -1), torch.cat([start, high], -1)
+
+
+def check_spans(spans: Any, sizes: Sizes, mask: Titled) -> Spans:
+    """The normal form that a mask's `lower` gave, its sizes checked, since the kernels rely on them."""
+    if not isinstance(spans, Spans):
+        raise ClearheadError(f"{mask.title()}: lower gave a {type(spans).__name__}; expected Spans(start, stop).")
+    for name, edge in (("start", spans.start), ("stop", spans.stop)):
+        fits = (
+            isinstance(edge, Tensor)
+            and edge.ndim == 3
+            and all(n in (1, size) for n, size in zip(edge.shape, sizes.shape, strict=False))
+        )
+        if not fits or edge.dtype != torch.int64 or edge.device != sizes.device:
+            got = f"{tuple(edge.shape)} of {edge.dtype} on {edge.device}" if isinstance(edge, Tensor) else repr(edge)
+            raise ShapeError(
+                f"{mask.title()}: lower gave a {name} {got}; expected int64 on {sizes.device} that broadcasts to "
+                f"(B, H, Lq) = {sizes.shape[:3]}."
+            )
+    if spans.gaps is not None:
+        _check_gaps(spans.gaps, sizes, mask)
+    return spans
+
+
+def _check_gaps(gaps: Any, sizes: Sizes, mask: Titled) -> None:
+    pair = isinstance(gaps, tuple) and len(gaps) == 2 and all(isinstance(edge, Tensor) for edge in gaps)
+    shapes = [tuple(edge.shape) for edge in gaps] if pair else []
+    fits = pair and shapes[0] == shapes[1] and len(shapes[0]) == 4
+    fits = fits and all(n in (1, size) for n, size in zip(shapes[0], sizes.shape[:3], strict=False))
+    if fits and on_the_host(gaps[0]) and readable(gaps[0]) and bool((gaps[0].diff(dim=-1) < 0).any()):
+        raise ShapeError(f"{mask.title()}: lower gave gaps that are not sorted by where they begin.")
+    if not fits or any(edge.dtype != torch.int64 or edge.device != sizes.device for edge in gaps):
+        raise ShapeError(
+            f"{mask.title()}: lower gave gaps {shapes or repr(gaps)[:60]}; expected two int64 on {sizes.device} of one "
+            f"shape (B, H, Lq, n) that broadcasts to {sizes.shape[:3]}."
+        )

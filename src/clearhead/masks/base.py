@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.errors import ClearheadError
+from clearhead.base.pictures import Style
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import Align, Sizes, array_sizes
 from clearhead.base.shapes import Sides as Sides
 from clearhead.base.steps import PAIRS as PAIRS
 from clearhead.base.steps import Step
-from clearhead.base.tracing import on_the_host, readable
-from clearhead.masks._draw import LARGEST, draw
+from clearhead.masks._draw import html, plot, sizes_drawn, text
 from clearhead.masks._spans import Residual as Residual
 from clearhead.masks._spans import Spans as Spans
+from clearhead.masks._spans import check_spans as check_spans
 from clearhead.masks._spans import complement, intersection, of_intervals, union
 
 
@@ -145,18 +146,34 @@ class Mask(ABC):
         """The expression that makes this mask."""
         return f"{type(self).__name__}()"
 
+    def plot(
+        self,
+        query: Any = None,
+        key: Any = None,
+        align: Align = None,
+        *,
+        query_labels: Sequence[str] | None = None,
+        key_labels: Sequence[str] | None = None,
+        title: str | None = None,
+        ax: Any = None,
+    ) -> Any:
+        """Draw the mask with matplotlib: what may not attend is hatched. Returns the axes, an array where several.
+
+        `query`, `key`, `align`: as for `dense`; without them a size that shows what the mask does. `query_labels`,
+        `key_labels`: a word for each query, for each key. `ax`: the axes to draw one picture on; None makes some.
+        A picture for each sequence and head in which the mask differs. Above 512 queries or keys a cell is the share of
+        its pairs that may attend, found in O(Lq + Lk) memory.
+        """
+        sizes = sizes_drawn(self) if query is None else array_sizes(query, query if key is None else key)
+        sizes = sizes._replace(align=check_align(align) if align is not None else sizes.align)
+        return plot(self, sizes, (query_labels, key_labels), Style(title, ax=ax))
+
     def __repr__(self) -> str:
-        batch, heads, queries, keys = self.drawn().shape
-        keys = keys or max(queries, self.least()) or 6
-        sizes = Sizes(batch, heads, queries or keys, keys)
-        most = (4, 3, LARGEST, LARGEST)
-        try:
-            batches, some, rows, columns = (slice(0, size) for size in most)
-            keep = self.resolve(sizes).keep(batches, some, rows, columns, keys)
-        except ClearheadError:  # parts that fit no common size, need an alignment, or fail: no picture, the title alone
-            return self.title()
-        shown = [min(size, limit) for size, limit in zip(sizes.shape, most, strict=True)]
-        return f"{self.title()}\n{draw(keep.expand(shown), sizes.shape)}"
+        return f"{self.title()}\n{drawn}" if (drawn := text(self)) else self.title()
+
+    def _repr_html_(self) -> str:
+        """The title and a picture, for notebooks."""
+        return html(self)
 
 
 def positions_unknown(who: str) -> ClearheadError:
@@ -165,41 +182,6 @@ def positions_unknown(who: str) -> ClearheadError:
         "each, and what depends on positions (Causal, windows, ALiBi, …) cannot tell it. Call attention once for each "
         "document, with align, or pass a MaskFunction or a DenseMask that says who may see whom."
     )
-
-
-def check_spans(spans: Any, sizes: Sizes, mask: Mask) -> Spans:
-    """The normal form that a mask's `lower` gave, its sizes checked, since the kernels rely on them."""
-    if not isinstance(spans, Spans):
-        raise ClearheadError(f"{mask.title()}: lower gave a {type(spans).__name__}; expected Spans(start, stop).")
-    for name, edge in (("start", spans.start), ("stop", spans.stop)):
-        fits = (
-            isinstance(edge, Tensor)
-            and edge.ndim == 3
-            and all(n in (1, size) for n, size in zip(edge.shape, sizes.shape, strict=False))
-        )
-        if not fits or edge.dtype != torch.int64 or edge.device != sizes.device:
-            got = f"{tuple(edge.shape)} of {edge.dtype} on {edge.device}" if isinstance(edge, Tensor) else repr(edge)
-            raise ShapeError(
-                f"{mask.title()}: lower gave a {name} {got}; expected int64 on {sizes.device} that broadcasts to "
-                f"(B, H, Lq) = {sizes.shape[:3]}."
-            )
-    if spans.gaps is not None:
-        _check_gaps(spans.gaps, sizes, mask)
-    return spans
-
-
-def _check_gaps(gaps: Any, sizes: Sizes, mask: Mask) -> None:
-    pair = isinstance(gaps, tuple) and len(gaps) == 2 and all(isinstance(edge, Tensor) for edge in gaps)
-    shapes = [tuple(edge.shape) for edge in gaps] if pair else []
-    fits = pair and shapes[0] == shapes[1] and len(shapes[0]) == 4
-    fits = fits and all(n in (1, size) for n, size in zip(shapes[0], sizes.shape[:3], strict=False))
-    if fits and on_the_host(gaps[0]) and readable(gaps[0]) and bool((gaps[0].diff(dim=-1) < 0).any()):
-        raise ShapeError(f"{mask.title()}: lower gave gaps that are not sorted by where they begin.")
-    if not fits or any(edge.dtype != torch.int64 or edge.device != sizes.device for edge in gaps):
-        raise ShapeError(
-            f"{mask.title()}: lower gave gaps {shapes or repr(gaps)[:60]}; expected two int64 on {sizes.device} of one "
-            f"shape (B, H, Lq, n) that broadcasts to {sizes.shape[:3]}."
-        )
 
 
 def dense(spans: Spans, sizes: Sizes) -> Tensor:

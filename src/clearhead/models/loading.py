@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -25,9 +26,10 @@ def bundled() -> Path:
     return Path(spec.submodule_search_locations[0]) / "model"
 
 
-def load(folder: str | Path) -> tuple[Any, Any]:
+def load(folder: str | Path, head: bool | None = False) -> tuple[Any, Any]:
     """(model, tokenizer), in eval mode, on the model's default backend, from a folder saved with `save_pretrained()`.
 
+    `head`: whether with the layer that generates words; None where it is an encoder-decoder.
     Raises a `ClearheadError` for a folder that cannot be loaded whole: what is missing would be random.
     """
     transformers, folder = require("transformers", "models", "loading a model"), Path(folder)
@@ -46,22 +48,29 @@ def load(folder: str | Path) -> tuple[Any, Any]:
     safe = {"local_files_only": True, "trust_remote_code": False}
     options = {"use_safetensors": True, "output_loading_info": True}
     try:
-        with _quiet(transformers.utils.logging):
+        with quiet():
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **safe)
-            model, info = transformers.AutoModel.from_pretrained(folder, **options, **safe)
+            kind = transformers.AutoModel
+            if head is not False:
+                both = transformers.AutoConfig.from_pretrained(folder, **safe).is_encoder_decoder
+                if both or head:
+                    kind = transformers.AutoModelForSeq2SeqLM if both else transformers.AutoModelForCausalLM
+            model, info = kind.from_pretrained(folder, **options, **safe)
     except Exception as error:  # whatever a broken file makes of transformers, tokenizers and safetensors
         raise ClearheadError(f"transformers cannot load {str(folder)!r}: {reason(error)}") from error
     missing = sorted(name for name in info["missing_keys"] if "pooler" not in name)  # which comes after all attention
     if missing:
+        generates = kind is not transformers.AutoModel
         raise ClearheadError(
             f"the *.safetensors files in {str(folder)!r} lack {len(missing)} tensors that config.json asks for, such "
-            f"as {missing[0]!r}: the model would run with random numbers there. Save it again with save_pretrained()."
+            f"as {missing[0]!r}: the model would run with random numbers there. Save it again with save_pretrained()"
+            + (", with the head that generates words; or, for an encoder-decoder, pass --target." * generates or ".")
         )
     return model.eval(), tokenizer
 
 
 def _check_json(folder: Path) -> None:
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
         path = folder / name
         if not path.is_file():
             continue
@@ -76,15 +85,21 @@ def _check_json(folder: Path) -> None:
 
 
 @contextmanager
-def _quiet(logging: Any) -> Iterator[None]:
-    """Without progress bars and reports, which transformers writes to standard error before it raises."""
-    before = logging.get_verbosity()
+def quiet() -> Iterator[None]:
+    """Without what transformers writes to standard error: progress bars, reports, warnings. Those of clearhead stay."""
+    logging = require("transformers", "models", "running a model").utils.logging
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     logging.set_verbosity(logging.CRITICAL)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.filterwarnings("default", module=r"clearhead\.")
+            yield
     finally:
-        logging.set_verbosity(before)
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def reason(error: Exception) -> str:

@@ -60,6 +60,9 @@ class PaddedWeights(Weights):
             for result, reduction in zip(results, reductions, strict=True)
         )
 
+    def _map(self, pick: tuple[int, ...], most: int) -> Tensor:
+        return self._of_words._map(pick, most)
+
     def _without(self, result: Tensor, along: str | None) -> Tensor:
         """A (B, H, L, ...) result with NaN at the positions of padding."""
         words = None if along is None else getattr(self._padding, along)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.pages import write_page
+from clearhead.base.pictures import Style
 from clearhead.explanation.diagnosis.diagnose import diagnosis_of
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.explanation.explanation import Explanation
@@ -31,6 +32,7 @@ from clearhead.models.heads._measured import measured
 from clearhead.models.heads._tokens import Tokens
 from clearhead.models.heads.distinctive import Distinctive, distinctive
 from clearhead.models.heads.table import Table, joined
+from clearhead.models.pictured import listed, plotted
 from clearhead.models.reduced import reduced
 from clearhead.models.rollout import rollout
 from clearhead.models.statistics import rows_of
@@ -330,6 +332,38 @@ class Recording(Calls[AttentionCall]):
         if not isinstance(title, str):
             raise ClearheadError(f"title is {title!r}; pass a string, such as title='Attention'.")
         return write_page(path, render(self.layers(tokens, source_tokens, sequence=sequence, error=error), title))
+
+    def plot(
+        self,
+        layer: int | str,
+        heads: Any = None,
+        *,
+        sequence: int = 0,
+        tokens: Sequence[str] | None = None,
+        source_tokens: Sequence[str] | None = None,
+        title: str | None = None,
+        cmap: Any = "GnBu",
+        scale: str = "linear",
+    ) -> Any:
+        """Draw the heads of a call with matplotlib, in a grid with one scale: see `Weights.plot`.
+
+        `layer`: the number of a call, or the name of a module that made one. `heads`: a number, a slice or some
+        numbers; None is all, at most 64. `sequence`: which one of the batch; positions that are padding are left out.
+        `tokens`: a word for each position, or for each that is no padding; of cross attention those of the queries, and
+        `source_tokens` those of the keys. `title`, `cmap`, `scale`: of the picture.
+        Returns the axes, an array of them where there are several. Raises a `ClearheadError` for heads that are not
+        there, and words that do not fit.
+        """
+        found = self[layer]
+        if not isinstance(found, AttentionCall):
+            if len(found) != 1:
+                raise ClearheadError(f"{layer!r} fits {len(found)} calls; pass the number of one.")
+            found = found[0]
+        return plotted(found, heads, sequence, (tokens, source_tokens), Style(title, cmap, scale))
+
+    def _repr_html_(self) -> str:
+        """The calls as a table, for notebooks: the first 40."""
+        return listed(self)
 
 
 def load_seen(path: str | Path) -> Recording:

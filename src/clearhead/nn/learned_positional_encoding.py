@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count
+from clearhead.base.pictures import Style
 from clearhead.nn._checks import check_embedded, check_offset
+from clearhead.nn._plot import check_length, plot
 
 
 class LearnedPositionalEncoding(nn.Module):
@@ -54,6 +58,15 @@ class LearnedPositionalEncoding(nn.Module):
             raise ClearheadError(f"LearnedPositionalEncoding: x is on {x.device}, and its table on {self.P.device}.")
         output: Tensor = self.dropout(x + self.P[start:stop])
         return output
+
+    def plot(self, length: int | None = None, *, title: str | None = None, cmap: Any = "RdBu_r", ax: Any = None) -> Any:
+        """Draw what is added at each position, (length, E), with matplotlib. Returns the axes.
+
+        `length`: how many positions, from 0 on; None is all. `ax`: the axes to draw on; None makes some. Above 1,024
+        positions or entries a cell is the mean of those it stands for.
+        """
+        count = self.max_len if length is None else check_length(length, self.max_len)
+        return plot({"": self.P[:count]}, Style(title, cmap, "signed", ax))
 
     def extra_repr(self) -> str:
         return f"max_len={self.max_len}, embed_dim={self.embed_dim}"

@@ -10,7 +10,9 @@ from torch import Tensor
 from clearhead.base.arrays import accumulated, check_float
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count, check_flag, check_positive
+from clearhead.base.pictures import Style
 from clearhead.base.tracing import compiling
+from clearhead.nn._plot import check_length, plot
 from clearhead.nn._table import Tabled
 
 
@@ -99,6 +101,16 @@ class RotaryEmbedding(Tabled):
                 f"RotaryEmbedding: x has shape {tuple(x.shape)}; expected (..., L, E) with E of dim = {self.dim} or "
                 "more: the width of one head."
             )
+
+    def plot(self, length: int = 64, *, title: str | None = None, cmap: Any = "RdBu_r") -> Any:
+        """Draw the cosines and the sines of the angles at each position, (length, dim / 2), with matplotlib.
+
+        `length`: how many positions, from 0 on. Above 1,024 positions or pairs a cell is the mean of those it stands
+        for. Returns the two axes.
+        """
+        rows = self._upto(check_length(length), torch.float32, torch.device("cpu"))[:length]
+        cos, sin = rows.chunk(2, -1)
+        return plot({"cos θ": cos, "sin θ": sin}, Style(title, cmap, "signed"))
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, base={self.base:g}, interleaved={self.interleaved}"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from clearhead.base.dropout import check_dropout
 from clearhead.base.numbers import check_count
+from clearhead.base.pictures import Style
 from clearhead.nn._checks import check_embedded, check_offset
+from clearhead.nn._plot import check_length, plot
 from clearhead.nn._table import Tabled
 
 
@@ -51,6 +55,15 @@ class SinusoidalPositionalEncoding(Tabled):
         angles = positions[:, None] * 10000.0 ** (-steps / self.embed_dim)
         both = torch.stack([angles.sin(), angles.cos()], -1)  # (N, E/2, 2)
         return both.flatten(-2)[:, : self.embed_dim]  # an odd width ends with a sine
+
+    def plot(self, length: int = 64, *, title: str | None = None, cmap: Any = "RdBu_r", ax: Any = None) -> Any:
+        """Draw what is added at each position, (length, E), with matplotlib. Returns the axes.
+
+        `length`: how many positions, from 0 on. `ax`: the axes to draw on; None makes some. Above 1,024 positions or
+        entries a cell is the mean of those it stands for.
+        """
+        rows = self._upto(check_length(length), torch.float32, torch.device("cpu"))[:length]
+        return plot({"": rows}, Style(title, cmap, "signed", ax))
 
     def extra_repr(self) -> str:
         return f"embed_dim={self.embed_dim}"

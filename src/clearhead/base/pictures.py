@@ -1,0 +1,170 @@
+"""Matrices drawn with matplotlib: one, or a grid of several with one scale and one colour bar."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clearhead.base.errors import ClearheadError, require
+from clearhead.base.text import printable
+
+Array = NDArray[Any]
+MOST = 64  # pictures in a grid
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One matrix, the cells of it that are masked, and what it is called."""
+
+    cells: Array  # (rows, columns)
+    hidden: Array | None = None  # bool, of the same shape
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Side:
+    """The rows, or the columns: `length` positions, each with a word or with none."""
+
+    name: str
+    length: int
+    words: Sequence[str] | None = None
+    argument: str = ""  # what the words are called where they were given
+
+
+@dataclass(frozen=True)
+class Style:
+    """How it is drawn. `scale`: "linear" from 0, "log" from a tenth of an equal share, or "signed" around 0."""
+
+    title: str | None = None
+    cmap: Any = "GnBu"
+    scale: str = "linear"
+    ax: Any = None
+
+
+def check_style(style: Style, scales: Sequence[str] = ("linear", "log")) -> Any:
+    """The colour map, or an error that names what cannot be."""
+    matplotlib = require("matplotlib", "plot", "plot()")
+    if style.title is not None and not isinstance(style.title, str):
+        raise ClearheadError(f"title is a {type(style.title).__name__}; pass a string.")
+    if not isinstance(style.scale, str) or style.scale not in scales:
+        raise ClearheadError(f"scale is {style.scale!r:.80}; expected {' or '.join(map(repr, scales))}.")
+    if style.ax is not None and not hasattr(style.ax, "imshow"):
+        raise ClearheadError(f"ax is a {type(style.ax).__name__}; pass the axes of a matplotlib figure, or None.")
+    if isinstance(style.cmap, matplotlib.colors.Colormap):
+        return style.cmap
+    if not isinstance(style.cmap, str) or style.cmap not in matplotlib.colormaps:
+        raise ClearheadError(
+            f"cmap is {style.cmap!r:.80}; pass the name of a colour map of matplotlib, such as 'GnBu'."
+        )
+    return matplotlib.colormaps[style.cmap]
+
+
+def draw(panels: Sequence[Panel], rows: Side, columns: Side, style: Style, meaning: str | None) -> Any:
+    """Draw the panels, all with one scale: the axes, an array of them where there are several.
+
+    `meaning`: what the colour bar says; None for no bar. Masked cells are hatched, NaN is red.
+    """
+    cmap, pyplot = check_style(style, ("linear", "log", "signed")), require("matplotlib.pyplot", "plot", "plot()")
+    for side in (rows, columns):
+        _check_words(side)
+    if not 1 <= len(panels) <= MOST:
+        raise ClearheadError(f"plot() draws 1 to {MOST} pictures, and these are {len(panels)}: choose some heads.")
+    if style.ax is not None and len(panels) > 1:
+        raise ClearheadError(f"these are {len(panels)} pictures, and one axes is given: choose one, or pass no ax.")
+    axes = np.array([style.ax]) if style.ax is not None else _axes(pyplot, len(panels))
+    norm, floor = _norm(panels, columns.length, style.scale)
+    several = len(panels) > 1
+    for axis, panel in zip(axes, panels, strict=True):
+        drawn = _one(axis, panel, (rows.length, columns.length), norm, floor, cmap)
+        title = panel.title if several or style.title is None else style.title
+        axis.set_title(_shown(title), fontsize=9 if several else None)
+    if several and style.title is not None:
+        axes[0].figure.suptitle(_shown(style.title))
+    _name_sides(axes, rows, columns)
+    if meaning is not None:
+        masked = any(panel.hidden is not None and panel.hidden.any() for panel in panels)
+        axes[0].figure.colorbar(drawn, ax=list(axes), label=meaning + (" (hatched: masked)" if masked else ""))
+    return axes if several else axes[0]
+
+
+def _axes(pyplot: Any, count: int) -> Array:
+    """So many axes that share their sides, in a figure of their own."""
+    across = math.ceil(math.sqrt(count))
+    down = -(-count // across)
+    size = (6.4, 4.8) if count == 1 else (2.4 * across + 1.5, 2.4 * down + 1)
+    _, grid = pyplot.subplots(down, across, squeeze=False, figsize=size, layout="constrained")
+    for axis in grid.flat[count:]:
+        axis.remove()
+    found: Array = np.array(grid.flat[:count], dtype=object)
+    return found
+
+
+def _norm(panels: Sequence[Panel], length: int, scale: str) -> tuple[Any, float]:
+    """The scale of all panels, and the least number that is drawn."""
+    colors = require("matplotlib.colors", "plot", "plot()")
+    seen = [p.cells[np.isfinite(p.cells) & (True if p.hidden is None else ~p.hidden)] for p in panels]
+    top = float(max((np.abs(cells).max() for cells in seen if cells.size), default=1.0)) or 1.0
+    if scale == "log":
+        floor = min(0.1 / max(length, 1), top / 10)
+        return colors.LogNorm(floor, top), floor
+    return colors.Normalize(-top if scale == "signed" else 0.0, top), -math.inf
+
+
+def _one(axis: Any, panel: Panel, shape: tuple[int, int], norm: Any, floor: float, cmap: Any) -> Any:
+    """One picture: cells without a colour show what is behind them, hatching where they are masked."""
+    matplotlib = require("matplotlib", "plot", "plot()")
+    cells = panel.cells
+    hidden = np.zeros(cells.shape, dtype=bool) if panel.hidden is None else panel.hidden
+    extent = (-0.5, shape[1] - 0.5, shape[0] - 0.5, -0.5)
+    how = {"extent": extent, "interpolation": "none", "aspect": "auto"}
+    nan = ~np.isfinite(cells) & ~hidden
+    masked = np.ma.masked_array(np.maximum(cells, floor), hidden | nan)
+    drawn = axis.imshow(masked, cmap=cmap.with_extremes(bad=(0, 0, 0, 0)), norm=norm, **how)
+    if hidden.any():
+        behind = matplotlib.patches.Rectangle(
+            (0, 0), 1, 1, transform=axis.transAxes, facecolor="0.95", edgecolor="0.7", hatch="////", lw=0, zorder=-1
+        )
+        axis.add_patch(behind)
+    if nan.any():
+        axis.imshow(np.ma.masked_array(nan, ~nan), cmap=matplotlib.colors.ListedColormap(["red"]), **how)
+    return drawn
+
+
+def _name_sides(axes: Array, rows: Side, columns: Side) -> None:
+    """Words, or numbers, along the outer sides of the grid."""
+    several = len(axes) > 1
+    grid = axes[0].get_gridspec() if several else None
+    for i, axis in enumerate(axes):
+        left = grid is None or i % grid.ncols == 0
+        low = grid is None or i + grid.ncols >= len(axes)
+        for side, way, outer in ((columns, axis.xaxis, low), (rows, axis.yaxis, left)):
+            if outer:
+                way.set_label_text(side.name)
+            if side.words is not None:  # as many as there is room for
+                step = -(-side.length // (24 if several else 64)) or 1
+                places = range(0, side.length, step)
+                words = [_shown(str(side.words[p])) if outer else "" for p in places]
+                way.set_ticks(places, words, fontsize=6 if several or len(places) > 24 else None)
+                way.set_tick_params(rotation=90 if way is axis.xaxis else 0)
+            elif not outer:
+                way.set_tick_params(labelbottom=False, labelleft=False)
+
+
+def _check_words(side: Side) -> None:
+    words, name = side.words, side.argument
+    if words is None:
+        return
+    if not hasattr(words, "__len__") or getattr(words, "shape", None) == () or isinstance(words, type | str | bytes):
+        raise ClearheadError(f"{name} is a {type(words).__name__}; pass a list of words, one a position.")
+    if len(words) != side.length:
+        raise ClearheadError(f"{name} has {len(words)} words for {side.length} positions; pass one for each.")
+
+
+def _shown(text: str) -> str:
+    """matplotlib would typeset $…$ as mathematics."""
+    return printable(text).replace("$", r"\$")

@@ -1,0 +1,19 @@
+"""Text that a person or a model wrote, made fit to be shown."""
+
+from __future__ import annotations
+
+import html
+
+KEPT = "\N{NO-BREAK SPACE}"
+
+
+def printable(text: str) -> str:
+    """In one line, of characters that a terminal prints as they are; others as Python writes them."""
+    return "".join(c if c.isprintable() or c == KEPT else repr(c)[1:-1] for c in text)
+
+
+def escaped(text: str, lines: bool = False) -> str:
+    """Text that HTML shows as it is; what prints nothing, or turns a line around, is written out."""
+    shown = "\n".join(map(printable, text.split("\n"))) if lines else printable(text)
+    # Notebooks typeset what stands between dollars and in \( \)
+    return html.escape(shown).replace("$", "&#36;").replace("\\", "&#92;")
