@@ -132,7 +132,7 @@ class Recording(Calls[AttentionCall]):
         >>> differences[0].divergence
         tensor([0.0661, 0.0661], dtype=torch.float64)
         >>> differences[0].weights[0, 1, 2]                 # the other's less this one's
-        tensor([-0.2268, -0.2268,  0.4535])
+        tensor([-0.2268, -0.2268,  0.4537])
 
         Calls are compared by their numbers: both recordings are of one run of one architecture. `aligned`: where the
         texts differ in length, the positions that correspond, ([of this], [of the other]), ascending; None: all.
