@@ -17,6 +17,7 @@ from clearhead.masks._draw import cell_of, shares
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import Calls
 from clearhead.report._words import Cells, Shown
+from clearhead.report.from_call import lazy, of_sequence
 
 Words = Sequence[str] | None
 
@@ -56,7 +57,7 @@ def _of_words(call: AttentionCall, chosen: Sequence[tuple[int, ...]], rows: Show
     most = CELLS if len(chosen) == 1 else IN_GRID
     sequence, problem = chosen[0][0], call.problem
     with torch.no_grad():
-        maps = numbers(call.weights.reduce(Cells(sequence, rows, columns, most))[0][0])
+        maps = numbers(lazy(of_sequence(call, sequence)).reduce(Cells(rows, columns, most))[0][0])
     cell = cell_of(len(rows.places), len(columns.places), most)
 
     def hidden(head: int) -> Array:

@@ -56,7 +56,7 @@ def layer_from_call(
 
     `error`: how far a weight may be from the call's, about, by rounding query and key; the statistics are of these.
     """
-    problem = _of_sequence(call, sequence)
+    problem = of_sequence(call, sequence)
     lowered = problem.lowered
     assert lowered is not None and lowered.phi == "mul"
     real = call.padding or (None, None)
@@ -77,7 +77,7 @@ def layer_from_call(
     wanted: list[Any] = [LogSumExp(), Entropy(), Received(), thumbnail]
     if call.kind == "self":
         wanted.append(MeanDistance())
-    reduced = _lazy(problem).reduce(*wanted)
+    reduced = lazy(problem).reduce(*wanted)
     logsumexp, entropy, received, cells, *distance = (_numpy(result[0]) for result in reduced)
     start, stop, bias = _allowed(problem)
     before = columns.before()
@@ -105,7 +105,7 @@ def layer_from_call(
     return with_steps(layer)
 
 
-def _of_sequence(call: CallLike, sequence: int) -> Problem:
+def of_sequence(call: CallLike, sequence: int) -> Problem:
     """The problem of one sequence, whose padding queries see nothing."""
     whole = call.weights.problem
     problem = cut(whole, Region(batch=slice(sequence, sequence + 1)))
@@ -119,13 +119,14 @@ def _of_sequence(call: CallLike, sequence: int) -> Problem:
     return problem._replace(visible=seen_by(words[sequence : sequence + 1], problem.visible, problem.sizes))
 
 
-def _lazy(problem: Problem) -> Weights:
+def lazy(problem: Problem) -> Weights:
+    """The weights of a problem that nothing writes to."""
     return Weights(FromRecord(now(problem), {}))
 
 
 def _largest_error(problem: Problem, of_page: Problem, rows: Shown) -> float:
     """How far the page's weights are from the call's, at most: of all queries, or of some where they are many."""
-    theirs, mine = _lazy(problem), _lazy(of_page)
+    theirs, mine = lazy(problem), lazy(of_page)
     some = slice(None, None, -(-problem.sizes.queries // MEASURED))
     shown = np.isin(np.arange(problem.sizes.queries)[some], rows.places)
     found = 0.0

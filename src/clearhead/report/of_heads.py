@@ -17,11 +17,12 @@ def of_heads(layer: Layer, heads: Sequence[int]) -> Layer:
         found: Array = array if len(array) == 1 != layer.heads else array[chosen]
         return found
 
+    keys, steps = [layer.key_head(head) for head in chosen], layer.operand_steps
     return replace(
         layer,
         name=f"{layer.name} (head{'s' * (len(chosen) > 1)} {', '.join(map(str, chosen))})",
         query=some(layer.query),
-        key=layer.key[[layer.key_head(head) for head in chosen]],
+        key=layer.key[keys],
         start=some(layer.start),
         stop=some(layer.stop),
         bias=None if layer.bias is None else some(layer.bias),
@@ -31,4 +32,5 @@ def of_heads(layer: Layer, heads: Sequence[int]) -> Layer:
         distance=None if layer.distance is None else some(layer.distance),
         thumbnail=some(layer.thumbnail),
         sinks=None if layer.sinks is None else some(layer.sinks),
+        operand_steps=None if steps is None else (some(steps[0]), steps[1][keys]),
     )
