@@ -341,7 +341,7 @@ ENTRIES: dict[str, Entry] = {
         "weights",
         lambda **given: drawn(ch.weights(**QK).plot(0, **given)),
         {"query_labels": list("abcde"), "key_labels": list("abcde"), "title": "a", "cmap": "GnBu", "scale": "linear"},
-        {"query_labels": ABSENT, "key_labels": ABSENT, "title": ABSENT},
+        {"query_labels": ABSENT, "key_labels": ABSENT, "title": ABSENT | {"str": "same"}},
     ),
     "Weights.plot()": E(
         "weights",
@@ -349,22 +349,23 @@ ENTRIES: dict[str, Entry] = {
         {"head": 1},
         {"head": {"negative": "else"}},
     ),
-    "Mask.plot": E(
+    "a mask, plot": E(
         "masks",
         lambda **given: drawn(ch.Causal().plot(**given)),
         {"query": 5, "key": 5, "align": "upper_left", "query_labels": list("abcde"), "key_labels": list("abcde")},
-        dict.fromkeys(("query_labels", "key_labels", "align"), ABSENT) | {"query": {"None": "else"}, "key": ABSENT},
+        dict.fromkeys(("query_labels", "key_labels", "key"), ABSENT)
+        | {"align": ABSENT | {"negative": "same", "huge": "same"}},
     ),
-    "nn.LearnedPositionalEncoding.plot": E(
+    "learnt positions, plot": E(
         "nn",
         lambda length: drawn(nn.LearnedPositionalEncoding(9, 4).plot(length)),
         {"length": 5},
         {"length": {"None": "else"}},
     ),
-    "nn.SinusoidalPositionalEncoding.plot": E(
+    "sinusoidal positions, plot": E(
         "nn", lambda length: drawn(nn.SinusoidalPositionalEncoding(4).plot(length)), {"length": 5}
     ),
-    "nn.RotaryEmbedding.plot": E("nn", lambda length: drawn(nn.RotaryEmbedding(4).plot(length)[0]), {"length": 5}),
+    "rotary positions, plot": E("nn", lambda length: drawn(nn.RotaryEmbedding(4).plot(length)[0]), {"length": 5}),
     "Weights.gradients": E(
         "weights",
         lambda value, grad: ch.weights(**QK).gradients(value, grad).by_key(),

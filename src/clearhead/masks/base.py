@@ -164,6 +164,8 @@ class Mask(ABC):
         A picture for each sequence and head in which the mask differs. Above 512 queries or keys a cell is the share of
         its pairs that may attend, found in O(Lq + Lk) memory.
         """
+        if query is None and key is not None:
+            raise ClearheadError("plot: key is given without query; pass both, tensors or lengths.")
         sizes = sizes_drawn(self) if query is None else array_sizes(query, query if key is None else key)
         sizes = sizes._replace(align=check_align(align) if align is not None else sizes.align)
         return plot(self, sizes, (query_labels, key_labels), Style(title, ax=ax))
