@@ -86,14 +86,13 @@ class Stack:
             if not stack:
                 with self.running(module, args, kwargs):
                     return call(module, *args, **kwargs)
-            stack.append(
-                self._entered(module, args, kwargs, stack)
-            )  # as `running` does, at less cost: each module comes by
+            # as `running` does, at less cost: each module comes by
+            around = stack[-1]  # read before: `monitor` may close an interrupted pass inside
+            stack.append(self._entered(module, args, kwargs, stack))
             try:
                 result = call(module, *args, **kwargs)
             finally:
                 inside = stack.pop().ran
-            around = stack[-1]
             if around.ran is not None and inside is not None:
                 name = self.names[id(module)].removeprefix(f"{self.names[id(around.module)]}.")
                 noted(around.ran, module, args, kwargs, result, name)
