@@ -46,11 +46,11 @@ def embedded(value: Any) -> str:
     return text
 
 
-def policy(style: str, *scripts: str) -> str:
-    """The content security policy: the page's own scripts and style by hash, and nothing else."""
-    allowed = " ".join(_hash(script) for script in scripts)
+def policy(styles: Sequence[str], *scripts: str) -> str:
+    """The content security policy: the page's own scripts and styles by hash, and nothing else."""
+    allowed, styled = (" ".join(map(_hash, texts)) for texts in (scripts, styles))
     return (
-        f"default-src 'none'; script-src {allowed}; style-src {_hash(style)}; "
+        f"default-src 'none'; script-src {allowed}; style-src {styled}; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
 

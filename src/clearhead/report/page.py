@@ -21,18 +21,26 @@ from clearhead.report.layer import Array, Layer, of_head
 SCRIPTS = (
     "data.js",
     "weights.js",
-    "text.js",
+    "words.js",
+    "keys.js",
+    "theme.js",
     "colour.js",
-    "overview.js",
-    "prose.js",
+    "view.js",
+    "heads.js",
+    "header.js",
+    "text.js",
     "layout.js",
-    "map.js",
-    "hover.js",
+    "marks.js",
     "legend.js",
+    "map.js",
     "why.js",
-    "detail.js",
+    "pair.js",
+    "mount.js",
     "main.js",
 )
+
+# The style of the page: a file for each pane, after what all share.
+STYLES = ("page.css", "heads.css", "text.css", "map.css", "pair.css")
 
 # What the page uses of the program that computes the steps of an explanation from their code.
 STEPS = ("read", "nodeOf", "leaf", "number", "everyIndex", "placeOf", "sizeOf", "plainText", "setMostTerms")
@@ -61,15 +69,17 @@ def render(layers: Sequence[Layer], title: str) -> str:
         _describe(layer, thumbnail, blocks, texts, steps) for layer, thumbnail in zip(layers, thumbnails, strict=True)
     ]
     meta = {"title": title, "texts": texts.all, "steps": steps.all, "layers": described, "types": blocks.types}
-    style = source(__package__, "page.css")
+    style = "".join(source(__package__, name) for name in STYLES)
+    outside = source(__package__, "outside.css")
     guard = source("clearhead.base", "guard.js")
     arithmetic = module_of("steps", STEPS, *(source("clearhead.base", name) for name in ARITHMETIC))
     program = program_of(
         source("clearhead.base", "ramp.js"), arithmetic, *(source(__package__, name) for name in SCRIPTS)
     )
     parts = {
-        "policy": policy(style, guard, program),
+        "policy": policy((outside, style), guard, program),
         "title": html.escape(title),
+        "outside": outside,
         "style": style,
         "guard": guard,
         "meta": embedded(meta),

@@ -31,7 +31,7 @@ def render(explanation: Explanation) -> str:
     shared = (source("clearhead.base", name) for name in ("ramp.js", *ARITHMETIC))
     program = program_of(*shared, *(source(__package__, name) for name in SCRIPTS))
     parts = {
-        "policy": policy(style, guard, program),
+        "policy": policy((style,), guard, program),
         "title": html.escape(explanation.title),
         "style": style,
         "guard": guard,

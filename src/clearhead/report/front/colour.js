@@ -1,25 +1,78 @@
-// ---- From a weight to a colour of the ramp.
+// ---- From a weight to a colour.
 
-const darkTheme = window.matchMedia("(prefers-color-scheme: dark)");
+// Less than uniform: never as far from the background as more.
+const below = { light: ["#cfc3ad", "#ffffff"], dark: ["#4a4030", "#1a1f28"] };
+const LEAST = 1 / 64; // times uniform: less is coloured as this
 
-/** The colours of the theme for canvases, which know no CSS. */
-function themeColours() {
-  const style = getComputedStyle(document.documentElement);
-  const read = (name) => style.getPropertyValue(name).trim();
-  return {
-    table: darkTheme.matches ? tables.dark : tables.light,
-    ink: read("--ink"), quiet: read("--quiet"), line: read("--line"),
-    accent: read("--accent"), bar: read("--bar"), hatch: read("--hatch"), panel: read("--panel"),
-  };
+/** 256 colours that part at 128, uniform: less is below, more above. */
+function divergingTable(name) {
+  const table = new Uint8ClampedArray(256 * 3);
+  const less = tableOf(below[name]);
+  const more = tables[name];
+  for (let step = 0; step < 256; step++) {
+    const from = step < 128 ? less : more;
+    const at = 3 * Math.round(step < 128 ? (step * 255) / 128 : ((step - 128) * 255) / 127);
+    for (let c = 0; c < 3; c++) table[3 * step + c] = from[at + c];
+  }
+  return table;
 }
 
-/** The step of 0 to 255 for a weight. The log scale starts at a tenth of the equal share, 0.1/N. */
-function stepOf(weight, scale, floor) {
-  const share = scale === "log" ? 1 - Math.log(weight) / Math.log(floor) : weight;
-  return Math.round(255 * Math.min(1, Math.max(0, share)));
-}
+const diverging = { light: divergingTable("light"), dark: divergingTable("dark") };
 
-const floorOf = (count) => 0.1 / count;
+/**
+ * The colours of one head. `kind`: "uniform", times what a query would give each key that it may see if it gave all
+ * alike, on a log scale; "log", the weight on a log scale from a tenth of the least uniform share; "linear", the weight.
+ * `most`: the keys that the query sees that sees the most.
+ */
+class Scale {
+  constructor(kind, most, dark) {
+    this.kind = kind;
+    this.relative = kind === "uniform";
+    this.most = Math.max(2, most);
+    const name = dark ? "dark" : "light";
+    this.table = (this.relative ? diverging : tables)[name];
+  }
+
+  /** The number that is coloured: of a weight in the row of a query that sees `count` keys. */
+  value(weight, count) {
+    return this.relative ? weight * count : weight;
+  }
+
+  /** The step, 0 to 255, of such a number. */
+  step(value) {
+    let share = value;
+    if (this.kind === "log") share = 1 - Math.log(value) / Math.log(0.1 / this.most);
+    if (this.relative) {
+      const log = Math.log(value);
+      share = value < 1 ? 0.5 * (1 - log / Math.log(LEAST)) : 0.5 + (127 / 255) * (log / Math.log(this.most));
+    }
+    return Math.round(255 * Math.min(1, Math.max(0, share)));
+  }
+
+  css(step) {
+    return cssColour(this.table, step);
+  }
+
+  ink(step) {
+    return inkOn(this.table, step);
+  }
+
+  /** Numbers worth a mark on the legend, with their words. */
+  get ticks() {
+    if (this.kind === "linear") return [[0, "0%"], [0.5, "50%"], [1, "100%"]];
+    if (this.kind === "log") {
+      const floor = 0.1 / this.most;
+      const ticks = [[floor, `≤ ${percent(floor)}`]];
+      for (let weight = 0.1; weight > 4 * floor; weight /= 10) ticks.push([weight, percent(weight)]);
+      return [...ticks, [1, "100%"]];
+    }
+    const ticks = [[LEAST, "≤ 1/64 ×"], [1 / 8, "1/8 ×"], [1, "1 × uniform"]];
+    for (let ratio = this.most > 300 ? 10 : 4; ratio < this.most / 2; ratio *= this.most > 300 ? 10 : 4) {
+      ticks.push([ratio, times(ratio)]);
+    }
+    return [...ticks, [this.most, times(this.most)]];
+  }
+}
 
 /** A pattern of slanted lines, for pairs that are not allowed. */
 function hatching(context, colours, ratio) {

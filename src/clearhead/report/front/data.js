@@ -1,7 +1,7 @@
 // ---- The page's own data: metadata at once, arrays when a head is first opened.
 
 const byId = (id) => document.getElementById(id);
-const meta = JSON.parse(byId("meta").textContent);
+let meta = null;
 
 const arrayTypes = {
   float32: Float32Array,
@@ -95,4 +95,24 @@ async function readHead(layer, headIndex) {
   };
   fields.forEach((field, index) => { head[field] = arrays[index]; });
   return head;
+}
+
+const embeddedSource = (within) => {
+  meta = JSON.parse(within.getElementById("meta").textContent);
+  return { meta, block };
+};
+
+class Run {
+  constructor(source) {
+    this.source = source;
+    this.layers = meta.layers;
+    this.texts = meta.texts;
+    this.steps = meta.steps;
+    this.title = meta.title;
+    this.first = { layer: 0, head: 0 };
+  }
+
+  open(layer, head) {
+    return openHead(layer, head);
+  }
 }

@@ -6,7 +6,7 @@ const LARGEST_CELL = 44; // CSS pixels: a text of few tokens does not fill the s
 const LABEL_SIGNS = 12; // a label is cut to this many signs
 
 /** The most signs in a token of a text. */
-const longestLabel = (text) => readTexts[text].reduce((most, { label }) => Math.max(most, label.length), 0);
+const longestLabel = (words) => words.reduce((most, { label }) => Math.max(most, label.length), 0);
 
 /** Cells along one axis of `count` tokens in `room` pixels: whole pixels a cell, whole tokens a pixel. */
 function fitAxis(count, room, ratio) {
@@ -17,7 +17,7 @@ function fitAxis(count, room, ratio) {
 }
 
 /** The geometry of the map of `head` in a box `width` CSS pixels wide. */
-function layoutMap(head, width, tallest, ratio) {
+function layoutMap(head, names, width, tallest, ratio) {
   const place = (left, top) => {
     const acrossRoom = Math.max(40, Math.floor((width - left - 2) * ratio));
     const downRoom = Math.max(40, Math.floor((tallest - top) * ratio));
@@ -31,8 +31,8 @@ function layoutMap(head, width, tallest, ratio) {
       down: fitAxis(head.queries, same ? square : downRoom, ratio),
     };
   };
-  const room = (text) => 14 + 7.2 * Math.min(LABEL_SIGNS, longestLabel(text));
-  const roomy = place(room(head.layer.queryText), 28 + room(head.layer.keyText));
+  const room = (words) => 14 + 7.2 * Math.min(LABEL_SIGNS, longestLabel(words));
+  const roomy = place(room(names[0]), 28 + room(names[1]));
   const least = SMALLEST_LABELLED * ratio;
   if (roomy.across.cell >= least && roomy.down.cell >= least) return { ...roomy, labelled: true };
   return { ...place(40, 46), labelled: false };

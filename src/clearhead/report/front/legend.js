@@ -1,7 +1,8 @@
 // ---- What the colours mean.
 
-function paintLegend(current) {
-  const { head, look, pair, table, scale, floor } = current;
+function paintLegend(page, { head, i, scale, names }) {
+  const byId = (id) => page.find(id);
+  const { table } = scale;
   const ramp = byId("ramp").getContext("2d");
   const image = new ImageData(256, 1);
   for (let step = 0; step < 256; step++) {
@@ -10,36 +11,26 @@ function paintLegend(current) {
   }
   ramp.putImageData(image, 0, 0);
   const hatch = byId("hatch").getContext("2d");
-  hatch.fillStyle = hatching(hatch, themeColours(), 1);
+  hatch.fillStyle = hatching(hatch, page.theme.colours, 1);
   hatch.fillRect(0, 0, 28, 14);
 
   const box = byId("legend-ticks");
   box.replaceChildren();
-  const put = (weight, text, className) => {
+  const put = (value, text, className) => {
     const mark = make("span", className, text);
     box.append(mark);
-    const share = stepOf(weight, scale, floor) / 255;
+    const share = scale.step(value) / 255;
     mark.style.left = `${100 * share}%`;
     mark.classList.toggle("at-end", share > 0.85);
     mark.classList.toggle("at-start", share < 0.15);
   };
-  if (scale === "log") {
-    put(floor, `≤ ${percent(floor)}`, "tick");
-    for (let weight = 0.1; weight > 4 * floor; weight /= 10) {
-      put(weight, `${Number((100 * weight).toPrecision(1))}%`, "tick");
-    }
-  } else {
-    put(0, "0%", "tick");
-    put(0.5, "50%", "tick");
-  }
-  put(1, "100%", "tick");
-  const query = look.view === "out" ? look.token : pair;
+  for (const [value, words] of scale.ticks) put(value, words, "tick");
   const counts = countsOf(head);
-  const known = query !== null && counts[query] > 0;
+  const known = i !== null && counts[i] > 0;
   byId("legend-equal").hidden = !known;
   if (!known) return;
-  const whose = head.alike ? "" : ` of “${nameOf(head.layer.queryText, query)}”`;
-  put(1 / counts[query], "", "equal");
+  const whose = head.alike ? "" : ` of “${nameOf(names[0], i)}”`;
+  put(scale.value(1 / counts[i], counts[i]), "", "equal");
   byId("legend-equal").textContent =
-    `mark: equal share${whose}, 1/${counts[query]} = ${percent(1 / counts[query])}`;
+    `mark: equal share${whose}, 1/${counts[i]} = ${percent(1 / counts[i])}`;
 }

@@ -1,110 +1,127 @@
-// ---- Tokens and numbers as a person reads them. Strings only: they reach the page as text.
+// ---- The text itself: choose a token in it, see what it looks at shaded.
 
-const visibleSigns = { " ": "␣", "\n": "⏎", "\r": "␍", "\t": "⇥", "\u00a0": "⍽" };
-
-// Controls, marks that reorder text, and signs with no shape. Joiners inside emoji and words stay.
-const unseenSigns = /[\p{Cc}\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/gu;
-const shapeless = /^[\s\p{Cf}\p{Mn}\p{Cc}\ufe00-\ufe0f]+$/u;
-const special = /^(\[[A-Z]+\d*\]|<\/?[a-z_]+\d*>|<\|[^|]*\|>)$/;
-const closing = /^[.,;:!?)\]}%’”'…-]+$/u;
-const opening = /^[([{$#“‘'-]+$/u;
-const unspaced = /\p{Script=Han}|\p{Script=Hiragana}|\p{Script=Katakana}|\p{Script=Thai}/u;
-
-const codePoint = (sign) => `⟨U+${sign.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`;
-
-/** Text in which nothing is invisible: white space alone or at line ends, and controls, get a sign. */
-function visible(text) {
-  if (text === "") return "∅";
-  if (shapeless.test(text)) return Array.from(text, (sign) => visibleSigns[sign] || codePoint(sign)).join("");
-  return text
-    .replace(/[\n\r\t\u00a0]/g, (sign) => visibleSigns[sign])
-    .replace(unseenSigns, codePoint);
-}
-
-/** How a tokenizer marks words, told from its tokens. */
-function markingOf(tokens) {
-  if (tokens.some((token) => token.startsWith("Ġ"))) return "Ġ";
-  if (tokens.some((token) => token.startsWith("▁"))) return "▁";
-  if (tokens.some((token) => token.length > 1 && token.startsWith(" "))) return " ";
-  return "words"; // with ## for a word's later pieces
-}
-
-/** One token read: what is shown, whether a space comes before it, whether a line ends after it. */
-function readToken(token, marking, before) {
-  if (marking !== "words") {
-    const text = marking === "Ġ" ? token.replaceAll("Ġ", " ").replaceAll("Ċ", "\n").replaceAll("ĉ", "\t")
-      : token.replaceAll(marking, " ");
-    const gap = text.startsWith(" ") && text.length > 1;
-    const body = gap && !shapeless.test(text) ? text.slice(1) : text;
-    return { prose: visible(body), label: visible(body), gap, ends: text.includes("\n") };
+class TextPane {
+  constructor(page) {
+    this.page = page;
+    this.holds = ""; // which texts the pane holds now
+    this.listings = []; // one for a text that looks at itself, two (query, key) for cross attention
   }
-  const piece = token.startsWith("##") && token.length > 2;
-  const glued = piece || shapeless.test(token) || closing.test(token) ||
-    (before !== undefined && (opening.test(before) || shapeless.test(before) ||
-      (unspaced.test(token) && unspaced.test(before))));
-  return {
-    prose: visible(piece ? token.slice(2) : token),
-    label: visible(token),
-    gap: !glued,
-    ends: token.includes("\n"),
-  };
-}
 
-/** A text as the page shows it; `repeated` tells which labels need their position to be told apart. */
-const readTexts = meta.texts.map((tokens) => {
-  const marking = markingOf(tokens);
-  const read = tokens.map((token, index) => {
-    const one = readToken(token, marking, tokens[index - 1]);
-    one.special = special.test(token);
-    return one;
-  });
-  const times = new Map();
-  for (const { label } of read) times.set(label, (times.get(label) || 0) + 1);
-  for (const one of read) one.repeated = times.get(one.label) > 1;
-  return read;
-});
-
-const shortened = (text, most) => {
-  const signs = Array.from(text);
-  return signs.length > most ? `${signs.slice(0, most - 1).join("")}…` : text;
-};
-
-/** A token's name in a sentence, fenced so that its writing direction stays its own. */
-function nameOf(text, index) {
-  const { label, repeated } = readTexts[text][index];
-  return `\u2068${shortened(label, 24)}\u2069${repeated ? ` (${index})` : ""}`;
-}
-
-/** A weight in percent, to what the eye can use: 53.1%, 3.6%, 0.83%, 0.0012%. */
-function percent(weight) {
-  const value = 100 * weight;
-  if (Number.isNaN(value)) return "not a number";
-  if (value === 0) return "0%";
-  if (value >= 1) return `${value.toFixed(1).replace("100.0", "100")}%`;
-  return value >= 1e-5 ? `${Number(value.toPrecision(2))}%` : `${value.toExponential(1)}%`;
-}
-
-const signed = (value, digits) => value.toFixed(digits).replace("-", "−");
-
-/** A ratio: 4.3 ×, 0.012 ×, 120 ×. */
-const times = (ratio) => `${ratio >= 100 ? Math.round(ratio) : Number(ratio.toPrecision(2))} ×`;
-
-const plurals = { query: "queries", key: "keys", head: "heads" };
-const plural = (count, noun) => `${count.toLocaleString("en")} ${count === 1 ? noun : plurals[noun]}`;
-
-/** Scrolls `element` into sight within its own box; the page itself stays where it is. */
-function revealIn(box, element) {
-  const outer = box.getBoundingClientRect();
-  const inner = element.getBoundingClientRect();
-  if (inner.top < outer.top || inner.bottom > outer.bottom) {
-    box.scrollTop += inner.top - outer.top - outer.height / 2;
+  build(layer) {
+    const single = oneText(layer);
+    const wanted = `${layer.queryText} ${layer.keyText} ${single}`;
+    if (wanted === this.holds) return;
+    this.holds = wanted;
+    this.listings = single
+      ? [{ side: "both", text: layer.queryText, title: "text" }]
+      : [
+        { side: "query", text: layer.queryText, title: "text that looks (queries)" },
+        { side: "key", text: layer.keyText, title: "text looked at (keys)" },
+      ];
+    const box = this.page.find("texts");
+    box.replaceChildren();
+    for (const listing of this.listings) {
+      if (!single) box.append(make("h3", "", listing.title));
+      listing.element = this.listing(listing);
+      box.append(listing.element);
+    }
   }
-}
 
-/** An element with a class and text: the one way in which words get onto the page. */
-function make(tag, className, text) {
-  const element = document.createElement(tag);
-  if (className) element.className = className;
-  if (text !== undefined) element.textContent = text;
-  return element;
+  listing(listing) {
+    const { page } = this;
+    const element = make("div", "prose");
+    element.setAttribute("role", "listbox");
+    element.setAttribute("aria-label", `${listing.title}: arrow keys choose a token`);
+    element.dir = "auto";
+    element.lang = "";
+    listing.spans = page.texts[listing.text].map((token, index) => {
+      const span = make("span", token.special ? "token special" : "token", token.prose);
+      span.setAttribute("role", "option");
+      span.tabIndex = -1;
+      span.dataset.index = index;
+      if (token.gap && index > 0) element.append(" ");
+      element.append(span);
+      if (token.ends) element.append(make("br"));
+      return span;
+    });
+    const take = (index, step) => {
+      const view = { query: "out", key: "in", both: page.view.view }[listing.side];
+      page.choose({ view, token: index, pair: null }, step);
+    };
+    const at = (event) => event.target.closest?.(".token");
+    element.addEventListener("click", (event) => at(event) && take(Number(at(event).dataset.index), true));
+    element.addEventListener("pointermove", (event) => {
+      const span = at(event);
+      page.hover(span ? this.previewed(listing, Number(span.dataset.index)) : null);
+    });
+    element.addEventListener("pointerleave", () => page.hover(null));
+    element.addEventListener("keydown", (event) => {
+      const from = listing.spans.indexOf(page.root.activeElement);
+      if (from < 0) return;
+      const chosen = event.key === "Enter" || event.key === " ";
+      const to = chosen ? from : stepTo(event.key, from, listing.spans);
+      if (to < 0) return;
+      event.preventDefault();
+      listing.spans[to].tabIndex = 0;
+      listing.spans[to].focus();
+      take(to, chosen);
+    });
+    return element;
+  }
+
+  /** The pair that a token under the pointer names: with the chosen token where that is on the other side. */
+  previewed({ side }, index) {
+    const { view, look } = this.page.shown;
+    const out = view === "out";
+    const other = side === "both" || (side === "query") !== out;
+    if (!other) return out ? { i: index, j: null } : { i: null, j: index };
+    return out ? { i: look.token, j: index } : { i: index, j: look.token };
+  }
+
+  paint(shown) {
+    const { head, look, pair, scale, names, layer } = shown;
+    this.build(layer);
+    const out = look.view === "out";
+    for (const { side, spans } of this.listings) {
+      const holdsToken = side === "both" || (side === "query") === out;
+      const holdsOthers = side === "both" || (side === "query") !== out;
+      spans.forEach((span, index) => {
+        const isToken = holdsToken && index === look.token;
+        const [i, j] = out ? [look.token, index] : [index, look.token];
+        const weight = holdsOthers ? look.weights[index] : 0;
+        const shaded = holdsOthers && weight > equalShare(head, i);
+        const step = shaded ? scale.step(scale.value(weight, countsOf(head)[i])) : 0;
+        span.style.backgroundColor = shaded ? scale.css(step) : "";
+        span.style.color = shaded ? scale.ink(step) : "";
+        span.classList.toggle("chosen", isToken);
+        span.classList.toggle("pair", holdsOthers && index === pair);
+        span.setAttribute("aria-selected", String(isToken));
+        span.tabIndex = isToken ? 0 : -1;
+        const words = mayLook(head, i, j) ? percent(weight) : "masked";
+        span.title = holdsOthers ? `${pairName(names, i, j)} ${words}` : "";
+      });
+      if (!holdsToken) spans[pair === null ? 0 : pair].tabIndex = 0;
+    }
+    const holding = this.listings.find(({ side }) => side === "both" || (side === "query") === out);
+    revealIn(holding.element, holding.spans[look.token]);
+    const name = nameOf(names[out ? 0 : 1], look.token);
+    this.page.find("prose-title").textContent = out ? `Where “${name}” looks` : `What looks at “${name}”`;
+    const seen = countsOf(head)[look.token];
+    this.page.find("prose-note").textContent = !out
+      ? "Shaded: tokens that give it more than the equal share of their attention."
+      : seen === 0 ? "It may look at nothing."
+        : `Shaded: more than the equal share, 1/${seen} = ${percent(1 / seen)}.`;
+  }
+
+  hover(pair) {
+    for (const { side, spans } of this.listings) {
+      const at = pair === null ? null : this.page.view.view === "out" ? pair.j : pair.i;
+      const own = pair === null ? null : this.page.view.view === "out" ? pair.i : pair.j;
+      const out = this.page.view.view === "out";
+      spans.forEach((span, index) => {
+        const other = side === "both" || (side === "query") !== out;
+        span.classList.toggle("passing", (other && index === at) || ((!other || side === "both") && index === own));
+      });
+    }
+  }
 }

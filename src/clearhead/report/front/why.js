@@ -40,12 +40,12 @@ function numbersOf(head, i, name, made, sizes) {
 }
 
 /** The steps of row i, by name: each with its formula, its numbers, and its terms written out. */
-function whyOf(head, i) {
+function whyOf(head, i, run) {
   if (head.why?.row === i) return head.why.steps;
   const given = givenOf(head, i);
   const found = new Map();
-  const ordinary = meta.steps[head.layer.why];
-  const blind = countsOf(head)[i] === 0 ? meta.steps[head.layer.whyBlind] : [];
+  const ordinary = run.steps[head.layer.why];
+  const blind = countsOf(head)[i] === 0 ? run.steps[head.layer.whyBlind] : [];
   for (const { name, formula, code } of blind.length ? blind : ordinary) {
     if (!code) {
       found.set(name, { name, formula, node: given[name]() });
@@ -69,8 +69,8 @@ function numberAt(step, j) {
 }
 
 /** Each step that leads to the weight of a pair, with its number and what it is made of. */
-function paintWhy(head, i, j, target) {
-  const rows = [...whyOf(head, i).values()].filter((step) => step.made).map((step) => {
+function paintWhy(head, i, j, run, target) {
+  const rows = [...whyOf(head, i, run).values()].filter((step) => step.made).map((step) => {
     const { value, made } = numberAt(step, j);
     const row = make("tr");
     const heading = make("th");

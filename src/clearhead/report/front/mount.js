@@ -1,0 +1,84 @@
+// ---- A report in an element: what is chosen, the panes that show it, and the one way it changes.
+
+/**
+ * `run`: the data. `view`: what is chosen, changed by `choose` alone. `shown`: what the panes show. A pane is made with
+ * the page, shows in `paint(shown)`, and previews a pair in `hover(pair)`, `{ i, j }` or null.
+ */
+class Page {
+  constructor(host, run) {
+    this.host = host;
+    this.run = run;
+    this.root = host.attachShadow({ mode: "open" });
+    this.root.append(document.getElementById("clearhead-page").content.cloneNode(true));
+    this.texts = run.texts.map(readText);
+    this.labels = labelsOf(run.layers);
+    this.view = new View(run);
+    this.shown = null;
+    this.hovered = null;
+    this.turn = 0;
+    this.onaddress = () => {};
+    this.theme = new Theme(host, () => this.refresh());
+    this.find("title").textContent = run.title;
+    this.panes = PANES.map((Pane) => new Pane(this));
+    this.resized = new ResizeObserver(() => {
+      clearTimeout(this.resizing);
+      this.resizing = setTimeout(() => this.shown && this.refresh(), 120);
+    });
+    this.resized.observe(host);
+  }
+
+  find(id) {
+    return this.root.getElementById(id);
+  }
+
+  /** Opens what an address names. */
+  go(address) {
+    this.view.read(address);
+    return this.refresh();
+  }
+
+  /** Changes what is chosen, and the page with it. `step`: whether Back comes back to what was before. */
+  choose(change, step = true) {
+    this.view.change(change);
+    return this.refresh(step);
+  }
+
+  /** Shows a pair in passing, in all panes: `{ i, j }`, either of them null where a whole token is meant. */
+  hover(pair) {
+    const same = pair?.i === this.hovered?.i && pair?.j === this.hovered?.j;
+    if (same || this.shown === null) return;
+    this.hovered = pair;
+    for (const pane of this.panes) pane.hover?.(pair);
+  }
+
+  async refresh(step = false) {
+    const turn = ++this.turn;
+    const { view } = this;
+    const head = await this.run.open(view.layer, view.head);
+    if (turn !== this.turn) return;
+    if (view.token === null) view.token = tokenToOpen(head, view.view);
+    const look = lookOf(head, view.view, view.token);
+    const pair = view.pair ?? look.ranked[0] ?? null;
+    const [i, j] = view.view === "out" ? [view.token, pair] : [pair, view.token];
+    const { layer } = head;
+    countsOf(head);
+    this.hovered = null;
+    this.shown = {
+      head, layer, look, pair, i, j, view: view.view,
+      names: [this.texts[layer.queryText], this.texts[layer.keyText]],
+      scale: new Scale(view.scale, head.mostKeys, this.theme.dark),
+    };
+    this.onaddress(view.address, step);
+    for (const pane of this.panes) pane.paint?.(this.shown);
+    this.host.dataset.shown = [view.layer, view.head, view.view, view.token, pair ?? "none"].join("/");
+  }
+}
+
+/** The token that a head opens on: the middle one that is no special token and sees something. */
+function tokenToOpen(head, view) {
+  const length = view === "out" ? head.queries : head.keys;
+  return Math.floor(length / 2);
+}
+
+/** Shows a report in an element. It listens to nothing outside it: several may stand on one page. */
+const mount = (host, run) => new Page(host, run);

@@ -1,0 +1,82 @@
+// ---- What is chosen on the page, and the address that holds it: a link and Back restore all of it.
+
+const SCALES = ["uniform", "log", "linear"];
+
+/** A number of a link, or null where it is none that exists. */
+function numberIn(text, count) {
+  const value = /^\d+$/.test(text ?? "") ? Number(text) : NaN;
+  return value < count ? value : null;
+}
+
+/**
+ * `layer` and `head`; `view`, "out": what a query looks at, or "in": what looks at a key; `token`, that query or key;
+ * `pair`, the other token, or null for the strongest; `scale`, of the colours. Panes add what they need: a name in
+ * `View.more` with the function that reads it from the address.
+ */
+class View {
+  static more = new Map();
+
+  constructor(run) {
+    this.run = run;
+    this.read("");
+  }
+
+  /** Takes what the address names, such as `layer=2&head=9&token=80&pair=3&view=in&scale=linear`. */
+  read(address) {
+    const parts = new URLSearchParams(address.replace(/^#/, ""));
+    const { layers, first } = this.run;
+    this.layer = numberIn(parts.get("layer"), layers.length) ?? first.layer;
+    const named = parts.has("layer") || parts.has("head");
+    this.head = numberIn(parts.get("head"), layers[this.layer].heads.length) ?? (named ? 0 : first.head);
+    this.view = parts.get("view") === "in" ? "in" : "out";
+    this.scale = SCALES.includes(parts.get("scale")) ? parts.get("scale") : SCALES[0];
+    const [own, other] = this.lengths;
+    this.token = numberIn(parts.get("token"), own);
+    this.pair = numberIn(parts.get("pair"), other);
+    for (const [name, readOne] of View.more) this[name] = readOne(parts.get(name), this.run);
+  }
+
+  get address() {
+    const parts = new URLSearchParams({ layer: this.layer, head: this.head, token: this.token });
+    if (this.pair !== null) parts.set("pair", this.pair);
+    if (this.view === "in") parts.set("view", "in");
+    if (this.scale !== SCALES[0]) parts.set("scale", this.scale);
+    for (const name of View.more.keys()) if (this[name] !== null) parts.set(name, this[name]);
+    return `#${parts}`;
+  }
+
+  /** How many tokens there are on the side of `token`, and on the other. */
+  get lengths() {
+    const { queries, keys } = this.run.layers[this.layer];
+    return this.view === "out" ? [queries, keys] : [keys, queries];
+  }
+
+  /** The chosen query and key; the other one of the pair may be null. */
+  get at() {
+    return this.view === "out" ? [this.token, this.pair] : [this.pair, this.token];
+  }
+
+  /** Changes some of it. What does not fit what is new is forgotten. */
+  change(change) {
+    const before = this.run.layers[this.layer];
+    const { view } = this;
+    Object.assign(this, change);
+    const after = this.run.layers[this.layer];
+    if (change.layer !== undefined && change.head === undefined) {
+      this.head = Math.min(this.head, after.heads.length - 1);
+    }
+    const sameTexts = before.queryText === after.queryText && before.keyText === after.keyText;
+    const turned = this.view !== view;
+    const [own, other] = this.lengths;
+    if (change.pair === undefined && (turned || !sameTexts || this.pair >= other)) this.pair = null;
+    const otherText = turned && !oneText(after); // its tokens are counted anew
+    if (change.token === undefined && (!sameTexts || otherText)) this.token = null;
+    if (this.token !== null && this.token >= own) this.token = null;
+  }
+}
+
+/** Does one text look at itself, so that one reading serves both sides? */
+const oneText = (layer) => layer.kind === "self" && layer.queryText === layer.keyText;
+
+/** The change of a view that makes query i and key j the pair looked at. */
+const pairOf = (view, i, j) => (view === "out" ? { token: i, pair: j } : { token: j, pair: i });

@@ -1,0 +1,113 @@
+// ---- Tokens and numbers as a person reads them. Strings only: they reach the page as text.
+
+const visibleSigns = { " ": "␣", "\n": "⏎", "\r": "␍", "\t": "⇥", "\u00a0": "⍽" };
+
+// Controls, marks that reorder text, and signs with no shape. Joiners inside emoji and words stay.
+const unseenSigns = /[\p{Cc}\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/gu;
+const shapeless = /^[\s\p{Cf}\p{Mn}\p{Cc}\ufe00-\ufe0f]+$/u;
+const special = /^(\[[A-Z]+\d*\]|<\/?[a-z_]+\d*>|<\|[^|]*\|>)$/;
+const closing = /^[.,;:!?)\]}%’”'…-]+$/u;
+const opening = /^[([{$#“‘'-]+$/u;
+const unspaced = /\p{Script=Han}|\p{Script=Hiragana}|\p{Script=Katakana}|\p{Script=Thai}/u;
+
+const codePoint = (sign) => `⟨U+${sign.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`;
+
+/** Text in which nothing is invisible: white space alone or at line ends, and controls, get a sign. */
+function visible(text) {
+  if (text === "") return "∅";
+  if (shapeless.test(text)) return Array.from(text, (sign) => visibleSigns[sign] || codePoint(sign)).join("");
+  return text
+    .replace(/[\n\r\t\u00a0]/g, (sign) => visibleSigns[sign])
+    .replace(unseenSigns, codePoint);
+}
+
+/** How a tokenizer marks words, told from its tokens. */
+function markingOf(tokens) {
+  if (tokens.some((token) => token.startsWith("Ġ"))) return "Ġ";
+  if (tokens.some((token) => token.startsWith("▁"))) return "▁";
+  if (tokens.some((token) => token.length > 1 && token.startsWith(" "))) return " ";
+  return "words"; // with ## for a word's later pieces
+}
+
+/** One token read: what is shown, whether a space comes before it, whether a line ends after it. */
+function readToken(token, marking, before) {
+  if (marking !== "words") {
+    const text = marking === "Ġ" ? token.replaceAll("Ġ", " ").replaceAll("Ċ", "\n").replaceAll("ĉ", "\t")
+      : token.replaceAll(marking, " ");
+    const gap = text.startsWith(" ") && text.length > 1;
+    const body = gap && !shapeless.test(text) ? text.slice(1) : text;
+    return { prose: visible(body), label: visible(body), gap, ends: text.includes("\n") };
+  }
+  const piece = token.startsWith("##") && token.length > 2;
+  const glued = piece || shapeless.test(token) || closing.test(token) ||
+    (before !== undefined && (opening.test(before) || shapeless.test(before) ||
+      (unspaced.test(token) && unspaced.test(before))));
+  return {
+    prose: visible(piece ? token.slice(2) : token),
+    label: visible(token),
+    gap: !glued,
+    ends: token.includes("\n"),
+  };
+}
+
+/** A text as the page shows it; `repeated` tells which labels need their position to be told apart. */
+function readText(tokens) {
+  const marking = markingOf(tokens);
+  const read = tokens.map((token, index) => {
+    const one = readToken(token, marking, tokens[index - 1]);
+    one.special = special.test(token);
+    return one;
+  });
+  const times = new Map();
+  for (const { label } of read) times.set(label, (times.get(label) || 0) + 1);
+  for (const one of read) one.repeated = times.get(one.label) > 1;
+  return read;
+}
+
+const shortened = (text, most) => {
+  const signs = Array.from(text);
+  return signs.length > most ? `${signs.slice(0, most - 1).join("")}…` : text;
+};
+
+/** A token's name in a sentence, fenced so that its writing direction stays its own. */
+function nameOf(words, index) {
+  const { label, repeated } = words[index];
+  return `\u2068${shortened(label, 24)}\u2069${repeated ? ` (${index})` : ""}`;
+}
+
+/** A weight in percent, to what the eye can use: 53.1%, 3.6%, 0.83%, 0.0012%. */
+function percent(weight) {
+  const value = 100 * weight;
+  if (Number.isNaN(value)) return "not a number";
+  if (value === 0) return "0%";
+  if (value >= 1) return `${value.toFixed(1).replace("100.0", "100")}%`;
+  return value >= 1e-5 ? `${Number(value.toPrecision(2))}%` : `${value.toExponential(1)}%`;
+}
+
+const signed = (value, digits) => value.toFixed(digits).replace("-", "−");
+
+/** A ratio: 4.3 ×, 0.012 ×, 120 ×. */
+const times = (ratio) => `${ratio >= 100 ? Math.round(ratio) : Number(ratio.toPrecision(2))} ×`;
+
+const plurals = { query: "queries", key: "keys", head: "heads" };
+const plural = (count, noun) => `${count.toLocaleString("en")} ${count === 1 ? noun : plurals[noun]}`;
+
+/** "A → B", the query first. `names`: the words of the queries, and of the keys. */
+const pairName = (names, i, j) => `${nameOf(names[0], i)} → ${nameOf(names[1], j)}`;
+
+/** Scrolls `element` into sight within its own box; the page itself stays where it is. */
+function revealIn(box, element) {
+  const outer = box.getBoundingClientRect();
+  const inner = element.getBoundingClientRect();
+  if (inner.top < outer.top || inner.bottom > outer.bottom) {
+    box.scrollTop += inner.top - outer.top - outer.height / 2;
+  }
+}
+
+/** An element with a class and text: the one way in which words get onto the page. */
+function make(tag, className, text) {
+  const element = document.createElement(tag);
+  if (className) element.className = className;
+  if (text !== undefined) element.textContent = text;
+  return element;
+}
