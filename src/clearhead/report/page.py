@@ -35,6 +35,7 @@ SCRIPTS = (
     "map.js",
     "why.js",
     "pair.js",
+    "everywhere.js",
     "mount.js",
     "main.js",
 )
