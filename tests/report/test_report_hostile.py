@@ -12,6 +12,7 @@ from clearhead.report import render
 
 Make = Callable[..., Any]
 
+ROOT = "document.getElementById('clearhead').shadowRoot"
 HOSTILE = {
     "</script><script>alert(1)</script>": "</script><script>alert(1)</script>",
     "<img src=x onerror=alert(2)>": "<img src=x onerror=alert(2)>",
@@ -41,9 +42,16 @@ def test_hostile_tokens_are_text(make_case: Make, open_report: Make) -> None:
     tokens = list(HOSTILE)
     layer = make_case(len(tokens), query_tokens=tokens, name="<b>x</b></script>").layer
     page = open_report([layer], viewport={"width": 360, "height": 740}).page
-    shown = page.evaluate("Array.from(document.getElementById('clearhead').shadowRoot.querySelectorAll('.token'), e => e.textContent)")
+    shown = page.evaluate(
+        "Array.from(document.getElementById('clearhead').shadowRoot.querySelectorAll('.token'), e => e.textContent)"
+    )
     assert shown == list(HOSTILE.values())
-    assert page.evaluate("document.getElementById('clearhead').shadowRoot.querySelectorAll('.token *, img, #where *').length") == 0
+    assert (
+        page.evaluate(
+            "document.getElementById('clearhead').shadowRoot.querySelectorAll('.token *, img, #where *').length"
+        )
+        == 0
+    )
     assert page.evaluate("document.scripts.length") == page.evaluate(
         "document.querySelectorAll('head script, body > script').length"
     )

@@ -208,7 +208,9 @@ def test_every_theme_and_width_can_be_read(layers: list[Any], open_report: Make,
     for width in (360, 800, 1600):
         page.set_viewport_size({"width": width, "height": 800})
         opened.until("document.documentElement.scrollWidth <= innerWidth")
-        opened.until("document.getElementById('clearhead').shadowRoot.querySelector('#map-box').scrollWidth <= innerWidth")
+        opened.until(
+            "document.getElementById('clearhead').shadowRoot.querySelector('#map-box').scrollWidth <= innerWidth"
+        )
 
 
 def test_the_theme_can_change_while_the_page_is_open(layers: list[Any], open_report: Make) -> None:
