@@ -153,3 +153,16 @@ def test_pointing_at_a_token_of_the_text_previews_the_pair(case: Any, open_repor
     assert page.evaluate("clearhead.state().pair") == 0
     page.mouse.move(0, 0)
     assert "→ “\u2068the\u2069”" in page.inner_text("#pair-title")
+
+
+def test_on_a_phone_the_pair_stays_in_sight_and_opens(case: Any, open_report: Make) -> None:
+    opened = open_report([case.layer], viewport={"width": 390, "height": 700})
+    page = opened.page
+    assert page.locator("#pair-title").is_visible() and not page.locator("#strongest").is_visible()
+    for top in ("0", "document.documentElement.scrollHeight / 2"):
+        page.evaluate(f"scrollTo(0, {top})")
+        box = page.locator("#pair-title").bounding_box()
+        assert box and 0 <= box["y"] < 700
+    page.locator("#sheet").click()
+    assert page.locator("#strongest").is_visible()
+    opened.until("document.documentElement.scrollWidth <= innerWidth")

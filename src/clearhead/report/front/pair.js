@@ -18,6 +18,10 @@ class PairPane {
   constructor(page) {
     this.page = page;
     this.waiting = 0;
+    const [pane, sheet] = [page.find("detail"), page.find("sheet")];
+    sheet.addEventListener("click", () => { // a sheet at the foot of narrow screens
+      sheet.setAttribute("aria-expanded", pane.toggleAttribute("data-open"));
+    });
     this.terms = page.find("terms");
     this.terms.addEventListener("toggle", () => this.paintTerms(page.shown));
   }
