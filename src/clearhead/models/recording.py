@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from dataclasses import replace
 from typing import Any, overload
 
 from torch import Tensor
@@ -307,7 +308,13 @@ class Recording(Calls[AttentionCall]):
             if call.kind == "self" and len(own) not in (keys, *words_of(call, number)[1:]):
                 own = other  # an encoder's
             source = other if call.kind == "cross" else own
-            layers.append(layer_from_call(call, own[-queries:], source, number % batch, error))
+            layer = layer_from_call(call, own[-queries:], source, number % batch, error)
+            found = measured(call, Tokens(read or None, read_source or None))
+            each = tuple(
+                {m.name: tuple(None if x != x else x for x in (float(f.value[h]), float(f.uniform[h]))) + (None if f.key is None else int(f.key[0, h]),) for m, f in found.items()}
+                for h in range(layer.heads)
+            )
+            layers.append(replace(layer, label=f"L{len(layers)}", role=call.kind, measures=each))
         return layers
 
     def report(
@@ -331,7 +338,10 @@ class Recording(Calls[AttentionCall]):
         """
         if not isinstance(title, str):
             raise ClearheadError(f"title is {title!r}; pass a string, such as title='Attention'.")
-        return write_page(path, render(self.layers(tokens, source_tokens, sequence=sequence, error=error), title))
+        layers = self.layers(tokens, source_tokens, sequence=sequence, error=error)
+        most = self.distinctive(list(tokens) if tokens is not None else None, source_tokens)
+        d = {"layer": most.layer, "head": most.head, "sentence": str(most), "measure": most.measure, "nearUniform": most.near_uniform}
+        return write_page(path, render(layers, title, d))
 
     def plot(
         self,

@@ -74,6 +74,9 @@ class Layer:
     blind_steps: tuple[dict[str, str], ...] = ()
     operand_steps: tuple[Array, Array] | None = None
     error: float | None = None
+    label: str = ""
+    role: str = ""
+    measures: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in ("self", "cross"):

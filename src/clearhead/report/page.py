@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.base.pages import ARITHMETIC, embedded, filled, module_of, policy, program_of, source
+from clearhead.inspection.measures import MEASURES
 from clearhead.report._blocks import Blocks
 from clearhead.report.layer import Array, Layer, of_head
 
@@ -26,6 +27,13 @@ SCRIPTS = (
     "theme.js",
     "colour.js",
     "view.js",
+    "signed.js",
+    "measures.js",
+    "preview.js",
+    "heads_matrix.js",
+    "heads_list.js",
+    "heads_top.js",
+    "pins.js",
     "heads.js",
     "header.js",
     "text.js",
@@ -33,6 +41,8 @@ SCRIPTS = (
     "marks.js",
     "legend.js",
     "map.js",
+    "difference.js",
+    "compare.js",
     "why.js",
     "pair.js",
     "mount.js",
@@ -40,7 +50,7 @@ SCRIPTS = (
 )
 
 # The style of the page: a file for each pane, after what all share.
-STYLES = ("page.css", "heads.css", "text.css", "map.css", "pair.css")
+STYLES = ("page.css", "heads.css", "text.css", "map.css", "compare.css", "pair.css")
 
 # What the page uses of the program that computes the steps of an explanation from their code.
 STEPS = ("read", "nodeOf", "leaf", "number", "everyIndex", "placeOf", "sizeOf", "plainText", "setMostTerms")
@@ -49,7 +59,7 @@ STEPS = ("read", "nodeOf", "leaf", "number", "everyIndex", "placeOf", "sizeOf", 
 THUMBNAIL_DECADES = 6
 
 
-def render(layers: Sequence[Layer], title: str) -> str:
+def render(layers: Sequence[Layer], title: str, distinctive: Any = None) -> str:
     """The whole page as a string: write it to a file as UTF-8 and open that.
 
     Args:
@@ -63,12 +73,14 @@ def render(layers: Sequence[Layer], title: str) -> str:
     if not layers:
         raise ValueError("render() needs at least one layer; the list is empty.")
     blocks, texts, steps = Blocks(), _Once(), _Once()
-    thumbnails = [blocks.add(_thumbnail_codes(layer.thumbnail), "uint8") for layer in layers]
+    thumbnails = [blocks.add(_thumbnail_codes(layer.thumbnail * layer.key.shape[1]), "uint8") for layer in layers]
     early = len(blocks)  # the overview is drawn from these, before the rest has been read
     described = [
         _describe(layer, thumbnail, blocks, texts, steps) for layer, thumbnail in zip(layers, thumbnails, strict=True)
     ]
     meta = {"title": title, "texts": texts.all, "steps": steps.all, "layers": described, "types": blocks.types}
+    meta["measures"] = [{k: getattr(m, k) for k in ("name", "says", "formula", "range", "does")} for m in MEASURES]
+    meta["distinctive"] = distinctive
     style = "".join(source(__package__, name) for name in STYLES)
     outside = source(__package__, "outside.css")
     guard = source("clearhead.base", "guard.js")
@@ -109,11 +121,15 @@ def _describe(layer: Layer, thumbnail: int, blocks: Blocks, texts: _Once, why: _
                 "distance": None if distance is None else blocks.add_rounded(distance[h]),
                 "sink": None if layer.sinks is None else float(layer.sinks[h]),
                 "mean": _means(layer, h),
+                "number": h,
+                "measures": {k: list(v) for k, v in layer.measures[h].items()} if layer.measures else {},
             }
         )
     return {
         "name": layer.name,
         "kind": layer.kind,
+        "label": layer.label or None,
+        "role": layer.role or None,
         "queryText": texts.add([str(token) for token in layer.query_tokens]),
         "keyText": texts.add([str(token) for token in layer.key_tokens]),
         "queries": layer.query.shape[1],
@@ -161,11 +177,10 @@ def _finite(value: Any) -> float | None:
 
 def _thumbnail_codes(weights: Array) -> Array:
     """Weights as bytes on a log scale; 0 stays 0, what is below the scale becomes 1."""
-    weights = np.nan_to_num(np.asarray(weights, dtype=np.float64), nan=1.0)
     with np.errstate(divide="ignore"):
-        share = 1 + np.log10(weights) / THUMBNAIL_DECADES
-    codes = 1 + np.rint(254 * np.clip(share, 0, 1))
-    return np.where(weights > 0, codes, 0).astype(np.uint8)
+        octaves = np.log2(weights)
+    codes = 128 + np.rint(127 * np.clip(np.nan_to_num(octaves, neginf=-8), -8, 8) / 8)
+    return np.where(weights <= 0, 0, codes).astype(np.uint8)
 
 
 class _Once:

@@ -109,7 +109,13 @@ class Run {
     this.texts = meta.texts;
     this.steps = meta.steps;
     this.title = meta.title;
-    this.first = { layer: 0, head: 0 };
+    this.measures = meta.measures;
+    this.distinctive = meta.distinctive;
+    this.first = meta.distinctive ?? { layer: 0, head: 0 };
+  }
+
+  array(place) {
+    return block(place);
   }
 
   open(layer, head) {
