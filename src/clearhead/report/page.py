@@ -62,6 +62,13 @@ SCRIPTS = (
     "theme.js",
     "colour.js",
     "view.js",
+    "signed.js",
+    "measures.js",
+    "preview.js",
+    "heads_matrix.js",
+    "heads_list.js",
+    "heads_top.js",
+    "pins.js",
     "heads.js",
     "header.js",
     "text.js",
@@ -69,6 +76,8 @@ SCRIPTS = (
     "marks.js",
     "legend.js",
     "map.js",
+    "difference.js",
+    "compare.js",
     "why.js",
     "pair.js",
     "everywhere.js",
@@ -79,7 +88,7 @@ SCRIPTS = (
 )
 
 # The style of the page: a file for each pane, after what all share.
-STYLES = ("page.css", "heads.css", "text.css", "map.css", "pair.css", "tools.css")
+STYLES = ("page.css", "heads.css", "text.css", "map.css", "compare.css", "pair.css", "tools.css")
 
 # What the page uses of the program that computes the steps of an explanation from their code.
 STEPS = ("read", "nodeOf", "leaf", "number", "everyIndex", "placeOf", "sizeOf", "plainText", "setMostTerms")

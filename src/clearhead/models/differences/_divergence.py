@@ -47,15 +47,22 @@ def jensen_shannon(p: Tensor, q: Tensor, rest: bool) -> Tensor:
     """JS(p, q) = ½ Σ_j (p_j log p_j/m_j + q_j log q_j/m_j), m = (p + q) / 2; 0 to log 2.
 
     `rest`: what p and q lack to 1, a sink's share or that of positions that are not compared, is one key more.
-    p/m = 1 + (p − q)/(p + q), so that nearly equal weights keep their digits.
+    p/m = 1 + (p − q)/(p + q), so that nearly equal weights keep their digits; and 2p/(p + q), so that a weight far below
+    the other keeps its own.
     """
     if rest:
         p, q = (torch.cat([t, (1 - t.sum(-1, keepdim=True)).clamp(min=0.0)], -1) for t in (p, q))
     total = p + q
     apart = torch.where(total > 0, (p - q) / total.masked_fill(total == 0, 1.0), 0.0)
-    each = torch.special.xlog1py(p, apart) + torch.special.xlog1py(q, -apart)
-    found: Tensor = each.sum(-1).div(2).clamp(min=0.0)
+    found: Tensor = (_part(p, total, apart) + _part(q, total, -apart)).sum(-1).div(2).clamp(min=0.0)
     return found
+
+
+def _part(p: Tensor, total: Tensor, apart: Tensor) -> Tensor:
+    """p log p/m. `apart`: (p − q)/(p + q), which rounds to −1 where p is far below q."""
+    far = apart < -0.5
+    ratio = (2 * p / total.masked_fill(total == 0, 1.0)).where(far, 1.0)
+    return torch.where(far, torch.special.xlogy(p, ratio), torch.special.xlog1py(p, apart.masked_fill(far, 0.0)))
 
 
 def _both_look(calls: tuple[AttentionCall, ...], of: tuple[Tensor | None, ...]) -> list[Tensor | None]:
