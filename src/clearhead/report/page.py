@@ -18,9 +18,12 @@ from clearhead.base.pages import ARITHMETIC, embedded, filled, module_of, policy
 from clearhead.report._blocks import Blocks
 from clearhead.report.layer import Array, Layer, of_head
 
+# The first three are all that its worker runs of it.
 SCRIPTS = (
-    "data.js",
     "weights.js",
+    "tiles.js",
+    "worker.js",
+    "data.js",
     "words.js",
     "keys.js",
     "theme.js",
@@ -30,7 +33,10 @@ SCRIPTS = (
     "header.js",
     "text.js",
     "layout.js",
+    "picture.js",
     "marks.js",
+    "lens.js",
+    "zoom.js",
     "legend.js",
     "map.js",
     "why.js",
@@ -77,7 +83,7 @@ def render(layers: Sequence[Layer], title: str) -> str:
         source("clearhead.base", "ramp.js"), arithmetic, *(source(__package__, name) for name in SCRIPTS)
     )
     parts = {
-        "policy": policy((outside, style), guard, program),
+        "policy": policy((outside, style), guard, program, worker=True),
         "title": html.escape(title),
         "outside": outside,
         "style": style,

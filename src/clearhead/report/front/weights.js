@@ -7,18 +7,23 @@ function dot(head, i, j) {
   return sum;
 }
 
-/** The score of a pair: scaled, then capped, then with its bias. */
-function scoreOf(head, i, j) {
-  let score = dot(head, i, j) * head.scale;
+/** The score of a pair from its product: scaled, then capped, then with its bias. */
+function scoreFrom(head, product, i, j) {
+  let score = product * head.scale;
   if (head.softcap !== null) score = head.softcap * Math.tanh(score / head.softcap);
   return head.bias ? score + head.bias[i * head.keys + j] : score;
 }
+
+const scoreOf = (head, i, j) => scoreFrom(head, dot(head, i, j), i, j);
 
 /** May query i see key j? Inside its span, and in no hole of it. */
 function mayLook(head, i, j) {
   if (j < head.start[i] || j >= head.stop[i]) return false;
   return !head.bias || head.bias[i * head.keys + j] !== -Infinity;
 }
+
+/** Whether spans alone say who may see whom. */
+const onlySpans = (head) => !head.bias;
 
 function weightOf(head, i, j) {
   const total = head.logsumexp[i];
@@ -77,33 +82,3 @@ function rankOf(look, other) {
 
 /** Time for other work: input, painting. */
 const breathe = () => new Promise((resolve) => { setTimeout(resolve, 0); });
-
-/**
- * The maximum weight in each cell of `per` queries by `per` keys; -1 where no pair is allowed, NaN
- * where a weight is none. Works in slices, and stops when `wanted()` turns false.
- */
-async function poolOf(head, perRow, perColumn, wanted, progress) {
-  const columns = Math.ceil(head.keys / perColumn);
-  const pool = new Float32Array(Math.ceil(head.queries / perRow) * columns).fill(-1);
-  let since = performance.now();
-  let painted = since;
-  for (let i = 0; i < head.queries; i++) {
-    const base = Math.floor(i / perRow) * columns;
-    for (let j = head.start[i]; j < head.stop[i]; j++) {
-      if (head.bias && !mayLook(head, i, j)) continue;
-      const weight = weightOf(head, i, j);
-      const cell = base + (perColumn === 1 ? j : Math.floor(j / perColumn));
-      const before = pool[cell];
-      if (!(weight <= before) && before === before) pool[cell] = weight;
-    }
-    if (performance.now() - since < 30) continue;
-    if (performance.now() - painted > 250) {
-      progress(pool);
-      painted = performance.now();
-    }
-    await breathe();
-    if (!wanted()) return null;
-    since = performance.now();
-  }
-  return pool;
-}
