@@ -121,10 +121,11 @@ class Layout {
   constructor(head, names, width, tallest, ratio) {
     this.ratio = ratio;
     const room = (words) => Math.max(40, 14 + 6.8 * labelSigns(words, width));
-    const right = Math.round(BARS * ratio);
+    const right = Math.round((!head.entropy ? 2 : width < 480 ? 22 : BARS) * ratio);
+    this.right = right;
     this.left = Math.round(room(names[0]) * ratio);
     this.words = Math.round(room(names[1]) * ratio); // the room of the words above
-    this.top = this.words + right;
+    this.top = this.words + Math.round(BARS * ratio);
     const acrossRoom = Math.max(40, Math.floor((width - 2) * ratio) - this.left - right);
     const downRoom = Math.max(40, Math.floor(tallest * ratio) - this.top);
     const square = Math.min(acrossRoom, downRoom);

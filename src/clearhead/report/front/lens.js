@@ -1,6 +1,7 @@
 // ---- The lens: the pairs around one, large, always with their words.
 
 const LENS = 15; // pairs a side
+const NEAR = 14; // CSS pixels that stay free around the pair
 
 class Lens {
   constructor(canvas) {
@@ -80,25 +81,21 @@ class Lens {
     this.dock(layout, i, j);
   }
 
-  /** Beside the map if there is room; else in a corner of the picture that is clear of the pair; else under the map. */
+  /** In a corner of the map's box that is clear of the pair, where it is as long as it can; else under the map. */
   dock(layout, i, j) {
     const { ratio, left, top, across, down } = layout;
     const box = this.canvas.parentElement;
-    const map = box.querySelector("#map");
     const [wide, tall] = [this.canvas.width / ratio, this.canvas.height / ratio];
-    const origin = [map.offsetLeft, map.offsetTop];
     const x = (left + across.startOf(j) + across.cell / 2) / ratio;
     const y = (top + down.startOf(i) + down.cell / 2) / ratio;
-    const [right, below] = [(left + across.room) / ratio - wide, (top + down.room) / ratio - tall];
-    const corners = [[right, top / ratio], [left / ratio, top / ratio], [left / ratio, below], [right, below]];
+    const [right, below] = [box.clientWidth - wide, (top + down.room) / ratio - tall];
+    const corners = [[right, top / ratio], [0, top / ratio], [0, below], [right, below]];
     const clear = ([a, b]) => a >= 0 && b >= 0 &&
-      (x < a - 20 || x > a + wide + 20 || y < b - 20 || y > b + tall + 20);
-    const outside = map.offsetWidth + 4;
-    const beside = origin[0] + outside + wide <= box.clientWidth;
+      (x < a - NEAR || x > a + wide + NEAR || y < b - NEAR || y > b + tall + NEAR);
     if (!clear(corners[this.corner])) this.corner = Math.max(0, corners.findIndex(clear));
-    const under = [left / ratio, (top + down.room) / ratio + 6];
-    const [a, b] = beside ? [outside, top / ratio] : clear(corners[this.corner]) ? corners[this.corner] : under;
-    this.canvas.style.left = `${Math.max(0, Math.min(origin[0] + a, box.clientWidth - wide))}px`;
-    this.canvas.style.top = `${origin[1] + b}px`;
+    const under = [0, layout.height / ratio + box.nextElementSibling.offsetHeight + 6];
+    const [a, b] = clear(corners[this.corner]) ? corners[this.corner] : under;
+    this.canvas.style.left = `${a}px`;
+    this.canvas.style.top = `${b}px`;
   }
 }

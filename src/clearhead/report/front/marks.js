@@ -1,6 +1,6 @@
 // ---- What is drawn around the map: bars, words, and the marks of a pair.
 
-const OCTAVES = [4, 2]; // the bars above reach to 2^4 and 2^-2 times uniform
+const OCTAVES = [4, 3]; // the bars above reach to 2^4 and 2^-3 times uniform
 const SMALL = "px system-ui, sans-serif";
 
 /** How many times what uniform attention under the same mask would give each key receives; else the average key. */
@@ -57,20 +57,21 @@ function drawBars(pen, { head }, layout, mean, colours) {
     pen.fillStyle = octaves > 0 ? colours.bar : colours.quiet;
     pen.fillRect(left + x, octaves > 0 ? base - tall : base, wide, tall);
     if (wanted === octaves) return;
-    pen.fillStyle = colours.accent; // cut
+    pen.fillStyle = colours.ink; // cut
     pen.fillRect(left + x, octaves > 0 ? base - tall : base + tall - cap, wide, cap);
   });
   pen.fillStyle = colours.quiet;
   pen.fillRect(left, base, across.room, Math.max(1, Math.round(ratio / 2)));
   const even = evenness(head);
   const edge = left + across.room + Math.round(3 * ratio);
+  const wide = layout.right - Math.round(4 * ratio);
   if (even) {
     pen.fillStyle = colours.bar;
     eachCell(down, even, mean, (y, size, value) => {
-      pen.fillRect(edge, top + y, Math.max(1, Math.round(value * room)), Math.max(1, size - gap(down)));
+      pen.fillRect(edge, top + y, Math.max(1, Math.round(value * wide)), Math.max(1, size - gap(down)));
     });
     pen.fillStyle = colours.line;
-    pen.fillRect(edge + room, top, Math.max(1, Math.round(ratio)), down.room); // uniform
+    pen.fillRect(edge + wide, top, Math.max(1, Math.round(ratio)), down.room); // uniform
   }
   pen.font = `${Math.round(10 * ratio)}${SMALL}`;
   pen.fillStyle = colours.quiet;
@@ -79,7 +80,7 @@ function drawBars(pen, { head }, layout, mean, colours) {
   const space = left - 6 * ratio;
   pen.fillText("received", left - 4 * ratio, base - 15 * ratio, space);
   pen.fillText("÷ uniform", left - 4 * ratio, base - 3 * ratio, space);
-  if (even) pen.fillText("entropy", layout.width - ratio, top - 8 * ratio, room + 6 * ratio);
+  if (even) pen.fillText("entropy", layout.width - ratio, top - 8 * ratio, wide + 2 * ratio);
 }
 
 /** Does each token of an axis get its word? */
