@@ -41,12 +41,15 @@ SCRIPTS = (
     "map.js",
     "why.js",
     "pair.js",
+    "everywhere.js",
+    "saved.js",
+    "tools.js",
     "mount.js",
     "main.js",
 )
 
 # The style of the page: a file for each pane, after what all share.
-STYLES = ("page.css", "heads.css", "text.css", "map.css", "pair.css")
+STYLES = ("page.css", "heads.css", "text.css", "map.css", "pair.css", "tools.css")
 
 # What the page uses of the program that computes the steps of an explanation from their code.
 STEPS = ("read", "nodeOf", "leaf", "number", "everyIndex", "placeOf", "sizeOf", "plainText", "setMostTerms")

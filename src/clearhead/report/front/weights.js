@@ -1,5 +1,8 @@
 // ---- The formula. Numbers are float64 here, as in NumPy; only colours are rounded further.
 
+/** What dimension d adds to the score of a pair, before the scale. */
+const termOf = (head, i, j, d) => head.query[i * head.features + d] * head.key[j * head.features + d];
+
 function dot(head, i, j) {
   const { query, key, features } = head;
   let sum = 0;
