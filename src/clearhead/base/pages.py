@@ -49,12 +49,16 @@ def embedded(value: Any) -> str:
     return text
 
 
-def policy(styles: Sequence[str], *scripts: str) -> str:
-    """The content security policy: the page's own scripts and styles by hash, and nothing else."""
+def policy(styles: Sequence[str], *scripts: str, worker: bool = False) -> str:
+    """The content security policy: the page's own scripts and styles by hash, and nothing else.
+
+    `worker`: whether they may start a worker, from a text of theirs.
+    """
     allowed, styled = (" ".join(map(_hash, texts)) for texts in (scripts, styles))
+    workers = "worker-src blob:; " if worker else ""
     return (
         f"default-src 'none'; script-src {allowed}; style-src {styled}; "
-        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+        f"{workers}img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
 
 

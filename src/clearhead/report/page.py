@@ -54,9 +54,12 @@ from clearhead.report._blocks import Blocks
 from clearhead.report.describe import described, measured
 from clearhead.report.layer import Layer, LeftOut, Measures
 
+# The first three are all that its worker runs of it.
 SCRIPTS = (
-    "data.js",
     "weights.js",
+    "tiles.js",
+    "worker.js",
+    "data.js",
     "words.js",
     "keys.js",
     "theme.js",
@@ -73,7 +76,10 @@ SCRIPTS = (
     "header.js",
     "text.js",
     "layout.js",
+    "picture.js",
     "marks.js",
+    "lens.js",
+    "zoom.js",
     "legend.js",
     "map.js",
     "difference.js",
@@ -138,7 +144,7 @@ class Page:
         yield from filled_parts(
             source(__package__, "page.html"),
             {
-                "policy": policy((outside, style), guard, program),
+                "policy": policy((outside, style), guard, program, worker=True),
                 "title": html.escape(self.title),
                 "outside": outside,
                 "style": style,

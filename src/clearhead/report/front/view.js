@@ -68,6 +68,7 @@ class View {
     const sameTexts = before.queryText === after.queryText && before.keyText === after.keyText;
     const turned = this.view !== view;
     const [own, other] = this.lengths;
+    if (!sameTexts && change.zoom === undefined) this.zoom = null;
     if (change.pair === undefined && (turned || !sameTexts || this.pair >= other)) this.pair = null;
     const otherText = turned && !oneText(after); // its tokens are counted anew
     if (change.token === undefined && (!sameTexts || otherText)) this.token = null;
