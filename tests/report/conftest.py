@@ -100,13 +100,13 @@ class Report(Opened):
 
     def settle(self) -> None:
         """Wait until everything asked for is drawn."""
-        self.until("document.documentElement.dataset.overview", "drawn")
-        self.until("document.documentElement.dataset.map", "drawn")
+        self.until("document.getElementById('clearhead').dataset.overview", "drawn")
+        self.until("document.getElementById('clearhead').dataset.map", "drawn")
 
     @property
     def shown(self) -> str:
         """What the panes show: layer/head/view/token/pair."""
-        return str(self.page.evaluate("document.documentElement.dataset.shown"))
+        return str(self.page.evaluate("document.getElementById('clearhead').dataset.shown"))
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_the_shown_row_and_column(make_case: Make, open_report: Make) -> None:
     row = opened.page.evaluate("clearhead.look()")
     np.testing.assert_allclose(row, case.weights[1, 7], rtol=0, atol=1e-9)
     opened.page.get_by_label("is looked at by").check()
-    opened.until("document.documentElement.dataset.shown.split('/')[2]", "in")
+    opened.until("document.getElementById('clearhead').dataset.shown.split('/')[2]", "in")
     column = opened.page.evaluate("clearhead.look()")
     np.testing.assert_allclose(column, case.weights[1, :, 7], rtol=0, atol=1e-9)
 

@@ -40,6 +40,7 @@ SCRIPTS = (
     "marks.js",
     "legend.js",
     "map.js",
+    "lines.js",
     "why.js",
     "pair.js",
     "mount.js",
@@ -47,7 +48,7 @@ SCRIPTS = (
 )
 
 # The style of the page: a file for each pane, after what all share.
-STYLES = ("page.css", "heads.css", "text.css", "map.css", "pair.css")
+STYLES = ("page.css", "heads.css", "text.css", "map.css", "lines.css", "pair.css")
 
 # What the page uses of the program that computes the steps of an explanation from their code.
 STEPS = ("read", "nodeOf", "leaf", "number", "everyIndex", "placeOf", "sizeOf", "plainText", "setMostTerms")

@@ -1,7 +1,7 @@
 // ---- The page of a file: its one report, and its address.
 
 // From the top of the page to the bottom; each shows what is chosen, in its own part.
-const PANES = [HeadsPane, HeaderPane, TextPane, MapPane, PairPane];
+const PANES = [HeadsPane, HeaderPane, TextPane, MapPane, LinesPane, PairPane];
 
 /**
  * For tests and for the console; nothing on the page depends on it. All of it only reads.

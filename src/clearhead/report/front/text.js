@@ -26,6 +26,7 @@ class TextPane {
     const wanted = JSON.stringify([layer.queryText, layer.keyText, single, layer.answer ?? null, layer.kind]);
     if (wanted === this.holds) return;
     this.holds = wanted;
+    this.shading = null;
     const cross = layer.kind === "cross";
     this.listings = single
       ? [{ side: "both", text: layer.queryText, title: "text" }]
@@ -111,7 +112,6 @@ class TextPane {
     const { page } = this;
     const { look, pair, layer } = shown;
     this.build(layer);
-    clearTimeout(this.resting);
     const tokens = chosenOf(page.view);
     this.chosen = new Set(tokens);
     const { holding } = this;
@@ -142,6 +142,7 @@ class TextPane {
       : await meanLook(head, view, tokens, () => turn === this.turn);
     if (found === null || turn !== this.turn || head !== this.page.shown.head) return;
     this.shading = { view, tokens, ...found };
+    this.previewing = preview;
     this.dressAll();
     this.say(preview);
     this.page.find("texts").dataset.shaded = rangesOf(tokens);
@@ -179,14 +180,14 @@ class TextPane {
   /** Shows what a token under the pointer looks at, when the pointer rests there; null: what is chosen again. */
   rest(listing, index) {
     clearTimeout(this.resting);
-    const back = index === null || (listing === this.holding && this.chosen.has(index));
-    const { look } = this.page.shown;
-    if (back && this.shading.tokens.join() === [...this.chosen].join() && this.shading.view === look.view) return;
-    this.resting = setTimeout(() => {
-      const view = this.viewFrom(listing);
-      if (back) this.show(look.view, [...this.chosen], look);
-      else this.show(view, [index], null, true);
-    }, index === null ? 0 : REST);
+    const show = () => {
+      const { look } = this.page.shown;
+      const tokens = [...this.chosen];
+      const back = index === null || (listing === this.holding && this.chosen.has(index));
+      if (!back) this.show(this.viewFrom(listing), [index], null, true);
+      else if (this.previewing) this.show(look.view, tokens, look);
+    };
+    this.resting = setTimeout(show, index === null ? 0 : REST);
   }
 
   /** The direction in which a token of a listing is looked from. */
