@@ -60,6 +60,7 @@ SCRIPTS = (
     "tiles.js",
     "worker.js",
     "data.js",
+    "bytes.js",
     "words.js",
     "keys.js",
     "theme.js",
@@ -74,6 +75,12 @@ SCRIPTS = (
     "pins.js",
     "heads.js",
     "header.js",
+    "chosen.js",
+    "prose.js",
+    "arcs.js",
+    "strip.js",
+    "find.js",
+    "take.js",
     "text.js",
     "layout.js",
     "picture.js",
@@ -84,6 +91,7 @@ SCRIPTS = (
     "map.js",
     "difference.js",
     "compare.js",
+    "lines.js",
     "why.js",
     "pair.js",
     "everywhere.js",
@@ -94,7 +102,7 @@ SCRIPTS = (
 )
 
 # The style of the page: a file for each pane, after what all share.
-STYLES = ("page.css", "heads.css", "text.css", "map.css", "compare.css", "pair.css", "tools.css")
+STYLES = ("page.css", "heads.css", "text.css", "map.css", "compare.css", "lines.css", "pair.css", "tools.css")
 
 # What the page uses of the program that computes the steps of an explanation from their code.
 STEPS = ("read", "nodeOf", "leaf", "number", "everyIndex", "placeOf", "sizeOf", "plainText", "setMostTerms")

@@ -2,7 +2,7 @@
 
 // From the top of the page to the bottom; each shows what is chosen, in its own part.
 const PANES = [
-  HeadsPane, HeaderPane, ToolsPane, TextPane, MapPane, ComparePane, PairPane, EverywherePane,
+  HeadsPane, HeaderPane, ToolsPane, TextPane, MapPane, ComparePane, LinesPane, PairPane, EverywherePane,
 ];
 
 /**
