@@ -66,7 +66,7 @@ def test_the_text_as_svg(case: Any, open_report: Make, tmp_path: Path) -> None:
 
 def test_a_caption_names_model_layer_head_and_scale(case: Any, open_report: Make, tmp_path: Path) -> None:
     words = saved(open_report([case.layer], "#head=1&scale=log"), "caption", tmp_path)
-    for part in ("A report", "layer 0", "head 1", case.layer.name, "log scale", "6 queries"):
+    for part in ("A report", "L0H1", case.layer.name, "log scale", "6 queries"):
         assert part in words
 
 

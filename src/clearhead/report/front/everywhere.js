@@ -35,7 +35,7 @@ class EverywherePane {
     const most = found.reduce((best, one) => (one.weight > best.weight ? one : best));
     page.find("everywhere-note").textContent =
       `Each square is “${nameOf(names[0], i)}” → “${nameOf(names[1], j)}” in one head, in the colours of the map. ` +
-      `Most in layer ${page.labels[most.at]}, head ${most.number}: ${percent(most.weight)}.`;
+      `Most in ${headName(page, { layer: most.at, head: most.number })}: ${percent(most.weight)}.`;
   }
 
   cell(head, i, weight, at, number) {
@@ -46,7 +46,7 @@ class EverywherePane {
     const button = make("button", "square");
     button.type = "button";
     button.style.backgroundColor = scale.css(step);
-    const words = `layer ${page.labels[at]}, head ${number}: ${percent(weight)}`;
+    const words = `${headName(page, { layer: at, head: number })}: ${percent(weight)}`;
     button.title = words;
     button.setAttribute("aria-label", words);
     const { view } = page;

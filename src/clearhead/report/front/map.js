@@ -118,7 +118,7 @@ class MapPane {
     const { down, across } = layout;
     const { head, layer } = page.shown;
     const { view, labels } = page;
-    page.find("map-title").textContent = `The weights of layer ${labels[view.layer]}, head ${view.head}`;
+    page.find("map-title").textContent = `The weights of ${headName(this.page, view)}`;
     const pairs = `${down.per} × ${across.per} pairs`;
     const mean = view.pool === "mean";
     page.find("map-note").textContent = (layout.single

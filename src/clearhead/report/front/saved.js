@@ -15,11 +15,10 @@ function drawn(tag, attributes, text) {
 /** What the picture is of, for a caption: the model's module, layer, head, rows and columns, scale. */
 function captionOf(page) {
   const { layer, head } = page.shown;
-  const { view, labels } = page;
+  const { view } = page;
   const scales = { uniform: "weights as multiples of uniform attention under the same mask", log: "weights, log scale",
     linear: "weights, linear scale" };
-  return `${page.run.title}: ${layer.kind} attention of layer ${labels[view.layer]}, head ${view.head} ` +
-    `(${layer.name}); ${plural(head.queries, "query")} in rows, ${plural(head.keys, "key")} in columns; ` +
+  return `${page.run.title}: ${layer.kind} attention of ${headName(page, view)} (${layer.name}); ${plural(head.queries, "query")} in rows, ${plural(head.keys, "key")} in columns; ` +
     `colour: ${scales[view.scale]}${measuredError(layer)}.`;
 }
 
