@@ -115,6 +115,16 @@ def test_nearly_equal_weights_keep_their_digits():
     assert 0 < want[5] < 1e-13
 
 
+def test_weights_far_below_the_others_keep_their_digits():
+    """p/(p + q) is 1e-30 and less there, and (p − q)/(p + q) rounds to −1, whose logarithm is none."""
+    x, y = 12 * random(1, 1, 30, 8), 12 * random(1, 1, 30, 8, seed=1)
+    p, q = dense_of(x)[0, 0], dense_of(y)[0, 0]
+    want = [divergence(p[i], q[i]) for i in range(30)]
+    found = seen_of(x, is_causal=True).compare(seen_of(y, is_causal=True))[0]
+    np.testing.assert_allclose(found.by_query[0, 0], want, atol=1e-13)
+    assert p[p > 0].min() < 1e-30 and max(want) > 0.69
+
+
 def test_blocks_of_a_long_head_are_its_rows():
     x, y = random(1, 1, 2500, 4).float(), random(1, 1, 2500, 4, seed=1).float()
     found = seen_of(x, is_causal=True).compare(seen_of(y, is_causal=True))[0]

@@ -1,7 +1,9 @@
 // ---- The page of a file: its one report, and its address.
 
 // From the top of the page to the bottom; each shows what is chosen, in its own part.
-const PANES = [HeadsPane, HeaderPane, ToolsPane, TextPane, MapPane, PairPane, EverywherePane];
+const PANES = [
+  HeadsPane, HeaderPane, ToolsPane, TextPane, MapPane, ComparePane, LinesPane, PairPane, EverywherePane,
+];
 
 /**
  * For tests and for the console; nothing on the page depends on it. All of it only reads.

@@ -96,7 +96,7 @@ class PairPane {
   paintTerms(shown) {
     if (!this.terms.open || shown === null || shown.pair === null) return;
     const { head, i, j } = shown;
-    const terms = Array.from({ length: head.features }, (_, d) => ({ d, value: termOf(head, i, j, d) * head.scale }));
+    const terms = Array.from({ length: head.features }, (_, d) => ({ d, value: term(head, i, j, d) * head.scale }));
     terms.sort((a, b) => Math.abs(b.value) - Math.abs(a.value) || a.d - b.d);
     const first = terms.slice(0, TERMS);
     const most = Math.abs(first[0].value) || 1;

@@ -1,0 +1,114 @@
+// ---- How far two rows of weights are apart. The formulas of `compare` in Python, in float64.
+
+const MOST_PAIRS = 2 ** 22; // that are computed: of longer texts every second, third, … query is compared
+const LARGEST = 12; // differences that are listed
+
+/**
+ * JS(p, q) = ½ Σ_j (p_j log p_j/m_j + q_j log q_j/m_j), m = (p + q) / 2, in nats: 0 to log 2. `rest`: what p and q lack to
+ * 1, the share of a sink, is one key more. p/m = 1 + (p − q)/(p + q), so that nearly equal weights keep their digits;
+ * and 2p/(p + q), so that a weight far below the other keeps its own.
+ */
+function jensenShannon(p, q, rest) {
+  const part = (weight, total, apart) => (weight === 0 ? 0
+    : weight * (apart < -0.5 ? Math.log((2 * weight) / total) : Math.log1p(apart)));
+  let sum = 0;
+  const left = [1, 1];
+  const add = (a, b) => {
+    const total = a + b;
+    if (total === 0) return;
+    const apart = (a - b) / total;
+    sum += part(a, total, apart) + part(b, total, -apart);
+  };
+  for (let j = 0; j < p.length; j++) {
+    add(p[j], q[j]);
+    left[0] -= p[j];
+    left[1] -= q[j];
+  }
+  if (rest) add(Math.max(0, left[0]), Math.max(0, left[1]));
+  return Math.max(0, sum / 2);
+}
+
+/** Why two sides cannot be compared, or null. A side: `heads`, of which it is the mean; `uniform`, no heads. */
+function objectionTo(a, b) {
+  const heads = [...a.heads, ...b.heads];
+  if (!heads.length) return "One side must be a head: uniform attention is compared with itself.";
+  const other = heads.find(({ queries, keys }) => queries !== heads[0].queries || keys !== heads[0].keys);
+  if (other === undefined) return null;
+  const size = ({ queries, keys }) => `${plural(queries, "query")} on ${plural(keys, "key")}`;
+  return `They cannot be compared pair by pair: one has ${size(heads[0])}, another ${size(other)}.`;
+}
+
+/** The weights of a side's query, float64, where every head may look at the keys of `seen`. */
+function rowOf(side, i, seen) {
+  const row = new Float64Array(seen.length);
+  let count = 0;
+  for (let j = 0; j < seen.length; j++) count += seen[j];
+  for (let j = 0; j < seen.length; j++) {
+    if (!seen[j]) continue;
+    if (!side.heads.length) row[j] = 1 / count;
+    for (const head of side.heads) row[j] += weightOf(head, i, j) / side.heads.length;
+  }
+  return row;
+}
+
+/** Which keys query i may see, 0 or 1; null where it sees none, or the masks of the heads differ. */
+function seenBy(heads, i) {
+  const seen = new Uint8Array(heads[0].keys);
+  let some = false;
+  for (let j = 0; j < seen.length; j++) {
+    const may = mayLook(heads[0], i, j);
+    if (heads.some((head) => mayLook(head, i, j) !== may)) return null;
+    seen[j] = may;
+    some ||= may;
+  }
+  return some ? seen : null;
+}
+
+/**
+ * A − B: `pool`, in cells of `perRow` × `perColumn` pairs, the difference with the largest size, NaN where nothing is
+ * compared; `byQuery`, the divergence of each query, NaN for those left out, and its `mean`; `largest`, the pairs that
+ * differ most: {i, j, a, b}. In slices; null when `wanted()` turns false.
+ */
+async function differenceOf(a, b, perRow, perColumn, wanted) {
+  const heads = [...a.heads, ...b.heads];
+  const { queries, keys } = heads[0];
+  const step = Math.ceil((queries * keys * heads.length) / 2 / MOST_PAIRS);
+  const columns = Math.ceil(keys / perColumn);
+  const pool = new Float32Array(Math.ceil(queries / perRow) * columns).fill(NaN);
+  const byQuery = new Float64Array(queries).fill(NaN);
+  const rest = heads.some(({ sink }) => sink !== null && sink !== undefined);
+  let largest = [];
+  let least = 0; // of the listed
+  let leftOut = 0;
+  let since = performance.now();
+  for (let i = 0; i < queries; i += step) {
+    const seen = seenBy(heads, i);
+    if (seen === null) {
+      leftOut++;
+      continue;
+    }
+    const [p, q] = [a, b].map((side) => rowOf(side, i, seen));
+    byQuery[i] = jensenShannon(p, q, rest);
+    for (let j = 0; j < keys; j++) {
+      if (!seen[j]) continue;
+      const apart = p[j] - q[j];
+      const cell = Math.floor(i / perRow) * columns + Math.floor(j / perColumn);
+      if (!(Math.abs(apart) <= Math.abs(pool[cell]))) pool[cell] = apart;
+      if (Math.abs(apart) <= least) continue;
+      largest.push({ i, j, a: p[j], b: q[j] });
+      if (largest.length < 20 * LARGEST) continue;
+      largest = strongest(largest);
+      least = Math.abs(largest.at(-1).a - largest.at(-1).b);
+    }
+    if (performance.now() - since < 30) continue;
+    await breathe();
+    if (!wanted()) return null;
+    since = performance.now();
+  }
+  const known = byQuery.filter((value) => value === value);
+  const mean = known.reduce((sum, value) => sum + value, 0) / known.length;
+  return { pool, columns, byQuery, mean, compared: known.length, leftOut, step, largest: strongest(largest) };
+}
+
+const strongest = (pairs) =>
+  pairs.sort((one, two) => Math.abs(two.a - two.b) - Math.abs(one.a - one.b)).slice(0, LARGEST);

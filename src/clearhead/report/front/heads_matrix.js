@@ -1,0 +1,154 @@
+// ---- The matrix of heads: layers down, heads across, one square a head. It always fits its pane's width.
+
+const GROUP_TITLES = { encoder: "Encoder", decoder: "Decoder", cross: "Cross attention", self: "Self attention" };
+
+/**
+ * Squares for `count` heads in `room` pixels: how many stand in a line, and how large they are. Where they would be
+ * smaller than `least`, a layer takes several lines.
+ */
+function squaresIn(count, room, least, most) {
+  for (const gap of [1, 0]) {
+    const size = Math.floor((room - gap * (count - 1)) / count);
+    if (size >= least) return { columns: count, size: Math.min(size, most), gap };
+  }
+  const lines = Math.ceil(count / Math.max(1, Math.floor((room + 1) / (least + 1))));
+  return squaresIn(Math.ceil(count / lines), room, Math.min(least, room), most);
+}
+
+class HeadMatrix {
+  constructor(pane) {
+    this.pane = pane;
+    const { page } = pane;
+    this.box = page.find("heads");
+    this.preview = new HeadPreview(pane);
+    this.cells = [];
+    this.grids = [];
+    for (const role of new Set(page.run.layers.map(roleOf))) this.build(role);
+    this.box.addEventListener("keydown", (event) => this.move(event));
+    this.box.addEventListener("click", (event) => this.at(event) && pane.open(this.at(event)));
+    this.box.addEventListener("pointerover", (event) => {
+      if (event.pointerType !== "touch") this.preview.show(this.at(event));
+    });
+    this.box.addEventListener("pointerleave", () => this.preview.show(null));
+    this.box.addEventListener("focusin", (event) => {
+      if (event.target.matches(":focus-visible")) this.preview.show(this.at(event));
+    });
+    this.box.addEventListener("focusout", () => this.preview.show(null));
+  }
+
+  at(event) {
+    return this.pane.places[event.target.closest(".head")?.dataset.place] ?? null;
+  }
+
+  /** The grid of one role: a line of numbers, and a row for each layer. */
+  build(role) {
+    const { page, places } = this.pane;
+    const { layers } = page.run;
+    const grid = make("div", "grid");
+    grid.setAttribute("role", "grid");
+    grid.setAttribute("aria-label", `heads, ${role}: a row for each layer`);
+    const own = places.filter(({ layer }) => roleOf(layers[layer]) === role);
+    const heading = make("div", "numbers");
+    heading.setAttribute("aria-hidden", "true");
+    grid.append(heading);
+    let row = null;
+    for (const place of own) {
+      if (row?.layer !== place.layer) {
+        row = { layer: place.layer, element: make("div", "row"), squares: make("div", "squares") };
+        row.element.setAttribute("role", "row");
+        row.squares.setAttribute("role", "presentation");
+        const label = make("span", "number", page.labels[place.layer].replace(`${role} `, ""));
+        label.setAttribute("role", "rowheader");
+        label.title = layers[place.layer].name;
+        row.element.append(label, row.squares);
+        grid.append(row.element);
+      }
+      const cell = make("div", "head");
+      cell.setAttribute("role", "gridcell");
+      cell.tabIndex = -1;
+      cell.dataset.place = places.indexOf(place);
+      place.element = cell;
+      row.squares.append(cell);
+      this.cells.push(cell);
+    }
+    const most = own.reduce((count, { layer }) => Math.max(count, layers[layer].heads.length), 0);
+    const widest = own.reduce((count, { layer }) => Math.max(count, page.labels[layer].length), 0);
+    grid.style.setProperty("--label", `${widest + 1}ch`);
+    this.grids.push({ grid, heading, most, own });
+    this.box.append(make("h3", "", `${GROUP_TITLES[role] ?? role}`), grid);
+  }
+
+  paint() {
+    const { view, theme, host } = this.pane.page;
+    const wanted = [this.pane.measure, view.show, view.only, view.pins, theme.dark, host.clientWidth].join();
+    if (this.drawn !== wanted) {
+      this.maps = view.show === "maps";
+      this.fit();
+      this.fit(); // the first may have made or unmade a scrollbar
+      this.colour();
+    }
+    this.drawn = wanted;
+    this.mark();
+  }
+
+  fit() {
+    for (const { grid, heading, most, own } of this.grids) {
+      const room = this.box.clientWidth - 8 - grid.querySelector(".number").offsetWidth;
+      const { columns, size, gap } = squaresIn(most, room, ...(this.maps ? [24, 72] : [6, 26]));
+      for (const [name, value] of [["--size", size], ["--gap", gap]]) grid.style.setProperty(name, `${value}px`);
+      grid.style.setProperty("--columns", columns);
+      heading.hidden = columns < most; // several lines a layer
+      const every = [1, 2, 4, 8, 16].find((step) => step * (size + gap) >= (columns > 10 ? 28 : 20)) ?? 32;
+      const layer = this.pane.page.run.layers[own[0].layer];
+      heading.replaceChildren(...layer.heads.slice(0, columns).map(({ number }, head) => (
+        make("span", "", head % every ? "" : `H${number ?? head}`))));
+    }
+  }
+
+  colour() {
+    const { pane } = this;
+    const table = signedTables[pane.page.theme.dark ? "dark" : "light"];
+    const limit = limitOf(pane.measure, pane.places.map((place) => pane.figure(place)));
+    for (const place of pane.places) {
+      const { element } = place;
+      const figure = pane.figure(place);
+      const step = signedStep((figure?.departs ?? 0) / limit);
+      element.style.backgroundColor = figure && !this.maps ? cssColour(table, step) : "";
+      element.style.color = this.maps ? "" : inkOn(table, step);
+      element.classList.toggle("unknown", figure === null && !this.maps);
+      element.classList.toggle("dim", !pane.shown.has(place));
+      element.classList.toggle("pinned", pane.pinned.has(keyOf(place)));
+      element.setAttribute("aria-label", pane.words(place));
+      if (!this.maps) element.replaceChildren();
+      else if (!element.firstChild) element.append(make("canvas"));
+      if (this.maps) drawThumbnail(pane.page, place, element.firstChild);
+    }
+  }
+
+  /** The chosen head has the mark, and is where the Tab key comes to. */
+  mark() {
+    const { layer, head } = this.pane.page.view;
+    for (const place of this.pane.places) {
+      const chosen = place.layer === layer && place.head === head;
+      place.element.tabIndex = chosen ? 0 : -1;
+      if (chosen) {
+        if (!place.element.hasAttribute("aria-current")) revealIn(this.box, place.element);
+        place.element.setAttribute("aria-current", "true");
+      } else place.element.removeAttribute("aria-current");
+    }
+  }
+
+  move(event) {
+    const from = this.cells.indexOf(this.pane.page.root.activeElement);
+    if (from < 0) return;
+    if (event.key === "Escape") this.preview.show(null);
+    const chosen = event.key === "Enter" || event.key === " ";
+    const to = chosen ? from : stepTo(event.key, from, this.cells);
+    if (to < 0) return;
+    event.preventDefault();
+    for (const cell of this.cells) cell.tabIndex = -1;
+    this.cells[to].tabIndex = 0;
+    this.cells[to].focus();
+    if (chosen) this.pane.open(this.at(event));
+  }
+}

@@ -1,0 +1,67 @@
+// ---- The most distinctive heads, what the chosen measure is, and what its colours mean.
+
+class HeadsTop {
+  constructor(pane) {
+    this.pane = pane;
+    const { page } = pane;
+    const { distinctive } = page.run;
+    this.buttons = [];
+    const offer = (button, place, by, text) => {
+      button.textContent = text;
+      button.addEventListener("click", () => page.choose({ ...place, by, pair: null }));
+      this.buttons.push([button, place]);
+      return button;
+    };
+    const top = page.find("distinctive");
+    top.hidden = distinctive === null;
+    if (distinctive !== null) {
+      const { layer, head, measure, sentence } = distinctive;
+      offer(top, { layer, head }, measure, sentence);
+    }
+    const five = mostDistinctive(page.run, pane.places);
+    page.find("five").hidden = five.length === 0;
+    page.find("five-title").hidden = five.length === 0;
+    page.find("five-title").textContent = five.length > 1 ? `The ${five.length} most distinctive` : "The most distinctive";
+    page.find("five").append(...five.map(({ place: { layer, head, name }, measure, figure }) => {
+      const button = offer(make("button", "chip"), { layer, head }, measure.name,
+        `${name} ${measure.name} ${shareWords(figure.value)}`);
+      button.type = "button";
+      button.title = `${name} ${measure.does}: ${shareWords(figure.value)}, uniform would be ${shareWords(figure.uniform)}`;
+      return button;
+    }));
+  }
+
+  /** What the colours of the squares mean, or of the small maps. */
+  explain() {
+    const { page, measure, places } = this.pane;
+    const { dark } = page.theme;
+    const maps = page.view.show === "maps";
+    const plain = maps || page.view.show === null;
+    for (const id of ["heads-ramp", "heads-ticks"]) page.find(id).hidden = !plain;
+    page.find("maps-about").hidden = !maps;
+    if (!plain) return;
+    const scale = new Scale("uniform", page.run.layers[page.view.layer].keys, dark);
+    drawRamp(page.find("heads-ramp"), maps ? scale.table : signedTables[dark ? "dark" : "light"]);
+    const words = maps ? ["≤ 1/64 ×", "as uniform", times(scale.most)]
+      : limitWords(measure, limitOf(measure, places.map((place) => this.pane.figure(place))));
+    page.find("heads-ticks").replaceChildren(...words.map((text) => make("span", "", text)));
+  }
+
+  paint() {
+    const { page, measure: name } = this.pane;
+    const { layer, head } = page.view;
+    for (const [button, place] of this.buttons) {
+      button.setAttribute("aria-current", String(place.layer === layer && place.head === head));
+    }
+    const measure = page.run.measures.find((one) => one.name === name);
+    page.find("measure-about").hidden = measure === undefined;
+    if (measure === undefined) return;
+    const here = this.pane.figure({ layer, head });
+    page.find("measure-here").textContent = `${headName(page, { layer, head })}: ${figureWords(name, here)}` +
+      (here?.key === null || here?.key === undefined ? ""
+        : ` (${nameOf(page.texts[page.run.layers[layer].keyText], here.key)})`);
+    page.find("measure-says").textContent = measure.says;
+    page.find("measure-formula").textContent = `${measure.formula}. From ${measure.range.replace(/^from /i, "")}.`;
+    this.explain();
+  }
+}

@@ -1,0 +1,90 @@
+// ---- What heads do, in numbers: each measure beside what uniform attention under the same mask would give.
+
+const measureTitles = {
+  previous: "previous token", next: "next token", itself: "the token itself", first: "first token",
+  "same word": "same word elsewhere", entropy: "normalised entropy", sink: "sink (one key)", distance: "mean distance",
+  "value mass": "value mass Σ w‖v‖",
+};
+const titleOf = (name) => measureTitles[name] ?? name;
+
+const RATIOS = new Set(["distance", "value mass"]); // no shares: how many times uniform's
+const LEAST_QUERIES = 8; // that a share is a mean of, to be called distinctive
+const WORTH_A_NAME = 0.05; // of weight beyond uniform
+
+const keyOf = ({ layer, head }) => `${layer}.${head}`;
+
+/** The heads that an address names, such as `2.9_3.1`, each once. */
+function placesIn(text, run) {
+  const found = new Map();
+  for (const one of (text ?? "").split("_")) {
+    const [first, second] = one.split(".");
+    const layer = numberIn(first, run.layers.length);
+    const head = layer === null ? null : numberIn(second, run.layers[layer].heads.length);
+    if (head !== null) found.set(keyOf({ layer, head }), { layer, head });
+  }
+  return [...found.values()];
+}
+
+/**
+ * A measure of a head: `value`, `uniform`, and `departs`, how far they are apart: the difference of shares, else the log2
+ * of the ratio. `key`: of a sink, which one. Null where it is not known.
+ */
+function figureOf(run, { layer, head }, name) {
+  const [value, uniform, key = null, queries = Infinity] = run.layers[layer].heads[head].measures?.[name] ?? [];
+  if (!Number.isFinite(value) || !Number.isFinite(uniform)) return null;
+  const ratio = uniform > 0 ? Math.max(value / uniform, 2 ** -10) : 1;
+  return { value, uniform, key, queries, departs: RATIOS.has(name) ? Math.log2(ratio) : value - uniform };
+}
+
+/** A share to two digits, and more where it is near nothing or near all: 71%, 0.81%, 99.97%. */
+function shareWords(share) {
+  const value = 100 * share;
+  if ((value >= 1 && value <= 99) || value === 0 || value === 100) return `${value.toFixed(0)}%`;
+  return `${Number(value.toPrecision(value < 1 ? 2 : 4))}%`;
+}
+
+/** A value of a measure in words. */
+function valueWords(name, value) {
+  if (!RATIOS.has(name)) return shareWords(value);
+  return name === "distance" ? `${value.toFixed(1)} positions` : String(Number(value.toPrecision(3)));
+}
+
+/** "previous token 71%, uniform would be 4%" */
+const figureWords = (name, figure) => `${titleOf(name)} ${figure === null ? "–" : valueWords(name, figure.value)}` +
+  (figure === null ? ", not known" : `, uniform would be ${valueWords(name, figure.uniform)}`);
+
+/** The departure that has the strongest colour: a round number that no head of the page exceeds by much. */
+function limitOf(name, figures) {
+  const most = figures.reduce((largest, figure) => Math.max(largest, Math.abs(figure?.departs ?? 0)), 0);
+  const steps = RATIOS.has(name) ? [1, 2, 3, 4, 6] : [WORTH_A_NAME, 0.1, 0.2, 0.5, 1];
+  return steps.find((step) => step >= most) ?? steps.at(-1);
+}
+
+/** What the ends of the colours mean: "50 points less than uniform", "1/8 × uniform". */
+function limitWords(name, limit) {
+  if (RATIOS.has(name)) return [`1/${2 ** limit} × or less`, "as uniform", `${2 ** limit} × or more`];
+  return [`${100 * limit} points less`, "as uniform", `${100 * limit} points more`];
+}
+
+/** From the head with most of a measure to that with least; of the entropy, the most focused first. */
+function rankedBy(name, entries) {
+  const way = name === "entropy" ? 1 : -1;
+  const place = ({ figure }) => (figure === null ? Infinity : way * figure.departs);
+  return entries.slice().sort((a, b) => (place(a) === place(b) ? 0 : place(a) - place(b)));
+}
+
+/** The heads that depart most from uniform, at most five: first each by another measure, then by any. */
+function mostDistinctive(run, places) {
+  const every = run.measures.filter(({ does }) => does).flatMap((measure) => places.map((place) => (
+    { place, measure, figure: figureOf(run, place, measure.name) }
+  ))).filter(({ figure }) => figure?.departs >= WORTH_A_NAME && figure.queries >= LEAST_QUERIES);
+  every.sort((a, b) => b.figure.departs - a.figure.departs);
+  const found = [];
+  for (const alike of ["measure", null]) {
+    for (const one of every) {
+      const taken = found.some((other) => other.place === one.place || other[alike]?.name === one.measure.name);
+      if (!taken && found.length < 5) found.push(one);
+    }
+  }
+  return found.sort((a, b) => b.figure.departs - a.figure.departs);
+}

@@ -1,0 +1,56 @@
+// ---- Heads that are pinned, and the two that are compared.
+
+class HeadPins {
+  constructor(pane) {
+    this.pane = pane;
+    const { page } = pane;
+    page.find("pin").addEventListener("click", () => this.toggle(page.view));
+    for (const side of ["a", "b"]) {
+      page.find(`side-${side}`).addEventListener("change", (event) => page.choose({ [side]: event.target.value || null }));
+    }
+  }
+
+  toggle(place) {
+    const pins = new Set(this.pane.pinned);
+    if (!pins.delete(keyOf(place))) pins.add(keyOf(place));
+    this.pane.page.choose({ pins: [...pins].join("_") || null });
+  }
+
+  paint() {
+    const { page, pinned } = this.pane;
+    const { view } = page;
+    const here = { layer: view.layer, head: view.head };
+    page.find("pin").textContent = `${pinned.has(keyOf(here)) ? "Unpin" : "Pin"} ${headName(page, here)}`;
+    const held = placesIn(view.pins, page.run);
+    const hadFocus = page.find("pins").contains(page.root.activeElement);
+    page.find("pins").replaceChildren(...held.map((place) => {
+      const chip = make("span", "chip pin");
+      const open = make("button", "", headName(page, place));
+      const drop = make("button", "", "×");
+      open.setAttribute("aria-current", String(keyOf(place) === keyOf(here)));
+      drop.setAttribute("aria-label", `unpin ${headName(page, place)}`);
+      open.addEventListener("click", () => this.pane.open(place));
+      drop.addEventListener("click", () => this.toggle(place));
+      for (const button of [open, drop]) button.type = "button";
+      chip.append(open, drop);
+      return chip;
+    }));
+    if (hadFocus) (page.find("pins").querySelector("button") ?? page.find("pin")).focus();
+    for (const side of ["a", "b"]) {
+      const choices = new Map([["", "–"], [keyOf(here), headName(page, here)]]);
+      for (const place of held) choices.set(keyOf(place), headName(page, place));
+      if (held.length > 1) choices.set("pins", `average of the ${held.length} pinned`);
+      choices.set("uniform", "uniform attention");
+      for (const key of page.run.other ? [keyOf(here), view.a] : []) {
+        if (placesIn(key, page.run).length) choices.set(`other.${key}`, sideName(page, `other.${key}`));
+      }
+      if (view[side] !== null) choices.set(view[side], sideName(page, view[side]));
+      page.find(`side-${side}`).replaceChildren(...[...choices].map(([value, words]) => {
+        const option = make("option", "", words);
+        option.value = value;
+        return option;
+      }));
+      page.find(`side-${side}`).value = view[side] ?? "";
+    }
+  }
+}
