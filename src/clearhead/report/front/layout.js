@@ -62,8 +62,13 @@ class Axis {
     return this.cells * this.cell;
   }
 
+  /** Pixels a token. */
   pixelsOf(scale) {
     return scale.cell / scale.per;
+  }
+
+  get pixels() {
+    return this.pixelsOf(this.scales[this.at]);
   }
 
   /** Where the cell of token `index` begins in the picture. */
@@ -150,21 +155,25 @@ class Layout {
   }
 
   /** The longer side leads: the other is no smaller than it, and no larger than its tokens need. */
-  zoom(step, x, y) {
-    const { across, down } = this;
-    const [lead, other, at, otherAt] = across.count >= down.count ? [across, down, x, y] : [down, across, y, x];
-    const to = Math.min(lead.scales.length - 1, Math.max(0, lead.at + step));
-    if (to === lead.at) return;
-    lead.scaleTo(to, at);
-    const pixels = lead.pixelsOf(lead.scales[to]);
-    other.scaleTo(Math.max(0, other.nearest(Math.max(pixels, other.pixelsOf(other.scales[0])))), otherAt);
+  get lead() {
+    return this.across.count >= this.down.count ? this.across : this.down;
   }
 
-  /** The step to about `factor` times the size. */
-  stepTo(factor) {
-    const lead = this.across.count >= this.down.count ? this.across : this.down;
-    const to = lead.nearest(lead.pixelsOf(lead.scales[lead.at]) * factor);
-    return to === lead.at ? Math.sign(factor - 1) : to - lead.at;
+  /** Takes another of the lead's scales; what is under a point of the picture stays there. */
+  scaleTo(to, x, y) {
+    const { across, down, lead } = this;
+    const [other, at, otherAt] = lead === across ? [down, x, y] : [across, y, x];
+    if (to === lead.at || !lead.scales[to]) return;
+    lead.scaleTo(to, at);
+    const least = other.pixelsOf(other.scales[0]);
+    other.scaleTo(other.nearest(Math.max(lead.pixels, least)), otherAt);
+  }
+
+  /** The scale of about `factor` times the size: another one, where there is one. */
+  times(factor) {
+    const { lead } = this;
+    const to = lead.nearest(lead.pixels * factor);
+    return to === lead.at ? lead.at + Math.sign(factor - 1) : to;
   }
 
   /** What is seen, as it stands in an address; null for the whole. */

@@ -69,6 +69,8 @@ class MapPane {
     this.hatch = null;
     page.host.dataset.map = "drawing";
     this.say();
+    this.describe();
+    this.announce();
     this.look();
   }
 
@@ -88,7 +90,6 @@ class MapPane {
     const { layout, picture, page, kind } = this;
     const sight = picture.inSight(page.shown.head, layout, kind);
     picture.want(sight);
-    this.describe();
     this.schedule();
   }
 
@@ -99,7 +100,10 @@ class MapPane {
     if (view.zoom === this.zoomed) return;
     view.zoom = this.zoomed;
     clearTimeout(this.telling);
-    this.telling = setTimeout(() => this.page.onaddress(view.address, false), 150);
+    this.telling = setTimeout(() => {
+      this.announce();
+      this.page.onaddress(view.address, false);
+    }, 150);
   }
 
   size() {
@@ -113,6 +117,7 @@ class MapPane {
     }
   }
 
+  /** What the cells show, and where one can go from here. */
   describe() {
     const { layout, page } = this;
     const { down, across } = layout;
@@ -133,8 +138,14 @@ class MapPane {
     page.find("zoom-out").disabled = layout.whole;
     page.find("zoom-whole").disabled = layout.whole;
     this.canvas.classList.toggle("zoomed", !layout.whole);
+  }
+
+  /** What is in sight, for screen readers. */
+  announce() {
+    const { down, across, whole } = this.layout;
+    const { head } = this.page.shown;
     const sizes = `${plural(head.queries, "query")} on ${plural(head.keys, "key")}`;
-    const part = layout.whole ? "" : `, of which queries ${down.seen[0]} to ${down.seen[1] - 1} and ` +
+    const part = whole ? "" : `, of which queries ${down.seen[0]} to ${down.seen[1] - 1} and ` +
       `keys ${across.seen[0]} to ${across.seen[1] - 1} are in sight`;
     this.canvas.setAttribute("aria-label",
       `weights of ${sizes}${part}: arrow keys move over the pairs, plus and minus zoom, 0 shows all`);
@@ -154,13 +165,15 @@ class MapPane {
   scheduleMarks() {
     this.frameAsked ??= requestAnimationFrame(() => {
       this.frameAsked = null;
-      if (this.stale) this.draw();
+      if (this.stale) {
+        this.stale = false;
+        this.draw();
+      }
       this.drawMarks();
     });
   }
 
   draw() {
-    this.stale = false;
     const { layout, page, under } = this;
     const { shown } = page;
     const { colours } = page.theme;
@@ -251,7 +264,8 @@ class MapPane {
     return { i, j };
   }
 
-  zoom(step, point) {
+  /** Shows the map at another of its scales; what is under a point stays there: else the pair, else the middle. */
+  zoom(to, point) {
     const { layout } = this;
     const { ratio } = layout;
     const { i, j } = this.page.shown;
@@ -261,7 +275,8 @@ class MapPane {
     };
     const at = point ? [point[0] * ratio - layout.left, point[1] * ratio - layout.top]
       : [middle(layout.across, j), middle(layout.down, i)];
-    layout.zoom(step, ...at);
+    layout.scaleTo(to, ...at);
+    this.describe();
     this.changed();
   }
 
@@ -274,14 +289,20 @@ class MapPane {
 
   listen() {
     const { canvas, page } = this;
-    const zoomTo = (factor, point) => this.zoom(this.layout.stepTo(factor), point);
+    const zoomTo = (factor, point) => this.zoom(this.layout.times(factor), point);
     const whole = () => {
       this.layout.show(null);
+      this.describe();
       this.changed();
     };
     this.gestures = new Gestures(canvas, {
-      zoom: (step, point) => this.zoom(step, point),
+      zoom: (step, point) => {
+        const { lead } = this.layout;
+        this.zoom(Math.min(lead.scales.length - 1, Math.max(0, lead.at + step)), point);
+      },
       zoomTo,
+      scale: () => this.layout.lead.pixels,
+      scaleTo: (pixels, point) => this.zoom(this.layout.lead.nearest(pixels), point),
       free: (way) => !(way > 0 ? this.layout.closest : this.layout.whole),
       drag: (x, y) => {
         const { across, down, ratio } = this.layout;

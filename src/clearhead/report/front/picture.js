@@ -3,6 +3,7 @@
 const TILE = 256; // cells a side
 const MOST_TILES = 96; // kept: half a megabyte each
 const SIDE_BY_SIDE = 2; // asked for at a time
+const COLOURING = 8; // ms of a frame
 
 class Picture {
   /** `changed`: called when a tile has come. */
@@ -88,12 +89,12 @@ class Picture {
     return tile;
   }
 
-  /** Draws what there is of a view, what is coarser first. Returns whether all of it is there. */
+  /** Draws what there is of a view, what is coarser first. Returns whether all of it is there and in its colours. */
   draw(pen, shown, layout, kind, hatch, odd) {
     const { down, across } = layout;
     const sight = this.inSight(shown.head, layout, kind);
     const there = sight.map(({ name }) => this.find(name)).filter(Boolean);
-    const all = there.length === sight.length;
+    let all = there.length === sight.length;
     const start = `${this.nameOf(shown.head, kind)} `;
     const coarser = all ? [] : Array.from(this.tiles).filter(([name, { perRow, perColumn }]) =>
       name.startsWith(start) && perRow >= down.per && perColumn >= across.per &&
@@ -103,6 +104,7 @@ class Picture {
     pen.fillRect(0, 0, across.room, down.room);
     pen.imageSmoothingEnabled = false;
     const colours = `${shown.scale.kind} ${shown.scale.most} ${odd}`;
+    const began = performance.now();
     for (const tile of [...coarser, ...there]) {
       const [high, wide] = [(tile.perRow / down.per) * down.cell, (tile.perColumn / across.per) * across.cell];
       const y = (tile.i / down.per) * down.cell - down.offset;
@@ -111,9 +113,13 @@ class Picture {
       const rows = Math.min(tile.rows, Math.ceil((down.room - y) / high)) - top;
       const columns = Math.min(tile.columns, Math.ceil((across.room - x) / wide)) - left;
       if (rows <= 0 || columns <= 0) continue;
-      if (tile.colours !== colours) {
+      if (tile.colours !== colours && performance.now() - began < COLOURING) {
         colourTile(tile, shown.scale, odd);
         tile.colours = colours;
+      } else if (tile.colours !== colours) {
+        all = false;
+        this.changed(); // with the next frame
+        if (!tile.canvas) continue;
       }
       const place = [x + left * wide, y + top * high, columns * wide, rows * high];
       pen.fillRect(...place); // nothing coarser shows through where no pair is allowed

@@ -76,7 +76,7 @@ class ToolsPane {
     const { page } = this;
     const name = `${page.run.title} L${page.view.layer} H${page.view.head}`.replace(/[^\p{L}\p{N} ._-]/gu, "_").slice(0, 80);
     const makes = {
-      map: () => save(`${name} map.svg`, written(svgOfMap(page, page.view.zoom ?? null)), "image/svg+xml"),
+      map: () => save(`${name} map.svg`, written(svgOfMap(page, page.view.zoom?.split(".").map(Number))), "image/svg+xml"),
       text: () => save(`${name} text.svg`, written(svgOfText(page)), "image/svg+xml"),
       row: () => save(`${name} token ${page.view.token}.csv`, csvOfRow(page), "text/csv"),
       caption: () => save(`${name} caption.txt`, `${captionOf(page)}\n`, "text/plain"),

@@ -4,8 +4,8 @@ const NOTCH = 100; // of a wheel, for one step
 const STILL = 5; // CSS pixels that a pointer may move in a click
 
 /**
- * `does`: what follows. `zoom(step, point)` in steps of the scale, `zoomTo(factor, point)`, `whole()`, `drag(x, y)` by so
- * many pixels, `point(point)` or null, `choose(point)`, `free()` whether there is room to zoom in a direction.
+ * `does`: what follows. `zoom(step, point)` in steps of the scale, `zoomTo(factor, point)`; `scale()` in pixels a token, and
+ * `scaleTo(pixels, point)`; `drag(x, y)` by so many pixels, `point(point)` or null, `choose(point)`, `free()` whether there is room to zoom in a direction.
  * Points are CSS pixels from the corner of the element.
  */
 class Gestures {
@@ -53,7 +53,7 @@ class Gestures {
     this.start = [event.clientX, event.clientY];
     if (this.pointers.size === 2) {
       this.moved = true;
-      this.apart = this.spread();
+      this.pinched = this.does.scale() / this.spread();
     }
   }
 
@@ -85,11 +85,8 @@ class Gestures {
     const after = this.middle();
     this.does.drag(after[0] - before[0], after[1] - before[1]);
     if (pointers.size !== 2) return;
-    const factor = this.spread() / this.apart;
-    if (factor > 0.85 && factor < 1.18) return;
     const [clientX, clientY] = after;
-    this.does.zoomTo(factor, this.pointOf({ clientX, clientY }));
-    this.apart = this.spread();
+    this.does.scaleTo(this.pinched * this.spread(), this.pointOf({ clientX, clientY }));
   }
 
   release(event) {
