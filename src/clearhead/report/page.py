@@ -122,7 +122,7 @@ def _describe(layer: Layer, thumbnail: int, blocks: Blocks, texts: _Once, why: _
                 "sink": None if layer.sinks is None else float(layer.sinks[h]),
                 "mean": _means(layer, h),
                 "number": h,
-                "measures": {k: list(v) for k, v in layer.measures[h].items()} if layer.measures else {},
+                "measures": {k: [None if x != x else x for x in v] for k, v in layer.measures[h].items()} if layer.measures else {},
             }
         )
     return {
