@@ -88,12 +88,12 @@ def test_standard_input(arguments, tmp_path, capsys, monkeypatch):
 
 
 def test_the_size_is_said_before_the_page_is_written(tmp_path, capsys, monkeypatch):
-    from clearhead.cli import report
+    from clearhead.report import Page
 
     page = tmp_path / "page.html"
     said = []
-    written = report.write_page
-    monkeypatch.setattr(report, "write_page", lambda *a: (said.append(capsys.readouterr().out), written(*a))[1])
+    written = Page.write
+    monkeypatch.setattr(Page, "write", lambda *a: (said.append(capsys.readouterr().out), written(*a))[1])
     assert run(capsys, "report", "Two words.", "--layers", "0", "-o", page)[0] == 0
     assert f"The page has {human_bytes(page.stat().st_size)}." in said[0]
 

@@ -34,9 +34,10 @@ def weights_of(layer):
     """The page's formula, in NumPy."""
     key = layer.key.repeat(layer.query.shape[0] // layer.key.shape[0], 0).astype(float)
     scores = layer.scale * (layer.query.astype(float) @ key.transpose(0, 2, 1))
-    scores = scores + (0 if layer.bias is None else layer.bias)
-    place = np.arange(key.shape[1])
-    inside = (place >= layer.start[..., None]) & (place < layer.stop[..., None])
+    queries, heads = layer.shape[0], range(layer.heads)
+    if layer.bias is not None:
+        scores = scores + np.stack([layer.bias.rows(h, 0, queries, layer.shape) for h in heads])
+    inside = np.stack([layer.allowed(h, 0, queries) for h in heads])
     with np.errstate(invalid="ignore"):
         return np.where(inside & (layer.logsumexp > -np.inf)[..., None], np.exp(scores - layer.logsumexp[..., None]), 0)
 

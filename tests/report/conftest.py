@@ -12,6 +12,7 @@ import pytest
 from browser import Opened, Windows
 
 from clearhead.report import Layer, render
+from clearhead.report.layer import Bias
 from clearhead.report.why import with_steps
 
 
@@ -78,7 +79,7 @@ def compute_case(
         softcap=softcap,
         start=start.astype(np.int32),
         stop=stop.astype(np.int32),
-        bias=None if bias is None else bias.astype(np.float32),
+        bias=None if bias is None else Bias.of_matrix(bias),
         logsumexp=logsumexp,
         entropy=entropy,
         received=weights.sum(1),

@@ -46,6 +46,11 @@ def html(seen: Any, tmp_path_factory: Any) -> str:
     return path.read_text()
 
 
+def table_of(seen: Any) -> dict[str, Any]:
+    """The rows of `seen.table()` by the names of their heads."""
+    return {f"L{number // 3}H{row['head']}": row for number, row in enumerate(seen.table(tokens=WORDS))}
+
+
 def with_measures(layer: Any, seed: int = 0, **more: Any) -> Any:
     rng = np.random.default_rng(seed)
     each = tuple({"previous": (float(v), 0.1, None), "entropy": (1 - float(v), 1.0, None)} for v in rng.random(layer.heads))
@@ -61,7 +66,7 @@ def place(name: str) -> str:
 
 def test_every_measure_of_every_head_is_that_of_the_table(seen: Any, html: str, open_report: Make) -> None:
     page = open_report([], html=html).page
-    table = seen.table(tokens=WORDS)
+    table = table_of(seen)
     options = page.locator("#measure option").evaluate_all("all => all.map(one => one.value)")
     assert tuple(options) == MEASURES
     for name in options:
@@ -71,8 +76,8 @@ def test_every_measure_of_every_head_is_that_of_the_table(seen: Any, html: str, 
         most = float(re.search(r"([\d.]+) (?:points|×) (?:or )?more", ends)[1])  # type: ignore[index]
         colours = page.locator(".head").evaluate_all("all => all.map(one => getComputedStyle(one).backgroundColor)")
         assert len(labels) == 9
-        for row, label, colour in zip(table, labels, colours, strict=True):
-            assert label.startswith(f"L{row['call']}H{row['head']}, self, ")
+        for (head, row), label, colour in zip(table.items(), labels, colours, strict=True):
+            assert label.startswith(f"{head}, self, ")
             value, uniform = (float(x) for x in re.findall(r"(?<= )[\d.]+(?=%| positions|,|$)", label.split("self, ")[1]))
             scale = 1 if name in RATIOS else 100
             for shown, exact in ((value, row[name]), (uniform, row[f"{name} uniform"])):
@@ -113,7 +118,7 @@ def test_the_most_distinctive_are_of_other_heads(seen: Any, html: str, open_repo
     opened = open_report([], html=html)
     page = opened.page
     names = page.locator("#five button").all_inner_texts()
-    table = {f"L{row['call']}H{row['head']}": row for row in seen.table(tokens=WORDS)}
+    table = table_of(seen)
     heads, measures = zip(*(re.match(r"(\S+) (.+) \S+%$", name).groups() for name in names), strict=True)  # type: ignore[union-attr]
     assert 1 < len(names) <= 5 and len(set(heads)) == len(heads)
     apart = [table[head][measure] - table[head][f"{measure} uniform"] for head, measure in zip(heads, measures, strict=True)]
@@ -212,7 +217,7 @@ def test_the_scatter_has_a_point_for_each_head_where_its_measures_are(seen: Any,
     dots = page.locator(".dot").evaluate_all(
         "all => all.map(one => [one.getAttribute('aria-label').split(':')[0], parseFloat(one.style.left), parseFloat(one.style.bottom)])"
     )
-    table = {f"L{row['call']}H{row['head']}": row for row in seen.table(tokens=WORDS)}
+    table = table_of(seen)
     assert len(dots) == 9
     assert [name for name, _, _ in dots] == sorted(table, key=lambda name: table[name]["previous"])
     assert page.inner_text("#x-axis").split("\n")[1] == "previous token"
@@ -257,7 +262,7 @@ def test_what_is_not_known_is_no_number(make_case: Make, open_report: Make) -> N
     assert page.inner_text("#measure-here") == "L0H1: previous token –, not known"
     bare = open_report([make_case(4, heads=2).layer], "#show=list").page
     assert bare.locator(".ranked .share").all_inner_texts() == ["–", "–"]
-    assert bare.is_hidden("#distinctive") and bare.is_hidden("#measure-about")
+    assert bare.is_hidden("#distinctive") and bare.is_hidden("#measure-here")
 
 
 def test_a_small_map_is_shown_beside_the_matrix(make_case: Make, open_report: Make) -> None:

@@ -12,6 +12,7 @@ import torch
 import clearhead as ch
 from clearhead.models import bundled, load
 from clearhead.report.operands import rounded, steps_of
+from clearhead.scores.base import Pairwise
 
 
 def drawn(heads: int, length: int, features: int, outlier: float = 1.0) -> torch.Tensor:
@@ -29,7 +30,7 @@ def weights(query: torch.Tensor, key: torch.Tensor, scale: float) -> torch.Tenso
 @pytest.mark.parametrize(("heads", "key_heads"), [(4, 4), (4, 1)])
 def test_the_worst_weight_follows_the_dial(error: float, outlier: float, heads: int, key_heads: int) -> None:
     query, key, scale = drawn(heads, 300, 32, outlier), drawn(key_heads, 400, 32, outlier), 0.7
-    steps = steps_of(query, key, scale, error)
+    steps = steps_of(Pairwise("mul", query[None], key[None], None, scale), error)
     assert steps is not None
     query_, key_ = (rounded(t.float(), s) for t, s in zip((query, key), steps, strict=True))
     worst = (weights(query_, key_, scale) - weights(query.float(), key.float(), scale)).abs().max()
@@ -38,7 +39,7 @@ def test_the_worst_weight_follows_the_dial(error: float, outlier: float, heads: 
 
 def test_steps_are_not_finer_than_float32() -> None:
     query, key = drawn(1, 300, 32, 1000.0), drawn(1, 300, 32, 1000.0)
-    steps = steps_of(query, key, 1.0, 1e-9)
+    steps = steps_of(Pairwise("mul", query[None], key[None]), 1e-9)
     assert steps is not None
     assert (query.abs() / steps[0].unsqueeze(1)).max() <= 2**22
 

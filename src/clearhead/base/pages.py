@@ -5,8 +5,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import re
-from collections.abc import Mapping, Sequence
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -62,18 +65,57 @@ def _hash(text: str) -> str:
 
 def filled(template: str, parts: Mapping[str, str]) -> str:
     """The page: each `{{name}}` of the template replaced by that part."""
-    page = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+    page = "".join(filled_parts(template, parts))
     return page.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate cannot be written
+
+
+def filled_parts(template: str, parts: Mapping[str, str | Iterable[str]]) -> Iterator[str]:
+    """The same, a part after another: one that is made of several is not joined."""
+    at = 0
+    for found in re.finditer(r"\{\{(\w+)\}\}", template):
+        yield template[at : found.start()]
+        part = parts[found[1]]
+        yield from (part,) if isinstance(part, str) else part
+        at = found.end()
+    yield template[at:]
 
 
 def write_page(path: Any, page: str, what: str = "report") -> Path:
     """Write a page, or say why it cannot be written."""
+    return write_parts(path, (page,), what)
+
+
+def write_parts(path: Any, parts: Iterable[str], what: str = "report") -> Path:
+    """Write a page that is given in parts. A file that is there is as it was until all of the new one is written."""
+    beside: Path | None = None
     try:
         target = Path(path)
-        target.write_text(page, encoding="utf-8")
+        there = target.resolve()
+        old = there.exists()
+        if old and not there.is_file():  # a pipe, or the like; a folder is an error
+            _write(there, parts)
+            return target
+        with there.open("ab"):  # an old file that may not be written to is not replaced
+            pass
+        beside = there.with_name(f".{there.name[:100]}.{os.getpid()}.{secrets.token_hex(4)}.part")
+        try:
+            if not old:
+                there.unlink()
+            _write(beside, parts)
+            if old:
+                shutil.copymode(there, beside)
+            beside.replace(there)
+        finally:
+            beside.unlink(missing_ok=True)
     except (OSError, ValueError, TypeError) as error:  # ValueError: a NUL in the path; TypeError: no path at all
         raise _unwritable(path, what, error) from error
     return target
+
+
+def _write(path: Path, parts: Iterable[str]) -> None:
+    with path.open("w", encoding="utf-8", errors="replace", newline="\n") as file:
+        for part in parts:
+            file.write(part)
 
 
 def check_writable(path: Any, what: str = "report") -> None:

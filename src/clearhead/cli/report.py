@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from clearhead.base.errors import ClearheadError, human_bytes, require
-from clearhead.base.pages import check_writable, write_page
+from clearhead.base.pages import check_writable
 from clearhead.base.text import printable
 from clearhead.cli.choice import chosen_calls, chosen_heads
 from clearhead.cli.summary import Row, print_summary
 from clearhead.cli.texts import Read, checked, model_of, quoted, text_of, watched
-from clearhead.models.attention_call import AttentionCall
 from clearhead.models.loading import bundled
-from clearhead.report import Layer, render
+from clearhead.models.paged import Paged
+from clearhead.report.layer import Layer, LeftOut
 from clearhead.report.of_heads import of_heads
+from clearhead.report.summary import summarise
 
 
 def run(options: argparse.Namespace) -> None:
@@ -31,17 +32,14 @@ def run(options: argparse.Namespace) -> None:
     calls = read.recording.calls
     chosen = chosen_calls([call.name for call in calls], options.layers)
     heads = [chosen_heads(options.heads, calls[i].query.shape[1], calls[i].name) for i in chosen]
-    rows = [
-        Row(i, calls[i].name, layer if some is None else of_heads(layer, some), some)
-        for i, layer, some in zip(chosen, _layers(console, read, [calls[i] for i in chosen]), heads, strict=True)
-    ]
+    paged, rows = read.paged(), list[Row]()
     title = f"Attention of {_name(model, folder)}" + (f": {read.said}" if read.said else "")
+    page = paged.page(_layers(console, paged, chosen, heads, rows), title)
     if read.answer is not None:
         _say(console, f"{type(model).__name__} generated: {quoted(read.answer) or 'no words'}")
     print_summary(console, title, rows, _tokens(read))
-    page = render([row.layer for row in rows], title)
-    _say(console, f"The page has {human_bytes(len(page.encode()))}.")
-    path = write_page(options.output, page)
+    _say(console, f"The page has {human_bytes(page.size())}.")
+    path = page.write(options.output)
     _say(console, f"The report: {printable(str(path.resolve()))}")
 
 
@@ -70,7 +68,17 @@ def _tokens(read: Read) -> str:
     return f"{len(read.source)} and {len(read.words)} tokens" if read.source else f"{len(read.words)} tokens"
 
 
-def _layers(console: Any, read: Read, calls: Iterable[AttentionCall]) -> Iterator[Layer]:
+def _layers(
+    console: Any, paged: Paged, calls: Sequence[int], heads: Sequence[list[int] | None], rows: list[Row]
+) -> Iterator[Layer | LeftOut]:
+    """The layers of these calls, cut to these heads. Each adds its row to the summary."""
     track = require("rich.progress", "terminal", "the progress bar").track
-    for call in track(list(calls), description="Looking at each layer", console=console, transient=True):
-        yield from read.layers([call])
+    asked = list(zip(calls, heads, strict=True))
+    for number, some in track(asked, description="Looking at each layer", console=console, transient=True):
+        layer = paged.layer(number)
+        if isinstance(layer, LeftOut):
+            _say(console, f"Left out: {printable(layer.name)}: {layer.reason}")
+        else:
+            layer = layer if some is None else of_heads(layer, some)
+            rows.append(Row(number, paged.calls[number].name, summarise(layer), layer.kind, some))
+        yield layer

@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 
 from clearhead.base.errors import require
 from clearhead.base.text import printable
-from clearhead.report import Layer
-from clearhead.report.summary import summarise
+from clearhead.report.summary import LayerSummary
 
 
 class Row(NamedTuple):
-    """A layer, the number and the name of its call, and the numbers of its heads there; None where it has all."""
+    """A layer in figures; its call's number, name and kind; and the numbers of its heads, None where it has all."""
 
     call: int
     name: str
-    layer: Layer
+    figures: LayerSummary
+    kind: str
     heads: list[int] | None
 
 
@@ -30,8 +30,7 @@ def print_summary(console: Any, title: str, rows: Sequence[Row], size: str) -> N
     for column in ("#", "layer", "most focused", "most diffuse", "sink", "distance"):
         table.add_column(column, justify="right" if column == "distance" else "left", no_wrap=column != "layer")
     table.columns[1].overflow = "fold"
-    for call, name, layer, heads in rows:
-        figures = summarise(layer)
+    for call, name, figures, kind, heads in rows:
         focused, diffuse = (
             f"{head if heads is None else heads[head]}: {entropy:.2f}"
             for head, entropy in (figures.focused, figures.diffuse)
@@ -39,7 +38,7 @@ def print_summary(console: Any, title: str, rows: Sequence[Row], size: str) -> N
         word, place, share = figures.sink
         table.add_row(
             str(call),
-            escape(printable(name)) + (" (cross)" if layer.kind == "cross" else ""),
+            escape(printable(name)) + (" (cross)" if kind == "cross" else ""),
             focused,
             diffuse,
             f"{escape(_short(word))} @{place}: {share:.0%}",

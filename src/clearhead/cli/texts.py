@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +15,9 @@ from clearhead.cli.generated import check_causal, decoder_words, generated
 from clearhead.cli.lengths import check_length
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.loading import bundled, load, quiet, reason
+from clearhead.models.paged import Paged
 from clearhead.models.recording import Recording
 from clearhead.models.watch import watch
-from clearhead.report import Layer
 
 
 class Read(NamedTuple):
@@ -42,9 +41,9 @@ class Read(NamedTuple):
             return self.source, None
         return self.words, self.source if call.kind == "cross" else None
 
-    def layers(self, calls: Sequence[AttentionCall]) -> list[Layer]:
-        """These calls, as the page shows them."""
-        return [Recording([call]).layers(*self.of(call))[0] for call in calls]
+    def paged(self) -> Paged:
+        """The calls, as the page shows them."""
+        return Paged(self.recording.calls, self.words, self.source or None)
 
 
 def model_of(options: argparse.Namespace, head: bool | None = None) -> tuple[Any, Any, Path]:

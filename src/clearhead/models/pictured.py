@@ -17,7 +17,8 @@ from clearhead.masks._draw import cell_of, shares
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import Calls
 from clearhead.report._words import Cells, Shown
-from clearhead.report.from_call import lazy, of_sequence
+from clearhead.report.from_call import of_sequence
+from clearhead.report.statistics import lazy
 
 Words = Sequence[str] | None
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from dataclasses import replace
 from typing import Any, overload
 
 from torch import Tensor
 
-from clearhead.base.errors import ClearheadError, UnsupportedError
-from clearhead.base.pages import write_page
+from clearhead.base.errors import ClearheadError
+from clearhead.base.pages import check_writable
 from clearhead.base.pictures import Style
 from clearhead.explanation.diagnosis.diagnose import diagnosis_of
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
@@ -21,7 +20,6 @@ from clearhead.inspection.reductions.mean_distance import MeanDistance
 from clearhead.inspection.reductions.sink_share import SinkShare
 from clearhead.inspection.reductions.topk import TopK
 from clearhead.models._diagnosed import case_of
-from clearhead.models._words import whole, words, words_of
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.audits._expected import Expected
 from clearhead.models.audits.audit import Audit, audit
@@ -33,14 +31,15 @@ from clearhead.models.heads._measured import measured
 from clearhead.models.heads._tokens import Tokens
 from clearhead.models.heads.distinctive import Distinctive, distinctive
 from clearhead.models.heads.table import Table, joined
+from clearhead.models.paged import Paged
 from clearhead.models.pictured import listed, plotted
 from clearhead.models.reduced import reduced
 from clearhead.models.rollout import rollout
 from clearhead.models.statistics import rows_of
 from clearhead.models.stored import read, save
-from clearhead.report import Layer, render
-from clearhead.report.from_call import layer_from_call
-from clearhead.report.operands import ERROR, checked_error
+from clearhead.report import Layer
+from clearhead.report.operands import ERROR
+from clearhead.report.page import nothing_left
 
 Progress = Callable[[Iterable[AttentionCall]], Iterable[AttentionCall]]
 
@@ -288,33 +287,13 @@ class Recording(Calls[AttentionCall]):
         progress: Progress | None = None,
     ) -> list[Layer]:
         """Each call with the statistics of its weights, as the report shows it. Arguments as for `report`."""
-        number, error = whole(sequence), checked_error(error)
-        sizes = {n for call in self.calls for n in (*call.weights.shape[-2:], *words_of(call, number))}
-        read = words("tokens", tokens, sizes)
-        read_source = words("source_tokens", source_tokens, sizes)
-        layers = []
-        for call in self.calls if progress is None else progress(self.calls):
-            batch = call.query.shape[0]
-            if not -batch <= number < batch:
-                raise ClearheadError(f"sequence is {number}, and {call.name} was given a batch of {batch}.")
-            lowered = call.weights.problem.lowered
-            if lowered is None or lowered.phi != "mul":
-                raise UnsupportedError(
-                    f"{call.name} scores by {type(call.score).__name__}, and the page computes dot products alone. "
-                    "Look at call.weights."
-                )
-            queries, keys = call.weights.shape[-2:]
-            own, other = read, read_source or read
-            if call.kind == "self" and len(own) not in (keys, *words_of(call, number)[1:]):
-                own = other  # an encoder's
-            source = other if call.kind == "cross" else own
-            layer = layer_from_call(call, own[-queries:], source, number % batch, error)
-            found = measured(call, Tokens(read or None, read_source or None))
-            each = tuple(
-                {m.name: tuple(None if x != x else x for x in (float(f.value[h]), float(f.uniform[h]))) + (None if f.key is None else int(f.key[0, h]),) for m, f in found.items()}
-                for h in range(layer.heads)
-            )
-            layers.append(replace(layer, label=f"L{len(layers)}", role=call.kind, measures=each))
+        paged = Paged(self.calls, tokens, source_tokens, sequence, error)
+        numbers = {id(call): number for number, call in enumerate(self.calls)}
+        asked = self.calls if progress is None else progress(self.calls)
+        parts = [paged.layer(numbers[id(call)]) for call in asked]
+        layers = [part for part in parts if isinstance(part, Layer)]
+        if parts and not layers:
+            raise nothing_left(parts)
         return layers
 
     def report(
@@ -331,17 +310,19 @@ class Recording(Calls[AttentionCall]):
 
         `tokens`: a word for each position, or for each that is no padding (of the decoder, where there is one;
         `source_tokens` are the encoder's); None numbers the positions. `sequence`: which one of the batch. Padding is
-        left out, see `AttentionCall.padding`. `error`: how far a weight may be from the call's, about; queries and keys
+        left out, see `AttentionCall.padding`; a call whose score has `tile()` alone is too, above 1,024 queries or
+        keys, and the page says so. `error`: how far a weight may be from the call's, about; queries and keys
         are rounded as far as that allows, and the page says what was measured. At 1e-4 they take half the bytes of
         float32, which is what 0 writes. Returns the path.
-        Raises a `ClearheadError` for words that fit no call, and for a path that cannot be written.
+        Raises a `ClearheadError` for words that fit no call, and for a path that cannot be written, an
+        `UnsupportedError` where no call is left. Layers are made one at a time, and a file that was there is as it was
+        until all is written. Cost: a pass over each call's pairs, one more where it is long, and those of `table`.
         """
         if not isinstance(title, str):
             raise ClearheadError(f"title is {title!r}; pass a string, such as title='Attention'.")
-        layers = self.layers(tokens, source_tokens, sequence=sequence, error=error)
-        most = self.distinctive(list(tokens) if tokens is not None else None, source_tokens)
-        d = {"layer": most.layer, "head": most.head, "sentence": str(most), "measure": most.measure, "nearUniform": most.near_uniform}
-        return write_page(path, render(layers, title, d))
+        check_writable(path)
+        paged = Paged(self.calls, tokens, source_tokens, sequence, error)
+        return paged.page(paged.layers(), title).write(path)
 
     def plot(
         self,

@@ -1,4 +1,6 @@
 """The report page: attention that was captured, as one HTML file that opens from disk."""
 
 from clearhead.report.layer import Layer as Layer
+from clearhead.report.page import Page as Page
 from clearhead.report.page import render as render
+from clearhead.report.page import write_report as write_report

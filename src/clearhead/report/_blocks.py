@@ -1,10 +1,13 @@
-"""Arrays as text inside an HTML page, each content once."""
+"""Arrays as text inside an HTML page, each content once; compressed, and outside of memory, until they are written."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import tempfile
+import weakref
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,60 +15,92 @@ from numpy.typing import NDArray
 
 # The higher levels are hardly smaller: what is left is noise.
 LEVEL = 6
-MULTIPLES = "multiples"  # the type of a block of whole multiples
+PLACES = 8  # the most arrays of a block
+PART = 3 << 18  # bytes that become base64 at once, a multiple of 3
+# The kinds of arrays, by their number: those of NumPy, whole multiples of steps, and 16 bits in two planes.
+KINDS = ("uint8", "int32", "float32", "float64", "multiples", "planes")
+
+
+def plain(array: NDArray[Any], dtype: str) -> bytes:
+    """An array of a block: little-endian values in C order."""
+    return _array(dtype, np.ascontiguousarray(array, dtype=np.dtype(dtype).newbyteorder("<")).tobytes())
+
+
+def multiples(array: NDArray[Any], steps: NDArray[Any]) -> bytes:
+    """`array` (L, D), whole multiples of `steps` (D,), as those.
+
+    Rows, columns and bytes a multiple as int32, and one that is 0; the steps as float64; then the first byte of all
+    multiples, the second, …: of one feature after another, the lowest first, signs at the end (0, −1, 1, −2, … are
+    0, 1, 2, 3, …).
+    """
+    whole = np.rint(array.astype(np.float64) / steps).astype(np.int64)
+    unsigned = ((whole << 1) ^ (whole >> 63)).T
+    planes = max(1, (int(unsigned.max(initial=0)).bit_length() + 7) // 8)
+    head = np.array([*array.shape, planes, 0], dtype="<i4").tobytes() + steps.astype("<f8").tobytes()
+    return _array("multiples", head + b"".join((unsigned >> 8 * p).astype(np.uint8).tobytes() for p in range(planes)))
+
+
+def rounded(array: NDArray[Any]) -> bytes:
+    """Numbers (L,), to 16 bits of the largest; as float32 where one is not finite."""
+    if not np.isfinite(array).all():
+        return plain(array, "float32")
+    step = np.array([float(np.abs(array).max(initial=0.0)) / (2**15 - 1) or 1.0])
+    return multiples(array[:, None], step)
+
+
+def planes(codes: NDArray[Any]) -> bytes:
+    """Numbers of 16 bits: the low bytes of all, then the high ones."""
+    flat = codes.astype(np.uint16).ravel()
+    return _array("planes", (flat & 255).astype(np.uint8).tobytes() + (flat >> 8).astype(np.uint8).tobytes())
+
+
+def _array(kind: str, values: bytes) -> bytes:
+    """Its kind and its number of bytes as int32, then these, filled up to a multiple of 8."""
+    head = np.array([KINDS.index(kind), len(values)], dtype="<i4").tobytes()
+    return head + values + b"\0" * (-len(values) % 8)
 
 
 class Blocks:
-    """Collects arrays and hands out their numbers; equal arrays share a number.
+    """Collects blocks of arrays, and says where each array stands; equal blocks are kept once.
 
-    In the page, block n is `<script type="application/octet-stream" id="block-n">`, whose text is
-    base64 of zlib-deflated little-endian values in C order. Browsers do not run such an element,
-    so that it needs no hash in the page's policy.
+    In the page, block n is `<script type="application/octet-stream" id="block-n">`, whose text is base64 of deflated
+    arrays (zlib), one after another. Browsers do not run such an element, so it needs no hash in the page's policy.
     """
 
     def __init__(self) -> None:
-        self.types: list[str] = []
-        self._elements: list[str] = []
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115
+        weakref.finalize(self, self._file.close)
+        self._ends = [0]
         self._numbers: dict[bytes, int] = {}
+        self._early: set[int] = set()
 
-    def add(self, array: NDArray[Any], dtype: str) -> int:
-        """The number of a block that holds `array` as `dtype` (a NumPy name)."""
-        return self._put(np.ascontiguousarray(array, dtype=np.dtype(dtype).newbyteorder("<")).tobytes(), dtype)
+    def add(self, *arrays: bytes, early: bool = False) -> list[int]:
+        """Where each of these arrays stands, as one block: 8 · block + place. `early`: before the program."""
+        assert 0 < len(arrays) <= PLACES
+        values = b"".join(arrays)
+        content = hashlib.sha256(values).digest()
+        number = self._numbers.setdefault(content, len(self))
+        if number == len(self):
+            self._file.write(zlib.compress(values, LEVEL))
+            self._ends.append(self._file.tell())
+            if early:
+                self._early.add(number)
+        return [PLACES * number + place for place in range(len(arrays))]
 
-    def add_multiples(self, array: NDArray[Any], steps: NDArray[Any]) -> int:
-        """The number of a block that holds `array` (L, D), whole multiples of `steps` (D,), as those.
-
-        Rows, columns and bytes a multiple as int32; the steps as float64; then the first byte of all multiples, the
-        second, …: of one feature after another, the lowest first, signs at the end (0, -1, 1, -2, … are 0, 1, 2, 3, …).
-        """
-        multiples = np.rint(array.astype(np.float64) / steps).astype(np.int64)
-        unsigned = ((multiples << 1) ^ (multiples >> 63)).T
-        planes = max(1, (int(unsigned.max(initial=0)).bit_length() + 7) // 8)
-        head = np.array([*array.shape, planes, 0], dtype="<i4").tobytes() + steps.astype("<f8").tobytes()
-        return self._put(
-            head + b"".join((unsigned >> 8 * p).astype(np.uint8).tobytes() for p in range(planes)), MULTIPLES
-        )
-
-    def add_rounded(self, array: NDArray[Any]) -> int:
-        """The number of a block of numbers (L,), to 16 bits of the largest; as float32 where one is not finite."""
-        if not np.isfinite(array).all():
-            return self.add(array, "float32")
-        step = np.array([float(np.abs(array).max(initial=0.0)) / (2**15 - 1) or 1.0])
-        return self.add_multiples(array[:, None], step)
-
-    def _put(self, values: bytes, dtype: str) -> int:
-        content = hashlib.sha256(dtype.encode() + b"\0" + values).digest()
-        if content not in self._numbers:
-            number = len(self._elements)
-            text = base64.b64encode(zlib.compress(values, LEVEL)).decode("ascii")
-            self._elements.append(f'<script type="application/octet-stream" id="block-{number}">{text}</script>')
-            self.types.append(dtype)
-            self._numbers[content] = number
-        return self._numbers[content]
+    def one(self, array: bytes) -> int:
+        """Where an array stands that is a block of its own."""
+        return self.add(array)[0]
 
     def __len__(self) -> int:
-        return len(self._elements)
+        return len(self._ends) - 1
 
-    def html(self, first: int, last: int) -> str:
-        """The elements of blocks `first` up to and without `last`."""
-        return "\n".join(self._elements[first:last])
+    def html(self, early: bool) -> Iterator[str]:
+        """The elements of the blocks that stand before the program, or of those after it."""
+        for number, (start, stop) in enumerate(zip(self._ends, self._ends[1:], strict=False)):
+            if (number in self._early) is not early:
+                continue
+            yield f'<script type="application/octet-stream" id="block-{number}">'
+            self._file.seek(start)
+            for at in range(start, stop, PART):
+                yield base64.b64encode(self._file.read(min(PART, stop - at))).decode("ascii")
+            yield "</script>\n"

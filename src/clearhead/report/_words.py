@@ -29,6 +29,11 @@ class Shown:
     def all(self) -> bool:
         return len(self.places) == self.length
 
+    @property
+    def even(self) -> bool:
+        """Whether the shown positions follow each other."""
+        return int(self.places[-1] - self.places[0]) == len(self.places) - 1
+
     def of(self, array: Any, axis: int) -> Any:
         """An array with what is not shown left out along `axis`."""
         return array if self.all else np.ascontiguousarray(np.take(array, self.places, axis))
@@ -47,10 +52,14 @@ class Shown:
 
 
 class Cells(Reduction):
-    """The largest weights of a call of one sequence in a map of at most size × size cells, over shown positions."""
+    """The largest weights of a call of one sequence in a map of at most so many cells, over shown positions.
 
-    def __init__(self, queries: Shown, keys: Shown, size: int) -> None:
-        self.cells = [_cells(side, size) for side in (queries, keys)]
+    `size`: the most cells of a side, or (rows, columns).
+    """
+
+    def __init__(self, queries: Shown, keys: Shown, size: int | tuple[int, int]) -> None:
+        sizes = size if isinstance(size, tuple) else (size, size)
+        self.cells = [_cells(*side) for side in zip((queries, keys), sizes, strict=True)]
 
     def begin(self, problem: Problem) -> Tensor:
         rows, columns = (int(cells.max()) + 1 for cells in self.cells)  # the last is thrown away

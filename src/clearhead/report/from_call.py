@@ -6,28 +6,26 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from clearhead.inspection.reductions.entropy import Entropy
-from clearhead.inspection.reductions.log_sum_exp import LogSumExp
-from clearhead.inspection.reductions.mean_distance import MeanDistance
-from clearhead.inspection.reductions.pool import Pool
-from clearhead.inspection.reductions.received import Received
-from clearhead.inspection.source import FromRecord
+from clearhead.base.positions import query_offset
 from clearhead.inspection.weights import Weights
 from clearhead.problem.problem import Problem
-from clearhead.problem.record import now
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
 from clearhead.problem.visible import seen_by
-from clearhead.report._words import Cells, Shown
-from clearhead.report.layer import Array, Layer
+from clearhead.report._words import Shown
+from clearhead.report.afar import pyramid_of, thumbnail_of
+from clearhead.report.allowed import bias_of, holes_of, spans_of
+from clearhead.report.layer import Layer, LeftOut
 from clearhead.report.operands import ERROR, rounded, steps_of
+from clearhead.report.statistics import THUMBNAIL as THUMBNAIL
+from clearhead.report.statistics import array, lazy, statistics
 from clearhead.report.why import with_steps
+from clearhead.scores.base import Pairwise
 
-THUMBNAIL = 32
 MEASURED = 64  # queries whose weights are compared with those of the page
+GIVEN = 1024  # the most queries, and keys, of scores that are written as they are
 
 
 class CallLike(Protocol):
@@ -51,58 +49,97 @@ class CallLike(Protocol):
 
 def layer_from_call(
     call: CallLike, query_tokens: Sequence[str], key_tokens: Sequence[str], sequence: int = 0, error: float = ERROR
-) -> Layer:
-    """One sequence of a call, padding left out, with the statistics of its weights: one pass over them.
+) -> Layer | LeftOut:
+    """One sequence of a call, padding left out, with the statistics of its weights: one pass over them, or two.
 
     `error`: how far a weight may be from the call's, about, by rounding query and key; the statistics are of these.
     """
     problem = of_sequence(call, sequence)
-    lowered = problem.lowered
-    assert lowered is not None and lowered.phi == "mul"
+    queries, keys = problem.sizes.queries, problem.sizes.keys
+    if problem.lowered is None and max(queries, keys) > GIVEN:
+        score = type(problem.scores.score).__name__  # type: ignore[union-attr]
+        return LeftOut(
+            call.name,
+            f"{score} gives each pair's score by tile() alone, and {queries:,} × {keys:,} scores are more than the "
+            f"{GIVEN:,} × {GIVEN:,} that a page holds.",
+        )
     real = call.padding or (None, None)
     rows, columns = (
         Shown(None if side is None else side[sequence], length, call.name)
-        for side, length in zip(real, (problem.sizes.queries, problem.sizes.keys), strict=True)
+        for side, length in zip(real, (queries, keys), strict=True)
     )
-    folded = lowered.folded()
-    query, key = folded.query[0].float(), folded.key[0].float()
-    steps = steps_of(query[:, rows.places], key[:, columns.places], folded.scale, error)
-    measured = None
-    if steps is not None:
-        query, key = rounded(query, steps[0]), rounded(key, steps[1])
-        of_page = problem._replace(scores=folded._replace(query=query.unsqueeze(0), key=key.unsqueeze(0)))
-        measured = _largest_error(problem, of_page, rows)
-        problem = of_page
-    thumbnail = Pool(THUMBNAIL) if rows.all and columns.all else Cells(rows, columns, THUMBNAIL)
-    wanted: list[Any] = [LogSumExp(), Entropy(), Received(), thumbnail]
-    if call.kind == "self":
-        wanted.append(MeanDistance())
-    reduced = lazy(problem).reduce(*wanted)
-    logsumexp, entropy, received, cells, *distance = (_numpy(result[0]) for result in reduced)
-    start, stop, bias = _allowed(problem)
-    before = columns.before()
+    problem, how = _scores(problem, rows, columns, error)
+    offset = _offset(problem) if call.kind == "self" else None
+    found = statistics(problem, rows, columns, offset is not None)
+    start, stop = spans_of(problem, rows, columns)
     layer = Layer(
         name=call.name,
         kind=call.kind,
-        query=rows.of(_numpy(query), 1),
-        key=columns.of(_numpy(key), 1),
-        scale=folded.scale,
-        softcap=folded.softcap,
-        start=rows.of(before[start].astype("int32"), 1),
-        stop=rows.of(before[stop].astype("int32"), 1),
-        bias=None if bias is None else columns.of(rows.of(bias, 1), 2),
-        logsumexp=rows.of(logsumexp, 1),
-        entropy=rows.of(entropy, 1),
-        received=columns.of(received, 1),
-        distance=rows.of(distance[0], 1) if distance else None,
-        thumbnail=cells,
+        **how,
+        start=start,
+        stop=stop,
+        bias=bias_of(problem, rows, columns),
+        holes=holes_of(problem, rows, columns),
+        logsumexp=rows.of(found.logsumexp, 1),
+        entropy=rows.of(found.entropy, 1),
+        received=columns.of(found.received, 1),
+        distance=None if found.distance is None else rows.of(found.distance, 1),
+        thumbnail=np.zeros((problem.sizes.heads, 1, 1), dtype=np.float32),
         query_tokens=rows.labels(query_tokens),
         key_tokens=columns.labels(key_tokens),
-        sinks=None if problem.sinks is None else _numpy(problem.sinks.double()),
-        operand_steps=None if steps is None else (_numpy(steps[0]), _numpy(steps[1])),
-        error=measured,
+        sinks=None if problem.sinks is None else array(problem.sinks.double()),
+        position=None if offset is None else _among(columns, offset + int(rows.places[0])),
+        even=rows.even and columns.even,
     )
-    return with_steps(layer)
+    return with_steps(pyramid_of(thumbnail_of(layer, found.peaks), found.cells))
+
+
+def _scores(problem: Problem, rows: Shown, columns: Shown, error: float) -> tuple[Problem, dict[str, Any]]:
+    """The problem with the query and the key of the page, and how a layer says its scores."""
+    lowered = problem.lowered
+    if lowered is None:
+        made = np.stack([array(lazy(problem).scores((0, h)).float()) for h in range(problem.sizes.heads)])
+        none = [np.zeros((len(made), len(side.places), 0), dtype=np.float32) for side in (rows, columns)]
+        scores = columns.of(rows.of(made, 1), 2)
+        return problem, {"query": none[0], "key": none[1], "scale": 1.0, "softcap": None, "scores": scores}
+    folded = lowered.folded()
+    query, key = folded.query[0].float(), folded.key[0].float()
+    shown = folded._replace(query=folded.query[:, :, rows.places].float(), key=folded.key[:, :, columns.places].float())
+    steps, measured = steps_of(shown, error), None
+    if steps is not None:
+        query, key = rounded(query, steps[0]), rounded(key, steps[1])
+        of_page = problem._replace(scores=_of_page(folded, query, key))
+        measured = _largest_error(problem, of_page, rows)
+        problem = of_page
+    return problem, {
+        "query": rows.of(array(query), 1),
+        "key": columns.of(array(key), 1),
+        "scale": float(folded.scale),
+        "softcap": folded.softcap,
+        "phi": folded.phi,
+        "weight": None if folded.weight is None else array(folded.weight.double()),
+        "operand_steps": None if steps is None else (array(steps[0]), array(steps[1])),
+        "error": measured,
+    }
+
+
+def _of_page(scores: Pairwise, query: Tensor, key: Tensor) -> Pairwise:
+    weight = None if scores.weight is None else scores.weight.float()
+    return scores._replace(query=query.unsqueeze(0), key=key.unsqueeze(0), weight=weight)
+
+
+def _offset(problem: Problem) -> int | None:
+    """Where query 0 stands among the keys; None where that is not known."""
+    sizes = problem.sizes
+    if sizes.align is None and sizes.queries != sizes.keys:
+        return None
+    offset = query_offset(sizes, "the page")
+    return int(offset.reshape(-1)[0]) if isinstance(offset, Tensor) else int(offset)
+
+
+def _among(columns: Shown, place: int) -> int:
+    """A place among all keys, counted among the shown ones."""
+    return place if columns.all or not 0 <= place <= columns.length else int(columns.before()[place])
 
 
 def of_sequence(call: CallLike, sequence: int) -> Problem:
@@ -119,11 +156,6 @@ def of_sequence(call: CallLike, sequence: int) -> Problem:
     return problem._replace(visible=seen_by(words[sequence : sequence + 1], problem.visible, problem.sizes))
 
 
-def lazy(problem: Problem) -> Weights:
-    """The weights of a problem that nothing writes to."""
-    return Weights(FromRecord(now(problem), {}))
-
-
 def _largest_error(problem: Problem, of_page: Problem, rows: Shown) -> float:
     """How far the page's weights are from the call's, at most: of all queries, or of some where they are many."""
     theirs, mine = lazy(problem), lazy(of_page)
@@ -132,33 +164,5 @@ def _largest_error(problem: Problem, of_page: Problem, rows: Shown) -> float:
     found = 0.0
     for head in range(problem.sizes.heads):
         difference = (theirs[0, head, some] - mine[0, head, some]).abs().nan_to_num()
-        found = max(found, float(_numpy(difference.amax(-1))[shown].max(initial=0.0)))
+        found = max(found, float(array(difference.amax(-1))[shown].max(initial=0.0)))
     return found
-
-
-def _allowed(problem: Problem) -> tuple[Array, Array, Array | None]:
-    """Starts and stops, (H or 1, Lq), and the bias (H or 1, Lq, Lk), −∞ in the holes of a span."""
-    queries, keys = problem.sizes.queries, problem.sizes.keys
-    bias = None
-    if problem.bias is not None:
-        every = slice(None)
-        of = problem.bias.tile(every, every, every, every, problem.sizes)[0]
-        bias = of.float().expand(of.shape[0], queries, keys)
-    start, stop = (torch.full((1, queries), edge, dtype=torch.int64, device="cpu") for edge in (0, keys))
-    spans = problem.spans
-    if spans is not None:
-        start, stop = (edge[0].expand(-1, queries).cpu() for edge in (spans.start, spans.stop))
-        if not spans.plain:
-            every = slice(None)
-            holes = ~spans.keep(every, every, every, every, keys)[0].expand(-1, queries, keys)
-            bias = (torch.zeros_like(holes, dtype=torch.float32) if bias is None else bias).masked_fill(
-                holes, -torch.inf
-            )
-    heads = max(start.shape[0], stop.shape[0])
-    first, last = (_numpy(edge.expand(heads, -1)).astype("int32") for edge in (start, stop))
-    return first, last, None if bias is None else _numpy(bias)
-
-
-def _numpy(tensor: Tensor) -> Array:
-    array: Array = tensor.detach().cpu().contiguous().numpy()
-    return array

@@ -2,13 +2,101 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clearhead.report.tiles import Tiles, tiled
+
 Array = NDArray[Any]
+KINDS = ("self", "cross")
+PHIS = ("mul", "tanh_add", "sq_diff")
+ROLES = ("self", "encoder", "decoder", "cross")
+
+
+class About(Protocol):
+    """What a measure is, as the page says it: see `Measure`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def says(self) -> str: ...
+
+    @property
+    def formula(self) -> str: ...
+
+    @property
+    def range(self) -> str: ...
+
+    @property
+    def does(self) -> str | None: ...
+
+
+Measures = Mapping[Any, tuple[float, float, int | None]]  # by About
+
+
+@dataclass(frozen=True, eq=False)
+class Bias:
+    """What is added to scores, float32, the sum of what there is; −∞ is a pair that is not allowed.
+
+    Attributes:
+        relative: (H or 1, Lq + Lk − 1), one number a distance: entry j − i + Lq − 1 is of the pair (i, j).
+        dense: (H or 1, Lq or 1, Lk or 1), one of the last two being 1.
+        tiles: of each head, or one for all, all else; a head's are None where they are zeros.
+    """
+
+    relative: Array | None = None
+    dense: Array | None = None
+    tiles: tuple[Tiles | None, ...] = ()
+
+    @staticmethod
+    def of_matrix(matrix: Array) -> Bias:
+        """That of one number a pair, (H or 1, Lq, Lk)."""
+        wide = matrix.astype(np.float32)
+        return Bias(tiles=tuple(tiled(lambda a, b, m=m: m[a:b], *m.shape) for m in wide))  # type: ignore[misc]
+
+    @property
+    def numbers(self) -> list[Array]:
+        """All that it is made of."""
+        tiles = [each.tiles for each in self.tiles if each is not None]
+        return [array for array in (self.relative, self.dense, *tiles) if array is not None]
+
+    @property
+    def heads(self) -> int:
+        """Of how many heads it is: 1 where it is the same for all."""
+        parts = [p for p in (self.relative, self.dense, self.tiles) if p is not None and len(p)]
+        return max((len(part) for part in parts), default=1)
+
+    def rows(self, head: int, first: int, last: int, shape: tuple[int, int]) -> Array:
+        """What is added to the rows from `first` up to `last` of a matrix of this shape, float32."""
+        queries, keys = shape
+        total = np.zeros((last - first, keys), dtype=np.float32)
+        if self.relative is not None:
+            windows = np.lib.stride_tricks.sliding_window_view(of_head(self.relative, head), keys)
+            total = total + windows[queries - last : queries - first][::-1]
+        if self.dense is not None:
+            dense = of_head(self.dense, head)
+            total = total + (dense if len(dense) == 1 else dense[first:last])
+        tiles = _tiles_of(self.tiles, head)
+        return total if tiles is None else total + tiles.rows(first, last, keys)
+
+
+@dataclass(frozen=True, eq=False)
+class Pyramid:
+    """A long head's weights from afar: codes of 16 bits (H, rows, columns), see `codes.py`.
+
+    `max` and `mean`: the largest weight of each cell, and the mean over its pairs, allowed or not. `per_row`,
+    `per_column`: the queries and keys of a cell.
+    """
+
+    max: Array
+    mean: Array
+    per_row: int
+    per_column: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,28 +104,29 @@ class Layer:
     """One attention call on one sequence, with all that its weights can be recomputed from.
 
     The weights themselves are not kept: they grow with the square of the length, the queries and
-    keys do not. The weight of query i on key j is, inside the span `start[i] <= j < stop[i]`::
+    keys do not. The weight of query i on key j is, where `start[i] <= j < stop[i]` and there is no hole::
 
-        exp(softcap(scale * query_i . key_j) + bias_ij - logsumexp_i)
+        exp(softcap(scale * Σ_d weight_d φ(query_id, key_jd)) + bias_ij - logsumexp_i)
 
-    and 0 outside it. `softcap(s)` is `softcap * tanh(s / softcap)`, or s where there is none; a sink
-    is one more term of the sum in `logsumexp`.
+    and 0 elsewhere. φ(a, b) is a·b (`mul`), tanh(a + b) (`tanh_add`) or (a − b)² (`sq_diff`); `softcap(s)` is
+    `softcap * tanh(s / softcap)`, or s where there is none; a sink is one more term of the sum in `logsumexp`.
 
     Attributes:
         name: where the call was made, such as `"encoder.layer.0.attention.self"`.
         kind: `"self"` or `"cross"`.
-        query: (H, Lq, D) float32, as multiplied with the keys: rotated where the model rotates.
+        query: (H, Lq, D) float32, as it meets the keys: rotated where the model rotates.
         key: (Hk, Lk, D) float32. Hk divides H: head h uses key head `h // (H // Hk)`.
-        scale: the factor on the dot product.
+        scale: the factor on the sum.
         softcap: bounds the scaled score, or None.
         start: (H or 1, Lq) int32, the first key each query may see.
         stop: (H or 1, Lq) int32, one past the last key each query may see.
-        bias: (H or 1, Lq, Lk) float32 added after the softcap, or None; -inf is a pair not allowed.
-        logsumexp: (H, Lq) float64; -inf for a query that sees nothing, whose weights are all 0.
-        entropy: (H, Lq) in nats.
+        bias: added after the softcap, or None.
+        logsumexp: (H, Lq), of keys and sink; -inf for a query that sees nothing, whose weights are all 0.
+        entropy: (H, Lq) in nats. This and the next two are of the weights divided by their sum.
         received: (H, Lk), the sum of each key's weights over the queries.
         distance: (H, Lq), the mean distance in positions looked across; None for cross attention.
-        thumbnail: (H, <=32, <=32), the maximum of the weights in each cell of a coarse grid.
+        thumbnail: (H, <=32, <=32), the largest in each cell of a coarse grid of a weight times the number of keys
+            that its query may see; -1 where no pair is allowed.
         query_tokens: Lq strings.
         key_tokens: Lk strings.
         sinks: (H,) the sink's score of each head, or None.
@@ -48,6 +137,15 @@ class Layer:
             `operands.py`: they are written as such. None writes float32.
         error: how far the weights of these queries and keys are from the call's, at most; None if
             they are the call's own.
+        phi, weight: φ and (D,) float64, or None for ones.
+        scores: (H, Lq, Lk) float32, in place of scale, softcap and the sum, of a score that has no φ; D is 0 then.
+        holes: of each head, or one for all, the pairs inside the spans that are not allowed, bool; None for none.
+        position: where query 0 stands among the keys, or None where that is not known.
+        even: whether the positions that are shown follow each other, so that the page can count distances.
+        label, role: such as `"L3"`, and `"encoder"`, `"decoder"`, `"cross"`, or `"self"` where there is one stack.
+        numbers: each head's own number, where some are left out; None for 0, 1, ….
+        measures: of each head, by measure, (value, that of uniform attention, the key that is meant or None).
+        pyramid: the weights from afar, where a side is long.
 
     Raises:
         ValueError: if a shape does not fit the others. The message names the field.
@@ -61,7 +159,7 @@ class Layer:
     softcap: float | None
     start: Array
     stop: Array
-    bias: Array | None
+    bias: Bias | None
     logsumexp: Array
     entropy: Array
     received: Array
@@ -74,13 +172,22 @@ class Layer:
     blind_steps: tuple[dict[str, str], ...] = ()
     operand_steps: tuple[Array, Array] | None = None
     error: float | None = None
+    phi: str = "mul"
+    weight: Array | None = None
+    scores: Array | None = None
+    holes: tuple[Tiles | None, ...] = ()
+    position: int | None = None
+    even: bool = True
     label: str = ""
-    role: str = ""
-    measures: tuple[Any, ...] = ()
+    role: str = "self"
+    numbers: tuple[int, ...] | None = None
+    measures: tuple[Measures, ...] | None = None
+    pyramid: Pyramid | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in ("self", "cross"):
-            raise ValueError(f'Layer.kind is {self.kind!r}; it must be "self" or "cross".')
+        for field, value, among in (("kind", self.kind, KINDS), ("role", self.role, ROLES), ("phi", self.phi, PHIS)):
+            if value not in among:
+                raise ValueError(f"Layer.{field} is {value!r}; it must be one of {', '.join(map(repr, among))}.")
         if self.query.ndim != 3 or self.key.ndim != 3:
             raise ValueError(
                 "Layer.query and Layer.key must be (heads, length, features), one sequence of a "
@@ -88,10 +195,10 @@ class Layer:
             )
         heads, queries, features = self.query.shape
         key_heads, keys, _ = self.key.shape
-        if min(heads, queries, features, key_heads, keys) < 1:
+        if min(heads, queries, key_heads, keys) < 1 or (features < 1) is (self.scores is None):
             raise ValueError(
-                "Layer needs at least one head, query, key and feature; query is "
-                f"{self.query.shape}, key is {self.key.shape}."
+                "Layer needs at least one head, query, key and feature, and no feature where scores are given; query "
+                f"is {self.query.shape}, key is {self.key.shape}."
             )
         if heads % key_heads:
             raise ValueError(f"Layer.key has {key_heads} heads, which must divide {heads}.")
@@ -99,20 +206,31 @@ class Layer:
         self._check("key", self.key, (key_heads,), keys, features)
         self._check("start", self.start, one_or_all, queries)
         self._check("stop", self.stop, one_or_all, queries)
-        self._check("bias", self.bias, one_or_all, queries, keys)
+        self._check("scores", self.scores, (heads,), queries, keys)
+        self._check("weight", self.weight, (features,))
         self._check("logsumexp", self.logsumexp, (heads,), queries)
         self._check("entropy", self.entropy, (heads,), queries)
         self._check("received", self.received, (heads,), keys)
         self._check("sinks", self.sinks, (heads,))
         self._check("distance", self.distance, (heads,), queries)
+        if self.bias is not None:
+            self._check("bias.relative", self.bias.relative, one_or_all, queries + keys - 1)
+            if self.bias.dense is not None:
+                of_keys = self.bias.dense.shape[1] == 1
+                self._check("bias.dense", self.bias.dense, one_or_all, *((1, keys) if of_keys else (queries, 1)))
+            self._check_tiles("bias.tiles", self.bias.tiles)
+        self._check_tiles("holes", self.holes)
         if self.thumbnail.ndim != 3 or len(self.thumbnail) != heads:
             raise ValueError(f"Layer.thumbnail must be ({heads}, rows, columns); got {self.thumbnail.shape}.")
-        for field, tokens, length in (
+        for field, given, length in (
             ("query_tokens", self.query_tokens, queries),
             ("key_tokens", self.key_tokens, keys),
         ):
-            if len(tokens) != length:
-                raise ValueError(f"Layer.{field} has {len(tokens)} tokens for length {length}.")
+            if len(given) != length:
+                raise ValueError(f"Layer.{field} has {len(given)} tokens for length {length}.")
+        for field, each in (("numbers", self.numbers), ("measures", self.measures)):
+            if each is not None and len(each) != heads:
+                raise ValueError(f"Layer.{field} has {len(each)} entries for {heads} heads.")
 
     @staticmethod
     def _check(field: str, array: Array | None, heads: tuple[int, ...], *rest: int) -> None:
@@ -122,16 +240,54 @@ class Layer:
         allowed = " or ".join(str((h, *rest)) for h in dict.fromkeys(heads))
         raise ValueError(f"Layer.{field} must be {allowed}; got {array.shape}.")
 
+    def _check_tiles(self, field: str, every: tuple[Tiles | None, ...]) -> None:
+        """Raise unless there are tiles of no head, of one for all, or of each, that cover all pairs."""
+        queries, keys = self.shape
+        for tiles in every:
+            covered = None if tiles is None else tuple(tiles.side * n for n in tiles.places.shape)
+            if covered is not None and not (queries <= covered[0] and keys <= covered[1]):
+                raise ValueError(f"Layer.{field} cover {covered} pairs; there are {(queries, keys)}.")
+        if len(every) not in (0, 1, self.heads):
+            raise ValueError(f"Layer.{field} must be of 1 or {self.heads} heads; got {len(every)}.")
+
     @property
     def heads(self) -> int:
         return int(self.query.shape[0])
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Queries and keys."""
+        return int(self.query.shape[1]), int(self.key.shape[1])
+
     def key_head(self, head: int) -> int:
         """The key head that query head `head` uses."""
         return head // (self.heads // len(self.key))
+
+    def allowed(self, head: int, first: int, last: int) -> Array:
+        """Which keys the queries from `first` up to `last` may see, bool (last − first, Lk)."""
+        places = np.arange(self.shape[1])
+        start, stop = (of_head(edge, head)[first:last, None] for edge in (self.start, self.stop))
+        inside: Array = (start <= places) & (places < stop)
+        holes = _tiles_of(self.holes, head)
+        if holes is not None:
+            inside &= ~holes.rows(first, last, self.shape[1])
+        if self.bias is not None:
+            inside &= self.bias.rows(head, first, last, self.shape) != -np.inf
+        return inside
+
+
+class LeftOut(NamedTuple):
+    """A call that the page does not show, and why, in one sentence."""
+
+    name: str
+    reason: str
 
 
 def of_head(array: Array, head: int) -> Array:
     """Row `head` of an array whose first dimension is all heads, or 1 for every head alike."""
     row: Array = array[head if len(array) > 1 else 0]
     return np.ascontiguousarray(row)
+
+
+def _tiles_of(every: tuple[Tiles | None, ...], head: int) -> Tiles | None:
+    return every[head if len(every) > 1 else 0] if every else None

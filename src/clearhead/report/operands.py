@@ -1,9 +1,13 @@
 """Queries and keys as whole multiples of a step for each feature: half the bytes of float32, and a known error.
 
-Rounding moves the score of a pair by scale · Σ_t (k_t δq_t + q_t δk_t), where each δ is uniform in ± half a step. With
-the step of feature t of the query c / rms(k_t), and that of the key c / rms(q_t), every feature adds as much, whatever
-its size, and the standard deviation of the error is scale · c · √(2d / 12). It is ε for c = ε √12 / (scale √(2d)): a
-weight moves by at most a quarter of a score's error, so the worst of many pairs is about ε.
+Rounding moves the score of a pair by scale · Σ_t w_t (∂φ/∂q_t δq_t + ∂φ/∂k_t δk_t), where each δ is uniform in ± half
+a step. With the step c / (w_t r_t), r_t the root of the mean square of the derivative, every feature adds as much,
+whatever its size, and the standard deviation of the error is scale · c · √(2d / 12). It is ε for c = ε √12 / (scale
+√(2d)): a weight moves by at most a quarter of a score's error, so the worst of many pairs is about ε.
+
+φ = q·k has the derivatives k and q. Those of (q − k)² are ± 2 (q − k), whose mean square over all pairs is
+4 (mean (q − m)² − 2 mean (q − m) mean (k − m) + mean (k − m)²) for any m; and where the step is as long as q − k, its
+own square counts: w_t step² ≤ c too. That of tanh(q + k) is 1 − tanh² ≤ 1, and r_t = 1 serves every pair.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
+from clearhead.scores.base import Pairwise
 
 ERROR = 1e-4  # ε
 MOST = 2**22  # the largest multiple: finer steps would be finer than float32 itself
@@ -27,28 +32,50 @@ def checked_error(error: Any) -> float:
     return float(error)
 
 
-def steps_of(query: Tensor, key: Tensor, scale: float, error: float) -> tuple[Tensor, Tensor] | None:
-    """The steps of query (H, Lq, d) and key (Hk, Lk, d): (H, d) and (Hk, d), float64; None where they do not serve.
+def steps_of(scores: Pairwise, error: float) -> tuple[Tensor, Tensor] | None:
+    """The steps of query (1, H, Lq, d) and key (1, Hk, Lk, d): (H, d) and (Hk, d), float64; None where none serves.
 
-    Key heads that several heads use have the step of the largest query. They do not serve numbers that are not finite,
-    nor an error of 0.
+    Key heads that several heads use have the finest step of these. They do not serve numbers that are not finite, nor
+    an error of 0.
     """
     if error == 0:
         return None
-    query, key = query.double(), key.double()
-    group, features = query.shape[0] // key.shape[0], query.shape[-1]
-    of_query, of_key = (t.square().mean(1).sqrt() for t in (query, key))
-    largest = of_query.unflatten(0, (key.shape[0], group)).amax(1)  # type: ignore[no-untyped-call]
-    c = error * 12**0.5 / (abs(scale) or 1.0) / (2 * features) ** 0.5
+    query, key = scores.query[0].double(), scores.key[0].double()
+    features = query.shape[-1]
+    c = error * 12**0.5 / (abs(scores.scale) or 1.0) / (2 * features) ** 0.5
+    weight = torch.ones_like(key[0, 0]) if scores.weight is None else scores.weight.double().abs()
     steps = []
-    for tensor, other in ((query, of_key.repeat_interleave(group, 0)), (key, largest)):
-        most = tensor.abs().amax(1)
-        step = torch.where(other > 0, c / other, most.clamp_min(1.0))  # what is multiplied by 0 may be anything
+    for tensor, slope in zip((query, key), _slopes(scores.phi, query, key), strict=True):
+        most, slope = tensor.abs().amax(1), slope * weight
+        step = torch.where(slope > 0, c / slope, most.clamp_min(1.0))  # what is multiplied by 0 may be anything
+        if scores.phi != "mul":  # whose second derivative is 0 in each
+            step = torch.minimum(step, torch.where(weight > 0, (c / weight).sqrt(), step))
         step = torch.maximum(step, most / MOST)
         if not bool(step.isfinite().all()):
             return None
         steps.append(step)
     return steps[0], steps[1]
+
+
+def _slopes(phi: str, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """The roots of the mean squares of ∂φ/∂q, (H, d), and ∂φ/∂k, (Hk, d): of those of a group the largest."""
+    key_heads, group = key.shape[0], query.shape[0] // key.shape[0]
+    if phi == "tanh_add":
+        return torch.ones_like(query[:, 0]), torch.ones_like(key[:, 0])
+    if phi == "mul":
+        return key.square().mean(1).sqrt().repeat_interleave(group, 0), _largest(
+            query.square().mean(1).sqrt(), key_heads
+        )
+    middle = key.mean(1, keepdim=True).repeat_interleave(group, 0)
+    q, k = query - middle, key.repeat_interleave(group, 0) - middle
+    square = q.square().mean(1) - 2 * q.mean(1) * k.mean(1) + k.square().mean(1)
+    slope = 2 * square.clamp_min(0.0).sqrt()
+    return slope, _largest(slope, key_heads)
+
+
+def _largest(of_heads: Tensor, key_heads: int) -> Tensor:
+    """(H, d) as (Hk, d): the largest of each group."""
+    return of_heads.unflatten(0, (key_heads, -1)).amax(1)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def rounded(tensor: Tensor, steps: Tensor) -> Tensor:

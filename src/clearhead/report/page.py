@@ -4,20 +4,55 @@ The page needs no network and runs nothing but its own two scripts: a policy in 
 by hash. What comes from the model (names, tokens) is data in a JSON block, and reaches the page as
 text. See `front/` for the program, one concern a file; they are joined here, in the order of
 `SCRIPTS`, into one function.
+
+**The data** are `meta`, JSON, and blocks, see `_blocks.py`. Where an array stands is a number, 8 · block + place; a
+list of these is one array in several parts. `front/data.js` reads them: `new Run(source)`, of a page or of messages.
+
+`meta`:
+  title; texts: lists of tokens; steps: lists of {name, formula, code};
+  measures: [{name, says, formula, range, does}], those that some head has;
+  distinctive: {layer, head, sentence, measure, nearUniform}, layer and head by their places in this page, or null;
+  leftOut: [{name, reason}], calls that are not shown;
+  layers: [{name, label, kind, role, queryText, keyText, queries, keys, position, phi, features, scale, softcap, error,
+    why, whyBlind, thumbnail, shared, heads}].
+    position: where query 0 stands among the keys, or null. phi: null where scores are given.
+    thumbnail: {block, rows, columns}: where the bytes of all heads stand, each rows × columns: see `codes.py`.
+    heads: [{number, query, key, scores, start, …, sink, mean, measures, pyramid}], and shared: the same of all heads.
+
+A head, beside what is for `layers`:
+  query (queries, features), key (keys, features); weight (features), where φ's terms are weighted; or scores;
+  start, stop (queries): the keys that a query may see; counts (queries): how many they are; expected (keys): what each
+    would receive of uniform attention under the same mask;
+  relative (queries + keys − 1), dense {rows, columns, values}, tiles {side, places, values}: what is added to scores;
+  holes {side, places, values}: bits, 1 for what the spans do not hide, but the mask does;
+  logsumexp, entropy, received, distance: not there where `rowsOf` in `weights.js` computes them at once;
+  sink: the score of the sink; mean: {entropy, sink, sinkKey, distance, sinkShare} over the queries that see something;
+  measures: [[value, of uniform attention, key], …] in the order of meta.measures, 0 where there is none;
+  pyramid: {max, mean, rows, columns, perRow, perColumn}, of what is longer than 1,024: see `codes.py`.
+Entropy, received and distance are of the weights divided by their sum, where a sink has a share of all.
 """
 
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from clearhead.base.pages import ARITHMETIC, embedded, filled, module_of, policy, program_of, source
-from clearhead.inspection.measures import MEASURES
+from clearhead.base.errors import UnsupportedError
+from clearhead.base.pages import (
+    ARITHMETIC,
+    embedded,
+    filled_parts,
+    module_of,
+    policy,
+    program_of,
+    source,
+    write_parts,
+)
 from clearhead.report._blocks import Blocks
-from clearhead.report.layer import Array, Layer, of_head
+from clearhead.report.describe import described, measured
+from clearhead.report.layer import Layer, LeftOut, Measures
 
 SCRIPTS = (
     "data.js",
@@ -55,11 +90,106 @@ STYLES = ("page.css", "heads.css", "text.css", "map.css", "compare.css", "pair.c
 # What the page uses of the program that computes the steps of an explanation from their code.
 STEPS = ("read", "nodeOf", "leaf", "number", "everyIndex", "placeOf", "sizeOf", "plainText", "setMostTerms")
 
-# A thumbnail's weights travel as one byte: 0 is zero, 1 to 255 are 1e-6 to 1 on a log scale.
-THUMBNAIL_DECADES = 6
+
+class Page:
+    """A page that is made a layer at a time: what is added is compressed, in a file of its own, until it is written."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.distinctive: Mapping[str, Any] | None = None
+        self._blocks, self._texts, self._steps = Blocks(), _Once(), _Once()
+        self._layers: list[dict[str, Any]] = []
+        self._measures: list[Sequence[Measures]] = []
+        self._left_out: list[LeftOut] = []
+
+    def add(self, layer: Layer | LeftOut) -> None:
+        """One more layer, after the others; or the word that a call is left out."""
+        if isinstance(layer, LeftOut):
+            self._left_out.append(layer)
+            return
+        texts = [self._texts.add([str(token) for token in side]) for side in (layer.query_tokens, layer.key_tokens)]
+        steps = [self._steps.add(list(each)) for each in (layer.steps, layer.blind_steps)]
+        meta = described(layer, (texts[0], texts[1]), (steps[0], steps[1]), self._blocks)
+        own = layer.label or f"L{len(self._layers)}"
+        taken = {other["label"] for other in self._layers}
+        labels = (own, *(f"{own}#{number}" for number in range(2, len(taken) + 2)))
+        meta["label"] = next(label for label in labels if label not in taken)
+        self._layers.append(meta)
+        self._measures.append(layer.measures or [{}] * layer.heads)
+
+    @property
+    def shown(self) -> list[tuple[str, list[int]]]:
+        """Of each layer its label, and the numbers of its heads."""
+        return [(layer["label"], [head["number"] for head in layer["heads"]]) for layer in self._layers]
+
+    def parts(self) -> Iterator[str]:
+        """The page, in parts. Raises an `UnsupportedError` where every call was left out."""
+        if not self._layers:
+            raise nothing_left(self._left_out)
+        style = "".join(source(__package__, name) for name in STYLES)
+        outside, guard = source(__package__, "outside.css"), source("clearhead.base", "guard.js")
+        arithmetic = module_of("steps", STEPS, *(source("clearhead.base", name) for name in ARITHMETIC))
+        program = program_of(
+            source("clearhead.base", "ramp.js"), arithmetic, *(source(__package__, name) for name in SCRIPTS)
+        )
+        yield from filled_parts(
+            source(__package__, "page.html"),
+            {
+                "policy": policy((outside, style), guard, program),
+                "title": html.escape(self.title),
+                "outside": outside,
+                "style": style,
+                "guard": guard,
+                "meta": embedded(self._meta()),
+                "thumbnails": self._blocks.html(early=True),
+                "program": program,
+                "data": self._blocks.html(early=False),
+            },
+        )
+
+    def size(self) -> int:
+        """The bytes of the file."""
+        return sum(len(part.encode("utf-8", "replace")) for part in self.parts())
+
+    def write(self, path: Any) -> Path:
+        """Write the file; one that is there stays as it was until all is written."""
+        return write_parts(path, self.parts())
+
+    def _meta(self) -> dict[str, Any]:
+        known = list(dict.fromkeys(measure for heads in self._measures for head in heads for measure in head))
+        layers = []
+        for layer, each in zip(self._layers, self._measures, strict=True):
+            heads = [head | {"measures": measured(of, known)} for head, of in zip(layer["heads"], each, strict=True)]
+            layers.append(layer | {"heads": heads})
+        about = ("name", "says", "formula", "range", "does")
+        return {
+            "title": self.title,
+            "texts": self._texts.all,
+            "steps": self._steps.all,
+            "measures": [{name: getattr(measure, name) for name in about} for measure in known],
+            "distinctive": self.distinctive,
+            "leftOut": [call._asdict() for call in self._left_out],
+            "layers": layers,
+        }
 
 
-def render(layers: Sequence[Layer], title: str, distinctive: Any = None) -> str:
+def nothing_left(left_out: Iterable[Any]) -> UnsupportedError:
+    """What a page raises whose every call is left out."""
+    said = " ".join(f"{call.name}: {call.reason}" for call in left_out)
+    return UnsupportedError(f"{said} Look at call.weights.")
+
+
+def page_of(layers: Iterable[Layer | LeftOut], title: str) -> Page:
+    """The page of these layers, which are taken one at a time."""
+    page = Page(title)
+    for layer in layers:
+        page.add(layer)
+    if not page._layers and not page._left_out:
+        raise ValueError("a page needs at least one layer; there is none.")
+    return page
+
+
+def render(layers: Iterable[Layer | LeftOut], title: str) -> str:
     """The whole page as a string: write it to a file as UTF-8 and open that.
 
     Args:
@@ -70,117 +200,13 @@ def render(layers: Sequence[Layer], title: str, distinctive: Any = None) -> str:
     Raises:
         ValueError: if there is no layer to show.
     """
-    if not layers:
-        raise ValueError("render() needs at least one layer; the list is empty.")
-    blocks, texts, steps = Blocks(), _Once(), _Once()
-    thumbnails = [blocks.add(_thumbnail_codes(layer.thumbnail * layer.key.shape[1]), "uint8") for layer in layers]
-    early = len(blocks)  # the overview is drawn from these, before the rest has been read
-    described = [
-        _describe(layer, thumbnail, blocks, texts, steps) for layer, thumbnail in zip(layers, thumbnails, strict=True)
-    ]
-    meta = {"title": title, "texts": texts.all, "steps": steps.all, "layers": described, "types": blocks.types}
-    meta["measures"] = [{k: getattr(m, k) for k in ("name", "says", "formula", "range", "does")} for m in MEASURES]
-    meta["distinctive"] = distinctive
-    style = "".join(source(__package__, name) for name in STYLES)
-    outside = source(__package__, "outside.css")
-    guard = source("clearhead.base", "guard.js")
-    arithmetic = module_of("steps", STEPS, *(source("clearhead.base", name) for name in ARITHMETIC))
-    program = program_of(
-        source("clearhead.base", "ramp.js"), arithmetic, *(source(__package__, name) for name in SCRIPTS)
-    )
-    parts = {
-        "policy": policy((outside, style), guard, program),
-        "title": html.escape(title),
-        "outside": outside,
-        "style": style,
-        "guard": guard,
-        "meta": embedded(meta),
-        "thumbnails": blocks.html(0, early),
-        "program": program,
-        "data": blocks.html(early, len(blocks)),
-    }
-    return filled(source(__package__, "page.html"), parts)
+    text = "".join(page_of(layers, title).parts())
+    return text.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate cannot be written
 
 
-def _describe(layer: Layer, thumbnail: int, blocks: Blocks, texts: _Once, why: _Once) -> dict[str, Any]:
-    """The part of the page's metadata that is about one layer; its arrays go to `blocks`."""
-    keys = layer.key.shape[1]
-    heads = []
-    steps = layer.operand_steps
-    for h in range(layer.heads):
-        bias, distance, k = layer.bias, layer.distance, layer.key_head(h)
-        heads.append(
-            {
-                "query": _operand(blocks, layer.query[h], None if steps is None else steps[0][h]),
-                "key": _operand(blocks, layer.key[k], None if steps is None else steps[1][k]),
-                "start": blocks.add(np.clip(of_head(layer.start, h), 0, keys), "int32"),
-                "stop": blocks.add(np.clip(of_head(layer.stop, h), 0, keys), "int32"),
-                "bias": None if bias is None else blocks.add(of_head(bias, h), "float32"),
-                "logsumexp": blocks.add(layer.logsumexp[h], layer.logsumexp.dtype.name),
-                "received": blocks.add_rounded(layer.received[h]),
-                "distance": None if distance is None else blocks.add_rounded(distance[h]),
-                "sink": None if layer.sinks is None else float(layer.sinks[h]),
-                "mean": _means(layer, h),
-                "number": h,
-                "measures": {k: [None if x != x else x for x in v] for k, v in layer.measures[h].items()} if layer.measures else {},
-            }
-        )
-    return {
-        "name": layer.name,
-        "kind": layer.kind,
-        "label": layer.label or None,
-        "role": layer.role or None,
-        "queryText": texts.add([str(token) for token in layer.query_tokens]),
-        "keyText": texts.add([str(token) for token in layer.key_tokens]),
-        "queries": layer.query.shape[1],
-        "keys": keys,
-        "features": layer.query.shape[2],
-        "scale": float(layer.scale),
-        "softcap": None if layer.softcap is None else float(layer.softcap),
-        "error": layer.error,
-        "why": why.add(list(layer.steps)),
-        "whyBlind": why.add(list(layer.blind_steps)),
-        "thumbnail": {
-            "block": thumbnail,
-            "rows": layer.thumbnail.shape[1],
-            "columns": layer.thumbnail.shape[2],
-            "decades": THUMBNAIL_DECADES,
-        },
-        "heads": heads,
-    }
-
-
-def _operand(blocks: Blocks, array: Array, steps: Array | None) -> int:
-    return blocks.add(array, "float32") if steps is None else blocks.add_multiples(array, steps)
-
-
-def _means(layer: Layer, head: int) -> dict[str, float | None]:
-    """What the overview says of a head, over the queries that see something."""
-    seeing = np.asarray(layer.logsumexp[head]) != -np.inf
-    received = np.asarray(layer.received[head], dtype=np.float64)
-    if not seeing.any():
-        return {"entropy": None, "sink": None, "sinkKey": None, "distance": None}
-    sink_key = int(received.argmax())
-    distance = layer.distance
-    return {
-        "entropy": _finite(layer.entropy[head][seeing].mean()),
-        "sink": _finite(received[sink_key] / seeing.sum()),
-        "sinkKey": sink_key,
-        "distance": None if distance is None else _finite(distance[head][seeing].mean()),
-    }
-
-
-def _finite(value: Any) -> float | None:
-    """JSON has no NaN and no infinity: None, which the page shows as unknown."""
-    return float(value) if np.isfinite(value) else None
-
-
-def _thumbnail_codes(weights: Array) -> Array:
-    """Weights as bytes on a log scale; 0 stays 0, what is below the scale becomes 1."""
-    with np.errstate(divide="ignore"):
-        octaves = np.log2(weights)
-    codes = 128 + np.rint(127 * np.clip(np.nan_to_num(octaves, neginf=-8), -8, 8) / 8)
-    return np.where(weights <= 0, 0, codes).astype(np.uint8)
+def write_report(path: Any, layers: Iterable[Layer | LeftOut], title: str) -> Path:
+    """Write the page of these layers, which are taken one at a time; no string of the whole page is made."""
+    return page_of(layers, title).write(path)
 
 
 class _Once:

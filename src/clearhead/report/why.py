@@ -21,6 +21,8 @@ def with_steps(layer: Layer) -> Layer:
 
     One without code is given: "query", "key", "bias", "mask", "sink". A query that sees nothing has its own steps.
     """
+    if layer.phi != "mul" or layer.scores is not None:
+        return layer
     masked = bool((layer.start > 0).any() or (layer.stop < layer.key.shape[1]).any() or _holes(layer))
     blind = bool(np.isneginf(layer.logsumexp).any() or (layer.stop <= layer.start).any())
     return replace(layer, steps=_steps(layer, masked, False), blind_steps=_steps(layer, True, True) if blind else ())
@@ -51,8 +53,8 @@ def _steps(layer: Layer, masked: bool, blind: bool) -> tuple[dict[str, str], ...
 
 def _has_bias(layer: Layer) -> bool:
     """Whether anything but −∞, which hides a pair, is added to scores."""
-    return layer.bias is not None and bool((np.isfinite(layer.bias) & (layer.bias != 0)).any())
+    return layer.bias is not None and any((np.isfinite(a) & (a != 0)).any() for a in layer.bias.numbers)
 
 
 def _holes(layer: Layer) -> bool:
-    return layer.bias is not None and bool(np.isneginf(layer.bias).any())
+    return bool(layer.holes) or (layer.bias is not None and any(np.isneginf(a).any() for a in layer.bias.numbers))

@@ -7,18 +7,28 @@ import torch
 from clearhead.inspection.measures import MEASURES, Found, Measure, Subject
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.heads._tokens import Tokens
+from clearhead.report.from_call import of_sequence
 
 
 @torch.no_grad()
-def measured(call: AttentionCall, tokens: Tokens) -> dict[Measure, Found]:
-    """Each measure that can be computed of the call: positions, tokens or values may not be known."""
+def measured(call: AttentionCall, tokens: Tokens, sequence: int | None = None) -> dict[Measure, Found]:
+    """Each measure that can be computed of the call: positions, tokens or values may not be known.
+
+    `sequence`: of this one alone.
+    """
     words = (None, None) if call.padding is None else (call.padding.queries, call.padding.keys)
+    problem, value, skipped = call.record.problem, call.value, call.uniform
+    if sequence is not None:
+        problem, some = of_sequence(call, sequence), slice(sequence, sequence + 1)
+        words = (None if words[0] is None else words[0][some], None if words[1] is None else words[1][some])
+        value = None if value is None else value[some]
+        skipped = skipped if skipped is None or len(skipped) == 1 else skipped[some]
     subject = Subject(
-        call.record.problem,
+        problem,
         own_text=call.kind == "self",
         words=words,
-        skipped=None if call.uniform is None else call.uniform[..., 0],  # the mask left them no key
-        tokens=tokens.of(call),
-        value=call.value,
+        skipped=None if skipped is None else skipped[..., 0],  # the mask left them no key
+        tokens=tokens.of(call, sequence),
+        value=value,
     )
     return {measure: measure.of(subject) for measure in MEASURES if measure.applies(subject)}

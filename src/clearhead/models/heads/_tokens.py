@@ -24,19 +24,22 @@ class Tokens:
         self.source = None if source_tokens is None else _rows("source_tokens", source_tokens, numbers)
         self.words = {number: word for word, number in numbers.items()}
 
-    def of(self, call: AttentionCall) -> Pair | None:
+    def of(self, call: AttentionCall, sequence: int | None = None) -> Pair | None:
         """The tokens of a call's queries, (B or 1, Lq), and keys, (B or 1, Lk), int64; None where they do not fit.
 
-        In self attention the queries are some of the keys: None in their place.
+        In self attention the queries are some of the keys: None in their place. `sequence`: of this one alone.
         """
         batch, _, queries, keys = call.problem.sizes.shape
-        words = call.padding or (None, None)
+        queried, words = call.padding or (None, None)
+        if sequence is not None:
+            batch = 1
+            queried, words = (None if t is None else t[sequence : sequence + 1] for t in (queried, words))
         device = call.problem.sizes.device
-        held = _placed(self.source, batch, keys, words[1])
+        held = _placed(self.source, batch, keys, words)
         if call.kind == "cross":
-            asked = _placed(self.own, batch, queries, words[0])
+            asked = _placed(self.own, batch, queries, queried)
             return None if asked is None or held is None else (asked.to(device), held.to(device))
-        own = _placed(self.own, batch, keys, words[1])
+        own = _placed(self.own, batch, keys, words)
         held = held if own is None else own  # an encoder's text is the source
         return None if held is None else (None, held.to(device))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from clearhead.base.errors import ClearheadError
@@ -67,10 +67,19 @@ class _One:
         return self.value - self.uniform
 
 
-def distinctive(calls: Sequence[AttentionCall], tokens: Tokens) -> Distinctive:
-    """See `Recording.distinctive`."""
-    tokens.check(calls)
-    every = [one for number, call in enumerate(calls) for one in _of_call(number, measured(call, tokens))]
+def distinctive(
+    calls: Sequence[AttentionCall],
+    tokens: Tokens,
+    found: Mapping[int, Mapping[Measure, Found]] | None = None,
+    heads: Mapping[int, Sequence[int]] | None = None,
+) -> Distinctive:
+    """See `Recording.distinctive`. `found`: the measures of calls by their numbers, where they are known; `heads`: the
+    heads of these that count, None for all."""
+    if found is None:
+        tokens.check(calls)
+        found = {number: measured(call, tokens) for number, call in enumerate(calls)}
+    every = [one for number, measures in found.items() for one in _of_call(number, measures)]
+    every = [one for one in every if heads is None or one.head in heads.get(one.layer, ())]
     shares = [one for one in every if one.measure.does is not None]
     entropies = [one for one in every if one.measure.name == ENTROPY]
     if not shares or not entropies:
@@ -99,7 +108,7 @@ def distinctive(calls: Sequence[AttentionCall], tokens: Tokens) -> Distinctive:
     )
 
 
-def _of_call(number: int, found: dict[Measure, Found]) -> Iterator[_One]:
+def _of_call(number: int, found: Mapping[Measure, Found]) -> Iterator[_One]:
     """The measures of a call's heads that are known, over enough queries."""
     sees = next(values.queries for measure, values in found.items() if measure.name == "sink")
     for measure, values in found.items():

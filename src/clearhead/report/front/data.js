@@ -1,49 +1,28 @@
-// ---- The page's own data: metadata at once, arrays when a head is first opened.
+// ---- The page's data as objects. The format is described in `clearhead/report/page.py`.
 
-const byId = (id) => document.getElementById(id);
-let meta = null;
+const PLACES = 8; // the most arrays of a block: where one stands is 8 * block + place
+const plainArrays = [Uint8Array, Int32Array, Float32Array, Float64Array];
 
-const arrayTypes = {
-  float32: Float32Array,
-  float64: Float64Array,
-  int32: Int32Array,
-  uint8: Uint8Array,
-};
-
-/** Resolves when the parser has read the whole file: the last blocks come after this program. */
-const allRead = new Promise((resolve) => {
-  if (document.readyState !== "loading") resolve();
-  else document.addEventListener("DOMContentLoaded", () => resolve());
-});
-
-function bytesOf(base64) {
-  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(base64);
-  return Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
-}
-
-async function decodeBlock(number) {
-  let element = byId(`block-${number}`);
-  if (!element) {
-    await allRead;
-    element = byId(`block-${number}`);
+/** The arrays of a block, an ArrayBuffer: kind and bytes as int32, the values, filled up to 8 bytes; and so on. */
+function arraysOf(buffer) {
+  const found = [];
+  for (let at = 0; at < buffer.byteLength;) {
+    const [kind, bytes] = new Int32Array(buffer, at, 2);
+    at += 8;
+    if (kind < plainArrays.length) {
+      const type = plainArrays[kind];
+      found.push(new type(buffer, at, bytes / type.BYTES_PER_ELEMENT));
+    } else found.push(kind === 4 ? multiplesOf(buffer, at) : planesOf(new Uint8Array(buffer, at, bytes)));
+    at += bytes + ((8 - (bytes % 8)) % 8);
   }
-  if (!element) throw new Error(`the file is cut short: block ${number} is missing`);
-  const packed = new Blob([bytesOf(element.textContent)]);
-  const stream = packed.stream().pipeThrough(new DecompressionStream("deflate"));
-  const values = await new Response(stream).arrayBuffer();
-  element.remove(); // the text is larger than the values, and not needed again
-  const type = meta.types[number];
-  return type === "multiples" ? multiplesOf(values) : new arrayTypes[type](values);
+  return found;
 }
 
-/**
- * Whole multiples of a step for each column, as numbers row by row: rows, columns and bytes a multiple as int32; the
- * steps as float64; then the lowest byte of each multiple, one column after another, the next, …
- */
-function multiplesOf(values) {
-  const [rows, columns, planes] = new Int32Array(values, 0, 4);
-  const stepOf = new Float64Array(values, 16, columns);
-  const bytes = new Uint8Array(values, 16 + 8 * columns);
+/** Whole multiples of a step for each column, as float32 row by row: see `multiples` in `_blocks.py`. */
+function multiplesOf(buffer, start) {
+  const [rows, columns, planes] = new Int32Array(buffer, start, 4);
+  const stepOf = new Float64Array(buffer, start + 16, columns);
+  const bytes = new Uint8Array(buffer, start + 16 + 8 * columns);
   const numbers = new Float32Array(rows * columns);
   const count = rows * columns;
   for (let column = 0, at = 0; column < columns; column++) {
@@ -58,67 +37,126 @@ function multiplesOf(values) {
   return numbers;
 }
 
-const decoded = new Map();
-
-/** The promise of block `number`; null for an array that the head does not have. */
-function block(number) {
-  if (number === null) return null;
-  if (!decoded.has(number)) decoded.set(number, decodeBlock(number));
-  return decoded.get(number);
+/** Numbers of 16 bits: the low bytes of all, then the high ones. */
+function planesOf(bytes) {
+  const count = bytes.length / 2;
+  return Uint16Array.from({ length: count }, (_, at) => bytes[at] + 256 * bytes[count + at]);
 }
 
-const opened = new Map();
-
-/**
- * The promise of one head: its arrays, and the sizes and factors of its layer.
- * Shapes, row by row: query (queries, features), key (keys, features), start, stop, logsumexp,
- * distance (queries), received (keys), bias (queries, keys).
- */
-function openHead(layerIndex, headIndex) {
-  const name = `${layerIndex}/${headIndex}`;
-  if (!opened.has(name)) opened.set(name, readHead(meta.layers[layerIndex], headIndex));
-  return opened.get(name);
+function bytesOf(base64) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(base64);
+  return Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
 }
 
-async function readHead(layer, headIndex) {
-  const numbers = layer.heads[headIndex];
-  const fields = ["query", "key", "start", "stop", "bias", "logsumexp", "received", "distance"];
-  const arrays = await Promise.all(fields.map((field) => block(numbers[field])));
-  const head = {
-    layer,
-    queries: layer.queries,
-    keys: layer.keys,
-    features: layer.features,
-    scale: layer.scale,
-    softcap: layer.softcap,
-    sink: numbers.sink,
+/** The data that stand in a page: its metadata at once, a block when it is asked for. */
+function embeddedSource(page) {
+  /** Resolves when the parser has read the whole file: the last blocks come after this program. */
+  const allRead = new Promise((resolve) => {
+    if (page.readyState !== "loading") resolve();
+    else page.addEventListener("DOMContentLoaded", () => resolve());
+  });
+  return {
+    meta: JSON.parse(page.getElementById("meta").textContent),
+    async block(number) {
+      let element = page.getElementById(`block-${number}`);
+      if (!element) {
+        await allRead;
+        element = page.getElementById(`block-${number}`);
+      }
+      if (!element) throw new Error(`the file is cut short: block ${number} is missing`);
+      const packed = new Blob([bytesOf(element.textContent)]);
+      element.remove(); // the text is larger than the values, and not needed again
+      return new Response(packed.stream().pipeThrough(new DecompressionStream("deflate"))).arrayBuffer();
+    },
   };
-  fields.forEach((field, index) => { head[field] = arrays[index]; });
-  return head;
 }
 
-const embeddedSource = (within) => {
-  meta = JSON.parse(within.getElementById("meta").textContent);
-  return { meta, block };
-};
+/** The data as binary messages: `buffers[number]` is the ArrayBuffer of a block, not deflated, or the promise of it. */
+const messageSource = (meta, buffers) => ({ meta, block: async (number) => buffers[number] });
 
+/** What a page shows. `source`: its `meta`, and `block(number)`, the promise of an ArrayBuffer. */
 class Run {
   constructor(source) {
+    const { title, texts, steps, measures, distinctive, leftOut } = source.meta;
+    Object.assign(this, { title, texts, steps, measures, distinctive, leftOut });
+    this.first = distinctive ?? { layer: 0, head: 0 };
+    this.layers = source.meta.layers.map((layer) => ({
+      ...layer,
+      heads: layer.heads.map((head) => ({ ...head, measures: this.named(head.measures) })),
+    }));
     this.source = source;
-    this.layers = meta.layers;
-    this.texts = meta.texts;
-    this.steps = meta.steps;
-    this.title = meta.title;
-    this.measures = meta.measures;
-    this.distinctive = meta.distinctive;
-    this.first = meta.distinctive ?? { layer: 0, head: 0 };
+    this.blocks = new Map();
+    this.heads = new Map();
   }
 
-  array(place) {
-    return block(place);
+  /** The measures of a head by their names: [value, that of uniform attention, the key that is meant or null]. */
+  named(values) {
+    const found = {};
+    (values ?? []).forEach((value, number) => {
+      if (value) found[this.measures[number].name] = [value[0], value[1], value[2] ?? null];
+    });
+    return found;
   }
 
-  open(layer, head) {
-    return openHead(layer, head);
+  /** The promise of the array that stands at a place. */
+  async array(place) {
+    const number = Math.floor(place / PLACES);
+    if (!this.blocks.has(number)) this.blocks.set(number, this.source.block(number).then(arraysOf));
+    return (await this.blocks.get(number))[place % PLACES];
   }
+
+  /** The promise of an array that stands in one part or in several; null for one that there is not. */
+  async joined(places) {
+    if (places === undefined || places === null) return null;
+    if (!Array.isArray(places)) return this.array(places);
+    const parts = await Promise.all(places.map((place) => this.array(place)));
+    const whole = new parts[0].constructor(parts.reduce((sum, part) => sum + part.length, 0));
+    let at = 0;
+    for (const part of parts) {
+      whole.set(part, at);
+      at += part.length;
+    }
+    return whole;
+  }
+
+  /** The promise of one head: see `readHead`. */
+  open(layerIndex, headIndex) {
+    const name = `${layerIndex}/${headIndex}`;
+    if (!this.heads.has(name)) this.heads.set(name, readHead(this, this.layers[layerIndex], headIndex));
+    return this.heads.get(name);
+  }
+}
+
+/**
+ * One head: its arrays, and the sizes and factors of its layer, all that `weights.js` reads. Row by row: `query` (queries,
+ * features), `key` (keys, features), `weight` (features) of φ or null, `scores` (queries, keys) where they were given;
+ * `start`, `stop`, `counts` (queries), `expected` (keys); what is added to a score, each null where there is none:
+ * `relative` (queries + keys - 1), `dense` with its rows and columns, `tiles`; `holes`, tiles of bits; `logsumexp`,
+ * `entropy`, `distance` (queries) and `received` (keys), which `rowsOf` computes where the file does not have them.
+ */
+async function readHead(run, layer, headIndex) {
+  const parts = { ...layer.shared, ...layer.heads[headIndex] };
+  const { queries, keys, features, phi, scale, softcap, position, kind } = layer;
+  const arrays = ["query", "key", "weight", "scores", "start", "stop", "counts", "expected", "relative",
+    "logsumexp", "entropy", "received", "distance"];
+  const found = await Promise.all(arrays.map((name) => run.joined(parts[name])));
+  const head = { layer, number: parts.number, queries, keys, features, phi, scale, softcap, position, kind };
+  head.sink = parts.sink ?? null;
+  arrays.forEach((name, index) => { head[name] = found[index]; });
+  head.dense = parts.dense ? { ...parts.dense, values: await run.array(parts.dense.values) } : null;
+  for (const name of ["tiles", "holes"]) {
+    const given = parts[name];
+    head[name] = !given ? null : {
+      side: given.side,
+      across: Math.ceil(keys / given.side),
+      places: await run.array(given.places),
+      values: await run.joined(given.values),
+    };
+  }
+  if (parts.pyramid) {
+    const [max, mean] = await Promise.all(["max", "mean"].map((name) => run.array(parts.pyramid[name])));
+    head.pyramid = { ...parts.pyramid, max, mean };
+  } else head.pyramid = null;
+  if (!head.logsumexp) Object.assign(head, rowsOf(head));
+  return head;
 }

@@ -1,42 +1,128 @@
 // ---- The formula. Numbers are float64 here, as in NumPy; only colours are rounded further.
 
+/** How a feature of a query meets that of a key. */
+const PHIS = {
+  mul: (a, b) => a * b,
+  tanh_add: (a, b) => Math.tanh(a + b),
+  sq_diff: (a, b) => (a - b) * (a - b),
+};
+
+/** What feature d adds to the product of query i and key j: every score is made of these. */
+function term(head, i, j, d) {
+  const { features, weight } = head;
+  const value = PHIS[head.phi](head.query[i * features + d], head.key[j * features + d]);
+  return weight ? weight[d] * value : value;
+}
+
+/** The sum of the terms; of a score that has none, the score that was given. */
 function dot(head, i, j) {
-  const { query, key, features } = head;
+  const { features, phi } = head;
+  if (head.scores) return head.scores[i * head.keys + j];
   let sum = 0;
-  for (let f = 0, a = i * features, b = j * features; f < features; f++) sum += query[a + f] * key[b + f];
+  if (phi === "mul" && !head.weight) { // the same terms, without a call for each: most of a page's time is here
+    const { query, key } = head;
+    for (let f = 0, a = i * features, b = j * features; f < features; f++) sum += query[a + f] * key[b + f];
+  } else for (let d = 0; d < features; d++) sum += term(head, i, j, d);
   return sum;
 }
+
+/** The entry of tiles that holds pair (i, j), or -1 where its tile is not kept: it is zeros. */
+function placeIn(tiles, i, j) {
+  const { side } = tiles;
+  const tile = tiles.places[Math.floor(i / side) * tiles.across + Math.floor(j / side)];
+  return tile < 0 ? -1 : (tile * side + (i % side)) * side + (j % side);
+}
+
+/** What is added to the score of a pair after the softcap; −∞ hides the pair. */
+function biasOf(head, i, j) {
+  let bias = 0;
+  if (head.relative) bias += head.relative[j - i + head.queries - 1];
+  if (head.dense) {
+    const { values, rows, columns } = head.dense;
+    bias += values[(rows === 1 ? 0 : i * columns) + (columns === 1 ? 0 : j)];
+  }
+  if (head.tiles) {
+    const place = placeIn(head.tiles, i, j);
+    if (place >= 0) bias += head.tiles.values[place];
+  }
+  return bias;
+}
+
+const hasBias = (head) => Boolean(head.relative || head.dense || head.tiles);
 
 /** The score of a pair: scaled, then capped, then with its bias. */
 function scoreOf(head, i, j) {
   let score = dot(head, i, j) * head.scale;
   if (head.softcap !== null) score = head.softcap * Math.tanh(score / head.softcap);
-  return head.bias ? score + head.bias[i * head.keys + j] : score;
+  return hasBias(head) ? score + biasOf(head, i, j) : score;
 }
 
 /** May query i see key j? Inside its span, and in no hole of it. */
 function mayLook(head, i, j) {
   if (j < head.start[i] || j >= head.stop[i]) return false;
-  return !head.bias || head.bias[i * head.keys + j] !== -Infinity;
+  if (head.holes) {
+    const place = placeIn(head.holes, i, j);
+    if (place >= 0 && (head.holes.values[place >> 3] >> (7 - (place & 7))) & 1) return false;
+  }
+  return !hasBias(head) || biasOf(head, i, j) !== -Infinity;
 }
+
+/** Whether spans alone say who may see whom. */
+const onlySpans = (head) => !head.holes && !hasBias(head);
 
 function weightOf(head, i, j) {
   const total = head.logsumexp[i];
   return total === -Infinity || !mayLook(head, i, j) ? 0 : Math.exp(scoreOf(head, i, j) - total);
 }
 
-/** How many keys each query may see, counted once for a head. */
-function countsOf(head) {
-  if (head.counts) return head.counts;
-  const counts = new Int32Array(head.queries);
-  for (let i = 0; i < head.queries; i++) {
-    if (!head.bias) counts[i] = Math.max(0, head.stop[i] - head.start[i]);
-    else for (let j = head.start[i]; j < head.stop[i]; j++) if (mayLook(head, i, j)) counts[i]++;
+/** The share of a query's softmax that goes to its head's sink; 0 without one, and where it sees nothing. */
+function sinkShareOf(head, i) {
+  return head.sink === null || head.logsumexp[i] === -Infinity ? 0 : Math.exp(head.sink - head.logsumexp[i]);
+}
+
+/**
+ * Of all rows: `logsumexp` of keys and sink; `entropy`, and `distance` in positions, of the weights divided by their sum;
+ * `received`, the sum of these over the queries. The page computes them where the head is small.
+ */
+function rowsOf(head) {
+  const { queries, keys, sink } = head;
+  const placed = head.position !== null && head.kind === "self";
+  const logsumexp = new Float64Array(queries).fill(-Infinity);
+  const entropy = new Float64Array(queries);
+  const received = new Float64Array(keys);
+  const distance = placed ? new Float64Array(queries) : null;
+  const scores = new Float64Array(keys);
+  const plain = onlySpans(head);
+  for (let i = 0; i < queries; i++) {
+    let most = -Infinity;
+    for (let j = head.start[i]; j < head.stop[i]; j++) {
+      scores[j] = plain || mayLook(head, i, j) ? scoreOf(head, i, j) : -Infinity;
+      if (!(scores[j] <= most)) most = scores[j]; // NaN too
+    }
+    if (most === -Infinity) continue;
+    let sum = 0;
+    for (let j = head.start[i]; j < head.stop[i]; j++) sum += Math.exp(scores[j] - most);
+    const own = most + Math.log(sum);
+    for (let j = head.start[i]; j < head.stop[i]; j++) {
+      if (scores[j] === -Infinity) continue;
+      const weight = Math.exp(scores[j] - own);
+      received[j] += weight;
+      entropy[i] += weight * (own - scores[j]);
+      if (placed) distance[i] += weight * Math.abs(i + head.position - j);
+    }
+    logsumexp[i] = sink === null ? own
+      : Math.max(own, sink) + Math.log1p(Math.exp(-Math.abs(own - sink)));
   }
-  head.counts = counts;
-  head.mostKeys = counts.reduce((most, count) => Math.max(most, count), 1);
-  head.alike = counts.every((count) => count === 0 || count === head.mostKeys);
-  return counts;
+  return { logsumexp, entropy, received, distance };
+}
+
+/** How many keys each query may see; the most of any query, and whether it is the same for all that see something. */
+function countsOf(head) {
+  if (head.mostKeys === undefined) {
+    head.mostKeys = head.counts.reduce((most, count) => Math.max(most, count), 1);
+    head.alike = head.counts.every((count) => count === 0 || count === head.mostKeys);
+  }
+  return head.counts;
 }
 
 /** What query i would give each key if it looked at all it may see alike. */
@@ -85,12 +171,13 @@ const breathe = () => new Promise((resolve) => { setTimeout(resolve, 0); });
 async function poolOf(head, perRow, perColumn, wanted, progress) {
   const columns = Math.ceil(head.keys / perColumn);
   const pool = new Float32Array(Math.ceil(head.queries / perRow) * columns).fill(-1);
+  const plain = onlySpans(head);
   let since = performance.now();
   let painted = since;
   for (let i = 0; i < head.queries; i++) {
     const base = Math.floor(i / perRow) * columns;
     for (let j = head.start[i]; j < head.stop[i]; j++) {
-      if (head.bias && !mayLook(head, i, j)) continue;
+      if (!plain && !mayLook(head, i, j)) continue;
       const weight = weightOf(head, i, j);
       const cell = base + (perColumn === 1 ? j : Math.floor(j / perColumn));
       const before = pool[cell];

@@ -20,7 +20,7 @@ function givenOf(head, i) {
     query: () => nodeOver("query", head.query.subarray(i * features, (i + 1) * features), [1, 1, 1, features]),
     key: () => nodeOver("key", head.key, [1, 1, keys, features]),
     bias: () => nodeOver("bias", row((j) => {
-      const bias = head.bias[i * keys + j];
+      const bias = biasOf(head, i, j);
       return bias === -Infinity ? 0 : bias; // −∞ is what the mask hides
     }), [1, 1, 1, keys]),
     mask: () => nodeOver("mask", row((j) => Number(mayLook(head, i, j))), [1, 1, 1, keys], (x) => (x ? "True" : "False")),

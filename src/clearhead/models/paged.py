@@ -1,0 +1,131 @@
+"""Recorded calls as the layers of a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from clearhead.base.errors import ClearheadError
+from clearhead.inspection.measures import Found, Measure
+from clearhead.models._words import whole, words, words_of
+from clearhead.models.attention_call import AttentionCall
+from clearhead.models.heads._measured import measured
+from clearhead.models.heads._tokens import Tokens
+from clearhead.models.heads.distinctive import distinctive
+from clearhead.report import Layer, Page
+from clearhead.report.from_call import layer_from_call
+from clearhead.report.layer import LeftOut
+from clearhead.report.operands import ERROR, checked_error
+
+
+class Paged:
+    """The calls of a recording as layers, made one at a time, and what is found of their heads on the way.
+
+    `tokens`, `source_tokens`, `sequence`, `error`: as for `Recording.report`. Of two calls with the same number of
+    positions, the encoder's has the source tokens.
+    """
+
+    def __init__(
+        self,
+        calls: Sequence[AttentionCall],
+        tokens: Iterable[str] | None = None,
+        source_tokens: Iterable[str] | None = None,
+        sequence: Any = 0,
+        error: Any = ERROR,
+    ) -> None:
+        self.calls, self.sequence, self.error = calls, whole(sequence), checked_error(error)
+        sizes = {n for call in calls for n in (*call.weights.shape[-2:], *words_of(call, self.sequence))}
+        self.words, self.source = words("tokens", tokens, sizes), words("source_tokens", source_tokens, sizes)
+        self.tokens = Tokens(self.words or None, self.source or None)
+        self.roles = roles([(call.name, call.kind) for call in calls])
+        self.found: dict[int, Mapping[Measure, Found]] = {}
+
+    def layer(self, number: int) -> Layer | LeftOut:
+        """Call `number`, with the measures of its heads."""
+        call = self.calls[number]
+        batch = call.query.shape[0]
+        if not -batch <= self.sequence < batch:
+            raise ClearheadError(f"sequence is {self.sequence}, and {call.name} was given a batch of {batch}.")
+        sequence = self.sequence % batch
+        layer = layer_from_call(call, *self._words(number), sequence, self.error)
+        if isinstance(layer, LeftOut):
+            return layer
+        self.found[number] = measured(call, self.tokens, sequence)
+        each = _by_head(self.found[number], call, sequence)
+        return replace(layer, label=f"L{number}", role=self.roles[number], measures=each)
+
+    def _words(self, number: int) -> tuple[list[str], list[str]]:
+        """The words of a call's queries and keys."""
+        call = self.calls[number]
+        queries, keys = call.weights.shape[-2:]
+        own, other = self.words, self.source or self.words
+        fits = len(own) in (keys, *words_of(call, self.sequence)[1:])
+        if call.kind == "self" and (not fits or (self.roles[number] == "encoder" and self.source)):
+            own = other
+        return own[-queries:], other if call.kind == "cross" else own
+
+    def layers(self, numbers: Iterable[int] | None = None) -> Iterator[Layer | LeftOut]:
+        """These calls, one at a time."""
+        return map(self.layer, range(len(self.calls)) if numbers is None else numbers)
+
+    def page(self, layers: Iterable[Layer | LeftOut], title: str) -> Page:
+        """A page of such layers, which is told the head that departs most from uniform attention."""
+        page = Page(title)
+        for layer in layers:
+            page.add(layer)
+        page.distinctive = self.distinctive(page.shown)
+        return page
+
+    def distinctive(self, shown: Sequence[tuple[str, Sequence[int]]]) -> dict[str, Any] | None:
+        """The most distinctive head of those that a page shows: labels of layers, and the numbers of their heads.
+
+        None where queries see one key each, so that heads cannot be told apart.
+        """
+        heads = {int(label[1:].split("#")[0]): (place, own) for place, (label, own) in enumerate(shown)}
+        try:
+            most = distinctive(self.calls, self.tokens, self.found, {n: own for n, (_, own) in heads.items()})
+        except ClearheadError:
+            return None
+        place, own = heads[most.layer]
+        return {
+            "layer": place,
+            "head": list(own).index(most.head),
+            "sentence": str(most),
+            "measure": most.measure,
+            "nearUniform": most.near_uniform,
+        }
+
+
+def roles(calls: Sequence[tuple[str, str]]) -> list[str]:
+    """What each call is, by name and kind: "cross", "decoder" what stands in one module with these, "encoder" what does
+    not; "self" where there is no cross attention."""
+    crossing = [name.split(".") for name, kind in calls if kind == "cross"]
+    if not crossing:
+        return ["self"] * len(calls)
+    stack = []
+    for parts in zip(*crossing, strict=False):
+        if len(set(parts)) > 1 or parts[0].isdigit():
+            break
+        stack.append(parts[0])
+
+    def role(name: str, kind: str) -> str:
+        return "cross" if kind == "cross" else "decoder" if name.split(".")[: len(stack)] == stack else "encoder"
+
+    return [role(name, kind) for name, kind in calls]
+
+
+def _by_head(
+    found: Mapping[Measure, Found], call: AttentionCall, sequence: int
+) -> tuple[dict[Measure, tuple[float, float, int | None]], ...]:
+    """Each head's measures; keys by their place among those that are no padding."""
+    words = None if call.padding is None else call.padding.keys
+
+    def place(key: int) -> int:
+        return key if words is None else int(words[sequence, :key].sum())
+
+    def of(one: Found, head: int) -> tuple[float, float, int | None]:
+        key = None if one.key is None else place(int(one.key[0, head]))
+        return float(one.value[head]), float(one.uniform[head]), key
+
+    return tuple({m: of(one, head) for m, one in found.items()} for head in range(call.query.shape[1]))

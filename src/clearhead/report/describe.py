@@ -1,0 +1,173 @@
+"""A layer as the part of the page's metadata that is about it; its arrays go to blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from clearhead.report._blocks import Blocks, multiples, plain, planes, rounded
+from clearhead.report.codes import thumbnail_codes
+from clearhead.report.layer import About, Array, Bias, Layer, Measures
+from clearhead.report.seen_keys import seen_keys
+from clearhead.report.tiles import Tiles
+
+CHUNK = 8192  # tokens of an operand to a block
+AT_ONCE = 2**24  # products of features in which a page computes log-sum-exps by itself, and does not read them
+COST = {"mul": 1, "sq_diff": 8, "tanh_add": 24}  # of a φ in JavaScript, beside a product
+
+
+def described(layer: Layer, texts: tuple[int, int], steps: tuple[int, int], blocks: Blocks) -> dict[str, Any]:
+    """See `page.py`. `texts`, `steps`: the numbers of the layer's query and key text, and of its steps."""
+    queries, keys = layer.shape
+    thumbnail = blocks.add(plain(thumbnail_codes(layer.thumbnail), "uint8"), early=True)[0]
+    counts, expected = seen_keys(layer)
+    shared: dict[str, Any] = {}
+    heads: list[dict[str, Any]] = [{"number": n} for n in layer.numbers or range(layer.heads)]
+
+    def put(name: str, parts: Sequence[Any]) -> None:
+        """A value of each head, or one for all."""
+        if len(parts) == 1:
+            shared[name] = parts[0]
+        for head, part in zip(heads, parts if len(parts) > 1 else (), strict=False):
+            head[name] = part
+
+    for name, edge in (("start", layer.start), ("stop", layer.stop)):
+        put(name, [blocks.one(plain(np.clip(row, 0, keys), "int32")) for row in edge])
+    put("counts", [blocks.one(plain(row, "int32")) for row in counts])
+    put("expected", [blocks.one(plain(row, "float32")) for row in expected])
+    if layer.weight is not None:
+        put("weight", [blocks.one(plain(layer.weight, "float64"))])
+    if layer.bias is not None:
+        _describe_bias(layer.bias, put, blocks)
+    put("holes", [_tiles(tiles, blocks) for tiles in layer.holes])
+    for number, head in enumerate(heads):
+        head |= _operands(layer, number, blocks) | _rows(layer, number, blocks)
+        if layer.sinks is not None:
+            head["sink"] = float(layer.sinks[number])
+        if layer.pyramid is not None:
+            head["pyramid"] = _pyramid(layer, number, blocks)
+        head["mean"] = _means(layer, number)
+    return {
+        "name": layer.name,
+        "label": layer.label,
+        "kind": layer.kind,
+        "role": layer.role,
+        "queryText": texts[0],
+        "keyText": texts[1],
+        "queries": queries,
+        "keys": keys,
+        "position": layer.position,
+        "phi": None if layer.scores is not None else layer.phi,
+        "features": layer.query.shape[2],
+        "scale": float(layer.scale),
+        "softcap": None if layer.softcap is None else float(layer.softcap),
+        "error": layer.error,
+        "why": steps[0],
+        "whyBlind": steps[1],
+        "thumbnail": {"block": thumbnail, "rows": layer.thumbnail.shape[1], "columns": layer.thumbnail.shape[2]},
+        "shared": shared,
+        "heads": heads,
+    }
+
+
+def _operands(layer: Layer, number: int, blocks: Blocks) -> dict[str, Any]:
+    """Query and key: of a short head in one block, if no other head has its key; else in blocks of 8,192 tokens."""
+    if layer.scores is not None:
+        seen = layer.allowed(number, 0, layer.shape[0])  # at most 1,024 × 1,024
+        return {"scores": blocks.one(plain(np.where(seen, layer.scores[number], 0.0), "float32"))}
+    key_head, steps = layer.key_head(number), layer.operand_steps
+    query = _packed(layer.query[number], None if steps is None else steps[0][number])
+    key = _packed(layer.key[key_head], None if steps is None else steps[1][key_head])
+    if len(query) == len(key) == 1 and len(layer.key) == layer.heads:
+        together = blocks.add(*query, *key)
+        return {"query": together[0], "key": together[1]}
+    return {"query": [blocks.one(part) for part in query], "key": [blocks.one(part) for part in key]}
+
+
+def _packed(operand: Array, steps: Array | None) -> list[bytes]:
+    parts = (operand[first : first + CHUNK] for first in range(0, len(operand), CHUNK))
+    return [plain(part, "float32") if steps is None else multiples(part, steps) for part in parts]
+
+
+def _rows(layer: Layer, number: int, blocks: Blocks) -> dict[str, int]:
+    """What is said of each query and key; nothing where the page computes it at once."""
+    queries, keys = layer.shape
+    if layer.even and queries * keys * max(layer.query.shape[2], 1) * COST[layer.phi] <= AT_ONCE:
+        return {}
+    found = {
+        "logsumexp": plain(layer.logsumexp[number], layer.logsumexp.dtype.name),
+        "entropy": rounded(layer.entropy[number]),
+        "received": rounded(layer.received[number]),
+    }
+    if layer.distance is not None:
+        found["distance"] = rounded(layer.distance[number])
+    return dict(zip(found, blocks.add(*found.values()), strict=True))
+
+
+def _describe_bias(bias: Bias, put: Any, blocks: Blocks) -> None:
+    if bias.relative is not None:
+        put("relative", [blocks.one(plain(row, "float32")) for row in bias.relative])
+    if bias.dense is not None:
+        rows, columns = bias.dense.shape[1:]
+        each = [blocks.one(plain(part, "float32")) for part in bias.dense]
+        put("dense", [{"rows": rows, "columns": columns, "values": place} for place in each])
+    put("tiles", [_tiles(tiles, blocks) for tiles in bias.tiles])
+
+
+def _tiles(tiles: Tiles | None, blocks: Blocks) -> dict[str, Any] | None:
+    """Where the numbers of tiles and the tiles stand: float32, or bits, the first of a byte the highest."""
+    if tiles is None:
+        return None
+    values, places = tiles.tiles, plain(tiles.places, "int32")
+    bits = values.dtype == np.bool_
+    packed = plain(np.packbits(values.ravel()), "uint8") if bits else plain(values, "float32")
+    return {"side": tiles.side, "places": blocks.one(places), "values": blocks.one(packed)}
+
+
+def _pyramid(layer: Layer, number: int, blocks: Blocks) -> dict[str, int]:
+    assert layer.pyramid is not None
+    largest, mean, per_row, per_column = (
+        layer.pyramid.max[number],
+        layer.pyramid.mean[number],
+        layer.pyramid.per_row,
+        layer.pyramid.per_column,
+    )
+    rows, columns = largest.shape
+    places = dict(zip(("max", "mean"), blocks.add(planes(largest), planes(mean)), strict=True))
+    return places | {"rows": rows, "columns": columns, "perRow": per_row, "perColumn": per_column}
+
+
+def _means(layer: Layer, head: int) -> dict[str, float | int | None]:
+    """Over the queries that see something; of weights divided by their sum, and the share that a sink has of all."""
+    seeing = np.asarray(layer.logsumexp[head]) != -np.inf
+    received = np.asarray(layer.received[head], dtype=np.float64)
+    if not seeing.any():
+        return {"entropy": None, "sink": None, "sinkKey": None, "distance": None}
+    sink_key = int(received.argmax())
+    distance = layer.distance
+    found = {
+        "entropy": finite(layer.entropy[head][seeing].mean()),
+        "sink": finite(received[sink_key] / seeing.sum()),
+        "sinkKey": sink_key,
+        "distance": None if distance is None else finite(distance[head][seeing].mean()),
+    }
+    if layer.sinks is not None:
+        found["sinkShare"] = finite(np.exp(layer.sinks[head] - layer.logsumexp[head][seeing]).mean())
+    return found
+
+
+def measured(measures: Measures, known: Sequence[About]) -> list[Any]:
+    """A head's in the order of those that are known: (value, of uniform attention, perhaps a key), or 0 for none."""
+    found: list[Any] = []
+    for measure in known:
+        value, uniform, key = measures.get(measure, (None, None, None))
+        numbers = [None if number is None else finite(number) for number in (value, uniform)]
+        found.append(0 if numbers == [None, None] else numbers + ([] if key is None else [key]))
+    return found
+
+
+def finite(value: Any) -> float | None:
+    """To five digits. JSON has no NaN and no infinity: None, which the page shows as unknown."""
+    return float(f"{value:.5g}") if np.isfinite(value) else None

@@ -1,0 +1,47 @@
+"""How many keys each query of a layer may see, and what each key would receive of uniform attention."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from clearhead.report.layer import Array, Layer, of_head
+
+ROWS = 128
+
+
+def masked_heads(layer: Layer) -> int:
+    """Of how many heads the mask is: 1 where it is the same for all."""
+    holes, bias = len(layer.holes), 1 if layer.bias is None else layer.bias.heads
+    return max(len(layer.start), len(layer.stop), holes, bias)
+
+
+def seen_keys(layer: Layer) -> tuple[Array, Array]:
+    """The number of keys that each query may see, (H or 1, Lq) int32, and Σ_i [j is seen by i] / that, (H or 1, Lk).
+
+    Formula: u_j = Σ_i [i may see j] / n_i. Of spans alone in O(Lq + Lk); else a band of rows at a time.
+    """
+    of = _of_spans if layer.bias is None and not layer.holes else _of_pairs
+    counts, expected = zip(*(of(layer, head) for head in range(masked_heads(layer))), strict=True)
+    return np.stack(counts), np.stack(expected)
+
+
+def _of_spans(layer: Layer, head: int) -> tuple[Array, Array]:
+    keys = layer.shape[1]
+    start, stop = (np.clip(of_head(edge, head), 0, keys) for edge in (layer.start, layer.stop))
+    counts = np.maximum(stop - start, 0).astype(np.int32)
+    some = counts > 0
+    change = np.zeros(keys + 1)
+    np.add.at(change, start[some], 1 / counts[some])
+    np.add.at(change, stop[some], -1 / counts[some])
+    return counts, change[:keys].cumsum()
+
+
+def _of_pairs(layer: Layer, head: int) -> tuple[Array, Array]:
+    queries, keys = layer.shape
+    counts, expected = np.zeros(queries, dtype=np.int32), np.zeros(keys)
+    for first in range(0, queries, ROWS):
+        seen = layer.allowed(head, first, min(first + ROWS, queries))
+        here = seen.sum(1)
+        counts[first : first + ROWS] = here
+        expected += (1 / np.maximum(here, 1)) @ seen
+    return counts, expected

@@ -1,0 +1,121 @@
+"""What the page says of the weights of one sequence of a call: of each query and key, and from afar."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from clearhead.inspection.reductions.base import over_keys
+from clearhead.inspection.reductions.entropy import Entropy
+from clearhead.inspection.reductions.log_sum_exp import LogSumExp
+from clearhead.inspection.reductions.mean_distance import MeanDistance
+from clearhead.inspection.reductions.pool import Pool
+from clearhead.inspection.reductions.received import Received
+from clearhead.inspection.source import FromRecord
+from clearhead.inspection.weights import Weights
+from clearhead.problem.problem import Problem
+from clearhead.problem.record import now
+from clearhead.problem.region import Region
+from clearhead.problem.regions import cut
+from clearhead.report._words import Cells, Shown
+from clearhead.report.layer import Array
+
+THUMBNAIL = 32
+LONG = 1024  # a side beyond it has a map from afar
+NEAR, FAR, FARTHER = 512, 1024, 16384  # cells a side; of what is longer than the last the second
+LEAST = 8  # positions to a cell
+
+
+class Statistics(NamedTuple):
+    """Of all queries and keys, but `peaks`: over shown positions, (H, Lq, ≤ 32), the largest weight of each query in
+    each column of cells."""
+
+    logsumexp: Array
+    entropy: Array
+    received: Array
+    distance: Array | None
+    peaks: Array
+    cells: tuple[Array, Array] | None  # of a long head, (H, rows, columns): the largest, and the mean
+
+
+def lazy(problem: Problem) -> Weights:
+    """The weights of a problem that nothing writes to."""
+    return Weights(FromRecord(now(problem), {}))
+
+
+def statistics(problem: Problem, rows: Shown, columns: Shown, placed: bool) -> Statistics:
+    """One pass over the weights of the keys, and one more of a long head, and where some positions are not shown.
+
+    Entropy, received and distance are of these: with sinks, of the model's divided by their sum. Log-sum-exp and what
+    is seen from afar are of the model's own. `placed`: whether distances mean something.
+    """
+    keys_alone = over_keys(problem)
+    every = rows.all and columns.all
+    wanted: list[Any] = [LogSumExp(), Entropy(), Received()]
+    if placed:
+        wanted.append(MeanDistance())
+    if every:
+        wanted.append(Pool((problem.sizes.queries, THUMBNAIL)))
+    lse, entropy, received, *more = (array(found[0]) for found in lazy(keys_alone).reduce(*wanted))
+    logsumexp = lse
+    if problem.sinks is not None:
+        sinks = array(problem.sinks.double())[:, None]
+        logsumexp = np.where(lse == -np.inf, lse, np.logaddexp(lse.astype(np.float64), sinks))
+    peaks = more[-1] * _share(lse, logsumexp) if every else _peaks(problem, rows, columns, logsumexp)
+    long = cells_of(len(rows.places), len(columns.places)) is not None
+    cells = _cells(problem, rows, columns, logsumexp) if long else None
+    return Statistics(logsumexp, entropy, received, more[0] if placed else None, peaks, cells)
+
+
+def cells_of(queries: int, keys: int) -> tuple[int, int] | None:
+    """The queries and keys of a cell of the map from afar; None for a short head."""
+    if max(queries, keys) <= LONG:
+        return None
+    most = NEAR if max(queries, keys) <= FARTHER else FAR
+    per_row, per_column = (-(-n // -(-n // max(LEAST, -(-n // most)))) for n in (queries, keys))
+    return per_row, per_column
+
+
+def _shown(problem: Problem, rows: Shown, columns: Shown) -> Problem:
+    """The part of the positions that are shown, which follow each other: a problem of its own."""
+    queries, keys = (slice(int(side.places[0]), int(side.places[-1]) + 1) for side in (rows, columns))
+    return cut(problem, Region(queries=queries, keys=keys))
+
+
+def _peaks(problem: Problem, rows: Shown, columns: Shown, logsumexp: Array) -> Array:
+    """The largest weight of each shown query in each column of cells, where some positions are not shown.
+
+    The weights of a part are the call's times exp(the call's log-sum-exp − its own).
+    """
+    count = len(rows.places)
+    if not (rows.even and columns.even):
+        return array(lazy(problem).reduce(Cells(rows, columns, (count, THUMBNAIL)))[0][0])
+    own, peaks = lazy(_shown(problem, rows, columns)).reduce(LogSumExp(), Pool((count, THUMBNAIL)))
+    return array(peaks[0]) * _share(array(own[0]), rows.of(logsumexp, 1))
+
+
+def _cells(problem: Problem, rows: Shown, columns: Shown, logsumexp: Array) -> tuple[Array, Array] | None:
+    """The largest and the mean weight of each cell; None where words see padding, or padding stands between words."""
+    if not (rows.even and columns.even):
+        return None
+    part = problem if rows.all and columns.all else _shown(problem, rows, columns)
+    queries, keys = len(rows.places), len(columns.places)
+    per_row, per_column = cells_of(queries, keys) or (1, 1)
+    size = -(-queries // per_row), -(-keys // per_column)
+    own, largest, mean = (array(t[0]) for t in lazy(part).reduce(LogSumExp(), Pool(size), Pool(size, "mean")))
+    same = np.allclose(own, rows.of(logsumexp, 1), rtol=1e-5, atol=1e-5, equal_nan=True)
+    return (largest, mean) if same else None
+
+
+def _share(own: Array, whole: Array) -> Array:
+    """exp(own − whole) of each query, (H, Lq, 1) float32, 0 where nothing is seen."""
+    with np.errstate(invalid="ignore"):
+        share = np.exp(own.astype(np.float64) - whole)
+    return np.where(own == -np.inf, 0.0, share).astype(np.float32)[..., None]
+
+
+def array(tensor: Tensor) -> Array:
+    found: Array = tensor.detach().cpu().contiguous().numpy()
+    return found
