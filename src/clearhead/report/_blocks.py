@@ -64,7 +64,7 @@ class Blocks:
     """Collects blocks of arrays, and says where each array stands; equal blocks are kept once.
 
     In the page, block n is `<script type="application/octet-stream" id="block-n">`, whose text is base64 of deflated
-    arrays (zlib), one after another. Browsers do not run such an element, so that it needs no hash in the page's policy.
+    arrays (zlib), one after another. Browsers do not run such an element, so it needs no hash in the page's policy.
     """
 
     def __init__(self) -> None:

@@ -75,9 +75,7 @@ def described(layer: Layer, texts: tuple[int, int], steps: tuple[int, int], bloc
 def _operands(layer: Layer, number: int, blocks: Blocks) -> dict[str, Any]:
     """Query and key: of a short head in one block, if no other head has its key; else in blocks of 8,192 tokens."""
     if layer.scores is not None:
-        seen = np.concatenate(
-            [layer.allowed(number, first, first + 128) for first in range(0, layer.shape[0], 128)], axis=0
-        )
+        seen = layer.allowed(number, 0, layer.shape[0])  # at most 1,024 × 1,024
         return {"scores": blocks.one(plain(np.where(seen, layer.scores[number], 0.0), "float32"))}
     key_head, steps = layer.key_head(number), layer.operand_steps
     query = _packed(layer.query[number], None if steps is None else steps[0][number])

@@ -63,13 +63,9 @@ def statistics(problem: Problem, rows: Shown, columns: Shown, placed: bool) -> S
     if problem.sinks is not None:
         sinks = array(problem.sinks.double())[:, None]
         logsumexp = np.where(lse == -np.inf, lse, np.logaddexp(lse.astype(np.float64), sinks))
-    if every:
-        peaks = more[-1] * _share(lse, logsumexp)
-    else:
-        peaks = _peaks(problem, rows, columns, logsumexp)
-    cells = (
-        None if cells_of(len(rows.places), len(columns.places)) is None else _cells(problem, rows, columns, logsumexp)
-    )
+    peaks = more[-1] * _share(lse, logsumexp) if every else _peaks(problem, rows, columns, logsumexp)
+    long = cells_of(len(rows.places), len(columns.places)) is not None
+    cells = _cells(problem, rows, columns, logsumexp) if long else None
     return Statistics(logsumexp, entropy, received, more[0] if placed else None, peaks, cells)
 
 

@@ -2,12 +2,11 @@
 
 const BESIDE = 46; // CSS pixels of the bars beside the map
 
-/** A side of the comparison from the address: a head, `pins`, `uniform`, or a head of the other recording. */
+/** A side of the comparison from the address: a head, `pins`, the average of those, or `uniform`. */
 function sideIn(text, run) {
   if (text === "pins" || text === "uniform") return text;
-  const [other, key] = text?.startsWith("other.") ? [run.other, text.slice(6)] : [run, text];
-  const found = other ? placesIn(key, other) : [];
-  return found.length === 1 && keyOf(found[0]) === key ? text : null;
+  const [found, ...more] = placesIn(text, run);
+  return found && !more.length ? keyOf(found) : null;
 }
 View.more.set("a", sideIn);
 View.more.set("b", sideIn);
@@ -15,10 +14,8 @@ View.more.set("b", sideIn);
 function sideName(page, side) {
   const { run, view } = page;
   if (side === "uniform") return "uniform attention";
-  if (side === "pins") return `average of ${plural(placesIn(view.pins, run).length, "head")}`;
-  if (!side.startsWith("other.")) return headName(page, placesIn(side, run)[0]);
-  const { other } = run;
-  return `${headName({ run: other, labels: labelsOf(other.layers) }, placesIn(side.slice(6), other)[0])} of ${other.title}`;
+  if (side === "pins") return `average of the ${placesIn(view.pins, run).length} pinned`;
+  return headName(page, placesIn(side, run)[0]);
 }
 
 class ComparePane {
@@ -35,23 +32,27 @@ class ComparePane {
     this.canvas.addEventListener("keydown", (event) => this.move(event));
   }
 
-  /** The promise of a side: its name, its heads, and whether they are of this recording. */
+  /** The promise of a side: its name, and the heads that it is the mean of; uniform attention has none. */
   async open(side) {
     const { page } = this;
-    const { run, view } = page;
-    const name = sideName(page, side);
-    if (side === "uniform") return { name, heads: [], places: [] };
-    const other = side.startsWith("other.");
-    const places = placesIn(side === "pins" ? view.pins : other ? side.slice(6) : side, other ? run.other : run);
-    const heads = await Promise.all(places.map(({ layer, head }) => (other ? run.other : run).open(layer, head)));
-    return { name, heads, places: other ? [] : places };
+    const places = side === "uniform" ? [] : placesIn(side === "pins" ? page.view.pins : side, page.run);
+    const heads = await Promise.all(places.map(({ layer, head }) => page.run.open(layer, head)));
+    return { name: sideName(page, side), heads, places };
+  }
+
+  /** The divergence of each query, their mean, and the pairs that differ most. */
+  get numbers() {
+    const { byQuery, mean, compared, largest } = this.found;
+    return { byQuery: Array.from(byQuery), mean, compared, largest };
   }
 
   async paint(shown) {
     const { page } = this;
     const { a, b, pins } = page.view;
     const section = page.find("compare");
+    const started = section.hidden && page.host.dataset.shown !== undefined;
     section.hidden = a === null || b === null;
+    if (started && !section.hidden) section.scrollIntoView({ block: "nearest" });
     if (section.hidden) {
       this.wanted = this.found = null;
       return;
@@ -75,7 +76,7 @@ class ComparePane {
       this.sides = sides;
       const [head] = [...sides[0].heads, ...sides[1].heads];
       this.head = head;
-      const [{ layer }] = [...sides[0].places, ...sides[1].places, page.view];
+      const [{ layer }] = [...sides[0].places, ...sides[1].places];
       this.names = [page.texts[page.run.layers[layer].queryText], page.texts[page.run.layers[layer].keyText]];
       this.fit();
       const { down, across } = this;
@@ -116,7 +117,7 @@ class ComparePane {
     page.find("compare-said").textContent = compared === 0 ? "No query can be compared: their masks differ, or none sees a key."
       : `They are ${mean.toPrecision(3)} nats apart: the Jensen–Shannon divergence of their weights, a mean over ` +
         `${plural(compared, "query")}. 0 is the same weights, ${Math.LN2.toFixed(3)} nothing in common.` +
-        (step > 1 ? ` Every ${step}th query of ${queries.toLocaleString("en")} is compared.` : "") +
+        (step > 1 ? ` Every ${step === 2 ? "second" : `${step}th`} query of ${queries.toLocaleString("en")} is compared.` : "") +
         (leftOut ? ` ${plural(leftOut, "query")} left out: the masks differ, or leave no key.` : "");
     this.canvas.setAttribute("aria-label", `differences of ${this.sides[0].name} and ${this.sides[1].name}: arrow keys move over the pairs`);
     const [a, b] = this.sides;

@@ -31,7 +31,7 @@ function jensenShannon(p, q, rest) {
 /** Why two sides cannot be compared, or null. A side: `heads`, of which it is the mean; `uniform`, no heads. */
 function objectionTo(a, b) {
   const heads = [...a.heads, ...b.heads];
-  if (!heads.length) return "One side must be a head: uniform attention is compared with itself.";
+  if (!heads.length) return "Choose a head for one side: there is none.";
   const other = heads.find(({ queries, keys }) => queries !== heads[0].queries || keys !== heads[0].keys);
   if (other === undefined) return null;
   const size = ({ queries, keys }) => `${plural(queries, "query")} on ${plural(keys, "key")}`;

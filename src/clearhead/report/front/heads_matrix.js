@@ -73,7 +73,7 @@ class HeadMatrix {
     }
     const most = own.reduce((count, { layer }) => Math.max(count, layers[layer].heads.length), 0);
     const widest = own.reduce((count, { layer }) => Math.max(count, page.labels[layer].length), 0);
-    grid.style.setProperty("--label", `${widest + 1}ch`);
+    grid.style.setProperty("--label", `${Math.min(widest + 1, 9)}ch`);
     this.grids.push({ grid, heading, most, own });
     this.box.append(make("h3", "", `${GROUP_TITLES[role] ?? role}`), grid);
   }

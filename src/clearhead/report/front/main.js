@@ -10,7 +10,7 @@ const PANES = [
  * `state()`: a copy of what is chosen. `weights(layer, head, query)`: the promise of one row, as an
  * array of numbers. `operands(layer, head)`: the promise of its query and its key. `why(layer, head, query, key)`: the
  * promise of the steps of one weight, as [name, formula, number]. `look()`: the weights of the chosen token as shown.
- * `map()`: the map's geometry and its pooled weights.
+ * `map()`: the map's geometry and its pooled weights. `compare()`: the divergences of the heads that are compared.
  * On the report's element, `data-overview` and `data-map` turn "drawn", `data-shown` names what the
  * panes show as layer/head/view/token/pair; `data-problem` of the root element is "yes" after an error.
  */
@@ -32,6 +32,7 @@ function offerHooks(page) {
         .map((step) => [step.name, step.formula, numberAt(step, j).value]),
     look: () => Array.from(page.shown.look.weights),
     map: () => pane(MapPane).geometry,
+    compare: () => pane(ComparePane).numbers,
   });
 }
 

@@ -122,8 +122,8 @@ class MapPane {
     const { layout, page } = this;
     const { down, across } = layout;
     const { head, layer } = page.shown;
-    const { view, labels } = page;
-    page.find("map-title").textContent = `The weights of ${headName(this.page, view)}`;
+    const { view } = page;
+    page.find("map-title").textContent = `The weights of ${headName(page, view)}`;
     const pairs = `${down.per} × ${across.per} pairs`;
     const mean = view.pool === "mean";
     page.find("map-note").textContent = (layout.single

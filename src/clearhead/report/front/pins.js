@@ -39,11 +39,8 @@ class HeadPins {
     for (const side of ["a", "b"]) {
       const choices = new Map([["", "–"], [keyOf(here), headName(page, here)]]);
       for (const place of held) choices.set(keyOf(place), headName(page, place));
-      if (held.length > 1) choices.set("pins", `average of the ${held.length} pinned`);
-      choices.set("uniform", "uniform attention");
-      for (const key of page.run.other ? [keyOf(here), view.a] : []) {
-        if (placesIn(key, page.run).length) choices.set(`other.${key}`, sideName(page, `other.${key}`));
-      }
+      if (held.length > 1) choices.set("pins", sideName(page, "pins"));
+      choices.set("uniform", sideName(page, "uniform"));
       if (view[side] !== null) choices.set(view[side], sideName(page, view[side]));
       page.find(`side-${side}`).replaceChildren(...[...choices].map(([value, words]) => {
         const option = make("option", "", words);

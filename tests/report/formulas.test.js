@@ -1,0 +1,70 @@
+// Units of data.js and weights.js. `data`: what Python wrote; `wanted`: what it must give, from float64 in NumPy.
+const test = require("node:test");
+const assert = require("node:assert");
+
+const messages = data.blocks.map((text) => Uint8Array.from(Buffer.from(text, "base64")).buffer);
+const run = new Run(messageSource(data.meta, messages));
+
+/** Every number is that of Python, NaN and infinities too. */
+function near(found, expected, tolerance, what) {
+  assert.strictEqual(found.length, expected.length, what);
+  expected.forEach((text, place) => {
+    const number = typeof text === "string" ? Number(text.replace("inf", "Infinity")) : text;
+    const same = Object.is(found[place], number) || Math.abs(found[place] - number) <= tolerance;
+    assert.ok(same, `${what}, place ${place}: ${found[place]}, and not ${number}`);
+  });
+}
+
+wanted.forEach((layer, layerIndex) => layer.heads.forEach((expected, headIndex) => {
+  test(`${layer.name}, head ${headIndex}`, async () => {
+    const head = await run.open(layerIndex, headIndex);
+    const pairs = (of) => Array.from({ length: head.queries * head.keys }, (_, place) =>
+      of(head, Math.floor(place / head.keys), place % head.keys));
+    assert.deepStrictEqual([head.queries, head.keys, head.phi], layer.sizes);
+    near(pairs((...at) => Number(mayLook(...at))), expected.allowed, 0, "allowed");
+    near(pairs(scoreOf).map((score, place) => (expected.allowed[place] ? score : 0)), expected.scores, layer.fine, "scores");
+    near(pairs(weightOf), expected.weights, layer.fine, "weights");
+    const fine = layer.rounded ?? layer.fine;
+    near(Array.from(head.logsumexp), expected.logsumexp, layer.fine, "logsumexp");
+    near(Array.from(head.entropy), expected.entropy, fine, "entropy");
+    near(Array.from(head.received), expected.received, fine, "received");
+    if (expected.distance) near(Array.from(head.distance), expected.distance, fine, "distance");
+    else assert.strictEqual(head.distance, null);
+    near(Array.from(countsOf(head)), expected.counts, 0, "counts");
+    near(Array.from(head.expected), expected.expected, 1e-6 * head.queries, "expected");
+    near(Array.from(head.counts, (_, i) => sinkShareOf(head, i)), expected.sinkShare, layer.fine, "share of the sink");
+    if (head.phi) {
+      near(pairs((...at) => Array.from({ length: head.features }, (_, d) => term(...at, d)).reduce((a, b) => a + b, 0)),
+        pairs(dot), 1e-9, "terms");
+    }
+    const look = lookOf(head, "out", head.queries - 1);
+    near(Array.from(look.weights), expected.weights.slice(-head.keys), layer.fine, "a row");
+    near([entropyOf(look)], expected.entropy.slice(-1), fine, "the entropy of a row");
+    const column = lookOf(head, "in", 0);
+    near(Array.from(column.weights), expected.weights.filter((_, place) => place % head.keys === 0), layer.fine, "a column");
+    const pool = await poolOf(head, 2, 3, () => true, () => {});
+    near(Array.from(pool), expected.pool, Math.max(layer.fine, 1e-7), "a map");
+    assert.strictEqual(head.number, expected.number);
+  });
+}));
+
+test("what is opened twice is one head, and a source may send blocks when they are asked for", async () => {
+  assert.strictEqual(run.open(0, 0), run.open(0, 0));
+  const asked = [];
+  const other = new Run({ meta: data.meta, block: async (number) => { asked.push(number); return messages[number]; } });
+  const head = await other.open(0, 0);
+  assert.deepStrictEqual(Array.from(head.query), Array.from((await run.open(0, 0)).query));
+  assert.ok(asked.length < messages.length && new Set(asked).size === asked.length);
+});
+
+test("ranks and measures", async () => {
+  const look = { weights: [0.2, 0.5, 0.2], ranked: [1, 0, 2] };
+  assert.deepStrictEqual([0, 1, 2].map((other) => rankOf(look, other)), [2, 1, 2]);
+  for (const layer of run.layers) {
+    for (const head of layer.heads) {
+      for (const [value, uniform, key] of Object.values(head.measures)) {
+        assert.ok(typeof value === "number" && typeof uniform === "number" && (key === null || Number.isInteger(key)));
+      }
+    }
+  }
+});

@@ -1,0 +1,154 @@
+"""The page's own formulas, run by Node.js on what Python has written, are those of float64 in NumPy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from eager import pooled, scores_of, statistics_of
+from node import needs_node, run_units
+
+import clearhead as ch
+from clearhead.base.shapes import Sizes
+from clearhead.report import Layer, render
+
+LQ, LK, HEADS, WIDE = 7, 11, 4, 6
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).float()
+
+
+class Manhattan(ch.Score):
+    """A score that has `tile()` alone."""
+
+    def tile(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return -(query.unsqueeze(-2) - key.unsqueeze(-3)).abs().sum(-1)
+
+
+class ByDistance(ch.Bias):
+    """One number a distance and a head."""
+
+    def lower(self, sizes: Sizes) -> ch.Added:
+        return ch.Added(relative=normal(1, sizes.heads, sizes.queries + sizes.keys - 1, seed=5))
+
+
+class ByKey(ch.Bias):
+    """One number a key, the same for all heads; one of them −∞."""
+
+    def lower(self, sizes: Sizes) -> ch.Added:
+        numbers = normal(1, 1, 1, sizes.keys, seed=6)
+        numbers[..., 2] = -torch.inf
+        return ch.Added(dense=numbers)
+
+
+def weighted(count: int) -> ch.Score:
+    """An additive score of projected sides."""
+    return ch.Additive.from_weights(None, None, normal(count, seed=7))
+
+
+def holes(heads: int = 1) -> torch.Tensor:
+    keep = normal(1, heads, LQ, LK, seed=8) > -0.4
+    keep[:, :, 3] = False  # a query that sees nothing
+    return keep
+
+
+FAR = ch.MaskFunction(lambda b, h, q, k: (k - q) % 3 != 1)  # a residual that is asked for in parts
+BY_FUNCTION = ch.BiasFunction(lambda b, h, q, k: torch.sin(q * 1.0 + h * 2) * k / 5)
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"mask": ch.Causal(), "align": "lower_right"},
+    "upper left": {"mask": ch.Causal(), "align": "upper_left"},
+    "window": {"mask": ch.Causal() & ch.SlidingWindow(before=2), "align": 3},
+    "gaps": {"mask": ch.SlidingWindow(before=1, after=1) | ch.DenseMask(torch.arange(LK) == 0), "align": 2},
+    "holes": {"mask": ch.DenseMask(holes())},
+    "holes by head": {"mask": ch.DenseMask(holes(HEADS))},
+    "a residual": {"mask": FAR},
+    "softcap": {"score": ch.Dot(softcap=1.5)},
+    "additive": {"score": weighted(WIDE)},
+    "additive, softcap, causal": {
+        "score": ch.Additive.from_weights(None, None, normal(WIDE, seed=9), softcap=0.7),
+        "mask": ch.Causal(), "align": "lower_right",
+    },
+    "gaussian": {"score": ch.Gaussian(0.8)},
+    "gaussian, learnt": {"score": ch.Gaussian(torch.nn.Parameter(torch.tensor(1.2)))},
+    "given": {"score": Manhattan()},
+    "given, softcap, holes": {"score": Manhattan(softcap=2.0), "mask": ch.DenseMask(holes())},
+    "relative bias": {"bias": ByDistance()},
+    "alibi": {"bias": ch.ALiBi(HEADS), "mask": ch.Causal(), "align": "lower_right"},
+    "bias of keys": {"bias": ByKey()},
+    "dense bias": {"bias": normal(1, HEADS, LQ, LK, seed=10)},
+    "dense bias with −∞": {"bias": torch.where(holes(HEADS), 0.3, -torch.inf)},
+    "bias by a function": {"bias": BY_FUNCTION},
+    "all biases": {"bias": ByDistance() + ByKey() + ch.DenseBias(normal(LQ, LK, seed=11)) + BY_FUNCTION},
+    "sinks": {"sinks": normal(HEADS, seed=12)},
+    "sinks, causal, holes": {
+        "sinks": 2 * normal(HEADS, seed=13), "mask": ch.Causal() & FAR, "align": "lower_right",
+    },
+}  # fmt: skip
+
+
+class Block(torch.nn.Module):
+    def forward(self, query: Any, key: Any, **options: Any) -> Any:
+        return ch.attention(query, key, key, **options)
+
+
+def layer_of(options: dict[str, Any], key_heads: int = HEADS, error: float = 0, **watching: Any) -> tuple[Layer, Any]:
+    """A call as a layer, and the call."""
+    block = Block()
+    with torch.no_grad(), ch.watch(block, **watching) as seen:
+        block(normal(1, HEADS, LQ, WIDE, seed=1), normal(1, key_heads, LK, WIDE, seed=2), **options)
+    (layer,) = seen.layers(error=error)
+    return layer, seen.calls[0]
+
+
+def eager(call: Any) -> tuple[Any, Any]:
+    """Scores with their bias, and which pairs are allowed, (H, Lq, Lk), from what the call was given."""
+    problem = call.problem
+    sizes, every = problem.sizes, slice(None)
+    scores = call.weights.scores((0,)).double().numpy()
+    keep = np.ones(scores.shape, dtype=bool)
+    if call.mask is not None:
+        keep &= call.mask.matrix(sizes)[0].expand(scores.shape).numpy()
+    if problem.bias is not None:
+        scores = scores + problem.bias.tile(every, every, every, every, sizes)[0].double().numpy()
+        keep &= scores != -np.inf
+    return scores, keep
+
+
+def listed(array: Any) -> list[Any]:
+    return [float(x) if np.isfinite(x) else str(float(x)) for x in np.asarray(array, dtype=np.float64).ravel()]
+
+
+def wanted_of(name: str, layer: Layer, scores: Any, keep: Any, fine: float, rounded: float | None) -> dict[str, Any]:
+    """What the page must give of a layer; its sums over features are of float64, as NumPy's."""
+    found = statistics_of(scores, keep, layer.sinks, layer.position if layer.kind == "self" else None)
+    heads = []
+    for head in range(layer.heads):
+        each = {key: None if of is None else listed(of[head]) for key, of in found.items()}
+        each |= {"allowed": listed(keep[head]), "scores": listed(np.where(keep[head], scores[head], 0))}
+        each |= {"pool": listed(pooled(found["weights"][head], keep[head], 2, 3)), "number": head}
+        heads.append(each)
+    sizes = [*layer.shape, None if layer.scores is not None else layer.phi]
+    return {"name": name, "fine": fine, "rounded": rounded, "sizes": sizes, "heads": heads}
+
+
+@needs_node
+@pytest.mark.parametrize("key_heads", [HEADS, 2])
+def test_every_form_of_a_call(key_heads: int, tmp_path: Path) -> None:
+    layers, wanted = [], []
+    for name, options in CASES.items():
+        layer, call = layer_of(options, key_heads)
+        scores, keep = eager(call)
+        np.testing.assert_array_equal(np.stack([layer.allowed(h, 0, LQ) for h in range(HEADS)]), keep, err_msg=name)
+        own = scores_of(layer)  # of float64 where the call's are of float32
+        if layer.bias is not None:
+            own = own + np.stack([layer.bias.rows(h, 0, LQ, layer.shape) for h in range(HEADS)])
+        np.testing.assert_allclose(own[keep], scores[keep], rtol=1e-5, atol=2e-6, err_msg=name)
+        layers.append(layer)
+        wanted.append(wanted_of(name, layer, own, keep, 2e-6, None))
+    run_units(Path(__file__).with_name("formulas.test.js"), render(layers, "All forms"), wanted, tmp_path)
