@@ -53,6 +53,12 @@ function begin() {
   for (const event of ["popstate", "hashchange"]) {
     window.addEventListener(event, () => window.location.hash !== page.view.address && page.go(window.location.hash));
   }
+  // A key pressed where nothing has the focus is the report's.
+  document.addEventListener("keydown", (event) => {
+    if (event.target !== document.body) return;
+    const taken = !page.root.querySelector("main").dispatchEvent(new KeyboardEvent("keydown", event));
+    if (taken) event.preventDefault();
+  });
   page.go(window.location.hash);
 }
 
