@@ -150,7 +150,6 @@ class LinesPane {
       draw("text", { x: column, y: 11, class: "i title" }, "queries look"),
       draw("text", { x: width - column, y: 11, class: "j title" }, "at keys"));
     svg.replaceChildren(...parts);
-    box.dataset.drawn = drawn.length;
   }
 
   isolated(label) {
