@@ -122,7 +122,7 @@ class TextPane {
       const inside = prose.element.contains(page.root.activeElement);
       if (prose !== holding.prose) prose.stand(pair ?? 0);
       else if (!inside || !this.chosen.has(prose.at)) prose.stand(look.token);
-      if (prose.windowed) prose.look();
+      prose.look();
     }
     this.show(look.view, tokens, look);
     const width = this.arcs.clientWidth;
