@@ -17,8 +17,19 @@ import clearhead as ch
 
 Make = Callable[..., Any]
 SHOWN = "document.getElementById('clearhead').dataset.shown"
-WORDS = "the map said that the pump fell and the map was the map".split()
-MEASURES = ("previous", "next", "itself", "first", "same word", "induction", "entropy", "sink", "distance", "value mass")
+WORDS = ["the", "map", "said", "that", "the", "pump", "fell", "and", "the", "map", "was", "the", "map"]
+MEASURES = (
+    "previous",
+    "next",
+    "itself",
+    "first",
+    "same word",
+    "induction",
+    "entropy",
+    "sink",
+    "distance",
+    "value mass",
+)
 RATIOS = ("distance", "value mass")
 
 
@@ -53,7 +64,9 @@ def table_of(seen: Any) -> dict[str, Any]:
 
 def with_measures(layer: Any, seed: int = 0, **more: Any) -> Any:
     rng = np.random.default_rng(seed)
-    each = tuple({"previous": (float(v), 0.1, None), "entropy": (1 - float(v), 1.0, None)} for v in rng.random(layer.heads))
+    each = tuple(
+        {"previous": (float(v), 0.1, None), "entropy": (1 - float(v), 1.0, None)} for v in rng.random(layer.heads)
+    )
     return replace(layer, measures=each, **more)
 
 
@@ -78,10 +91,14 @@ def test_every_measure_of_every_head_is_that_of_the_table(seen: Any, html: str, 
         assert len(labels) == 9
         for (head, row), label, colour in zip(table.items(), labels, colours, strict=True):
             assert label.startswith(f"{head}, self, ")
-            value, uniform = (float(x) for x in re.findall(r"(?<= )[\d.]+(?=%| positions|,|$)", label.split("self, ")[1]))
+            value, uniform = (
+                float(x) for x in re.findall(r"(?<= )[\d.]+(?=%| positions|,|$)", label.split("self, ")[1])
+            )
             scale = 1 if name in RATIOS else 100
             for shown, exact in ((value, row[name]), (uniform, row[f"{name} uniform"])):
-                assert shown == pytest.approx(scale * exact, rel=6e-3, abs=0.5 if exact > 0.01 and scale == 100 else 0.05)
+                assert shown == pytest.approx(
+                    scale * exact, rel=6e-3, abs=0.5 if exact > 0.01 and scale == 100 else 0.05
+                )
             apart = row[name] - row[f"{name} uniform"]
             red, _, blue = (float(x) for x in re.findall(r"[\d.]+", colour)[:3])
             share = np.log2(row[name] / row[f"{name} uniform"]) / np.log2(most) if scale == 1 else 100 * apart / most
@@ -90,7 +107,11 @@ def test_every_measure_of_every_head_is_that_of_the_table(seen: Any, html: str, 
                 assert (blue > red) == (apart > 0)
         assert page.inner_text("#measure-says")
         page.locator("summary").filter(has_text="formula").click()
-        assert "Σ" in page.inner_text("#measure-formula") or "mean_i" in page.inner_text("#measure-formula") or name == "sink"
+        assert (
+            "Σ" in page.inner_text("#measure-formula")
+            or "mean_i" in page.inner_text("#measure-formula")
+            or name == "sink"
+        )
         page.locator("summary").filter(has_text="formula").click()
 
 
@@ -121,7 +142,9 @@ def test_the_most_distinctive_are_of_other_heads(seen: Any, html: str, open_repo
     table = table_of(seen)
     heads, measures = zip(*(re.match(r"(\S+) (.+) \S+%$", name).groups() for name in names), strict=True)  # type: ignore[union-attr]
     assert 1 < len(names) <= 5 and len(set(heads)) == len(heads)
-    apart = [table[head][measure] - table[head][f"{measure} uniform"] for head, measure in zip(heads, measures, strict=True)]
+    apart = [
+        table[head][measure] - table[head][f"{measure} uniform"] for head, measure in zip(heads, measures, strict=True)
+    ]
     assert apart == sorted(apart, reverse=True) and min(apart) >= 0.05
     shares = [m for m in MEASURES if m not in (*RATIOS, "entropy")]
     assert apart[0] == pytest.approx(max(row[m] - row[f"{m} uniform"] for row in table.values() for m in shares))
@@ -132,7 +155,9 @@ def test_the_most_distinctive_are_of_other_heads(seen: Any, html: str, open_repo
 
 @pytest.mark.parametrize("width", [390, 800, 1280])
 def test_32_by_32_heads_fit_without_sideways_scrolling(make_case: Make, open_report: Make, width: int) -> None:
-    own = [with_measures(make_case(4, heads=32, features=2, name=f"dec.{n}").layer, n, role="decoder") for n in range(32)]
+    own = [
+        with_measures(make_case(4, heads=32, features=2, name=f"dec.{n}").layer, n, role="decoder") for n in range(32)
+    ]
     cross = [
         with_measures(make_case(4, 3, heads=32, features=2, kind="cross", name=f"dec.{n}.x").layer, n, role="cross")
         for n in range(32)
@@ -164,7 +189,13 @@ def test_the_matrix_by_keyboard(html: str, open_report: Make) -> None:
     assert cell.count() == 1
     cell.focus()
     focused = "document.getElementById('clearhead').shadowRoot.activeElement.getAttribute('aria-label').split(',')[0]"
-    for key, name in (("ArrowRight", "L0H1"), ("ArrowDown", "L1H1"), ("ArrowLeft", "L1H0"), ("End", "L2H2"), ("ArrowUp", "L1H2")):
+    for key, name in (
+        ("ArrowRight", "L0H1"),
+        ("ArrowDown", "L1H1"),
+        ("ArrowLeft", "L1H0"),
+        ("End", "L2H2"),
+        ("ArrowUp", "L1H2"),
+    ):
         page.keyboard.press(key)
         assert page.evaluate(focused) == name
     assert opened.shown.startswith("0/0/")
@@ -180,7 +211,16 @@ def test_the_matrix_by_keyboard(html: str, open_report: Make) -> None:
 def test_a_filter_dims_the_others_and_counts(html: str, make_case: Make, open_report: Make) -> None:
     page = open_report([], html=html).page
     shown = ".head:not(.dim)"
-    for typed, count in (("L1", 3), ("h2", 3), ("L1H2", 1), ("L1 H2", 1), ("looks", 9), ("cross", 0), ("l", 9), ("", 9)):
+    for typed, count in (
+        ("L1", 3),
+        ("h2", 3),
+        ("L1H2", 1),
+        ("L1 H2", 1),
+        ("looks", 9),
+        ("cross", 0),
+        ("l", 9),
+        ("", 9),
+    ):
         page.fill("#only", typed)
         for _ in range(50):
             if page.locator(shown).count() == count:
@@ -311,7 +351,9 @@ def test_small_maps_stand_in_the_matrix_on_demand(make_case: Make, open_report: 
 def contrast(one: Any, other: Any) -> float:
     def light(colour: str) -> float:
         parts = np.array([float(x) for x in re.findall(r"[\d.]+", colour)[:3]]) / 255
-        return float([0.2126, 0.7152, 0.0722] @ np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4))
+        return float(
+            [0.2126, 0.7152, 0.0722] @ np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+        )
 
     low, high = sorted([light(one), light(other)])
     return (high + 0.05) / (low + 0.05)
