@@ -47,8 +47,8 @@ def jensen_shannon(p: Tensor, q: Tensor, rest: bool) -> Tensor:
     """JS(p, q) = ½ Σ_j (p_j log p_j/m_j + q_j log q_j/m_j), m = (p + q) / 2; 0 to log 2.
 
     `rest`: what p and q lack to 1, a sink's share or that of positions that are not compared, is one key more.
-    p/m = 1 + (p − q)/(p + q), so that nearly equal weights keep their digits; and 2p/(p + q), so that a weight far below
-    the other keeps its own.
+    p/m = 1 + (p − q)/(p + q), so that nearly equal weights keep their digits; and 2p/(p + q), so that a weight far
+    below the other keeps its own.
     """
     if rest:
         p, q = (torch.cat([t, (1 - t.sum(-1, keepdim=True)).clamp(min=0.0)], -1) for t in (p, q))
