@@ -69,10 +69,12 @@ class Windows:
         viewport: ViewportSize | None = None,
         color_scheme: Any = "light",
         java_script_enabled: bool = True,
+        has_touch: bool = False,
     ) -> Kind:
-        """A page from disk, watched. One with a script of its own, or without scripts, has a window of its own."""
-        alone = init is not None or not java_script_enabled
-        page = self._unused.pop() if self._unused and not alone else self._start(init, java_script_enabled)
+        """A page from disk, watched. One with a script of its own, without scripts, or touched, has its own window."""
+        alone = init is not None or not java_script_enabled or has_touch
+        options = {"java_script_enabled": java_script_enabled, "has_touch": has_touch}
+        page = self._unused.pop() if self._unused and not alone else self._start(init, **options)
         page.mouse.move(0, 0)
         page.set_viewport_size(viewport or {"width": 1280, "height": 720})
         page.emulate_media(media="null", color_scheme=color_scheme)
@@ -94,8 +96,8 @@ class Windows:
         assert not opened.faults
         assert not violations
 
-    def _start(self, init: str | None, java_script_enabled: bool) -> Page:
-        page = self._chromium.new_context(java_script_enabled=java_script_enabled).new_page()
+    def _start(self, init: str | None, **options: bool) -> Page:
+        page = self._chromium.new_context(**options).new_page()  # type: ignore[arg-type]
 
         def note(fault: str) -> None:
             self._opened[page].faults.append(fault)

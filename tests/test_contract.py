@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.masks.base import And
 from clearhead.problem import regions
 from clearhead.testing import (
     LENGTHS,
@@ -54,9 +55,22 @@ def test_the_suite_finds_scores_masks_and_engines():
 
 @SCORES
 @MASKS
-@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("lengths", [*LENGTHS[:-1], (260, 300)], ids=str)
 def test_every_engine_equals_the_reference(score, mask, lengths):
     compare(engines(), score.example(), example(mask, score, lengths), lengths)
+
+
+@pytest.mark.parametrize(
+    ("score", "mask"),
+    [
+        *((score, mask) for score in scores() for mask in (None, And)),
+        *((ch.Dot, mask) for mask in masks() if mask is not And),
+    ],
+    **named,
+)
+def test_every_engine_equals_the_reference_on_long_sequences(score, mask):
+    """Each score and each mask: those of every pair are a third as long."""
+    compare(engines(), score.example(), example(mask, score, LENGTHS[-1]), LENGTHS[-1])
 
 
 @ENGINES

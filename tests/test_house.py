@@ -32,7 +32,7 @@ APART = {
     "masks": {"base", "_draw", "_lengths", "_spans"},
     "biases": {"base"},
     "inspection.reductions": {"base"},
-    "inspection.measures": {"base", "subject", "attention", "allowed", "_pair_mass"},
+    "inspection.measures": {"base", "subject", "attention", "allowed", "_pairs", "_grouped", "_one_key", "_pair_mass"},
 }
 
 

@@ -12,6 +12,7 @@ from clearhead.report import render
 
 Make = Callable[..., Any]
 
+ROOT = "document.getElementById('clearhead').shadowRoot"
 HOSTILE = {
     "</script><script>alert(1)</script>": "</script><script>alert(1)</script>",
     "<img src=x onerror=alert(2)>": "<img src=x onerror=alert(2)>",
@@ -41,14 +42,21 @@ def test_hostile_tokens_are_text(make_case: Make, open_report: Make) -> None:
     tokens = list(HOSTILE)
     layer = make_case(len(tokens), query_tokens=tokens, name="<b>x</b></script>").layer
     page = open_report([layer], viewport={"width": 360, "height": 740}).page
-    shown = page.evaluate("Array.from(document.querySelectorAll('.token'), e => e.textContent)")
+    shown = page.evaluate(
+        "Array.from(document.getElementById('clearhead').shadowRoot.querySelectorAll('.token'), e => e.textContent)"
+    )
     assert shown == list(HOSTILE.values())
-    assert page.evaluate("document.querySelectorAll('.token *, img, #where *').length") == 0
+    assert (
+        page.evaluate(
+            "document.getElementById('clearhead').shadowRoot.querySelectorAll('.token *, img, #where *').length"
+        )
+        == 0
+    )
     assert page.evaluate("document.scripts.length") == page.evaluate(
         "document.querySelectorAll('head script, body > script').length"
     )
     for index in range(len(tokens)):  # each in titles, lists, sentences and on the map
-        page.evaluate(f"document.querySelectorAll('.token')[{index}].click()")
+        page.evaluate(f"document.getElementById('clearhead').shadowRoot.querySelectorAll('.token')[{index}].click()")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
@@ -75,7 +83,7 @@ def test_running_text(make_case: Make, open_report: Make) -> None:
     opened = open_report(layers)
     for number, text in enumerate(RUNNING):
         opened.page.locator(".row").nth(number).locator("button").first.click()
-        opened.until("document.querySelector('.prose').textContent", text)
+        opened.until("document.getElementById('clearhead').shadowRoot.querySelector('.prose').textContent", text)
 
 
 def test_the_policy_stops_what_is_injected(make_case: Make, open_report: Make) -> None:

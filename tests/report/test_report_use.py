@@ -26,6 +26,9 @@ def layers(make_case: Make) -> list[Any]:
     ]  # fmt: skip
 
 
+ROOT = "document.getElementById('clearhead').shadowRoot"
+
+
 def test_a_token_by_keyboard(layers: list[Any], open_report: Make) -> None:
     opened = open_report(layers, "#token=1")
     page = opened.page
@@ -34,7 +37,7 @@ def test_a_token_by_keyboard(layers: list[Any], open_report: Make) -> None:
     opened.until("clearhead.state().token", 2)
     page.keyboard.press("End")
     opened.until("clearhead.state().token", len(WORDS) - 1)
-    assert page.evaluate("document.activeElement.textContent") == "water"
+    assert page.evaluate(f"{ROOT}.activeElement.textContent") == "water"
     assert page.locator(".token[aria-selected=true]").inner_text() == "water"
 
 
@@ -81,20 +84,21 @@ def test_pointing_at_the_map(make_case: Make, open_report: Make) -> None:
     page.locator("#map").hover(position=place(7, 2))
     weight = case.weights[0, 7, 2]
     rank = 1 + (case.weights[0, 7, :8] > weight).sum()
-    text = page.inner_text("#hover").replace("\u2068", "").replace("\u2069", "")
-    assert text.startswith("w7 → w2 ")
-    assert f"%, rank {rank} of 8, " in text and text.endswith(" × the equal share")
-    assert float(text.split()[3].rstrip("%,")) == pytest.approx(100 * weight, rel=0.05)
+    text = page.inner_text("#pair-title").replace("\u2068", "").replace("\u2069", "")
+    assert text.startswith("“w7” → “w2” ")
+    assert page.inner_text("#pair-place").startswith(f"rank {rank} of 8, ")
+    assert float(text.split()[-1].rstrip("%")) == pytest.approx(100 * weight, rel=0.05)
     page.locator("#map").hover(position=place(2, 7))
-    assert "masked" in page.inner_text("#hover")
+    assert "masked" in page.inner_text("#pair-title")
+    chosen = "“w6” → "  # the pair that is chosen comes back
     page.locator("#map").hover(position={"x": 2, "y": 2})  # among the labels
-    assert page.locator("#hover").is_hidden()
+    assert page.inner_text("#pair-title").replace("\u2068", "").replace("\u2069", "").startswith(chosen)
     page.locator("#map").click(position=place(7, 2))
-    opened.until("document.documentElement.dataset.shown", "0/0/out/7/2")
+    opened.until("document.getElementById('clearhead').dataset.shown", "0/0/out/7/2")
     page.locator("#map").focus()
     page.keyboard.press("ArrowUp")
     page.keyboard.press("ArrowLeft")
-    opened.until("document.documentElement.dataset.shown", "0/0/out/6/1")
+    opened.until("document.getElementById('clearhead').dataset.shown", "0/0/out/6/1")
 
 
 def test_cross_attention_has_two_texts(layers: list[Any], open_report: Make) -> None:
@@ -112,6 +116,12 @@ def test_a_link_brings_back_what_was_shown(layers: list[Any], open_report: Make)
     assert opened.page.locator("input[value=linear]").is_checked()
     opened.page.locator(".head").first.click()
     opened.until("location.hash", "#layer=0&head=0&token=4&view=in&scale=linear")
+    opened.page.go_back()
+    opened.until("location.hash", "#layer=1&head=1&token=4&view=in&scale=linear")
+    opened.until("document.getElementById('clearhead').dataset.shown.slice(0, 8)", "1/1/in/4")
+    opened.page.locator("#strongest button").nth(2).click()
+    link = opened.page.evaluate("location.hash")
+    assert "pair=" in link and open_report(layers, link).shown == opened.shown
 
 
 def test_a_bad_link_shows_the_first_head(layers: list[Any], open_report: Make) -> None:
@@ -119,9 +129,9 @@ def test_a_bad_link_shows_the_first_head(layers: list[Any], open_report: Make) -
     assert opened.shown.startswith("0/0/out/4/")
     for bad in ("layer=%3Cb%3E&token=", "__proto__=1", "%E0%A4%A"):
         opened.page.evaluate("location.hash = 'layer=1'")
-        opened.until("document.documentElement.dataset.shown.slice(0, 4)", "1/0/")
+        opened.until("document.getElementById('clearhead').dataset.shown.slice(0, 4)", "1/0/")
         opened.page.evaluate(f"location.hash = '{bad}'")
-        opened.until("document.documentElement.dataset.shown.slice(0, 4)", "0/0/")
+        opened.until("document.getElementById('clearhead').dataset.shown.slice(0, 4)", "0/0/")
 
 
 def test_a_query_that_sees_nothing_says_so(make_case: Make, open_report: Make) -> None:
@@ -138,10 +148,11 @@ CONTRAST = """() => {
     };
     const ground = (e) => {
         const colour = getComputedStyle(e).backgroundColor;
-        return colour === 'rgba(0, 0, 0, 0)' && e.parentElement ? ground(e.parentElement) : colour;
+        const around = e.parentElement || e.getRootNode().host;
+        return colour === 'rgba(0, 0, 0, 0)' && around ? ground(around) : colour;
     };
     const poor = [];
-    for (const e of document.querySelectorAll('#page *')) {
+    for (const e of document.getElementById('clearhead').shadowRoot.querySelectorAll('*')) {
         const written = Array.from(e.childNodes).some((n) => n.nodeType === 3 && n.data.trim());
         if (!written || !e.checkVisibility()) continue;
         const [a, b] = [light(getComputedStyle(e).color), light(ground(e))].sort((x, y) => y - x);
@@ -155,13 +166,15 @@ CONTRAST = """() => {
 def test_every_theme_and_width_can_be_read(layers: list[Any], open_report: Make, scheme: Any) -> None:
     opened = open_report(layers, "#layer=2", color_scheme=scheme)
     page = opened.page
-    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    ground = page.evaluate("getComputedStyle(document.getElementById('clearhead')).backgroundColor")
     assert (sum(map(int, ground[4:-1].split(","))) > 384) == (scheme == "light")
     assert page.evaluate(CONTRAST) == []
     for width in (360, 800, 1600):
         page.set_viewport_size({"width": width, "height": 800})
         opened.until("document.documentElement.scrollWidth <= innerWidth")
-        opened.until("document.querySelector('#map-box').scrollWidth <= innerWidth")
+        opened.until(
+            "document.getElementById('clearhead').shadowRoot.querySelector('#map-box').scrollWidth <= innerWidth"
+        )
 
 
 def test_the_theme_can_change_while_the_page_is_open(layers: list[Any], open_report: Make) -> None:

@@ -62,14 +62,14 @@ def test_the_shown_row_and_column(make_case: Make, open_report: Make) -> None:
     row = opened.page.evaluate("clearhead.look()")
     np.testing.assert_allclose(row, case.weights[1, 7], rtol=0, atol=1e-9)
     opened.page.get_by_label("is looked at by").check()
-    opened.until("document.documentElement.dataset.shown.split('/')[2]", "in")
+    opened.until("document.getElementById('clearhead').dataset.shown.split('/')[2]", "in")
     column = opened.page.evaluate("clearhead.look()")
     np.testing.assert_allclose(column, case.weights[1, :, 7], rtol=0, atol=1e-9)
 
 
 def test_the_map_holds_the_weights_and_knows_what_is_masked(make_case: Make, open_report: Make) -> None:
     case = make_case(10, start=np.arange(10) // 2, stop=np.arange(10) + 1)
-    shown = open_report([case.layer]).page.evaluate("clearhead.map()")
+    shown = open_report([case.layer], "#scale=log").page.evaluate("clearhead.map()")
     pool = np.array(shown["pool"]).reshape(10, 10)
     i, j = np.indices((10, 10))
     seen = (i // 2 <= j) & (j <= i)
@@ -90,7 +90,7 @@ def test_holes_are_masked_and_not_counted(make_case: Make, open_report: Make) ->
 def test_a_map_with_more_pairs_than_pixels_shows_the_maximum(make_case: Make, open_report: Make) -> None:
     n = 500
     case = make_case(n, heads=1, stop=np.arange(n) + 1)
-    page = open_report([case.layer], viewport={"width": 360, "height": 600}).page
+    page = open_report([case.layer], "#scale=log", viewport={"width": 360, "height": 600}).page
     shown = page.evaluate("clearhead.map()")
     per, cells = shown["across"]["per"], shown["across"]["cells"]
     assert per == 2 and cells == 250

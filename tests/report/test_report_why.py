@@ -69,7 +69,7 @@ def test_the_table_shows_them(open_report: Callable[..., Any]) -> None:
     opened = open_report(seen.layers(words, error=0), "#layer=3&head=5&token=5")
     check(opened, 3, seen[3], (5, 5, 4))
     opened.page.locator("#strongest button").nth(2).click()
-    opened.until("document.documentElement.dataset.shown.split('/')[2]", "out")
+    opened.until("document.getElementById('clearhead').dataset.shown.split('/')[2]", "out")
     key = int(opened.shown.split("/")[4])
     rows = opened.page.locator("#sum tr")
     wanted = steps_of(seen[3], (5, 5, key))
@@ -110,7 +110,7 @@ def test_a_long_row_is_filled_in_when_the_page_rests(
 ) -> None:
     case = make_case(1, 3000, kind="cross", heads=1, key_tokens=[f"k{n}" for n in range(3000)])
     opened = open_report([case.layer])
-    opened.until("document.querySelectorAll('#sum tr').length", 6)
+    opened.until("document.getElementById('clearhead').shadowRoot.querySelectorAll('#sum tr').length", 6)
     last = opened.page.locator("#sum tr").last
     key = int(opened.shown.split("/")[4])
     assert float(last.locator("td").inner_text()) == pytest.approx(case.weights[0, 0, key], rel=1e-3, abs=5e-5)

@@ -17,10 +17,13 @@ from clearhead.base.shapes import Sides as Sides
 from clearhead.base.steps import PAIRS as PAIRS
 from clearhead.base.steps import Step
 from clearhead.masks._draw import html, plot, sizes_drawn, text
+from clearhead.masks._spans import Edges as Edges
 from clearhead.masks._spans import Residual as Residual
 from clearhead.masks._spans import Spans as Spans
 from clearhead.masks._spans import check_spans as check_spans
-from clearhead.masks._spans import complement, intersection, of_intervals, union
+from clearhead.masks._spans import complement, union
+from clearhead.masks._spans import intersection as intersection
+from clearhead.masks._spans import of_intervals as of_intervals
 
 
 class Mask(ABC):

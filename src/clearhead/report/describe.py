@@ -94,7 +94,7 @@ def _packed(operand: Array, steps: Array | None) -> list[bytes]:
 def _rows(layer: Layer, number: int, blocks: Blocks) -> dict[str, int]:
     """What is said of each query and key; nothing where the page computes it at once."""
     queries, keys = layer.shape
-    if layer.even and queries * keys * max(layer.query.shape[2], 1) * COST[layer.phi] <= AT_ONCE:
+    if layer.alone and queries * keys * max(layer.query.shape[2], 1) * COST[layer.phi] <= AT_ONCE:
         return {}
     found = {
         "logsumexp": plain(layer.logsumexp[number], layer.logsumexp.dtype.name),

@@ -141,7 +141,8 @@ class Layer:
         scores: (H, Lq, Lk) float32, in place of scale, softcap and the sum, of a score that has no φ; D is 0 then.
         holes: of each head, or one for all, the pairs inside the spans that are not allowed, bool; None for none.
         position: where query 0 stands among the keys, or None where that is not known.
-        even: whether the positions that are shown follow each other, so that the page can count distances.
+        alone: whether log-sum-exps, entropies and distances follow from what is shown: not where words see padding, or
+            padding stands between words.
         label, role: such as `"L3"`, and `"encoder"`, `"decoder"`, `"cross"`, or `"self"` where there is one stack.
         numbers: each head's own number, where some are left out; None for 0, 1, ….
         measures: of each head, by measure, (value, that of uniform attention, the key that is meant or None).
@@ -177,7 +178,7 @@ class Layer:
     scores: Array | None = None
     holes: tuple[Tiles | None, ...] = ()
     position: int | None = None
-    even: bool = True
+    alone: bool = True
     label: str = ""
     role: str = "self"
     numbers: tuple[int, ...] | None = None

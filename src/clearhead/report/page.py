@@ -54,9 +54,13 @@ from clearhead.report._blocks import Blocks
 from clearhead.report.describe import described, measured
 from clearhead.report.layer import Layer, LeftOut, Measures
 
+# The first three are all that its worker runs of it.
 SCRIPTS = (
-    "data.js",
     "weights.js",
+    "tiles.js",
+    "worker.js",
+    "data.js",
+    "bytes.js",
     "words.js",
     "keys.js",
     "theme.js",
@@ -71,21 +75,34 @@ SCRIPTS = (
     "pins.js",
     "heads.js",
     "header.js",
+    "chosen.js",
+    "prose.js",
+    "arcs.js",
+    "strip.js",
+    "find.js",
+    "take.js",
     "text.js",
     "layout.js",
+    "picture.js",
     "marks.js",
+    "lens.js",
+    "zoom.js",
     "legend.js",
     "map.js",
     "difference.js",
     "compare.js",
+    "lines.js",
     "why.js",
     "pair.js",
+    "everywhere.js",
+    "saved.js",
+    "tools.js",
     "mount.js",
     "main.js",
 )
 
 # The style of the page: a file for each pane, after what all share.
-STYLES = ("page.css", "heads.css", "text.css", "map.css", "compare.css", "pair.css")
+STYLES = ("page.css", "heads.css", "text.css", "map.css", "compare.css", "lines.css", "pair.css", "tools.css")
 
 # What the page uses of the program that computes the steps of an explanation from their code.
 STEPS = ("read", "nodeOf", "leaf", "number", "everyIndex", "placeOf", "sizeOf", "plainText", "setMostTerms")
@@ -135,7 +152,7 @@ class Page:
         yield from filled_parts(
             source(__package__, "page.html"),
             {
-                "policy": policy((outside, style), guard, program),
+                "policy": policy((outside, style), guard, program, worker=True),
                 "title": html.escape(self.title),
                 "outside": outside,
                 "style": style,

@@ -2,108 +2,106 @@
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from clearhead.base.positions import query_offset
+from clearhead.base.tracing import without_autocast
+from clearhead.engines.choose import choose
+from clearhead.engines.summarised import summarised
+from clearhead.inspection.measures._grouped import Grouped
 from clearhead.inspection.measures._pair_mass import PairMass
-from clearhead.inspection.measures.base import Rule
-from clearhead.inspection.reductions.entropy import Entropy
-from clearhead.inspection.reductions.mean_distance import MeanDistance
-from clearhead.inspection.reductions.received import Received
-from clearhead.inspection.source import FromRecord
-from clearhead.inspection.weights import Weights
-from clearhead.problem.problem import Problem
-from clearhead.problem.record import now
-
-TILE = 2**18  # weights at once where each query is asked for one key
-ROWS = 256  # and the most queries
+from clearhead.inspection.measures._pairs import Pairs
+from clearhead.inspection.stream import stream
+from clearhead.problem.partial import log_sum_exp
+from clearhead.problem.problem import Problem, with_value
+from clearhead.problem.summary import Found, Summary
+from clearhead.problem.visible import Visible
 
 
 class Attention:
     """The weights of a problem without sinks, (B, H, Lq, Lk), and what measures read of them; all found lazily.
 
-    `placed`: whether it is known where queries stand among the keys. Queries that see nothing have 0 everywhere.
+    `placed`: whether it is known where queries stand among the keys. `norms`: how long the values are, (B, Hk, Lk), Hk
+    = H or a divisor of it. Queries that see nothing have 0 everywhere.
     """
 
-    def __init__(self, problem: Problem, placed: bool) -> None:
-        self.placed, self.sizes = placed, problem.sizes
-        self.weights = Weights(FromRecord(now(problem), {}))
+    def __init__(self, problem: Problem, placed: bool, norms: Tensor | None = None) -> None:
+        self.problem, self.placed, self.norms, self.sizes = problem, placed, norms, problem.sizes
 
     @cached_property
-    def _found(self) -> tuple[Any, ...]:
-        wanted = (Entropy(), Received(), *((MeanDistance(),) if self.placed else ()))
-        return self.weights.reduce(*wanted)
+    def _found(self) -> Found:
+        """All that needs whole rows, in one pass."""
+        problem, norms = self.problem, self.norms
+        if norms is not None:
+            alone = self.sizes.heads > 1  # else these weights are those of one head for all
+            problem = with_value(problem, norms.unsqueeze(-1) if alone else norms.transpose(1, 2).unsqueeze(1))
+        distance = positions(problem).unsqueeze(1) if self.placed else None
+        summary = Summary(output=norms is not None, rows=True, entropy=True, distance=distance, received=True)
+        return _summarised(problem, summary)
 
     @property
     def entropy(self) -> Tensor:
         """In nats, (B, H, Lq)."""
-        return self._tensor(0)
+        return _known(self._found.entropy)
 
     @property
     def received(self) -> Tensor:
         """What each key receives of all queries, (B, H, Lk)."""
-        return self._tensor(1)
+        return _known(self._found.received)
 
     @property
     def distance(self) -> Tensor:
         """The mean distance to the keys, in positions, (B, H, Lq)."""
-        return self._tensor(2)
+        return _known(self._found.distance)
 
-    def _tensor(self, number: int) -> Tensor:
-        found: Tensor = self._found[number]
-        return found
+    @property
+    def moved(self) -> Tensor:
+        """Σ_j w_ij norms_j, (B, H, Lq); where the weights are of one head for all, of each head of the norms."""
+        output = _known(self._found.output)
+        return output[..., 0] if self.sizes.heads > 1 else output[:, 0].transpose(1, 2)
 
     @cached_property
     def log_sum_exp(self) -> Tensor:
         """Of the scores, (B, H, Lq); of uniform attention, whose scores are 0, the log of the number of keys."""
-        found: Tensor = self.weights.logsumexp()
-        return found
+        return log_sum_exp(*_rows(self._found))
 
-    def on(self, keys: Tensor) -> Tensor:
-        """The weight of each query on one key, (B, H, Lq). `keys`: int64 (B or 1, Lq), −1 for none, which gives 0.
+    def on(self, some: Visible) -> Tensor:
+        """The weight of each query on some of its keys, those of a narrower mask, (B, H, Lq)."""
+        return self._share(*_rows(_summarised(self.problem._replace(visible=some), Summary(rows=True))))
 
-        Of the scores of the few pairs around them, and the log-sum-exp of their rows.
+    def on_pairs(self, pairs: Pairs, groups: Grouped | None) -> Tensor:
+        """The weight of each query on the keys with its token, (B, H, Lq).
+
+        `groups`: these pairs side by side. Without, and with a bias, which depends on places, by a look at all pairs.
         """
-        batch, heads, queries, _ = self.sizes.shape
-        assert self.log_sum_exp.shape == (batch, heads, queries)  # which the weights remember: a part needs no row
-        found = torch.zeros(batch, heads, queries, dtype=self.weights.dtype, device=self.sizes.device)
-        together = [slice(0, batch)] if keys.shape[0] == 1 else [slice(b, b + 1) for b in range(batch)]
-        for some in together:
-            each = heads * (some.stop - some.start)
-            rows = max(1, min(ROWS, math.isqrt(TILE // max(each, 1))))
-            own = keys[some.start if keys.shape[0] > 1 else 0]
-            host = own.cpu()
-            for row in range(0, queries, rows):
-                at, wanted = own[row : row + rows], host[row : row + rows]
-                there = wanted >= 0
-                if not bool(there.any()):
-                    continue
-                low, high = int(wanted[there].min()), int(wanted[there].max()) + 1
-                tile: Tensor = self.weights[some, :, row : row + rows, low:high]
-                place = (at - low).clamp(0, high - low - 1)[:, None].expand(*tile.shape[:3], 1)
-                found[some, :, row : row + rows] = tile.gather(-1, place)[..., 0].masked_fill(at < 0, 0.0)
-        return found
+        if groups is None or self.problem.bias is not None:
+            found: Tensor = stream(self.problem, choose(self.problem, None), (PairMass(pairs),))[0]
+            return found
+        rows = _rows(_summarised(groups.of(self.problem), Summary(rows=True)))
+        return self._share(*(groups.back(row) for row in rows))
 
-    def on_pairs(self, rule: Rule) -> Tensor:
-        """The weight of each query on the keys that a rule names, (B, H, Lq): a look at each block of rows."""
-        found: Tensor = self.weights.reduce(PairMass(rule))[0]
-        return found
+    def _share(self, maximum: Tensor, log_sum: Tensor) -> Tensor:
+        """Σ_j w_ij over some of the keys: exp(their log-sum-exp − that of all), each of these in two numbers."""
+        of_all, log_sum_of_all = _rows(self._found)
+        found = ((maximum - of_all) + (log_sum - log_sum_of_all)).exp_()
+        return found.masked_fill_(log_sum == torch.inf, 0.0)  # none of them: in a row of NaN too
 
-    def moved(self, norms: Tensor) -> Tensor:
-        """Σ_j w_ij norms_j, (B, H or that of norms, Lq). `norms`: (B, Hk, Lk), Hk = H or a divisor of it.
 
-        Where the weights are those of one head for all, each of the norms' heads has its sum.
-        """
-        if self.sizes.heads == 1:
-            together: Tensor = self.weights @ norms.transpose(1, 2).unsqueeze(1)
-            return together[:, 0].transpose(1, 2)
-        alone: Tensor = self.weights @ norms.unsqueeze(-1)
-        return alone[..., 0]
+def _summarised(problem: Problem, summary: Summary) -> Found:
+    with without_autocast(problem.sizes.device):
+        return summarised(problem, choose(problem._replace(value=None), None), summary)
+
+
+def _rows(found: Found) -> tuple[Tensor, Tensor]:
+    return _known(found.maximum), _known(found.log_sum)
+
+
+def _known(found: Tensor | None) -> Tensor:
+    assert found is not None
+    return found
 
 
 def positions(problem: Problem) -> Tensor:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from clearhead.problem.region import Region
+from clearhead.inspection.measures._grouped import grouped
+from clearhead.inspection.measures._one_key import one_key
+from clearhead.inspection.measures._pairs import Pairs as Pairs
 
 if TYPE_CHECKING:
     from clearhead.inspection.measures.subject import Subject
 
-Rule = Callable[[Region], Tensor]  # which pairs of a region are meant: bool (b or 1, 1, q, k)
 
 
 class Found(NamedTuple):
@@ -72,16 +72,13 @@ def averaged(value: Tensor, uniform: Tensor, counted: Tensor) -> Found:
 
 def on_keys(subject: Subject, keys: Tensor) -> Found:
     """The mean weight on one key, `keys` int64 (B or 1, Lq), −1 for none, over the queries that may see theirs."""
-    uniform = subject.uniform.on(keys)
-    return averaged(subject.own.on(keys), uniform, subject.counted & (uniform > 0))
+    some = one_key(subject.problem, keys)
+    uniform = subject.uniform.on(some)
+    return averaged(subject.own.on(some), uniform, subject.counted & (uniform > 0))
 
 
-def on_pairs(subject: Subject, rule: Rule) -> Found:
-    """The mean weight on the keys that a rule names for each query, over the queries that may see such a key."""
-    uniform = subject.uniform.on_pairs(rule)
-    return averaged(subject.own.on_pairs(rule), uniform, subject.counted & (uniform > 0))
-
-
-def of_region(tensor: Tensor, region: Region) -> Tensor:
-    """A region's sequences of a tensor (B or 1, …), for a rule."""
-    return tensor if tensor.shape[0] == 1 else tensor[region.batch]
+def on_pairs(subject: Subject, pairs: Pairs) -> Found:
+    """The mean weight on the keys that are meant for each query, over the queries that may see such a key."""
+    groups = grouped(subject.problem, pairs)
+    uniform = subject.uniform.on_pairs(pairs, groups)
+    return averaged(subject.own.on_pairs(pairs, groups), uniform, subject.counted & (uniform > 0))

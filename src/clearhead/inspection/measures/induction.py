@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from clearhead.inspection.measures.base import Found, Measure, of_region, on_pairs
-from clearhead.inspection.reductions.base import arange
-from clearhead.problem.region import Region
+from clearhead.inspection.measures.base import Found, Measure, Pairs, on_pairs
 
 if TYPE_CHECKING:
     from clearhead.inspection.measures.subject import Subject
@@ -33,15 +29,10 @@ class Induction(Measure):
     def of(self, subject: Subject) -> Found:
         assert subject.tokens is not None
         asked, held = subject.tokens
-        places, before = subject.places, subject.before[:, :-1]
+        before = subject.before[:, :-1]
         earlier = subject.at(held, before)  # the token of the word before each key
         earlier = earlier.masked_fill(before < 0, -1)
         if subject.keys is not None:
             earlier = earlier.masked_fill(~subject.keys, -1)
 
-        def rule(region: Region) -> Tensor:
-            rows, columns = region.queries, arange(held.shape[-1], held.device)[region.keys]
-            same = of_region(asked, region)[:, rows, None] == of_region(earlier, region)[:, None, region.keys]
-            return (same & (columns < of_region(places, region)[:, rows, None])).unsqueeze(1)
-
-        return on_pairs(subject, rule)
+        return on_pairs(subject, Pairs(asked, earlier, subject.earlier))

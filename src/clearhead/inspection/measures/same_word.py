@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from clearhead.inspection.measures.base import Found, Measure, of_region, on_pairs
-from clearhead.inspection.reductions.base import arange
-from clearhead.problem.region import Region
+from clearhead.inspection.measures.base import Found, Measure, Pairs, on_pairs
 
 if TYPE_CHECKING:
     from clearhead.inspection.measures.subject import Subject
@@ -29,14 +25,4 @@ class SameWord(Measure):
 
     def of(self, subject: Subject) -> Found:
         assert subject.tokens is not None
-        asked, held = subject.tokens
-        places = subject.places if subject.placed else None
-
-        def rule(region: Region) -> Tensor:
-            rows, columns = region.queries, arange(held.shape[-1], held.device)[region.keys]
-            same = of_region(asked, region)[:, rows, None] == of_region(held, region)[:, None, region.keys]
-            if places is not None:
-                same = same & (of_region(places, region)[:, rows, None] != columns)
-            return same.unsqueeze(1)
-
-        return on_pairs(subject, rule)
+        return on_pairs(subject, Pairs(*subject.tokens, subject.elsewhere if subject.placed else None))

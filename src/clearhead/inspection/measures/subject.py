@@ -5,12 +5,14 @@ from __future__ import annotations
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
 from clearhead.inspection.measures.allowed import among, looked_at, uniform
 from clearhead.inspection.measures.attention import Attention, positions
 from clearhead.inspection.reductions.base import arange
+from clearhead.masks.base import Edges
 from clearhead.problem.problem import Problem
 
 
@@ -39,9 +41,11 @@ class Subject:
         sizes = problem.sizes
         self.placed = own_text and (sizes.align is not None or sizes.queries == sizes.keys)
         self.keys, self._tokens, self.value = words[1], tokens, value
-        self._problem = among(problem, looked_at(words[0], skipped))
-        self.own = Attention(self._problem._replace(sinks=None), self.placed)
-        self.uniform = Attention(uniform(self._problem), self.placed)
+        self.problem = among(problem, looked_at(words[0], skipped))
+        norms = None if value is None else value.to(accumulated(value.dtype)).norm(dim=-1)
+        each = None if norms is None else norms.repeat_interleave(sizes.heads // norms.shape[1], 1)
+        self.own = Attention(self.problem._replace(sinks=None), self.placed, norms)
+        self.uniform = Attention(uniform(self.problem), self.placed, each)
 
     @cached_property
     def counted(self) -> Tensor:
@@ -59,7 +63,20 @@ class Subject:
     @cached_property
     def places(self) -> Tensor:
         """Where each query stands among the keys, int64 (B or 1, Lq)."""
-        return positions(self._problem)
+        return positions(self.problem)
+
+    @property
+    def elsewhere(self) -> Edges:
+        """For each query all places of the keys but its own: see `Pairs.within`."""
+        place, length = self.places[:, None, :, None], self.uniform.sizes.keys
+        low, high = place.clamp(0, length), (place + 1).clamp(0, length)
+        return torch.cat([low.new_zeros(low.shape), high], -1), torch.cat([low, low.new_full(low.shape, length)], -1)
+
+    @property
+    def earlier(self) -> Edges:
+        """For each query the places of the keys before its own: see `Pairs.within`."""
+        stop = self.places[:, None, :, None].clamp(0, self.uniform.sizes.keys)
+        return torch.zeros_like(stop), stop
 
     @cached_property
     def before(self) -> Tensor:
@@ -84,22 +101,14 @@ class Subject:
         found = table.expand(batch, -1).gather(-1, places.clamp(0, table.shape[-1] - 1).expand(batch, -1))
         return found.masked_fill((places < 0) | (places >= table.shape[-1]), -1)
 
-    @cached_property
-    def norms(self) -> Tensor:
-        """‖v_j‖ of each key, (B, Hk, Lk)."""
-        assert self.value is not None
-        norms: Tensor = self.value.to(accumulated(self.value.dtype)).norm(dim=-1)
-        return norms
-
+    @property
     def moved(self) -> Tensor:
-        """Σ_j w_ij ‖v_j‖ of each query, by the weights as the model has them, (B, H, Lq)."""
-        with_sinks = self._problem.sinks is not None
-        own = Attention(self._problem, self.placed) if with_sinks else self.own
-        norms = self.norms
-        groups = self._problem.sizes.heads // norms.shape[1]
-        return own.moved(norms) if own.sizes.heads > 1 else own.moved(norms.repeat_interleave(groups, 1))
+        """Σ_j w_ij ‖v_j‖ of each query, by the weights as the model has them, (B, H, Lq).
 
-    def moved_by_uniform(self) -> Tensor:
-        """The same of uniform attention, (B, H, Lq)."""
-        groups = self._problem.sizes.heads // self.norms.shape[1]
-        return self.uniform.moved(self.norms.repeat_interleave(groups, 1))
+        With a sink they are those of the keys times 1 / (1 + exp(sink − log-sum-exp of the keys)).
+        """
+        sinks = self.problem.sinks
+        if sinks is None:
+            return self.own.moved
+        above = sinks.to(self.own.log_sum_exp)[:, None] - self.own.log_sum_exp
+        return self.own.moved * torch.exp(-F.softplus(above))

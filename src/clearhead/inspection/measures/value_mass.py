@@ -26,4 +26,4 @@ class ValueMass(Measure):
         return subject.value is not None
 
     def of(self, subject: Subject) -> Found:
-        return averaged(subject.moved(), subject.moved_by_uniform(), subject.counted)
+        return averaged(subject.moved, subject.uniform.moved, subject.counted)

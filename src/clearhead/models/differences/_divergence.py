@@ -14,6 +14,7 @@ from clearhead.models.attention_call import AttentionCall
 from clearhead.models.differences._fit import Places
 from clearhead.problem.problem import Problem
 from clearhead.problem.record import now
+from clearhead.problem.region import Region, host_part
 
 EVERY = slice(None)
 
@@ -29,40 +30,46 @@ def divergences(mine: AttentionCall, theirs: AttentionCall, places: Places) -> T
     problems = [among(call.record.problem, looked_in) for call, looked_in in zip(calls, looked, strict=True)]
     sides = [Aligned(Weights(FromRecord(now(p), {})), at) for p, at in zip(problems, of, strict=True)]
     rest = places is not None or any(problem.sinks is not None for problem in problems)
-    batch, heads, queries, keys = sides[0].sizes.shape
+    for side in sides:
+        side.weights.logsumexp()  # which they remember: a part needs no row
+    batch, heads, queries, _ = sides[0].sizes.shape
     found = torch.full((batch, heads, queries), torch.nan, dtype=torch.float64, device="cpu")
     rows = max(1, BLOCK // max(heads * max(p.sizes.keys for p in problems), 1))
     for b in range(batch):
         for row in range(0, queries, rows):
             at = slice(b, b + 1), EVERY, slice(row, min(row + rows, queries))
-            masks = [_kept(p, places_of, *at).cpu() for p, places_of in zip(problems, of, strict=True)]
+            keys = EVERY if places is not None else _hull(problems, *at)
+            masks = [_kept(p, places_of, *at, keys).cpu() for p, places_of in zip(problems, of, strict=True)]
             _check_masks(mine.name, masks, b, row, places)
-            p, q = (side.part(*at, slice(0, keys)).cpu().double() for side in sides)
+            p, q = (side.part(*at, keys).cpu() for side in sides)
             sees = (masks[0].any(-1) & masks[1].any(-1)).expand(p.shape[:3])
             found[at] = torch.where(sees, jensen_shannon(p, q, rest), torch.nan)
     return found
 
 
 def jensen_shannon(p: Tensor, q: Tensor, rest: bool) -> Tensor:
-    """JS(p, q) = ½ Σ_j (p_j log p_j/m_j + q_j log q_j/m_j), m = (p + q) / 2; 0 to log 2.
+    """JS(p, q) = ½ Σ_j (p_j log p_j/m_j + q_j log q_j/m_j), m = (p + q) / 2; 0 to log 2, in float64.
 
     `rest`: what p and q lack to 1, a sink's share or that of positions that are not compared, is one key more.
-    p/m = 1 + (p − q)/(p + q), so that nearly equal weights keep their digits; and 2p/(p + q), so that a weight far
-    below the other keeps its own.
     """
+    found = _terms(p, q).sum(-1).double()
     if rest:
-        p, q = (torch.cat([t, (1 - t.sum(-1, keepdim=True)).clamp(min=0.0)], -1) for t in (p, q))
-    total = p + q
-    apart = torch.where(total > 0, (p - q) / total.masked_fill(total == 0, 1.0), 0.0)
-    found: Tensor = (_part(p, total, apart) + _part(q, total, -apart)).sum(-1).div(2).clamp(min=0.0)
+        lacking = ((1 - t.sum(-1, dtype=torch.float64)).clamp(min=0.0) for t in (p, q))
+        found = found + _terms(*lacking)
     return found
 
 
-def _part(p: Tensor, total: Tensor, apart: Tensor) -> Tensor:
-    """p log p/m. `apart`: (p − q)/(p + q), which rounds to −1 where p is far below q."""
-    far = apart < -0.5
-    ratio = (2 * p / total.masked_fill(total == 0, 1.0)).where(far, 1.0)
-    return torch.where(far, torch.special.xlogy(p, ratio), torch.special.xlog1py(p, apart.masked_fill(far, 0.0)))
+def _terms(p: Tensor, q: Tensor) -> Tensor:
+    """½ (p log p/m + q log q/m) = ½ m g(d), d = (p − q) / (p + q), g = (1 + d) log(1 + d) + (1 − d) log(1 − d).
+
+    g = 2 d atanh d + log(1 − d²) is about d² where d is small: so nearly equal weights keep their digits.
+    """
+    total = p + q
+    limits = torch.finfo(total.dtype)
+    # d = ±1, where one of the two is 0, is the number before it: atanh and the logarithm would be infinite
+    apart = (p - q).div_(total.clamp(min=limits.tiny)).clamp_(limits.eps / 2 - 1, 1 - limits.eps / 2)
+    each = apart.atanh().mul_(apart).mul_(2.0).add_(apart.square_().neg_().log1p_())
+    return each.clamp_(min=0.0).mul_(total).mul_(0.25)
 
 
 def _both_look(calls: tuple[AttentionCall, ...], of: tuple[Tensor | None, ...]) -> list[Tensor | None]:
@@ -91,16 +98,32 @@ def _both_look(calls: tuple[AttentionCall, ...], of: tuple[Tensor | None, ...]) 
     return found
 
 
-def _kept(problem: Problem, places: Tensor | None, batch: slice, heads: slice, queries: slice) -> Tensor:
-    """Which pairs the mask allows, of those that are compared: bool (1, H or 1, rows, Lk)."""
+def _hull(problems: list[Problem], batch: slice, heads: slice, queries: slice) -> slice:
+    """The keys that these queries see in either problem: all others have no weight."""
+    lows, highs = [], []
+    for problem in problems:
+        low, high = 0, problem.sizes.keys
+        if problem.edges is not None:
+            start, stop = (host_part(edge, Region(batch, heads, queries)) for edge in problem.edges)
+            some = stop > start
+            low, high = (int(start[some].min()), int(stop[some].max())) if some.any() else (high, 0)
+        lows.append(low)
+        highs.append(high)
+    return slice(min(lows), max(min(lows), *highs))
+
+
+def _kept(
+    problem: Problem, places: Tensor | None, batch: slice, heads: slice, queries: slice, keys: slice
+) -> Tensor:
+    """Which pairs the mask allows, of those that are compared: bool (1, H or 1, rows, keys)."""
     sizes, rows = problem.sizes, queries
     if places is not None:
         rows = slice(int(places[queries][0]), int(places[queries][-1]) + 1)
-    height = rows.stop - rows.start
+    height, width = rows.stop - rows.start, len(range(sizes.keys)[keys])
     if problem.spans is None:
-        keep = torch.ones(1, 1, height, sizes.keys, dtype=torch.bool, device=sizes.device)
+        keep = torch.ones(1, 1, height, width, dtype=torch.bool, device=sizes.device)
     else:
-        keep = problem.spans.keep(batch, heads, rows, EVERY, sizes.keys).expand(-1, -1, height, sizes.keys)
+        keep = problem.spans.keep(batch, heads, rows, keys, sizes.keys).expand(-1, -1, height, width)
     if places is None:
         return keep
     return keep[:, :, (places[queries] - rows.start).to(keep.device)][..., places.to(keep.device)]

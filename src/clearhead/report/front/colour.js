@@ -1,7 +1,7 @@
 // ---- From a weight to a colour.
 
 // Less than uniform: never as far from the background as more.
-const below = { light: ["#cfc3ad", "#ffffff"], dark: ["#4a4030", "#1a1f28"] };
+const below = { light: ["#ece5d8", "#ffffff"], dark: ["#302a20", "#1a1f28"] };
 const LEAST = 1 / 64; // times uniform: less is coloured as this
 
 /** 256 colours that part at 128, uniform: less is below, more above. */

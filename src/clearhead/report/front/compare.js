@@ -1,6 +1,6 @@
 // ---- Two heads beside each other: what one attends to more than the other.
 
-const STRIP = 46; // CSS pixels of the bars beside the map
+const BESIDE = 46; // CSS pixels of the bars beside the map
 
 /** A side of the comparison from the address: a head, `pins`, the average of those, or `uniform`. */
 function sideIn(text, run) {
@@ -102,9 +102,9 @@ class ComparePane {
       return { per, cells, cell: Math.max(1, Math.min(28, Math.floor(room / cells))) };
     };
     const { queries, keys } = this.head;
-    this.left = (width - 90 - STRIP) / keys >= 13 && queries < 60 ? 90 : 0;
+    this.left = (width - 90 - BESIDE) / keys >= 13 && queries < 60 ? 90 : 0;
     this.top = this.left ? 76 : 0;
-    const room = Math.max(40, width - this.left - STRIP);
+    const room = Math.max(40, width - this.left - BESIDE);
     this.across = axis(keys, room);
     this.down = axis(queries, Math.max(40, Math.round((room * queries) / keys)));
     if (queries === keys) this.down = this.across;
@@ -191,7 +191,7 @@ class ComparePane {
     const table = signedTables[dark ? "dark" : "light"];
     const ratio = window.devicePixelRatio || 1;
     const [wide, tall] = [across.cells * across.cell, down.cells * down.cell];
-    const size = [left + wide + STRIP, top + tall + 2];
+    const size = [left + wide + BESIDE, top + tall + 2];
     canvas.width = Math.round(size[0] * ratio);
     canvas.height = Math.round(size[1] * ratio);
     canvas.style.width = `${size[0]}px`;
@@ -218,7 +218,7 @@ class ComparePane {
     for (let row = 0; row < down.cells; row++) {
       let most = 0;
       for (const value of found.byQuery.subarray(row * down.per, (row + 1) * down.per)) if (value > most) most = value;
-      pen.fillRect(left + wide + 4, top + row * down.cell, ((STRIP - 6) * most) / Math.LN2, Math.max(1, down.cell - 1));
+      pen.fillRect(left + wide + 4, top + row * down.cell, ((BESIDE - 6) * most) / Math.LN2, Math.max(1, down.cell - 1));
     }
     const pair = hovered ?? { i: chosenRow, j: chosenColumn };
     if (left) this.label(pen, pair);

@@ -84,6 +84,7 @@ class Run {
       ...layer,
       heads: layer.heads.map((head) => ({ ...head, measures: this.named(head.measures) })),
     }));
+    this.first = distinctive ?? { layer: 0, head: 0 }; // what the page opens on
     this.source = source;
     this.blocks = new Map();
     this.heads = new Map();

@@ -10,9 +10,9 @@ class HeaderPane {
   }
 
   paint({ layer }) {
-    const { view, labels } = this.page;
+    const { view } = this.page;
     for (const input of this.inputs) input.checked = view[input.name] === input.value;
     this.page.find("where").textContent =
-      `${layer.name} · ${layer.kind} attention · layer ${labels[view.layer]}, head ${view.head}`;
+      `${headName(this.page, view)} · ${layer.name} · ${layer.kind} attention`;
   }
 }

@@ -1,73 +1,229 @@
 // ---- Where things are on the map, in device pixels. No drawing here.
 
-const SMALLEST_LABELLED = 13; // CSS pixels of a cell that a token's label fits beside
+const SMALLEST_LABELLED = 12; // CSS pixels of a cell that a token's label fits beside
 const LARGEST_CELL = 44; // CSS pixels: a text of few tokens does not fill the screen
-
+const MOST_EXACT = 16; // weights a pixel side that are computed where there is a map from afar
+const BARS = 36; // CSS pixels for the bars above the map, and at its right
 const LABEL_SIGNS = 12; // a label is cut to this many signs
 
-/** The most signs in a token of a text. */
-const longestLabel = (words) => words.reduce((most, { label }) => Math.max(most, label.length), 0);
+/** The most signs in a token of a text, as far as a label shows them. */
+function labelSigns(words, width) {
+  words.longest ??= words.reduce((most, { label }) => Math.max(most, label.length), 0);
+  return Math.min(words.longest, width < 480 ? 8 : LABEL_SIGNS);
+}
 
-/** Cells along one axis of `count` tokens in `room` pixels: whole pixels a cell, whole tokens a pixel. */
-function fitAxis(count, room, ratio) {
-  const per = Math.ceil(count / room);
-  const cells = Math.ceil(count / per);
-  const cell = Math.max(1, Math.min(Math.floor(room / cells), Math.round(LARGEST_CELL * ratio)));
-  return { count, per, cells, cell, length: cells * cell };
+/**
+ * The scales of one axis of `count` tokens in `room` pixels, from the whole to single tokens: `per` tokens in a cell of
+ * `cell` pixels. Whole pixels a cell, whole tokens a pixel. `afar`: the tokens in a cell of the map from afar, or 0.
+ */
+function scalesOf(count, room, ratio, afar) {
+  const most = Math.round(LARGEST_CELL * ratio);
+  const fit = Math.max(1, Math.ceil(count / room));
+  const scales = [];
+  if (afar) {
+    scales.push({ per: Math.max(fit, afar), cell: 1 });
+    for (let cell = 1; afar / cell > MOST_EXACT; cell *= 2) if (cell > 1 || fit > afar) scales.push({ per: afar, cell });
+  } else scales.push({ per: fit, cell: fit > 1 ? 1 : Math.max(1, Math.min(most, Math.floor(room / count))) });
+  const last = scales[scales.length - 1];
+  for (let per = 1024; per > 1; per /= 2) if (per < last.per / last.cell) scales.push({ per, cell: 1 });
+  let cell = last.per === 1 ? last.cell : 0;
+  while (cell < most) {
+    cell = Math.min(most, Math.max(cell + 1, Math.round(cell * 1.25)));
+    scales.push({ per: 1, cell });
+  }
+  return scales;
+}
+
+/** One side of the map: its scales, which of them is seen, and the pixel of the whole at which the picture begins. */
+class Axis {
+  constructor(count, room, ratio, afar) {
+    this.count = count;
+    this.scales = scalesOf(count, room, ratio, afar);
+    this.at = 0;
+    this.offset = 0;
+    this.room = this.length; // the whole picture's; zooming does not change it
+  }
+
+  get per() {
+    return this.scales[this.at].per;
+  }
+
+  get cell() {
+    return this.scales[this.at].cell;
+  }
+
+  /** All cells at this scale. */
+  get cells() {
+    return Math.ceil(this.count / this.per);
+  }
+
+  /** The length of all of them. */
+  get length() {
+    return this.cells * this.cell;
+  }
+
+  /** Pixels a token. */
+  pixelsOf(scale) {
+    return scale.cell / scale.per;
+  }
+
+  get pixels() {
+    return this.pixelsOf(this.scales[this.at]);
+  }
+
+  /** Where the cell of token `index` begins in the picture. */
+  startOf(index) {
+    return Math.floor(index / this.per) * this.cell - this.offset;
+  }
+
+  /** The first token of the cell under a pixel of the picture. */
+  tokenAt(pixel) {
+    return Math.min(this.cells - 1, Math.max(0, Math.floor((pixel + this.offset) / this.cell))) * this.per;
+  }
+
+  /** The tokens that are seen whole or in part: [first, behind the last]. */
+  get seen() {
+    const last = Math.ceil((this.offset + this.room) / this.cell) * this.per;
+    return [Math.floor(this.offset / this.cell) * this.per, Math.min(this.count, last)];
+  }
+
+  moveTo(offset) {
+    this.offset = Math.round(Math.min(this.length - this.room, Math.max(0, offset)));
+  }
+
+  /** Takes another scale; what is under a pixel stays there. */
+  scaleTo(at, pixel) {
+    const token = ((pixel + this.offset) / this.cell) * this.per;
+    this.at = at;
+    this.moveTo((token / this.per) * this.cell - pixel);
+  }
+
+  /** The scale next to so many pixels a token. */
+  nearest(pixels) {
+    const apart = (scale) => Math.abs(Math.log(this.pixelsOf(scale) / pixels));
+    return this.scales.reduce((best, scale, at) => (apart(scale) < apart(this.scales[best]) ? at : best), 0);
+  }
+
+  /** Shows the tokens from `first` to before `last`, as large as they fit. */
+  show(first, last) {
+    this.at = 0;
+    this.scales.forEach((scale, at) => {
+      if ((last - first) * this.pixelsOf(scale) <= this.room) this.at = at;
+    });
+    this.moveTo((first / this.per) * this.cell);
+  }
+
+  /** Moves as little as shows token `index`. */
+  reveal(index) {
+    const start = this.startOf(index);
+    if (start < 0) this.moveTo(this.offset + start);
+    if (start + this.cell > this.room) this.moveTo(this.offset + start + this.cell - this.room);
+  }
 }
 
 /** The geometry of the map of `head` in a box `width` CSS pixels wide. */
-function layoutMap(head, names, width, tallest, ratio) {
-  const place = (left, top) => {
-    const acrossRoom = Math.max(40, Math.floor((width - left - 2) * ratio));
-    const downRoom = Math.max(40, Math.floor((tallest - top) * ratio));
+class Layout {
+  constructor(head, names, width, tallest, ratio) {
+    this.ratio = ratio;
+    const room = (words) => Math.max(40, 14 + 6.8 * labelSigns(words, width));
+    const right = Math.round((!head.entropy ? 2 : width < 480 ? 22 : BARS) * ratio);
+    this.right = right;
+    this.left = Math.round(room(names[0]) * ratio);
+    this.words = Math.round(room(names[1]) * ratio); // the room of the words above
+    this.top = this.words + Math.round(BARS * ratio);
+    const acrossRoom = Math.max(40, Math.floor((width - 2) * ratio) - this.left - right);
+    const downRoom = Math.max(40, Math.floor(tallest * ratio) - this.top);
     const square = Math.min(acrossRoom, downRoom);
     const same = head.queries === head.keys;
-    return {
-      ratio,
-      left: Math.round(left * ratio),
-      top: Math.round(top * ratio),
-      across: fitAxis(head.keys, same ? square : acrossRoom, ratio),
-      down: fitAxis(head.queries, same ? square : downRoom, ratio),
-    };
-  };
-  const room = (words) => 14 + 7.2 * Math.min(LABEL_SIGNS, longestLabel(words));
-  const roomy = place(room(names[0]), 28 + room(names[1]));
-  const least = SMALLEST_LABELLED * ratio;
-  if (roomy.across.cell >= least && roomy.down.cell >= least) return { ...roomy, labelled: true };
-  return { ...place(40, 46), labelled: false };
-}
+    this.across = new Axis(head.keys, same ? square : acrossRoom, ratio, head.pyramid?.perColumn ?? 0);
+    this.down = new Axis(head.queries, same ? square : downRoom, ratio, head.pyramid?.perRow ?? 0);
+    this.width = this.left + this.across.room + right + Math.ceil(2 * ratio);
+    this.height = this.top + this.down.room + Math.ceil(2 * ratio);
+  }
 
-/** The cell under a point given in CSS pixels of the canvas, or null. */
-function cellAt(layout, x, y) {
-  const column = Math.floor((x * layout.ratio - layout.left) / layout.across.cell);
-  const row = Math.floor((y * layout.ratio - layout.top) / layout.down.cell);
-  const inside = column >= 0 && row >= 0 && column < layout.across.cells && row < layout.down.cells;
-  return inside ? { row, column } : null;
+  get whole() {
+    return this.down.at === 0 && this.across.at === 0;
+  }
+
+  get closest() {
+    return [this.down, this.across].every((axis) => axis.at === axis.scales.length - 1);
+  }
+
+  /** Each cell one pair? */
+  get single() {
+    return this.down.per === 1 && this.across.per === 1;
+  }
+
+  /** The longer side leads: the other is no smaller than it, and no larger than its tokens need. */
+  get lead() {
+    return this.across.count >= this.down.count ? this.across : this.down;
+  }
+
+  /** Takes another of the lead's scales; what is under a point of the picture stays there. */
+  scaleTo(to, x, y) {
+    const { across, down, lead } = this;
+    const [other, at, otherAt] = lead === across ? [down, x, y] : [across, y, x];
+    if (to === lead.at || !lead.scales[to]) return;
+    lead.scaleTo(to, at);
+    const least = other.pixelsOf(other.scales[0]);
+    other.scaleTo(other.nearest(Math.max(lead.pixels, least)), otherAt);
+  }
+
+  /** The scale of about `factor` times the size: another one, where there is one. */
+  times(factor) {
+    const { lead } = this;
+    const to = lead.nearest(lead.pixels * factor);
+    return to === lead.at ? lead.at + Math.sign(factor - 1) : to;
+  }
+
+  /** What is seen, as it stands in an address; null for the whole. */
+  get address() {
+    return this.whole ? null : [this.down, this.across].flatMap((axis) => {
+      const first = Math.round(axis.offset / axis.cell) * axis.per;
+      return [first, Math.min(axis.count, first + Math.floor(axis.room / axis.cell) * axis.per)];
+    }).join(".");
+  }
+
+  show(address) {
+    const [top, bottom, left, right] = address === null
+      ? [0, this.down.count, 0, this.across.count] : address.split(".").map(Number);
+    this.down.show(Math.min(top, this.down.count - 1), bottom);
+    this.across.show(Math.min(left, this.across.count - 1), right);
+  }
+
+  /** The query and the key under a point in CSS pixels of the canvas: null beside the picture on that side. */
+  pointAt(x, y) {
+    const [right, below] = [x * this.ratio - this.left, y * this.ratio - this.top];
+    const within = (axis, pixel) => pixel >= 0 && pixel < axis.room;
+    const column = within(this.across, right);
+    const row = within(this.down, below);
+    return {
+      i: row && (column || right >= 0) ? this.down.tokenAt(below) : null,
+      j: column && (row || (below < 0 && below >= this.words - this.top)) ? this.across.tokenAt(right) : null,
+    };
+  }
 }
 
 /** The strongest pair of a cell, which is the pair the cell's colour shows; the first if none is allowed. */
-function strongestIn(head, layout, { row, column }) {
-  const { across, down } = layout;
-  let best = { i: row * down.per, j: column * across.per, weight: -1 };
-  for (let i = row * down.per; i < Math.min(head.queries, (row + 1) * down.per); i++) {
-    for (let j = column * across.per; j < Math.min(head.keys, (column + 1) * across.per); j++) {
-      const weight = mayLook(head, i, j) ? weightOf(head, i, j) : -1;
-      if (weight > best.weight) best = { i, j, weight };
-    }
+function strongestIn(head, { i: row, j: column }, perRow, perColumn) {
+  let best = { i: row, j: column, weight: -1 };
+  const right = Math.min(head.keys, column + perColumn);
+  const weights = new Float64Array(perColumn);
+  for (let i = row; i < Math.min(head.queries, row + perRow); i++) {
+    const from = Math.max(column, head.start[i]);
+    const to = Math.min(right, head.stop[i]);
+    weightsOf(head, i, from, to, weights);
+    for (let j = from; j < to; j++) if (weights[j - from] > best.weight) best = { i, j, weight: weights[j - from] };
   }
   return best;
 }
 
-/** The start and the size of the cell that holds token `index`, along an axis from `origin`. */
-const spanOf = (axis, origin, index) => [origin + Math.floor(index / axis.per) * axis.cell, axis.cell];
-
 /** Positions worth a tick: round steps at least `apart` pixels from each other. */
 function ticksOf(axis, apart) {
   const least = (apart / axis.cell) * axis.per;
-  let step = 1;
-  for (const factor of [2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000]) {
-    if (step < least) step = factor;
-  }
-  return Array.from({ length: Math.ceil(axis.count / step) }, (_, index) => index * step);
+  const step = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4].find((each) => each >= least) ?? 5e4;
+  const [first, last] = axis.seen;
+  const ticks = [];
+  for (let index = Math.ceil(first / step) * step; index < last; index += step) ticks.push(index);
+  return ticks;
 }

@@ -1,64 +1,178 @@
-// ---- What is drawn around the map: bars, words, and the cross of a pair.
+// ---- What is drawn around the map: bars, words, and the marks of a pair.
 
-function drawBars(pen, head, { left, top, across, ratio }, colours) {
-  const tall = Math.round(22 * ratio);
-  const seeing = countsOf(head).reduce((sum, count) => sum + (count > 0 ? 1 : 0), 0);
-  const most = (4 * seeing) / head.keys;
-  if (!(most > 0)) return;
-  for (let cell = 0; cell < across.cells; cell++) {
-    let received = 0;
-    for (let j = cell * across.per; j < Math.min(head.keys, (cell + 1) * across.per); j++) {
-      received = Math.max(received, head.received[j]);
+const OCTAVES = [4, 3]; // the bars above reach to 2^4 and 2^-3 times uniform
+const SMALL = "px system-ui, sans-serif";
+
+/** How many times what uniform attention under the same mask would give each key receives; else the average key. */
+function receivedRatios(head) {
+  if (!head.ratios) {
+    const seeing = countsOf(head).reduce((sum, count) => sum + (count > 0 ? 1 : 0), 0);
+    const average = head.expected ? null : seeing / head.keys;
+    head.ratios = Float64Array.from(head.received, (sum, j) => sum / (average ?? head.expected[j]));
+  }
+  return head.ratios;
+}
+
+/** The entropy of each query over that of uniform attention; null where the data does not have it. */
+function evenness(head) {
+  if (!head.evenness && head.entropy) {
+    const counts = countsOf(head);
+    head.evenness = Float64Array.from(head.entropy, (nats, i) => (counts[i] > 1 ? nats / Math.log(counts[i]) : NaN));
+  }
+  return head.evenness ?? null;
+}
+
+/** Calls `show(start, size, value)` for each cell of an axis in sight: the largest or the mean of its tokens' numbers. */
+function eachCell(axis, numbers, mean, show) {
+  const [first, last] = axis.seen;
+  for (let token = first; token < last; token += axis.per) {
+    let most = -Infinity;
+    let sum = 0;
+    let count = 0;
+    for (let each = token; each < Math.min(axis.count, token + axis.per); each++) {
+      if (numbers[each] !== numbers[each]) continue;
+      most = Math.max(most, numbers[each]);
+      sum += numbers[each];
+      count++;
     }
-    const height = Math.round(tall * Math.min(1, received / most));
-    const gap = across.cell > 3 * ratio ? Math.round(ratio) : 0;
-    pen.fillStyle = received > most ? colours.accent : colours.bar;
-    pen.fillRect(left + cell * across.cell, top - Math.round(2 * ratio) - height, across.cell - gap, height);
+    if (!count) continue;
+    const from = Math.max(0, axis.startOf(token));
+    show(from, Math.min(axis.room, axis.startOf(token) + axis.cell) - from, mean ? sum / count : most);
   }
 }
 
-function drawLabels(pen, { head, names }, { i: chosenRow, j: chosenColumn }, layout, colours) {
-  const { left, top, across, down, ratio, labelled } = layout;
-  const above = top - Math.round(28 * ratio); // over the bars
-  const rows = labelled ? head.queries : null;
+/** Above: what each key receives. At the right: how evenly each query looks. */
+function drawBars(pen, { head }, layout, mean, colours) {
+  const { left, top, across, down, ratio } = layout;
+  const room = Math.round((BARS - 4) * ratio);
+  const octave = room / (OCTAVES[0] + OCTAVES[1]);
+  const base = top - Math.round(2 * ratio) - Math.round(OCTAVES[1] * octave);
+  const cap = Math.max(1, Math.round(2 * ratio));
+  const gap = (axis) => (axis.cell > 3 * ratio ? Math.round(ratio) : 0);
+  eachCell(across, receivedRatios(head), mean, (x, size, value) => {
+    const wanted = Math.log2(value);
+    const octaves = Math.min(OCTAVES[0], Math.max(-OCTAVES[1], wanted));
+    const tall = Math.round(Math.abs(octaves) * octave);
+    const wide = Math.max(1, size - gap(across));
+    pen.fillStyle = octaves > 0 ? colours.bar : colours.quiet;
+    pen.fillRect(left + x, octaves > 0 ? base - tall : base, wide, tall);
+    if (wanted === octaves) return;
+    pen.fillStyle = colours.ink; // cut
+    pen.fillRect(left + x, octaves > 0 ? base - tall : base + tall - cap, wide, cap);
+  });
+  pen.fillStyle = colours.quiet;
+  pen.fillRect(left, base, across.room, Math.max(1, Math.round(ratio / 2)));
+  const even = evenness(head);
+  const edge = left + across.room + Math.round(3 * ratio);
+  const wide = layout.right - Math.round(4 * ratio);
+  if (even) {
+    pen.fillStyle = colours.bar;
+    eachCell(down, even, mean, (y, size, value) => {
+      pen.fillRect(edge, top + y, Math.max(1, Math.round(value * wide)), Math.max(1, size - gap(down)));
+    });
+    pen.fillStyle = colours.line;
+    pen.fillRect(edge + wide, top, Math.max(1, Math.round(ratio)), down.room); // uniform
+  }
+  pen.font = `${Math.round(10 * ratio)}${SMALL}`;
+  pen.fillStyle = colours.quiet;
   pen.textBaseline = "middle";
   pen.textAlign = "right";
-  const write = (text, chosen, x, y, turn) => {
-    pen.save();
-    pen.translate(x, y);
-    pen.rotate(turn);
-    pen.font = `${chosen ? "600 " : ""}${Math.round(11 * ratio)}px system-ui, sans-serif`;
-    pen.fillStyle = chosen ? colours.accent : colours.quiet;
-    pen.fillText(text, 0, 0, 7.2 * LABEL_SIGNS * ratio);
-    pen.restore();
-  };
-  const label = (words, index) => shortened(words[index].label, LABEL_SIGNS);
-  const rowAt = (i) => top + (Math.floor(i / down.per) + 0.5) * down.cell;
-  const columnAt = (j) => left + (Math.floor(j / across.per) + 0.5) * across.cell;
-  const rowTicks = rows ? Array.from({ length: rows }, (_, i) => i) : ticksOf(down, 30 * ratio);
-  for (const i of rowTicks) {
-    const text = labelled ? label(names[0], i) : String(i);
-    write(text, i === chosenRow, left - 5 * ratio, rowAt(i), 0);
-  }
-  const columnTicks = labelled ? Array.from({ length: head.keys }, (_, j) => j) : ticksOf(across, 40 * ratio);
-  for (const j of columnTicks) {
-    const text = labelled ? label(names[1], j) : String(j);
-    pen.textAlign = labelled ? "left" : "center";
-    const y = labelled ? above : above - 6 * ratio;
-    write(text, j === chosenColumn, columnAt(j), y, labelled ? -Math.PI / 2 : 0);
-  }
+  const space = left - 6 * ratio;
+  pen.fillText("received", left - 4 * ratio, base - 15 * ratio, space);
+  pen.fillText("÷ uniform", left - 4 * ratio, base - 3 * ratio, space);
+  if (even) pen.fillText("entropy", layout.width - ratio, top - 8 * ratio, wide + 2 * ratio);
 }
 
-/** Lines along the chosen query's row and the chosen key's column, and a frame on their pair. */
-function drawCross(pen, { i, j }, { left, top, across, down, ratio }, colours) {
-  const wide = Math.max(1, Math.round(ratio));
+/** Does each token of an axis get its word? */
+const hasWords = (axis, ratio) => axis.per === 1 && axis.cell >= SMALLEST_LABELLED * ratio;
+
+/** The tokens that get a label on an axis. */
+function labelled(axis, ratio, apart) {
+  if (!hasWords(axis, ratio)) return ticksOf(axis, apart * ratio);
+  const [first, last] = axis.seen;
+  return Array.from({ length: last - first }, (_, at) => first + at);
+}
+
+/** Writes beside the rows, or above the columns: at the middle of a cell. `ground`: painted under the word. */
+function writeLabel(pen, layout, side, text, index, { ink, ground, bold, turned }) {
+  const { left, words, ratio } = layout;
+  const axis = layout[side];
+  const middle = axis.startOf(index) + axis.cell / 2;
+  if (middle < 0 || middle > axis.room) return;
+  pen.save();
+  pen.font = `${bold ? "600 " : ""}${Math.round(11 * ratio)}${SMALL}`;
+  pen.textBaseline = "middle";
+  const gap = Math.round(4 * ratio);
+  if (side === "down") pen.translate(left - gap, layout.top + middle);
+  else {
+    pen.translate(left + middle, words - gap);
+    if (turned) pen.rotate(-Math.PI / 2);
+  }
+  const across = side === "across" && !turned;
+  pen.textAlign = side === "down" ? "right" : turned ? "left" : "center";
+  const room = (side === "down" ? left : words) - 2 * gap;
+  if (ground) {
+    const wide = Math.min(room, pen.measureText(text).width) + 2 * gap;
+    const tall = Math.round(15 * ratio);
+    pen.fillStyle = ground;
+    pen.fillRect(side === "down" ? gap - wide : across ? -wide / 2 : -gap, -tall / 2, wide, tall);
+  }
+  pen.fillStyle = ink;
+  pen.fillText(text, 0, across ? -gap : 0, across ? 12 * gap : room);
+  pen.restore();
+}
+
+/** What a token is called on an axis: its word, or where it stands. */
+function labelOf(words, index, layout) {
+  return shortened(words[index].label, labelSigns(words, layout.width / layout.ratio));
+}
+
+function drawLabels(pen, { names }, layout, colours) {
+  ["down", "across"].forEach((side, at) => {
+    const axis = layout[side];
+    const turned = side === "across" && hasWords(axis, layout.ratio);
+    for (const index of labelled(axis, layout.ratio, side === "down" ? 30 : 46)) {
+      const text = hasWords(axis, layout.ratio) ? labelOf(names[at], index, layout) : String(index);
+      writeLabel(pen, layout, side, text, index, { ink: colours.quiet, turned });
+    }
+  });
+}
+
+/** The words and the places of a pair, in the margins and around the picture; nothing over other cells. */
+function drawCross(pen, { names }, pair, layout, colours) {
+  const { left, top, across, down, ratio } = layout;
+  const thick = Math.max(1, Math.round(1.5 * ratio));
+  const bar = Math.round(4 * ratio);
   pen.fillStyle = colours.accent;
-  const frame = (x, y, width, height) => {
-    pen.fillRect(x - wide, y - wide, width + 2 * wide, wide);
-    pen.fillRect(x - wide, y + height, width + 2 * wide, wide);
-    pen.fillRect(x - wide, y, wide, height);
-    pen.fillRect(x + width, y, wide, height);
-  };
-  if (i !== null) frame(left, spanOf(down, top, i)[0], across.length, down.cell);
-  if (j !== null) frame(spanOf(across, left, j)[0], top, across.cell, down.length);
+  const spots = [["down", pair.i], ["across", pair.j]].map(([side, index], at) => {
+    if (index === null) return null;
+    const axis = layout[side];
+    const start = axis.startOf(index);
+    const from = Math.max(0, start);
+    const size = Math.min(axis.room, start + axis.cell) - from;
+    if (size <= 0) return null;
+    const least = Math.max(size, 2 * thick);
+    const begin = from - (least - size) / 2;
+    if (side === "down") {
+      pen.fillRect(left - bar, top + begin, bar - 1, least);
+      pen.fillRect(left + across.room + 1, top + begin, layout.width - left - across.room, thick);
+      pen.fillRect(left + across.room + 1, top + begin + least - thick, layout.width - left - across.room, thick);
+    } else {
+      pen.fillRect(left + begin, layout.words, thick, top - layout.words - 1);
+      pen.fillRect(left + begin + least - thick, layout.words, thick, top - layout.words - 1);
+      pen.fillRect(left + begin, top + down.room + 1, least, layout.height - top - down.room);
+    }
+    const word = labelOf(names[at], index, layout);
+    const text = names[at][index].repeated && !hasWords(axis, ratio) ? `${word} ${index}` : word;
+    const style = { ink: colours.accent, ground: colours.panel, bold: true, turned: side === "across" };
+    writeLabel(pen, layout, side, text, index, style);
+    pen.fillStyle = colours.accent;
+    return [from, size];
+  });
+  if (!spots[0] || !spots[1] || Math.min(across.cell, down.cell) < 6 * ratio) return;
+  const [[y, tall], [x, wide]] = spots; // around a cell that is large enough to be framed
+  pen.fillRect(left + x - thick, top + y - thick, wide + 2 * thick, thick);
+  pen.fillRect(left + x - thick, top + y + tall, wide + 2 * thick, thick);
+  pen.fillRect(left + x - thick, top + y, thick, tall);
+  pen.fillRect(left + x + wide, top + y, thick, tall);
 }

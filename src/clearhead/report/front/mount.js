@@ -56,16 +56,16 @@ class Page {
     const { view } = this;
     const head = await this.run.open(view.layer, view.head);
     if (turn !== this.turn) return;
-    if (view.token === null) view.token = tokenToOpen(head, view.view);
+    const { layer } = head;
+    const names = [this.texts[layer.queryText], this.texts[layer.keyText]];
+    if (view.token === null) view.token = tokenToOpen(head, view.view, names[view.view === "out" ? 0 : 1]);
     const look = lookOf(head, view.view, view.token);
     const pair = view.pair ?? look.ranked[0] ?? null;
     const [i, j] = view.view === "out" ? [view.token, pair] : [pair, view.token];
-    const { layer } = head;
     countsOf(head);
     this.hovered = null;
     this.shown = {
-      head, layer, look, pair, i, j, view: view.view,
-      names: [this.texts[layer.queryText], this.texts[layer.keyText]],
+      head, layer, look, pair, i, j, names, view: view.view,
       scale: new Scale(view.scale, head.mostKeys, this.theme.dark),
     };
     this.onaddress(view.address, step);
@@ -74,10 +74,16 @@ class Page {
   }
 }
 
-/** The token that a head opens on: the middle one that is no special token and sees something. */
-function tokenToOpen(head, view) {
-  const length = view === "out" ? head.queries : head.keys;
-  return Math.floor(length / 2);
+/** The token that a head opens on: the one nearest the middle that is no special token and has a weight. */
+function tokenToOpen(head, view, words) {
+  const out = view === "out";
+  const length = out ? head.queries : head.keys;
+  const middle = Math.floor(length / 2);
+  const good = (at) => !words[at].special && (!out || countsOf(head)[at] > 0);
+  for (let away = 0; away < length; away++) {
+    for (const at of [middle + away, middle - away]) if (at >= 0 && at < length && good(at)) return at;
+  }
+  return middle;
 }
 
 /** Shows a report in an element. It listens to nothing outside it: several may stand on one page. */

@@ -1,8 +1,9 @@
-// ---- One pair, why it has its weight, and the strongest others.
+// ---- One pair: why it has its weight, what it moves, and the strongest others.
 
 const LISTED = 8;
+const TERMS = 6; // dimensions of a score that are shown, the largest first
 
-/** "rank 3 of 120, 4.3 × the equal share", for the other token of a look. */
+/** "rank 3 of 120, 4.3 × uniform", for the other token of a look. */
 function placeOf(look, other) {
   const i = look.view === "out" ? look.token : other;
   const j = look.view === "out" ? other : look.token;
@@ -10,41 +11,76 @@ function placeOf(look, other) {
   const weight = look.weights[other];
   const ratio = times(weight / equalShare(look.head, i));
   return `rank ${rankOf(look, other)} of ${look.ranked.length}` +
-    `${look.view === "out" ? "" : " lookers"}, ${ratio} the equal share`;
+    `${look.view === "out" ? "" : " lookers"}, ${ratio} uniform`;
 }
 
 class PairPane {
   constructor(page) {
     this.page = page;
     this.waiting = 0;
+    const [pane, sheet] = [page.find("detail"), page.find("sheet")];
+    sheet.addEventListener("click", () => { // a sheet at the foot of narrow screens
+      sheet.setAttribute("aria-expanded", pane.toggleAttribute("data-open"));
+    });
+    this.terms = page.find("terms");
+    this.terms.addEventListener("toggle", () => this.paintTerms(page.shown));
   }
 
   paint(shown) {
-    const { head, look, pair, i, j, names } = shown;
-    const byId = (id) => this.page.find(id);
+    const { look, pair, i, j, names } = shown;
     const out = look.view === "out";
     const name = nameOf(names[out ? 0 : 1], look.token);
-    byId("strongest-title").hidden = look.ranked.length === 0;
-    byId("strongest-title").textContent =
-      `Strongest ${out ? "keys of" : "lookers at"} “${name}”`;
-    if (pair === null) {
-      byId("pair-title").textContent = `“${name}”`;
-      byId("pair-place").textContent = out
-        ? "It may look at no key: all its weights are 0."
-        : "No query may look at it: all its weights are 0.";
-      byId("sum").tBodies[0].replaceChildren();
-    } else {
-      const weight = mayLook(head, i, j) ? percent(look.weights[pair]) : "masked";
-      byId("pair-title").textContent = `“${nameOf(names[0], i)}” → “${nameOf(names[1], j)}” ${weight}`;
-      byId("pair-place").textContent = placeOf(look, pair);
-      this.paintSum(head, i, j);
+    this.page.find("strongest-title").hidden = look.ranked.length === 0;
+    this.page.find("strongest-title").textContent = `Strongest ${out ? "keys of" : "lookers at"} “${name}”`;
+    this.say(shown, look, pair);
+    this.page.find("why").hidden = pair === null;
+    this.terms.hidden = pair === null;
+    if (pair !== null) {
+      this.paintSum(shown, i, j);
+      this.paintTerms(shown);
     }
     this.paintStrongest(shown);
     this.paintFacts(shown);
   }
 
+  /** The pair, its weight and its place among the others, in words. */
+  say({ names }, look, pair) {
+    const out = look.view === "out";
+    const title = this.page.find("pair-title");
+    const place = this.page.find("pair-place");
+    if (pair === null) {
+      title.textContent = `“${nameOf(names[out ? 0 : 1], look.token)}”`;
+      place.textContent = out
+        ? "It may look at no key: all its weights are 0."
+        : "No query may look at it: all its weights are 0.";
+      return;
+    }
+    const [i, j] = out ? [look.token, pair] : [pair, look.token];
+    const weight = mayLook(look.head, i, j) ? percent(look.weights[pair]) : "masked";
+    title.textContent = `“${nameOf(names[0], i)}” → “${nameOf(names[1], j)}” ${weight}`;
+    place.textContent = placeOf(look, pair);
+  }
+
+  /** While a pair is pointed at, its name, its weight and its place; not its steps. */
+  hover(pair) {
+    const { shown } = this.page;
+    const both = pair !== null && pair.i !== null && pair.j !== null;
+    if (!both) {
+      this.say(shown, shown.look, shown.pair);
+      return;
+    }
+    const out = shown.view === "out";
+    const [token, other] = out ? [pair.i, pair.j] : [pair.j, pair.i];
+    const { look } = shown;
+    const near = look.token === token ? look : this.near;
+    if (near?.head !== look.head || near.view !== look.view || near.token !== token) {
+      this.near = lookOf(look.head, look.view, token); // kept while the pointer stays in one row
+    }
+    this.say(shown, look.token === token ? look : this.near, other);
+  }
+
   /** The steps of the weight; those of a long row when nothing else has been chosen for a moment. */
-  paintSum(head, i, j) {
+  paintSum({ head }, i, j) {
     clearTimeout(this.waiting);
     const target = this.page.find("sum").tBodies[0];
     const { run } = this.page;
@@ -54,6 +90,32 @@ class PairPane {
       target.replaceChildren();
       this.waiting = setTimeout(() => paintWhy(head, i, j, run, target), 250);
     }
+  }
+
+  /** What each dimension adds to the score, the largest first, the rest summed. */
+  paintTerms(shown) {
+    if (!this.terms.open || shown === null || shown.pair === null) return;
+    const { head, i, j } = shown;
+    const terms = Array.from({ length: head.features }, (_, d) => ({ d, value: term(head, i, j, d) * head.scale }));
+    terms.sort((a, b) => Math.abs(b.value) - Math.abs(a.value) || a.d - b.d);
+    const first = terms.slice(0, TERMS);
+    const most = Math.abs(first[0].value) || 1;
+    const rest = terms.slice(TERMS);
+    const sum = (some) => some.reduce((total, { value }) => total + value, 0);
+    const row = (words, value) => {
+      const item = make("li", value < 0 ? "term less" : "term");
+      const bar = make("span", "bar");
+      const fill = make("span");
+      fill.style.width = `${Math.min(100, (100 * Math.abs(value)) / most)}%`;
+      bar.append(fill);
+      item.append(make("span", "name", words), bar, make("span", "share", signed(value, 3)));
+      return item;
+    };
+    const rows = first.map(({ d, value }) => row(`dimension ${d}`, value));
+    if (rest.length) rows.push(row(`the other ${rest.length}`, sum(rest)));
+    this.page.find("term-list").replaceChildren(...rows);
+    this.page.find("term-sum").textContent =
+      `together ${signed(sum(terms), 3)}: the scaled product of query and key, before bias and softmax`;
   }
 
   paintStrongest({ look, pair, names }) {
@@ -75,6 +137,10 @@ class PairPane {
       bar.append(fill);
       button.append(label, bar, make("span", "share", percent(look.weights[other])));
       button.addEventListener("click", () => this.page.choose({ pair: other }));
+      button.addEventListener("pointerenter", () => {
+        this.page.hover(out ? { i: look.token, j: other } : { i: other, j: look.token });
+      });
+      button.addEventListener("pointerleave", () => this.page.hover(null));
       const item = make("li");
       item.append(button);
       return item;
@@ -94,7 +160,7 @@ class PairPane {
     const facts = [];
     const seen = countsOf(head)[at];
     if (look.view === "out" && seen > 0) {
-      facts.push(["may look at", `${plural(seen, "key")}, equal share ${percent(1 / seen)}`]);
+      facts.push(["may look at", `${plural(seen, "key")}, uniform share ${percent(1 / seen)}`]);
       const entropy = entropyOf(look);
       const alike = Number(Math.exp(entropy).toPrecision(2));
       facts.push(["spread", `entropy ${entropy.toFixed(2)} nats, as even as over ${alike} keys`]);

@@ -1,72 +1,198 @@
-// ---- The text itself: choose a token in it, see what it looks at shaded.
+// ---- The text itself: choose tokens in it, see what they look at shaded.
+
+const REST = 250; // milliseconds that a pointer rests on a token before its own look is shown
+
+View.more.set("arcs", (text) => (text === "1" ? "1" : null));
+View.more.set("spelling", (text) => (text === "1" ? "1" : null));
 
 class TextPane {
   constructor(page) {
     this.page = page;
     this.holds = ""; // which texts the pane holds now
     this.listings = []; // one for a text that looks at itself, two (query, key) for cross attention
-  }
-
-  build(layer) {
-    const single = oneText(layer);
-    const wanted = `${layer.queryText} ${layer.keyText} ${single}`;
-    if (wanted === this.holds) return;
-    this.holds = wanted;
-    this.listings = single
-      ? [{ side: "both", text: layer.queryText, title: "text" }]
-      : [
-        { side: "query", text: layer.queryText, title: "text that looks (queries)" },
-        { side: "key", text: layer.keyText, title: "text looked at (keys)" },
-      ];
-    const box = this.page.find("texts");
-    box.replaceChildren();
-    for (const listing of this.listings) {
-      if (!single) box.append(make("h3", "", listing.title));
-      listing.element = this.listing(listing);
-      box.append(listing.element);
+    this.shading = null; // what is shaded: { view, tokens, weights, fair, strongest }
+    this.chosen = new Set();
+    this.passing = []; // spans that are outlined because a pointer is on them
+    this.revealed = "";
+    this.finder = new Find(page, this);
+    for (const name of ["arcs", "spelling"]) {
+      page.find(name).addEventListener("click", () => page.choose({ [name]: page.view[name] ? null : "1" }));
     }
   }
 
-  listing(listing) {
+  build(layer) {
     const { page } = this;
-    const element = make("div", "prose");
-    element.setAttribute("role", "listbox");
-    element.setAttribute("aria-label", `${listing.title}: arrow keys choose a token`);
-    element.dir = "auto";
-    element.lang = "";
-    listing.spans = page.texts[listing.text].map((token, index) => {
-      const span = make("span", token.special ? "token special" : "token", token.prose);
-      span.setAttribute("role", "option");
-      span.tabIndex = -1;
-      span.dataset.index = index;
-      if (token.gap && index > 0) element.append(" ");
-      element.append(span);
-      if (token.ends) element.append(make("br"));
-      return span;
-    });
-    const take = (index, step) => {
-      const view = { query: "out", key: "in", both: page.view.view }[listing.side];
-      page.choose({ view, token: index, pair: null }, step);
+    const single = oneText(layer);
+    const wanted = JSON.stringify([layer.queryText, layer.keyText, single, layer.answer ?? null, layer.kind]);
+    if (wanted === this.holds) return;
+    this.holds = wanted;
+    this.shading = null;
+    const cross = layer.kind === "cross";
+    this.listings = single
+      ? [{ side: "both", text: layer.queryText, title: "text" }]
+      : [
+        { side: "query", text: layer.queryText, title: cross ? "decoder text (looks)" : "text that looks (queries)" },
+        { side: "key", text: layer.keyText, title: cross ? "encoder text (looked at)" : "text looked at (keys)" },
+      ];
+    const box = page.find("texts");
+    box.replaceChildren();
+    for (const listing of this.listings) {
+      const { side, text, title } = listing;
+      if (!single) box.append(make("h3", "", title));
+      listing.prose = new Prose(page.texts[text], title, (span, index) => this.dress(listing, span, index), {
+        answer: side === "key" ? null : layer.answer ?? null,
+        originals: page.run.source.meta.originals?.[text] ?? {},
+      });
+      listing.strip = new Strip(listing.prose);
+      listing.prose.moved = () => this.drawOver();
+      listenTo(listing, this);
+      const reader = make("div", "reader");
+      reader.append(listing.prose.element, listing.strip.canvas);
+      box.append(reader);
+    }
+    this.arcs = draw("svg", { class: "arcs", "aria-hidden": "true" });
+    box.append(this.arcs);
+    const unknown = this.listings.some(({ prose }) => Object.keys(prose.originals).length > 0);
+    page.find("spelling").hidden = !unknown;
+  }
+
+  /** The listing that holds the chosen tokens. */
+  get holding() {
+    const out = this.page.view.view === "out";
+    return this.listings.find(({ side }) => side === "both" || (side === "query") === out);
+  }
+
+  proseOf(side) {
+    return this.listings.find((one) => one.side === "both" || one.side === side).prose;
+  }
+
+  /** Is what is shaded in this listing? */
+  isShaded({ side }) {
+    return side === "both" || (side === "query") !== (this.shading.view === "out");
+  }
+
+  dress(listing, span, index) {
+    const { shading, page, chosen } = this;
+    if (!shading) return;
+    const { scale, pair } = page.shown;
+    const holds = listing === this.holding;
+    const shaded = this.isShaded(listing) && shading.weights[index] > shading.fair[index];
+    const step = shaded ? scale.step(scale.value(shading.weights[index], 1 / shading.fair[index])) : 0;
+    span.style.backgroundColor = shaded ? scale.css(step) : "";
+    span.style.color = shaded ? scale.ink(step) : "";
+    const isChosen = holds && chosen.has(index);
+    const others = listing.side === "both" || !holds;
+    span.classList.toggle("chosen", isChosen);
+    span.classList.toggle("pair", others && index === pair);
+    const mark = this.finder.markOf(listing, index);
+    span.classList.toggle("found", mark !== "");
+    span.classList.toggle("current", mark.endsWith("current"));
+    span.setAttribute("aria-selected", String(isChosen));
+    span.tabIndex = index === listing.prose.at ? 0 : -1;
+  }
+
+  dressAll() {
+    for (const listing of this.listings) listing.prose.spans.forEach((span, index) => this.dress(listing, span, index));
+    this.drawOver();
+  }
+
+  /** What lies over and beside the texts. */
+  drawOver() {
+    const { shading, page } = this;
+    if (!shading) return;
+    for (const listing of this.listings) {
+      const marked = listing === this.holding ? this.chosen : [];
+      listing.strip.draw(this.isShaded(listing) ? shading : null, page.shown.scale, marked, page.theme.colours);
+    }
+    const pairs = page.view.arcs ? shading.strongest : [];
+    drawArcs(this.arcs, pairs, shading.view, (side) => this.proseOf(side));
+  }
+
+  paint(shown) {
+    const { page } = this;
+    const { look, pair, layer } = shown;
+    this.build(layer);
+    const tokens = chosenOf(page.view);
+    this.chosen = new Set(tokens);
+    const { holding } = this;
+    for (const name of ["arcs", "spelling"]) page.find(name).setAttribute("aria-pressed", String(page.view[name] !== null));
+    for (const { prose } of this.listings) {
+      prose.element.classList.toggle("spaced", page.view.arcs !== null);
+      prose.respell(page.view.spelling !== null);
+      const inside = prose.element.contains(page.root.activeElement);
+      if (prose !== holding.prose) prose.stand(pair ?? 0);
+      else if (!inside || !this.chosen.has(prose.at)) prose.stand(look.token);
+      prose.look();
+    }
+    this.show(look.view, tokens, look);
+    const width = this.arcs.clientWidth;
+    if (width !== this.width) for (const { prose } of this.listings) prose.resized();
+    this.width = width;
+    const wanted = `${this.holds} ${look.view} ${look.token}`;
+    if (wanted !== this.revealed) holding.prose.reveal(look.token);
+    this.revealed = wanted;
+  }
+
+  /** Shades what some tokens look at, or what looks at them. `look`: of one of them, where it is known. */
+  async show(view, tokens, look = null, preview = false) {
+    const { head } = this.page.shown;
+    const turn = (this.turn ?? 0) + 1;
+    this.turn = turn;
+    const found = look !== null && tokens.length === 1 ? oneLook(look)
+      : await meanLook(head, view, tokens, () => turn === this.turn);
+    if (found === null || turn !== this.turn || head !== this.page.shown.head) return;
+    this.shading = { view, tokens, ...found };
+    this.previewing = preview;
+    this.dressAll();
+    this.say(preview);
+    this.page.find("texts").dataset.shaded = rangesOf(tokens);
+  }
+
+  say(preview) {
+    const { page, shading, chosen } = this;
+    const { names, head, layer } = page.shown;
+    const { tokens, view } = shading;
+    const out = view === "out";
+    const nameAt = (index) => `“${nameOf(names[out ? 0 : 1], index)}”`;
+    const who = tokens.length === 1 ? nameAt(tokens[0]) : `${tokens.length.toLocaleString("en")} tokens`;
+    const mean = tokens.length > 1 ? `${out ? "look" : "are looked at"}, on average` : "";
+    page.find("prose-title").textContent = tokens.length === 1
+      ? `${out ? `Where ${who} looks` : `What looks at ${who}`}${preview ? ", in passing" : ""}`
+      : `${out ? "Where" : "From where"} ${who} ${mean}`;
+    const seen = countsOf(head)[tokens[0]];
+    const notes = [];
+    if (tokens.length > 1) {
+      const few = tokens.slice(0, 6).map(nameAt).join(", ");
+      notes.push(`Chosen: ${few}${tokens.length > 6 ? ", …" : ""}. Shaded: tokens whose mean weight is above what they ` +
+        "would get if each query looked at all it may see alike.");
+    } else if (!out) notes.push("Shaded: tokens that give it more than the equal share of their attention.");
+    else if (seen === 0) notes.push("It may look at nothing.");
+    else notes.push(`Shaded: more than the equal share, 1/${seen} = ${percent(1 / seen)}.`);
+    if (page.view.arcs && shading.strongest.length) {
+      notes.push(`Arcs, the strongest ${shading.strongest.length}: ${
+        shading.strongest.map(([weight, i, j]) => `${pairName(names, i, j)} ${percent(weight)}`).join(", ")}.`);
+    }
+    if (layer.answer ?? null) notes.push(`The answer begins at token ${layer.answer}; before it is the prompt.`);
+    page.find("prose-note").textContent = notes.join(" ");
+    if (!preview) page.find("prose-said").textContent = chosen.size > 1 ? `${chosen.size} tokens chosen` : "";
+  }
+
+  /** Shows what a token under the pointer looks at, when the pointer rests there; null: what is chosen again. */
+  rest(listing, index) {
+    clearTimeout(this.resting);
+    const show = () => {
+      const { look } = this.page.shown;
+      const tokens = [...this.chosen];
+      const back = index === null || (listing === this.holding && this.chosen.has(index));
+      if (!back) this.show(this.viewFrom(listing), [index], null, true);
+      else if (this.previewing) this.show(look.view, tokens, look);
     };
-    const at = (event) => event.target.closest?.(".token");
-    element.addEventListener("click", (event) => at(event) && take(Number(at(event).dataset.index), true));
-    element.addEventListener("pointermove", (event) => {
-      const span = at(event);
-      page.hover(span ? this.previewed(listing, Number(span.dataset.index)) : null);
-    });
-    element.addEventListener("pointerleave", () => page.hover(null));
-    element.addEventListener("keydown", (event) => {
-      const from = listing.spans.indexOf(page.root.activeElement);
-      if (from < 0) return;
-      const chosen = event.key === "Enter" || event.key === " ";
-      const to = chosen ? from : stepTo(event.key, from, listing.spans);
-      if (to < 0) return;
-      event.preventDefault();
-      listing.spans[to].tabIndex = 0;
-      listing.spans[to].focus();
-      take(to, chosen);
-    });
-    return element;
+    this.resting = setTimeout(show, index === null ? 0 : REST);
+  }
+
+  /** The direction in which a token of a listing is looked from. */
+  viewFrom(listing) {
+    return { query: "out", key: "in", both: this.page.view.view }[listing?.side ?? "both"];
   }
 
   /** The pair that a token under the pointer names: with the chosen token where that is on the other side. */
@@ -78,50 +204,14 @@ class TextPane {
     return out ? { i: look.token, j: index } : { i: index, j: look.token };
   }
 
-  paint(shown) {
-    const { head, look, pair, scale, names, layer } = shown;
-    this.build(layer);
-    const out = look.view === "out";
-    for (const { side, spans } of this.listings) {
-      const holdsToken = side === "both" || (side === "query") === out;
-      const holdsOthers = side === "both" || (side === "query") !== out;
-      spans.forEach((span, index) => {
-        const isToken = holdsToken && index === look.token;
-        const [i, j] = out ? [look.token, index] : [index, look.token];
-        const weight = holdsOthers ? look.weights[index] : 0;
-        const shaded = holdsOthers && weight > equalShare(head, i);
-        const step = shaded ? scale.step(scale.value(weight, countsOf(head)[i])) : 0;
-        span.style.backgroundColor = shaded ? scale.css(step) : "";
-        span.style.color = shaded ? scale.ink(step) : "";
-        span.classList.toggle("chosen", isToken);
-        span.classList.toggle("pair", holdsOthers && index === pair);
-        span.setAttribute("aria-selected", String(isToken));
-        span.tabIndex = isToken ? 0 : -1;
-        const words = mayLook(head, i, j) ? percent(weight) : "masked";
-        span.title = holdsOthers ? `${pairName(names, i, j)} ${words}` : "";
-      });
-      if (!holdsToken) spans[pair === null ? 0 : pair].tabIndex = 0;
-    }
-    const holding = this.listings.find(({ side }) => side === "both" || (side === "query") === out);
-    revealIn(holding.element, holding.spans[look.token]);
-    const name = nameOf(names[out ? 0 : 1], look.token);
-    this.page.find("prose-title").textContent = out ? `Where “${name}” looks` : `What looks at “${name}”`;
-    const seen = countsOf(head)[look.token];
-    this.page.find("prose-note").textContent = !out
-      ? "Shaded: tokens that give it more than the equal share of their attention."
-      : seen === 0 ? "It may look at nothing."
-        : `Shaded: more than the equal share, 1/${seen} = ${percent(1 / seen)}.`;
-  }
-
   hover(pair) {
-    for (const { side, spans } of this.listings) {
-      const at = pair === null ? null : this.page.view.view === "out" ? pair.j : pair.i;
-      const own = pair === null ? null : this.page.view.view === "out" ? pair.i : pair.j;
-      const out = this.page.view.view === "out";
-      spans.forEach((span, index) => {
-        const other = side === "both" || (side === "query") !== out;
-        span.classList.toggle("passing", (other && index === at) || ((!other || side === "both") && index === own));
-      });
+    for (const span of this.passing) span.classList.remove("passing");
+    this.passing = [];
+    if (pair === null) return;
+    for (const { side, prose } of this.listings) {
+      const at = side === "query" ? [pair.i] : side === "key" ? [pair.j] : [pair.i, pair.j];
+      for (const index of at) if (index !== null && prose.spans[index]) this.passing.push(prose.spans[index]);
     }
+    for (const span of this.passing) span.classList.add("passing");
   }
 }

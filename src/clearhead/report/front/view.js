@@ -59,7 +59,7 @@ class View {
   /** Changes some of it. What does not fit what is new is forgotten. */
   change(change) {
     const before = this.run.layers[this.layer];
-    const { view } = this;
+    const { view, token } = this;
     Object.assign(this, change);
     const after = this.run.layers[this.layer];
     if (change.layer !== undefined && change.head === undefined) {
@@ -68,10 +68,12 @@ class View {
     const sameTexts = before.queryText === after.queryText && before.keyText === after.keyText;
     const turned = this.view !== view;
     const [own, other] = this.lengths;
+    if (!sameTexts && change.zoom === undefined) this.zoom = null;
     if (change.pair === undefined && (turned || !sameTexts || this.pair >= other)) this.pair = null;
     const otherText = turned && !oneText(after); // its tokens are counted anew
     if (change.token === undefined && (!sameTexts || otherText)) this.token = null;
     if (this.token !== null && this.token >= own) this.token = null;
+    if (change.tokens === undefined && (turned || this.token !== token)) this.tokens = null; // another is chosen alone
   }
 }
 

@@ -50,12 +50,14 @@ function biasOf(head, i, j) {
 
 const hasBias = (head) => Boolean(head.relative || head.dense || head.tiles);
 
-/** The score of a pair: scaled, then capped, then with its bias. */
-function scoreOf(head, i, j) {
-  let score = dot(head, i, j) * head.scale;
+/** The score of a pair from its product: scaled, then capped, then with its bias. */
+function scoreFrom(head, product, i, j) {
+  let score = product * head.scale;
   if (head.softcap !== null) score = head.softcap * Math.tanh(score / head.softcap);
   return hasBias(head) ? score + biasOf(head, i, j) : score;
 }
+
+const scoreOf = (head, i, j) => scoreFrom(head, dot(head, i, j), i, j);
 
 /** May query i see key j? Inside its span, and in no hole of it. */
 function mayLook(head, i, j) {
@@ -163,34 +165,3 @@ function rankOf(look, other) {
 
 /** Time for other work: input, painting. */
 const breathe = () => new Promise((resolve) => { setTimeout(resolve, 0); });
-
-/**
- * The maximum weight in each cell of `per` queries by `per` keys; -1 where no pair is allowed, NaN
- * where a weight is none. Works in slices, and stops when `wanted()` turns false.
- */
-async function poolOf(head, perRow, perColumn, wanted, progress) {
-  const columns = Math.ceil(head.keys / perColumn);
-  const pool = new Float32Array(Math.ceil(head.queries / perRow) * columns).fill(-1);
-  const plain = onlySpans(head);
-  let since = performance.now();
-  let painted = since;
-  for (let i = 0; i < head.queries; i++) {
-    const base = Math.floor(i / perRow) * columns;
-    for (let j = head.start[i]; j < head.stop[i]; j++) {
-      if (!plain && !mayLook(head, i, j)) continue;
-      const weight = weightOf(head, i, j);
-      const cell = base + (perColumn === 1 ? j : Math.floor(j / perColumn));
-      const before = pool[cell];
-      if (!(weight <= before) && before === before) pool[cell] = weight;
-    }
-    if (performance.now() - since < 30) continue;
-    if (performance.now() - painted > 250) {
-      progress(pool);
-      painted = performance.now();
-    }
-    await breathe();
-    if (!wanted()) return null;
-    since = performance.now();
-  }
-  return pool;
-}

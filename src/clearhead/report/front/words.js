@@ -6,8 +6,9 @@ const visibleSigns = { " ": "␣", "\n": "⏎", "\r": "␍", "\t": "⇥", "\u00a
 const unseenSigns = /[\p{Cc}\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/gu;
 const shapeless = /^[\s\p{Cf}\p{Mn}\p{Cc}\ufe00-\ufe0f]+$/u;
 const special = /^(\[[A-Z]+\d*\]|<\/?[a-z_]+\d*>|<\|[^|]*\|>)$/;
-const closing = /^[.,;:!?)\]}%’”'…-]+$/u;
+const closing = /^[.,;:!?،؛؟۔、。)\]}%’”'…-]+$/u;
 const opening = /^[([{$#“‘'-]+$/u;
+const inWord = /^[\p{L}\p{M}\p{N}⟩][\p{L}\p{M}\p{N}⟨]/u; // two signs with a word going on between them
 const unspaced = /\p{Script=Han}|\p{Script=Hiragana}|\p{Script=Katakana}|\p{Script=Thai}/u;
 
 const codePoint = (sign) => `⟨U+${sign.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`;
@@ -21,47 +22,61 @@ function visible(text) {
     .replace(unseenSigns, codePoint);
 }
 
-/** How a tokenizer marks words, told from its tokens. */
+/** How a tokenizer marks words, told from its tokens. Ġ: it writes bytes. */
 function markingOf(tokens) {
-  if (tokens.some((token) => token.startsWith("Ġ"))) return "Ġ";
+  if (tokens.some((token) => token.startsWith("Ġ")) || onlyBytes(tokens)) return "Ġ";
   if (tokens.some((token) => token.startsWith("▁"))) return "▁";
   if (tokens.some((token) => token.length > 1 && token.startsWith(" "))) return " ";
   return "words"; // with ## for a word's later pieces
 }
 
-/** One token read: what is shown, whether a space comes before it, whether a line ends after it. */
-function readToken(token, marking, before) {
+/** One token read: what it says, its name, whether a space comes before it, whether it goes on with the word before. */
+function readToken(token, marking, before = ".") {
   if (marking !== "words") {
-    const text = marking === "Ġ" ? token.replaceAll("Ġ", " ").replaceAll("Ċ", "\n").replaceAll("ĉ", "\t")
-      : token.replaceAll(marking, " ");
+    const text = token.replaceAll(marking, " ");
     const gap = text.startsWith(" ") && text.length > 1;
-    const body = gap && !shapeless.test(text) ? text.slice(1) : text;
-    return { prose: visible(body), label: visible(body), gap, ends: text.includes("\n") };
+    const raw = gap && !shapeless.test(text) ? text.slice(1) : text;
+    return { raw, label: visible(raw), gap, joined: !gap && inWord.test(`${before.slice(-1)}${raw}`) && !unspaced.test(raw) };
   }
   const piece = token.startsWith("##") && token.length > 2;
-  const glued = piece || shapeless.test(token) || closing.test(token) ||
-    (before !== undefined && (opening.test(before) || shapeless.test(before) ||
-      (unspaced.test(token) && unspaced.test(before))));
-  return {
-    prose: visible(piece ? token.slice(2) : token),
-    label: visible(token),
-    gap: !glued,
-    ends: token.includes("\n"),
-  };
+  const glued = piece || shapeless.test(token) || closing.test(token) || opening.test(before) ||
+    shapeless.test(before) || (unspaced.test(token) && unspaced.test(before));
+  return { raw: piece ? token.slice(2) : token, label: visible(token), gap: !glued, joined: piece };
 }
 
-/** A text as the page shows it; `repeated` tells which labels need their position to be told apart. */
+/**
+ * A text as the page shows it. `prose`: a token in running text; `label`: by itself; `gap`: a space comes before it;
+ * `joined`: it goes on with the word before; `ends`: a line ends after it; `plain`: nothing in it is replaced by a sign;
+ * `repeated`: its label needs its position to be told apart.
+ */
 function readText(tokens) {
   const marking = markingOf(tokens);
-  const read = tokens.map((token, index) => {
-    const one = readToken(token, marking, tokens[index - 1]);
-    one.special = special.test(token);
+  const texts = marking === "Ġ" || marking === "▁" ? textsOfBytes(tokens, marking) : tokens;
+  const read = texts.map((text, index) => {
+    const one = readToken(text, marking, texts[index - 1]);
+    one.special = special.test(text);
+    one.prose = onlyByteNames.test(text) ? "▫" : visible(one.raw);
+    one.plain = one.prose === one.raw && !one.special;
+    one.ends = one.raw.includes("\n");
+    one.joined &&= !one.special && !special.test(texts[index - 1] ?? "[]");
     return one;
   });
   const times = new Map();
   for (const { label } of read) times.set(label, (times.get(label) || 0) + 1);
   for (const one of read) one.repeated = times.get(one.label) > 1;
   return read;
+}
+
+const rightToLeft = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff\u{10800}-\u{10fff}\u{1e800}-\u{1efff}]/u;
+
+/** The direction of a text: that of most of its letters, special tokens aside. */
+function directionOf(words) {
+  let surplus = 0;
+  for (const { prose, plain } of words) {
+    if (!plain) continue;
+    for (const [letter] of prose.matchAll(/\p{L}/gu)) surplus += rightToLeft.test(letter) ? 1 : -1;
+  }
+  return surplus > 0 ? "rtl" : "ltr";
 }
 
 const shortened = (text, most) => {

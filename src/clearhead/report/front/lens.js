@@ -1,0 +1,101 @@
+// ---- The lens: the pairs around one, large, always with their words.
+
+const LENS = 15; // pairs a side
+const NEAR = 14; // CSS pixels that stay free around the pair
+
+class Lens {
+  constructor(canvas) {
+    this.canvas = canvas;
+    this.seen = null; // what it shows, for tests
+    this.corner = 0;
+  }
+
+  hide() {
+    this.canvas.hidden = true;
+    this.seen = null;
+  }
+
+  /** Shows the pairs around one, in a place that does not hide the pair's own. */
+  show({ head, names, scale }, { i, j }, layout, colours, odd) {
+    const { ratio } = layout;
+    const narrow = layout.width / ratio < 480;
+    const cell = Math.round((narrow ? 10 : 14) * ratio);
+    const signs = narrow ? 7 : 10;
+    const room = (words) => Math.round((12 + 6.6 * Math.min(signs, labelSigns(words, Infinity))) * ratio);
+    const [left, top] = [room(names[0]), room(names[1])];
+    const [rows, columns] = [Math.min(LENS, head.queries), Math.min(LENS, head.keys)];
+    const within = (at, size, count) => Math.max(0, Math.min(count - size, at - Math.floor(size / 2)));
+    const [firstRow, firstColumn] = [within(i, rows, head.queries), within(j, columns, head.keys)];
+    const { canvas } = this;
+    const edge = Math.round(6 * ratio);
+    canvas.hidden = false;
+    canvas.width = left + columns * cell + edge;
+    canvas.height = top + rows * cell + edge;
+    canvas.style.width = `${canvas.width / ratio}px`;
+    canvas.style.height = `${canvas.height / ratio}px`;
+    const pen = canvas.getContext("2d");
+    pen.fillStyle = hatching(pen, colours, ratio);
+    pen.fillRect(left, top, columns * cell, rows * cell);
+    const counts = countsOf(head);
+    const values = new Float64Array(columns);
+    this.seen = { rows: [], columns: [], values: [] };
+    for (let row = 0; row < rows; row++) {
+      const query = firstRow + row;
+      const from = Math.max(firstColumn, head.start[query]);
+      const to = Math.max(from, Math.min(firstColumn + columns, head.stop[query]));
+      weightsOf(head, query, from, to, values);
+      for (let key = from; key < to; key++) {
+        const weight = values[key - from];
+        if (weight < 0) continue;
+        pen.fillStyle = weight === weight ? scale.css(scale.step(scale.value(weight, counts[query]))) : odd;
+        pen.fillRect(left + (key - firstColumn) * cell, top + row * cell, cell, cell);
+        this.seen.values.push([query, key, weight]);
+      }
+    }
+    pen.textBaseline = "middle";
+    const word = (words, index) => shortened(words[index].label, signs);
+    const write = (text, chosen, x, y, turn, align) => {
+      pen.save();
+      pen.translate(x, y);
+      pen.rotate(turn);
+      pen.textAlign = align;
+      pen.font = `${chosen ? "600 " : ""}${Math.round((narrow ? 9 : 11) * ratio)}${SMALL}`;
+      pen.fillStyle = chosen ? colours.accent : colours.ink;
+      pen.fillText(text, 0, 0, (align === "right" ? left : top) - 6 * ratio);
+      pen.restore();
+    };
+    for (let row = 0; row < rows; row++) {
+      this.seen.rows.push(word(names[0], firstRow + row));
+      write(this.seen.rows[row], firstRow + row === i, left - 4 * ratio, top + (row + 0.5) * cell, 0, "right");
+    }
+    for (let column = 0; column < columns; column++) {
+      this.seen.columns.push(word(names[1], firstColumn + column));
+      const x = left + (column + 0.5) * cell;
+      write(this.seen.columns[column], firstColumn + column === j, x, top - 4 * ratio, -Math.PI / 2, "left");
+    }
+    pen.strokeStyle = colours.accent;
+    pen.lineWidth = Math.max(1, Math.round(1.5 * ratio));
+    const half = pen.lineWidth / 2;
+    pen.strokeRect(left + (j - firstColumn) * cell - half, top + (i - firstRow) * cell - half,
+      cell + 2 * half, cell + 2 * half);
+    this.dock(layout, i, j);
+  }
+
+  /** In a corner of the map's box that is clear of the pair, where it is as long as it can; else under the map. */
+  dock(layout, i, j) {
+    const { ratio, left, top, across, down } = layout;
+    const box = this.canvas.parentElement;
+    const [wide, tall] = [this.canvas.width / ratio, this.canvas.height / ratio];
+    const x = (left + across.startOf(j) + across.cell / 2) / ratio;
+    const y = (top + down.startOf(i) + down.cell / 2) / ratio;
+    const [right, below] = [box.clientWidth - wide, (top + down.room) / ratio - tall];
+    const corners = [[right, top / ratio], [0, top / ratio], [0, below], [right, below]];
+    const clear = ([a, b]) => a >= 0 && b >= 0 &&
+      (x < a - NEAR || x > a + wide + NEAR || y < b - NEAR || y > b + tall + NEAR);
+    if (!clear(corners[this.corner])) this.corner = Math.max(0, corners.findIndex(clear));
+    const under = [0, layout.height / ratio + box.nextElementSibling.offsetHeight + 6];
+    const [a, b] = clear(corners[this.corner]) ? corners[this.corner] : under;
+    this.canvas.style.left = `${a}px`;
+    this.canvas.style.top = `${b}px`;
+  }
+}

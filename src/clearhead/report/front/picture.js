@@ -1,0 +1,169 @@
+// ---- The picture of a head in tiles: computed from the centre out, kept, and drawn over what is coarser.
+
+const TILE = 256; // cells a side
+const MOST_TILES = 96; // kept: half a megabyte each
+const SIDE_BY_SIDE = 2; // asked for at a time
+const COLOURING = 8; // ms of a frame
+
+class Picture {
+  /** `changed`: called when a tile has come. */
+  constructor(helper, changed) {
+    this.helper = helper;
+    this.changed = changed;
+    this.tiles = new Map(); // by name, last used last
+    this.wanted = [];
+    this.running = new Map();
+    this.numbers = new WeakMap();
+    this.heads = 0;
+  }
+
+  /** What the tiles of a head are called, by what they show. */
+  nameOf(head, { mean, relative }) {
+    if (!this.numbers.has(head)) this.numbers.set(head, ++this.heads);
+    return `${this.numbers.get(head)} ${mean ? "mean" : "max"} ${relative}`;
+  }
+
+  /** The tiles in sight, the nearest to the centre first. */
+  inSight(head, layout, kind) {
+    const { down, across } = layout;
+    const range = (axis) => {
+      const [first, last] = [axis.offset, axis.offset + axis.room].map((pixel) => pixel / axis.cell / TILE);
+      return [Math.floor(first), Math.ceil(Math.min(last, axis.cells / TILE)), (first + last) / 2];
+    };
+    const [top, bottom, middle] = range(down);
+    const [left, right, centre] = range(across);
+    const found = [];
+    for (let row = top; row < bottom; row++) {
+      for (let column = left; column < right; column++) {
+        found.push({
+          ...kind,
+          head,
+          name: `${this.nameOf(head, kind)} ${down.per} ${across.per} ${row} ${column}`,
+          i: row * TILE * down.per,
+          j: column * TILE * across.per,
+          rows: Math.min(TILE, down.cells - row * TILE),
+          columns: Math.min(TILE, across.cells - column * TILE),
+          perRow: down.per,
+          perColumn: across.per,
+          far: Math.hypot(row + 0.5 - middle, column + 0.5 - centre),
+        });
+      }
+    }
+    return found.sort((a, b) => a.far - b.far);
+  }
+
+  /** Computes these tiles, in this order, where they are not there yet; what was wanted before is left. */
+  want(tiles) {
+    this.wanted = tiles.filter(({ name }) => !this.tiles.has(name) && !this.running.has(name));
+    const names = new Set(tiles.map(({ name }) => name));
+    for (const [name, { id, costly }] of this.running) if (costly && !names.has(name)) this.helper.stop(id);
+    while (this.running.size < SIDE_BY_SIDE && this.wanted.length) this.start(this.wanted.shift());
+  }
+
+  async start(tile) {
+    const { head, name, perRow, perColumn } = tile;
+    const { i, j, rows, columns, mean, relative } = tile;
+    const request = { i, j, rows, columns, perRow, perColumn, mean, relative };
+    const { pyramid } = head;
+    const afar = pyramid && perRow >= pyramid.perRow && perColumn >= pyramid.perColumn;
+    const { id, answer } = afar ? { id: 0, answer: breathe().then(() => tileFromPyramid(head, request)) }
+      : this.helper.ask(head, "tile", request);
+    this.running.set(name, { id, costly: perRow * perColumn > 4 });
+    const values = await answer;
+    this.running.delete(name);
+    if (values !== null) {
+      this.tiles.set(name, { ...request, values, canvas: null, colours: "" });
+      while (this.tiles.size > MOST_TILES) this.tiles.delete(this.tiles.keys().next().value);
+    }
+    this.changed();
+    if (this.wanted.length && this.running.size < SIDE_BY_SIDE) this.start(this.wanted.shift());
+  }
+
+  /** A tile that is there, counted as used. */
+  find(name) {
+    const tile = this.tiles.get(name);
+    if (tile) {
+      this.tiles.delete(name);
+      this.tiles.set(name, tile);
+    }
+    return tile;
+  }
+
+  /** Draws what there is of a view, what is coarser first. Returns whether all of it is there and in its colours. */
+  draw(pen, shown, layout, kind, hatch, odd) {
+    const { down, across } = layout;
+    const sight = this.inSight(shown.head, layout, kind);
+    const there = sight.map(({ name }) => this.find(name)).filter(Boolean);
+    let all = there.length === sight.length;
+    const start = `${this.nameOf(shown.head, kind)} `;
+    const coarser = all ? [] : Array.from(this.tiles).filter(([name, { perRow, perColumn }]) =>
+      name.startsWith(start) && perRow >= down.per && perColumn >= across.per &&
+      perRow * perColumn > down.per * across.per).map(([name]) => this.find(name));
+    coarser.sort((a, b) => b.perRow * b.perColumn - a.perRow * a.perColumn);
+    pen.fillStyle = hatch;
+    pen.fillRect(0, 0, across.room, down.room);
+    pen.imageSmoothingEnabled = false;
+    const colours = `${shown.scale.kind} ${shown.scale.most} ${odd}`;
+    const began = performance.now();
+    for (const tile of [...coarser, ...there]) {
+      const [high, wide] = [(tile.perRow / down.per) * down.cell, (tile.perColumn / across.per) * across.cell];
+      const y = (tile.i / down.per) * down.cell - down.offset;
+      const x = (tile.j / across.per) * across.cell - across.offset;
+      const [top, left] = [Math.max(0, Math.floor(-y / high)), Math.max(0, Math.floor(-x / wide))];
+      const rows = Math.min(tile.rows, Math.ceil((down.room - y) / high)) - top;
+      const columns = Math.min(tile.columns, Math.ceil((across.room - x) / wide)) - left;
+      if (rows <= 0 || columns <= 0) continue;
+      if (tile.colours !== colours && performance.now() - began < COLOURING) {
+        colourTile(tile, shown.scale, odd);
+        tile.colours = colours;
+      } else if (tile.colours !== colours) {
+        all = false;
+        this.changed(); // with the next frame
+        if (!tile.canvas) continue;
+      }
+      const place = [x + left * wide, y + top * high, columns * wide, rows * high];
+      pen.fillRect(...place); // nothing coarser shows through where no pair is allowed
+      pen.drawImage(tile.canvas, left, top, columns, rows, ...place);
+    }
+    return all;
+  }
+
+  /** The numbers of the cells of the whole view that are there, row by row; NaN for what is not. */
+  valuesOf(head, layout, kind) {
+    const { down, across } = layout;
+    const found = new Float32Array(down.cells * across.cells).fill(NaN);
+    for (const { name } of this.inSight(head, layout, kind)) {
+      const tile = this.tiles.get(name);
+      tile?.values.forEach((value, at) => {
+        const row = tile.i / down.per + Math.floor(at / tile.columns);
+        found[row * across.cells + tile.j / across.per + (at % tile.columns)] = value;
+      });
+    }
+    return Array.from(found);
+  }
+}
+
+/** The tile's numbers as an image of one pixel a cell; cells with no allowed pair stay clear. */
+function colourTile(tile, scale, odd) {
+  const image = new ImageData(tile.columns, tile.rows);
+  const pixels = new Uint32Array(image.data.buffer);
+  const colours = coloursOf(scale);
+  const strange = packed(...channels(odd));
+  tile.values.forEach((value, cell) => {
+    if (value < 0) return;
+    pixels[cell] = value === value ? colours[scale.step(value)] : strange;
+  });
+  tile.canvas ??= document.createElement("canvas");
+  tile.canvas.width = tile.columns;
+  tile.canvas.height = tile.rows;
+  tile.canvas.getContext("2d").putImageData(image, 0, 0);
+}
+
+/** A colour as one number, as an image holds it. */
+function packed(...colour) {
+  return new Uint32Array(Uint8Array.of(...colour, 255).buffer)[0];
+}
+
+/** The 256 colours of a scale as such numbers. */
+const coloursOf = ({ table }) =>
+  Uint32Array.from({ length: 256 }, (_, step) => packed(...table.subarray(3 * step, 3 * step + 3)));

@@ -1,0 +1,191 @@
+// ---- A text as a list of tokens to choose from. Of a long one, only what is near the eye is on the page.
+
+const WHOLE = 2000; // a text of at most so many tokens is on the page as a whole
+const CHUNK = 256; // about how many tokens of a longer one come and go together
+const LONG_WORD = 32; // a longer word may be broken at any sign
+
+/** Where a long text is cut, about every CHUNK tokens: after a line if there is one, else a sentence, else a word. */
+function chunksOf(words) {
+  if (words.length <= WHOLE) return [{ from: 0, to: words.length }];
+  const chunks = [];
+  const rank = (at) => (words[at].joined ? 0 : words[at - 1].ends ? 3 : !words[at].gap ? 1 : /[.!?。؟]$/u.test(words[at - 1].prose) ? 2 : 1);
+  for (let from = 0; from < words.length;) {
+    let to = Math.min(words.length, from + CHUNK);
+    if (to < words.length) {
+      for (let at = to + 32; at > from + CHUNK / 2; at--) if (at < words.length && rank(at) > rank(to)) to = at;
+    }
+    chunks.push({ from, to });
+    from = to;
+  }
+  return chunks;
+}
+
+/** `dress(span, index)` gives a token its colour and its state, whenever it comes onto the page. */
+class Prose {
+  constructor(words, title, dress, { answer = null, originals = {} } = {}) {
+    Object.assign(this, { words, dress, answer, originals, respelled: false });
+    this.spans = new Array(words.length); // those on the page
+    this.at = 0; // the token that the keys move from
+    this.element = make("div", "prose");
+    this.element.setAttribute("role", "listbox");
+    this.element.setAttribute("aria-multiselectable", "true");
+    this.element.setAttribute("aria-label", `${title}: arrow keys choose a token, with Shift several`);
+    this.element.dir = directionOf(words);
+    this.element.lang = "";
+    this.sheet = make("div", "sheet");
+    this.element.append(this.sheet);
+    this.chunks = chunksOf(words).map((chunk) => ({ ...chunk, box: make("div", "chunk"), filled: false }));
+    this.sheet.append(...this.chunks.map(({ box }) => box));
+    this.windowed = this.chunks.length > 1;
+    if (!this.windowed) this.fill(this.chunks[0]);
+    let asked = false;
+    this.moved = () => {}; // told after what is in sight has changed
+    this.element.addEventListener("scroll", () => {
+      if (asked) return;
+      asked = true;
+      requestAnimationFrame(() => {
+        asked = false;
+        this.look();
+        this.moved();
+      });
+    });
+  }
+
+  fill(chunk) {
+    if (chunk.filled) return;
+    chunk.filled = true;
+    chunk.box.style.height = "";
+    if (this.windowed) chunk.box.dataset.from = chunk.from;
+    let word = null;
+    for (let index = chunk.from; index < chunk.to; index++) {
+      const token = this.words[index];
+      if (token.gap && index > 0) chunk.box.append(" ");
+      if (index === this.answer) chunk.box.append(make("br"), make("span", "seam", "answer"), " ");
+      if (!token.joined || word === null) word = this.wordFrom(index, chunk);
+      word.append(this.span(index));
+      if (token.ends) chunk.box.append(make("br"));
+    }
+  }
+
+  /** Where the tokens of a word go: in an element of their own if they are several. */
+  wordFrom(index, { box, to }) {
+    let end = index + 1;
+    let signs = this.words[index].prose.length;
+    for (; end < to && this.words[end].joined; end++) signs += this.words[end].prose.length;
+    if (end === index + 1) return box;
+    const word = make("span", signs > LONG_WORD ? "word long" : "word");
+    box.append(word);
+    return word;
+  }
+
+  span(index) {
+    const token = this.words[index];
+    const original = this.respelled ? this.originals[index] : undefined;
+    const span = make("span", "token", original === undefined ? token.prose : visible(original));
+    if (token.special) span.classList.add("special");
+    else if (!token.plain) span.classList.add("sign");
+    if (original !== undefined) span.classList.add("original");
+    if (this.answer !== null) span.classList.add(index < this.answer ? "prompt" : "answer");
+    span.setAttribute("role", "option");
+    if (this.windowed) {
+      span.setAttribute("aria-posinset", index + 1);
+      span.setAttribute("aria-setsize", this.words.length);
+    }
+    span.dataset.index = index;
+    this.spans[index] = span;
+    this.dress(span, index);
+    return span;
+  }
+
+  empty(chunk) {
+    if (!chunk.filled) return;
+    chunk.filled = false;
+    chunk.height = chunk.box.offsetHeight;
+    chunk.box.style.height = `${chunk.height}px`;
+    chunk.box.replaceChildren();
+    for (let index = chunk.from; index < chunk.to; index++) delete this.spans[index];
+  }
+
+  chunkOf(index) {
+    return this.chunks.find(({ to }) => index < to);
+  }
+
+  /** Puts on the page what is in sight, a screen before and after it, and where the focus may go; the rest leaves it. */
+  look() {
+    if (!this.windowed) return;
+    const { scrollTop, clientHeight } = this.element;
+    const measured = this.chunks.filter(({ filled, height }) => filled || height);
+    const heights = measured.reduce((sum, { box }) => sum + box.offsetHeight, 0);
+    const tokens = measured.reduce((sum, { from, to }) => sum + to - from, 0);
+    const each = tokens ? heights / tokens : 2;
+    for (const { filled, height, box, from, to } of this.chunks) {
+      if (!filled && !height) box.style.height = `${Math.round(each * (to - from))}px`;
+    }
+    const places = this.chunks.map(({ box }) => [box.offsetTop, box.offsetHeight]);
+    const focus = this.chunkOf(this.at);
+    this.chunks.forEach((chunk, number) => {
+      const [top, height] = places[number];
+      const near = top < scrollTop + 2 * clientHeight && top + height > scrollTop - clientHeight;
+      const far = top > scrollTop + 3 * clientHeight || top + height < scrollTop - 2 * clientHeight;
+      if (near || chunk === focus) this.fill(chunk);
+      else if (far) this.empty(chunk);
+    });
+  }
+
+  /** Heights are of another width now. */
+  resized() {
+    for (const chunk of this.chunks) chunk.height = undefined;
+    this.look();
+  }
+
+  /** Makes a token the one that the keys move from. It is on the page then. */
+  stand(index) {
+    if (this.spans[this.at]) this.spans[this.at].tabIndex = -1;
+    this.at = index;
+    this.fill(this.chunkOf(index));
+    this.spans[index].tabIndex = 0;
+    return this.spans[index];
+  }
+
+  /** Scrolls a token into sight. */
+  reveal(index) {
+    const chunk = this.chunkOf(index);
+    this.fill(chunk);
+    revealIn(this.element, this.spans[index]);
+    if (!this.windowed) return;
+    this.look();
+    this.fill(chunk);
+    revealIn(this.element, this.spans[index]); // what came in above may be taller than was thought
+  }
+
+  /** The token that a key leads to, or -1. */
+  step(key) {
+    const last = this.words.length - 1;
+    if (key === "Home" || key === "End") return key === "Home" ? 0 : last;
+    const here = this.chunks.indexOf(this.chunkOf(this.at));
+    const near = this.chunks.slice(Math.max(0, here - 1), here + 2);
+    for (const chunk of near) this.fill(chunk);
+    const from = near[0].from;
+    const spans = this.spans.slice(from, near.at(-1).to);
+    if (key !== "PageDown" && key !== "PageUp") {
+      const to = stepTo(key, this.at - from, spans);
+      return to < 0 ? -1 : from + to;
+    }
+    const box = this.spans[this.at].getBoundingClientRect();
+    const way = (key === "PageDown" ? 0.9 : -0.9) * this.element.clientHeight;
+    const found = spans.findIndex((span) => span.getBoundingClientRect().top >= box.top + way);
+    return found < 0 ? near.at(-1).to - 1 : from + found;
+  }
+
+
+  /** Shows tokens the tokenizer does not know as they were spelled, or as they are. */
+  respell(on) {
+    if (on === this.respelled) return;
+    this.respelled = on;
+    for (const chunk of this.chunks.filter(({ filled }) => filled)) {
+      chunk.box.replaceChildren();
+      chunk.filled = false;
+      this.fill(chunk);
+    }
+  }
+}

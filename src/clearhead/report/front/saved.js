@@ -1,0 +1,156 @@
+// ---- What can be taken away from the page: pictures as SVG with their words, rows as CSV, a caption.
+
+const SVG = "http://www.w3.org/2000/svg";
+const VECTOR = 128; // tokens on a side whose cells are rectangles; of more, the picture is an image inside the SVG
+const WORDS = 160; // tokens on a side that are named in a picture; of more, positions
+
+/** An SVG element with attributes and text. */
+function drawn(tag, attributes, text) {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  if (text !== undefined) element.textContent = text;
+  return element;
+}
+
+/** What the picture is of, for a caption: the model's module, layer, head, rows and columns, scale. */
+function captionOf(page) {
+  const { layer, head } = page.shown;
+  const { view } = page;
+  const scales = { uniform: "weights as multiples of uniform attention under the same mask", log: "weights, log scale",
+    linear: "weights, linear scale" };
+  return `${page.run.title}: ${layer.kind} attention of ${headName(page, view)} (${layer.name}); ${plural(head.queries, "query")} in rows, ${plural(head.keys, "key")} in columns; ` +
+    `colour: ${scales[view.scale]}${measuredError(layer)}.`;
+}
+
+/** The head's map with its words, as an SVG element: rows are queries. `zoom`, [i0, i1, j0, j1]: a part of it. */
+function svgOfMap(page, zoom = null) {
+  const { head, names, scale } = page.shown;
+  const { colours } = page.theme;
+  const [i0, i1, j0, j1] = zoom ?? [0, head.queries, 0, head.keys];
+  const [rows, columns] = [i1 - i0, j1 - j0];
+  const cell = Math.max(1, Math.min(16, Math.floor(1200 / Math.max(rows, columns))));
+  const worded = Math.max(rows, columns) <= WORDS;
+  const room = worded ? 110 : 50;
+  const [width, height] = [room + columns * cell + 8, room + rows * cell + 40];
+  const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, width, height, "font-family": "system-ui, sans-serif" });
+  svg.append(drawn("title", {}, captionOf(page)), drawn("rect", { width, height, fill: colours.panel }));
+  const cells = drawn("g", { transform: `translate(${room} ${room})`, "shape-rendering": "crispEdges" });
+  svg.append(cells);
+  const counts = countsOf(head);
+  const colour = (i, j) => {
+    if (!mayLook(head, i, j)) return null;
+    return scale.step(scale.value(weightOf(head, i, j), counts[i]));
+  };
+  if (Math.max(rows, columns) <= VECTOR) {
+    for (let i = i0; i < i1; i++) {
+      for (let j = j0; j < j1; j++) {
+        const step = colour(i, j);
+        const place = { x: (j - j0) * cell, y: (i - i0) * cell, width: cell, height: cell };
+        cells.append(drawn("rect", { ...place, fill: step === null ? colours.hatch : scale.css(step) }));
+      }
+    }
+  } else cells.append(drawn("image", { width: columns * cell, height: rows * cell, href: imageOf(rows, columns, (r, c) =>
+    colour(i0 + r, j0 + c), scale, colours), "image-rendering": "pixelated" }));
+  const size = Math.min(11, Math.max(6, cell));
+  const word = (words, at) => (worded ? shortened(words[at].label, 16) : at);
+  const every = worded ? 1 : Math.ceil(Math.max(rows, columns) / 20);
+  for (let i = i0; i < i1; i += every) {
+    const place = { x: room - 4, y: room + (i - i0 + 0.5) * cell, "text-anchor": "end", "dominant-baseline": "central" };
+    svg.append(drawn("text", { ...place, "font-size": size, fill: colours.ink }, word(names[0], i)));
+  }
+  for (let j = j0; j < j1; j += every) {
+    const place = `translate(${room + (j - j0 + 0.5) * cell} ${room - 4}) rotate(-90)`;
+    const text = { transform: place, "dominant-baseline": "central", "font-size": size, fill: colours.ink };
+    svg.append(drawn("text", text, word(names[1], j)));
+  }
+  svg.append(...legendOf(scale, colours, room, height - 28));
+  return svg;
+}
+
+/** A scale and its marks, as SVG elements. */
+function legendOf(scale, colours, x, y) {
+  const width = 240;
+  const parts = Array.from({ length: 60 }, (_, at) => drawn("rect", {
+    x: x + at * 4, y, width: 4.2, height: 10, fill: scale.css(Math.round((255 * at) / 59)),
+  }));
+  const marks = scale.ticks.map(([value, words]) => drawn("text", {
+    x: x + (width * scale.step(value)) / 255, y: y + 21, "font-size": 8, "text-anchor": "middle", fill: colours.ink,
+  }, words));
+  return [...parts, ...marks];
+}
+
+/** A PNG of one pixel a cell, as a data URL. `stepAt`: the step of a cell, null where it is masked. */
+function imageOf(rows, columns, stepAt, scale, colours) {
+  const canvas = document.createElement("canvas");
+  canvas.width = columns;
+  canvas.height = rows;
+  const image = new ImageData(columns, rows);
+  const masked = channels(colours.hatch);
+  for (let r = 0, at = 0; r < rows; r++) {
+    for (let c = 0; c < columns; c++, at += 4) {
+      const step = stepAt(r, c);
+      for (let d = 0; d < 3; d++) image.data[at + d] = step === null ? masked[d] : scale.table[3 * step + d];
+      image.data[at + 3] = 255;
+    }
+  }
+  canvas.getContext("2d").putImageData(image, 0, 0);
+  return canvas.toDataURL();
+}
+
+/** The text as it stands on the page, words and shading, as an SVG element. */
+function svgOfText(page) {
+  const box = page.find("texts");
+  const frame = box.getBoundingClientRect();
+  const { colours } = page.theme;
+  const [width, height] = [Math.ceil(frame.width), Math.ceil(Math.max(...Array.from(box.querySelectorAll(".prose"),
+    (one) => one.getBoundingClientRect().top - frame.top + one.scrollHeight)))];
+  const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, width, height });
+  svg.append(drawn("title", {}, captionOf(page)), drawn("rect", { width, height, fill: colours.panel }));
+  for (const prose of box.querySelectorAll(".prose")) {
+    for (const span of prose.querySelectorAll(".token")) {
+      const style = getComputedStyle(span);
+      for (const part of span.getClientRects()) {
+        const [x, y] = [part.left - frame.left, part.top - frame.top + prose.scrollTop];
+        const place = { x, y, width: part.width, height: part.height, rx: 3 };
+        const line = span.classList.contains("chosen") ? { stroke: colours.accent, "stroke-width": 2 } : {};
+        svg.append(drawn("rect", { ...place, ...line, fill: style.backgroundColor }));
+      }
+      const first = span.getClientRects()[0];
+      if (!first) continue;
+      const place = { x: first.left - frame.left, y: first.bottom - frame.top + prose.scrollTop - 0.28 * first.height };
+      const font = { "font-family": style.fontFamily, "font-size": style.fontSize, fill: style.color };
+      svg.append(drawn("text", { ...place, ...font, textLength: first.width, "xml:space": "preserve" }, span.textContent));
+    }
+  }
+  return svg;
+}
+
+/** One field of CSV, quoted where it must be; what a spreadsheet would take for a formula begins with a '. */
+function field(value) {
+  const text = typeof value === "string" && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
+  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}
+
+/** The weights of the chosen token, one line each. */
+function csvOfRow(page) {
+  const { look, head, view } = page.shown;
+  const words = page.run.texts[view === "out" ? page.shown.layer.keyText : page.shown.layer.queryText];
+  const lines = [["position", "token", "weight", "times_uniform", "allowed"]];
+  words.forEach((word, other) => {
+    const [i, j] = view === "out" ? [look.token, other] : [other, look.token];
+    const weight = look.weights[other];
+    lines.push([other, word, weight, weight * countsOf(head)[i], mayLook(head, i, j)]);
+  });
+  return lines.map((line) => `${line.map(field).join(",")}\r\n`).join("");
+}
+
+/** Hands a file to the reader. */
+function save(name, text, type) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], { type }));
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+const written = (svg) => `<?xml version="1.0" encoding="UTF-8"?>\n${new XMLSerializer().serializeToString(svg)}\n`;

@@ -1,0 +1,99 @@
+// ---- Taking tokens of a text: by pointer and by keys, one or several.
+
+/** Listens to the text of a listing, and changes what is chosen on the page. */
+function listenTo(listing, pane) {
+  const { page } = pane;
+  const { prose } = listing;
+  const { element } = prose;
+  const at = (node) => {
+    const span = node?.closest?.(".token");
+    return span && element.contains(span) ? Number(span.dataset.index) : null;
+  };
+  const run = (from, to) => Array.from({ length: Math.abs(to - from) + 1 }, (_, step) => Math.min(from, to) + step);
+  const holds = () => listing === pane.holding;
+
+  const take = (token, tokens, step) => page.choose({
+    view: pane.viewFrom(listing), token, tokens: tokens.length > 1 ? rangesOf(tokens) : null, pair: null,
+  }, step);
+  /** Shift: all from the chosen token to this one. Control: this one too, or no more. */
+  const takeWith = (index, event, step) => {
+    if (event.shiftKey && holds()) take(page.view.token, run(page.view.token, index), step);
+    else if ((event.ctrlKey || event.metaKey) && holds()) {
+      const tokens = new Set(pane.chosen);
+      if (tokens.size > 1 && tokens.has(index)) tokens.delete(index);
+      else tokens.add(index);
+      take(tokens.has(index) ? index : Math.min(...tokens), [...tokens], step);
+    } else take(index, [index], step);
+  };
+
+  let from = null; // the token where the pointer went down
+  let to = null; // the token to which it was drawn from there
+  const mark = (on) => {
+    if (to !== null) for (const index of run(from, to)) prose.spans[index]?.classList.toggle("taking", on);
+  };
+  element.addEventListener("pointerdown", (event) => {
+    const drawn = event.button === 0 && event.pointerType !== "touch" && !event.shiftKey && !event.ctrlKey && !event.metaKey;
+    from = drawn ? at(event.target) : null;
+    to = null;
+  });
+  element.addEventListener("pointermove", (event) => {
+    const over = at(page.root.elementFromPoint(event.clientX, event.clientY));
+    if (from !== null && event.buttons & 1 && over !== null && (to !== null || over !== from)) {
+      element.setPointerCapture(event.pointerId);
+      mark(false);
+      to = over;
+      mark(true);
+    }
+    if (to !== null || !page.shown) return;
+    page.hover(over === null ? null : pane.previewed(listing, over));
+    if (event.pointerType !== "touch" && over !== null && over !== listing.over) pane.rest(listing, over);
+    listing.over = over;
+    if (over !== null) prose.spans[over].title = spokenOf(page, listing, pane, over);
+  });
+  element.addEventListener("pointerup", () => {
+    if (to === null) return;
+    mark(false);
+    const [first, last] = [from, to];
+    from = null;
+    setTimeout(() => { to = null; }, 0); // after the click that ends it
+    take(first, run(first, last), true);
+  });
+  element.addEventListener("pointercancel", () => {
+    mark(false);
+    from = to = null;
+  });
+  element.addEventListener("pointerleave", () => {
+    listing.over = null;
+    page.hover(null);
+    if (page.shown) pane.rest(null, null);
+  });
+  element.addEventListener("click", (event) => {
+    const index = at(event.target);
+    if (index === null || to !== null) return;
+    prose.stand(index).focus({ preventScroll: true });
+    takeWith(index, event, true);
+  });
+  element.addEventListener("keydown", (event) => {
+    const here = at(page.root.activeElement);
+    if (here === null || event.altKey) return;
+    const chosen = event.key === "Enter" || event.key === " ";
+    prose.at = here;
+    const index = chosen ? here : prose.step(event.key);
+    if (index < 0) return;
+    event.preventDefault();
+    prose.stand(index).focus({ preventScroll: true });
+    prose.reveal(index);
+    if (chosen || !(event.ctrlKey || event.metaKey)) takeWith(index, event, chosen);
+  });
+}
+
+/** What a token under the pointer is said to be: the weight of its pair, and how it was spelled. */
+function spokenOf(page, listing, pane, index) {
+  const { head, names } = page.shown;
+  const { i, j } = pane.previewed(listing, index);
+  const original = listing.prose.originals[index];
+  const spelled = original === undefined ? "" : `spelled “${visible(original)}”`;
+  if (i === null || j === null) return spelled;
+  const weight = mayLook(head, i, j) ? percent(weightOf(head, i, j)) : "masked";
+  return `${pairName(names, i, j)} ${weight}${spelled && `, ${spelled}`}`;
+}

@@ -1,0 +1,156 @@
+// ---- The weights of a rectangle of pairs, pooled. Pure: it runs in the worker and, where there is none, on the page.
+
+/** The products of query i with keys `from` to `to`: four at a time, none waits for the sum of another. */
+function productsOf(head, i, from, to, into) {
+  const { query, key, features } = head;
+  const first = i * features;
+  let j = from;
+  for (; j + 4 <= to; j += 4) {
+    let a = j * features;
+    let b = a + features;
+    let c = b + features;
+    let d = c + features;
+    let sumA = 0;
+    let sumB = 0;
+    let sumC = 0;
+    let sumD = 0;
+    for (let f = first; f < first + features; f++) {
+      const value = query[f];
+      sumA += value * key[a++];
+      sumB += value * key[b++];
+      sumC += value * key[c++];
+      sumD += value * key[d++];
+    }
+    const at = j - from;
+    into[at] = sumA;
+    into[at + 1] = sumB;
+    into[at + 2] = sumC;
+    into[at + 3] = sumD;
+  }
+  for (; j < to; j++) into[j - from] = dot(head, i, j);
+}
+
+/** Is the score a plain product of query and key, before its scale? */
+const isProduct = (head) => !head.scores && !head.weight && (head.phi ?? "mul") === "mul";
+
+/** The weights of query i on keys `from` to `to`, all inside its span; -1 where it may not look. */
+function weightsOf(head, i, from, to, into) {
+  const total = head.logsumexp[i];
+  const plain = onlySpans(head);
+  if (total === -Infinity) {
+    for (let j = from; j < to; j++) into[j - from] = mayLook(head, i, j) ? 0 : -1;
+    return;
+  }
+  if (!isProduct(head)) {
+    for (let j = from; j < to; j++) into[j - from] = mayLook(head, i, j) ? weightOf(head, i, j) : -1;
+    return;
+  }
+  productsOf(head, i, from, to, into);
+  for (let j = from; j < to; j++) {
+    const at = j - from;
+    into[at] = plain || mayLook(head, i, j) ? Math.exp(scoreFrom(head, into[at], i, j) - total) : -1;
+  }
+}
+
+/** Gives way to other work when it has run for `most` ms: true, or the promise of whether to go on. */
+function slices(most, wanted) {
+  let since = performance.now();
+  return () => {
+    if (performance.now() - since < most) return true;
+    return breathe().then(() => {
+      since = performance.now();
+      return wanted();
+    });
+  };
+}
+
+/**
+ * The promise of rows × columns numbers, of `perRow` queries by `perColumn` keys each, from query i and key j on: the
+ * largest weight of the pairs that are allowed, or their mean; with `relative` each weight times the number of keys that
+ * its query sees. -1 where no pair is allowed, NaN where a weight is none; null when it is not wanted any more.
+ */
+async function tileOf(head, { i, j, rows, columns, perRow, perColumn, mean, relative }, pause) {
+  const cells = new Float32Array(rows * columns).fill(-1);
+  const sums = mean ? new Float64Array(rows * columns) : null;
+  const seen = mean ? new Int32Array(rows * columns) : null;
+  const right = Math.min(head.keys, j + columns * perColumn);
+  const weights = new Float64Array(Math.max(0, right - j));
+  const counts = countsOf(head);
+  const below = Math.min(head.queries, i + rows * perRow);
+  for (let query = i; query < below; query++) {
+    const from = Math.max(j, head.start[query]);
+    const to = Math.min(right, head.stop[query]);
+    if (from >= to) continue;
+    const base = Math.floor((query - i) / perRow) * columns;
+    const factor = relative ? counts[query] : 1;
+    weightsOf(head, query, from, to, weights);
+    for (let at = 0, key = from - j; at < to - from; at++, key++) {
+      if (weights[at] < 0) continue;
+      const value = weights[at] * factor;
+      const cell = base + (perColumn === 1 ? key : Math.floor(key / perColumn));
+      if (mean) {
+        sums[cell] += value;
+        seen[cell]++;
+      } else if (!(value <= cells[cell]) && cells[cell] === cells[cell]) cells[cell] = value;
+    }
+    const go = pause();
+    if (go !== true && !(await go)) return null;
+  }
+  if (mean) seen.forEach((count, cell) => { if (count) cells[cell] = sums[cell] / count; });
+  return cells;
+}
+
+/** The weight of a pair, its rank in the row of its query, and how many keys that sees: as [weight, rank, seen]. */
+function placeInRow(head, i, j) {
+  const from = head.start[i];
+  const row = new Float64Array(Math.max(0, head.stop[i] - from));
+  weightsOf(head, i, from, head.stop[i], row);
+  const weight = row[j - from] ?? -1;
+  let rank = 1;
+  let seen = 0;
+  for (const other of row) {
+    if (other > weight) rank++;
+    if (!(other < 0)) seen++;
+  }
+  return Float64Array.of(weight, rank, seen);
+}
+
+/** The weight that a code of a pyramid stands for; -1 for no pair allowed. */
+const weightOfCode = (code) =>
+  (code === 0 ? -1 : code === 1 ? 0 : code === 65535 ? NaN : 2 ** ((code - 2) / 128 - 48));
+
+/**
+ * The same as `tileOf`, from the head's pyramid, whose cells are no larger: all cells that one of these overlaps, so
+ * that no maximum is lost. `relative` takes the middle query's number of keys for all of a cell.
+ */
+function tileFromPyramid(head, { i, j, rows, columns, perRow, perColumn, mean, relative }) {
+  const { pyramid } = head;
+  const codes = mean ? pyramid.mean : pyramid.max;
+  const counts = countsOf(head);
+  const cells = new Float32Array(rows * columns).fill(-1);
+  const spans = (first, count, per, length, step, all) => Array.from({ length: count }, (_, at) => {
+    const from = first + at * per;
+    return [Math.floor(from / step), Math.min(all, Math.ceil(Math.min(length, from + per) / step))];
+  });
+  const down = spans(i, rows, perRow, head.queries, pyramid.perRow, pyramid.rows);
+  const across = spans(j, columns, perColumn, head.keys, pyramid.perColumn, pyramid.columns);
+  down.forEach(([top, bottom], row) => across.forEach(([left, right], column) => {
+    let value = -1;
+    let sum = 0;
+    let seen = 0;
+    for (let a = top; a < bottom; a++) {
+      const middle = Math.min(head.queries - 1, Math.floor((a + 0.5) * pyramid.perRow));
+      const factor = relative ? counts[middle] : 1;
+      for (let b = left; b < right; b++) {
+        const code = codes[a * pyramid.columns + b];
+        if (code === 0) continue;
+        const each = weightOfCode(code) * factor;
+        sum += each;
+        seen++;
+        if (!(each <= value) && value === value) value = each;
+      }
+    }
+    if (seen) cells[row * columns + column] = mean ? sum / seen : value;
+  }));
+  return cells;
+}

@@ -1,0 +1,87 @@
+// ---- Theme, size for a talk, what can be saved, print, and the list of keys.
+
+const KEYS = [
+  ["arrow keys", "move among heads, tokens or pairs, wherever the focus is"],
+  ["Enter", "chooses"],
+  ["/", "finds a word in the text"],
+  ["+ − 0", "zoom the map in, out, and to the whole"],
+  ["x", "turns from what a token looks at to what looks at it, and back"],
+  ["s", "the next colour scale"],
+  ["t", "light, dark, or as the system"],
+  ["b", "larger, for a talk"],
+  ["?", "this list"],
+];
+
+class ToolsPane {
+  constructor(page) {
+    this.page = page;
+    const { root, host } = page;
+    this.help = page.find("help");
+    this.menu = page.find("save");
+    const table = page.find("key-list");
+    for (const [key, does] of KEYS) table.append(make("dt", "", key), make("dd", "", does));
+    this.does = {
+      t: () => this.turnTheme(),
+      b: () => this.enlarge(),
+      s: () => page.choose({ scale: SCALES[(SCALES.indexOf(page.view.scale) + 1) % SCALES.length] }),
+      x: () => page.choose({ view: page.view.view === "out" ? "in" : "out" }),
+      "?": () => this.help.showModal(),
+    };
+    page.find("theme").addEventListener("click", this.does.t);
+    page.find("present").addEventListener("click", this.does.b);
+    page.find("help-button").addEventListener("click", this.does["?"]);
+    page.find("print").addEventListener("click", () => host.ownerDocument.defaultView.print());
+    this.help.addEventListener("click", (event) => event.target === this.help && this.help.close());
+    root.addEventListener("keydown", (event) => this.key(event));
+    this.menu.addEventListener("click", (event) => {
+      const what = event.target.dataset?.save;
+      if (what) this.save(what);
+    });
+    this.menu.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape" || !this.menu.open) return;
+      this.menu.open = false;
+      this.menu.querySelector("summary").focus();
+    });
+  }
+
+  key(event) {
+    const field = event.target.closest?.("input:not([type=radio]), select, textarea, dialog");
+    if (field || event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented || !this.page.shown) return;
+    const does = this.does[event.key];
+    if (!does) return;
+    event.preventDefault();
+    does();
+  }
+
+  turnTheme() {
+    const { theme } = this.page;
+    const other = theme.system.matches ? "light" : "dark";
+    theme.choose(theme.chosen === null ? other : null);
+    this.paint();
+  }
+
+  enlarge() {
+    this.page.host.toggleAttribute("data-large");
+    this.paint();
+    this.page.refresh();
+  }
+
+  paint() {
+    const { theme, host } = this.page;
+    this.page.find("theme").textContent = theme.dark ? "Light" : "Dark";
+    this.page.find("present").setAttribute("aria-pressed", host.hasAttribute("data-large"));
+  }
+
+  async save(what) {
+    const { page } = this;
+    const name = `${page.run.title} L${page.view.layer} H${page.view.head}`.replace(/[^\p{L}\p{N} ._-]/gu, "_").slice(0, 80);
+    const makes = {
+      map: () => save(`${name} map.svg`, written(svgOfMap(page, page.view.zoom?.split(".").map(Number))), "image/svg+xml"),
+      text: () => save(`${name} text.svg`, written(svgOfText(page)), "image/svg+xml"),
+      row: () => save(`${name} token ${page.view.token}.csv`, csvOfRow(page), "text/csv"),
+      caption: () => save(`${name} caption.txt`, `${captionOf(page)}\n`, "text/plain"),
+    };
+    makes[what]();
+    this.menu.open = false;
+  }
+}

@@ -1,0 +1,105 @@
+// ---- Work beside the page: the same program in a worker, which gets each head once.
+
+const JOBS = {
+  tile: tileOf,
+  place: async (head, { i, j }) => placeInRow(head, i, j),
+};
+
+/** What the worker does: keeps heads, and answers each question unless it is taken back before. */
+function serve() {
+  const heads = new Map();
+  const stopped = new Set();
+  self.onmessage = async ({ data: { id, job, number, head, request } }) => {
+    if (job === "keep") heads.set(number, head);
+    else if (job === "forget") heads.delete(number);
+    else if (job === "stop") stopped.add(id);
+    else {
+      try {
+        const found = await JOBS[job](heads.get(number), request, slices(25, () => !stopped.has(id)));
+        stopped.delete(id);
+        self.postMessage({ id, found }, found ? [found.buffer] : []);
+      } catch (error) {
+        setTimeout(() => { throw error; }); // to where the page hears of it
+      }
+    }
+  };
+}
+
+if (typeof document === "undefined") return serve(); // in a worker nothing of the page comes after this
+
+const PROGRAM = document.currentScript?.textContent;
+const KEPT = 3; // heads in the worker
+
+/** Asks the worker; where there is none, the page does the work itself, a slice at a time. */
+class Helper {
+  constructor() {
+    this.waiting = new Map(); // id: what was asked, and how to answer it
+    this.kept = []; // heads in the worker, last used last
+    this.numbers = new WeakMap();
+    this.asked = 0;
+    this.worker = null;
+    if (!PROGRAM || typeof Worker === "undefined") return;
+    try {
+      const address = URL.createObjectURL(new Blob([PROGRAM], { type: "text/javascript" }));
+      this.worker = new Worker(address);
+      this.worker.onmessage = ({ data: { id, found } }) => this.answer(id, found);
+      this.worker.onerror = (event) => {
+        event.preventDefault();
+        this.alone();
+      };
+    } catch {
+      this.worker = null; // not allowed here
+    }
+  }
+
+  /** The promise of an answer; null when it was taken back. `id` takes it back: `helper.stop(id)`. */
+  ask(head, job, request) {
+    const id = ++this.asked;
+    const answer = new Promise((resolve) => { this.waiting.set(id, { head, job, request, resolve }); });
+    if (this.worker) this.send(id);
+    else this.work(id);
+    return { id, answer };
+  }
+
+  stop(id) {
+    if (!this.waiting.has(id)) return;
+    if (this.worker) this.worker.postMessage({ id, job: "stop" });
+    else this.answer(id, null);
+  }
+
+  answer(id, found) {
+    this.waiting.get(id)?.resolve(found);
+    this.waiting.delete(id);
+  }
+
+  send(id) {
+    const { head, job, request } = this.waiting.get(id);
+    if (!this.numbers.has(head)) this.numbers.set(head, id);
+    const number = this.numbers.get(head);
+    try {
+      if (!this.kept.includes(number)) {
+        const { layer, pyramid, why, ...numbers } = head; // the words of a layer and the map from afar stay here
+        countsOf(head);
+        this.worker.postMessage({ job: "keep", number, head: { ...numbers, counts: head.counts } });
+      }
+      this.kept = [...this.kept.filter((each) => each !== number), number];
+      if (this.kept.length > KEPT) this.worker.postMessage({ job: "forget", number: this.kept.shift() });
+      this.worker.postMessage({ id, job, number, request });
+    } catch {
+      this.alone(); // what cannot be copied
+    }
+  }
+
+  /** Goes on without the worker. */
+  alone() {
+    this.worker?.terminate();
+    this.worker = null;
+    for (const id of this.waiting.keys()) this.work(id);
+  }
+
+  async work(id) {
+    const { head, job, request } = this.waiting.get(id);
+    await breathe();
+    this.answer(id, await JOBS[job](head, request, slices(12, () => this.waiting.has(id))));
+  }
+}

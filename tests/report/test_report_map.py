@@ -1,0 +1,350 @@
+"""The map: the numbers of its cells, zoom and movement, words, the lens, and work that leaves the page free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+Make = Callable[..., Any]
+
+MAP = "clearhead.map()"
+HOST = "document.getElementById('clearhead')"
+
+
+def cells_of(page: Any) -> np.ndarray[Any, Any]:
+    """The numbers of all cells; NaN arrives as such."""
+    shown = page.evaluate(MAP)
+    return np.array(shown["pool"], dtype=float).reshape(shown["down"]["cells"], shown["across"]["cells"])
+
+
+def pooled(values: Any, seen: Any, per: tuple[int, int], mean: bool) -> np.ndarray[Any, Any]:
+    """The largest, or the mean, of the allowed pairs of each cell; -1 where there is none."""
+    rows, columns = (range(0, length, step) for length, step in zip(values.shape, per, strict=True))
+    cells = []
+    for i in rows:
+        for j in columns:
+            part = (slice(i, i + per[0]), slice(j, j + per[1]))
+            inside = values[part][seen[part]]
+            cells.append(-1 if inside.size == 0 else inside.mean() if mean else inside.max())
+    return np.array(cells).reshape(len(rows), len(columns))
+
+
+def drawn(opened: Any) -> None:
+    opened.until(f"{HOST}.dataset.map", "drawn")
+
+
+def at(shown: Any, i: int, j: int) -> dict[str, float]:
+    """The middle of a pair's cell, in CSS pixels of the map."""
+    places = {}
+    for name, origin, side, index in (("x", "left", "across", j), ("y", "top", "down", i)):
+        axis = shown[side]
+        pixel = (index // axis["per"] + 0.5) * axis["cell"] - axis["offset"]
+        places[name] = (shown[origin] + pixel) / shown["ratio"]
+    return places
+
+
+@pytest.mark.parametrize("mean", [False, True], ids=["largest", "mean"])
+@pytest.mark.parametrize("scale", ["log", "uniform"])
+@pytest.mark.parametrize("mask", ["all", "causal", "band", "holes", "blind"])
+def test_cells_of_several_pairs(make_case: Make, open_report: Make, mask: str, scale: str, mean: bool) -> None:
+    queries, keys = 371, 290  # the last cells are cut
+    i = np.arange(queries)
+    given = {
+        "all": {},
+        "causal": {"stop": np.minimum(i + 1, keys)},
+        "band": {"start": np.clip(i - 20, 0, keys), "stop": np.clip(i + 9, 0, keys)},
+        "holes": {"bias": np.where((i[:, None] + np.arange(keys)) % 3 == 0, -np.inf, 0.1)[None]},
+        "blind": {"stop": np.where(i % 2, keys, 0)},
+    }[mask]
+    case = make_case(queries, keys, heads=1, kind="cross", **given)
+    link = f"#scale={scale}" + ("&pool=mean" if mean else "")
+    page = open_report([case.layer], link, viewport={"width": 330, "height": 520}).page
+    shown = page.evaluate(MAP)
+    per = (shown["down"]["per"], shown["across"]["per"])
+    assert per == (2, 2) and shown["mean"] is mean
+    j = np.arange(keys)
+    seen = (case.layer.start[0][:, None] <= j) & (j < case.layer.stop[0][:, None])
+    if mask == "holes":
+        seen &= np.isfinite(given["bias"][0])
+    weights = case.weights[0] * (seen.sum(1, keepdims=True) if scale == "uniform" else 1)
+    np.testing.assert_allclose(cells_of(page), pooled(weights, seen, per, mean), rtol=1e-5, atol=1e-30)
+    assert ("mean weight of 2 × 2" if mean else "largest weight of 2 × 2") in page.inner_text("#map-note")
+
+
+def test_a_weight_that_is_none_is_red(make_case: Make, open_report: Make) -> None:
+    layer = make_case(6, heads=1).layer
+    layer.query[0, 2, 0] = np.nan
+    page = open_report([layer], "#token=1").page
+    assert (np.isnan(cells_of(page)) == (np.arange(6) == 2)[:, None]).all()
+    shown = page.evaluate(MAP)
+    place = at(shown, 2, 3)
+    colour = page.evaluate(
+        f"""([x, y]) => Array.from({HOST}.shadowRoot.getElementById('map-picture').getContext('2d')
+        .getImageData(x, y, 1, 1).data)""",
+        [place["x"] * shown["ratio"], place["y"] * shown["ratio"]],
+    )
+    assert colour == [0xE0, 0, 0, 255]
+
+
+@pytest.fixture
+def long(make_case: Make) -> Any:
+    n = 300
+    return make_case(n, heads=1, stop=np.arange(n) + 1, query_tokens=[f"w{i}" for i in range(n)])
+
+
+def test_the_wheel_zooms_where_it_points(long: Any, open_report: Make) -> None:
+    opened = open_report([long.layer])
+    page = opened.page
+    whole = page.evaluate(MAP)
+    page.locator("#map").hover(position=at(whole, 200, 100))
+    page.evaluate("scrollTo(0, 0)")
+    page.locator("#map").scroll_into_view_if_needed()
+    page.locator("#map").hover(position=at(whole, 200, 100))
+    page.mouse.wheel(0, -100)  # without Ctrl and focus the page scrolls
+    assert page.evaluate(MAP)["across"]["cell"] == whole["across"]["cell"]
+    page.locator("#map").hover(position=at(whole, 200, 100))
+    page.keyboard.down("Control")
+    for _ in range(6):
+        page.mouse.wheel(0, -100)
+    page.keyboard.up("Control")
+    drawn(opened)
+    closer = page.evaluate(MAP)
+    assert closer["across"]["cell"] > 3 * whole["across"]["cell"]
+    assert closer["across"]["room"] == whole["across"]["room"]
+    before, after = at(whole, 200, 100), at(closer, 200, 100)
+    assert abs(before["x"] - after["x"]) <= closer["across"]["cell"] / closer["ratio"]
+    assert abs(before["y"] - after["y"]) <= closer["down"]["cell"] / closer["ratio"]
+    assert page.evaluate("visualViewport.scale") == 1
+
+
+def test_keys_and_buttons_zoom_to_single_pairs_and_back(long: Any, open_report: Make) -> None:
+    opened = open_report([long.layer], "#token=150&pair=20")
+    page = opened.page
+    whole = page.evaluate(MAP)
+    page.locator("#map").focus()
+    for _ in range(9):
+        page.keyboard.press("+")
+    drawn(opened)
+    closest = page.evaluate(MAP)
+    assert closest["across"]["cell"] == round(44 * closest["ratio"]) and page.locator("#zoom-in").is_disabled()
+    assert 150 in closest["down"]["words"] and 20 in closest["across"]["words"]
+    page.keyboard.press("ArrowRight")  # the pair moves, and the map with it
+    for _ in range(25):
+        page.keyboard.press("ArrowDown")
+    opened.until(f"{HOST}.dataset.shown", "0/0/out/175/21")
+    drawn(opened)
+    assert 175 in page.evaluate(MAP)["down"]["words"]
+    page.keyboard.press("-")
+    assert page.evaluate(MAP)["across"]["cell"] < closest["across"]["cell"]
+    page.keyboard.press("0")
+    drawn(opened)
+    assert page.evaluate(MAP)["down"] == whole["down"] and page.locator("#zoom-whole").is_disabled()
+    assert "zoom=" not in page.url
+    page.locator("#zoom-in").click()
+    assert page.evaluate(MAP)["down"]["cell"] == 2 * whole["down"]["cell"]
+    page.locator("#zoom-whole").click()
+    assert page.evaluate(MAP)["down"] == whole["down"]
+
+
+def test_dragging_moves_and_chooses_nothing(long: Any, open_report: Make) -> None:
+    opened = open_report([long.layer], "#token=150&pair=20&zoom=100.140.10.50")
+    page = opened.page
+    shown = page.evaluate(MAP)
+    assert shown["down"]["seen"][0] == 100 and shown["across"]["seen"][0] == 10
+    page.locator("#map").scroll_into_view_if_needed()
+    box = page.locator("#map").bounding_box()
+    start = at(shown, 120, 30)
+    page.mouse.move(box["x"] + start["x"], box["y"] + start["y"])
+    page.mouse.down()
+    for step in (20, 40, 60):
+        page.mouse.move(box["x"] + start["x"] - step, box["y"] + start["y"] + step / 2)
+    page.mouse.up()
+    drawn(opened)
+    moved = page.evaluate(MAP)
+    assert moved["across"]["offset"] - shown["across"]["offset"] == 60 * shown["ratio"]
+    assert moved["down"]["offset"] - shown["down"]["offset"] == -30 * shown["ratio"]
+    assert opened.shown == "0/0/out/150/20"
+
+
+def test_a_link_holds_what_is_seen(long: Any, make_case: Make, open_report: Make) -> None:
+    other = make_case(9, heads=1, name="other").layer
+    opened = open_report([long.layer, other], "#token=150&pair=20&zoom=100.140.10.50")
+    page = opened.page
+    entries = page.evaluate("history.length")
+    page.locator("#map").focus()
+    page.keyboard.press("+")
+    opened.until("location.hash.includes('zoom=100.140.10.50')", False)
+    assert page.evaluate("history.length") == entries  # replaced
+    drawn(opened)
+    shown = page.evaluate(MAP)
+    again = open_report([long.layer, other], page.evaluate("location.hash"))
+    for side in ("down", "across"):
+        there = again.page.evaluate(MAP)[side]
+        assert there["cell"] == shown[side]["cell"]
+        assert abs(there["offset"] - shown[side]["offset"]) <= there["cell"] / 2
+    page.locator(".head").last.click()  # another text: the whole of it
+    opened.until("location.hash.includes('zoom')", False)
+    for bad in ("5", "9.3.1.2", "a.b.c.d", "1.2.3.4.5", "-1.2.3.4"):
+        assert open_report([long.layer], f"#zoom={bad}").page.evaluate(MAP)["down"]["seen"] == [0, 300]
+    past = open_report([long.layer], "#zoom=290.900.295.900").page.evaluate(MAP)
+    assert past["down"]["seen"][1] <= 300
+
+
+def test_each_axis_has_words_as_soon_as_they_fit(make_case: Make, open_report: Make) -> None:
+    case = make_case(200, 5, heads=1, kind="cross", key_tokens=["das", "Wasser", "war", "es", "."])
+    opened = open_report([case.layer])
+    shown = opened.page.evaluate(MAP)
+    assert shown["across"]["words"] == [0, 1, 2, 3, 4] and shown["down"]["words"] == []
+    opened.page.locator("#map").focus()
+    for _ in range(3):
+        opened.page.keyboard.press("+")
+    shown = opened.page.evaluate(MAP)
+    assert shown["across"]["words"] == [0, 1, 2, 3, 4]
+    first, last = shown["down"]["seen"]
+    assert shown["down"]["words"] == list(range(first, last)) and last - first < 100
+
+
+def test_the_lens_shows_the_pairs_around_one_with_their_words(long: Any, open_report: Make) -> None:
+    opened = open_report([long.layer])
+    page = opened.page
+    assert page.locator("#lens").is_hidden()
+    shown = page.evaluate(MAP)
+    page.locator("#map").scroll_into_view_if_needed()
+    for i, j in ((150, 100), (290, 5), (5, 2), (160, 150), (299, 299)):
+        place = at(shown, i, j)
+        page.locator("#map").hover(position=place)
+        opened.until(f"{MAP}.lens?.rows.includes('w{i}')")
+        lens = page.evaluate(MAP)["lens"]
+        assert len(lens["rows"]) == len(lens["columns"]) == 15 and f"w{j}" in lens["columns"]
+        for query, key, weight in lens["values"]:
+            assert weight == pytest.approx(long.weights[0, query, key], rel=1e-5)
+        box, picture = page.locator("#lens").bounding_box(), page.locator("#map").bounding_box()
+        x, y = picture["x"] + place["x"], picture["y"] + place["y"]
+        inside = box["x"] <= x <= box["x"] + box["width"] and box["y"] <= y <= box["y"] + box["height"]
+        assert not inside
+        weight = long.weights[0, i, j]
+        rank = 1 + (long.weights[0, i, : i + 1] > weight).sum()
+        text = page.inner_text("#map-pair").replace("\u2068", "").replace("\u2069", "")
+        assert text.startswith(f"w{i} → w{j} ") and f"rank {rank} of {i + 1}, " in text
+        assert float(text.split(", ")[2].split()[0]) == pytest.approx(weight * (i + 1), rel=0.06)
+    page.mouse.move(0, 0)
+    opened.until(f"{MAP}.lens", None)
+    page.locator(".token").nth(100).hover()  # a pair previewed in the text
+    opened.until(f"{MAP}.lens?.columns.includes('w100')")
+
+
+def test_pointing_does_not_draw_the_picture_again(long: Any, open_report: Make) -> None:
+    opened = open_report([long.layer])
+    page = opened.page
+    shown = page.evaluate(MAP)
+    page.evaluate(
+        f"""() => {{
+            const pen = {HOST}.shadowRoot.getElementById('map-picture').getContext('2d');
+            window.draws = 0;
+            const draw = pen.drawImage.bind(pen);
+            pen.drawImage = (...given) => {{ window.draws++; draw(...given); }};
+        }}"""
+    )
+    for i, j in ((150, 100), (120, 5)):
+        page.locator("#map").hover(position=at(shown, i, j))
+        opened.until(f"{MAP}.lens?.rows.includes('w{i}')")
+    assert page.evaluate("window.draws") == 0
+    page.locator("#map").focus()
+    page.keyboard.press("+")
+    opened.until("window.draws > 0")
+
+
+def test_beside_the_map_a_whole_token_is_named(long: Any, open_report: Make) -> None:
+    opened = open_report([long.layer])
+    page = opened.page
+    shown = page.evaluate(MAP)
+    place = at(shown, 0, 40)
+    page.locator("#map").hover(position={"x": place["x"], "y": shown["top"] / shown["ratio"] - 5})
+    text = page.inner_text("#map-pair")
+    assert "w40" in text and "receives" in text
+
+
+def test_a_tap_on_a_phone_names_the_pair(long: Any, open_report: Make) -> None:
+    opened = open_report([long.layer], viewport={"width": 390, "height": 800}, has_touch=True)
+    page = opened.page
+    shown = page.evaluate(MAP)
+    page.locator("#map").tap(position=at(shown, 200, 100))
+    i, j = map(int, opened.shown.split("/")[3:])
+    text = page.inner_text("#map-pair").replace("\u2068", "").replace("\u2069", "")
+    assert text.startswith(f"w{i} → w{j} ")
+    assert abs(i - 200) <= 2 and abs(j - 100) <= 2
+    assert page.locator("#lens").is_visible()
+    opened.until("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_two_fingers_zoom(long: Any, open_report: Make) -> None:
+    opened = open_report([long.layer])
+    page = opened.page
+    whole = page.evaluate(MAP)
+    place = at(whole, 150, 60)
+    page.evaluate(
+        f"""([x, y]) => {{
+            const map = {HOST}.shadowRoot.getElementById('map');
+            const box = map.getBoundingClientRect();
+            const send = (type, pointerId, shift) => map.dispatchEvent(new PointerEvent(type, {{ pointerId,
+                pointerType: 'touch', clientX: box.left + x + shift, clientY: box.top + y, bubbles: true }}));
+            map.setPointerCapture = () => 0;
+            send('pointerdown', 1, -20);
+            send('pointerdown', 2, 20);
+            for (let shift = 20; shift <= 80; shift += 4) {{
+                send('pointermove', 1, -shift);
+                send('pointermove', 2, shift);
+            }}
+            send('pointerup', 1, -80);
+            send('pointerup', 2, 80);
+        }}""",
+        [place["x"], place["y"]],
+    )
+    drawn(opened)
+    closer = page.evaluate(MAP)
+    assert 3 <= closer["across"]["cell"] / whole["across"]["cell"] <= 6
+    assert abs(at(closer, 150, 60)["x"] - place["x"]) <= 2 * closer["across"]["cell"]
+    assert opened.shown == open_report([long.layer]).shown
+
+
+WATCH = """window.long = [];
+new PerformanceObserver((list) => list.getEntries().forEach((e) => window.long.push(e.duration)))
+    .observe({ type: 'longtask' });"""
+
+
+def test_a_long_head_is_computed_beside_the_page(make_case: Make, open_report: Make) -> None:
+    n = 4096
+    case = make_case(n, heads=1, features=16, stop=np.arange(n) + 1)
+    page = (opened := open_report([case.layer])).page
+    per = page.evaluate(MAP)["down"]["per"]
+    counts = np.arange(n)[:, None] + 1
+    seen = np.tri(n, dtype=bool)
+    np.testing.assert_allclose(
+        cells_of(page), pooled(case.weights[0] * counts, seen, (per, per), False), rtol=1e-5, atol=1e-30
+    )
+    page.evaluate(f"() => {{ {WATCH} }}")
+    longest = []
+    for _ in range(3):  # closer: what is seen is computed anew. The machine may be busy with other things in one of them
+        page.evaluate("window.long.length = 0")
+        page.locator("#zoom-in").click()
+        opened.until(f"{HOST}.dataset.map", "drawn", seconds=60)
+        longest.append(max(page.evaluate("window.long"), default=0))
+    assert page.evaluate(MAP)["down"]["per"] < per / 4
+    assert min(longest) <= 60
+
+
+BROKEN = ["delete window.Worker;", "window.Worker = class { constructor() { throw Error(); } };"]
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=["none", "refused"])
+def test_without_a_worker_the_page_computes_itself(long: Any, open_report: Make, broken: str) -> None:
+    opened = open_report([long.layer], "#scale=log", init=broken)
+    seen = np.tri(300, dtype=bool)
+    per = opened.page.evaluate(MAP)["down"]["per"]
+    np.testing.assert_allclose(cells_of(opened.page), pooled(long.weights[0], seen, (per, per), False), rtol=1e-5)
+    opened.page.locator("#map").focus()
+    opened.page.keyboard.press("+")
+    drawn(opened)

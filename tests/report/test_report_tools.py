@@ -1,0 +1,168 @@
+"""What can be taken away from the page, its themes, its keys, print; and a report's pair pane."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+Make = Callable[..., Any]
+WORDS = ["the", "pump", "=1+1", 'a "quoted", one', "</text><script>", "fell"]
+ROOT = "document.getElementById('clearhead').shadowRoot"
+
+
+@pytest.fixture
+def case(make_case: Make) -> Any:
+    return make_case(6, heads=2, query_tokens=WORDS, stop=np.arange(6) + 1)
+
+
+def saved(opened: Any, what: str, folder: Path) -> str:
+    opened.page.locator("#save summary").click()
+    with opened.page.expect_download() as waited:
+        opened.page.locator(f"[data-save={what}]").click()
+    waited.value.save_as(folder / "saved")
+    return (folder / "saved").read_text(encoding="utf-8")
+
+
+def test_a_row_as_csv(case: Any, open_report: Make, tmp_path: Path) -> None:
+    opened = open_report([case.layer], "#head=1&token=4")
+    rows = list(csv.DictReader(io.StringIO(saved(opened, "row", tmp_path))))
+    assert [row["token"] for row in rows] == [w if w != "=1+1" else "'=1+1" for w in WORDS]
+    np.testing.assert_allclose([float(row["weight"]) for row in rows], case.weights[1, 4], atol=1e-9)
+    np.testing.assert_allclose([float(row["times_uniform"]) for row in rows], 5 * case.weights[1, 4], atol=1e-9)
+    assert [row["allowed"] for row in rows] == ["true"] * 5 + ["false"]
+
+
+def test_the_map_as_svg_with_its_words(case: Any, open_report: Make, tmp_path: Path) -> None:
+    opened = open_report([case.layer], "#head=1")
+    svg = ElementTree.fromstring(saved(opened, "map", tmp_path))
+    texts = [text.text for text in svg.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts[:6] == WORDS and texts[6:12] == WORDS  # one for each row and column, as text
+    cells = svg.findall("{http://www.w3.org/2000/svg}g/{http://www.w3.org/2000/svg}rect")
+    fills = np.array([cell.get("fill") for cell in cells]).reshape(6, 6)
+    masked = fills[0, 1]
+    assert ((fills == masked) == (np.triu(np.ones((6, 6)), 1) > 0)).all()
+    assert not list(svg.iter("{http://www.w3.org/2000/svg}script"))
+
+
+def test_a_long_map_as_svg_is_one_image(make_case: Make, open_report: Make, tmp_path: Path) -> None:
+    opened = open_report([make_case(150, heads=1).layer])
+    svg = ElementTree.fromstring(saved(opened, "map", tmp_path))
+    (image,) = svg.iter("{http://www.w3.org/2000/svg}image")
+    assert str(image.get("href")).startswith("data:image/png;base64,")
+
+
+def test_the_text_as_svg(case: Any, open_report: Make, tmp_path: Path) -> None:
+    svg = ElementTree.fromstring(saved(open_report([case.layer]), "text", tmp_path))
+    assert [text.text for text in svg.iter("{http://www.w3.org/2000/svg}text")] == WORDS
+
+
+def test_a_caption_names_model_layer_head_and_scale(case: Any, open_report: Make, tmp_path: Path) -> None:
+    words = saved(open_report([case.layer], "#head=1&scale=log"), "caption", tmp_path)
+    for part in ("A report", "L0H1", case.layer.name, "log scale", "6 queries"):
+        assert part in words
+
+
+def test_the_theme_is_switched_and_print_is_light(case: Any, open_report: Make) -> None:
+    opened = open_report([case.layer])
+    ground = "getComputedStyle(document.getElementById('clearhead')).backgroundColor"
+    light = opened.page.evaluate(ground)
+    opened.page.locator("#theme").click()
+    opened.until(f"{ground} !== {light!r}")
+    opened.page.emulate_media(media="print")
+    opened.until(ground, "rgb(255, 255, 255)")
+    opened.page.emulate_media(media="null")
+    opened.until(f"{ground} !== {light!r}")
+    opened.page.locator("#theme").click()
+    opened.until(ground, light)
+
+
+def test_print_keeps_the_shading(case: Any, open_report: Make) -> None:
+    opened = open_report([case.layer])
+    opened.page.emulate_media(media="print")
+    kept = f"getComputedStyle({ROOT}.querySelector('.token')).printColorAdjust"
+    assert opened.page.evaluate(kept) == "exact"
+    assert not opened.page.locator("#tools").is_visible()
+    assert len(opened.page.pdf()) > 20_000  # pictures and all
+    opened.page.emulate_media(media="null")
+
+
+def test_keys(case: Any, open_report: Make) -> None:
+    opened = open_report([case.layer], "#token=3")
+    page = opened.page
+    page.locator(".token.chosen").focus()
+    page.keyboard.press("s")
+    opened.until("clearhead.state().scale", "log")
+    page.keyboard.press("x")
+    opened.until("clearhead.state().view", "in")
+    page.keyboard.press("b")
+    assert page.locator("#present").get_attribute("aria-pressed") == "true"
+    page.keyboard.press("?")
+    assert page.locator("#help").is_visible() and "zoom" in page.inner_text("#key-list")
+    page.keyboard.press("s")  # in the list, letters do nothing
+    page.keyboard.press("Escape")
+    assert not page.locator("#help").is_visible()
+    assert page.evaluate("clearhead.state().scale") == "log"
+
+
+def test_larger_fits_the_window(case: Any, open_report: Make) -> None:
+    opened = open_report([case.layer], viewport={"width": 900, "height": 700})
+    opened.page.locator("#present").click()
+    opened.until("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_what_each_dimension_adds(case: Any, open_report: Make) -> None:
+    opened = open_report([case.layer], "#head=1&token=4&pair=2")
+    opened.page.locator("#terms summary").click()
+    layer = case.layer
+    terms = layer.scale * layer.query[1, 4].astype(np.float64) * layer.key[1, 2]
+    order = np.argsort(-np.abs(terms))
+    names = opened.page.locator("#term-list .name").all_inner_texts()
+    shares = [float(x.replace("−", "-")) for x in opened.page.locator("#term-list .share").all_inner_texts()]
+    assert names == [f"dimension {d}" for d in order[:6]] + ["the other 2"]
+    np.testing.assert_allclose(shares, [*terms[order[:6]], terms[order[6:]].sum()], atol=6e-4)
+    together = re.search(r"together (\S+):", opened.page.inner_text("#term-sum"))
+    assert together and float(together[1].replace("−", "-")) == pytest.approx(terms.sum(), abs=6e-4)
+
+
+def test_the_same_pair_in_all_heads(make_case: Make, open_report: Make) -> None:
+    cases = [make_case(6, heads=3, name=f"layer.{n}", seed=n) for n in range(2)]
+    opened = open_report([one.layer for one in cases], "#token=4&pair=2")
+    opened.page.locator("#everywhere summary").click()
+    opened.until(f"{ROOT}.querySelectorAll('.square').length", 6)
+    labels = opened.page.locator(".square").evaluate_all("all => all.map((e) => e.getAttribute('aria-label'))")
+    shown = [float(label.split(": ")[1].rstrip("%")) for label in labels]
+    weights = np.concatenate([one.weights[:, 4, 2] for one in cases])
+    np.testing.assert_allclose(shown, 100 * weights, rtol=0.06)
+    opened.page.locator(".square").nth(4).click()
+    opened.until("document.getElementById('clearhead').dataset.shown", "1/1/out/4/2")
+
+
+def test_pointing_at_a_token_of_the_text_previews_the_pair(case: Any, open_report: Make) -> None:
+    opened = open_report([case.layer], "#token=4&pair=0")
+    page = opened.page
+    page.locator(".token").nth(2).hover()
+    assert "→ “\u2068=1+1\u2069”" in page.inner_text("#pair-title")
+    assert page.evaluate("clearhead.state().pair") == 0
+    page.mouse.move(0, 0)
+    assert "→ “\u2068the\u2069”" in page.inner_text("#pair-title")
+
+
+def test_on_a_phone_the_pair_stays_in_sight_and_opens(case: Any, open_report: Make) -> None:
+    opened = open_report([case.layer], viewport={"width": 390, "height": 700})
+    page = opened.page
+    assert page.locator("#pair-title").is_visible() and not page.locator("#strongest").is_visible()
+    for top in ("0", "document.documentElement.scrollHeight / 2"):
+        page.evaluate(f"scrollTo(0, {top})")
+        box = page.locator("#pair-title").bounding_box()
+        assert box and 0 <= box["y"] < 700
+    page.locator("#sheet").click()
+    assert page.locator("#strongest").is_visible()
+    opened.until("document.documentElement.scrollWidth <= innerWidth")
