@@ -14,22 +14,12 @@ import torch
 import torch.nn.functional as F
 
 import clearhead as ch
+from clearhead.inspection.measures import MEASURES
 
 Make = Callable[..., Any]
 SHOWN = "document.getElementById('clearhead').dataset.shown"
 WORDS = ["the", "map", "said", "that", "the", "pump", "fell", "and", "the", "map", "was", "the", "map"]
-MEASURES = (
-    "previous",
-    "next",
-    "itself",
-    "first",
-    "same word",
-    "induction",
-    "entropy",
-    "sink",
-    "distance",
-    "value mass",
-)
+NAMES = ("previous", "next", "itself", "first", "same word", "induction", "entropy", "sink", "distance", "value mass")
 RATIOS = ("distance", "value mass")
 
 
@@ -64,10 +54,14 @@ def table_of(seen: Any) -> dict[str, Any]:
 
 def with_measures(layer: Any, seed: int = 0, **more: Any) -> Any:
     rng = np.random.default_rng(seed)
-    each = tuple(
-        {"previous": (float(v), 0.1, None), "entropy": (1 - float(v), 1.0, None)} for v in rng.random(layer.heads)
-    )
+    each = tuple(measured(previous=(v, 0.1), entropy=(1 - v, 1.0)) for v in rng.random(layer.heads))
     return replace(layer, measures=each, **more)
+
+
+def measured(**named: tuple[float, float]) -> Any:
+    """A head's measures, by name: value, that of uniform attention."""
+    by_name = {measure.name: measure for measure in MEASURES}
+    return {by_name[name]: (*map(float, pair), None) for name, pair in named.items()}
 
 
 def place(name: str) -> str:
@@ -81,7 +75,7 @@ def test_every_measure_of_every_head_is_that_of_the_table(seen: Any, html: str, 
     page = open_report([], html=html).page
     table = table_of(seen)
     options = page.locator("#measure option").evaluate_all("all => all.map(one => one.value)")
-    assert tuple(options) == MEASURES
+    assert tuple(options) == tuple(name for name in NAMES if name in table["L0H0"])
     for name in options:
         page.select_option("#measure", name)
         labels = page.locator(".head").evaluate_all("all => all.map(one => one.getAttribute('aria-label'))")
@@ -102,7 +96,7 @@ def test_every_measure_of_every_head_is_that_of_the_table(seen: Any, html: str, 
             apart = row[name] - row[f"{name} uniform"]
             red, _, blue = (float(x) for x in re.findall(r"[\d.]+", colour)[:3])
             share = np.log2(row[name] / row[f"{name} uniform"]) / np.log2(most) if scale == 1 else 100 * apart / most
-            assert abs(share) <= 1
+            assert abs(share) <= 1 or most == 64  # "64 × or more"
             if abs(share) > 0.04:
                 assert (blue > red) == (apart > 0)
         assert page.inner_text("#measure-says")
@@ -146,7 +140,7 @@ def test_the_most_distinctive_are_of_other_heads(seen: Any, html: str, open_repo
         table[head][measure] - table[head][f"{measure} uniform"] for head, measure in zip(heads, measures, strict=True)
     ]
     assert apart == sorted(apart, reverse=True) and min(apart) >= 0.05
-    shares = [m for m in MEASURES if m not in (*RATIOS, "entropy")]
+    shares = [m for m in NAMES if m not in (*RATIOS, "entropy")]
     assert apart[0] == pytest.approx(max(row[m] - row[f"{m} uniform"] for row in table.values() for m in shares))
     page.locator("#five button").last.click()
     opened.until(f"{SHOWN}.slice(0, 4)", place(heads[-1]))
@@ -255,7 +249,8 @@ def test_the_scatter_has_a_point_for_each_head_where_its_measures_are(seen: Any,
     opened = open_report([], "#by=previous&against=distance&show=scatter&layer=0&head=0&token=2", html=html)
     page = opened.page
     dots = page.locator(".dot").evaluate_all(
-        "all => all.map(one => [one.getAttribute('aria-label').split(':')[0], parseFloat(one.style.left), parseFloat(one.style.bottom)])"
+        "all => all.map(one => [one.getAttribute('aria-label').split(':')[0],"
+        "parseFloat(one.style.left), parseFloat(one.style.bottom)])"
     )
     table = table_of(seen)
     assert len(dots) == 9
@@ -296,7 +291,7 @@ def test_the_list_is_in_order_and_grows(make_case: Make, open_report: Make) -> N
 
 def test_what_is_not_known_is_no_number(make_case: Make, open_report: Make) -> None:
     layer = make_case(4, heads=2).layer
-    layer = replace(layer, measures=({"previous": (0.5, 0.1, None)}, {"previous": (float("nan"), float("nan"), None)}))
+    layer = replace(layer, measures=(measured(previous=(0.5, 0.1)), measured(previous=(np.nan, np.nan))))
     page = open_report([layer], "#head=1").page
     assert page.locator(".head.unknown").count() == 1
     assert page.inner_text("#measure-here") == "L0H1: previous token –, not known"
@@ -335,7 +330,8 @@ PIXELS = """canvas => {
 
 def test_small_maps_stand_in_the_matrix_on_demand(make_case: Make, open_report: Make) -> None:
     case = make_case(8, heads=3, stop=np.arange(8) + 1)
-    opened = open_report([case.layer], "#show=maps")
+    ratios = np.where(np.tri(8) > 0, case.weights * np.arange(1, 9)[:, None], -1)
+    opened = open_report([replace(case.layer, thumbnail=ratios)], "#show=maps")
     page = opened.page
     page.wait_for_timeout(300)
     pixels = np.array([page.locator(".head canvas").nth(h).evaluate(PIXELS) for h in range(3)]).reshape(3, 8, 8, 4)
@@ -362,7 +358,7 @@ def contrast(one: Any, other: Any) -> float:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_marks_stand_out_on_every_colour(make_case: Make, open_report: Make, scheme: Any) -> None:
     layer = make_case(4, heads=30, features=2).layer
-    each = tuple({"previous": (n / 29, 0.5, None), "entropy": (0.5, 1.0, None)} for n in range(30))
+    each = tuple(measured(previous=(n / 29, 0.5), entropy=(0.5, 1.0)) for n in range(30))
     pins = "_".join(f"0.{n}" for n in range(30))
     page = open_report([replace(layer, measures=each)], f"#pins={pins}&head=3", color_scheme=scheme).page
     of = "one => [getComputedStyle(one).backgroundColor, getComputedStyle(one, '::after').backgroundColor]"
@@ -407,7 +403,7 @@ def test_text_can_be_read_in_every_view(html: str, open_report: Make, scheme: An
 
 def test_hostile_names_stay_text(make_case: Make, open_report: Make) -> None:
     bad = "</script><img src=x onerror=alert(1)>"
-    layers = [with_measures(make_case(3, heads=2, name=f"{bad}{n}").layer, label=bad, role=bad) for n in range(2)]
+    layers = [with_measures(make_case(3, heads=2, name=f"{bad}{n}").layer, label=bad) for n in range(2)]
     opened = open_report(layers, f"#pins=0.0_1.1&only={bad}&a=0.0&b=1.1&by={bad}")
     page = opened.page
     for show in ("maps", "list", "scatter", "squares"):
