@@ -141,7 +141,7 @@ def words(length: int, count: int = 5000) -> Tensor:
     return torch.multinomial(1 / torch.arange(1, count + 1), length, replacement=True)
 
 
-def ten_measures(length: int = 16384, bar: float = 8.0) -> Result:
+def ten_measures(length: int = 16384, bar: float = 2.5) -> Result:
     model, inputs = long_head(length)
     call, tokens = recorded(model, *inputs)[0], Tokens(words(length), None)
     calls = {"sdpa": lambda: model(*inputs), "measures": lambda: measured(call, tokens)}
@@ -175,9 +175,9 @@ CASES: dict[str, Callable[[], Result]] = {
     "lazy-llama-3072": lazy_time,
     "lazy-memory": lazy_memory,
     "ten-measures-16384": ten_measures,
-    "compare-16384": partial(compared, partial(long_head, 16384), "a causal head of 16384 words", 60.0),
+    "compare-16384": partial(compared, partial(long_head, 16384), "a causal head of 16384 words", 20.0),
     "compare-bert-512": partial(
-        compared, lambda: (bert(), [torch.randint(0, 1000, (1, 512))]), "BERT, 512 words,", 15.0
+        compared, lambda: (bert(), [torch.randint(0, 1000, (1, 512))]), "BERT, 512 words,", 8.0
     ),
     "joined": joined,
     "joined-memory": joined_memory,
