@@ -86,8 +86,9 @@ class Recording(Calls[AttentionCall]):
         `reductions`: these alone, means over queries. `tokens`: a word for each position, a list of such lists for
         several sequences, or the ids (B, L) that the model was given; of the decoder, where there is one, and
         `source_tokens` the encoder's. Gives a `Table`, a list of dicts, which has `to_pandas()`.
-        Raises a `ClearheadError` for tokens that fit no call. Cost: two passes over each call's pairs, and two more
-        where tokens are given, O(Lq + Lk) memory a head.
+        Raises a `ClearheadError` for tokens that fit no call. Cost: two passes over each call's pairs, and of tokens
+        over those with equal ones, or all where the mask is no few intervals a query or a bias is added; O(Lq + Lk)
+        memory a head.
         """
         known = Tokens(tokens, source_tokens)
         known.check(self.calls)
