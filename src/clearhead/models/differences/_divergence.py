@@ -78,8 +78,12 @@ def jensen_shannon(p: Tensor, q: Tensor, rest: bool) -> Tensor:
     `rest`: what p and q lack to 1, a sink's share or that of positions that are not compared, is one key more.
     """
     rows = max(1, CACHED // max(p.shape[-1], 1))
-    parts = zip(*(t.flatten(0, -2).split(rows) for t in (p, q)), strict=True)
-    return torch.cat([_of_rows(one.double(), other.double(), rest) for one, other in parts]).view(p.shape[:-1])
+    found = torch.zeros(p.shape[:-1], dtype=torch.float64, device=p.device)
+    mine, theirs, out = p.flatten(0, -2), q.flatten(0, -2), found.view(-1)
+    for row in range(0, len(out), rows):
+        some = slice(row, row + rows)
+        out[some] = _of_rows(mine[some].double(), theirs[some].double(), rest)
+    return found
 
 
 def _of_rows(p: Tensor, q: Tensor, rest: bool) -> Tensor:
