@@ -9,7 +9,8 @@ text. See `front/` for the program, one concern a file; they are joined here, in
 list of these is one array in several parts. `front/data.js` reads them: `new Run(source)`, of a page or of messages.
 
 `meta`:
-  title; texts: lists of tokens; originals: {text: {token: spelling}} of words that the tokenizer does not know; steps: lists of {name, formula, code};
+  title; texts: lists of tokens; originals: {text: {token: spelling}} of words that the tokenizer does not know;
+  steps: lists of {name, formula, code};
   measures: [{name, says, formula, range, does}], those that some head has;
   distinctive: {layer, head, sentence, measure, nearUniform}, layer and head by their places in this page, or null;
   leftOut: [{name, reason}], calls that are not shown;
