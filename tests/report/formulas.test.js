@@ -43,7 +43,9 @@ wanted.forEach((layer, layerIndex) => layer.heads.forEach((expected, headIndex) 
     near([entropyOf(look)], expected.look, layer.fine, "the entropy of a row");
     const column = lookOf(head, "in", 0);
     near(Array.from(column.weights), expected.weights.filter((_, place) => place % head.keys === 0), layer.fine, "a column");
-    const pool = await poolOf(head, 2, 3, () => true, () => {});
+    const [perRow, perColumn] = [2, 3];
+    const cells = { rows: Math.ceil(head.queries / perRow), columns: Math.ceil(head.keys / perColumn), perRow, perColumn };
+    const pool = await tileOf(head, { i: 0, j: 0, ...cells, mean: false, relative: false }, () => true);
     near(Array.from(pool), expected.pool, Math.max(layer.fine, 1e-7), "a map");
     assert.strictEqual(head.number, expected.number);
   });

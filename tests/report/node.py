@@ -17,7 +17,7 @@ from clearhead.base.pages import source
 
 NODE = shutil.which("node")
 needs_node = pytest.mark.skipif(NODE is None, reason="Node.js is not installed: the page's scripts are not run alone")
-SCRIPTS = ("data.js", "weights.js")
+SCRIPTS = ("data.js", "weights.js", "tiles.js")
 
 
 def data_of(html: str) -> dict[str, Any]:

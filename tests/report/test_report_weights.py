@@ -93,13 +93,14 @@ def test_a_map_with_more_pairs_than_pixels_shows_the_maximum(make_case: Make, op
     page = open_report([case.layer], "#scale=log", viewport={"width": 360, "height": 600}).page
     shown = page.evaluate("clearhead.map()")
     per, cells = shown["across"]["per"], shown["across"]["cells"]
-    assert per == 2 and cells == 250
-    blocks = case.weights[0].reshape(cells, per, cells, per).max((1, 3))
+    assert per == 3 and cells == 167
+    padded = np.pad(case.weights[0], (0, cells * per - n))
+    blocks = padded.reshape(cells, per, cells, per).max((1, 3))
     pool = np.array(shown["pool"]).reshape(cells, cells)
     row, column = np.indices(pool.shape)
     np.testing.assert_allclose(pool[row >= column], blocks[row >= column], rtol=1e-6)
     assert (pool[row < column] == -1).all()
-    assert "largest weight of 2 × 2 pairs" in page.inner_text("#map-note")
+    assert "largest weight of 3 × 3 pairs" in page.inner_text("#map-note")
 
 
 def test_a_weight_that_is_no_number_is_said_to_be_none(make_case: Make, open_report: Make) -> None:

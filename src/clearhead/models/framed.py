@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import html
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from clearhead.report import Page
+from clearhead.base.errors import ClearheadError
+from clearhead.base.numbers import check_count
+from clearhead.models.attention_call import AttentionCall
+from clearhead.models.paged import Paged
+from clearhead.report import Layer, Page
+from clearhead.report.of_heads import of_heads
 
 
 @dataclass(frozen=True)
 class Framed:
     """A page that a notebook shows in a frame. `Recording.view` gives it.
 
-    The frame runs the page's own scripts and no others, and has no access to the notebook. It is as large as the page's
-    file, and stays in the notebook.
+    The frame runs the page's own scripts and no others, and has no access to the notebook, which holds the whole page.
     """
 
     page: Page = field(repr=False)
     height: int
 
-    def write(self, path: Any) -> Any:
+    def write(self, path: Any) -> Path:
         """The page as a file."""
         return self.page.write(path)
 
@@ -30,3 +35,20 @@ class Framed:
             f'<iframe title="{html.escape(self.page.title)}" sandbox="allow-scripts allow-downloads" '
             f'style="width:100%;height:{self.height}px;border:0" srcdoc="{text}"></iframe>'
         )
+
+
+def framed(paged: Paged, call: AttentionCall | None, heads: Any, title: str, height: int) -> Framed:
+    """See `Recording.view`. `call`: the one to show; None is all of them."""
+    if not isinstance(title, str):
+        raise ClearheadError(f"title is {title!r}; pass a string, such as title='Attention'.")
+    if call is None and heads is not None:
+        raise ClearheadError("heads are those of a layer: pass layer= too.")
+    layers = paged.layers(None if call is None else [n for n, each in enumerate(paged.calls) if each is call])
+    if call is not None and heads is not None:
+        every = list(heads) if isinstance(heads, list | tuple | range) else [heads]
+        most = call.query.shape[1] - 1
+        chosen = [check_count(head, 0, "a head of view()", most=most) for head in every]
+        if not chosen:
+            raise ClearheadError("heads is empty; pass numbers of heads, or None for all.")
+        layers = (of_heads(one, chosen) if isinstance(one, Layer) else one for one in layers)
+    return Framed(paged.page(layers, title), check_count(height, 1, "height"))

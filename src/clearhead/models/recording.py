@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, overload
 
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
-from clearhead.base.numbers import check_count
 from clearhead.base.pages import check_writable
 from clearhead.base.pictures import Style
 from clearhead.explanation.diagnosis.diagnose import diagnosis_of
@@ -27,7 +26,7 @@ from clearhead.models.audits.audit import Audit, audit
 from clearhead.models.calls import Calls
 from clearhead.models.differences.differences import Differences, compare_calls
 from clearhead.models.edits.base import Positions
-from clearhead.models.framed import Framed
+from clearhead.models.framed import Framed, framed
 from clearhead.models.generation.steps import Steps
 from clearhead.models.heads._measured import measured
 from clearhead.models.heads._tokens import Tokens
@@ -40,11 +39,8 @@ from clearhead.models.rollout import rollout
 from clearhead.models.statistics import rows_of
 from clearhead.models.stored import read, save
 from clearhead.report import Layer
-from clearhead.report.of_heads import of_heads
 from clearhead.report.operands import ERROR
 from clearhead.report.page import nothing_left
-
-Progress = Callable[[Iterable[AttentionCall]], Iterable[AttentionCall]]
 
 
 class Recording(Calls[AttentionCall]):
@@ -281,13 +277,9 @@ class Recording(Calls[AttentionCall]):
         *,
         sequence: int = 0,
         error: float = ERROR,
-        progress: Progress | None = None,
     ) -> list[Layer]:
         """Each call with the statistics of its weights, as the report shows it. Arguments as for `report`."""
-        paged = Paged(self.calls, tokens, source_tokens, sequence, error)
-        numbers = {id(call): number for number, call in enumerate(self.calls)}
-        asked = self.calls if progress is None else progress(self.calls)
-        parts = [paged.layer(numbers[id(call)]) for call in asked]
+        parts = list(Paged(self.calls, tokens, source_tokens, sequence, error).layers())
         layers = [part for part in parts if isinstance(part, Layer)]
         if parts and not layers:
             raise nothing_left(parts)
@@ -332,27 +324,14 @@ class Recording(Calls[AttentionCall]):
         title: str = "Attention",
         height: int = 900,
     ) -> Framed:
-        """The report in a notebook: a frame with the page of one layer, or of all.
+        """The report in a notebook's frame, `height` pixels high: of a layer (a number, or a module's name), or of all.
 
-        `layer`: the number of a call, or the name of a module that made one; None is all of them. `heads`: numbers of
-        its heads; None is all. `height`: of the frame, in pixels; the others as for `report`. What it gives shows
-        itself as the last line of a cell, and `.write(path)` makes a file of it. Raises as `report` does, and a
-        `ClearheadError` for a layer or heads that are not there. Cost: as `report`; the notebook holds the page.
+        `heads`: numbers of its heads; None is all. The others as for `report`. The last line of a cell shows itself,
+        and `.write(path)` makes a file. Raises as `report` does, and a `ClearheadError` for a layer or heads that are
+        not there. Cost: as `report`; the notebook holds the page.
         """
-        if not isinstance(title, str):
-            raise ClearheadError(f"title is {title!r}; pass a string, such as title='Attention'.")
-        if layer is None and heads is not None:
-            raise ClearheadError("heads are those of a layer: pass layer= too.")
-        paged = Paged(self.calls, tokens, source_tokens, sequence)
         one = None if layer is None else self._one(layer)
-        numbers = None if one is None else [number for number, call in enumerate(self.calls) if call is one]
-        found = paged.layers(numbers)
-        if heads is not None:
-            every = list(heads) if isinstance(heads, list | tuple | range) else [heads]
-            most = self.calls[numbers[0]].query.shape[1] - 1 if numbers else 0
-            chosen = [check_count(head, 0, "a head of view()", most=most) for head in every]
-            found = (of_heads(one, chosen) if isinstance(one, Layer) else one for one in found)
-        return Framed(paged.page(found, title), check_count(height, 1, "height"))
+        return framed(Paged(self.calls, tokens, source_tokens, sequence), one, heads, title, height)
 
     def _one(self, layer: int | str) -> AttentionCall:
         """The one call that a number or a name means."""
