@@ -41,7 +41,7 @@ class TextPane {
       if (!single) box.append(make("h3", "", title));
       listing.prose = new Prose(page.texts[text], title, (span, index) => this.dress(listing, span, index), {
         answer: side === "key" ? null : layer.answer ?? null,
-        originals: page.run.source.meta.originals?.[text] ?? {},
+        originals: page.run.originals?.[text] ?? {},
       });
       listing.strip = new Strip(listing.prose);
       listing.prose.moved = () => this.drawOver();
