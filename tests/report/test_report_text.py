@@ -112,6 +112,10 @@ def test_a_pointer_at_rest_shows_the_look_of_its_token(causal: Any, open_report:
     percents = page.locator(".token").nth(7).get_attribute("title").split()[-1]
     assert float(percents.rstrip("%")) == pytest.approx(100 * causal.weights[0, 12, 7], rel=0.05)
     passing = page.evaluate(SHADED)
+    page.set_viewport_size({"width": 1180, "height": 720})  # the page lays itself out anew, and shows the same
+    page.wait_for_timeout(300)
+    assert page.evaluate(SHADED) == passing
+    assert page.locator(".token.passing").all_inner_texts() == ["was", "the"]
     page.mouse.move(0, 0)
     shaded_by(opened, "12")
     assert page.evaluate(SHADED) == before != passing

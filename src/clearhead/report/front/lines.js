@@ -140,9 +140,10 @@ class LinesPane {
         const space = weight && " ";
         if (name === "i") text.append(draw("tspan", { class: "weight" }, weight + space), this.isolated(label));
         else text.append(this.isolated(label), draw("tspan", { class: "weight" }, space + weight));
-        text.dataset.side = name;
-        text.dataset.index = index;
-        parts.push(text);
+        const row = draw("g", { class: `row ${name}`, "data-side": name, "data-index": index });
+        const left = name === "i" ? 0 : width - column;
+        row.append(draw("rect", { x: left, y: yOf(index) - ROW / 2, width: column, height: ROW }), text);
+        parts.push(row);
       }
     };
     side(names[0], queries, "i");
@@ -173,8 +174,8 @@ class LinesPane {
   listen() {
     const { page, svg, box } = this;
     const at = (event) => {
-      const text = event.target.closest?.("text[data-index]");
-      return text ? { [text.dataset.side]: Number(text.dataset.index) } : null;
+      const row = event.target.closest?.("g.row");
+      return row ? { [row.dataset.side]: Number(row.dataset.index) } : null;
     };
     svg.addEventListener("pointermove", (event) => {
       const found = at(event);

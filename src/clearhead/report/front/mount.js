@@ -63,6 +63,8 @@ class Page {
     const pair = view.pair ?? look.ranked[0] ?? null;
     const [i, j] = view.view === "out" ? [view.token, pair] : [pair, view.token];
     countsOf(head);
+    const passing = view.address === this.painted ? this.hovered : null; // only the room or the theme has changed
+    this.painted = view.address;
     this.hovered = null;
     this.shown = {
       head, layer, look, pair, i, j, names, view: view.view,
@@ -70,6 +72,7 @@ class Page {
     };
     this.onaddress(view.address, step);
     for (const pane of this.panes) pane.paint?.(this.shown);
+    if (passing) this.hover(passing);
     this.host.dataset.shown = [view.layer, view.head, view.view, view.token, pair ?? "none"].join("/");
   }
 }

@@ -33,6 +33,7 @@ function listenTo(listing, pane) {
   };
   element.addEventListener("pointerdown", (event) => {
     const drawn = event.button === 0 && event.pointerType !== "touch" && !event.shiftKey && !event.ctrlKey && !event.metaKey;
+    clearTimeout(pane.resting);
     from = drawn ? at(event.target) : null;
     to = null;
   });

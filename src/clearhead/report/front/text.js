@@ -127,6 +127,7 @@ class TextPane {
     }
     const what = `${page.view.layer} ${page.view.head} ${look.view} ${tokens.join()}`;
     const same = this.previewing && what === this.painted; // only the room has changed: what is shown in passing stays
+    if (what !== this.painted) clearTimeout(this.resting);
     this.painted = what;
     if (same) this.show(this.shading.view, this.shading.tokens, null, true);
     else this.show(look.view, tokens, look);
