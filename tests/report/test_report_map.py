@@ -327,7 +327,9 @@ def test_a_long_head_is_computed_beside_the_page(make_case: Make, open_report: M
     )
     page.evaluate(f"() => {{ {WATCH} }}")
     longest = []
-    for _ in range(3):  # closer: what is seen is computed anew. The machine may be busy with other things in one of them
+    for _ in range(
+        3
+    ):  # closer: what is seen is computed anew. The machine may be busy with other things in one of them
         page.evaluate("window.long.length = 0")
         page.locator("#zoom-in").click()
         opened.until(f"{HOST}.dataset.map", "drawn", seconds=60)

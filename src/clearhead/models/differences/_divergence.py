@@ -112,9 +112,7 @@ def _hull(problems: list[Problem], batch: slice, heads: slice, queries: slice) -
     return slice(min(lows), max(min(lows), *highs))
 
 
-def _kept(
-    problem: Problem, places: Tensor | None, batch: slice, heads: slice, queries: slice, keys: slice
-) -> Tensor:
+def _kept(problem: Problem, places: Tensor | None, batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
     """Which pairs the mask allows, of those that are compared: bool (1, H or 1, rows, keys)."""
     sizes, rows = problem.sizes, queries
     if places is not None:
