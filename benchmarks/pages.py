@@ -1,4 +1,4 @@
-"""The page of the report: its size, the time of writing it beyond the model's own pass, and the memory of a long one."""
+"""The page of the report: its size, the time of writing it beyond the model's pass, and the memory of a long one."""
 
 from __future__ import annotations
 

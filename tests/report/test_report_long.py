@@ -143,7 +143,7 @@ def test_a_score_of_ones_own_is_left_out_where_it_is_long(tmp_path: Path) -> Non
     (left,) = data_of(html)["meta"]["leftOut"]
     assert left["name"] == "Two" and left["reason"].startswith("Manhattan gives each pair's score by tile() alone")
     alone = ch.Recording(recording.calls[1:])
-    with pytest.raises(ch.UnsupportedError, match="Manhattan gives .* Look at call.weights"):
+    with pytest.raises(ch.UnsupportedError, match=r"Manhattan gives .* Look at call\.weights"):
         alone.layers()
     with pytest.raises(ch.UnsupportedError, match="Manhattan gives"):
         alone.report(tmp_path / "other.html")

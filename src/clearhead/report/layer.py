@@ -147,6 +147,8 @@ class Layer:
         numbers: each head's own number, where some are left out; None for 0, 1, ….
         measures: of each head, by measure, (value, that of uniform attention, the key that is meant or None).
         pyramid: the weights from afar, where a side is long.
+        values: (H, Lk), the length ‖v_j‖ of each key's value vector, where values were kept.
+        answer: the first query that a model has generated, or None.
 
     Raises:
         ValueError: if a shape does not fit the others. The message names the field.
@@ -184,6 +186,8 @@ class Layer:
     numbers: tuple[int, ...] | None = None
     measures: tuple[Measures, ...] | None = None
     pyramid: Pyramid | None = None
+    values: Array | None = None
+    answer: int | None = None
 
     def __post_init__(self) -> None:
         for field, value, among in (("kind", self.kind, KINDS), ("role", self.role, ROLES), ("phi", self.phi, PHIS)):
@@ -213,6 +217,7 @@ class Layer:
         self._check("entropy", self.entropy, (heads,), queries)
         self._check("received", self.received, (heads,), keys)
         self._check("sinks", self.sinks, (heads,))
+        self._check("values", self.values, (heads,), keys)
         self._check("distance", self.distance, (heads,), queries)
         if self.bias is not None:
             self._check("bias.relative", self.bias.relative, one_or_all, queries + keys - 1)

@@ -90,7 +90,8 @@ def _shown(problem: Problem, rows: Shown, columns: Shown) -> Problem:
 def _peaks(problem: Problem, rows: Shown, columns: Shown, logsumexp: Array) -> tuple[Array, bool]:
     """The largest weight of each shown query in each column of cells, where some positions are not shown.
 
-    And whether the shown part has the call's log-sum-exps, so that no word sees padding. The weights of a part are the call's times exp(the call's log-sum-exp − its own).
+    And whether the shown part has the call's log-sum-exps, so that no word sees padding. The weights of a part are the
+    call's times exp(the call's log-sum-exp − its own).
     """
     count = len(rows.places)
     if not (rows.even and columns.even):

@@ -64,7 +64,8 @@ class LinesPane {
     this.count.value = lines;
     const { head, names, layer } = shown;
     this.alone = null;
-    this.room = 58 + 7.2 * Math.min(24, Math.max(...names.map(longestLabel)));
+    const longest = Math.max(...names.map((words) => words.reduce((most, { label }) => Math.max(most, label.length), 0)));
+    this.room = 58 + 7.2 * Math.min(24, longest);
     const rows = Math.max(head.queries, head.keys);
     const scrolls = rows > WHOLE_COLUMN;
     this.box.classList.toggle("scrolls", scrolls);
@@ -180,9 +181,12 @@ class LinesPane {
       page.hover(found && { i: found.i ?? null, j: found.j ?? null });
     });
     svg.addEventListener("pointerleave", () => page.hover(null));
-    svg.addEventListener("click", (event) => {
+    // the picture may be drawn anew while a button is down, so that no click comes
+    let down = null;
+    svg.addEventListener("pointerdown", (event) => { down = event.button === 0 ? at(event) : null; });
+    svg.addEventListener("pointerup", (event) => {
       const found = at(event);
-      if (!found) return;
+      if (!found || !down || found.i !== down.i || found.j !== down.j) return;
       const view = found.i === undefined ? "in" : "out";
       page.choose({ view, token: found.i ?? found.j, pair: null });
     });
