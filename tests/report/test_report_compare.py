@@ -133,17 +133,14 @@ def test_heads_of_other_sizes_are_refused_in_words(make_case: Make, open_report:
 
 def point(page: Any, i: int, j: int) -> list[int]:
     """The colour of a pair of 12 × 12 on the map of differences."""
+    at = page.evaluate("clearhead.compare()")
     found: list[int] = page.locator("#apart").evaluate(
-        """(canvas, [i, j]) => {
-        const wide = parseFloat(canvas.style.width) - 90 - 46;
-        const cell = Math.min(28, Math.floor(wide / 12 + 1e-9));
-        const ratio = canvas.width / parseFloat(canvas.style.width);
-        const at = [90 + (j + 0.5) * cell, 76 + (i + 0.5) * cell].map((x) => Math.round(x * ratio));
+        """(canvas, at) => {
         const copy = Object.assign(document.createElement("canvas"), { width: 1, height: 1 });
         copy.getContext("2d").drawImage(canvas, ...at, 1, 1, 0, 0, 1, 1);
         return Array.from(copy.getContext("2d").getImageData(0, 0, 1, 1).data).slice(0, 3);
     }""",
-        [i, j],
+        [at["left"] + int((j + 0.5) * at["cell"]), at["top"] + int((i + 0.5) * at["cell"])],
     )
     return found
 

@@ -93,6 +93,7 @@ SCRIPTS = (
     "legend.js",
     "map.js",
     "difference.js",
+    "apart.js",
     "compare.js",
     "lines.js",
     "why.js",

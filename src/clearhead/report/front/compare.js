@@ -1,7 +1,5 @@
 // ---- Two heads beside each other: what one attends to more than the other.
 
-const BESIDE = 46; // CSS pixels of the bars beside the map
-
 /** A side of the comparison from the address: a head, `pins`, the average of those, or `uniform`. */
 function sideIn(text, run) {
   if (text === "pins" || text === "uniform") return text;
@@ -40,10 +38,11 @@ class ComparePane {
     return { name: sideName(page, side), heads, places };
   }
 
-  /** The divergence of each query, their mean, and the pairs that differ most. */
+  /** The divergence of each query, their mean, the pairs that differ most, and where the map is on its canvas. */
   get numbers() {
     const { byQuery, mean, compared, largest } = this.found;
-    return { byQuery: Array.from(byQuery), mean, compared, largest };
+    const { left, top, across: { cell } } = this.layout;
+    return { byQuery: Array.from(byQuery), mean, compared, largest, left, top, cell };
   }
 
   async paint(shown) {
@@ -78,8 +77,9 @@ class ComparePane {
       this.head = head;
       const [{ layer }] = [...sides[0].places, ...sides[1].places];
       this.names = [page.texts[page.run.layers[layer].queryText], page.texts[page.run.layers[layer].keyText]];
-      this.fit();
-      const { down, across } = this;
+      const width = page.find("apart-box").clientWidth - 6;
+      this.layout = new Layout(head, this.names, width, Math.max(280, 0.8 * window.innerHeight), window.devicePixelRatio || 1);
+      const { down, across } = this.layout;
       const found = await differenceOf(...sides, down.per, across.per, () => job === this.job && this.wanted === wanted);
       if (found === null) return;
       this.found = found;
@@ -91,23 +91,6 @@ class ComparePane {
 
   hover(pair) {
     if (this.found) this.draw(this.page.shown, pair);
-  }
-
-  /** Cells of a whole number of CSS pixels, with room for words where these fit. */
-  fit() {
-    const width = this.page.find("apart-box").clientWidth;
-    const axis = (count, room) => {
-      const per = Math.ceil(count / room);
-      const cells = Math.ceil(count / per);
-      return { per, cells, cell: Math.max(1, Math.min(28, Math.floor(room / cells))) };
-    };
-    const { queries, keys } = this.head;
-    this.left = (width - 90 - BESIDE) / keys >= 13 && queries < 60 ? 90 : 0;
-    this.top = this.left ? 76 : 0;
-    const room = Math.max(40, width - this.left - BESIDE);
-    this.across = axis(keys, room);
-    this.down = axis(queries, Math.max(40, Math.round((room * queries) / keys)));
-    if (queries === keys) this.down = this.across;
   }
 
   say() {
@@ -138,12 +121,12 @@ class ComparePane {
 
   /** The pair with the largest difference in the cell at a point. */
   pairAt(x, y) {
-    const { left, top, across, down } = this;
-    const [row, column] = [Math.floor((y - top) / down.cell), Math.floor((x - left) / across.cell)];
-    if (row < 0 || column < 0 || row >= down.cells || column >= across.cells) return null;
-    let best = { i: row * down.per, j: column * across.per, size: -1 };
-    for (let i = row * down.per; i < Math.min(this.head.queries, (row + 1) * down.per); i++) {
-      for (let j = column * across.per; j < Math.min(this.head.keys, (column + 1) * across.per); j++) {
+    const { down, across } = this.layout;
+    const { i: row, j: column } = this.layout.pointAt(x, y);
+    if (row === null || column === null) return null;
+    let best = { i: row, j: column, size: -1 };
+    for (let i = row; i < Math.min(this.head.queries, row + down.per); i++) {
+      for (let j = column; j < Math.min(this.head.keys, column + across.per); j++) {
         const [p, q] = this.weightsAt(i, j);
         if (Math.abs(p - q) > best.size) best = { i, j, size: Math.abs(p - q) };
       }
@@ -174,83 +157,25 @@ class ComparePane {
     const { i, j } = this.page.shown;
     const clamp = (value, count) => Math.min(count - 1, Math.max(0, value));
     this.take({
-      i: clamp((i ?? 0) + step[0] * this.down.per, this.head.queries),
-      j: clamp((j ?? 0) + step[1] * this.across.per, this.head.keys),
+      i: clamp((i ?? 0) + step[0] * this.layout.down.per, this.head.queries),
+      j: clamp((j ?? 0) + step[1] * this.layout.across.per, this.head.keys),
     });
   }
 
-  /** The largest difference, to which the colours reach. */
-  get limit() {
-    const [first] = this.found.largest;
-    return first ? Math.abs(first.a - first.b) : 1;
-  }
-
-  draw({ i: chosenRow, j: chosenColumn }, hovered = this.page.hovered) {
-    const { canvas, found, left, top, across, down, page, limit } = this;
-    const { colours, dark } = page.theme;
-    const table = signedTables[dark ? "dark" : "light"];
-    const ratio = window.devicePixelRatio || 1;
-    const [wide, tall] = [across.cells * across.cell, down.cells * down.cell];
-    const size = [left + wide + BESIDE, top + tall + 2];
-    canvas.width = Math.round(size[0] * ratio);
-    canvas.height = Math.round(size[1] * ratio);
-    canvas.style.width = `${size[0]}px`;
-    canvas.style.height = `${size[1]}px`;
-    const pen = canvas.getContext("2d");
-    pen.scale(ratio, ratio);
-    pen.fillStyle = hatching(pen, colours, 1);
-    pen.fillRect(left, top, wide, tall);
-    const image = new ImageData(found.columns, down.cells);
-    found.pool.forEach((apart, cell) => {
-      if (apart !== apart) return;
-      const step = 3 * signedStep(Math.sign(apart) * Math.sqrt(Math.abs(apart) / limit));
-      image.data.set([...table.subarray(step, step + 3), 255], 4 * cell);
-    });
-    const small = document.createElement("canvas");
-    small.width = found.columns;
-    small.height = down.cells;
-    small.getContext("2d").putImageData(image, 0, 0);
-    pen.imageSmoothingEnabled = false;
-    pen.drawImage(small, left, top, wide, tall);
-    pen.strokeStyle = colours.line;
-    pen.strokeRect(left - 0.5, top - 0.5, wide + 1, tall + 1);
-    pen.fillStyle = colours.bar;
-    for (let row = 0; row < down.cells; row++) {
-      let most = 0;
-      for (const value of found.byQuery.subarray(row * down.per, (row + 1) * down.per)) if (value > most) most = value;
-      pen.fillRect(left + wide + 4, top + row * down.cell, ((BESIDE - 6) * most) / Math.LN2, Math.max(1, down.cell - 1));
-    }
-    const pair = hovered ?? { i: chosenRow, j: chosenColumn };
-    if (left) this.label(pen, pair);
-    pen.strokeStyle = colours.accent;
+  /** Draws the differences, with the words and the frame of the pair that is looked at. */
+  draw({ i, j }, hovered = this.page.hovered) {
     const inside = (at, count) => at !== null && at !== undefined && at < count;
-    const [row, column] = [inside(pair.i, this.head.queries), inside(pair.j, this.head.keys)];
-    const [x, y] = [left + Math.floor(pair.j / across.per) * across.cell, top + Math.floor(pair.i / down.per) * down.cell];
-    if (row) pen.strokeRect(left - 0.5, y - 0.5, wide + 1, down.cell + 1);
-    if (column) pen.strokeRect(x - 0.5, top - 0.5, across.cell + 1, tall + 1);
-    this.tell(row && column ? pair : null);
-    drawRamp(page.find("apart-ramp"), table);
-    const ends = [-1, -0.25, 0, 0.25, 1].map((share) => `${share > 0 ? "+" : ""}${signed(100 * share * limit, limit < 0.1 ? 2 : 0)}`);
-    page.find("apart-ticks").replaceChildren(...ends.map((words) => make("span", "", words)));
-  }
-
-  label(pen, pair) {
-    const { left, top, across, down, head, page: { theme: { colours } } } = this;
-    pen.textBaseline = "middle";
-    const write = (words, at, x, y, turn, chosen) => {
-      pen.save();
-      pen.translate(x, y);
-      pen.rotate(turn);
-      pen.font = `${chosen ? "600 " : ""}11px system-ui, sans-serif`;
-      pen.fillStyle = chosen ? colours.accent : colours.quiet;
-      pen.textAlign = turn ? "left" : "right";
-      pen.fillText(shortened(words[at].label, 12), 0, 0, turn ? 70 : 84);
-      pen.restore();
-    };
-    for (let i = 0; i < head.queries; i++) write(this.names[0], i, left - 5, top + (i + 0.5) * down.cell, 0, i === pair.i);
-    for (let j = 0; j < head.keys; j++) {
-      write(this.names[1], j, left + (j + 0.5) * across.cell, top - 5, -Math.PI / 2, j === pair.j);
-    }
+    const at = hovered ?? { i, j };
+    const pair = inside(at.i, this.head.queries) && inside(at.j, this.head.keys) ? at : null;
+    const { found, layout, names, page: { theme } } = this;
+    drawDifference(this.canvas, found, layout, theme);
+    const pen = this.canvas.getContext("2d");
+    drawLabels(pen, { names }, layout, theme.colours);
+    if (pair) drawCross(pen, { names }, pair, layout, theme.colours);
+    this.tell(pair);
+    drawRamp(this.page.find("apart-ramp"), signedTables[theme.dark ? "dark" : "light"]);
+    const points = (share) => `${share > 0 ? "+" : ""}${signed(100 * share * found.limit, found.limit < 0.1 ? 2 : 0)}`;
+    this.page.find("apart-ticks").replaceChildren(...[-1, -0.25, 0, 0.25, 1].map((share) => make("span", "", points(share))));
   }
 
   /** The pair that is looked at, in words. */

@@ -66,8 +66,9 @@ function seenBy(heads, i) {
 
 /**
  * A − B: `pool`, in cells of `perRow` × `perColumn` pairs, the difference with the largest size, NaN where nothing is
- * compared; `byQuery`, the divergence of each query, NaN for those left out, and its `mean`; `largest`, the pairs that
- * differ most: {i, j, a, b}. In slices; null when `wanted()` turns false.
+ * compared; `limit`, the largest of all; `byQuery`, the divergence of each query, NaN for those left out, and its `mean`;
+ * `byKey`, sums of the differences; `largest`, the pairs that differ most: {i, j, a, b}. In slices; null when `wanted()`
+ * turns false.
  */
 async function differenceOf(a, b, perRow, perColumn, wanted) {
   const heads = [...a.heads, ...b.heads];
@@ -76,6 +77,7 @@ async function differenceOf(a, b, perRow, perColumn, wanted) {
   const columns = Math.ceil(keys / perColumn);
   const pool = new Float32Array(Math.ceil(queries / perRow) * columns).fill(NaN);
   const byQuery = new Float64Array(queries).fill(NaN);
+  const byKey = new Float64Array(keys);
   const rest = heads.some(({ sink }) => sink !== null && sink !== undefined);
   let largest = [];
   let least = 0; // of the listed
@@ -92,6 +94,7 @@ async function differenceOf(a, b, perRow, perColumn, wanted) {
     for (let j = 0; j < keys; j++) {
       if (!seen[j]) continue;
       const apart = p[j] - q[j];
+      byKey[j] += apart;
       const cell = Math.floor(i / perRow) * columns + Math.floor(j / perColumn);
       if (!(Math.abs(apart) <= Math.abs(pool[cell]))) pool[cell] = apart;
       if (Math.abs(apart) <= least) continue;
@@ -107,7 +110,9 @@ async function differenceOf(a, b, perRow, perColumn, wanted) {
   }
   const known = byQuery.filter((value) => value === value);
   const mean = known.reduce((sum, value) => sum + value, 0) / known.length;
-  return { pool, columns, byQuery, mean, compared: known.length, leftOut, step, largest: strongest(largest) };
+  largest = strongest(largest);
+  const limit = largest.length ? Math.abs(largest[0].a - largest[0].b) : 1;
+  return { pool, limit, byQuery, byKey, mean, compared: known.length, leftOut, step, largest };
 }
 
 const strongest = (pairs) =>

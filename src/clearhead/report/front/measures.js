@@ -8,7 +8,6 @@ const measureTitles = {
 const titleOf = (name) => measureTitles[name] ?? name;
 
 const RATIOS = new Set(["distance", "value mass"]); // no shares: how many times uniform's
-const LEAST_QUERIES = 8; // that a share is a mean of, to be called distinctive
 const WORTH_A_NAME = 0.05; // of weight beyond uniform
 
 const keyOf = ({ layer, head }) => `${layer}.${head}`;
@@ -30,10 +29,10 @@ function placesIn(text, run) {
  * of the ratio. `key`: of a sink, which one. Null where it is not known.
  */
 function figureOf(run, { layer, head }, name) {
-  const [value, uniform, key = null, queries = Infinity] = run.layers[layer].heads[head].measures?.[name] ?? [];
+  const [value, uniform, key = null] = run.layers[layer].heads[head].measures?.[name] ?? [];
   if (!Number.isFinite(value) || !Number.isFinite(uniform)) return null;
   const ratio = uniform > 0 ? Math.max(value / uniform, 2 ** -10) : 1;
-  return { value, uniform, key, queries, departs: RATIOS.has(name) ? Math.log2(ratio) : value - uniform };
+  return { value, uniform, key, departs: RATIOS.has(name) ? Math.log2(ratio) : value - uniform };
 }
 
 /** A share to two digits, and more where it is near nothing or near all: 71%, 0.81%, 99.97%. */
@@ -77,7 +76,11 @@ function rankedBy(name, entries) {
 function mostDistinctive(run, places) {
   const every = run.measures.filter(({ does }) => does).flatMap((measure) => places.map((place) => (
     { place, measure, figure: figureOf(run, place, measure.name) }
-  ))).filter(({ figure }) => figure?.departs >= WORTH_A_NAME && figure.queries >= LEAST_QUERIES);
+  ))).filter(({ place, measure, figure }) => {
+    const first = measure.name === "sink" ? figureOf(run, place, "first") : null;
+    const same = first && Math.abs(first.departs - figure?.departs) < 1e-4; // the sink is the first token
+    return figure?.departs >= WORTH_A_NAME && !same;
+  });
   every.sort((a, b) => b.figure.departs - a.figure.departs);
   const found = [];
   for (const alike of ["measure", null]) {

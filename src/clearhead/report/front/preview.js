@@ -49,6 +49,7 @@ class HeadPreview {
     const below = page.find("heads").getBoundingClientRect().bottom;
     const left = right ? outer.width + 6 : beside ? -wide : Math.max(0, (outer.width - wide) / 2);
     this.box.style.left = `${left}px`;
-    this.box.style.top = `${(beside ? cell.top - 40 : below + 6) - outer.top}px`;
+    const top = Math.min(cell.top - 40, window.innerHeight - this.box.offsetHeight - 8);
+    this.box.style.top = `${(beside ? Math.max(8, top) : below + 6) - outer.top}px`;
   }
 }

@@ -1,0 +1,44 @@
+// ---- The map of differences: two hues, on a square root's scale, so that small differences are seen beside large ones.
+
+const LESS = "#b8590b"; // in both themes
+
+function drawDifference(canvas, { pool, limit, byQuery, byKey }, layout, { dark, colours }) {
+  const { left, top, across, down, ratio, width, height, right, words } = layout;
+  const table = signedTables[dark ? "dark" : "light"];
+  Object.assign(canvas, { width, height });
+  canvas.style.width = `${width / ratio}px`;
+  canvas.style.height = `${height / ratio}px`;
+  const pen = canvas.getContext("2d");
+  pen.fillStyle = hatching(pen, colours, ratio);
+  pen.fillRect(left, top, across.length, down.length);
+  const image = new ImageData(across.cells, down.cells);
+  pool.forEach((apart, cell) => {
+    if (apart !== apart) return;
+    const step = 3 * signedStep(Math.sign(apart) * Math.sqrt(Math.abs(apart) / limit));
+    image.data.set([...table.subarray(step, step + 3), 255], 4 * cell);
+  });
+  const small = Object.assign(document.createElement("canvas"), { width: across.cells, height: down.cells });
+  small.getContext("2d").putImageData(image, 0, 0);
+  pen.imageSmoothingEnabled = false;
+  pen.drawImage(small, left, top, across.length, down.length);
+  pen.strokeStyle = colours.line;
+  pen.strokeRect(left - 0.5, top - 0.5, across.length + 1, down.length + 1);
+
+  /** For each cell of an axis the value of its tokens with the largest size, where it begins, and how thick it is. */
+  const cells = (axis, values, show) => {
+    for (let cell = 0; cell < axis.cells; cell++) {
+      const own = values.subarray(cell * axis.per, (cell + 1) * axis.per);
+      const most = own.reduce((found, value) => (Math.abs(value) > Math.abs(found) ? value : found), 0);
+      show(most, cell * axis.cell, Math.max(1, axis.cell - (axis.cell > 3 * ratio ? ratio : 0)));
+    }
+  };
+  pen.fillStyle = colours.bar;
+  cells(down, byQuery, (value, at, thick) => (
+    pen.fillRect(left + across.length + 4 * ratio, top + at, ((right - 6 * ratio) * value) / Math.LN2, thick)));
+  const half = 0.5 * (top - words) - 2 * ratio;
+  const most = byKey.reduce((found, value) => Math.max(found, Math.abs(value)), 1e-9);
+  cells(across, byKey, (value, at, thick) => {
+    pen.fillStyle = value > 0 ? colours.bar : LESS;
+    pen.fillRect(left + at, top - 2 * ratio - half, thick, (-half * value) / most);
+  });
+}
