@@ -39,8 +39,6 @@ class Framed:
 
 def framed(paged: Paged, call: AttentionCall | None, heads: Any, title: str, height: int) -> Framed:
     """See `Recording.view`. `call`: the one to show; None is all of them."""
-    if not isinstance(title, str):
-        raise ClearheadError(f"title is {title!r}; pass a string, such as title='Attention'.")
     if call is None and heads is not None:
         raise ClearheadError("heads are those of a layer: pass layer= too.")
     layers = paged.layers(None if call is None else [n for n, each in enumerate(paged.calls) if each is call])

@@ -81,6 +81,8 @@ class Paged:
 
     def page(self, layers: Iterable[Layer | LeftOut], title: str) -> Page:
         """A page of such layers, which is told the head that departs most from uniform attention."""
+        if not isinstance(title, str):
+            raise ClearheadError(f"title is {title!r}; pass a string, such as title='Attention'.")
         page = Page(title)
         for layer in layers:
             page.add(layer)

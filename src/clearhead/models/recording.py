@@ -307,8 +307,6 @@ class Recording(Calls[AttentionCall]):
         `UnsupportedError` where no call is left. Layers are made one at a time, and a file that was there is as it was
         until all is written. Cost: a pass over each call's pairs, one more where it is long, and those of `table`.
         """
-        if not isinstance(title, str):
-            raise ClearheadError(f"title is {title!r}; pass a string, such as title='Attention'.")
         check_writable(path)
         paged = Paged(self.calls, tokens, source_tokens, sequence, error)
         return paged.page(paged.layers(), title).write(path)
