@@ -1,9 +1,9 @@
 """Writes the report: one HTML file with its data, its style and its program inside.
 
-The page needs no network and runs nothing but its own two scripts: a policy in its head names them
-by hash. What comes from the model (names, tokens) is data in a JSON block, and reaches the page as
-text. See `front/` for the program, one concern a file; they are joined here, in the order of
-`SCRIPTS`, into one function.
+The page needs no network and runs nothing but its own scripts: a policy in its head names them by hash. What comes from
+the model (names, tokens) is data in a JSON block, and reaches the page as text. See `front/` for the program, one
+concern a file; they are joined here, in the order of `SCRIPTS`, into one function, which stands in the file deflated:
+`load.js` unpacks it.
 
 **The data** are `meta`, JSON, and blocks, see `_blocks.py`. Where an array stands is a number, 8 · block + place; a
 list of these is one array in several parts. `front/data.js` reads them: `new Run(source)`, of a page or of messages.
@@ -37,7 +37,9 @@ Entropy, received and distance are of the weights divided by their sum, where a 
 
 from __future__ import annotations
 
+import base64
 import html
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -154,6 +156,7 @@ class Page:
             raise nothing_left(self._left_out)
         style = "".join(source(__package__, name) for name in STYLES)
         outside, guard = source(__package__, "outside.css"), source("clearhead.base", "guard.js")
+        load = source(__package__, "load.js")
         arithmetic = module_of("steps", STEPS, *(source("clearhead.base", name) for name in ARITHMETIC))
         program = program_of(
             source("clearhead.base", "ramp.js"), arithmetic, *(source(__package__, name) for name in SCRIPTS)
@@ -161,14 +164,15 @@ class Page:
         yield from filled_parts(
             source(__package__, "page.html"),
             {
-                "policy": policy((outside, style), guard, program, worker=True),
+                "policy": policy((outside, style), guard, load, program, worker=True),
                 "title": html.escape(self.title),
                 "outside": outside,
                 "style": style,
                 "guard": guard,
                 "meta": embedded(self._meta()),
                 "thumbnails": self._blocks.html(early=True),
-                "program": program,
+                "program": base64.b64encode(zlib.compress(program.encode(), 9)).decode("ascii"),
+                "load": load,
                 "data": self._blocks.html(early=False),
             },
         )

@@ -42,10 +42,6 @@ function offerHooks(page) {
 }
 
 function begin() {
-  if (typeof DecompressionStream === "undefined") {
-    window.clearheadProblem("this browser cannot unpack its data (no DecompressionStream).");
-    return;
-  }
   const host = document.getElementById("clearhead");
   host.hidden = false;
   const page = mount(host, new Run(embeddedSource(document)));
