@@ -8,10 +8,14 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 import clearhead as ch
 from benchmarks.measure import interleaved, peak_mib
 from benchmarks.result import Result, times
+from clearhead.models.heads._measured import measured
+from clearhead.models.heads._tokens import Tokens
 from clearhead.models.loading import bundled
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -115,6 +119,53 @@ def joined_memory() -> Result:
     return Result(what, held, "MB", "≤ 30", held <= 30, {})
 
 
+class Causal(torch.nn.Module):
+    """One causal head of SDPA's."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+def long_head(length: int) -> tuple[Any, list[Tensor]]:
+    return Causal(), list(torch.randn(3, 1, 1, length, 64))
+
+
+def recorded(model: Any, *inputs: Tensor) -> ch.Recording:
+    with ch.watch(model, values=True) as seen:
+        model(*inputs)
+    return seen
+
+
+def words(length: int, count: int = 5000) -> Tensor:
+    """Ids of tokens, as often as Zipf's law says."""
+    return torch.multinomial(1 / torch.arange(1, count + 1), length, replacement=True)
+
+
+def ten_measures(length: int = 16384, bar: float = 2.5) -> Result:
+    model, inputs = long_head(length)
+    call, tokens = recorded(model, *inputs)[0], Tokens(words(length), None)
+    calls = {"sdpa": lambda: model(*inputs), "measures": lambda: measured(call, tokens)}
+    assert len(calls["measures"]()) == 10
+    seconds = interleaved(calls, 7, 1)
+    ratio = seconds["measures"] / seconds["sdpa"]
+    what = f"ten measures of a causal head of {length} words by Zipf's law, over its SDPA forward"
+    return Result(what, ratio, "×", f"≤ {bar}", ratio <= bar, times(seconds))
+
+
+def compared(make: Callable[[], tuple[Any, list[Tensor]]], of: str, bar: float) -> Result:
+    model, inputs = make()
+    one = recorded(model, *inputs)
+    if inputs[0].is_floating_point():
+        other = recorded(model, inputs[0] + 0.1 * torch.randn_like(inputs[0]), *inputs[1:])
+    else:
+        other = recorded(model, inputs[0].flip(-1))
+    calls = {"plain": lambda: model(*inputs), "compared": lambda: one.compare(other)}
+    seconds = interleaved(calls, 5, 1)
+    ratio = seconds["compared"] / seconds["plain"]
+    what = f"two recordings of {of} compared, over the plain forward"
+    return Result(what, ratio, "×", f"≤ {bar}", ratio <= bar, times(seconds))
+
+
 CASES: dict[str, Callable[[], Result]] = {
     "keep-bert-128": partial(keep, bert, 128, 1.25),
     "keep-bert-500": partial(keep, bert, 500, 1.2),
@@ -123,6 +174,11 @@ CASES: dict[str, Callable[[], Result]] = {
     "keep-memory": keep_memory,
     "lazy-llama-3072": lazy_time,
     "lazy-memory": lazy_memory,
+    "ten-measures-16384": ten_measures,
+    "compare-16384": partial(compared, partial(long_head, 16384), "a causal head of 16384 words", 20.0),
+    "compare-bert-512": partial(
+        compared, lambda: (bert(), [torch.randint(0, 1000, (1, 512))]), "BERT, 512 words,", 8.0
+    ),
     "joined": joined,
     "joined-memory": joined_memory,
 }

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from head_oracle import divergence
 
 import clearhead as ch
+from clearhead.models.differences._divergence import jensen_shannon
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
@@ -123,6 +124,45 @@ def test_weights_far_below_the_others_keep_their_digits():
     found = seen_of(x, is_causal=True).compare(seen_of(y, is_causal=True))[0]
     np.testing.assert_allclose(found.by_query[0, 0], want, atol=1e-13)
     assert p[p > 0].min() < 1e-30 and max(want) > 0.69
+
+
+@pytest.mark.parametrize("apart", [1e-3, 0.1, 3.0, 30.0])
+def test_of_float32_weights_it_has_the_digits_of_float64(apart):
+    """Of the same weights; where they are far apart some are 0 in one of the two, and some in both."""
+    scores = random(40, 300)
+    p, q = ((scores + apart * random(40, 300, seed=seed)).softmax(-1).float() for seed in (1, 2))
+    p[:, :3] = q[:, 2:5] = 0
+    middle = (p.double() + q.double()) / 2
+    want = [torch.special.xlogy(t, t).sub(torch.special.xlogy(t, middle)).sum(-1) / 2 for t in (p.double(), q.double())]
+    got = jensen_shannon(p, q, rest=False)
+    assert got.dtype == torch.float64
+    np.testing.assert_allclose(got, sum(want), rtol=1e-9, atol=1e-13)
+
+
+@pytest.mark.parametrize("other", ["the same form", "a matrix"])
+def test_a_window_is_compared_over_the_keys_that_it_sees(other):
+    """Each block of rows has keys of its own; in float32, one mask of intervals and one of a matrix fit."""
+    length, reach = 1500, 40
+    far = torch.arange(length)[:, None] - torch.arange(length)
+    keep = (far >= 0) & (far <= reach)
+    keep[700] = False
+
+    class AsMatrix(Block):
+        def forward(self, x):
+            return ch.attention(x, x.roll(1, -1), x, mask=keep)
+
+    x, y = random(1, 2, length, 4).float(), random(1, 2, length, 4, seed=1).float()
+    with ch.watch(matrix := AsMatrix()) as seen:
+        matrix(y)
+    after = seen_of(y, attn_mask=keep) if other == "the same form" else seen
+    found = seen_of(x, attn_mask=keep).compare(after)[0].by_query
+    p, q = (
+        torch.nan_to_num((t @ t.roll(1, -1).mT / 2).double().masked_fill(~keep, -torch.inf).softmax(-1)) for t in (x, y)
+    )
+    want = [[divergence(p[0, h, i].numpy(), q[0, h, i].numpy()) for i in range(0, length, 7)] for h in range(2)]
+    assert found[:, :, 700].isnan().all() and int(found.isnan().sum()) == 2
+    got = found[0, :, ::7].nan_to_num(0.0)
+    np.testing.assert_allclose(got, np.where(np.arange(0, length, 7) == 700, 0, want), atol=2e-6)
 
 
 def test_blocks_of_a_long_head_are_its_rows():

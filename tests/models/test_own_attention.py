@@ -54,11 +54,9 @@ def test_one_call_one_record(name, engine, tmp_path):
     rest = {key: value for key, value in model.options.items() if key != "engine"}
     want = ch.weights(x, x, **rest)[:, 1, ::7].detach()
     torch.testing.assert_close(call.weights[:, 1, ::7], want, atol=1e-5, rtol=0)
-    if name in ("gaussian", "additive"):
-        with pytest.raises(ch.UnsupportedError, match="the page computes dot products alone"):
-            seen.report(tmp_path / "page.html")
-    else:
-        seen.layers()
+    (layer,) = seen.layers()
+    assert layer.phi == {"gaussian": "sq_diff", "additive": "tanh_add"}.get(name, "mul")
+    assert seen.report(tmp_path / "page.html").exists()
 
 
 def test_a_record_outlives_a_change_of_the_scores_parameters():

@@ -110,12 +110,16 @@ def test_the_average_of_pinned_heads_and_uniform_attention(make_case: Make, open
     opened.until(COMPARED, "drawn")
     mean = case.weights[[0, 2, 3]].mean(0)
     uniform = np.tri(9) / np.arange(1, 10)[:, None]
-    np.testing.assert_allclose(opened.page.evaluate("clearhead.compare().byQuery"), divergence(mean, uniform), atol=1e-12)
+    np.testing.assert_allclose(
+        opened.page.evaluate("clearhead.compare().byQuery"), divergence(mean, uniform), atol=1e-12
+    )
     assert opened.page.inner_text("#compare-title") == "average of the 3 pinned − uniform attention"
     opened.page.select_option("#side-b", "0.0")
     opened.until("location.hash.includes('b=0.0')")
     opened.until(COMPARED, "drawn")
-    assert opened.page.evaluate("clearhead.compare().mean") == pytest.approx(divergence(mean, case.weights[0]).mean(), abs=1e-12)
+    assert opened.page.evaluate("clearhead.compare().mean") == pytest.approx(
+        divergence(mean, case.weights[0]).mean(), abs=1e-12
+    )
 
 
 def test_heads_of_other_sizes_are_refused_in_words(make_case: Make, open_report: Make) -> None:

@@ -124,7 +124,7 @@ def listed(array: Any) -> list[Any]:
     return [float(x) if np.isfinite(x) else str(float(x)) for x in np.asarray(array, dtype=np.float64).ravel()]
 
 
-def wanted_of(name: str, layer: Layer, scores: Any, keep: Any, fine: float, rounded: float | None) -> dict[str, Any]:
+def wanted_of(name: str, layer: Layer, scores: Any, keep: Any, fine: float, rounded: bool) -> dict[str, Any]:
     """What the page must give of a layer; its sums over features are of float64, as NumPy's."""
     found = statistics_of(scores, keep, layer.sinks, layer.position if layer.kind == "self" else None)
     heads = []
@@ -132,9 +132,16 @@ def wanted_of(name: str, layer: Layer, scores: Any, keep: Any, fine: float, roun
         each = {key: None if of is None else listed(of[head]) for key, of in found.items()}
         each |= {"allowed": listed(keep[head]), "scores": listed(np.where(keep[head], scores[head], 0))}
         each |= {"pool": listed(pooled(found["weights"][head], keep[head], 2, 3)), "number": head}
+        each["look"] = look_entropy(found["weights"][head][-1])
         heads.append(each)
     sizes = [*layer.shape, None if layer.scores is not None else layer.phi]
     return {"name": name, "fine": fine, "rounded": rounded, "sizes": sizes, "heads": heads}
+
+
+def look_entropy(row: Any) -> list[Any]:
+    """The entropy of a row of weights divided by their sum."""
+    shares = row / row.sum() if row.sum() else row
+    return listed(-(shares * np.log(np.where(shares > 0, shares, 1.0))).sum())
 
 
 @needs_node
@@ -150,5 +157,77 @@ def test_every_form_of_a_call(key_heads: int, tmp_path: Path) -> None:
             own = own + np.stack([layer.bias.rows(h, 0, LQ, layer.shape) for h in range(HEADS)])
         np.testing.assert_allclose(own[keep], scores[keep], rtol=1e-5, atol=2e-6, err_msg=name)
         layers.append(layer)
-        wanted.append(wanted_of(name, layer, own, keep, 2e-6, None))
+        wanted.append(wanted_of(name, layer, own, keep, 2e-6, False))
     run_units(Path(__file__).with_name("formulas.test.js"), render(layers, "All forms"), wanted, tmp_path)
+
+
+class Padded(torch.nn.Module):
+    """Direct attention over a batch whose padding the caller names."""
+
+    def forward(self, x: torch.Tensor, mask: Any, bias: Any) -> Any:
+        return ch.attention(x, x, x, mask=mask, bias=bias)
+
+
+def sides(kind: str) -> torch.Tensor:
+    """Which of 20 positions are words: the last, the first, or those between."""
+    words = torch.ones(2, 20, dtype=torch.bool)
+    words[1] = {"left": torch.arange(20) >= 6, "right": torch.arange(20) < 13, "between": torch.arange(20) % 3 > 0}[
+        kind
+    ]
+    return words
+
+
+PADDED = {
+    "a bias by distance": lambda words: (ch.Padding(words), ch.ALiBi(HEADS)),
+    "causal, a bias by distance": lambda words: (ch.Padding(words) & ch.Causal(), ch.ALiBi(HEADS)),
+    "a dense bias": lambda words: (ch.Padding(words), ch.DenseBias(normal(1, HEADS, 20, 20, seed=20))),
+    "holes": lambda words: (ch.Padding(words) & ch.DenseMask(normal(20, 20, seed=21) > -1), None),
+    "words that see padding": lambda words: (None, ch.ALiBi(HEADS)),
+}
+
+
+@needs_node
+@pytest.mark.parametrize("kind", ["left", "right", "between"])
+def test_padding_is_left_out(kind: str, tmp_path: Path) -> None:
+    words, layers, wanted = sides(kind), [], []
+    real = words[1].numpy()
+    for name, made in PADDED.items():
+        model = Padded()
+        with torch.no_grad(), ch.watch(model, padding=words) as seen:
+            model(normal(2, HEADS, 20, WIDE, seed=3), *made(words))
+        (layer,) = seen.layers([f"t{i}" for i in range(20)], sequence=1, error=0)
+        call, sizes, every = seen.calls[0], seen.calls[0].problem.sizes, slice(None)
+        assert layer.query_tokens == layer.key_tokens == [f"t{i}" for i in np.flatnonzero(real)]
+        keep = np.ones((HEADS, 20, 20), dtype=bool)
+        if call.mask is not None:
+            keep &= call.mask.matrix(sizes).expand(2, HEADS, 20, 20)[1].numpy()
+        scores = call.weights.scores((1,)).double().numpy()
+        if call.problem.bias is not None:
+            bias = call.problem.bias.tile(every, every, every, every, sizes).expand(2, HEADS, 20, 20)
+            scores = scores + bias[1].double().numpy()
+        whole = statistics_of(scores, keep, None, 0)
+        cut = keep[:, real][:, :, real]
+        found = wanted_of(name, layer, scores[:, real][:, :, real], cut, 1e-5, not layer.alone)
+        for head in range(HEADS):  # of whole rows, in positions of the whole text
+            each = found["heads"][head]
+            row = {n: whole[n][head][real] for n in ("logsumexp", "entropy", "distance")}
+            row["received"] = whole["received"][head][real] - whole_of_padding(scores, keep, head, real)
+            weights = whole["weights"][head][real][:, real]
+            each |= {n: listed(of) for n, of in row.items()}
+            each |= {"weights": listed(weights), "pool": listed(pooled(weights, cut[head], 2, 3))}
+            each["look"] = look_entropy(weights[-1])
+        layers.append(layer)
+        wanted.append(found)
+        assert layer.alone is (kind != "between" and name != "words that see padding")
+        for head in range(HEADS):
+            np.testing.assert_allclose(layer.logsumexp[head], whole["logsumexp"][head][real], atol=1e-5)
+            np.testing.assert_allclose(layer.entropy[head], whole["entropy"][head][real], atol=1e-5)
+            times = whole["weights"][head][real][:, real] * cut[head].sum(1, keepdims=True)
+            np.testing.assert_allclose(layer.thumbnail[head], pooled(times, cut[head], 1, 1), atol=2e-5)
+    run_units(Path(__file__).with_name("formulas.test.js"), render(layers, "Padded"), wanted, tmp_path)
+
+
+def whole_of_padding(scores: Any, keep: Any, head: int, real: Any) -> Any:
+    """What words receive from queries that are padding, which the page does not count."""
+    of = statistics_of(scores[head : head + 1], keep[head : head + 1], None, None)
+    return of["weights"][0][~real][:, real].sum(0)

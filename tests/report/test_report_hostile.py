@@ -82,7 +82,7 @@ def test_running_text(make_case: Make, open_report: Make) -> None:
     layers = [make_case(len(tokens), query_tokens=tokens).layer for tokens in RUNNING.values()]
     opened = open_report(layers)
     for number, text in enumerate(RUNNING):
-        opened.page.locator(".row").nth(number).locator("button").first.click()
+        opened.page.evaluate(f"location.hash = 'layer={number}'")
         opened.until("document.getElementById('clearhead').shadowRoot.querySelector('.prose').textContent", text)
 
 

@@ -29,42 +29,6 @@ def layers(make_case: Make) -> list[Any]:
 ROOT = "document.getElementById('clearhead').shadowRoot"
 
 
-def focused(page: Any) -> str:
-    return str(page.evaluate(f"{ROOT}.activeElement.getAttribute('aria-label') || ''"))
-
-
-def test_every_head_is_a_labelled_button_within_reach_of_the_keys(layers: list[Any], open_report: Make) -> None:
-    opened = open_report(layers)
-    page = opened.page
-    labels = page.locator(".head").evaluate_all("all => all.map(e => e.getAttribute('aria-label'))")
-    assert len(labels) == 9
-    assert labels[0].startswith("layer A0, head 0, decoder.0.self, self attention, mean entropy 1.")
-    assert "most received key" in labels[0] and "mean distance" in labels[0]
-    assert "mean distance" not in labels[8]
-    page.locator(".head[tabindex='0']").focus()
-    reached = [focused(page)]
-    for _ in range(8):
-        page.keyboard.press("ArrowRight")
-        reached.append(focused(page))
-    assert reached == labels
-    page.keyboard.press("Home")
-    page.keyboard.press("ArrowDown")
-    assert focused(page) == labels[4]
-    assert page.locator(".head[tabindex='0']").get_attribute("aria-label") == labels[4]
-    page.keyboard.press("Enter")
-    opened.until("document.getElementById('clearhead').dataset.shown.split('/').slice(0, 2).join()", "1,0")
-    assert page.locator(".head[aria-current]").get_attribute("aria-label") == labels[4]
-
-
-def test_heads_in_the_order_of_a_statistic(layers: list[Any], open_report: Make) -> None:
-    page = open_report(layers).page
-    means = np.concatenate([layer.entropy.mean(1) for layer in layers])
-    page.select_option("#order", "entropy")
-    captions = page.locator(".head .caption").all_inner_texts()
-    shown = [float(caption.split()[-1]) for caption in captions]
-    np.testing.assert_allclose(shown, np.sort(means), atol=0.051)
-
-
 def test_a_token_by_keyboard(layers: list[Any], open_report: Make) -> None:
     opened = open_report(layers, "#token=1")
     page = opened.page
@@ -214,7 +178,7 @@ def test_every_theme_and_width_can_be_read(layers: list[Any], open_report: Make,
 
 
 def test_the_theme_can_change_while_the_page_is_open(layers: list[Any], open_report: Make) -> None:
-    opened = open_report(layers, color_scheme="light")
+    opened = open_report(layers, "#show=maps", color_scheme="light")
     pixels = "document.getElementById('clearhead').shadowRoot.querySelector('.head canvas').toDataURL()"
     before = opened.page.evaluate(pixels)
     opened.page.emulate_media(color_scheme="dark")

@@ -91,27 +91,27 @@ def write_page(path: Any, page: str, what: str = "report") -> Path:
 
 def write_parts(path: Any, parts: Iterable[str], what: str = "report") -> Path:
     """Write a page that is given in parts. A file that is there is as it was until all of the new one is written."""
-    beside: Path | None = None
     try:
         target = Path(path)
         there = target.resolve()
-        old = there.exists()
-        if old and not there.is_file():  # a pipe, or the like; a folder is an error
+        check_writable(there, what)  # an old file that may not be written to is not replaced
+        beside = there.with_name(f".{there.name[:100]}.{os.getpid()}.{secrets.token_hex(4)}.part")
+    except ClearheadError:
+        raise
+    except (OSError, ValueError, TypeError) as error:  # ValueError: a NUL in the path; TypeError: no path at all
+        raise _unwritable(path, what, error) from error
+    try:
+        if there.exists() and not there.is_file():  # a pipe, or the like
             _write(there, parts)
             return target
-        with there.open("ab"):  # an old file that may not be written to is not replaced
-            pass
-        beside = there.with_name(f".{there.name[:100]}.{os.getpid()}.{secrets.token_hex(4)}.part")
         try:
-            if not old:
-                there.unlink()
             _write(beside, parts)
-            if old:
+            if there.exists():
                 shutil.copymode(there, beside)
             beside.replace(there)
         finally:
             beside.unlink(missing_ok=True)
-    except (OSError, ValueError, TypeError) as error:  # ValueError: a NUL in the path; TypeError: no path at all
+    except OSError as error:
         raise _unwritable(path, what, error) from error
     return target
 

@@ -35,6 +35,8 @@ def run(options: argparse.Namespace) -> None:
     paged, rows = read.paged(), list[Row]()
     title = f"Attention of {_name(model, folder)}" + (f": {read.said}" if read.said else "")
     page = paged.page(_layers(console, paged, chosen, heads, rows), title)
+    if read.spelled:
+        page.spell(read.source or read.words, read.spelled)
     if read.answer is not None:
         _say(console, f"{type(model).__name__} generated: {quoted(read.answer) or 'no words'}")
     print_summary(console, title, rows, _tokens(read))

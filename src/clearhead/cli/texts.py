@@ -25,7 +25,8 @@ class Read(NamedTuple):
 
     `words`: those of the decoder, or of the only text there is; `source`: those of the encoder, none where the model
     has one text; `encoder`: what the names of the encoder's modules begin with. `said`: where words that were not in
-    the text come from, in words; "" where all were. `answer`: the text that the model generated.
+    the text come from, in words; "" where all were. `answer`: the text that the model generated; `begins`: the place of
+    its first token, where it goes on with the text. `spelled`: tokens of the text that the tokenizer does not know.
     """
 
     recording: Recording
@@ -34,6 +35,8 @@ class Read(NamedTuple):
     encoder: str
     said: str
     answer: str | None
+    begins: int | None
+    spelled: dict[int, str]
 
     def of(self, call: AttentionCall) -> tuple[list[str], list[str] | None]:
         """The words of a call's own text, and of the one that it looks at if it is another."""
@@ -43,7 +46,7 @@ class Read(NamedTuple):
 
     def paged(self) -> Paged:
         """The calls, as the page shows them."""
-        return Paged(self.recording.calls, self.words, self.source or None)
+        return Paged(self.recording.calls, self.words, self.source or None, answer=self.begins)
 
 
 def model_of(options: argparse.Namespace, head: bool | None = None) -> tuple[Any, Any, Path]:
@@ -110,7 +113,7 @@ def _read(
     if not ids.shape[1]:
         raise ClearheadError("the tokenizer makes no token of the text.")
     source: list[str] = []
-    encoder, said, answer = "", "", None
+    encoder, said, answer, begins = "", "", None, None
     if target is not None and not model.config.is_encoder_decoder:
         raise ClearheadError(
             f"--target is what the decoder of an encoder-decoder reads, and {type(model).__name__} has one text alone: "
@@ -128,14 +131,28 @@ def _read(
         check_length(body, ids.shape[1], "the text", more=generate or 0)
         if generate is not None:
             check_causal(model)
-            given = ids.shape[1]
+            begins = ids.shape[1]
             ids = generated(model, inputs, generate)
             inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-            answer = tokenizer.decode(ids[0, given:], skip_special_tokens=True)
-            said = f"the last {ids.shape[1] - given} of {ids.shape[1]} tokens are what the model generated"
+            answer = tokenizer.decode(ids[0, begins:], skip_special_tokens=True)
+            said = f"the last {ids.shape[1] - begins} of {ids.shape[1]} tokens are what the model generated"
     with torch.inference_mode(), watch(body, **watching) as recording:
         body(**inputs)
-    return Read(recording, _words(tokenizer, ids), source, encoder, said, answer)
+    spelled = _spelled(tokenizer, text)
+    return Read(recording, _words(tokenizer, ids), source, encoder, said, answer, begins, spelled)
+
+
+def _spelled(tokenizer: Any, text: str) -> dict[int, str]:
+    """The spelling of each token of a text that the tokenizer does not know, by its place, where that can be told."""
+    if not getattr(tokenizer, "is_fast", False) or tokenizer.unk_token_id is None:
+        return {}
+    read = tokenizer(text, return_offsets_mapping=True, verbose=False)
+    pairs = zip(read["input_ids"], read["offset_mapping"], strict=True)
+    return {
+        place: text[first:last]
+        for place, (number, (first, last)) in enumerate(pairs)
+        if number == tokenizer.unk_token_id and last > first
+    }
 
 
 def _words(tokenizer: Any, ids: torch.Tensor) -> list[str]:

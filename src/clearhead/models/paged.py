@@ -22,7 +22,8 @@ from clearhead.report.operands import ERROR, checked_error
 class Paged:
     """The calls of a recording as layers, made one at a time, and what is found of their heads on the way.
 
-    `tokens`, `source_tokens`, `sequence`, `error`: as for `Recording.report`. Of two calls with the same number of
+    `tokens`, `source_tokens`, `sequence`, `error`: as for `Recording.report`. `answer`: the first token that the model
+    has generated. Of two calls with the same number of
     positions, the encoder's has the source tokens.
     """
 
@@ -33,7 +34,9 @@ class Paged:
         source_tokens: Iterable[str] | None = None,
         sequence: Any = 0,
         error: Any = ERROR,
+        answer: int | None = None,
     ) -> None:
+        self.answer = answer
         self.calls, self.sequence, self.error = calls, whole(sequence), checked_error(error)
         sizes = {n for call in calls for n in (*call.weights.shape[-2:], *words_of(call, self.sequence))}
         self.words, self.source = words("tokens", tokens, sizes), words("source_tokens", source_tokens, sizes)
@@ -53,7 +56,14 @@ class Paged:
             return layer
         self.found[number] = measured(call, self.tokens, sequence)
         each = _by_head(self.found[number], call, sequence)
-        return replace(layer, label=f"L{number}", role=self.roles[number], measures=each)
+        return replace(
+            layer,
+            label=f"L{number}",
+            role=self.roles[number],
+            measures=each,
+            values=_lengths(call, sequence),
+            answer=self.answer,
+        )
 
     def _words(self, number: int) -> tuple[list[str], list[str]]:
         """The words of a call's queries and keys."""
@@ -113,6 +123,15 @@ def roles(calls: Sequence[tuple[str, str]]) -> list[str]:
         return "cross" if kind == "cross" else "decoder" if name.split(".")[: len(stack)] == stack else "encoder"
 
     return [role(name, kind) for name, kind in calls]
+
+
+def _lengths(call: AttentionCall, sequence: int) -> Any:
+    """The length of each value vector, (H, Lk) of the keys that are no padding; None where values were not kept."""
+    if call.value is None:
+        return None
+    words = None if call.padding is None else call.padding.keys
+    norms = call.value_norms[sequence].float().cpu()
+    return (norms if words is None else norms[:, words[sequence].cpu()]).numpy()
 
 
 def _by_head(

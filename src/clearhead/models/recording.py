@@ -9,6 +9,7 @@ from typing import Any, overload
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
+from clearhead.base.numbers import check_count
 from clearhead.base.pages import check_writable
 from clearhead.base.pictures import Style
 from clearhead.explanation.diagnosis.diagnose import diagnosis_of
@@ -26,6 +27,7 @@ from clearhead.models.audits.audit import Audit, audit
 from clearhead.models.calls import Calls
 from clearhead.models.differences.differences import Differences, compare_calls
 from clearhead.models.edits.base import Positions
+from clearhead.models.framed import Framed
 from clearhead.models.generation.steps import Steps
 from clearhead.models.heads._measured import measured
 from clearhead.models.heads._tokens import Tokens
@@ -38,6 +40,7 @@ from clearhead.models.rollout import rollout
 from clearhead.models.statistics import rows_of
 from clearhead.models.stored import read, save
 from clearhead.report import Layer
+from clearhead.report.of_heads import of_heads
 from clearhead.report.operands import ERROR
 from clearhead.report.page import nothing_left
 
@@ -83,8 +86,9 @@ class Recording(Calls[AttentionCall]):
         `reductions`: these alone, means over queries. `tokens`: a word for each position, a list of such lists for
         several sequences, or the ids (B, L) that the model was given; of the decoder, where there is one, and
         `source_tokens` the encoder's. Gives a `Table`, a list of dicts, which has `to_pandas()`.
-        Raises a `ClearheadError` for tokens that fit no call. Cost: two passes over each call's pairs, and two more
-        where tokens are given, O(Lq + Lk) memory a head.
+        Raises a `ClearheadError` for tokens that fit no call. Cost: two passes over each call's pairs, and of tokens
+        over those with equal ones, or all where the mask is no few intervals a query or a bias is added; O(Lq + Lk)
+        memory a head.
         """
         known = Tokens(tokens, source_tokens)
         known.check(self.calls)
@@ -238,15 +242,8 @@ class Recording(Calls[AttentionCall]):
         `layer`: the number of a call, or the name of a module that made one. `head`, `query`, `key`: numbers; with
         `key=None` the first key that the query may see is written out. `sequence`: which one of the batch.
         """
-        found = self[layer]
-        if not isinstance(found, AttentionCall):
-            if len(found) != 1:
-                raise ClearheadError(
-                    f"{layer!r} fits {len(found)} calls; pass the number of one, 0 to {len(self.calls) - 1}."
-                )
-            found = found[0]
         at = (sequence, head, query) if key is None else (sequence, head, query, key)
-        return found.explain(at, tokens=tokens, source_tokens=source_tokens)
+        return self._one(layer).explain(at, tokens=tokens, source_tokens=source_tokens)
 
     def diagnose(self) -> Diagnosis:
         """What is wrong or risky in any of the calls: see `clearhead.diagnose`. Findings name the layer, and the run
@@ -324,6 +321,49 @@ class Recording(Calls[AttentionCall]):
         paged = Paged(self.calls, tokens, source_tokens, sequence, error)
         return paged.page(paged.layers(), title).write(path)
 
+    def view(
+        self,
+        layer: int | str | None = None,
+        heads: Any = None,
+        *,
+        tokens: Iterable[str] | None = None,
+        source_tokens: Iterable[str] | None = None,
+        sequence: int = 0,
+        title: str = "Attention",
+        height: int = 900,
+    ) -> Framed:
+        """The report in a notebook: a frame with the page of one layer, or of all.
+
+        `layer`: the number of a call, or the name of a module that made one; None is all of them. `heads`: numbers of
+        its heads; None is all. `height`: of the frame, in pixels; the others as for `report`. What it gives shows
+        itself as the last line of a cell, and `.write(path)` makes a file of it. Raises as `report` does, and a
+        `ClearheadError` for a layer or heads that are not there. Cost: as `report`; the notebook holds the page.
+        """
+        if not isinstance(title, str):
+            raise ClearheadError(f"title is {title!r}; pass a string, such as title='Attention'.")
+        if layer is None and heads is not None:
+            raise ClearheadError("heads are those of a layer: pass layer= too.")
+        paged = Paged(self.calls, tokens, source_tokens, sequence)
+        one = None if layer is None else self._one(layer)
+        numbers = None if one is None else [number for number, call in enumerate(self.calls) if call is one]
+        found = paged.layers(numbers)
+        if heads is not None:
+            every = list(heads) if isinstance(heads, list | tuple | range) else [heads]
+            most = self.calls[numbers[0]].query.shape[1] - 1 if numbers else 0
+            chosen = [check_count(head, 0, "a head of view()", most=most) for head in every]
+            found = (of_heads(one, chosen) if isinstance(one, Layer) else one for one in found)
+        return Framed(paged.page(found, title), check_count(height, 1, "height"))
+
+    def _one(self, layer: int | str) -> AttentionCall:
+        """The one call that a number or a name means."""
+        found = self[layer]
+        if isinstance(found, AttentionCall):
+            return found
+        if len(found) != 1:
+            most = len(self.calls) - 1
+            raise ClearheadError(f"{layer!r} fits {len(found)} calls; pass the number of one, 0 to {most}.")
+        return found[0]
+
     def plot(
         self,
         layer: int | str,
@@ -345,12 +385,7 @@ class Recording(Calls[AttentionCall]):
         Returns the axes, an array of them where there are several. Raises a `ClearheadError` for heads that are not
         there, and words that do not fit.
         """
-        found = self[layer]
-        if not isinstance(found, AttentionCall):
-            if len(found) != 1:
-                raise ClearheadError(f"{layer!r} fits {len(found)} calls; pass the number of one.")
-            found = found[0]
-        return plotted(found, heads, sequence, (tokens, source_tokens), Style(title, cmap, scale))
+        return plotted(self._one(layer), heads, sequence, (tokens, source_tokens), Style(title, cmap, scale))
 
     def _repr_html_(self) -> str:
         """The calls as a table, for notebooks: the first 40."""

@@ -41,6 +41,8 @@ def described(layer: Layer, texts: tuple[int, int], steps: tuple[int, int], bloc
         put("weight", [blocks.one(plain(layer.weight, "float64"))])
     if layer.bias is not None:
         _describe_bias(layer.bias, put, blocks)
+    if layer.values is not None:
+        put("values", [blocks.one(rounded(row)) for row in layer.values])
     put("holes", [_tiles(tiles, blocks) for tiles in layer.holes])
     for number, head in enumerate(heads):
         head |= _operands(layer, number, blocks) | _rows(layer, number, blocks)
@@ -59,6 +61,7 @@ def described(layer: Layer, texts: tuple[int, int], steps: tuple[int, int], bloc
         "queries": queries,
         "keys": keys,
         "position": layer.position,
+        "answer": layer.answer,
         "phi": None if layer.scores is not None else layer.phi,
         "features": layer.query.shape[2],
         "scale": float(layer.scale),
@@ -94,7 +97,7 @@ def _packed(operand: Array, steps: Array | None) -> list[bytes]:
 def _rows(layer: Layer, number: int, blocks: Blocks) -> dict[str, int]:
     """What is said of each query and key; nothing where the page computes it at once."""
     queries, keys = layer.shape
-    if layer.even and queries * keys * max(layer.query.shape[2], 1) * COST[layer.phi] <= AT_ONCE:
+    if layer.alone and queries * keys * max(layer.query.shape[2], 1) * COST[layer.phi] <= AT_ONCE:
         return {}
     found = {
         "logsumexp": plain(layer.logsumexp[number], layer.logsumexp.dtype.name),

@@ -89,7 +89,7 @@ def layer_from_call(
         key_tokens=columns.labels(key_tokens),
         sinks=None if problem.sinks is None else array(problem.sinks.double()),
         position=None if offset is None else _among(columns, offset + int(rows.places[0])),
-        even=rows.even and columns.even,
+        alone=found.alone,
     )
     return with_steps(pyramid_of(thumbnail_of(layer, found.peaks), found.cells))
 

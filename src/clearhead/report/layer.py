@@ -141,11 +141,14 @@ class Layer:
         scores: (H, Lq, Lk) float32, in place of scale, softcap and the sum, of a score that has no φ; D is 0 then.
         holes: of each head, or one for all, the pairs inside the spans that are not allowed, bool; None for none.
         position: where query 0 stands among the keys, or None where that is not known.
-        even: whether the positions that are shown follow each other, so that the page can count distances.
+        alone: whether log-sum-exps, entropies and distances follow from what is shown: not where words see padding, or
+            padding stands between words.
         label, role: such as `"L3"`, and `"encoder"`, `"decoder"`, `"cross"`, or `"self"` where there is one stack.
         numbers: each head's own number, where some are left out; None for 0, 1, ….
         measures: of each head, by measure, (value, that of uniform attention, the key that is meant or None).
         pyramid: the weights from afar, where a side is long.
+        values: (H, Lk), the length ‖v_j‖ of each key's value vector, where values were kept.
+        answer: the first query that a model has generated, or None.
 
     Raises:
         ValueError: if a shape does not fit the others. The message names the field.
@@ -177,12 +180,14 @@ class Layer:
     scores: Array | None = None
     holes: tuple[Tiles | None, ...] = ()
     position: int | None = None
-    even: bool = True
+    alone: bool = True
     label: str = ""
     role: str = "self"
     numbers: tuple[int, ...] | None = None
     measures: tuple[Measures, ...] | None = None
     pyramid: Pyramid | None = None
+    values: Array | None = None
+    answer: int | None = None
 
     def __post_init__(self) -> None:
         for field, value, among in (("kind", self.kind, KINDS), ("role", self.role, ROLES), ("phi", self.phi, PHIS)):
@@ -212,6 +217,7 @@ class Layer:
         self._check("entropy", self.entropy, (heads,), queries)
         self._check("received", self.received, (heads,), keys)
         self._check("sinks", self.sinks, (heads,))
+        self._check("values", self.values, (heads,), keys)
         self._check("distance", self.distance, (heads,), queries)
         if self.bias is not None:
             self._check("bias.relative", self.bias.relative, one_or_all, queries + keys - 1)

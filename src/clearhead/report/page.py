@@ -9,13 +9,15 @@ text. See `front/` for the program, one concern a file; they are joined here, in
 list of these is one array in several parts. `front/data.js` reads them: `new Run(source)`, of a page or of messages.
 
 `meta`:
-  title; texts: lists of tokens; steps: lists of {name, formula, code};
+  title; texts: lists of tokens; originals: {text: {token: spelling}} of words that the tokenizer does not know;
+  steps: lists of {name, formula, code};
   measures: [{name, says, formula, range, does}], those that some head has;
   distinctive: {layer, head, sentence, measure, nearUniform}, layer and head by their places in this page, or null;
   leftOut: [{name, reason}], calls that are not shown;
-  layers: [{name, label, kind, role, queryText, keyText, queries, keys, position, phi, features, scale, softcap, error,
-    why, whyBlind, thumbnail, shared, heads}].
-    position: where query 0 stands among the keys, or null. phi: null where scores are given.
+  layers: [{name, label, kind, role, queryText, keyText, queries, keys, position, answer, phi, features, scale, softcap,
+    error, why, whyBlind, thumbnail, shared, heads}].
+    position: where query 0 stands among the keys, or null. answer: the first query that the model generated, or null.
+    phi: null where scores are given.
     thumbnail: {block, rows, columns}: where the bytes of all heads stand, each rows × columns: see `codes.py`.
     heads: [{number, query, key, scores, start, …, sink, mean, measures, pyramid}], and shared: the same of all heads.
 
@@ -25,6 +27,7 @@ A head, beside what is for `layers`:
     would receive of uniform attention under the same mask;
   relative (queries + keys − 1), dense {rows, columns, values}, tiles {side, places, values}: what is added to scores;
   holes {side, places, values}: bits, 1 for what the spans do not hide, but the mask does;
+  values (keys): the length of each value vector, where values were kept;
   logsumexp, entropy, received, distance: not there where `rowsOf` in `weights.js` computes them at once;
   sink: the score of the sink; mean: {entropy, sink, sinkKey, distance, sinkShare} over the queries that see something;
   measures: [[value, of uniform attention, key], …] in the order of meta.measures, 0 where there is none;
@@ -114,6 +117,7 @@ class Page:
     def __init__(self, title: str) -> None:
         self.title = title
         self.distinctive: Mapping[str, Any] | None = None
+        self._originals: dict[int, Mapping[int, str]] = {}
         self._blocks, self._texts, self._steps = Blocks(), _Once(), _Once()
         self._layers: list[dict[str, Any]] = []
         self._measures: list[Sequence[Measures]] = []
@@ -133,6 +137,10 @@ class Page:
         meta["label"] = next(label for label in labels if label not in taken)
         self._layers.append(meta)
         self._measures.append(layer.measures or [{}] * layer.heads)
+
+    def spell(self, tokens: Sequence[str], originals: Mapping[int, str]) -> None:
+        """How the tokens of a text that the tokenizer does not know were spelled, by their places."""
+        self._originals[self._texts.add([str(token) for token in tokens])] = originals
 
     @property
     def shown(self) -> list[tuple[str, list[int]]]:
@@ -182,6 +190,7 @@ class Page:
         return {
             "title": self.title,
             "texts": self._texts.all,
+            "originals": self._originals,
             "steps": self._steps.all,
             "measures": [{name: getattr(measure, name) for name in about} for measure in known],
             "distinctive": self.distinctive,

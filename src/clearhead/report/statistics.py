@@ -38,6 +38,7 @@ class Statistics(NamedTuple):
     distance: Array | None
     peaks: Array
     cells: tuple[Array, Array] | None  # of a long head, (H, rows, columns): the largest, and the mean
+    alone: bool  # see `Layer`
 
 
 def lazy(problem: Problem) -> Weights:
@@ -63,10 +64,12 @@ def statistics(problem: Problem, rows: Shown, columns: Shown, placed: bool) -> S
     if problem.sinks is not None:
         sinks = array(problem.sinks.double())[:, None]
         logsumexp = np.where(lse == -np.inf, lse, np.logaddexp(lse.astype(np.float64), sinks))
-    peaks = more[-1] * _share(lse, logsumexp) if every else _peaks(problem, rows, columns, logsumexp)
-    long = cells_of(len(rows.places), len(columns.places)) is not None
-    cells = _cells(problem, rows, columns, logsumexp) if long else None
-    return Statistics(logsumexp, entropy, received, more[0] if placed else None, peaks, cells)
+    if every:
+        peaks, alone = more[-1] * _share(lse, logsumexp), True
+    else:
+        peaks, alone = _peaks(problem, rows, columns, logsumexp)
+    cells = _cells(problem, rows, columns) if alone else None
+    return Statistics(logsumexp, entropy, received, more[0] if placed else None, peaks, cells, alone)
 
 
 def cells_of(queries: int, keys: int) -> tuple[int, int] | None:
@@ -84,29 +87,31 @@ def _shown(problem: Problem, rows: Shown, columns: Shown) -> Problem:
     return cut(problem, Region(queries=queries, keys=keys))
 
 
-def _peaks(problem: Problem, rows: Shown, columns: Shown, logsumexp: Array) -> Array:
+def _peaks(problem: Problem, rows: Shown, columns: Shown, logsumexp: Array) -> tuple[Array, bool]:
     """The largest weight of each shown query in each column of cells, where some positions are not shown.
 
-    The weights of a part are the call's times exp(the call's log-sum-exp − its own).
+    And whether the shown part has the call's log-sum-exps, so that no word sees padding. The weights of a part are the
+    call's times exp(the call's log-sum-exp − its own).
     """
     count = len(rows.places)
     if not (rows.even and columns.even):
-        return array(lazy(problem).reduce(Cells(rows, columns, (count, THUMBNAIL)))[0][0])
-    own, peaks = lazy(_shown(problem, rows, columns)).reduce(LogSumExp(), Pool((count, THUMBNAIL)))
-    return array(peaks[0]) * _share(array(own[0]), rows.of(logsumexp, 1))
+        return array(lazy(problem).reduce(Cells(rows, columns, (count, THUMBNAIL)))[0][0]), False
+    found = lazy(_shown(problem, rows, columns)).reduce(LogSumExp(), Pool((count, THUMBNAIL)))
+    own, peaks = (array(each[0]) for each in found)
+    whole = rows.of(logsumexp, 1)
+    return peaks * _share(own, whole), bool(np.allclose(own, whole, rtol=1e-6, atol=1e-5, equal_nan=True))
 
 
-def _cells(problem: Problem, rows: Shown, columns: Shown, logsumexp: Array) -> tuple[Array, Array] | None:
-    """The largest and the mean weight of each cell; None where words see padding, or padding stands between words."""
-    if not (rows.even and columns.even):
+def _cells(problem: Problem, rows: Shown, columns: Shown) -> tuple[Array, Array] | None:
+    """The largest and the mean weight of each cell of a long head, where what is shown stands alone."""
+    queries, keys = len(rows.places), len(columns.places)
+    cell = cells_of(queries, keys)
+    if cell is None:
         return None
     part = problem if rows.all and columns.all else _shown(problem, rows, columns)
-    queries, keys = len(rows.places), len(columns.places)
-    per_row, per_column = cells_of(queries, keys) or (1, 1)
-    size = -(-queries // per_row), -(-keys // per_column)
-    own, largest, mean = (array(t[0]) for t in lazy(part).reduce(LogSumExp(), Pool(size), Pool(size, "mean")))
-    same = np.allclose(own, rows.of(logsumexp, 1), rtol=1e-5, atol=1e-5, equal_nan=True)
-    return (largest, mean) if same else None
+    size = -(-queries // cell[0]), -(-keys // cell[1])
+    largest, mean = (array(found[0]) for found in lazy(part).reduce(Pool(size), Pool(size, "mean")))
+    return largest, mean
 
 
 def _share(own: Array, whole: Array) -> Array:

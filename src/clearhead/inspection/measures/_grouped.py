@@ -49,7 +49,7 @@ def grouped(problem: Problem, pairs: Pairs) -> Grouped | None:
     edges = edges if pairs.within is None else intersection(edges, pairs.within, length)
     batch = max(len(pairs.asked), len(pairs.held))
     asked, held = (tokens.expand(batch, -1) for tokens in pairs[:2])
-    numbers = torch.cat([asked, held], -1).unique(return_inverse=True)[1]
+    numbers = torch.unique(torch.cat([asked, held], -1), return_inverse=True)[1]
     asked, held = numbers[:, : asked.shape[1]], numbers[:, asked.shape[1] :]
     by_query, by_key = asked.argsort(dim=-1, stable=True), held.argsort(dim=-1, stable=True)
     keys = held.gather(-1, by_key) * (length + 1) + by_key  # ascending: by token, then by place

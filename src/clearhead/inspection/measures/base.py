@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from clearhead.inspection.measures.subject import Subject
 
 
-
 class Found(NamedTuple):
     """A measure of each head of a call, float64 (H,) on the CPU; NaN where no query counts.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cached_property
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
@@ -110,5 +109,6 @@ class Subject:
         sinks = self.problem.sinks
         if sinks is None:
             return self.own.moved
-        above = sinks.to(self.own.log_sum_exp)[:, None] - self.own.log_sum_exp
-        return self.own.moved * torch.exp(-F.softplus(above))
+        rows = self.own.log_sum_exp
+        above = (sinks.to(rows)[:, None] - rows).masked_fill(rows == -torch.inf, 0.0)  # a query that sees nothing
+        return self.own.moved * torch.sigmoid(-above)

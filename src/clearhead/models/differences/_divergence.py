@@ -17,6 +17,7 @@ from clearhead.problem.record import now
 from clearhead.problem.region import Region, host_part
 
 EVERY = slice(None)
+CACHED = 2**15 - 1  # weights at once in float64, which stay in the cache
 
 
 @torch.no_grad()
@@ -33,18 +34,42 @@ def divergences(mine: AttentionCall, theirs: AttentionCall, places: Places) -> T
     for side in sides:
         side.weights.logsumexp()  # which they remember: a part needs no row
     batch, heads, queries, _ = sides[0].sizes.shape
+    equal = places is None and _equal(*problems)
+    sees = _seeing(problems[0]) if equal else None
     found = torch.full((batch, heads, queries), torch.nan, dtype=torch.float64, device="cpu")
     rows = max(1, BLOCK // max(heads * max(p.sizes.keys for p in problems), 1))
     for b in range(batch):
         for row in range(0, queries, rows):
             at = slice(b, b + 1), EVERY, slice(row, min(row + rows, queries))
             keys = EVERY if places is not None else _hull(problems, *at)
-            masks = [_kept(p, places_of, *at, keys).cpu() for p, places_of in zip(problems, of, strict=True)]
-            _check_masks(mine.name, masks, b, row, places)
+            if not equal:
+                masks = [_kept(p, places_of, *at, keys).cpu() for p, places_of in zip(problems, of, strict=True)]
+                _check_masks(mine.name, masks, b, row, places)
             p, q = (side.part(*at, keys).cpu() for side in sides)
-            sees = (masks[0].any(-1) & masks[1].any(-1)).expand(p.shape[:3])
-            found[at] = torch.where(sees, jensen_shannon(p, q, rest), torch.nan)
-    return found
+            found[at] = jensen_shannon(p, q, rest)
+            if not equal:
+                found[at].masked_fill_(~masks[0].any(-1), torch.nan)
+    return found if sees is None else found.masked_fill_(~sees.cpu(), torch.nan)
+
+
+def _equal(one: Problem, other: Problem) -> bool:
+    """Whether both masks are the same intervals; others are compared pair by pair."""
+    a, b = one.spans, other.spans
+    if a is None or b is None:
+        return a is b
+    if a.residual is not None or b.residual is not None:
+        return False
+    return all(
+        x.shape == y.shape and torch.equal(x.cpu(), y.cpu()) for x, y in zip(a.intervals(), b.intervals(), strict=True)
+    )
+
+
+def _seeing(problem: Problem) -> Tensor | None:
+    """Which queries see a key, bool (B or 1, H or 1, Lq or 1), of a mask of intervals; None where all do."""
+    if problem.spans is None:
+        return None
+    start, stop = problem.spans.intervals()
+    return (stop > start).any(-1)
 
 
 def jensen_shannon(p: Tensor, q: Tensor, rest: bool) -> Tensor:
@@ -52,24 +77,29 @@ def jensen_shannon(p: Tensor, q: Tensor, rest: bool) -> Tensor:
 
     `rest`: what p and q lack to 1, a sink's share or that of positions that are not compared, is one key more.
     """
-    found = _terms(p, q).sum(-1).double()
-    if rest:
-        lacking = ((1 - t.sum(-1, dtype=torch.float64)).clamp(min=0.0) for t in (p, q))
-        found = found + _terms(*lacking)
+    rows = max(1, CACHED // max(p.shape[-1], 1))
+    found = torch.zeros(p.shape[:-1], dtype=torch.float64, device=p.device)
+    mine, theirs, out = p.flatten(0, -2), q.flatten(0, -2), found.view(-1)
+    for row in range(0, len(out), rows):
+        some = slice(row, row + rows)
+        out[some] = _of_rows(mine[some].double(), theirs[some].double(), rest)
     return found
 
 
-def _terms(p: Tensor, q: Tensor) -> Tensor:
-    """½ (p log p/m + q log q/m) = ½ m g(d), d = (p − q) / (p + q), g = (1 + d) log(1 + d) + (1 − d) log(1 − d).
+def _of_rows(p: Tensor, q: Tensor, rest: bool) -> Tensor:
+    found = _terms(p, q).sum(-1)
+    if rest:
+        found = found + _terms(*((1 - t.sum(-1)).clamp(min=0.0) for t in (p, q)))
+    return found.div(2).clamp(min=0.0)
 
-    g = 2 d atanh d + log(1 − d²) is about d² where d is small: so nearly equal weights keep their digits.
-    """
-    total = p + q
-    limits = torch.finfo(total.dtype)
-    # d = ±1, where one of the two is 0, is the number before it: atanh and the logarithm would be infinite
-    apart = (p - q).div_(total.clamp(min=limits.tiny)).clamp_(limits.eps / 2 - 1, 1 - limits.eps / 2)
-    each = apart.atanh().mul_(apart).mul_(2.0).add_(apart.square_().neg_().log1p_())
-    return each.clamp_(min=0.0).mul_(total).mul_(0.25)
+
+def _terms(p: Tensor, q: Tensor) -> Tensor:
+    """p log p/m + q log q/m, where p/m = 1 + d, d = (p − q) / (p + q): nearly equal weights keep their digits."""
+    limits = torch.finfo(p.dtype)
+    # d = ±1, where one of the two is 0, is the number before it: its logarithm would be infinite
+    apart = (p - q).div_((p + q).clamp_(min=limits.tiny)).clamp_(limits.eps / 2 - 1, 1 - limits.eps / 2)
+    first = apart.log1p().mul_(p)
+    return first.add_(apart.neg_().log1p_().mul_(q))
 
 
 def _both_look(calls: tuple[AttentionCall, ...], of: tuple[Tensor | None, ...]) -> list[Tensor | None]:
@@ -112,9 +142,7 @@ def _hull(problems: list[Problem], batch: slice, heads: slice, queries: slice) -
     return slice(min(lows), max(min(lows), *highs))
 
 
-def _kept(
-    problem: Problem, places: Tensor | None, batch: slice, heads: slice, queries: slice, keys: slice
-) -> Tensor:
+def _kept(problem: Problem, places: Tensor | None, batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
     """Which pairs the mask allows, of those that are compared: bool (1, H or 1, rows, keys)."""
     sizes, rows = problem.sizes, queries
     if places is not None:

@@ -30,20 +30,20 @@ function meetingOf(prose, index, over) {
   return { x: x - over.left, top: top - over.top, bottom: bottom - over.top, off };
 }
 
-/** The path of an arc, and where its label stands: at the end that is not the chosen token. */
+/** The path of an arc, and where its label may stand: above or below the end that is not the chosen token. */
 function arcBetween(from, to, labelled) {
   const other = labelled === from ? to : from;
   if (Math.abs(from.top - to.top) < 6) {
     const rise = Math.min(24, 9 + 0.06 * Math.abs(from.x - to.x));
     const path = `M${from.x} ${from.top}C${from.x} ${from.top - rise} ${to.x} ${to.top - rise} ${to.x} ${to.top}`;
-    return { path, x: labelled.x, y: labelled.top - 4 };
+    return { path, x: labelled.x, y: [labelled.top - 4, labelled.bottom + 11] };
   }
   const down = to.top > from.top;
   const [y1, y2] = down ? [from.bottom, to.top] : [from.top, to.bottom];
   const bend = Math.max(12, Math.abs(y2 - y1) / 2) * (down ? 1 : -1);
   const path = `M${from.x} ${y1}C${from.x} ${y1 + bend} ${to.x} ${y2 - bend} ${to.x} ${y2}`;
-  const above = labelled.top > other.top;
-  return { path, x: labelled.x, y: above ? labelled.top - 4 : labelled.bottom + 11 };
+  const sides = [labelled.top - 4, labelled.bottom + 11];
+  return { path, x: labelled.x, y: labelled.top > other.top ? sides : sides.reverse() };
 }
 
 /** Draws arcs on `svg`, which lies over the texts. `pairs`: [weight, query, key]; `view`: which end is chosen. */
@@ -51,10 +51,12 @@ function drawArcs(svg, pairs, view, proseOf) {
   const over = svg.getBoundingClientRect();
   const taken = []; // places of labels
   svg.replaceChildren();
-  const labels = pairs.map(([weight, i, j]) => {
+  const labels = pairs.map(([weight, i, j], number) => {
     const from = meetingOf(proseOf("query"), i, over);
     const to = meetingOf(proseOf("key"), j, over);
     const end = view === "out" ? to : from;
+    if (from.off && to.off) return "";
+    if (end.off) end.x += (number - (pairs.length - 1) / 2) * 52; // ends out of sight stand side by side
     if (i === j && from.top === to.top) {
       from.x -= 5;
       to.x += 5;
@@ -63,10 +65,11 @@ function drawArcs(svg, pairs, view, proseOf) {
     svg.append(draw("path", { d: path, "stroke-width": (1.2 + 4 * weight).toFixed(2) }),
       draw("circle", { cx: to.x, cy: path.endsWith(` ${to.top}`) ? to.top : to.bottom, r: 2.6 }));
     const wide = Math.max(22, Math.min(over.width - 22, x));
-    let high = Math.max(10, Math.min(over.height - 3, y));
-    while (taken.some(([a, b]) => Math.abs(a - wide) < 40 && Math.abs(b - high) < 11)) high += 11;
+    const rows = [...y, y[0] - 11, y[1] + 11].map((row) => Math.max(10, Math.min(over.height - 3, row)));
+    const free = (row) => !taken.some(([a, b]) => Math.abs(a - wide) < 40 && Math.abs(b - row) < 11);
+    const high = rows.find(free) ?? rows[0];
     taken.push([wide, high]);
     return draw("text", { x: wide, y: high }, `${end.off}${percent(weight)}`);
   });
-  svg.append(...labels);
+  svg.append(...labels.filter(Boolean));
 }

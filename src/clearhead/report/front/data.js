@@ -77,8 +77,8 @@ const messageSource = (meta, buffers) => ({ meta, block: async (number) => buffe
 /** What a page shows. `source`: its `meta`, and `block(number)`, the promise of an ArrayBuffer. */
 class Run {
   constructor(source) {
-    const { title, texts, steps, measures, distinctive, leftOut } = source.meta;
-    Object.assign(this, { title, texts, steps, measures, distinctive, leftOut });
+    const { title, texts, originals, steps, measures, distinctive, leftOut } = source.meta;
+    Object.assign(this, { title, texts, originals, steps, measures, distinctive, leftOut });
     this.first = distinctive ?? { layer: 0, head: 0 };
     this.layers = source.meta.layers.map((layer) => ({
       ...layer,
@@ -139,7 +139,7 @@ async function readHead(run, layer, headIndex) {
   const parts = { ...layer.shared, ...layer.heads[headIndex] };
   const { queries, keys, features, phi, scale, softcap, position, kind } = layer;
   const arrays = ["query", "key", "weight", "scores", "start", "stop", "counts", "expected", "relative",
-    "logsumexp", "entropy", "received", "distance"];
+    "logsumexp", "entropy", "received", "distance", "values"];
   const found = await Promise.all(arrays.map((name) => run.joined(parts[name])));
   const head = { layer, number: parts.number, queries, keys, features, phi, scale, softcap, position, kind };
   head.sink = parts.sink ?? null;

@@ -43,8 +43,8 @@ class Find {
       event.preventDefault();
       event.stopPropagation();
     });
-    page.host.addEventListener("keydown", (event) => {
-      const typing = event.composedPath()[0].closest?.("input:not([type=radio]), textarea, select");
+    page.root.addEventListener("keydown", (event) => {
+      const typing = event.target.closest("input:not([type=radio]), textarea, select, dialog");
       if (event.key !== "/" || typing || event.ctrlKey || event.metaKey || event.altKey) return;
       event.preventDefault();
       this.open();

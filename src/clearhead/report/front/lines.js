@@ -23,6 +23,16 @@ function strongestOf(head, i) {
 const rowsIn = (count, top, height) =>
   [Math.max(0, Math.floor(top / ROW) - 1), Math.min(count, Math.ceil((top + height) / ROW) + 1)];
 
+const measuring = document.createElement("canvas").getContext("2d");
+
+/** A label cut so that it is at most `room` pixels wide in bold. */
+function fitted(label, room) {
+  measuring.font = "700 12px system-ui, sans-serif";
+  let text = shortened(label, 24);
+  while (text.length > 2 && measuring.measureText(text).width > room) text = shortened(text, Array.from(text).length - 1);
+  return text;
+}
+
 class LinesPane {
   constructor(page) {
     this.page = page;
@@ -54,7 +64,8 @@ class LinesPane {
     this.count.value = lines;
     const { head, names, layer } = shown;
     this.alone = null;
-    this.room = 52 + 7.2 * Math.min(24, Math.max(...names.map(longestLabel)));
+    const longest = Math.max(...names.map((words) => words.reduce((most, { label }) => Math.max(most, label.length), 0)));
+    this.room = 58 + 7.2 * Math.min(24, longest);
     const rows = Math.max(head.queries, head.keys);
     const scrolls = rows > WHOLE_COLUMN;
     this.box.classList.toggle("scrolls", scrolls);
@@ -113,16 +124,16 @@ class LinesPane {
     drawn.sort((a, b) => a.own - b.own || a.weight - b.weight);
     const parts = drawn.map(({ i, j, weight, own }) => draw("path", {
       class: own ? "own" : "",
+      "data-pair": `${i}/${j}`,
       d: this.path(column + 6, yOf(i), width - column - 6, yOf(j)),
       "stroke-width": ((own ? 1.5 : 0.5) + 4.5 * weight).toFixed(2),
       "stroke-opacity": own ? 1 : (0.25 + 0.75 * Math.sqrt(weight)).toFixed(2),
     }));
-    const signs = Math.floor((column - 34) / 6.6);
     const side = (words, [first, past], name) => {
       for (let index = first; index < past; index++) {
         const chosen = index === (name === "i" ? one.i : one.j);
         const other = (name === "i") === (one.i === null) && share.has(index);
-        const label = shortened(words[index].label, signs);
+        const label = fitted(words[index].label, column - 50);
         const weight = other ? percent(share.get(index)) : "";
         const x = name === "i" ? column : width - column;
         const text = draw("text", { x, y: yOf(index) + 4, class: `${name}${chosen ? " chosen" : other ? " end" : ""}` });
@@ -140,7 +151,6 @@ class LinesPane {
       draw("text", { x: column, y: 11, class: "i title" }, "queries look"),
       draw("text", { x: width - column, y: 11, class: "j title" }, "at keys"));
     svg.replaceChildren(...parts);
-    box.dataset.drawn = drawn.length;
   }
 
   isolated(label) {
@@ -171,9 +181,12 @@ class LinesPane {
       page.hover(found && { i: found.i ?? null, j: found.j ?? null });
     });
     svg.addEventListener("pointerleave", () => page.hover(null));
-    svg.addEventListener("click", (event) => {
+    // the picture may be drawn anew while a button is down, so that no click comes
+    let down = null;
+    svg.addEventListener("pointerdown", (event) => { down = event.button === 0 ? at(event) : null; });
+    svg.addEventListener("pointerup", (event) => {
       const found = at(event);
-      if (!found) return;
+      if (!found || !down || found.i !== down.i || found.j !== down.j) return;
       const view = found.i === undefined ? "in" : "out";
       page.choose({ view, token: found.i ?? found.j, pair: null });
     });

@@ -10,6 +10,7 @@ const PANES = [
  * `state()`: a copy of what is chosen. `weights(layer, head, query)`: the promise of one row, as an
  * array of numbers. `operands(layer, head)`: the promise of its query and its key. `why(layer, head, query, key)`: the
  * promise of the steps of one weight, as [name, formula, number]. `look()`: the weights of the chosen token as shown.
+ * `text()`: what the text is shaded by: the mean weight of each token, what uniform attention gives, the strongest pairs.
  * `map()`: the map's geometry and its pooled weights. `compare()`: the divergences of the heads that are compared.
  * On the report's element, `data-overview` and `data-map` turn "drawn", `data-shown` names what the
  * panes show as layer/head/view/token/pair; `data-problem` of the root element is "yes" after an error.
@@ -31,6 +32,10 @@ function offerHooks(page) {
       [...whyOf(await open(layer, head), i, page.run).values()].filter((step) => step.made)
         .map((step) => [step.name, step.formula, numberAt(step, j).value]),
     look: () => Array.from(page.shown.look.weights),
+    text: () => {
+      const { weights, fair, strongest, tokens } = pane(TextPane).shading;
+      return { weights: Array.from(weights), fair: Array.from(fair), strongest, tokens };
+    },
     map: () => pane(MapPane).geometry,
     compare: () => pane(ComparePane).numbers,
   });
@@ -56,6 +61,12 @@ function begin() {
   for (const event of ["popstate", "hashchange"]) {
     window.addEventListener(event, () => window.location.hash !== page.view.address && page.go(window.location.hash));
   }
+  // A key pressed where nothing has the focus is the report's.
+  document.addEventListener("keydown", (event) => {
+    if (event.target !== document.body) return;
+    const taken = !page.root.querySelector("main").dispatchEvent(new KeyboardEvent("keydown", event));
+    if (taken) event.preventDefault();
+  });
   page.go(window.location.hash);
 }
 

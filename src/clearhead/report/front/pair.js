@@ -14,6 +14,15 @@ function placeOf(look, other) {
     `${look.view === "out" ? "" : " lookers"}, ${ratio} uniform`;
 }
 
+/** What a pair moves: the length of the weighted value, and its share of all that the query moves (Kobayashi et al. 2020). */
+function movesOf(head, i, j) {
+  const moved = Float64Array.from(head.values, (length, key) => weightOf(head, i, key) * length);
+  const all = moved.reduce((sum, one) => sum + one, 0);
+  const rank = 1 + moved.reduce((above, one) => above + (one > moved[j] ? 1 : 0), 0);
+  return `moves the output by ‖weight · value‖ = ${moved[j].toPrecision(3)}, ` +
+    `${percent(all > 0 ? moved[j] / all : 0)} of all such lengths of this query, rank ${rank}`;
+}
+
 class PairPane {
   constructor(page) {
     this.page = page;
@@ -59,6 +68,9 @@ class PairPane {
     const weight = mayLook(look.head, i, j) ? percent(look.weights[pair]) : "masked";
     title.textContent = `“${nameOf(names[0], i)}” → “${nameOf(names[1], j)}” ${weight}`;
     place.textContent = placeOf(look, pair);
+    const moves = this.page.find("pair-moves");
+    moves.hidden = look.head.values === null;
+    if (!moves.hidden) moves.textContent = movesOf(look.head, i, j);
   }
 
   /** While a pair is pointed at, its name, its weight and its place; not its steps. */

@@ -46,6 +46,7 @@ class Prose {
       requestAnimationFrame(() => {
         asked = false;
         this.look();
+        this.moved();
       });
     });
   }
@@ -111,26 +112,24 @@ class Prose {
 
   /** Puts on the page what is in sight, a screen before and after it, and where the focus may go; the rest leaves it. */
   look() {
-    if (this.windowed) {
-      const { scrollTop, clientHeight } = this.element;
-      const measured = this.chunks.filter(({ filled, height }) => filled || height);
-      const heights = measured.reduce((sum, { box }) => sum + box.offsetHeight, 0);
-      const tokens = measured.reduce((sum, { from, to }) => sum + to - from, 0);
-      const each = tokens ? heights / tokens : 2;
-      for (const { filled, height, box, from, to } of this.chunks) {
-        if (!filled && !height) box.style.height = `${Math.round(each * (to - from))}px`;
-      }
-      const places = this.chunks.map(({ box }) => [box.offsetTop, box.offsetHeight]);
-      const focus = this.chunkOf(this.at);
-      this.chunks.forEach((chunk, number) => {
-        const [top, height] = places[number];
-        const near = top < scrollTop + 2 * clientHeight && top + height > scrollTop - clientHeight;
-        const far = top > scrollTop + 3 * clientHeight || top + height < scrollTop - 2 * clientHeight;
-        if (near || chunk === focus) this.fill(chunk);
-        else if (far) this.empty(chunk);
-      });
+    if (!this.windowed) return;
+    const { scrollTop, clientHeight } = this.element;
+    const measured = this.chunks.filter(({ filled, height }) => filled || height);
+    const heights = measured.reduce((sum, { box }) => sum + box.offsetHeight, 0);
+    const tokens = measured.reduce((sum, { from, to }) => sum + to - from, 0);
+    const each = tokens ? heights / tokens : 2;
+    for (const { filled, height, box, from, to } of this.chunks) {
+      if (!filled && !height) box.style.height = `${Math.round(each * (to - from))}px`;
     }
-    this.moved();
+    const places = this.chunks.map(({ box }) => [box.offsetTop, box.offsetHeight]);
+    const focus = this.chunkOf(this.at);
+    this.chunks.forEach((chunk, number) => {
+      const [top, height] = places[number];
+      const near = top < scrollTop + 2 * clientHeight && top + height > scrollTop - clientHeight;
+      const far = top > scrollTop + 3 * clientHeight || top + height < scrollTop - 2 * clientHeight;
+      if (near || chunk === focus) this.fill(chunk);
+      else if (far) this.empty(chunk);
+    });
   }
 
   /** Heights are of another width now. */

@@ -1,6 +1,6 @@
 // ---- A strip beside a long text: where in it the weight is, and which part of it is in sight.
 
-const STRIP = 14; // CSS pixels wide
+const STRIP_WIDE = 14; // CSS pixels wide
 
 class Strip {
   constructor(prose) {
@@ -45,7 +45,7 @@ class Strip {
     if (canvas.hidden) return;
     const ratio = window.devicePixelRatio || 1;
     canvas.style.height = `${element.clientHeight}px`;
-    canvas.width = Math.round(STRIP * ratio);
+    canvas.width = Math.round(STRIP_WIDE * ratio);
     canvas.height = Math.round(element.clientHeight * ratio);
     const { width, height } = canvas;
     const pen = canvas.getContext("2d");

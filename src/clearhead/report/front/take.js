@@ -48,7 +48,7 @@ function listenTo(listing, pane) {
     page.hover(over === null ? null : pane.previewed(listing, over));
     if (event.pointerType !== "touch" && over !== null && over !== listing.over) pane.rest(listing, over);
     listing.over = over;
-    if (over !== null) prose.spans[over].title = tokenTitle(page, listing, pane, over);
+    if (over !== null) prose.spans[over].title = spokenOf(page, listing, pane, over);
   });
   element.addEventListener("pointerup", () => {
     if (to === null) return;
@@ -88,7 +88,7 @@ function listenTo(listing, pane) {
 }
 
 /** What a token under the pointer is said to be: the weight of its pair, and how it was spelled. */
-function tokenTitle(page, listing, pane, index) {
+function spokenOf(page, listing, pane, index) {
   const { head, names } = page.shown;
   const { i, j } = pane.previewed(listing, index);
   const original = listing.prose.originals[index];

@@ -41,7 +41,7 @@ class TextPane {
       if (!single) box.append(make("h3", "", title));
       listing.prose = new Prose(page.texts[text], title, (span, index) => this.dress(listing, span, index), {
         answer: side === "key" ? null : layer.answer ?? null,
-        originals: page.run.source.meta.originals?.[text] ?? {},
+        originals: page.run.originals?.[text] ?? {},
       });
       listing.strip = new Strip(listing.prose);
       listing.prose.moved = () => this.drawOver();
@@ -112,6 +112,7 @@ class TextPane {
     const { page } = this;
     const { look, pair, layer } = shown;
     this.build(layer);
+    this.hover(page.hovered);
     const tokens = chosenOf(page.view);
     this.chosen = new Set(tokens);
     const { holding } = this;
@@ -122,9 +123,13 @@ class TextPane {
       const inside = prose.element.contains(page.root.activeElement);
       if (prose !== holding.prose) prose.stand(pair ?? 0);
       else if (!inside || !this.chosen.has(prose.at)) prose.stand(look.token);
-      if (prose.windowed) prose.look();
+      prose.look();
     }
-    this.show(look.view, tokens, look);
+    const what = `${page.view.layer} ${page.view.head} ${look.view} ${tokens.join()}`;
+    const same = this.previewing && what === this.painted; // only the room has changed: what is shown in passing stays
+    this.painted = what;
+    if (same) this.show(this.shading.view, this.shading.tokens, null, true);
+    else this.show(look.view, tokens, look);
     const width = this.arcs.clientWidth;
     if (width !== this.width) for (const { prose } of this.listings) prose.resized();
     this.width = width;
@@ -165,9 +170,9 @@ class TextPane {
       const few = tokens.slice(0, 6).map(nameAt).join(", ");
       notes.push(`Chosen: ${few}${tokens.length > 6 ? ", …" : ""}. Shaded: tokens whose mean weight is above what they ` +
         "would get if each query looked at all it may see alike.");
-    } else if (!out) notes.push("Shaded: tokens that give it more than the equal share of their attention.");
+    } else if (!out) notes.push("Shaded: tokens that give it more than the uniform share of their attention.");
     else if (seen === 0) notes.push("It may look at nothing.");
-    else notes.push(`Shaded: more than the equal share, 1/${seen} = ${percent(1 / seen)}.`);
+    else notes.push(`Shaded: more than the uniform share, 1/${seen} = ${percent(1 / seen)}.`);
     if (page.view.arcs && shading.strongest.length) {
       notes.push(`Arcs, the strongest ${shading.strongest.length}: ${
         shading.strongest.map(([weight, i, j]) => `${pairName(names, i, j)} ${percent(weight)}`).join(", ")}.`);
