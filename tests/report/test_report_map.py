@@ -8,6 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clearhead.report import Layer
+from clearhead.report.codes import map_codes
+from clearhead.report.layer import Pyramid
+
 Make = Callable[..., Any]
 
 MAP = "clearhead.map()"
@@ -21,14 +25,14 @@ def cells_of(page: Any) -> np.ndarray[Any, Any]:
 
 
 def pooled(values: Any, seen: Any, per: tuple[int, int], mean: bool) -> np.ndarray[Any, Any]:
-    """The largest, or the mean, of the allowed pairs of each cell; -1 where there is none."""
+    """The largest, or the mean, of each cell, 0 for pairs that are not allowed; -1 where none is."""
     rows, columns = (range(0, length, step) for length, step in zip(values.shape, per, strict=True))
     cells = []
     for i in rows:
         for j in columns:
             part = (slice(i, i + per[0]), slice(j, j + per[1]))
-            inside = values[part][seen[part]]
-            cells.append(-1 if inside.size == 0 else inside.mean() if mean else inside.max())
+            inside = np.where(seen[part], values[part], 0)
+            cells.append(-1 if not seen[part].any() else inside.mean() if mean else inside.max())
     return np.array(cells).reshape(len(rows), len(columns))
 
 
@@ -350,3 +354,46 @@ def test_without_a_worker_the_page_computes_itself(long: Any, open_report: Make,
     opened.page.locator("#map").focus()
     opened.page.keyboard.press("+")
     drawn(opened)
+
+
+def test_from_afar_the_cells_are_those_that_python_wrote(open_report: Make) -> None:
+    n, per, d = 6000, 6, 8
+    rng = np.random.default_rng(0)
+    query, key = (rng.standard_normal((1, n, d)).astype(np.float32) for _ in "qk")
+    scores = query[0].astype(np.float64) @ key[0].T.astype(np.float64)
+    seen = np.tri(n, dtype=bool)
+    scores[~seen] = -np.inf
+    logsumexp = np.log(np.exp(scores).sum(1))
+    weights = np.exp(scores - logsumexp[:, None])
+    blocks = weights.reshape(n // per, per, n // per, per)
+    largest, mean = blocks.max((1, 3)), blocks.mean((1, 3))
+    allowed = np.tri(n // per, dtype=bool)
+    layer = Layer(
+        name="long", kind="self", query=query, key=key, scale=1.0, softcap=None,
+        start=np.zeros((1, n), np.int32), stop=np.arange(1, n + 1, dtype=np.int32)[None], bias=None,
+        logsumexp=logsumexp[None], entropy=np.ones((1, n)), received=weights.sum(0)[None], distance=None,
+        thumbnail=np.ones((1, 32, 32), np.float32),
+        query_tokens=[f"w{i}" for i in range(n)], key_tokens=[f"w{i}" for i in range(n)],
+        pyramid=Pyramid(map_codes(largest, allowed)[None], map_codes(mean, allowed)[None], per, per),
+    )  # fmt: skip
+    for pool, cells in (("max", largest), ("mean", mean)):
+        opened = open_report([layer], f"#scale=log&pool={pool}&token=3000", viewport={"width": 1280, "height": 1500})
+        shown = opened.page.evaluate(MAP)
+        wide = shown["down"]["per"]
+        assert wide > per  # a cell of the screen overlaps several of the file: all of them count
+        wanted = np.full((shown["down"]["cells"],) * 2, -1.0)
+        for row in range(len(wanted)):
+            for column in range(len(wanted)):
+                over = [
+                    slice(at * wide // per, min(len(cells), -(-min(n, (at + 1) * wide) // per))) for at in (row, column)
+                ]
+                if allowed[tuple(over)].any():
+                    part = cells[tuple(over)]
+                    wanted[row, column] = part.max() if pool == "max" else part.mean()
+        np.testing.assert_allclose(cells_of(opened.page), wanted, rtol=0.004)  # codes are 1/128 of an octave apart
+        if pool == "max":
+            opened.page.locator("#map").focus()
+            for _ in range(4):
+                opened.page.keyboard.press("+")
+            drawn(opened)
+            assert opened.page.evaluate(MAP)["down"]["per"] < per  # exact now

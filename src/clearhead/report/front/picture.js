@@ -1,7 +1,7 @@
 // ---- The picture of a head in tiles: computed from the centre out, kept, and drawn over what is coarser.
 
 const TILE = 256; // cells a side
-const MOST_TILES = 96; // kept: half a megabyte each
+const MOST_TILES = 64; // kept, or twice what is in sight: half a megabyte each
 const SIDE_BY_SIDE = 2; // asked for at a time
 const COLOURING = 8; // ms of a frame
 
@@ -55,6 +55,7 @@ class Picture {
   /** Computes these tiles, in this order, where they are not there yet; what was wanted before is left. */
   want(tiles) {
     this.wanted = tiles.filter(({ name }) => !this.tiles.has(name) && !this.running.has(name));
+    this.most = Math.max(MOST_TILES, 2 * tiles.length);
     const names = new Set(tiles.map(({ name }) => name));
     for (const [name, { id, costly }] of this.running) if (costly && !names.has(name)) this.helper.stop(id);
     while (this.running.size < SIDE_BY_SIDE && this.wanted.length) this.start(this.wanted.shift());
@@ -73,7 +74,7 @@ class Picture {
     this.running.delete(name);
     if (values !== null) {
       this.tiles.set(name, { ...request, values, canvas: null, colours: "" });
-      while (this.tiles.size > MOST_TILES) this.tiles.delete(this.tiles.keys().next().value);
+      while (this.tiles.size > this.most) this.tiles.delete(this.tiles.keys().next().value);
     }
     this.changed();
     if (this.wanted.length && this.running.size < SIDE_BY_SIDE) this.start(this.wanted.shift());

@@ -66,13 +66,12 @@ function slices(most, wanted) {
 
 /**
  * The promise of rows × columns numbers, of `perRow` queries by `perColumn` keys each, from query i and key j on: the
- * largest weight of the pairs that are allowed, or their mean; with `relative` each weight times the number of keys that
- * its query sees. -1 where no pair is allowed, NaN where a weight is none; null when it is not wanted any more.
+ * largest weight of the pairs, or their mean, 0 for those that are not allowed; with `relative` each weight times the
+ * number of keys that its query sees. -1 where no pair is allowed, NaN where a weight is none; null when it is not wanted any more.
  */
 async function tileOf(head, { i, j, rows, columns, perRow, perColumn, mean, relative }, pause) {
   const cells = new Float32Array(rows * columns).fill(-1);
   const sums = mean ? new Float64Array(rows * columns) : null;
-  const seen = mean ? new Int32Array(rows * columns) : null;
   const right = Math.min(head.keys, j + columns * perColumn);
   const weights = new Float64Array(Math.max(0, right - j));
   const counts = countsOf(head);
@@ -90,14 +89,18 @@ async function tileOf(head, { i, j, rows, columns, perRow, perColumn, mean, rela
       const cell = base + (perColumn === 1 ? key : Math.floor(key / perColumn));
       if (mean) {
         sums[cell] += value;
-        seen[cell]++;
+        cells[cell] = 0; // some pair is allowed
       } else if (!(value <= cells[cell]) && cells[cell] === cells[cell]) cells[cell] = value;
     }
     const go = pause();
     if (go !== true && !(await go)) return null;
   }
-  if (mean) seen.forEach((count, cell) => { if (count) cells[cell] = sums[cell] / count; });
-  return cells;
+  if (!mean) return cells;
+  return cells.map((none, cell) => {
+    if (none < 0) return none;
+    const tall = Math.min(perRow, head.queries - i - Math.floor(cell / columns) * perRow);
+    return sums[cell] / (tall * Math.min(perColumn, head.keys - j - (cell % columns) * perColumn));
+  });
 }
 
 /** The weight of a pair, its rank in the row of its query, and how many keys that sees: as [weight, rank, seen]. */
@@ -115,9 +118,14 @@ function placeInRow(head, i, j) {
   return Float64Array.of(weight, rank, seen);
 }
 
-/** The weight that a code of a pyramid stands for; -1 for no pair allowed. */
-const weightOfCode = (code) =>
-  (code === 0 ? -1 : code === 1 ? 0 : code === 65535 ? NaN : 2 ** ((code - 2) / 128 - 48));
+let codeTable = null;
+
+/** The weight that each code of a pyramid stands for; -1 for no pair allowed. See `codes.py`. */
+function weightsOfCodes() {
+  codeTable ??= Float64Array.from({ length: 65536 }, (_, code) =>
+    (code === 0 ? -1 : code === 1 ? 0 : code === 65535 ? NaN : 2 ** ((code - 2) / 128 - 48)));
+  return codeTable;
+}
 
 /**
  * The same as `tileOf`, from the head's pyramid, whose cells are no larger: all cells that one of these overlaps, so
@@ -126,6 +134,7 @@ const weightOfCode = (code) =>
 function tileFromPyramid(head, { i, j, rows, columns, perRow, perColumn, mean, relative }) {
   const { pyramid } = head;
   const codes = mean ? pyramid.mean : pyramid.max;
+  const weights = weightsOfCodes();
   const counts = countsOf(head);
   const cells = new Float32Array(rows * columns).fill(-1);
   const spans = (first, count, per, length, step, all) => Array.from({ length: count }, (_, at) => {
@@ -137,20 +146,20 @@ function tileFromPyramid(head, { i, j, rows, columns, perRow, perColumn, mean, r
   down.forEach(([top, bottom], row) => across.forEach(([left, right], column) => {
     let value = -1;
     let sum = 0;
-    let seen = 0;
+    let seen = false;
     for (let a = top; a < bottom; a++) {
       const middle = Math.min(head.queries - 1, Math.floor((a + 0.5) * pyramid.perRow));
       const factor = relative ? counts[middle] : 1;
       for (let b = left; b < right; b++) {
         const code = codes[a * pyramid.columns + b];
         if (code === 0) continue;
-        const each = weightOfCode(code) * factor;
+        const each = weights[code] * factor;
         sum += each;
-        seen++;
+        seen = true;
         if (!(each <= value) && value === value) value = each;
       }
     }
-    if (seen) cells[row * columns + column] = mean ? sum / seen : value;
+    if (seen) cells[row * columns + column] = mean ? sum / ((bottom - top) * (right - left)) : value;
   }));
   return cells;
 }

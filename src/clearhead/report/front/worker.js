@@ -29,6 +29,19 @@ if (typeof document === "undefined") return serve(); // in a worker nothing of t
 
 const PROGRAM = document.currentScript?.textContent;
 const KEPT = 3; // heads in the worker
+const NEEDED = ["queries", "keys", "features", "phi", "weight", "scores", "query", "key", "scale", "softcap", "relative",
+  "dense", "tiles", "holes", "start", "stop", "counts", "logsumexp", "sink"]; // of a head, for its weights
+
+/** A copy that can be given away: `moved` gets its buffers. */
+function copied(value, moved) {
+  if (ArrayBuffer.isView(value)) {
+    const copy = value.slice();
+    moved.push(copy.buffer);
+    return copy;
+  }
+  if (value === null || typeof value !== "object") return value;
+  return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, copied(each, moved)]));
+}
 
 /** Asks the worker; where there is none, the page does the work itself, a slice at a time. */
 class Helper {
@@ -78,9 +91,9 @@ class Helper {
     const number = this.numbers.get(head);
     try {
       if (!this.kept.includes(number)) {
-        const { layer, pyramid, why, ...numbers } = head; // the words of a layer and the map from afar stay here
-        countsOf(head);
-        this.worker.postMessage({ job: "keep", number, head: { ...numbers, counts: head.counts } });
+        const moved = [];
+        const copy = copied(Object.fromEntries(NEEDED.map((name) => [name, head[name]])), moved);
+        this.worker.postMessage({ job: "keep", number, head: copy }, moved);
       }
       this.kept = [...this.kept.filter((each) => each !== number), number];
       if (this.kept.length > KEPT) this.worker.postMessage({ job: "forget", number: this.kept.shift() });
