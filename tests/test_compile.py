@@ -15,11 +15,6 @@ SMOOTH = lambda query, key: -torch.sqrt(1 + (query.unsqueeze(-2) - key.unsqueeze
 name = lambda score: getattr(score, "__name__", str(score))
 
 
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
-
-
 def draw(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).requires_grad_()
 
@@ -189,9 +184,8 @@ INDUCTOR = {
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
 @pytest.mark.parametrize("name", INDUCTOR)
-def test_inductor(name):
-    with torch._inductor.utils.fresh_cache():  # what was compiled before may call operations as they were before
-        same(lambda q, k, v: ch.attention(q, k, v, **INDUCTOR[name]), Q, K, V, backend="inductor")
+def test_inductor(name, inductor_cache):
+    same(lambda q, k, v: ch.attention(q, k, v, **INDUCTOR[name]), Q, K, V, backend="inductor")
 
 
 class Model(torch.nn.Module):

@@ -27,12 +27,6 @@ SMALL = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "num_hid
 COLUMNS = ["step", "module", "head", "entropy", "max_logit", "sink_share"]
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_compiled():
-    """A monitor refuses models whose classes another test has compiled."""
-    torch.compiler.reset()
-
-
 def llama(**more):
     torch.manual_seed(0)
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -202,7 +196,7 @@ def test_compiled_code_says_the_same(name, how):
     close(*rows)
 
 
-def test_inductor():
+def test_inductor(inductor_cache):
     inputs, make = MODELS["llama"][1], lambda: llama(num_hidden_layers=1)
     with ch.monitor(model := make(), every=2) as eager:
         for _ in range(3):
