@@ -197,7 +197,11 @@ def test_compiled_code_says_the_same(name, how):
 
 
 def test_inductor(inductor_cache):
-    inputs, make = MODELS["llama"][1], lambda: llama(num_hidden_layers=1)
+    """Attention alone of a model: projections, and rotations that are joined with what is beside them."""
+    whole, x = llama(), torch.ones(2, 9, 32).cumsum(1).sin()
+    rotations = whole.rotary_emb(x, torch.arange(9)[None])
+    inputs = {"hidden_states": x, "position_embeddings": rotations, "attention_mask": None}
+    make = lambda: copy.deepcopy(whole.layers[0].self_attn)
     with ch.monitor(model := make(), every=2) as eager:
         for _ in range(3):
             model(**inputs)
