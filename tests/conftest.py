@@ -35,6 +35,15 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.fixture(scope="session")
+def inductor_cache():
+    """A new one: what was compiled before may call operations as they were before. One for all: it takes seconds."""
+    from torch._inductor.utils import fresh_cache
+
+    with fresh_cache():
+        yield
+
+
+@pytest.fixture(scope="session")
 def browser():
     """Chromium, one for all that open pages: Playwright can be started only once at a time."""
     from browser import launched

@@ -15,7 +15,7 @@ def run(explanation):
 
 
 def check_script(explanation):
-    """Every step has a name of its own, and the script computes and prints it."""
+    """Every step has a name of its own, and the script computes and prints it. The explanation's text, which fits."""
     names = [step.name for step in explanation.steps]
     assert len(set(names)) == len(names)
     space, printed = run(explanation)
@@ -24,4 +24,6 @@ def check_script(explanation):
         assert space[name].shape == mine.shape, name
         torch.testing.assert_close(space[name].to(mine.dtype), mine, rtol=1e-4, atol=1e-5, equal_nan=True)
         assert f"\n{name}\n" in f"\n{printed}"
-    assert max(map(len, str(explanation).splitlines())) <= 80
+    text = str(explanation)
+    assert max(map(len, text.splitlines())) <= 80
+    return text

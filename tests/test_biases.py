@@ -114,7 +114,6 @@ class Decay(torch.nn.Module):
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_function_is_the_bias_that_it_writes_out(compiled, monkeypatch):
     """A module that learns, over many blocks, beside a bias by distance; also in compiled code."""
-    torch._dynamo.reset()
     monkeypatch.setattr("clearhead.problem.regions.BUDGET", 2000)
     query, key, value = (torch.randn(2, 2, 40, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
     decay, alibi, index = Decay().double(), ch.ALiBi(2).double(), torch.arange(40)

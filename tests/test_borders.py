@@ -581,7 +581,6 @@ def test_batched_gradients_inside_vmap():
 
 @pytest.mark.parametrize("name", ["none", "causal", "union"])
 def test_derivatives_inside_compiled_code(name):
-    torch._dynamo.reset()
     query, key, value = inputs()
     attend = lambda q: ch.attention(q, key, value, mask=MASKS[name])
     for derivative in (
@@ -845,7 +844,6 @@ def test_empty_weights_can_be_indexed():
 @pytest.mark.parametrize("name", ["union", "rule", "score", "plain"])
 @pytest.mark.parametrize("needs_grad", [False, True])
 def test_compiled_code_holds_for_every_length(name, needs_grad):
-    torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     mask = {"union": ch.SlidingWindow(2) | ch.Lengths([4]), "rule": MASKS["rule"]}.get(name)
     score = (lambda q, k: -(q.unsqueeze(-2) - k.unsqueeze(-3)).square().sum(-1)) if name == "score" else None

@@ -34,8 +34,7 @@ def check(explanation, query, key, value, **given):
             raw = "scores" if "products" not in names else "products"
             scale = 1.0 if raw == "scores" else query.shape[-1] ** -0.5
             torch.testing.assert_close(explanation[raw] * scale, weights.scores(), rtol=1e-5, atol=1e-5)
-    check_script(explanation)
-    for text in (str(explanation), explanation.markdown()):
+    for text in (check_script(explanation), explanation.markdown()):
         words = " ".join(html.unescape(text).replace("\\", "").split())
         assert [step.name for step in explanation.steps if step.why not in words] == []
     json.dumps(explanation.to_dict(), allow_nan=False)

@@ -38,7 +38,6 @@ class Model(nn.Module):
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("before", [True, False])
 def test_each_call_is_recorded(name, before):
-    torch._dynamo.reset()
     model = Model(CALLS[name], backend="aot_eager").eval()
     inputs = [torch.randn(2, size, 8) for size in (5, 7)]
     eager = [CALLS[name](model, x) for x in inputs]
@@ -56,7 +55,6 @@ def test_each_call_is_recorded(name, before):
 @pytest.mark.parametrize("before", [True, False])
 def test_each_call_is_recorded_in_threads(name, before):
     """They compile in turn, while others run; and run often, as each turn is one more of the compiler's limit."""
-    torch._dynamo.reset()
     model = Model(CALLS[name], backend="aot_eager").eval()
     inputs, start = [torch.randn(2, 5, 8) for _ in range(4)], Barrier(4)
 
@@ -76,7 +74,6 @@ def test_each_call_is_recorded_in_threads(name, before):
 
 def test_a_model_of_transformers_run_by_a_compiled_function():
     """Its tensors' attributes are read through the watch's function mode: one must not be given for another."""
-    torch._dynamo.reset()
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
     config = LlamaConfig(vocab_size=50, num_hidden_layers=1, attn_implementation="sdpa", **sizes)
     model, tokens = LlamaModel(config).eval(), torch.randint(50, (2, 7))
@@ -92,8 +89,7 @@ def test_a_model_of_transformers_run_by_a_compiled_function():
         torch.testing.assert_close(call.weights.dense(), other.weights.dense())
 
 
-def test_a_compiled_function_without_attention_gives_the_same_bits():
-    torch._dynamo.reset()
+def test_a_compiled_function_without_attention_gives_the_same_bits(inductor_cache):
     model = Model(lambda self, x: F.gelu(self.linear(x)).softmax(-1), backend="inductor")
     x = torch.randn(3, 5, 8)
     want = model(x)
@@ -102,7 +98,6 @@ def test_a_compiled_function_without_attention_gives_the_same_bits():
 
 
 def test_a_function_that_may_not_pause_says_why():
-    torch._dynamo.reset()
     model = Model(CALLS["sdpa"], backend="eager", fullgraph=True)
     with (
         pytest.raises(torch._dynamo.exc.Unsupported, match=r"watch\(\) records(.|\n)*fullgraph=False"),
@@ -112,7 +107,6 @@ def test_a_function_that_may_not_pause_says_why():
 
 
 def test_compiled_code_beside_the_model_does_not_pause():
-    torch._dynamo.reset()
     model, x = Model(CALLS["sdpa"], backend="eager"), torch.randn(1, 5, 8)
     beside = torch.compile(lambda x: ch.attention(x, x, x, mask=ch.Causal()) * 2, backend="eager", fullgraph=True)
     with ch.watch(model) as seen:

@@ -27,12 +27,6 @@ SMALL = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "num_hid
 COLUMNS = ["step", "module", "head", "entropy", "max_logit", "sink_share"]
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_compiled():
-    """A monitor refuses models whose classes another test has compiled."""
-    torch.compiler.reset()
-
-
 def llama(**more):
     torch.manual_seed(0)
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -202,8 +196,12 @@ def test_compiled_code_says_the_same(name, how):
     close(*rows)
 
 
-def test_inductor():
-    inputs, make = MODELS["llama"][1], lambda: llama(num_hidden_layers=1)
+def test_inductor(inductor_cache):
+    """Attention alone of a model: projections, and rotations that are joined with what is beside them."""
+    whole, x = llama(), torch.ones(2, 9, 32).cumsum(1).sin()
+    rotations = whole.rotary_emb(x, torch.arange(9)[None])
+    inputs = {"hidden_states": x, "position_embeddings": rotations, "attention_mask": None}
+    make = lambda: copy.deepcopy(whole.layers[0].self_attn)
     with ch.monitor(model := make(), every=2) as eager:
         for _ in range(3):
             model(**inputs)

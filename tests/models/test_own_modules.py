@@ -226,7 +226,6 @@ def test_running_what_was_compiled_of_a_watched_model_is_recorded(before):
         def forward(self, x):
             return F.scaled_dot_product_attention(x, x, x)
 
-    torch._dynamo.reset()
     model = Root()
     compiled, x = torch.compile(model, backend="eager"), random(1, 1, 4, 8)
     if before:

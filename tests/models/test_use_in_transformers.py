@@ -137,7 +137,6 @@ def test_a_compiled_model(name):
     torch.manual_seed(0)
     model = ch.use_in_transformers(MODELS[name]().eval())
     inputs = {"input_ids": IDS, "attention_mask": RIGHT}
-    torch._dynamo.reset()
     with torch.no_grad():
         got = torch.compile(model, fullgraph=True, backend="aot_eager")(**inputs)[0]
         torch.testing.assert_close(got[RIGHT.bool()], model(**inputs)[0][RIGHT.bool()], atol=1e-5, rtol=0)
