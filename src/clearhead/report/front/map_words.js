@@ -13,7 +13,7 @@ function describeMap(pane) {
     ? `Each cell is the weight of one pair${measuredError(layer)}. `
     : `Each cell shows the ${mean ? "mean weight" : "largest weight"} of ${pairs}. `) +
     "Bars above: what each key receives, as a multiple of what it would if every query looked at all alike " +
-    "(up: more; with a dark end: cut at 16 × or 1/8 ×). " +
+    "(up: more; with a cap: cut at 16 × or 1/8 ×). " +
     (head.entropy ? "Bars at the right: the entropy of each query; to the line: all alike." : "");
   page.find("map-pool").hidden = layout.single;
   for (const input of page.root.querySelectorAll("[name=pool]")) input.checked = (input.value === "mean") === mean;
