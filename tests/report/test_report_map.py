@@ -342,6 +342,20 @@ def test_a_long_head_is_computed_beside_the_page(make_case: Make, open_report: M
     assert min(longest) <= 60
 
 
+COUNT = """window.asked = 0;
+const Real = window.Worker;
+window.Worker = class extends Real {
+    postMessage(message, moved) { if (message.job === 'tile') window.asked++; super.postMessage(message, moved ?? []); }
+    terminate() { window.asked = -1e9; super.terminate(); }
+};"""
+
+
+def test_the_tiles_come_from_the_worker(long: Any, open_report: Make) -> None:
+    opened = open_report([long.layer], init=COUNT)
+    shown = opened.page.evaluate(MAP)
+    assert opened.page.evaluate("window.asked") == (-(-shown["down"]["cells"] // 256)) ** 2
+
+
 BROKEN = ["delete window.Worker;", "window.Worker = class { constructor() { throw Error(); } };"]
 
 

@@ -93,6 +93,8 @@ SCRIPTS = (
     "lens.js",
     "zoom.js",
     "legend.js",
+    "map_words.js",
+    "steer.js",
     "map.js",
     "difference.js",
     "apart.js",

@@ -22,7 +22,7 @@ class MapPane {
     this.pair = "";
     this.picture = new Picture(new Helper(), () => this.schedule());
     this.lens = new Lens(page.find("lens"));
-    this.listen();
+    steer(this);
   }
 
   /** The geometry of the map and what it shows. */
@@ -68,9 +68,9 @@ class MapPane {
     this.lens.hide();
     this.hatch = null;
     page.host.dataset.map = "drawing";
-    this.say();
-    this.describe();
-    this.announce();
+    sayPair(this);
+    describeMap(this);
+    announceMap(this);
     this.look();
   }
 
@@ -101,7 +101,7 @@ class MapPane {
     view.zoom = this.zoomed;
     clearTimeout(this.telling);
     this.telling = setTimeout(() => {
-      this.announce();
+      announceMap(this);
       this.page.onaddress(view.address, false);
     }, 150);
   }
@@ -117,42 +117,8 @@ class MapPane {
     }
   }
 
-  /** What the cells show, and where one can go from here. */
-  describe() {
-    const { layout, page } = this;
-    const { down, across } = layout;
-    const { head, layer } = page.shown;
-    const { view } = page;
-    page.find("map-title").textContent = `The weights of ${headName(page, view)}`;
-    const pairs = `${down.per} × ${across.per} pairs`;
-    const mean = view.pool === "mean";
-    page.find("map-note").textContent = (layout.single
-      ? `Each cell is the weight of one pair${measuredError(layer)}. `
-      : `Each cell shows the ${mean ? "mean weight" : "largest weight"} of ${pairs}. `) +
-      "Bars above: what each key receives, as a multiple of what it would if every query looked at all alike " +
-      "(up: more; with a dark end: cut at 16 × or 1/8 ×). " +
-      (head.entropy ? "Bars at the right: the entropy of each query; to the line: all alike." : "");
-    page.find("map-pool").hidden = layout.single;
-    for (const input of page.root.querySelectorAll("[name=pool]")) input.checked = (input.value === "mean") === mean;
-    page.find("zoom-in").disabled = layout.closest;
-    page.find("zoom-out").disabled = layout.whole;
-    page.find("zoom-whole").disabled = layout.whole;
-    this.canvas.classList.toggle("zoomed", !layout.whole);
-  }
-
-  /** What is in sight, for screen readers. */
-  announce() {
-    const { down, across, whole } = this.layout;
-    const { head } = this.page.shown;
-    const sizes = `${plural(head.queries, "query")} on ${plural(head.keys, "key")}`;
-    const part = whole ? "" : `, of which queries ${down.seen[0]} to ${down.seen[1] - 1} and ` +
-      `keys ${across.seen[0]} to ${across.seen[1] - 1} are in sight`;
-    this.canvas.setAttribute("aria-label",
-      `weights of ${sizes}${part}: arrow keys move over the pairs, plus and minus zoom, 0 shows all`);
-  }
-
   hover() {
-    this.say();
+    sayPair(this);
     this.scheduleMarks();
   }
 
@@ -221,130 +187,10 @@ class MapPane {
     else this.lens.show(page.shown, pair, layout, colours, this.odd);
   }
 
-  /** Says under the map what is known of the pair that is meant. */
-  async say() {
-    const { shown } = this.page;
-    const { head, names } = shown;
-    const { i, j } = this.meant;
-    const line = this.page.find("map-pair");
-    const turn = this.turn = {};
-    if (i === null || j === null) {
-      const even = i === null ? null : evenness(head)?.[i];
-      line.textContent = j !== null
-        ? `“${nameOf(names[1], j)}” receives ${times(receivedRatios(head)[j])} ` +
-          (head.expected ? "what it would if all were looked at alike" : "what keys receive on average")
-        : i === null ? "" : `“${nameOf(names[0], i)}” looks at ${plural(countsOf(head)[i], "key")}` +
-          (even === undefined || even === null || even !== even ? "" : `; its entropy is ${percent(even)} of the most it could be`);
-      return;
-    }
-    const pair = pairName(names, i, j);
-    if (!mayLook(head, i, j)) {
-      line.textContent = `${pair} masked: may not look`;
-      return;
-    }
-    const count = countsOf(head)[i];
-    const weight = weightOf(head, i, j);
-    const show = (place) => {
-      line.textContent = `${pair} ${percent(weight)}, ${place}${times(weight * count)} uniform`;
-    };
-    if (head.keys > LONG) show("");
-    const found = head.keys > LONG ? await this.picture.helper.ask(head, "place", { i, j }).answer : placeInRow(head, i, j);
-    if (turn === this.turn && found) show(`rank ${found[1]} of ${found[2]}, `);
-  }
-
-  /** The strongest pair under a point, or a whole token beside the picture. */
-  pairAt([x, y]) {
-    const { layout } = this;
-    const { shown } = this.page;
-    if (!layout || !shown) return null;
-    const at = layout.pointAt(x, y);
-    if (at.i === null || at.j === null) return at.i === null && at.j === null ? null : at;
-    if (layout.single) return at;
-    const { i, j } = strongestIn(shown.head, at, layout.down.per, layout.across.per);
-    return { i, j };
-  }
-
-  /** Shows the map at another of its scales; what is under a point stays there: else the pair, else the middle. */
-  zoom(to, point) {
-    const { layout } = this;
-    const { ratio } = layout;
-    const { i, j } = this.page.shown;
-    const middle = (axis, index) => {
-      const start = index === null ? -1 : axis.startOf(index) + axis.cell / 2;
-      return start >= 0 && start < axis.room ? start : axis.room / 2;
-    };
-    const at = point ? [point[0] * ratio - layout.left, point[1] * ratio - layout.top]
-      : [middle(layout.across, j), middle(layout.down, i)];
-    layout.scaleTo(to, ...at);
-    this.describe();
-    this.changed();
-  }
-
   /** Another part of the map is seen. */
   changed() {
     this.tell();
     this.page.host.dataset.map = "drawing";
     this.look();
-  }
-
-  listen() {
-    const { canvas, page } = this;
-    const zoomTo = (factor, point) => this.zoom(this.layout.times(factor), point);
-    const whole = () => {
-      this.layout.show(null);
-      this.describe();
-      this.changed();
-    };
-    this.gestures = new Gestures(canvas, {
-      zoom: (step, point) => {
-        const { lead } = this.layout;
-        this.zoom(Math.min(lead.scales.length - 1, Math.max(0, lead.at + step)), point);
-      },
-      zoomTo,
-      scale: () => this.layout.lead.pixels,
-      scaleTo: (pixels, point) => this.zoom(this.layout.lead.nearest(pixels), point),
-      free: (way) => !(way > 0 ? this.layout.closest : this.layout.whole),
-      drag: (x, y) => {
-        const { across, down, ratio } = this.layout;
-        across.moveTo(across.offset - x * ratio);
-        down.moveTo(down.offset - y * ratio);
-        this.changed();
-      },
-      point: (point) => {
-        this.closed = false;
-        page.hover(point && this.pairAt(point));
-      },
-      choose: (point) => {
-        const found = this.pairAt(point);
-        this.closed = false;
-        if (found && found.i !== null && found.j !== null) page.choose(pairOf(page.view.view, found.i, found.j));
-      },
-    });
-    page.find("zoom-in").addEventListener("click", () => zoomTo(2));
-    page.find("zoom-out").addEventListener("click", () => zoomTo(0.5));
-    page.find("zoom-whole").addEventListener("click", whole);
-    for (const input of page.root.querySelectorAll("[name=pool]")) {
-      input.addEventListener("change", () => page.choose({ pool: input.value === "mean" ? "mean" : null }, false));
-    }
-    for (const name of ["focus", "blur"]) canvas.addEventListener(name, () => page.shown && this.scheduleMarks());
-    canvas.addEventListener("keydown", (event) => {
-      if (!page.shown || event.ctrlKey || event.metaKey || event.altKey) return;
-      const { head, i, j } = page.shown;
-      const { down, across } = this.layout;
-      const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
-      const others = {
-        "+": () => zoomTo(2), "=": () => zoomTo(2), "-": () => zoomTo(0.5), 0: whole,
-        Escape: () => { this.closed = true; this.scheduleMarks(); },
-      };
-      const step = steps[event.key];
-      if (!step && !others[event.key]) return;
-      event.preventDefault();
-      if (!step) return void others[event.key]();
-      this.closed = false;
-      const clamp = (value, count) => Math.min(count - 1, Math.max(0, value));
-      page.choose(pairOf(page.view.view,
-        clamp((i ?? 0) + step[0] * down.per, head.queries),
-        clamp((j ?? 0) + step[1] * across.per, head.keys)), false);
-    });
   }
 }
