@@ -196,7 +196,7 @@ def test_the_address_holds_both_and_back_goes_back(make_case: Make, open_report:
     assert page.inner_text("#compare-title") == "L0H1 − L0H2"
     page.click("#swap")
     opened.until("location.hash", "#layer=0&head=1&token=2&a=0.2&b=0.1")
-    page.go_back()
+    page.evaluate("history.back()")
     opened.until("location.hash", "#layer=0&head=1&token=2&a=0.1&b=0.2")
     page.click("#stop-comparing")
     opened.until("location.hash", "#layer=0&head=1&token=2")

@@ -238,7 +238,7 @@ def test_pins_stand_in_the_address_and_back_takes_them_away(html: str, open_repo
     assert page.inner_text("#pin") == "Unpin L0H1" and page.locator(".head.pinned").count() == 3
     page.get_by_label("unpin L1H1").click()
     opened.until("location.hash", "#layer=0&head=1&token=2&pins=2.0_0.1")
-    page.go_back()
+    page.evaluate("history.back()")
     opened.until("location.hash", "#layer=0&head=1&token=2&pins=2.0_1.1_0.1")
     assert page.locator(".pin").count() == 3
     page.get_by_role("button", name="L2H0", exact=True).click()
@@ -271,7 +271,7 @@ def test_the_scatter_has_a_point_for_each_head_where_its_measures_are(seen: Any,
     opened.until(f"{SHOWN}.slice(0, 4)", place(dots[1][0]))
     page.select_option("#against", "sink")
     opened.until("location.hash.includes('against=sink')")
-    page.go_back()
+    page.evaluate("history.back()")
     opened.until("location.hash.includes('against=distance')")
 
 

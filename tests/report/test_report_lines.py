@@ -62,7 +62,7 @@ def test_closed_until_asked_for(make_case: Make, open_report: Make) -> None:
     assert "lines=5" in link
     page.locator("#lines summary").click()
     opened.until("location.hash.includes('lines')", False)
-    page.go_back()
+    page.evaluate("history.back()")
     opened.until("location.hash.includes('lines=5')")
     opened.until(f"{ROOT}.getElementById('lines').open")
     again = open_report([case.layer], link)

@@ -86,7 +86,7 @@ def test_shift_control_and_drag_take_several(causal: Any, open_report: Make) -> 
     shaded_by(opened, "10-12")
     assert page.locator(".token.taking").count() == 0
     assert opened.shown.startswith("0/0/out/12/")
-    page.go_back()
+    page.evaluate("history.back()")
     shaded_by(opened, "8")
     page.locator("#map").click()  # a pair chosen elsewhere is of one token
     opened.until("clearhead.text().tokens.length", 1)

@@ -32,5 +32,5 @@ function paintLegend(page, { head, i, scale, names }) {
   const whose = head.alike ? "" : ` of “${nameOf(names[0], i)}”`;
   put(scale.value(1 / counts[i], counts[i]), "", "equal");
   byId("legend-equal").textContent =
-    `mark: equal share${whose}, 1/${counts[i]} = ${percent(1 / counts[i])}`;
+    `mark: uniform share${whose}, 1/${counts[i]} = ${percent(1 / counts[i])}`;
 }
