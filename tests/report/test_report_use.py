@@ -124,6 +124,14 @@ def test_a_link_brings_back_what_was_shown(layers: list[Any], open_report: Make)
     assert "pair=" in link and open_report(layers, link).shown == opened.shown
 
 
+def test_a_choice_that_is_overtaken_is_still_a_step_back(layers: list[Any], open_report: Make) -> None:
+    opened = open_report(layers, "#layer=1&head=1&token=4")
+    before = opened.page.evaluate("history.length")
+    opened.page.evaluate(f"{ROOT}.querySelector('.head').click(); {ROOT}.getElementById('theme').click()")
+    opened.until("location.hash.slice(0, 15)", "#layer=0&head=0")
+    assert opened.page.evaluate("history.length") == before + 1
+
+
 def test_a_bad_link_shows_the_first_head(layers: list[Any], open_report: Make) -> None:
     opened = open_report(layers, "#layer=99&head=-1&token=1e9")
     assert opened.shown.startswith("0/0/out/4/")

@@ -95,12 +95,13 @@ class MapPane {
 
   /** Puts what is seen into the address, without a step for Back. */
   tell() {
-    const { view } = this.page;
+    const { view, turn } = this.page;
     this.zoomed = this.layout.address;
     if (view.zoom === this.zoomed) return;
     view.zoom = this.zoomed;
     clearTimeout(this.telling);
     this.telling = setTimeout(() => {
+      if (turn !== this.page.turn) return; // what is chosen since brings its own address
       announceMap(this);
       this.page.onaddress(view.address, false);
     }, 150);

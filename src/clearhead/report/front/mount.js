@@ -16,6 +16,7 @@ class Page {
     this.shown = null;
     this.hovered = null;
     this.turn = 0;
+    this.step = false;
     this.onaddress = () => {};
     this.theme = new Theme(host, () => this.refresh());
     this.find("title").textContent = run.title;
@@ -34,6 +35,7 @@ class Page {
   /** Opens what an address names. */
   go(address) {
     this.view.read(address);
+    this.step = false;
     return this.refresh();
   }
 
@@ -53,6 +55,7 @@ class Page {
 
   async refresh(step = false) {
     const turn = ++this.turn;
+    this.step ||= step; // a step that was overtaken, by a change of the room or the theme, is one still
     const { view } = this;
     const head = await this.run.open(view.layer, view.head);
     if (turn !== this.turn) return;
@@ -70,7 +73,8 @@ class Page {
       head, layer, look, pair, i, j, names, view: view.view,
       scale: new Scale(view.scale, head.mostKeys, this.theme.dark),
     };
-    this.onaddress(view.address, step);
+    this.onaddress(view.address, this.step);
+    this.step = false;
     for (const pane of this.panes) pane.paint?.(this.shown);
     if (passing) this.hover(passing);
     this.host.dataset.shown = [view.layer, view.head, view.view, view.token, pair ?? "none"].join("/");
