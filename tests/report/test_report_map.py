@@ -371,7 +371,7 @@ def test_without_a_worker_the_page_computes_itself(long: Any, open_report: Make,
 
 
 def test_from_afar_the_cells_are_those_that_python_wrote(open_report: Make) -> None:
-    n, per, d = 6000, 6, 8
+    n, per, d = 2400, 3, 8
     rng = np.random.default_rng(0)
     query, key = (rng.standard_normal((1, n, d)).astype(np.float32) for _ in "qk")
     scores = query[0].astype(np.float64) @ key[0].T.astype(np.float64)
@@ -391,7 +391,7 @@ def test_from_afar_the_cells_are_those_that_python_wrote(open_report: Make) -> N
         pyramid=Pyramid(map_codes(largest, allowed)[None], map_codes(mean, allowed)[None], per, per),
     )  # fmt: skip
     for pool, cells in (("max", largest), ("mean", mean)):
-        opened = open_report([layer], f"#scale=log&pool={pool}&token=3000", viewport={"width": 1280, "height": 1500})
+        opened = open_report([layer], f"#scale=log&pool={pool}&token=1200", viewport={"width": 700, "height": 700})
         shown = opened.page.evaluate(MAP)
         wide = shown["down"]["per"]
         assert wide > per  # a cell of the screen overlaps several of the file: all of them count
