@@ -61,7 +61,7 @@ test("what is opened twice is one head, and a source may send blocks when they a
 });
 
 test("ranks and measures", async () => {
-  const look = { weights: [0.2, 0.5, 0.2], ranked: [1, 0, 2] };
+  const look = { weights: [0.2, 0.5, 0.2], allowed: [0, 1, 2] };
   assert.deepStrictEqual([0, 1, 2].map((other) => rankOf(look, other)), [2, 1, 2]);
   for (const layer of run.layers) {
     for (const head of layer.heads) {

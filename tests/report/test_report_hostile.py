@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.report import render
+from clearhead.report.layer import LeftOut
 
 Make = Callable[..., Any]
 
@@ -150,3 +151,10 @@ def test_nan_and_infinity_do_not_break_the_page(make_case: Make, open_report: Ma
     layer.received[:] = np.inf
     page = open_report([layer]).page
     assert page.inner_text("#pair-title")
+
+
+def test_what_is_left_out_is_said_and_stays_text(make_case: Make, open_report: Make) -> None:
+    html = render([make_case(3).layer, LeftOut("<img src=x>", "its scores are more than a page holds.")], "A report")
+    page = open_report([], html=html).page
+    assert page.inner_text("#left-out") == "Left out: <img src=x>: its scores are more than a page holds."
+    assert page.evaluate(f"{ROOT}.querySelectorAll('#left-out *').length") == 0

@@ -125,7 +125,7 @@ def test_100_tokens_at_full_height_and_more_in_a_box(make_case: Make, open_repor
     )
     assert np.diff(boxes).min() >= 14
     case = make_case(900, heads=1, features=4)
-    opened = open_report([case.layer], "#token=450&lines=2", wait=False)
+    opened = open_report([case.layer], "#token=450&lines=2")
     opened.until(f"{ROOT}.querySelectorAll('#lines-picture path').length > 20")
     page = opened.page
     wanted = strongest(case.weights[0], 2)

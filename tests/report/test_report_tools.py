@@ -6,6 +6,7 @@ import csv
 import io
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -166,3 +167,30 @@ def test_on_a_phone_the_pair_stays_in_sight_and_opens(case: Any, open_report: Ma
     page.locator("#sheet").click()
     assert page.locator("#strongest").is_visible()
     opened.until("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_of_a_long_text_the_map_is_saved_as_it_stands(make_case: Make, open_report: Make, tmp_path: Path) -> None:
+    opened = open_report([make_case(1100, heads=1, features=2).layer])
+    svg = ElementTree.fromstring(saved(opened, "map", tmp_path))
+    (image,) = svg.iter("{http://www.w3.org/2000/svg}image")
+    picture = opened.page.evaluate(f"{ROOT}.getElementById('map-picture').toDataURL()")
+    assert image.get("href") == picture
+
+
+def test_a_query_that_sees_nothing_moves_nothing(make_case: Make, open_report: Make) -> None:
+    layer = make_case(4, heads=1, stop=[4, 4, 0, 4]).layer
+    lengths = np.array([[1.0, 2.0, 0.5, 4.0]], dtype=np.float32)
+    case = replace(layer, values=lengths)
+    opened = open_report([case], "#token=1&pair=3")
+    assert "moves the output by ‖weight · value‖ = " in opened.page.inner_text("#pair-moves")
+    opened.page.locator(".token").nth(2).click()
+    opened.until("document.getElementById('clearhead').dataset.shown", "0/0/out/2/none")
+    assert not opened.page.locator("#pair-moves").is_visible()
+
+
+def test_what_a_key_receives_is_beside_uniform_attention(case: Any, open_report: Make) -> None:
+    opened = open_report([case.layer], "#head=1&token=0")
+    seen = np.tri(6)
+    ratio = case.weights[1, :, 0].sum() / (seen / seen.sum(1, keepdims=True))[:, 0].sum()
+    said = re.search(r", (\S+) × what uniform attention would give it", opened.page.inner_text("#facts"))
+    assert said and float(said[1]) == pytest.approx(ratio, rel=0.06)

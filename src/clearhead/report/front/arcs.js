@@ -2,14 +2,6 @@
 
 const ARCS = 5;
 
-/** An element of SVG with attributes and text. */
-function draw(tag, attributes, text) {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  if (text !== undefined) element.textContent = text;
-  return element;
-}
-
 /** Adds a pair to the strongest ARCS, which are in order: [weight, query, key]. Equals stay in the order they came. */
 function keepStrongest(strongest, weight, i, j) {
   if (!(weight > 0) || (strongest.length === ARCS && weight <= strongest[ARCS - 1][0])) return;

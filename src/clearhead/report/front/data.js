@@ -79,7 +79,6 @@ class Run {
   constructor(source) {
     const { title, texts, originals, steps, measures, distinctive, leftOut } = source.meta;
     Object.assign(this, { title, texts, originals, steps, measures, distinctive, leftOut });
-    this.first = distinctive ?? { layer: 0, head: 0 };
     this.layers = source.meta.layers.map((layer) => ({
       ...layer,
       heads: layer.heads.map((head) => ({ ...head, measures: this.named(head.measures) })),

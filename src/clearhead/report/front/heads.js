@@ -47,6 +47,8 @@ class HeadsPane {
     this.top = new HeadsTop(this);
     this.pins = new HeadPins(this);
     page.find("overview-title").textContent = `All ${plural(this.places.length, "head")}`;
+    page.find("left-out").hidden = run.leftOut.length === 0;
+    page.find("left-out").textContent = run.leftOut.map(({ name, reason }) => `Left out: ${name}: ${reason}`).join(" ");
     for (const { name } of run.measures) {
       for (const id of ["measure", "against"]) {
         const option = make("option", "", titleOf(name));

@@ -10,7 +10,7 @@ function placeOf(look, other) {
   if (!mayLook(look.head, i, j)) return "masked: may not look";
   const weight = look.weights[other];
   const ratio = times(weight / equalShare(look.head, i));
-  return `rank ${rankOf(look, other)} of ${look.ranked.length}` +
+  return `rank ${rankOf(look, other)} of ${look.allowed.length}` +
     `${look.view === "out" ? "" : " lookers"}, ${ratio} uniform`;
 }
 
@@ -36,14 +36,15 @@ class PairPane {
   }
 
   paint(shown) {
-    const { look, pair, i, j, names } = shown;
+    const { look, pair, i, j, names, head, layer } = shown;
     const out = look.view === "out";
     const name = nameOf(names[out ? 0 : 1], look.token);
-    this.page.find("strongest-title").hidden = look.ranked.length === 0;
+    this.page.find("strongest-title").hidden = look.allowed.length === 0;
     this.page.find("strongest-title").textContent = `Strongest ${out ? "keys of" : "lookers at"} “${name}”`;
     this.say(shown, look, pair);
-    this.page.find("why").hidden = pair === null;
-    this.terms.hidden = pair === null;
+    // a score that is no product has no steps here, and one that was given as it is has no terms either
+    this.page.find("why").hidden = pair === null || this.page.run.steps[layer.why].length === 0;
+    this.terms.hidden = pair === null || head.features === 0;
     if (pair !== null) {
       this.paintSum(shown, i, j);
       this.paintTerms(shown);
@@ -57,6 +58,8 @@ class PairPane {
     const out = look.view === "out";
     const title = this.page.find("pair-title");
     const place = this.page.find("pair-place");
+    const moves = this.page.find("pair-moves");
+    moves.hidden = pair === null || look.head.values === null;
     if (pair === null) {
       title.textContent = `“${nameOf(names[out ? 0 : 1], look.token)}”`;
       place.textContent = out
@@ -68,8 +71,6 @@ class PairPane {
     const weight = mayLook(look.head, i, j) ? percent(look.weights[pair]) : "masked";
     title.textContent = `“${nameOf(names[0], i)}” → “${nameOf(names[1], j)}” ${weight}`;
     place.textContent = placeOf(look, pair);
-    const moves = this.page.find("pair-moves");
-    moves.hidden = look.head.values === null;
     if (!moves.hidden) moves.textContent = movesOf(look.head, i, j);
   }
 
@@ -106,7 +107,7 @@ class PairPane {
 
   /** What each dimension adds to the score, the largest first, the rest summed. */
   paintTerms(shown) {
-    if (!this.terms.open || shown === null || shown.pair === null) return;
+    if (!this.terms.open || this.terms.hidden || shown === null) return;
     const { head, i, j } = shown;
     const terms = Array.from({ length: head.features }, (_, d) => ({ d, value: term(head, i, j, d) * head.scale }));
     terms.sort((a, b) => Math.abs(b.value) - Math.abs(a.value) || a.d - b.d);
@@ -127,7 +128,7 @@ class PairPane {
     if (rest.length) rows.push(row(`the other ${rest.length}`, sum(rest)));
     this.page.find("term-list").replaceChildren(...rows);
     this.page.find("term-sum").textContent =
-      `together ${signed(sum(terms), 3)}: the scaled product of query and key, before bias and softmax`;
+      `together ${signed(sum(terms), 3)}: the score of query and key, before any softcap, bias and softmax`;
   }
 
   paintStrongest({ look, pair, names }) {
@@ -158,7 +159,7 @@ class PairPane {
       return item;
     }));
     if (hadFocus) (list.querySelector("[aria-current]") || list.querySelector("button"))?.focus();
-    const rest = look.ranked.length - shown.length;
+    const rest = look.allowed.length - shown.length;
     if (rest > 0) {
       const left = look.sum - shown.reduce((sum, other) => sum + look.weights[other], 0);
       const share = Math.max(0, left);
@@ -177,14 +178,15 @@ class PairPane {
       const alike = Number(Math.exp(entropy).toPrecision(2));
       facts.push(["spread", `entropy ${entropy.toFixed(2)} nats, as even as over ${alike} keys`]);
       if (head.distance) facts.push(["mean distance", `${head.distance[at].toFixed(1)} positions`]);
-      if (look.sum < 0.999) facts.push(["given to no key", `${percent(1 - look.sum)} (a sink in the softmax)`]);
+      const sink = sinkShareOf(head, at);
+      if (sink > 0.001) facts.push(["given to no key", `${percent(sink)} (a sink in the softmax)`]);
+      if (look.sum + sink < 0.999) facts.push(["given to padding", `${percent(1 - look.sum - sink)}, which is not shown`]);
     }
     if (look.view === "in" || oneText(layer)) {
-      const seeing = countsOf(head).reduce((sum, count) => sum + (count > 0 ? 1 : 0), 0);
-      const average = seeing / head.keys;
       const received = head.received[at];
-      facts.push(["receives in all",
-        `${received.toPrecision(3)}, ${times(received / average)} the average key`]);
+      const ratio = receivedRatios(head)[at];
+      const share = ratio === ratio ? `, ${times(ratio)} what uniform attention would give it` : "";
+      facts.push(["receives in all", `${received.toPrecision(3)}${share}`]);
     }
     this.page.find("facts").replaceChildren(
       ...facts.flatMap(([term, words]) => [make("dt", "", term), make("dd", "", words)]),

@@ -1,16 +1,8 @@
 // ---- What can be taken away from the page: pictures as SVG with their words, rows as CSV, a caption.
 
-const SVG = "http://www.w3.org/2000/svg";
 const VECTOR = 128; // tokens on a side whose cells are rectangles; of more, the picture is an image inside the SVG
+const EXACT = 1024; // tokens on a side of which each pair is drawn; of more, the map as it stands on the page
 const WORDS = 160; // tokens on a side that are named in a picture; of more, positions
-
-/** An SVG element with attributes and text. */
-function drawn(tag, attributes, text) {
-  const element = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  if (text !== undefined) element.textContent = text;
-  return element;
-}
 
 /** What the picture is of, for a caption: the model's module, layer, head, rows and columns, scale. */
 function captionOf(page) {
@@ -28,13 +20,14 @@ function svgOfMap(page, zoom = null) {
   const { colours } = page.theme;
   const [i0, i1, j0, j1] = zoom ?? [0, head.queries, 0, head.keys];
   const [rows, columns] = [i1 - i0, j1 - j0];
+  if (Math.max(rows, columns) > EXACT) return svgOfCanvas(page);
   const cell = Math.max(1, Math.min(16, Math.floor(1200 / Math.max(rows, columns))));
   const worded = Math.max(rows, columns) <= WORDS;
   const room = worded ? 110 : 50;
   const [width, height] = [room + columns * cell + 8, room + rows * cell + 40];
-  const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, width, height, "font-family": "system-ui, sans-serif" });
-  svg.append(drawn("title", {}, captionOf(page)), drawn("rect", { width, height, fill: colours.panel }));
-  const cells = drawn("g", { transform: `translate(${room} ${room})`, "shape-rendering": "crispEdges" });
+  const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, width, height, "font-family": "system-ui, sans-serif" });
+  svg.append(draw("title", {}, captionOf(page)), draw("rect", { width, height, fill: colours.panel }));
+  const cells = draw("g", { transform: `translate(${room} ${room})`, "shape-rendering": "crispEdges" });
   svg.append(cells);
   const counts = countsOf(head);
   const colour = (i, j) => {
@@ -46,34 +39,45 @@ function svgOfMap(page, zoom = null) {
       for (let j = j0; j < j1; j++) {
         const step = colour(i, j);
         const place = { x: (j - j0) * cell, y: (i - i0) * cell, width: cell, height: cell };
-        cells.append(drawn("rect", { ...place, fill: step === null ? colours.hatch : scale.css(step) }));
+        cells.append(draw("rect", { ...place, fill: step === null ? colours.hatch : scale.css(step) }));
       }
     }
-  } else cells.append(drawn("image", { width: columns * cell, height: rows * cell, href: imageOf(rows, columns, (r, c) =>
+  } else cells.append(draw("image", { width: columns * cell, height: rows * cell, href: imageOf(rows, columns, (r, c) =>
     colour(i0 + r, j0 + c), scale, colours), "image-rendering": "pixelated" }));
   const size = Math.min(11, Math.max(6, cell));
   const word = (words, at) => (worded ? shortened(words[at].label, 16) : at);
   const every = worded ? 1 : Math.ceil(Math.max(rows, columns) / 20);
   for (let i = i0; i < i1; i += every) {
     const place = { x: room - 4, y: room + (i - i0 + 0.5) * cell, "text-anchor": "end", "dominant-baseline": "central" };
-    svg.append(drawn("text", { ...place, "font-size": size, fill: colours.ink }, word(names[0], i)));
+    svg.append(draw("text", { ...place, "font-size": size, fill: colours.ink }, word(names[0], i)));
   }
   for (let j = j0; j < j1; j += every) {
     const place = `translate(${room + (j - j0 + 0.5) * cell} ${room - 4}) rotate(-90)`;
     const text = { transform: place, "dominant-baseline": "central", "font-size": size, fill: colours.ink };
-    svg.append(drawn("text", text, word(names[1], j)));
+    svg.append(draw("text", text, word(names[1], j)));
   }
   svg.append(...legendOf(scale, colours, room, height - 28));
+  return svg;
+}
+
+/** The map as it stands on the page, as an image, with its scale. */
+function svgOfCanvas(page) {
+  const { colours } = page.theme;
+  const canvas = page.find("map-picture");
+  const { width, height } = canvas;
+  const svg = draw("svg", { viewBox: `0 0 ${width} ${height + 40}`, width, height: height + 40 });
+  svg.append(draw("title", {}, captionOf(page)), draw("rect", { width, height: height + 40, fill: colours.panel }),
+    draw("image", { width, height, href: canvas.toDataURL() }), ...legendOf(page.shown.scale, colours, 20, height + 10));
   return svg;
 }
 
 /** A scale and its marks, as SVG elements. */
 function legendOf(scale, colours, x, y) {
   const width = 240;
-  const parts = Array.from({ length: 60 }, (_, at) => drawn("rect", {
+  const parts = Array.from({ length: 60 }, (_, at) => draw("rect", {
     x: x + at * 4, y, width: 4.2, height: 10, fill: scale.css(Math.round((255 * at) / 59)),
   }));
-  const marks = scale.ticks.map(([value, words]) => drawn("text", {
+  const marks = scale.ticks.map(([value, words]) => draw("text", {
     x: x + (width * scale.step(value)) / 255, y: y + 21, "font-size": 8, "text-anchor": "middle", fill: colours.ink,
   }, words));
   return [...parts, ...marks];
@@ -104,8 +108,8 @@ function svgOfText(page) {
   const { colours } = page.theme;
   const [width, height] = [Math.ceil(frame.width), Math.ceil(Math.max(...Array.from(box.querySelectorAll(".prose"),
     (one) => one.getBoundingClientRect().top - frame.top + one.scrollHeight)))];
-  const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, width, height });
-  svg.append(drawn("title", {}, captionOf(page)), drawn("rect", { width, height, fill: colours.panel }));
+  const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, width, height });
+  svg.append(draw("title", {}, captionOf(page)), draw("rect", { width, height, fill: colours.panel }));
   for (const prose of box.querySelectorAll(".prose")) {
     for (const span of prose.querySelectorAll(".token")) {
       const style = getComputedStyle(span);
@@ -113,13 +117,13 @@ function svgOfText(page) {
         const [x, y] = [part.left - frame.left, part.top - frame.top + prose.scrollTop];
         const place = { x, y, width: part.width, height: part.height, rx: 3 };
         const line = span.classList.contains("chosen") ? { stroke: colours.accent, "stroke-width": 2 } : {};
-        svg.append(drawn("rect", { ...place, ...line, fill: style.backgroundColor }));
+        svg.append(draw("rect", { ...place, ...line, fill: style.backgroundColor }));
       }
       const first = span.getClientRects()[0];
       if (!first) continue;
       const place = { x: first.left - frame.left, y: first.bottom - frame.top + prose.scrollTop - 0.28 * first.height };
       const font = { "font-family": style.fontFamily, "font-size": style.fontSize, fill: style.color };
-      svg.append(drawn("text", { ...place, ...font, textLength: first.width, "xml:space": "preserve" }, span.textContent));
+      svg.append(draw("text", { ...place, ...font, textLength: first.width, "xml:space": "preserve" }, span.textContent));
     }
   }
   return svg;

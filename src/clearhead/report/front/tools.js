@@ -3,6 +3,7 @@
 const KEYS = [
   ["arrow keys", "move among heads, tokens or pairs, wherever the focus is"],
   ["Enter", "chooses"],
+  ["p, a, b", "among the heads: pins one, compares it as the first, as the second"],
   ["/", "finds a word in the text"],
   ["+ − 0", "zoom the map in, out, and to the whole"],
   ["x", "turns from what a token looks at to what looks at it, and back"],

@@ -51,11 +51,6 @@ class View {
     return this.view === "out" ? [queries, keys] : [keys, queries];
   }
 
-  /** The chosen query and key; the other one of the pair may be null. */
-  get at() {
-    return this.view === "out" ? [this.token, this.pair] : [this.pair, this.token];
-  }
-
   /** Changes some of it. What does not fit what is new is forgotten. */
   change(change) {
     const before = this.run.layers[this.layer];

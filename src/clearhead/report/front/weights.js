@@ -132,23 +132,29 @@ const equalShare = (head, i) => 1 / countsOf(head)[i];
 
 /**
  * All weights of one token: of a query on the keys (view "out"), or of the queries on a key ("in").
- * `ranked` lists the allowed others, strongest first.
+ * `allowed` lists the others that may be looked at, `ranked` the same, strongest first: sorted when it is asked for.
  */
 function lookOf(head, view, token) {
   const out = view === "out";
   const length = out ? head.keys : head.queries;
   const weights = new Float64Array(length);
-  const ranked = [];
+  const allowed = [];
   let sum = 0;
   for (let other = 0; other < length; other++) {
     const [i, j] = out ? [token, other] : [other, token];
     if (!mayLook(head, i, j)) continue;
     weights[other] = weightOf(head, i, j);
     sum += weights[other];
-    ranked.push(other);
+    allowed.push(other);
   }
-  ranked.sort((a, b) => weights[b] - weights[a] || a - b);
-  return { head, view, token, weights, ranked, sum };
+  let ranked = null;
+  return {
+    head, view, token, weights, allowed, sum,
+    get ranked() {
+      ranked ??= allowed.slice().sort((a, b) => weights[b] - weights[a] || a - b);
+      return ranked;
+    },
+  };
 }
 
 /** The entropy of a query's weights in nats; of those divided by their sum, where a sink takes a share. */
@@ -160,7 +166,7 @@ function entropyOf(look) {
 /** The rank of `other` among the allowed: 1 is the strongest, equals share the better rank. */
 function rankOf(look, other) {
   const weight = look.weights[other];
-  return 1 + look.ranked.reduce((above, each) => above + (look.weights[each] > weight ? 1 : 0), 0);
+  return 1 + look.allowed.reduce((above, each) => above + (look.weights[each] > weight ? 1 : 0), 0);
 }
 
 /** Time for other work: input, painting. */

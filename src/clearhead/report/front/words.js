@@ -126,3 +126,11 @@ function make(tag, className, text) {
   if (text !== undefined) element.textContent = text;
   return element;
 }
+
+/** An element of SVG with attributes and text. */
+function draw(tag, attributes, text) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  if (text !== undefined) element.textContent = text;
+  return element;
+}
