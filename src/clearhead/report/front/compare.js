@@ -100,7 +100,7 @@ class ComparePane {
     page.find("compare-said").textContent = compared === 0 ? "No query can be compared: their masks differ, or none sees a key."
       : `They are ${mean.toPrecision(3)} nats apart: the Jensen–Shannon divergence of their weights, a mean over ` +
         `${plural(compared, "query")}. 0 is the same weights, ${Math.LN2.toFixed(3)} nothing in common.` +
-        (step > 1 ? ` Every ${step === 2 ? "second" : `${step}th`} query of ${queries.toLocaleString("en")} is compared.` : "") +
+        (step > 1 ? ` Every ${step === 2 ? "second" : `${step}th`} query of ${grouped(queries)} is compared.` : "") +
         (leftOut ? ` ${plural(leftOut, "query")} left out: the masks differ, or leave no key.` : "");
     this.canvas.setAttribute("aria-label", `differences of ${this.sides[0].name} and ${this.sides[1].name}: arrow keys move over the pairs`);
     const [a, b] = this.sides;

@@ -86,7 +86,7 @@ class Find {
       listing.prose.reveal(first);
     }
     this.pane.dressAll();
-    this.page.find("find-count").textContent = count > 0 ? `${this.current + 1} of ${count.toLocaleString("en")}`
+    this.page.find("find-count").textContent = count > 0 ? `${this.current + 1} of ${grouped(count)}`
       : this.field.value.trim() === "" ? "" : "not found";
   }
 

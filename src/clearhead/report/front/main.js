@@ -1,8 +1,8 @@
 // ---- The page of a file: its one report, and its address.
 
-// From the top of the page to the bottom; each shows what is chosen, in its own part.
+// Each shows what is chosen, in its own part. The map is first: its worker computes while the others are drawn.
 const PANES = [
-  HeadsPane, HeaderPane, ToolsPane, TextPane, MapPane, ComparePane, LinesPane, PairPane, EverywherePane,
+  MapPane, HeadsPane, HeaderPane, ToolsPane, TextPane, ComparePane, LinesPane, PairPane, EverywherePane,
 ];
 
 /**

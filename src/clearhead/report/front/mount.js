@@ -23,7 +23,7 @@ class Page {
     this.panes = PANES.map((Pane) => new Pane(this));
     this.resized = new ResizeObserver(() => {
       clearTimeout(this.resizing);
-      this.resizing = setTimeout(() => this.shown && this.refresh(), 120);
+      this.resizing = setTimeout(() => this.shown && this.room !== host.clientWidth && this.refresh(), 120);
     });
     this.resized.observe(host);
   }
@@ -68,6 +68,7 @@ class Page {
     countsOf(head);
     const passing = view.address === this.painted ? this.hovered : null; // only the room or the theme has changed
     this.painted = view.address;
+    this.room = this.host.clientWidth;
     this.hovered = null;
     this.shown = {
       head, layer, look, pair, i, j, names, view: view.view,

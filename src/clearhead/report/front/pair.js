@@ -164,7 +164,7 @@ class PairPane {
       const left = look.sum - shown.reduce((sum, other) => sum + look.weights[other], 0);
       const share = Math.max(0, left);
       const words = out ? percent(share) : `${percent(share / rest)} each on average`;
-      list.append(make("li", "rest", `the other ${rest.toLocaleString("en")}: ${words}`));
+      list.append(make("li", "rest", `the other ${grouped(rest)}: ${words}`));
     }
   }
 

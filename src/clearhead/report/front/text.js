@@ -160,7 +160,7 @@ class TextPane {
     const { tokens, view } = shading;
     const out = view === "out";
     const nameAt = (index) => `“${nameOf(names[out ? 0 : 1], index)}”`;
-    const who = tokens.length === 1 ? nameAt(tokens[0]) : `${tokens.length.toLocaleString("en")} tokens`;
+    const who = tokens.length === 1 ? nameAt(tokens[0]) : `${grouped(tokens.length)} tokens`;
     const mean = tokens.length > 1 ? `${out ? "look" : "are looked at"}, on average` : "";
     page.find("prose-title").textContent = tokens.length === 1
       ? `${out ? `Where ${who} looks` : `What looks at ${who}`}${preview ? ", in passing" : ""}`

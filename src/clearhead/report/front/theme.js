@@ -7,6 +7,7 @@ class Theme {
     this.system = matchMedia("(prefers-color-scheme: dark)");
     this.print = matchMedia("print");
     const set = () => {
+      this.known = null;
       host.dataset.theme = this.dark ? "dark" : "light";
       changed();
     };
@@ -28,6 +29,7 @@ class Theme {
   get colours() {
     const style = getComputedStyle(this.host);
     const names = ["ink", "quiet", "line", "accent", "bar", "hatch", "panel"];
-    return Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+    this.known ??= Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+    return this.known;
   }
 }

@@ -1,54 +1,12 @@
 // ---- The weights of a rectangle of pairs, pooled. Pure: it runs in the worker and, where there is none, on the page.
 
-/** The products of query i with keys `from` to `to`: four at a time, none waits for the sum of another. */
-function productsOf(head, i, from, to, into) {
-  const { query, key, features } = head;
-  const first = i * features;
-  let j = from;
-  for (; j + 4 <= to; j += 4) {
-    let a = j * features;
-    let b = a + features;
-    let c = b + features;
-    let d = c + features;
-    let sumA = 0;
-    let sumB = 0;
-    let sumC = 0;
-    let sumD = 0;
-    for (let f = first; f < first + features; f++) {
-      const value = query[f];
-      sumA += value * key[a++];
-      sumB += value * key[b++];
-      sumC += value * key[c++];
-      sumD += value * key[d++];
-    }
-    const at = j - from;
-    into[at] = sumA;
-    into[at + 1] = sumB;
-    into[at + 2] = sumC;
-    into[at + 3] = sumD;
-  }
-  for (; j < to; j++) into[j - from] = dot(head, i, j);
-}
-
-/** Is the score a plain product of query and key, before its scale? */
-const isProduct = (head) => !head.scores && !head.weight && (head.phi ?? "mul") === "mul";
-
 /** The weights of query i on keys `from` to `to`, all inside its span; -1 where it may not look. */
 function weightsOf(head, i, from, to, into) {
   const total = head.logsumexp[i];
   const plain = onlySpans(head);
-  if (total === -Infinity) {
-    for (let j = from; j < to; j++) into[j - from] = mayLook(head, i, j) ? 0 : -1;
-    return;
-  }
-  if (!isProduct(head)) {
-    for (let j = from; j < to; j++) into[j - from] = mayLook(head, i, j) ? weightOf(head, i, j) : -1;
-    return;
-  }
-  productsOf(head, i, from, to, into);
-  for (let j = from; j < to; j++) {
-    const at = j - from;
-    into[at] = plain || mayLook(head, i, j) ? Math.exp(scoreFrom(head, into[at], i, j) - total) : -1;
+  scoresOf(head, i, from, to, into);
+  for (let at = 0; at < to - from; at++) {
+    into[at] = !plain && !mayLook(head, i, from + at) ? -1 : total === -Infinity ? 0 : Math.exp(into[at] - total);
   }
 }
 

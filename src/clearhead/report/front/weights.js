@@ -14,12 +14,15 @@ function term(head, i, j, d) {
   return weight ? weight[d] * value : value;
 }
 
+/** Is the score a plain product of query and key, before its scale? */
+const isProduct = (head) => !head.scores && !head.weight && head.phi === "mul";
+
 /** The sum of the terms; of a score that has none, the score that was given. */
 function dot(head, i, j) {
-  const { features, phi } = head;
+  const { features } = head;
   if (head.scores) return head.scores[i * head.keys + j];
   let sum = 0;
-  if (phi === "mul" && !head.weight) { // the same terms, without a call for each: most of a page's time is here
+  if (isProduct(head)) { // the same terms, without a call for each: most of a page's time is here
     const { query, key } = head;
     for (let f = 0, a = i * features, b = j * features; f < features; f++) sum += query[a + f] * key[b + f];
   } else for (let d = 0; d < features; d++) sum += term(head, i, j, d);
@@ -77,6 +80,43 @@ function weightOf(head, i, j) {
   return total === -Infinity || !mayLook(head, i, j) ? 0 : Math.exp(scoreOf(head, i, j) - total);
 }
 
+/** The products of query i with keys `from` to `to`: four at a time, none waits for the sum of another. */
+function productsOf(head, i, from, to, into) {
+  const { query, key, features } = head;
+  const first = i * features;
+  let j = from;
+  for (; j + 4 <= to; j += 4) {
+    let a = j * features;
+    let b = a + features;
+    let c = b + features;
+    let d = c + features;
+    let sumA = 0;
+    let sumB = 0;
+    let sumC = 0;
+    let sumD = 0;
+    for (let f = first; f < first + features; f++) {
+      const value = query[f];
+      sumA += value * key[a++];
+      sumB += value * key[b++];
+      sumC += value * key[c++];
+      sumD += value * key[d++];
+    }
+    const at = j - from;
+    into[at] = sumA;
+    into[at + 1] = sumB;
+    into[at + 2] = sumC;
+    into[at + 3] = sumD;
+  }
+  for (; j < to; j++) into[j - from] = dot(head, i, j);
+}
+
+/** The scores of query i on keys `from` to `to`, whether it may look at them or not. */
+function scoresOf(head, i, from, to, into) {
+  const product = isProduct(head);
+  if (product) productsOf(head, i, from, to, into);
+  for (let j = from; j < to; j++) into[j - from] = scoreFrom(head, product ? into[j - from] : dot(head, i, j), i, j);
+}
+
 /** The share of a query's softmax that goes to its head's sink; 0 without one, and where it sees nothing. */
 function sinkShareOf(head, i) {
   return head.sink === null || head.logsumexp[i] === -Infinity ? 0 : Math.exp(head.sink - head.logsumexp[i]);
@@ -96,20 +136,23 @@ function rowsOf(head) {
   const scores = new Float64Array(keys);
   const plain = onlySpans(head);
   for (let i = 0; i < queries; i++) {
+    const [from, to] = [head.start[i], head.stop[i]];
+    scoresOf(head, i, from, to, scores);
     let most = -Infinity;
-    for (let j = head.start[i]; j < head.stop[i]; j++) {
-      scores[j] = plain || mayLook(head, i, j) ? scoreOf(head, i, j) : -Infinity;
-      if (!(scores[j] <= most)) most = scores[j]; // NaN too
+    for (let j = from; j < to; j++) {
+      if (!plain && !mayLook(head, i, j)) scores[j - from] = -Infinity;
+      if (!(scores[j - from] <= most)) most = scores[j - from]; // NaN too
     }
     if (most === -Infinity) continue;
     let sum = 0;
-    for (let j = head.start[i]; j < head.stop[i]; j++) sum += Math.exp(scores[j] - most);
+    for (let at = 0; at < to - from; at++) sum += Math.exp(scores[at] - most);
     const own = most + Math.log(sum);
-    for (let j = head.start[i]; j < head.stop[i]; j++) {
-      if (scores[j] === -Infinity) continue;
-      const weight = Math.exp(scores[j] - own);
+    for (let j = from; j < to; j++) {
+      const score = scores[j - from];
+      if (score === -Infinity) continue;
+      const weight = Math.exp(score - own);
       received[j] += weight;
-      entropy[i] += weight * (own - scores[j]);
+      entropy[i] += weight * (own - score);
       if (placed) distance[i] += weight * Math.abs(i + head.position - j);
     }
     logsumexp[i] = sink === null ? own
