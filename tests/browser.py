@@ -89,7 +89,9 @@ class Windows:
         Tests that provoke one clear `faults` themselves.
         """
         violations = opened.page.evaluate("window.violations || []")
-        worn = opened.page.evaluate("history.length") > 40  # a browser keeps 50 entries: tests that count them need room
+        worn = (
+            opened.page.evaluate("history.length") > 40
+        )  # a browser keeps 50 entries, and tests count them
         if opened.alone or opened.faults or violations or worn:
             opened.page.context.close()
         else:

@@ -1,6 +1,7 @@
 // Units of data.js and weights.js. `data`: what Python wrote; `wanted`: what it must give, from float64 in NumPy.
 const test = require("node:test");
 const assert = require("node:assert");
+const zlib = require("node:zlib");
 
 const messages = data.blocks.map((text) => Uint8Array.from(Buffer.from(text, "base64")).buffer);
 const run = new Run(messageSource(data.meta, messages));
@@ -58,6 +59,27 @@ test("what is opened twice is one head, and a source may send blocks when they a
   const head = await other.open(0, 0);
   assert.deepStrictEqual(Array.from(head.query), Array.from((await run.open(0, 0)).query));
   assert.ok(asked.length < messages.length && new Set(asked).size === asked.length);
+});
+
+test("a block is taken when all of it has been read", async () => {
+  const text = (numbers) => zlib.deflateSync(Buffer.concat([Buffer.from(Int32Array.from([0, 8]).buffer), Buffer.from(numbers)])).toString("base64");
+  const whole = text([1, 2, 3, 4, 5, 6, 7, 8]);
+  const elements = { meta: { textContent: "{}" } };
+  const page = { readyState: "loading", getElementById: (id) => elements[id] ?? null };
+  const source = embeddedSource(page);
+  const block = source.block(0).then(arraysOf);
+  const pause = () => new Promise((resolve) => { setTimeout(resolve, 20); });
+  await pause();
+  elements["block-0"] = { textContent: whole.slice(0, 9), nextSibling: null, remove() {} };
+  await pause();
+  Object.assign(elements["block-0"], { textContent: whole, nextSibling: {} });
+  assert.deepStrictEqual(Array.from((await block)[0]), [1, 2, 3, 4, 5, 6, 7, 8]);
+  elements["block-1"] = { textContent: whole, nextSibling: null, remove() {} }; // the last of all
+  const last = source.block(1).then(arraysOf);
+  await pause();
+  page.readyState = "interactive";
+  assert.strictEqual((await last)[0].length, 8);
+  await assert.rejects(source.block(2), /block 2 is missing/);
 });
 
 test("ranks and measures", async () => {

@@ -17,6 +17,7 @@ import pytest
 
 from clearhead.report import render
 from clearhead.report._blocks import Blocks, plain
+from clearhead.report.page import page_of
 
 Make = Callable[..., Any]
 
@@ -97,19 +98,16 @@ def test_equal_bytes_of_another_type_are_another_block() -> None:
     assert [blocks.one(plain(np.zeros(3), dtype)) for dtype in ("int32", "float32", "int32")] == [0, 8, 0]
 
 
-def test_means_are_over_queries_that_see_something(make_case: Make) -> None:
-    case = make_case(4, heads=1, stop=[4, 4, 0, 4])
-    mean = meta_of(render([case.layer], "A report"))["layers"][0]["heads"][0]["mean"]
-    entropy = case.layer.entropy[0]
-    assert mean["entropy"] == pytest.approx(entropy[[0, 1, 3]].mean(), rel=1e-4)
-    received = case.weights[0].sum(0)
-    assert mean["sinkKey"] == received.argmax()
-    assert mean["sink"] == pytest.approx(received.max() / 3, rel=1e-4)
-
-
-def test_a_head_that_sees_nothing_has_no_means(make_case: Make) -> None:
-    mean = meta_of(render([make_case(3, stop=0).layer], "A"))["layers"][0]["heads"][0]["mean"]
-    assert mean == {"entropy": None, "sink": None, "sinkKey": None, "distance": None}
+def test_the_head_that_the_page_opens_on_stands_before_the_others(make_case: Make) -> None:
+    page = page_of([make_case(5, heads=3, seed=seed).layer for seed in (0, 1)], "A report")
+    page.distinctive = {"layer": 1, "head": 2, "sentence": "", "measure": "", "nearUniform": False}
+    html = "".join(page.parts())
+    layer = meta_of(html)["layers"][1]
+    parts = layer["shared"] | layer["heads"][2]
+    wanted = {parts[name] // 8 for name in ("start", "stop", "counts", "expected", "query", "key")}
+    order = [int(number) for number in re.findall(r'id="block-(\d+)"', html[html.index('id="program"') :])]
+    assert set(order[: len(wanted)]) == wanted
+    assert sorted(order) == sorted(set(order)) and len(order) > len(wanted)
 
 
 def test_an_empty_report_is_refused() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -191,3 +193,13 @@ def test_the_theme_can_change_while_the_page_is_open(layers: list[Any], open_rep
     before = opened.page.evaluate(pixels)
     opened.page.emulate_media(color_scheme="dark")
     opened.until(f"{pixels} !== {before!r}")
+
+
+def test_what_a_head_gives_its_sink_is_said(make_case: Make, open_report: Make) -> None:
+    case = make_case(5, heads=1, stop=[5, 5, 0, 5, 5])
+    sinks = np.array([0.5])
+    total = np.where(np.isneginf(case.layer.logsumexp), -np.inf, np.logaddexp(case.layer.logsumexp, sinks[:, None]))
+    opened = open_report([replace(case.layer, sinks=sinks, logsumexp=total)])
+    share = np.exp(sinks[0] - total[0][[0, 1, 3, 4]]).mean()
+    said = re.search(r"· (\S+)% of its weight goes to no key", opened.page.inner_text("#where"))
+    assert said and float(said[1]) == pytest.approx(100 * share, abs=0.6)

@@ -7,7 +7,7 @@ import hashlib
 import tempfile
 import weakref
 import zlib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import numpy as np
@@ -94,11 +94,12 @@ class Blocks:
     def __len__(self) -> int:
         return len(self._ends) - 1
 
-    def html(self, early: bool) -> Iterator[str]:
-        """The elements of the blocks that stand before the program, or of those after it."""
-        for number, (start, stop) in enumerate(zip(self._ends, self._ends[1:], strict=False)):
+    def html(self, early: bool, first: Container[int]) -> Iterator[str]:
+        """The elements of the blocks that stand before the program, or of those after it, `first` before the others."""
+        for number in sorted(range(len(self)), key=lambda number: number not in first):
             if (number in self._early) is not early:
                 continue
+            start, stop = self._ends[number : number + 2]
             yield f'<script type="application/octet-stream" id="block-{number}">'
             self._file.seek(start)
             for at in range(start, stop, PART):

@@ -50,7 +50,6 @@ def described(layer: Layer, texts: tuple[int, int], steps: tuple[int, int], bloc
             head["sink"] = float(layer.sinks[number])
         if layer.pyramid is not None:
             head["pyramid"] = _pyramid(layer, number, blocks)
-        head["mean"] = _means(layer, number)
     return {
         "name": layer.name,
         "label": layer.label,
@@ -140,25 +139,6 @@ def _pyramid(layer: Layer, number: int, blocks: Blocks) -> dict[str, int]:
     rows, columns = largest.shape
     places = dict(zip(("max", "mean"), blocks.add(planes(largest), planes(mean)), strict=True))
     return places | {"rows": rows, "columns": columns, "perRow": per_row, "perColumn": per_column}
-
-
-def _means(layer: Layer, head: int) -> dict[str, float | int | None]:
-    """Over the queries that see something; of weights divided by their sum, and the share that a sink has of all."""
-    seeing = np.asarray(layer.logsumexp[head]) != -np.inf
-    received = np.asarray(layer.received[head], dtype=np.float64)
-    if not seeing.any():
-        return {"entropy": None, "sink": None, "sinkKey": None, "distance": None}
-    sink_key = int(received.argmax())
-    distance = layer.distance
-    found = {
-        "entropy": finite(layer.entropy[head][seeing].mean()),
-        "sink": finite(received[sink_key] / seeing.sum()),
-        "sinkKey": sink_key,
-        "distance": None if distance is None else finite(distance[head][seeing].mean()),
-    }
-    if layer.sinks is not None:
-        found["sinkShare"] = finite(np.exp(layer.sinks[head] - layer.logsumexp[head][seeing]).mean())
-    return found
 
 
 def measured(measures: Measures, known: Sequence[About]) -> list[Any]:

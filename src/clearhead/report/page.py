@@ -19,7 +19,7 @@ list of these is one array in several parts. `front/data.js` reads them: `new Ru
     position: where query 0 stands among the keys, or null. answer: the first query that the model generated, or null.
     phi: null where scores are given.
     thumbnail: {block, rows, columns}: where the bytes of all heads stand, each rows × columns: see `codes.py`.
-    heads: [{number, query, key, scores, start, …, sink, mean, measures, pyramid}], and shared: the same of all heads.
+    heads: [{number, query, key, scores, start, …, sink, measures, pyramid}], and shared: the same of all heads.
 
 A head, beside what is for `layers`:
   query (queries, features), key (keys, features); weight (features), where φ's terms are weighted; or scores;
@@ -29,7 +29,7 @@ A head, beside what is for `layers`:
   holes {side, places, values}: bits, 1 for what the spans do not hide, but the mask does;
   values (keys): the length of each value vector, where values were kept;
   logsumexp, entropy, received, distance: not there where `rowsOf` in `weights.js` computes them at once;
-  sink: the score of the sink; mean: {entropy, sink, sinkKey, distance, sinkShare} over the queries that see something;
+  sink: the score of the sink;
   measures: [[value, of uniform attention, key], …] in the order of meta.measures, 0 where there is none;
   pyramid: {max, mean, rows, columns, perRow, perColumn}, of what is longer than 1,024: see `codes.py`.
 Entropy, received and distance are of the weights divided by their sum, where a sink has a share of all.
@@ -55,7 +55,7 @@ from clearhead.base.pages import (
     source,
     write_parts,
 )
-from clearhead.report._blocks import Blocks
+from clearhead.report._blocks import PLACES, Blocks
 from clearhead.report.describe import described, measured
 from clearhead.report.layer import Layer, LeftOut, Measures
 
@@ -116,6 +116,10 @@ STYLES = ("page.css", "heads.css", "text.css", "map.css", "compare.css", "lines.
 STEPS = ("read", "nodeOf", "leaf", "number", "everyIndex", "placeOf", "sizeOf", "plainText", "setMostTerms")
 
 
+# What is said of a head that is not where an array stands.
+NO_PLACES = ("number", "sink", "rows", "columns", "perRow", "perColumn", "side")
+
+
 class Page:
     """A page that is made a layer at a time: what is added is compressed, in a file of its own, until it is written."""
 
@@ -172,10 +176,10 @@ class Page:
                 "style": style,
                 "guard": guard,
                 "meta": embedded(self._meta()),
-                "thumbnails": self._blocks.html(early=True),
+                "thumbnails": self._blocks.html(early=True, first=()),
                 "program": base64.b64encode(zlib.compress(program.encode(), 9)).decode("ascii"),
                 "load": load,
-                "data": self._blocks.html(early=False),
+                "data": self._blocks.html(early=False, first=self._opening()),
             },
         )
 
@@ -186,6 +190,12 @@ class Page:
     def write(self, path: Any) -> Path:
         """Write the file; one that is there stays as it was until all is written."""
         return write_parts(path, self.parts())
+
+    def _opening(self) -> set[int]:
+        """The blocks of the head that the page opens on: it is shown while the others are still being read."""
+        place = self.distinctive or {"layer": 0, "head": 0}
+        layer = self._layers[place["layer"]]
+        return set(_blocks_in(layer["shared"] | layer["heads"][place["head"]]))
 
     def _meta(self) -> dict[str, Any]:
         known = list(dict.fromkeys(measure for heads in self._measures for head in heads for measure in head))
@@ -204,6 +214,15 @@ class Page:
             "leftOut": [call._asdict() for call in self._left_out],
             "layers": layers,
         }
+
+
+def _blocks_in(parts: Mapping[str, Any]) -> Iterator[int]:
+    """The numbers of the blocks in which the arrays of a head stand."""
+    for name, value in parts.items():
+        if isinstance(value, Mapping):
+            yield from _blocks_in(value)
+        elif name not in NO_PLACES and value is not None:
+            yield from (place // PLACES for place in (value if isinstance(value, list) else [value]))
 
 
 def nothing_left(left_out: Iterable[Any]) -> UnsupportedError:

@@ -50,19 +50,13 @@ function bytesOf(base64) {
 
 /** The data that stand in a page: its metadata at once, a block when it is asked for. */
 function embeddedSource(page) {
-  /** Resolves when the parser has read the whole file: the last blocks come after this program. */
-  const allRead = new Promise((resolve) => {
-    if (page.readyState !== "loading") resolve();
-    else page.addEventListener("DOMContentLoaded", () => resolve());
-  });
   return {
     meta: JSON.parse(page.getElementById("meta").textContent),
     async block(number) {
-      let element = page.getElementById(`block-${number}`);
-      if (!element) {
-        await allRead;
-        element = page.getElementById(`block-${number}`);
-      }
+      const find = () => page.getElementById(`block-${number}`);
+      // the file is still being read: an element that nothing follows may not have all of its text
+      while (page.readyState === "loading" && !find()?.nextSibling) await breathe();
+      const element = find();
       if (!element) throw new Error(`the file is cut short: block ${number} is missing`);
       const packed = new Blob([bytesOf(element.textContent)]);
       element.remove(); // the text is larger than the values, and not needed again

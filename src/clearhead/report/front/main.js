@@ -7,8 +7,8 @@ const PANES = [
 
 /**
  * For tests and for the console; nothing on the page depends on it. All of it only reads.
- * `state()`: a copy of what is chosen. `weights(layer, head, query)`: the promise of one row, as an
- * array of numbers. `operands(layer, head)`: the promise of its query and its key. `why(layer, head, query, key)`: the
+ * `state()`: a copy of what is chosen. `weights(layer, head, token, view)`: the promise of one row, or with view "in" one
+ * column, as an array of numbers. `tile(layer, head, query, key)`: the promise of 256 × 256 weights. `operands(layer, head)`: the promise of its query and its key. `why(layer, head, query, key)`: the
  * promise of the steps of one weight, as [name, formula, number]. `look()`: the weights of the chosen token as shown.
  * `text()`: what the text is shaded by: the mean weight of each token, what uniform attention gives, the strongest pairs.
  * `map()`: the map's geometry and its pooled weights. `compare()`: the divergences of the heads that are compared.
@@ -23,7 +23,9 @@ function offerHooks(page) {
       const { layer, head, view, token, pair, scale } = page.view;
       return { layer, head, view, token, pair, scale };
     },
-    weights: async (layer, head, query) => Array.from(lookOf(await open(layer, head), "out", query).weights),
+    weights: async (layer, head, token, view = "out") => Array.from(lookOf(await open(layer, head), view, token).weights),
+    tile: async (layer, head, i, j) => tileOf(await open(layer, head),
+      { i, j, rows: TILE, columns: TILE, perRow: 1, perColumn: 1 }, slices(Infinity)),
     operands: async (layer, head) => {
       const { query, key } = await open(layer, head);
       return [Array.from(query), Array.from(key)];
