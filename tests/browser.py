@@ -89,9 +89,7 @@ class Windows:
         Tests that provoke one clear `faults` themselves.
         """
         violations = opened.page.evaluate("window.violations || []")
-        worn = (
-            opened.page.evaluate("history.length") > 40
-        )  # a browser keeps 50 entries, and tests count them
+        worn = opened.page.evaluate("history.length") > 40  # a browser keeps 50 entries, and tests count them
         if opened.alone or opened.faults or violations or worn:
             opened.page.context.close()
         else:

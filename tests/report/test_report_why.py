@@ -5,18 +5,24 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from eager import scores_of
+from test_report_formulas import CASES, layer_of
 
 import clearhead as ch
 from clearhead.models import bundled, load
+from clearhead.report.why import with_steps
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 from small_models import MODELS, OWN_EAGER, inputs_of, pair
 
+ROOT = "document.getElementById('clearhead').shadowRoot"
 FIRST = {"query", "key", "value", "bias", "sink", "mask"}
 RIGHT = torch.tensor([[1] * 9, [1] * 6 + [0] * 3])
 
@@ -103,6 +109,42 @@ def test_masked_pairs_and_rows_that_see_nothing(open_report: Callable[..., Any])
         assert blind["blind"] == 1
         check(opened, layer, call, (1, 2, 3))
         assert blind["weights"] == 0
+
+
+PHIS = {
+    "additive": "scores[i, j] = Σ_d weight[d] · tanh(query[i, d] + key[j, d])",
+    "additive, softcap, causal": "uncapped[i, j] = Σ_d weight[d] · tanh(query[i, d] + key[j, d])",
+    "gaussian": "unscaled[i, j] = Σ_d (query[i, d] - key[j, d])²",
+    "gaussian, learnt": "scores[i, j] = Σ_d weight[d] · (query[i, d] - key[j, d])²",
+    "weighted": "unscaled[i, j] = Σ_d weight[d] · query[i, d] · key[j, d]",
+}
+
+
+def test_every_score_of_terms_has_its_steps(open_report: Callable[..., Any]) -> None:
+    options = {name: CASES[name] for name in PHIS if name in CASES}
+    layers = [layer_of(each)[0] for each in options.values()]
+    weighted = replace(layers[0], phi="mul", steps=(), scale=0.5)
+    layers.append(with_steps(replace(weighted, logsumexp=logsumexp_of(weighted))))
+    opened = open_report(layers)
+    page = opened.page
+    for at, (layer, formula) in enumerate(zip(layers, PHIS.values(), strict=True)):
+        scores = scores_of(layer)
+        for head, i, j in [(0, 0, 0), (1, 3, 2)]:
+            rows = page.evaluate("([l, h, i, j]) => clearhead.why(l, h, i, j)", [at, head, i, j])
+            by_name = {name: number for name, _, number in rows}
+            assert rows[0][1] == formula
+            assert by_name["scores"] == pytest.approx(scores[head, i, j], rel=1e-6)
+            weights = page.evaluate("([l, h, i]) => clearhead.weights(l, h, i)", [at, head, i])
+            assert by_name["weights"] == pytest.approx(weights[j], rel=1e-6)
+        page.evaluate(f"location.hash = '#layer={at}&head=1&token=3&pair=2'")
+        opened.until("document.getElementById('clearhead').dataset.shown", f"{at}/1/out/3/2")
+        assert page.locator("#sum tr .formula").first.inner_text() == formula
+        assert page.locator("#sum tr .made").first.inner_text().startswith("= ")
+
+
+def logsumexp_of(layer: Any) -> Any:
+    scores = scores_of(layer)
+    return np.log(np.exp(scores).sum(-1))
 
 
 def test_a_long_row_is_filled_in_when_the_page_rests(

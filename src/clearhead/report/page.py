@@ -113,7 +113,7 @@ SCRIPTS = (
 STYLES = ("page.css", "heads.css", "text.css", "map.css", "compare.css", "lines.css", "pair.css", "tools.css")
 
 # What the page uses of the program that computes the steps of an explanation from their code.
-STEPS = ("read", "nodeOf", "leaf", "number", "everyIndex", "placeOf", "sizeOf", "plainText", "setMostTerms")
+STEPS = ("read", "nodeOf", "leaf", "number", "everyIndex", "placeOf", "sizeOf", "plainText", "setMostTerms", "grouped")
 
 
 # What is said of a head that is not where an array stands.

@@ -12,6 +12,7 @@ from clearhead.explanation.shown import choose
 from clearhead.masks.dense import DenseMask
 from clearhead.problem.problem import make_problem
 from clearhead.report.layer import Layer
+from clearhead.report.score_of_terms import ScoreOfTerms
 from clearhead.scores.base import ByTile
 from clearhead.scores.dot import Dot
 
@@ -19,9 +20,10 @@ from clearhead.scores.dot import Dot
 def with_steps(layer: Layer) -> Layer:
     """The same with name, formula and code of each step that leads to a weight, in order.
 
-    One without code is given: "query", "key", "bias", "mask", "sink". A query that sees nothing has its own steps.
+    One without code is given: "query", "key", "weight", "bias", "mask", "sink". The first with code is the sum of
+    the terms: the page has its numbers already. A query that sees nothing has its own steps.
     """
-    if layer.phi != "mul" or layer.scores is not None:
+    if layer.scores is not None:
         return layer
     masked = bool((layer.start > 0).any() or (layer.stop < layer.key.shape[1]).any() or _holes(layer))
     blind = bool(np.isneginf(layer.logsumexp).any() or (layer.stop <= layer.start).any())
@@ -34,16 +36,17 @@ def _steps(layer: Layer, masked: bool, blind: bool) -> tuple[dict[str, str], ...
     mask = DenseMask(keep) if masked else None
     key = torch.zeros(1, 1, 2, layer.query.shape[-1], dtype=torch.float32, device="cpu")
     query = key[:, :, :1]
+    score = Dot() if layer.phi == "mul" and layer.weight is None else ScoreOfTerms(layer.phi, layer.weight is not None)
     problem = make_problem(
         query,
         key,
         key,
-        score=Dot(),
+        score=score,
         mask=mask,
         bias=torch.zeros_like(keep, dtype=torch.float32) if _has_bias(layer) else None,
         sinks=None if layer.sinks is None else query[0, :, 0, 0],
     )
-    problem = problem._replace(scores=ByTile(Dot(), query, key, layer.scale, layer.softcap), value=None)
+    problem = problem._replace(scores=ByTile(score, query, key, layer.scale, layer.softcap), value=None)
     shown = choose(None, problem.sizes)
     given = input_steps(problem, shown)
     parts, _, _ = attention_parts(problem, mask, shown, given)

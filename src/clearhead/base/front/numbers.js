@@ -38,3 +38,6 @@ function everyIndex(sizes, visit) {
     for (let axis = sizes.length - 1; axis >= 0 && ++index[axis] === sizes[axis]; axis--) index[axis] = 0;
   }
 }
+
+/** A whole number with its thousands apart. (`toLocaleString` takes 10 ms when it is first called.) */
+const grouped = (count) => String(count).replace(/\B(?=(\d{3})+$)/g, ",");

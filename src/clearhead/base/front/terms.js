@@ -46,7 +46,7 @@ function sumOf(values, termOf, more, sign = " + ") {
     pieces.push(...(pieces.length ? [sign, ...bracketed(term, BINDS.product)]
       : single ? term.pieces : bracketed(term, BINDS.sum)));
   }
-  if (left) pieces.push(`${sign}… (${left.toLocaleString("en")} more)`);
+  if (left) pieces.push(`${sign}… (${grouped(left)} more)`);
   if (!values.length && !left) return atom("0");
   return { binds: single ? termOf(0).binds : BINDS.sum, pieces };
 }

@@ -19,6 +19,7 @@ function givenOf(head, i) {
   return {
     query: () => nodeOver("query", head.query.subarray(i * features, (i + 1) * features), [1, 1, 1, features]),
     key: () => nodeOver("key", head.key, [1, 1, keys, features]),
+    weight: () => nodeOver("weight", head.weight, [features]),
     bias: () => nodeOver("bias", row((j) => {
       const bias = biasOf(head, i, j);
       return bias === -Infinity ? 0 : bias; // −∞ is what the mask hides
@@ -28,13 +29,11 @@ function givenOf(head, i) {
   };
 }
 
-/** The numbers of a step, which later steps read. The products are the one step with a sum for every key. */
-function numbersOf(head, i, name, made, sizes) {
+/** The numbers of a step, which later steps read. `first`: the first that is computed, the sum of the terms of each key. */
+function numbersOf(head, i, made, sizes, first) {
   const values = new Float64Array(steps.sizeOf(sizes));
+  if (first) return values.map((_, j) => dot(head, i, j));
   let place = 0;
-  if (name === "products" || (name === "scores" && sizes.at(-1) === head.keys && made.products)) {
-    return values.map((_, j) => dot(head, i, j));
-  }
   steps.everyIndex(sizes, (index) => { values[place++] = made.at(index); });
   return values;
 }
@@ -51,11 +50,9 @@ function whyOf(head, i, run) {
       found.set(name, { name, formula, node: given[name]() });
       continue;
     }
-    const { tree } = steps.read(code);
-    const made = steps.nodeOf(tree, found);
-    made.products = tree.name === "matmul";
+    const made = steps.nodeOf(steps.read(code).tree, found);
     const sizes = made.axes.map((axis) => axis.n);
-    const numbers = numbersOf(head, i, name, made, sizes);
+    const numbers = numbersOf(head, i, made, sizes, ![...found.values()].some((step) => step.made));
     found.set(name, { name, formula, made, sizes, numbers, node: nodeOver(name, numbers, sizes) });
   }
   head.why = { row: i, steps: found };

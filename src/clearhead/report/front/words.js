@@ -104,8 +104,7 @@ const signed = (value, digits) => value.toFixed(digits).replace("-", "−");
 /** A ratio: 4.3 ×, 0.012 ×, 120 ×. */
 const times = (ratio) => `${ratio >= 100 ? Math.round(ratio) : Number(ratio.toPrecision(2))} ×`;
 
-/** A whole number with its thousands apart. (`toLocaleString` takes 10 ms when it is first called.) */
-const grouped = (count) => String(count).replace(/\B(?=(\d{3})+$)/g, ",");
+const { grouped } = steps;
 
 const plurals = { query: "queries", key: "keys", head: "heads" };
 const plural = (count, noun) => `${grouped(count)} ${count === 1 ? noun : plurals[noun]}`;

@@ -64,7 +64,7 @@ function fillIn(step) {
 function findObstacle() {
   const all = [...steps.values()];
   const [held, keys] = data.keys;
-  if (held < keys) return `it holds ${held} of ${keys.toLocaleString("en")} keys, and the softmax needs every one.`;
+  if (held < keys) return `it holds ${held} of ${grouped(keys)} keys, and the softmax needs every one.`;
   if (!data.whole) return "its inputs are too many.";
   const unknown = all.find((step) => !step.given && !step.code && !outside.has(step));
   if (unknown) return `“${unknown.name}” shows no steps of its own: its formula is known to Python alone.`;

@@ -80,7 +80,7 @@ function tableOfStep(step, operand) {
   const scroller = element("div", "scroller");
   scroller.append(table);
   figure.append(caption, scroller);
-  const missing = step.more.map((n, axis) => (n && !(step.of && axis < 4) ? `${n.toLocaleString("en")} more along ${step.axes[axis]}` : ""));
+  const missing = step.more.map((n, axis) => (n && !(step.of && axis < 4) ? `${grouped(n)} more along ${step.axes[axis]}` : ""));
   if (missing.some(Boolean)) figure.append(element("p", "quiet", `… ${missing.filter(Boolean).join(", ")}`));
 
   const fixed = () => chosen.map((axis) => Math.min(choice.at[axisKey(step, axis)] ?? 0, step.sizes[axis] - 1));
