@@ -81,6 +81,7 @@ CASES: dict[str, dict[str, Any]] = {
     "relative bias": {"bias": ByDistance()},
     "alibi": {"bias": ch.ALiBi(HEADS), "mask": ch.Causal(), "align": "lower_right"},
     "bias of keys": {"bias": ByKey()},
+    "bias of heads": {"bias": ch.DenseBias(normal(1, HEADS, 1, 1, seed=14)), "sinks": normal(HEADS, seed=12)},
     "dense bias": {"bias": normal(1, HEADS, LQ, LK, seed=10)},
     "dense bias with −∞": {"bias": torch.where(holes(HEADS), 0.3, -torch.inf)},
     "bias by a function": {"bias": BY_FUNCTION},

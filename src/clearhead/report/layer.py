@@ -45,7 +45,7 @@ class Bias:
 
     Attributes:
         relative: (H or 1, Lq + Lk − 1), one number a distance: entry j − i + Lq − 1 is of the pair (i, j).
-        dense: (H or 1, Lq or 1, Lk or 1), one of the last two being 1.
+        dense: (H or 1, Lq or 1, Lk or 1), one of the last two being 1, or both.
         tiles: of each head, or one for all, all else; a head's are None where they are zeros.
     """
 
@@ -222,8 +222,9 @@ class Layer:
         if self.bias is not None:
             self._check("bias.relative", self.bias.relative, one_or_all, queries + keys - 1)
             if self.bias.dense is not None:
-                of_keys = self.bias.dense.shape[1] == 1
-                self._check("bias.dense", self.bias.dense, one_or_all, *((1, keys) if of_keys else (queries, 1)))
+                rows, columns = self.bias.dense.shape[1:]
+                broadcast = (1, keys) if rows == 1 < columns else (queries if rows > 1 else 1, 1)
+                self._check("bias.dense", self.bias.dense, one_or_all, *broadcast)
             self._check_tiles("bias.tiles", self.bias.tiles)
         self._check_tiles("holes", self.holes)
         if self.thumbnail.ndim != 3 or len(self.thumbnail) != heads:
