@@ -109,3 +109,12 @@ def test_a_weight_that_is_no_number_is_said_to_be_none(make_case: Make, open_rep
     page = open_report([layer], "#token=2").page
     assert np.isnan(page.evaluate("clearhead.look()")).all()
     assert "not a number" in page.inner_text("#pair-title")
+
+
+def test_a_row_with_no_number_before_a_masked_key(make_case: Make, open_report: Make) -> None:
+    hidden = np.zeros((1, 4, 4))
+    hidden[..., 3] = -np.inf
+    layer = make_case(4, heads=1, bias=hidden).layer
+    layer.key[0, 2, 0] = np.nan
+    row = open_report([layer], "#token=2").page.evaluate("clearhead.look()")
+    assert np.isnan(row[:3]).all() and row[3] == 0

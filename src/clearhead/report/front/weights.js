@@ -99,7 +99,7 @@ function rowsOf(head) {
     let most = -Infinity;
     for (let j = head.start[i]; j < head.stop[i]; j++) {
       scores[j] = plain || mayLook(head, i, j) ? scoreOf(head, i, j) : -Infinity;
-      if (!(scores[j] <= most)) most = scores[j]; // NaN too
+      if (!(scores[j] <= most) && most === most) most = scores[j]; // NaN too, and then it stays
     }
     if (most === -Infinity) continue;
     let sum = 0;
