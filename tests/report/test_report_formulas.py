@@ -125,7 +125,7 @@ def listed(array: Any) -> list[Any]:
     return [float(x) if np.isfinite(x) else str(float(x)) for x in np.asarray(array, dtype=np.float64).ravel()]
 
 
-def wanted_of(name: str, layer: Layer, scores: Any, keep: Any, fine: float, rounded: bool) -> dict[str, Any]:
+def wanted_of(name: str, layer: Layer, scores: Any, keep: Any, fine: float) -> dict[str, Any]:
     """What the page must give of a layer; its sums over features are of float64, as NumPy's."""
     found = statistics_of(scores, keep, layer.sinks, layer.position if layer.kind == "self" else None)
     heads = []
@@ -136,7 +136,7 @@ def wanted_of(name: str, layer: Layer, scores: Any, keep: Any, fine: float, roun
         each["look"] = look_entropy(found["weights"][head][-1])
         heads.append(each)
     sizes = [*layer.shape, None if layer.scores is not None else layer.phi]
-    return {"name": name, "fine": fine, "rounded": rounded, "sizes": sizes, "heads": heads}
+    return {"name": name, "fine": fine, "sizes": sizes, "heads": heads}
 
 
 def look_entropy(row: Any) -> list[Any]:
@@ -158,7 +158,7 @@ def test_every_form_of_a_call(key_heads: int, tmp_path: Path) -> None:
             own = own + np.stack([layer.bias.rows(h, 0, LQ, layer.shape) for h in range(HEADS)])
         np.testing.assert_allclose(own[keep], scores[keep], rtol=1e-5, atol=2e-6, err_msg=name)
         layers.append(layer)
-        wanted.append(wanted_of(name, layer, own, keep, 2e-6, False))
+        wanted.append(wanted_of(name, layer, own, keep, 2e-6))
     run_units(Path(__file__).with_name("formulas.test.js"), render(layers, "All forms"), wanted, tmp_path)
 
 
@@ -208,7 +208,7 @@ def test_padding_is_left_out(kind: str, tmp_path: Path) -> None:
             scores = scores + bias[1].double().numpy()
         whole = statistics_of(scores, keep, None, 0)
         cut = keep[:, real][:, :, real]
-        found = wanted_of(name, layer, scores[:, real][:, :, real], cut, 1e-5, not layer.alone)
+        found = wanted_of(name, layer, scores[:, real][:, :, real], cut, 1e-5)
         for head in range(HEADS):  # of whole rows, in positions of the whole text
             each = found["heads"][head]
             row = {n: whole[n][head][real] for n in ("logsumexp", "entropy", "distance")}
