@@ -150,6 +150,18 @@ def test_the_measured_error_is_stated(score: ch.Score) -> None:
     assert abs(mine["weights"] - theirs["weights"]).max() == pytest.approx(layer.error, rel=0.05, abs=1e-6)
 
 
+def test_the_error_is_that_of_all_queries() -> None:
+    query, key = normal(1, 1, 500, 16), normal(1, 1, 500, 16, seed=1)
+    with torch.no_grad(), ch.watch(block := Block()) as recording:
+        block(query, key)
+    (layer,) = recording.layers()
+    theirs, mine = (
+        (q.double() @ k.double().T / 4).softmax(-1)
+        for q, k in ((query[0, 0], key[0, 0]), (torch.from_numpy(layer.query[0]), torch.from_numpy(layer.key[0])))
+    )
+    assert layer.error == pytest.approx(float((mine - theirs).abs().max()), rel=0.01)
+
+
 def test_a_score_of_ones_own_is_left_out_where_it_is_long(tmp_path: Path) -> None:
     class Two(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> None:

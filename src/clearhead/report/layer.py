@@ -135,8 +135,8 @@ class Layer:
 
         operand_steps: (H, D) and (Hk, D), where query and key are whole multiples of these, see
             `operands.py`: they are written as such. None writes float32.
-        error: how far the weights of these queries and keys are from the call's, at most; None if
-            they are the call's own.
+        error: how far the weights of these queries and keys are from the call's, at most: measured, of more than
+            2^22 pairs in evenly spaced queries; None if they are the call's own.
         phi, weight: φ and (D,) float64, or None for ones.
         scores: (H, Lq, Lk) float32, in place of scale, softcap and the sum, of a score that has no φ; D is 0 then.
         holes: of each head, or one for all, the pairs inside the spans that are not allowed, bool; None for none.
