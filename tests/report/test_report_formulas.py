@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from node import needs_node, run_units
 import clearhead as ch
 from clearhead.base.shapes import Sizes
 from clearhead.report import Layer, render
+from clearhead.report.from_call import layer_from_call
 
 LQ, LK, HEADS, WIDE = 7, 11, 4, 6
 
@@ -226,6 +228,22 @@ def test_padding_is_left_out(kind: str, tmp_path: Path) -> None:
             times = whole["weights"][head][real][:, real] * cut[head].sum(1, keepdims=True)
             np.testing.assert_allclose(layer.thumbnail[head], pooled(times, cut[head], 1, 1), atol=2e-5)
     run_units(Path(__file__).with_name("formulas.test.js"), render(layers, "Padded"), wanted, tmp_path)
+
+
+@pytest.mark.parametrize("align", [-1, 4, 6, 9])
+@pytest.mark.parametrize("words", [[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
+def test_distances_where_queries_stand_outside_of_the_words(align: int, words: list[int]) -> None:
+    """The page computes them from where query 0 stands among the keys that are shown."""
+    keep = torch.tensor([words])
+    with torch.no_grad(), ch.watch(block := Block()) as seen:
+        block(normal(1, 1, 2, 4), normal(1, 1, 6, 4, seed=1), mask=ch.Padding(keep), align=align)
+    call = SimpleNamespace(name="call", kind="self", weights=seen.calls[0].weights, padding=(None, keep.bool()))
+    layer = layer_from_call(call, ["a", "b"], list("uvwxyz"), error=0)
+    assert isinstance(layer, Layer) and layer.alone and layer.position is not None
+    weights = call.weights.dense()[0, 0, :, keep[0].bool()].numpy()
+    own, shown = (np.abs(np.arange(2)[:, None] + at - np.arange(4)) for at in (align - words.index(1), layer.position))
+    np.testing.assert_allclose(layer.distance[0], (weights * own).sum(1), atol=1e-5)
+    np.testing.assert_array_equal(shown, own)
 
 
 def whole_of_padding(scores: Any, keep: Any, head: int, real: Any) -> Any:
