@@ -138,7 +138,7 @@ def _offset(problem: Problem) -> int | None:
 
 
 def _among(columns: Shown, place: int) -> int:
-    """A place among all keys, counted among the shown ones: where these follow each other, distances stay as they are."""
+    """A place among all keys, among the shown ones: where these follow each other, distances stay as they are."""
     if columns.even:
         return place - int(columns.places[0])
     return place if not 0 <= place <= columns.length else int(columns.before()[place])

@@ -159,6 +159,7 @@ function lookOf(head, view, token) {
 
 /** The entropy of a query's weights in nats; of those divided by their sum, where a sink takes a share. */
 function entropyOf(look) {
+  if (look.sum === 0) return look.head.entropy[look.token]; // the sink takes all but what is too little for a number
   const shares = look.ranked.map((other) => look.weights[other] / look.sum);
   return shares.reduce((sum, share) => (share > 0 ? sum - share * Math.log(share) : sum + 0 * share), 0);
 }
