@@ -19,8 +19,6 @@ function near(found, expected, tolerance, what) {
 wanted.forEach((layer, layerIndex) => layer.heads.forEach((expected, headIndex) => {
   test(`${layer.name}, head ${headIndex}`, async () => {
     const head = await run.open(layerIndex, headIndex);
-    /** What is written in 16 bits of the largest is off by no more than half a step. */
-    const fine = (numbers) => layer.fine + (layer.rounded ? Math.max(...numbers.map(Math.abs)) / 65000 : 0);
     const pairs = (of) => Array.from({ length: head.queries * head.keys }, (_, place) =>
       of(head, Math.floor(place / head.keys), place % head.keys));
     assert.deepStrictEqual([head.queries, head.keys, head.phi], layer.sizes);
@@ -28,9 +26,9 @@ wanted.forEach((layer, layerIndex) => layer.heads.forEach((expected, headIndex) 
     near(pairs(scoreOf).map((score, place) => (expected.allowed[place] ? score : 0)), expected.scores, layer.fine, "scores");
     near(pairs(weightOf), expected.weights, layer.fine, "weights");
     near(Array.from(head.logsumexp), expected.logsumexp, layer.fine, "logsumexp");
-    near(Array.from(head.entropy), expected.entropy, fine(expected.entropy), "entropy");
-    near(Array.from(head.received), expected.received, fine(expected.received), "received");
-    if (expected.distance) near(Array.from(head.distance), expected.distance, fine(expected.distance), "distance");
+    near(Array.from(head.entropy), expected.entropy, layer.fine, "entropy");
+    near(Array.from(head.received), expected.received, layer.fine, "received");
+    if (expected.distance) near(Array.from(head.distance), expected.distance, layer.fine + 1e-6 * Math.max(...expected.distance), "distance");
     else assert.strictEqual(head.distance, null);
     near(Array.from(countsOf(head)), expected.counts, 0, "counts");
     near(Array.from(head.expected), expected.expected, 1e-6 * head.queries, "expected");

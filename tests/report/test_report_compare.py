@@ -91,6 +91,22 @@ def test_the_share_of_a_sink_is_one_key_more(make_case: Make, open_report: Make)
     np.testing.assert_allclose(opened.page.evaluate("clearhead.compare().byQuery"), divergence(*whole), atol=1e-12)
 
 
+def test_what_words_give_to_padding_is_one_key_more(open_report: Make, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(3)
+    query, key = (2 * torch.randn(1, 2, 9, 4, generator=generator) for _ in range(2))
+    words = torch.arange(9)[None] > 2  # which no mask hides
+    with torch.no_grad(), ch.watch(block := Once(), padding=words) as seen:
+        block(query.flip(2), key)
+    html = seen.report(tmp_path / "page.html").read_text()
+    weights = seen.calls[0].weights.dense()[0].double().numpy()[:, 3:, 3:]
+    lost = 1 - weights.sum(-1, keepdims=True)
+    assert lost.max() > 0.2
+    opened = open_report([], "#a=0.0&b=0.1", html=html)
+    opened.until(COMPARED, "drawn")
+    want = divergence(*np.concatenate([weights, lost], -1))
+    np.testing.assert_allclose(opened.page.evaluate("clearhead.compare().byQuery"), want, atol=2e-4)
+
+
 def test_queries_whose_masks_differ_are_left_out(make_case: Make, open_report: Make) -> None:
     stop = np.array([[1, 2, 3, 4, 5, 6], [1, 2, 6, 4, 5, 0]])
     case = make_case(6, heads=2, stop=stop)

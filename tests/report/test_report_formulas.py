@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from node import needs_node, run_units
 import clearhead as ch
 from clearhead.base.shapes import Sizes
 from clearhead.report import Layer, render
+from clearhead.report.from_call import layer_from_call
 
 LQ, LK, HEADS, WIDE = 7, 11, 4, 6
 
@@ -81,6 +83,7 @@ CASES: dict[str, dict[str, Any]] = {
     "relative bias": {"bias": ByDistance()},
     "alibi": {"bias": ch.ALiBi(HEADS), "mask": ch.Causal(), "align": "lower_right"},
     "bias of keys": {"bias": ByKey()},
+    "bias of heads": {"bias": ch.DenseBias(normal(1, HEADS, 1, 1, seed=14)), "sinks": normal(HEADS, seed=12)},
     "dense bias": {"bias": normal(1, HEADS, LQ, LK, seed=10)},
     "dense bias with −∞": {"bias": torch.where(holes(HEADS), 0.3, -torch.inf)},
     "bias by a function": {"bias": BY_FUNCTION},
@@ -124,7 +127,7 @@ def listed(array: Any) -> list[Any]:
     return [float(x) if np.isfinite(x) else str(float(x)) for x in np.asarray(array, dtype=np.float64).ravel()]
 
 
-def wanted_of(name: str, layer: Layer, scores: Any, keep: Any, fine: float, rounded: bool) -> dict[str, Any]:
+def wanted_of(name: str, layer: Layer, scores: Any, keep: Any, fine: float) -> dict[str, Any]:
     """What the page must give of a layer; its sums over features are of float64, as NumPy's."""
     found = statistics_of(scores, keep, layer.sinks, layer.position if layer.kind == "self" else None)
     heads = []
@@ -135,7 +138,7 @@ def wanted_of(name: str, layer: Layer, scores: Any, keep: Any, fine: float, roun
         each["look"] = look_entropy(found["weights"][head][-1])
         heads.append(each)
     sizes = [*layer.shape, None if layer.scores is not None else layer.phi]
-    return {"name": name, "fine": fine, "rounded": rounded, "sizes": sizes, "heads": heads}
+    return {"name": name, "fine": fine, "sizes": sizes, "heads": heads}
 
 
 def look_entropy(row: Any) -> list[Any]:
@@ -157,7 +160,7 @@ def test_every_form_of_a_call(key_heads: int, tmp_path: Path) -> None:
             own = own + np.stack([layer.bias.rows(h, 0, LQ, layer.shape) for h in range(HEADS)])
         np.testing.assert_allclose(own[keep], scores[keep], rtol=1e-5, atol=2e-6, err_msg=name)
         layers.append(layer)
-        wanted.append(wanted_of(name, layer, own, keep, 2e-6, False))
+        wanted.append(wanted_of(name, layer, own, keep, 2e-6))
     run_units(Path(__file__).with_name("formulas.test.js"), render(layers, "All forms"), wanted, tmp_path)
 
 
@@ -207,7 +210,7 @@ def test_padding_is_left_out(kind: str, tmp_path: Path) -> None:
             scores = scores + bias[1].double().numpy()
         whole = statistics_of(scores, keep, None, 0)
         cut = keep[:, real][:, :, real]
-        found = wanted_of(name, layer, scores[:, real][:, :, real], cut, 1e-5, not layer.alone)
+        found = wanted_of(name, layer, scores[:, real][:, :, real], cut, 1e-5)
         for head in range(HEADS):  # of whole rows, in positions of the whole text
             each = found["heads"][head]
             row = {n: whole[n][head][real] for n in ("logsumexp", "entropy", "distance")}
@@ -225,6 +228,22 @@ def test_padding_is_left_out(kind: str, tmp_path: Path) -> None:
             times = whole["weights"][head][real][:, real] * cut[head].sum(1, keepdims=True)
             np.testing.assert_allclose(layer.thumbnail[head], pooled(times, cut[head], 1, 1), atol=2e-5)
     run_units(Path(__file__).with_name("formulas.test.js"), render(layers, "Padded"), wanted, tmp_path)
+
+
+@pytest.mark.parametrize("align", [-1, 4, 6, 9])
+@pytest.mark.parametrize("words", [[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
+def test_distances_where_queries_stand_outside_of_the_words(align: int, words: list[int]) -> None:
+    """The page computes them from where query 0 stands among the keys that are shown."""
+    keep = torch.tensor([words])
+    with torch.no_grad(), ch.watch(block := Block()) as seen:
+        block(normal(1, 1, 2, 4), normal(1, 1, 6, 4, seed=1), mask=ch.Padding(keep), align=align)
+    call = SimpleNamespace(name="call", kind="self", weights=seen.calls[0].weights, padding=(None, keep.bool()))
+    layer = layer_from_call(call, ["a", "b"], list("uvwxyz"), error=0)
+    assert isinstance(layer, Layer) and layer.alone and layer.position is not None
+    weights = call.weights.dense()[0, 0, :, keep[0].bool()].numpy()
+    own, shown = (np.abs(np.arange(2)[:, None] + at - np.arange(4)) for at in (align - words.index(1), layer.position))
+    np.testing.assert_allclose(layer.distance[0], (weights * own).sum(1), atol=1e-5)
+    np.testing.assert_array_equal(shown, own)
 
 
 def whole_of_padding(scores: Any, keep: Any, head: int, real: Any) -> Any:

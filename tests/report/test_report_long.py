@@ -20,6 +20,7 @@ from clearhead.models.paged import roles
 from clearhead.report import Layer, Page, describe, render, write_report
 from clearhead.report.layer import LeftOut
 from clearhead.report.operands import rounded, steps_of
+from clearhead.report.seen_keys import seen_keys
 from clearhead.scores.base import Pairwise
 
 
@@ -87,8 +88,29 @@ def test_parts_and_statistics_that_are_written(tmp_path: Path, monkeypatch: pyte
             scores = scores + tile[0].double().numpy()
             assert layer.bias.tiles[0] is not None and layer.bias.tiles[0].places.shape == (2, 3)
         layers.append(layer)
-        wanted.append(wanted_of(name, layer, scores, keep, 2e-5, True))
+        wanted.append(wanted_of(name, layer, scores, keep, 2e-5))
     run_units(Path(__file__).with_name("formulas.test.js"), render(layers, "Parts"), wanted, tmp_path)
+
+
+def test_what_little_the_keys_receive_beside_a_sink(open_report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(describe, "AT_ONCE", 0)  # statistics are written, as those of a long head
+    query, key = torch.ones(1, 1, 60, 2), torch.zeros(1, 1, 60, 2)
+    key[0, 0, 0] = 8.0  # all others receive 60 / (e^11.3 + 59) = 0.00073 in all
+    block = Block()
+    with torch.no_grad(), ch.watch(block) as recording:
+        block(query, key)
+    facts = open_report(recording.layers(), "#token=7").page.inner_text("#facts")
+    share = 1 / (np.exp(16 / 2**0.5) + 59)
+    received, times = re.findall(r"receives in all\s+(\S+), (\S+) ×", facts)[0]
+    assert float(received) == pytest.approx(60 * share, rel=5e-3)
+    assert float(times) == pytest.approx(60 * share, rel=0.05)
+
+
+def test_a_key_that_nobody_sees_has_no_share_of_uniform_attention() -> None:
+    (layer,) = seen(4, keys=7, mask=ch.Causal(), align=0).layers()
+    _, expected = seen_keys(layer)
+    assert expected[0].tolist() == pytest.approx([25 / 12, 13 / 12, 7 / 12, 1 / 4, 0, 0, 0])
+    assert (expected[0, 4:] == 0).all()
 
 
 def test_equal_tiles_stand_once() -> None:
@@ -126,6 +148,18 @@ def test_the_measured_error_is_stated(score: ch.Score) -> None:
     assert layer.error is not None and 0 < layer.error < 2e-3 and exact.error is None
     mine, theirs = (statistics_of(scores_of(each), np.ones((2, 40, 40), bool), None, 0) for each in (layer, exact))
     assert abs(mine["weights"] - theirs["weights"]).max() == pytest.approx(layer.error, rel=0.05, abs=1e-6)
+
+
+def test_the_error_is_that_of_all_queries() -> None:
+    query, key = normal(1, 1, 500, 16), normal(1, 1, 500, 16, seed=1)
+    with torch.no_grad(), ch.watch(block := Block()) as recording:
+        block(query, key)
+    (layer,) = recording.layers()
+    theirs, mine = (
+        (q.double() @ k.double().T / 4).softmax(-1)
+        for q, k in ((query[0, 0], key[0, 0]), (torch.from_numpy(layer.query[0]), torch.from_numpy(layer.key[0])))
+    )
+    assert layer.error == pytest.approx(float((mine - theirs).abs().max()), rel=0.01)
 
 
 def test_a_score_of_ones_own_is_left_out_where_it_is_long(tmp_path: Path) -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from test_report_formulas import Block
+
+import clearhead as ch
 
 Make = Callable[..., Any]
 
@@ -109,3 +115,34 @@ def test_a_weight_that_is_no_number_is_said_to_be_none(make_case: Make, open_rep
     page = open_report([layer], "#token=2").page
     assert np.isnan(page.evaluate("clearhead.look()")).all()
     assert "not a number" in page.inner_text("#pair-title")
+
+
+def test_a_row_with_no_number_before_a_masked_key(make_case: Make, open_report: Make) -> None:
+    hidden = np.zeros((1, 4, 4))
+    hidden[..., 3] = -np.inf
+    layer = make_case(4, heads=1, bias=hidden).layer
+    layer.key[0, 2, 0] = np.nan
+    row = open_report([layer], "#token=2").page.evaluate("clearhead.look()")
+    assert np.isnan(row[:3]).all() and row[3] == 0
+
+
+def test_the_spread_of_a_row_whose_sink_takes_all(make_case: Make, open_report: Make) -> None:
+    layer = make_case(4, heads=1, spread=0.1).layer
+    sinks = np.array([900.0])  # e^-900 is 0 in float64
+    layer = dataclasses.replace(layer, sinks=sinks, logsumexp=np.full((1, 4), 900.0))
+    page = open_report([layer], "#token=2").page
+    assert np.array_equal(page.evaluate("clearhead.look()"), np.zeros(4))
+    assert f"entropy {layer.entropy[0, 2]:.2f} nats" in page.inner_text("#facts")
+    assert "NaN" not in page.inner_text("#facts")
+
+
+def test_lengths_of_values_in_low_precision(open_report: Make, tmp_path: Path) -> None:
+    value = torch.randn(1, 1, 5, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    with torch.no_grad(), ch.watch(block := Block(), values=True) as seen:
+        block(value, value)
+    html = seen.report(tmp_path / "page.html").read_text()
+    page = open_report([], "#token=2", html=html).page
+    j = int(np.argmax(page.evaluate("clearhead.look()")))
+    moved = float(page.evaluate("clearhead.look()")[j] * value[0, 0, j].double().norm())
+    assert f"‖weight · value‖ = {moved:.3g}," in page.inner_text("#pair-moves")
+    assert seen.calls[0].value_norms.dtype == torch.float32

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from clearhead.base.arrays import accumulated
 from clearhead.base.errors import ClearheadError
 from clearhead.explanation.diagnosis.diagnose import diagnosis_of
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
@@ -105,7 +106,7 @@ class AttentionCall:
     def value_norms(self) -> Tensor:
         """‖v_j‖ of each key, (B, H, Lk): a weight moves an output by as much as the value it weighs."""
         value, _ = self._values()
-        norms: Tensor = value.norm(dim=-1)
+        norms: Tensor = value.norm(dim=-1, dtype=accumulated(value.dtype))
         return norms.repeat_interleave(self.query.shape[1] // value.shape[1], 1)
 
     @property
@@ -115,7 +116,7 @@ class AttentionCall:
         Source: Kobayashi et al. 2020, "Attention is Not Only a Weight: Analyzing Transformers with Vector Norms".
         """
         value, _ = self._values()
-        norms: Tensor = self.weights @ value.norm(dim=-1, keepdim=True)
+        norms: Tensor = self.weights @ value.norm(dim=-1, keepdim=True, dtype=accumulated(value.dtype))
         return norms.squeeze(-1)
 
     @property

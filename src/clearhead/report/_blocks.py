@@ -40,14 +40,6 @@ def multiples(array: NDArray[Any], steps: NDArray[Any]) -> bytes:
     return _array("multiples", head + b"".join((unsigned >> 8 * p).astype(np.uint8).tobytes() for p in range(planes)))
 
 
-def rounded(array: NDArray[Any]) -> bytes:
-    """Numbers (L,), to 16 bits of the largest; as float32 where one is not finite."""
-    if not np.isfinite(array).all():
-        return plain(array, "float32")
-    step = np.array([float(np.abs(array).max(initial=0.0)) / (2**15 - 1) or 1.0])
-    return multiples(array[:, None], step)
-
-
 def planes(codes: NDArray[Any]) -> bytes:
     """Numbers of 16 bits: the low bytes of all, then the high ones."""
     flat = codes.astype(np.uint16).ravel()

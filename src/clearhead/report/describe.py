@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.report._blocks import Blocks, multiples, plain, planes, rounded
+from clearhead.report._blocks import Blocks, multiples, plain, planes
 from clearhead.report.codes import thumbnail_codes
 from clearhead.report.layer import About, Array, Bias, Layer, Measures
 from clearhead.report.seen_keys import seen_keys
@@ -42,7 +42,7 @@ def described(layer: Layer, texts: tuple[int, int], steps: tuple[int, int], bloc
     if layer.bias is not None:
         _describe_bias(layer.bias, put, blocks)
     if layer.values is not None:
-        put("values", [blocks.one(rounded(row)) for row in layer.values])
+        put("values", [blocks.one(plain(row, "float32")) for row in layer.values])
     put("holes", [_tiles(tiles, blocks) for tiles in layer.holes])
     for number, head in enumerate(heads):
         head |= _operands(layer, number, blocks) | _rows(layer, number, blocks)
@@ -100,11 +100,11 @@ def _rows(layer: Layer, number: int, blocks: Blocks) -> dict[str, int]:
         return {}
     found = {
         "logsumexp": plain(layer.logsumexp[number], layer.logsumexp.dtype.name),
-        "entropy": rounded(layer.entropy[number]),
-        "received": rounded(layer.received[number]),
+        "entropy": plain(layer.entropy[number], "float32"),
+        "received": plain(layer.received[number], "float32"),
     }
     if layer.distance is not None:
-        found["distance"] = rounded(layer.distance[number])
+        found["distance"] = plain(layer.distance[number], "float32")
     return dict(zip(found, blocks.add(*found.values()), strict=True))
 
 

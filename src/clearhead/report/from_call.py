@@ -24,7 +24,7 @@ from clearhead.report.statistics import array, lazy, statistics
 from clearhead.report.why import with_steps
 from clearhead.scores.base import Pairwise
 
-MEASURED = 64  # queries whose weights are compared with those of the page
+MEASURED = 2**22  # pairs of a call whose weights are compared with those of the page
 GIVEN = 1024  # the most queries, and keys, of scores that are written as they are
 
 
@@ -138,8 +138,10 @@ def _offset(problem: Problem) -> int | None:
 
 
 def _among(columns: Shown, place: int) -> int:
-    """A place among all keys, counted among the shown ones."""
-    return place if columns.all or not 0 <= place <= columns.length else int(columns.before()[place])
+    """A place among all keys, among the shown ones: where these follow each other, distances stay as they are."""
+    if columns.even:
+        return place - int(columns.places[0])
+    return place if not 0 <= place <= columns.length else int(columns.before()[place])
 
 
 def of_sequence(call: CallLike, sequence: int) -> Problem:
@@ -157,9 +159,9 @@ def of_sequence(call: CallLike, sequence: int) -> Problem:
 
 
 def _largest_error(problem: Problem, of_page: Problem, rows: Shown) -> float:
-    """How far the page's weights are from the call's, at most: of all queries, or of some where they are many."""
-    theirs, mine = lazy(problem), lazy(of_page)
-    some = slice(None, None, -(-problem.sizes.queries // MEASURED))
+    """How far the page's weights are from the call's, at most: of all queries, or of some where pairs are many."""
+    theirs, mine, sizes = lazy(problem), lazy(of_page), problem.sizes
+    some = slice(None, None, -(-sizes.heads * sizes.queries * sizes.keys // MEASURED))
     shown = np.isin(np.arange(problem.sizes.queries)[some], rows.places)
     found = 0.0
     for head in range(problem.sizes.heads):

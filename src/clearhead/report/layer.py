@@ -45,7 +45,7 @@ class Bias:
 
     Attributes:
         relative: (H or 1, Lq + Lk − 1), one number a distance: entry j − i + Lq − 1 is of the pair (i, j).
-        dense: (H or 1, Lq or 1, Lk or 1), one of the last two being 1.
+        dense: (H or 1, Lq or 1, Lk or 1), one of the last two being 1, or both.
         tiles: of each head, or one for all, all else; a head's are None where they are zeros.
     """
 
@@ -135,8 +135,8 @@ class Layer:
 
         operand_steps: (H, D) and (Hk, D), where query and key are whole multiples of these, see
             `operands.py`: they are written as such. None writes float32.
-        error: how far the weights of these queries and keys are from the call's, at most; None if
-            they are the call's own.
+        error: how far the weights of these queries and keys are from the call's, at most: measured, of more than
+            2^22 pairs in evenly spaced queries; None if they are the call's own.
         phi, weight: φ and (D,) float64, or None for ones.
         scores: (H, Lq, Lk) float32, in place of scale, softcap and the sum, of a score that has no φ; D is 0 then.
         holes: of each head, or one for all, the pairs inside the spans that are not allowed, bool; None for none.
@@ -222,8 +222,9 @@ class Layer:
         if self.bias is not None:
             self._check("bias.relative", self.bias.relative, one_or_all, queries + keys - 1)
             if self.bias.dense is not None:
-                of_keys = self.bias.dense.shape[1] == 1
-                self._check("bias.dense", self.bias.dense, one_or_all, *((1, keys) if of_keys else (queries, 1)))
+                rows, columns = self.bias.dense.shape[1:]
+                broadcast = (1, keys) if rows == 1 < columns else (queries if rows > 1 else 1, 1)
+                self._check("bias.dense", self.bias.dense, one_or_all, *broadcast)
             self._check_tiles("bias.tiles", self.bias.tiles)
         self._check_tiles("holes", self.holes)
         if self.thumbnail.ndim != 3 or len(self.thumbnail) != heads:

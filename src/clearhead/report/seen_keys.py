@@ -30,10 +30,12 @@ def _of_spans(layer: Layer, head: int) -> tuple[Array, Array]:
     start, stop = (np.clip(of_head(edge, head), 0, keys) for edge in (layer.start, layer.stop))
     counts = np.maximum(stop - start, 0).astype(np.int32)
     some = counts > 0
-    change = np.zeros(keys + 1)
-    np.add.at(change, start[some], 1 / counts[some])
-    np.add.at(change, stop[some], -1 / counts[some])
-    return counts, change[:keys].cumsum()
+    change = np.zeros((2, keys + 1))  # of what a key would receive, and of how many queries see it
+    for edge, sign in ((start[some], 1), (stop[some], -1)):
+        np.add.at(change[0], edge, sign / counts[some])
+        np.add.at(change[1], edge, sign)
+    expected, looking = change[:, :keys].cumsum(1)
+    return counts, np.where(looking > 0, expected, 0.0)  # a sum of fractions does not come back to 0
 
 
 def _of_pairs(layer: Layer, head: int) -> tuple[Array, Array]:

@@ -1,12 +1,13 @@
 // ---- How far two rows of weights are apart. The formulas of `compare` in Python, in float64.
 
 const MOST_PAIRS = 2 ** 22; // that are computed: of longer texts every second, third, … query is compared
+const ROUNDING = 0.001; // that a row without a sink may lack to 1
 const LARGEST = 12; // differences that are listed
 
 /**
- * JS(p, q) = ½ Σ_j (p_j log p_j/m_j + q_j log q_j/m_j), m = (p + q) / 2, in nats: 0 to log 2. `rest`: what p and q lack to
- * 1, the share of a sink, is one key more. p/m = 1 + (p − q)/(p + q), so that nearly equal weights keep their digits;
- * and 2p/(p + q), so that a weight far below the other keeps its own.
+ * JS(p, q) = ½ Σ_j (p_j log p_j/m_j + q_j log q_j/m_j), m = (p + q) / 2, in nats: 0 to log 2. What p and q lack to
+ * 1 is one key more: the share of a sink, where there is one (`rest`), and what goes to padding. p/m = 1 + (p − q)/(p + q),
+ * so that nearly equal weights keep their digits; and 2p/(p + q), so that a weight far below the other keeps its own.
  */
 function jensenShannon(p, q, rest) {
   const part = (weight, total, apart) => (weight === 0 ? 0
@@ -24,7 +25,7 @@ function jensenShannon(p, q, rest) {
     left[0] -= p[j];
     left[1] -= q[j];
   }
-  if (rest) add(Math.max(0, left[0]), Math.max(0, left[1]));
+  if (rest || Math.max(...left) > ROUNDING) add(Math.max(0, left[0]), Math.max(0, left[1]));
   return Math.max(0, sum / 2);
 }
 

@@ -1,7 +1,7 @@
 // ---- The weights of one head as a picture: from the whole head to single pairs.
 
-/** How far the weights of the page are from the model's: what was measured when it was written. */
-const measuredError = ({ error }) => (error === null ? "" : `, within ${error.toExponential(1)} of the model's`);
+/** How far the weights of the page are from the model's: what was measured when it was written, of many pairs. */
+const measuredError = ({ error }) => (error === null ? "" : `, within about ${error.toExponential(1)} of the model's`);
 
 /** A part of the map in an address: queries from and to, keys from and to. */
 function rectangleIn(text) {

@@ -141,7 +141,7 @@ function rowsOf(head) {
     let most = -Infinity;
     for (let j = from; j < to; j++) {
       if (!plain && !mayLook(head, i, j)) scores[j - from] = -Infinity;
-      if (!(scores[j - from] <= most)) most = scores[j - from]; // NaN too
+      if (!(scores[j - from] <= most) && most === most) most = scores[j - from]; // NaN too, and then it stays
     }
     if (most === -Infinity) continue;
     let sum = 0;
@@ -202,6 +202,7 @@ function lookOf(head, view, token) {
 
 /** The entropy of a query's weights in nats; of those divided by their sum, where a sink takes a share. */
 function entropyOf(look) {
+  if (look.sum === 0) return look.head.entropy[look.token]; // the sink takes all but what is too little for a number
   const shares = look.ranked.map((other) => look.weights[other] / look.sum);
   return shares.reduce((sum, share) => (share > 0 ? sum - share * Math.log(share) : sum + 0 * share), 0);
 }
