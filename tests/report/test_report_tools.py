@@ -103,7 +103,7 @@ def test_keys(case: Any, open_report: Make) -> None:
     opened.until("clearhead.state().scale", "log")
     page.keyboard.press("x")
     opened.until("clearhead.state().view", "in")
-    page.keyboard.press("b")
+    page.keyboard.press("l")
     assert page.locator("#present").get_attribute("aria-pressed") == "true"
     page.keyboard.press("?")
     assert page.locator("#help").is_visible() and "zoom" in page.inner_text("#key-list")
@@ -117,6 +117,53 @@ def test_larger_fits_the_window(case: Any, open_report: Make) -> None:
     opened = open_report([case.layer], viewport={"width": 900, "height": 700})
     opened.page.locator("#present").click()
     opened.until("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_larger_has_larger_letters_and_one_pane_below_the_other(case: Any, open_report: Make) -> None:
+    opened = open_report([case.layer])
+    page = opened.page
+    sizes = f"[...{ROOT}.querySelectorAll('.token, #pair-title, .other, #measure-here')].map("
+    sizes += "one => parseFloat(getComputedStyle(one).fontSize))"
+    before = np.array(page.evaluate(sizes))
+    page.locator("#present").click()
+    assert (np.array(page.evaluate(sizes)) > 1.3 * before).all()
+    widths = [page.locator(pane).bounding_box()["width"] for pane in ("#overview", "#middle", "#detail")]
+    assert max(widths) - min(widths) < 1 and widths[0] > 1200
+    page.locator("#present").click()
+    np.testing.assert_allclose(page.evaluate(sizes), before)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_on_paper_the_map_is_drawn_and_no_button_stands(make_case: Make, open_report: Make, scheme: str) -> None:
+    case = make_case(60, heads=1, stop=np.arange(60) + 1)
+    opened = open_report([case.layer], color_scheme=scheme, viewport={"width": 1280, "height": 1200})
+    page = opened.page
+    page.evaluate("window.requestAnimationFrame = () => 0")  # paper waits for no frame
+    page.emulate_media(media="print", color_scheme=scheme)
+    ink = f"""(() => {{
+        const canvas = {ROOT}.getElementById("map-picture");
+        const {{ left, top, across, ratio }} = clearhead.map();
+        const pen = canvas.getContext("2d");
+        return [...pen.getImageData(left + across.cell / 2, top + across.cell / 2, 1, 1).data];
+    }})()"""
+    opened.until(f"{ROOT}.getElementById('map-picture').clientWidth > 700")
+    assert page.evaluate(ink) == [255, 255, 255, 255]  # the first token on itself, 1 × uniform: white where it is drawn
+    for control in ("#text-tools", "#map-bar", "#sides", "#pin", "#tools"):
+        assert not page.locator(control).is_visible(), control
+    for pane in ("#strongest", "#facts", "#reading", "#overview"):
+        assert page.locator(pane).is_visible(), pane
+    page.set_viewport_size({"width": 700, "height": 900})  # of paper with margins
+    assert page.locator("#strongest").is_visible() and page.locator("#facts").is_visible()
+    page.emulate_media(media="null")
+
+
+def test_what_can_be_saved_stands_on_a_phone_and_goes_when_it_is_left(case: Any, open_report: Make) -> None:
+    page = open_report([case.layer], viewport={"width": 390, "height": 844}).page
+    page.locator("#save summary").click()
+    box = page.locator("#save div").bounding_box()
+    assert box["x"] >= 0 and box["x"] + box["width"] <= 390
+    page.mouse.click(200, 600)
+    assert not page.locator("#save div").is_visible()
 
 
 def test_what_each_dimension_adds(case: Any, open_report: Make) -> None:
