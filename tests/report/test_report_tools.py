@@ -65,6 +65,28 @@ def test_the_text_as_svg(case: Any, open_report: Make, tmp_path: Path) -> None:
     assert [text.text for text in svg.iter("{http://www.w3.org/2000/svg}text")] == WORDS
 
 
+def test_the_saved_text_has_its_arcs_and_letters_as_on_the_page(
+    make_case: Make, open_report: Make, tmp_path: Path
+) -> None:
+    case = make_case(6, heads=1, query_tokens=["[CLS]", "the", "pump", "in", "Broad", "Street"])
+    opened = open_report([case.layer], "#token=3&arcs=1")
+    svg = ElementTree.fromstring(saved(opened, "text", tmp_path))
+    space = "{http://www.w3.org/2000/svg}"
+    drawn = opened.page.locator(".arcs path")
+    paths = svg.findall(f"{space}path")
+    assert [one.get("d") for one in paths] == [drawn.nth(at).get_attribute("d") for at in range(drawn.count())]
+    assert all("fill: none" in str(one.get("style")) and "stroke: rgb" in str(one.get("style")) for one in paths)
+    special = next(one for one in svg.iter(f"{space}text") if one.text == "[CLS]")
+    letters = f"""(() => {{
+        const range = document.createRange();
+        range.selectNodeContents({ROOT}.querySelector(".token.special"));
+        const frame = {ROOT}.getElementById("texts").getBoundingClientRect();
+        return [range.getBoundingClientRect().left - frame.left, range.getBoundingClientRect().width];
+    }})()"""
+    at, wide = opened.page.evaluate(letters)
+    assert [float(special.get("x", 0)), float(special.get("textLength", 0))] == pytest.approx([at, wide], abs=0.5)
+
+
 def test_a_caption_names_model_layer_head_and_scale(case: Any, open_report: Make, tmp_path: Path) -> None:
     words = saved(open_report([case.layer], "#head=1&scale=log"), "caption", tmp_path)
     for part in ("A report", "L0H1", case.layer.name, "log scale", "6 queries"):
@@ -193,6 +215,23 @@ def test_the_same_pair_in_all_heads(make_case: Make, open_report: Make) -> None:
     opened.until("document.getElementById('clearhead').dataset.shown", "1/1/out/4/2")
 
 
+def test_the_focus_stays_among_the_squares_of_a_pair(case: Any, open_report: Make) -> None:
+    opened = open_report([case.layer], "#head=0&token=4&pair=2")
+    opened.page.locator("#everywhere summary").click()
+    opened.page.locator(".square").nth(1).click()
+    opened.until(f"{ROOT}.activeElement?.getAttribute('aria-label')?.slice(0, 5)", "L0H1:")
+    opened.until(f"{ROOT}.activeElement.getAttribute('aria-current')", "true")
+
+
+def test_a_weight_near_none_is_said_to_be_below_what_matters(make_case: Make, open_report: Make) -> None:
+    case = make_case(6, heads=1, spread=15.0)
+    least = int(case.weights[0, 3].argmin())
+    assert case.weights[0, 3, least] < 1e-8
+    page = open_report([case.layer], f"#token=3&pair={least}").page
+    assert page.inner_text("#pair-title").endswith(" < 0.00001%")
+    assert page.inner_text("#pair-place") == "rank 6 of 6, < 0.001 × uniform"
+
+
 def test_pointing_at_a_token_of_the_text_previews_the_pair(case: Any, open_report: Make) -> None:
     opened = open_report([case.layer], "#token=4&pair=0")
     page = opened.page
@@ -239,5 +278,8 @@ def test_what_a_key_receives_is_beside_uniform_attention(case: Any, open_report:
     opened = open_report([case.layer], "#head=1&token=0")
     seen = np.tri(6)
     ratio = case.weights[1, :, 0].sum() / (seen / seen.sum(1, keepdims=True))[:, 0].sum()
-    said = re.search(r", (\S+) × what uniform attention would give it", opened.page.inner_text("#facts"))
+    facts = opened.page.inner_text("#facts")
+    share = re.search(r"(\S+)% of the head's attention", facts)  # of all rows, each 1
+    assert share and float(share[1]) == pytest.approx(100 * case.weights[1, :, 0].sum() / 6, rel=0.01)
+    said = re.search(r", (\S+) × what uniform attention would give it", facts)
     assert said and float(said[1]) == pytest.approx(ratio, rel=0.06)

@@ -20,7 +20,6 @@ class HeadList {
     const focused = pane.places.find(({ row }) => row && row === pane.page.root.activeElement);
     const rows = ranked.slice(0, this.most).map(({ place, figure }) => {
       const row = make("button", "ranked");
-      row.type = "button";
       place.row = row;
       row.setAttribute("aria-label", pane.words(place));
       const bar = make("span", "bar");
@@ -38,7 +37,6 @@ class HeadList {
     const rest = ranked.length - rows.length;
     if (rest <= 0) return;
     const more = make("button", "chip", `${Math.min(rest, ROWS_AT_ONCE)} more of ${rest}`);
-    more.type = "button";
     more.addEventListener("click", () => {
       this.most += ROWS_AT_ONCE;
       this.paint();
@@ -95,7 +93,6 @@ class HeadScatter {
     const focused = page.root.activeElement?.place;
     this.dots = known.map(({ place, at }) => {
       const dot = make("button", "dot");
-      dot.type = "button";
       dot.place = place;
       dot.style.left = `${(100 * at[0].value) / tops[0]}%`;
       dot.style.bottom = `${(100 * at[1].value) / tops[1]}%`;

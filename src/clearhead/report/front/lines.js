@@ -1,6 +1,5 @@
 // ---- Two columns, queries left and keys right, with lines from each query to its strongest keys.
 
-const MOST_LINES = 5; // of a query
 const ROW = 15; // CSS pixels of a token
 const WHOLE_COLUMN = 100; // so many tokens are shown at full height; of more, a box scrolls
 const ABOVE = 20; // CSS pixels over the columns, for their titles
@@ -8,7 +7,7 @@ const ABOVE = 20; // CSS pixels over the columns, for their titles
 // How many lines a query has where they are open; null: they are closed.
 View.more.set("lines", (text) => (/^[1-5]$/.test(text ?? "") ? text : null));
 
-/** The strongest keys of query i, strongest first, as [key, weight]: MOST_LINES or what there is above 0. */
+/** The strongest keys of query i, strongest first, as [key, weight]: ARCS or what there is above 0. */
 function strongestOf(head, i) {
   head.strongest ??= new Map();
   if (!head.strongest.has(i)) {

@@ -139,7 +139,6 @@ class PairPane {
     const hadFocus = list.contains(this.page.root.activeElement);
     list.replaceChildren(...shown.map((other) => {
       const button = make("button", "other");
-      button.type = "button";
       button.title = `weight ${look.weights[other].toPrecision(9)}`;
       if (other === pair) button.setAttribute("aria-current", "true");
       const label = make("span", "name");
@@ -186,7 +185,8 @@ class PairPane {
       const received = head.received[at];
       const ratio = receivedRatios(head)[at];
       const share = ratio === ratio ? `, ${times(ratio)} what uniform attention would give it` : "";
-      facts.push(["receives in all", `${received.toPrecision(3)}${share}`]);
+      const all = head.received.reduce((sum, one) => sum + one, 0);
+      facts.push(["receives in all", `${percent(all > 0 ? received / all : 0)} of the head's attention${share}`]);
     }
     this.page.find("facts").replaceChildren(
       ...facts.flatMap(([term, words]) => [make("dt", "", term), make("dd", "", words)]),

@@ -31,7 +31,6 @@ class HeadPins {
       drop.setAttribute("aria-label", `unpin ${headName(page, place)}`);
       open.addEventListener("click", () => this.pane.open(place));
       drop.addEventListener("click", () => this.toggle(place));
-      for (const button of [open, drop]) button.type = "button";
       chip.append(open, drop);
       return chip;
     }));

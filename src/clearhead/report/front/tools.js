@@ -3,6 +3,7 @@
 const KEYS = [
   ["arrow keys", "move among heads, tokens or pairs, wherever the focus is"],
   ["Enter", "chooses"],
+  ["Alt and click, or Alt and Enter", "in the text: the pair of the chosen token and this one"],
   ["p, a, b", "among the heads: pins one, compares it as the first, as the second"],
   ["/", "finds a word in the text"],
   ["+ − 0", "zoom the map in, out, and to the whole"],
