@@ -22,11 +22,8 @@ class HeadList {
       const row = make("button", "ranked");
       place.row = row;
       row.setAttribute("aria-label", pane.words(place));
-      const bar = make("span", "bar");
-      const fill = make("span", (figure?.departs ?? 0) < 0 ? "less" : "");
-      fill.style.width = `${Math.min(50, (50 * Math.abs(figure?.departs ?? 0)) / limit)}%`;
-      bar.append(fill);
-      row.append(make("span", "name", place.name), bar,
+      const departs = figure?.departs ?? 0;
+      row.append(make("span", "name", place.name), barOf(Math.min(50, (50 * Math.abs(departs)) / limit), departs < 0 ? "less" : ""),
         make("span", "share", figure === null ? "–" : valueWords(pane.measure, figure.value)));
       row.setAttribute("aria-current", String(place.layer === view.layer && place.head === view.head));
       row.addEventListener("click", () => pane.open(place));

@@ -2,14 +2,7 @@
 
 function paintLegend(page, { head, i, scale, names }) {
   const byId = (id) => page.find(id);
-  const { table } = scale;
-  const ramp = byId("ramp").getContext("2d");
-  const image = new ImageData(256, 1);
-  for (let step = 0; step < 256; step++) {
-    for (let c = 0; c < 3; c++) image.data[4 * step + c] = table[3 * step + c];
-    image.data[4 * step + 3] = 255;
-  }
-  ramp.putImageData(image, 0, 0);
+  drawRamp(byId("ramp"), scale.table);
   const hatch = byId("hatch").getContext("2d");
   hatch.fillStyle = hatching(hatch, page.theme.colours, 1);
   hatch.fillRect(0, 0, 28, 14);

@@ -117,11 +117,7 @@ class PairPane {
     const sum = (some) => some.reduce((total, { value }) => total + value, 0);
     const row = (words, value) => {
       const item = make("li", value < 0 ? "term less" : "term");
-      const bar = make("span", "bar");
-      const fill = make("span");
-      fill.style.width = `${Math.min(100, (100 * Math.abs(value)) / most)}%`;
-      bar.append(fill);
-      item.append(make("span", "name", words), bar, make("span", "share", signed(value, 3)));
+      item.append(make("span", "name", words), barOf(Math.min(100, (100 * Math.abs(value)) / most)), make("span", "share", signed(value, 3)));
       return item;
     };
     const rows = first.map(({ d, value }) => row(`dimension ${d}`, value));
@@ -143,10 +139,7 @@ class PairPane {
       if (other === pair) button.setAttribute("aria-current", "true");
       const label = make("span", "name");
       label.append(make("bdi", "", text[other].label), make("span", "at", ` ${other}`));
-      const bar = make("span", "bar");
-      const fill = make("span");
-      fill.style.width = `${(100 * look.weights[other]) / (look.weights[shown[0]] || 1)}%`;
-      bar.append(fill);
+      const bar = barOf((100 * look.weights[other]) / (look.weights[shown[0]] || 1));
       button.append(label, bar, make("span", "share", percent(look.weights[other])));
       button.addEventListener("click", () => this.page.choose({ pair: other }));
       button.addEventListener("pointerenter", () => {

@@ -127,6 +127,14 @@ function make(tag, className, text) {
   return element;
 }
 
+/** A bar that is filled to so many hundredths of its width. */
+function barOf(share, className) {
+  const bar = make("span", "bar");
+  bar.append(make("span", className));
+  bar.firstChild.style.width = `${share}%`;
+  return bar;
+}
+
 /** An element of SVG with attributes and text. */
 function draw(tag, attributes, text) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
