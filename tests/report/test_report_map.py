@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -425,7 +426,7 @@ def test_the_marks_of_the_colours_stand_apart(make_case: Make, open_report: Make
         one => [one.textContent, one.getBoundingClientRect().left, one.getBoundingClientRect().right])""")
     spans.sort(key=lambda one: one[1])
     assert {"≤ 1/64 ×", "1 × uniform", "150 ×"} <= {words for words, _, _ in spans}
-    for (_, _, right), (_, left, _) in zip(spans, spans[1:], strict=False):
+    for (_, _, right), (_, left, _) in pairwise(spans):
         assert right < left
     assert not opened.page.locator("#legend-mask").is_visible()  # nothing is masked
 

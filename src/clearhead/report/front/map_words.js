@@ -44,7 +44,7 @@ async function sayPair(pane) {
     const even = i === null ? null : evenness(head)?.[i];
     line.textContent = j !== null
       ? `“${nameOf(names[1], j)}” receives ${times(receivedRatios(head)[j])} ` +
-        (head.expected ? "what it would if all were looked at alike" : "what keys receive on average")
+        (head.expected ? "what uniform attention would give it" : "what keys receive on average")
       : i === null ? "" : `“${nameOf(names[0], i)}” looks at ${plural(countsOf(head)[i], "key")}` +
         (even === undefined || even === null || even !== even ? "" : `; its entropy is ${percent(even)} of the most it could be`);
     return;
