@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -415,3 +416,21 @@ def test_from_afar_the_cells_are_those_that_python_wrote(open_report: Make) -> N
                 opened.page.keyboard.press("+")
             drawn(opened)
             assert opened.page.evaluate(MAP)["down"]["per"] < per  # exact now
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_marks_of_the_colours_stand_apart(make_case: Make, open_report: Make, width: int) -> None:
+    opened = open_report([make_case(150, heads=1).layer], viewport={"width": width, "height": 844})
+    root = "document.getElementById('clearhead').shadowRoot"
+    spans = opened.page.evaluate(f"""[...{root}.querySelectorAll("#legend-ticks .tick")].map(
+        one => [one.textContent, one.getBoundingClientRect().left, one.getBoundingClientRect().right])""")
+    spans.sort(key=lambda one: one[1])
+    assert {"≤ 1/64 ×", "1 × uniform", "150 ×"} <= {words for words, _, _ in spans}
+    for (_, _, right), (_, left, _) in pairwise(spans):
+        assert right < left
+    assert not opened.page.locator("#legend-mask").is_visible()  # nothing is masked
+
+
+def test_the_hatch_is_explained_where_it_is(make_case: Make, open_report: Make) -> None:
+    page = open_report([make_case(9, heads=1, stop=np.arange(9) + 1).layer]).page
+    assert page.locator("#legend-mask").is_visible()

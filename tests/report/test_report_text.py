@@ -99,6 +99,19 @@ def test_a_bad_link_takes_one(causal: Any, open_report: Make, bad: str) -> None:
     shaded_by(opened, f"0-{len(WORDS) - 1}" if everything else "9")
 
 
+def test_alt_takes_the_pair_with_the_chosen_token(causal: Any, open_report: Make) -> None:
+    opened = open_report([causal.layer], "#token=5")
+    page = opened.page
+    page.locator(".token").nth(2).click(modifiers=["Alt"])
+    opened.until("document.getElementById('clearhead').dataset.shown", "0/0/out/5/2")
+    page.locator(".token.chosen").focus()
+    page.keyboard.press("Control+ArrowLeft")
+    page.keyboard.press("Alt+Enter")
+    opened.until("document.getElementById('clearhead').dataset.shown", "0/0/out/5/4")
+    page.go_back()
+    opened.until("document.getElementById('clearhead').dataset.shown", "0/0/out/5/2")
+
+
 def test_a_pointer_at_rest_shows_the_look_of_its_token(causal: Any, open_report: Make) -> None:
     opened = open_report([causal.layer], "#token=12")
     page = opened.page

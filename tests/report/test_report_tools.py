@@ -65,6 +65,28 @@ def test_the_text_as_svg(case: Any, open_report: Make, tmp_path: Path) -> None:
     assert [text.text for text in svg.iter("{http://www.w3.org/2000/svg}text")] == WORDS
 
 
+def test_the_saved_text_has_its_arcs_and_letters_as_on_the_page(
+    make_case: Make, open_report: Make, tmp_path: Path
+) -> None:
+    case = make_case(6, heads=1, query_tokens=["[CLS]", "the", "pump", "in", "Broad", "Street"])
+    opened = open_report([case.layer], "#token=3&arcs=1")
+    svg = ElementTree.fromstring(saved(opened, "text", tmp_path))
+    space = "{http://www.w3.org/2000/svg}"
+    drawn = opened.page.locator(".arcs path")
+    paths = svg.findall(f"{space}path")
+    assert [one.get("d") for one in paths] == [drawn.nth(at).get_attribute("d") for at in range(drawn.count())]
+    assert all("fill: none" in str(one.get("style")) and "stroke: rgb" in str(one.get("style")) for one in paths)
+    special = next(one for one in svg.iter(f"{space}text") if one.text == "[CLS]")
+    letters = f"""(() => {{
+        const range = document.createRange();
+        range.selectNodeContents({ROOT}.querySelector(".token.special"));
+        const frame = {ROOT}.getElementById("texts").getBoundingClientRect();
+        return [range.getBoundingClientRect().left - frame.left, range.getBoundingClientRect().width];
+    }})()"""
+    at, wide = opened.page.evaluate(letters)
+    assert [float(special.get("x", 0)), float(special.get("textLength", 0))] == pytest.approx([at, wide], abs=0.5)
+
+
 def test_a_caption_names_model_layer_head_and_scale(case: Any, open_report: Make, tmp_path: Path) -> None:
     words = saved(open_report([case.layer], "#head=1&scale=log"), "caption", tmp_path)
     for part in ("A report", "L0H1", case.layer.name, "log scale", "6 queries"):
@@ -103,7 +125,7 @@ def test_keys(case: Any, open_report: Make) -> None:
     opened.until("clearhead.state().scale", "log")
     page.keyboard.press("x")
     opened.until("clearhead.state().view", "in")
-    page.keyboard.press("b")
+    page.keyboard.press("l")
     assert page.locator("#present").get_attribute("aria-pressed") == "true"
     page.keyboard.press("?")
     assert page.locator("#help").is_visible() and "zoom" in page.inner_text("#key-list")
@@ -117,6 +139,53 @@ def test_larger_fits_the_window(case: Any, open_report: Make) -> None:
     opened = open_report([case.layer], viewport={"width": 900, "height": 700})
     opened.page.locator("#present").click()
     opened.until("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_larger_has_larger_letters_and_one_pane_below_the_other(case: Any, open_report: Make) -> None:
+    opened = open_report([case.layer])
+    page = opened.page
+    sizes = f"[...{ROOT}.querySelectorAll('.token, #pair-title, .other, #measure-here')].map("
+    sizes += "one => parseFloat(getComputedStyle(one).fontSize))"
+    before = np.array(page.evaluate(sizes))
+    page.locator("#present").click()
+    assert (np.array(page.evaluate(sizes)) > 1.3 * before).all()
+    widths = [page.locator(pane).bounding_box()["width"] for pane in ("#overview", "#middle", "#detail")]
+    assert max(widths) - min(widths) < 1 and widths[0] > 1200
+    page.locator("#present").click()
+    np.testing.assert_allclose(page.evaluate(sizes), before)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_on_paper_the_map_is_drawn_and_no_button_stands(make_case: Make, open_report: Make, scheme: str) -> None:
+    case = make_case(60, heads=1, stop=np.arange(60) + 1)
+    opened = open_report([case.layer], color_scheme=scheme, viewport={"width": 1280, "height": 1200})
+    page = opened.page
+    page.evaluate("window.requestAnimationFrame = () => 0")  # paper waits for no frame
+    page.emulate_media(media="print", color_scheme=scheme)
+    ink = f"""(() => {{
+        const canvas = {ROOT}.getElementById("map-picture");
+        const {{ left, top, across, ratio }} = clearhead.map();
+        const pen = canvas.getContext("2d");
+        return [...pen.getImageData(left + across.cell / 2, top + across.cell / 2, 1, 1).data];
+    }})()"""
+    opened.until(f"{ROOT}.getElementById('map-picture').clientWidth > 700")
+    assert page.evaluate(ink) == [255, 255, 255, 255]  # the first token on itself, 1 × uniform: white where it is drawn
+    for control in ("#text-tools", "#map-bar", "#sides", "#pin", "#tools"):
+        assert not page.locator(control).is_visible(), control
+    for pane in ("#strongest", "#facts", "#reading", "#overview"):
+        assert page.locator(pane).is_visible(), pane
+    page.set_viewport_size({"width": 700, "height": 900})  # of paper with margins
+    assert page.locator("#strongest").is_visible() and page.locator("#facts").is_visible()
+    page.emulate_media(media="null")
+
+
+def test_what_can_be_saved_stands_on_a_phone_and_goes_when_it_is_left(case: Any, open_report: Make) -> None:
+    page = open_report([case.layer], viewport={"width": 390, "height": 844}).page
+    page.locator("#save summary").click()
+    box = page.locator("#save div").bounding_box()
+    assert box["x"] >= 0 and box["x"] + box["width"] <= 390
+    page.mouse.click(200, 600)
+    assert not page.locator("#save div").is_visible()
 
 
 def test_what_each_dimension_adds(case: Any, open_report: Make) -> None:
@@ -144,6 +213,23 @@ def test_the_same_pair_in_all_heads(make_case: Make, open_report: Make) -> None:
     np.testing.assert_allclose(shown, 100 * weights, rtol=0.06)
     opened.page.locator(".square").nth(4).click()
     opened.until("document.getElementById('clearhead').dataset.shown", "1/1/out/4/2")
+
+
+def test_the_focus_stays_among_the_squares_of_a_pair(case: Any, open_report: Make) -> None:
+    opened = open_report([case.layer], "#head=0&token=4&pair=2")
+    opened.page.locator("#everywhere summary").click()
+    opened.page.locator(".square").nth(1).click()
+    opened.until(f"{ROOT}.activeElement?.getAttribute('aria-label')?.slice(0, 5)", "L0H1:")
+    opened.until(f"{ROOT}.activeElement.getAttribute('aria-current')", "true")
+
+
+def test_a_weight_near_none_is_said_to_be_below_what_matters(make_case: Make, open_report: Make) -> None:
+    case = make_case(6, heads=1, spread=15.0)
+    least = int(case.weights[0, 3].argmin())
+    assert case.weights[0, 3, least] < 1e-8
+    page = open_report([case.layer], f"#token=3&pair={least}").page
+    assert page.inner_text("#pair-title").endswith(" < 0.00001%")
+    assert page.inner_text("#pair-place") == "rank 6 of 6, < 0.001 × uniform"
 
 
 def test_pointing_at_a_token_of_the_text_previews_the_pair(case: Any, open_report: Make) -> None:
@@ -192,5 +278,8 @@ def test_what_a_key_receives_is_beside_uniform_attention(case: Any, open_report:
     opened = open_report([case.layer], "#head=1&token=0")
     seen = np.tri(6)
     ratio = case.weights[1, :, 0].sum() / (seen / seen.sum(1, keepdims=True))[:, 0].sum()
-    said = re.search(r", (\S+) × what uniform attention would give it", opened.page.inner_text("#facts"))
+    facts = opened.page.inner_text("#facts")
+    share = re.search(r"(\S+)% of the head's attention", facts)  # of all rows, each 1
+    assert share and float(share[1]) == pytest.approx(100 * case.weights[1, :, 0].sum() / 6, rel=0.01)
+    said = re.search(r", (\S+) × what uniform attention would give it", facts)
     assert said and float(said[1]) == pytest.approx(ratio, rel=0.06)

@@ -108,7 +108,6 @@ class ComparePane {
     page.find("apart-more").textContent = `${a.name} more`;
     page.find("apart-list").replaceChildren(...this.found.largest.map(({ i, j, a: p, b: q }) => {
       const button = make("button", "other");
-      button.type = "button";
       button.append(make("span", "name", pairName(this.names, i, j)),
         make("span", "", `${percent(p)} and ${percent(q)}`),
         make("span", "share", `${signed(100 * (p - q), 1)}`.replace(/^(?=\d)/, "+")));

@@ -31,7 +31,9 @@ class EverywherePane {
       }
       rows.push(row);
     }
+    const focused = grid.contains(page.root.activeElement);
     grid.replaceChildren(...rows);
+    if (focused) grid.querySelector("[aria-current]")?.focus();
     const most = found.reduce((best, one) => (one.weight > best.weight ? one : best));
     page.find("everywhere-note").textContent =
       `Each square is “${nameOf(names[0], i)}” → “${nameOf(names[1], j)}” in one head, in the colours of the map. ` +
@@ -44,7 +46,6 @@ class EverywherePane {
     const scale = new Scale(kind, (countsOf(head), head.mostKeys), page.theme.dark);
     const step = scale.step(scale.value(weight, countsOf(head)[i]));
     const button = make("button", "square");
-    button.type = "button";
     button.style.backgroundColor = scale.css(step);
     const words = `${headName(page, { layer: at, head: number })}: ${percent(weight)}`;
     button.title = words;

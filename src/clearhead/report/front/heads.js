@@ -50,11 +50,7 @@ class HeadsPane {
     page.find("left-out").hidden = run.leftOut.length === 0;
     page.find("left-out").textContent = run.leftOut.map(({ name, reason }) => `Left out: ${name}: ${reason}`).join(" ");
     for (const { name } of run.measures) {
-      for (const id of ["measure", "against"]) {
-        const option = make("option", "", titleOf(name));
-        option.value = name;
-        page.find(id).append(option);
-      }
+      for (const id of ["measure", "against"]) page.find(id).append(new Option(titleOf(name), name));
     }
     page.find("measure").addEventListener("change", (event) => page.choose({ by: event.target.value }));
     page.find("against").addEventListener("change", (event) => page.choose({ against: event.target.value }));

@@ -20,14 +20,10 @@ class HeadList {
     const focused = pane.places.find(({ row }) => row && row === pane.page.root.activeElement);
     const rows = ranked.slice(0, this.most).map(({ place, figure }) => {
       const row = make("button", "ranked");
-      row.type = "button";
       place.row = row;
       row.setAttribute("aria-label", pane.words(place));
-      const bar = make("span", "bar");
-      const fill = make("span", (figure?.departs ?? 0) < 0 ? "less" : "");
-      fill.style.width = `${Math.min(50, (50 * Math.abs(figure?.departs ?? 0)) / limit)}%`;
-      bar.append(fill);
-      row.append(make("span", "name", place.name), bar,
+      const departs = figure?.departs ?? 0;
+      row.append(make("span", "name", place.name), barOf(Math.min(50, (50 * Math.abs(departs)) / limit), departs < 0 ? "less" : ""),
         make("span", "share", figure === null ? "–" : valueWords(pane.measure, figure.value)));
       row.setAttribute("aria-current", String(place.layer === view.layer && place.head === view.head));
       row.addEventListener("click", () => pane.open(place));
@@ -38,7 +34,6 @@ class HeadList {
     const rest = ranked.length - rows.length;
     if (rest <= 0) return;
     const more = make("button", "chip", `${Math.min(rest, ROWS_AT_ONCE)} more of ${rest}`);
-    more.type = "button";
     more.addEventListener("click", () => {
       this.most += ROWS_AT_ONCE;
       this.paint();
@@ -95,7 +90,6 @@ class HeadScatter {
     const focused = page.root.activeElement?.place;
     this.dots = known.map(({ place, at }) => {
       const dot = make("button", "dot");
-      dot.type = "button";
       dot.place = place;
       dot.style.left = `${(100 * at[0].value) / tops[0]}%`;
       dot.style.bottom = `${(100 * at[1].value) / tops[1]}%`;

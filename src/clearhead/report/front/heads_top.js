@@ -25,7 +25,6 @@ class HeadsTop {
     page.find("five").append(...five.map(({ place: { layer, head, name }, measure, figure }) => {
       const button = offer(make("button", "chip"), { layer, head }, measure.name,
         `${name} ${measure.name} ${shareWords(figure.value)}`);
-      button.type = "button";
       button.title = `${name} ${measure.does}: ${shareWords(figure.value)}, uniform would be ${shareWords(figure.uniform)}`;
       return button;
     }));

@@ -2,14 +2,7 @@
 
 function paintLegend(page, { head, i, scale, names }) {
   const byId = (id) => page.find(id);
-  const { table } = scale;
-  const ramp = byId("ramp").getContext("2d");
-  const image = new ImageData(256, 1);
-  for (let step = 0; step < 256; step++) {
-    for (let c = 0; c < 3; c++) image.data[4 * step + c] = table[3 * step + c];
-    image.data[4 * step + 3] = 255;
-  }
-  ramp.putImageData(image, 0, 0);
+  drawRamp(byId("ramp"), scale.table);
   const hatch = byId("hatch").getContext("2d");
   hatch.fillStyle = hatching(hatch, page.theme.colours, 1);
   hatch.fillRect(0, 0, 28, 14);
@@ -23,9 +16,17 @@ function paintLegend(page, { head, i, scale, names }) {
     mark.style.left = `${100 * share}%`;
     mark.classList.toggle("at-end", share > 0.85);
     mark.classList.toggle("at-start", share < 0.15);
+    return mark;
   };
-  for (const [value, words] of scale.ticks) put(value, words, "tick");
+  const { ticks } = scale;
+  const taken = [];
+  for (const mark of [ticks.at(-1), ...ticks.slice(0, -1)].map(([value, words]) => put(value, words, "tick"))) {
+    const { left, right } = mark.getBoundingClientRect();
+    if (taken.some((other) => left < other.right + 4 && other.left < right + 4)) mark.remove();
+    else taken.push({ left, right });
+  }
   const counts = countsOf(head);
+  byId("legend-mask").hidden = counts.every((count) => count === head.keys);
   const known = i !== null && counts[i] > 0;
   byId("legend-equal").hidden = !known;
   if (!known) return;

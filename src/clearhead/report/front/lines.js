@@ -1,6 +1,5 @@
 // ---- Two columns, queries left and keys right, with lines from each query to its strongest keys.
 
-const MOST_LINES = 5; // of a query
 const ROW = 15; // CSS pixels of a token
 const WHOLE_COLUMN = 100; // so many tokens are shown at full height; of more, a box scrolls
 const ABOVE = 20; // CSS pixels over the columns, for their titles
@@ -8,7 +7,7 @@ const ABOVE = 20; // CSS pixels over the columns, for their titles
 // How many lines a query has where they are open; null: they are closed.
 View.more.set("lines", (text) => (/^[1-5]$/.test(text ?? "") ? text : null));
 
-/** The strongest keys of query i, strongest first, as [key, weight]: MOST_LINES or what there is above 0. */
+/** The strongest keys of query i, strongest first, as [key, weight]: ARCS or what there is above 0. */
 function strongestOf(head, i) {
   head.strongest ??= new Map();
   if (!head.strongest.has(i)) {
@@ -62,7 +61,7 @@ class LinesPane {
     if (lines === null) return;
     this.last = lines;
     this.count.value = lines;
-    const { head, names, layer } = shown;
+    const { head, names } = shown;
     this.alone = null;
     const longest = Math.max(...names.map((words) => words.reduce((most, { label }) => Math.max(most, label.length), 0)));
     this.room = 58 + 7.2 * Math.min(24, longest);
@@ -73,11 +72,10 @@ class LinesPane {
     const from = view === "out" ? "query" : "key";
     this.box.setAttribute("aria-label", `${plural(head.queries, "query")} left, ${plural(head.keys, "key")} right: up and ` +
       `down choose the next ${from}, right chooses keys, left queries`);
-    this.page.find("lines-note").textContent = "Each query, left, has lines to the " +
-      `${lines === "1" ? "key that it gives" : `${lines} keys that it gives`} the largest weights, right; the heavier the ` +
-      `thicker. ${view === "out" ? `The lines of ${this.nameOf(names[0], token)}` : `Those that reach ${this.nameOf(names[1], token)}`} ` +
-      `stand out. ${scrolls ? "Lines are drawn for the queries in sight. " : ""}${layer.kind === "cross" ? "" : "The text stands on both sides. "}` +
-      "Point at a token to see its lines alone; click to choose it.";
+    const [reach, words] = view === "out" ? ["of", names[0]] : ["that reach", names[1]];
+    this.page.find("lines-note").textContent =
+      `Each query, left, has lines to the ${lines === "1" ? "key" : `${lines} keys`} of its largest weights, right; the heavier ` +
+      `the thicker. Those ${reach} “${nameOf(words, token)}” stand out. Point at a token to see its lines alone; click to choose it.`;
     const wanted = `${this.page.view.layer} ${view} ${token}`;
     if (scrolls && wanted !== this.revealed) {
       const y = token * ROW;
@@ -86,10 +84,6 @@ class LinesPane {
     }
     this.revealed = wanted;
     this.draw();
-  }
-
-  nameOf(words, index) {
-    return `“${nameOf(words, index)}”`;
   }
 
   /** Of a part of a long text, what is in sight. */

@@ -72,6 +72,7 @@ class MapPane {
     describeMap(this);
     announceMap(this);
     this.look();
+    if (page.theme.print.matches) this.draw(); // paper waits for no frame
   }
 
   /** Shows a pair that has become the chosen one and is out of sight. */

@@ -12,9 +12,8 @@ function describeMap(pane) {
   page.find("map-note").textContent = (layout.single
     ? `Each cell is the weight of one pair${measuredError(layer)}. `
     : `Each cell shows the ${mean ? "mean weight" : "largest weight"} of ${pairs}. `) +
-    "Bars above: what each key receives, as a multiple of what it would if every query looked at all alike " +
-    "(up: more; with a cap: cut at 16 × or 1/8 ×). " +
-    (head.entropy ? "Bars at the right: the entropy of each query; to the line: all alike." : "");
+    "Bars above: what each key receives, up where that is more than of uniform attention; a cap: cut at 16 × or 1/8 ×. " +
+    (head.entropy ? "Bars at the right: the entropy of each query; to the line: uniform." : "");
   page.find("map-pool").hidden = layout.single;
   for (const input of page.root.querySelectorAll("[name=pool]")) input.checked = (input.value === "mean") === mean;
   page.find("zoom-in").disabled = layout.closest;
@@ -45,7 +44,7 @@ async function sayPair(pane) {
     const even = i === null ? null : evenness(head)?.[i];
     line.textContent = j !== null
       ? `“${nameOf(names[1], j)}” receives ${times(receivedRatios(head)[j])} ` +
-        (head.expected ? "what it would if all were looked at alike" : "what keys receive on average")
+        (head.expected ? "what uniform attention would give it" : "what keys receive on average")
       : i === null ? "" : `“${nameOf(names[0], i)}” looks at ${plural(countsOf(head)[i], "key")}` +
         (even === undefined || even === null || even !== even ? "" : `; its entropy is ${percent(even)} of the most it could be`);
     return;

@@ -117,11 +117,7 @@ class PairPane {
     const sum = (some) => some.reduce((total, { value }) => total + value, 0);
     const row = (words, value) => {
       const item = make("li", value < 0 ? "term less" : "term");
-      const bar = make("span", "bar");
-      const fill = make("span");
-      fill.style.width = `${Math.min(100, (100 * Math.abs(value)) / most)}%`;
-      bar.append(fill);
-      item.append(make("span", "name", words), bar, make("span", "share", signed(value, 3)));
+      item.append(make("span", "name", words), barOf(Math.min(100, (100 * Math.abs(value)) / most)), make("span", "share", signed(value, 3)));
       return item;
     };
     const rows = first.map(({ d, value }) => row(`dimension ${d}`, value));
@@ -139,15 +135,11 @@ class PairPane {
     const hadFocus = list.contains(this.page.root.activeElement);
     list.replaceChildren(...shown.map((other) => {
       const button = make("button", "other");
-      button.type = "button";
       button.title = `weight ${look.weights[other].toPrecision(9)}`;
       if (other === pair) button.setAttribute("aria-current", "true");
       const label = make("span", "name");
       label.append(make("bdi", "", text[other].label), make("span", "at", ` ${other}`));
-      const bar = make("span", "bar");
-      const fill = make("span");
-      fill.style.width = `${(100 * look.weights[other]) / (look.weights[shown[0]] || 1)}%`;
-      bar.append(fill);
+      const bar = barOf((100 * look.weights[other]) / (look.weights[shown[0]] || 1));
       button.append(label, bar, make("span", "share", percent(look.weights[other])));
       button.addEventListener("click", () => this.page.choose({ pair: other }));
       button.addEventListener("pointerenter", () => {
@@ -186,7 +178,8 @@ class PairPane {
       const received = head.received[at];
       const ratio = receivedRatios(head)[at];
       const share = ratio === ratio ? `, ${times(ratio)} what uniform attention would give it` : "";
-      facts.push(["receives in all", `${received.toPrecision(3)}${share}`]);
+      const all = head.received.reduce((sum, one) => sum + one, 0);
+      facts.push(["receives in all", `${percent(all > 0 ? received / all : 0)} of the head's attention${share}`]);
     }
     this.page.find("facts").replaceChildren(
       ...facts.flatMap(([term, words]) => [make("dt", "", term), make("dd", "", words)]),

@@ -31,7 +31,6 @@ class HeadPins {
       drop.setAttribute("aria-label", `unpin ${headName(page, place)}`);
       open.addEventListener("click", () => this.pane.open(place));
       drop.addEventListener("click", () => this.toggle(place));
-      for (const button of [open, drop]) button.type = "button";
       chip.append(open, drop);
       return chip;
     }));
@@ -42,11 +41,7 @@ class HeadPins {
       if (held.length > 1) choices.set("pins", sideName(page, "pins"));
       choices.set("uniform", sideName(page, "uniform"));
       if (view[side] !== null) choices.set(view[side], sideName(page, view[side]));
-      page.find(`side-${side}`).replaceChildren(...[...choices].map(([value, words]) => {
-        const option = make("option", "", words);
-        option.value = value;
-        return option;
-      }));
+      page.find(`side-${side}`).replaceChildren(...[...choices].map(([value, words]) => new Option(words, value)));
       page.find(`side-${side}`).value = view[side] ?? "";
     }
   }

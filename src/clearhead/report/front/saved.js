@@ -121,10 +121,19 @@ function svgOfText(page) {
       }
       const first = span.getClientRects()[0];
       if (!first) continue;
-      const place = { x: first.left - frame.left, y: first.bottom - frame.top + prose.scrollTop - 0.28 * first.height };
+      const inset = parseFloat(style.paddingLeft) + parseFloat(style.borderLeftWidth);
+      const place = { x: first.left - frame.left + inset, y: first.bottom - frame.top + prose.scrollTop - 0.28 * first.height };
       const font = { "font-family": style.fontFamily, "font-size": style.fontSize, fill: style.color };
-      svg.append(draw("text", { ...place, ...font, textLength: first.width, "xml:space": "preserve" }, span.textContent));
+      svg.append(draw("text", { ...place, ...font, textLength: first.width - 2 * inset, "xml:space": "preserve" }, span.textContent));
     }
+  }
+  for (const part of box.querySelectorAll(".arcs > *")) {
+    const copy = part.cloneNode(true);
+    const style = getComputedStyle(part);
+    for (const name of ["fill", "stroke", "stroke-width", "stroke-linecap", "paint-order", "font", "text-anchor"]) {
+      copy.style.setProperty(name, style.getPropertyValue(name));
+    }
+    svg.append(copy);
   }
   return svg;
 }

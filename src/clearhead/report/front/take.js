@@ -15,8 +15,10 @@ function listenTo(listing, pane) {
   const take = (token, tokens, step) => page.choose({
     view: pane.viewFrom(listing), token, tokens: tokens.length > 1 ? rangesOf(tokens) : null, pair: null,
   }, step);
-  /** Shift: all from the chosen token to this one. Control: this one too, or no more. */
+  /** Alt: its pair with the chosen token. Shift: all from that to this one. Control: this one too, or no more. */
   const takeWith = (index, event, step) => {
+    const { i, j } = pane.previewed(listing, index);
+    if (event.altKey && i !== null && j !== null) return void page.choose(pairOf(page.view.view, i, j), step);
     if (event.shiftKey && holds()) take(page.view.token, run(page.view.token, index), step);
     else if ((event.ctrlKey || event.metaKey) && holds()) {
       const tokens = new Set(pane.chosen);
@@ -76,8 +78,8 @@ function listenTo(listing, pane) {
   });
   element.addEventListener("keydown", (event) => {
     const here = at(page.root.activeElement);
-    if (here === null || event.altKey) return;
     const chosen = event.key === "Enter" || event.key === " ";
+    if (here === null || (event.altKey && !chosen)) return;
     prose.at = here;
     const index = chosen ? here : prose.step(event.key);
     if (index < 0) return;

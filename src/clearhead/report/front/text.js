@@ -169,8 +169,7 @@ class TextPane {
     const notes = [];
     if (tokens.length > 1) {
       const few = tokens.slice(0, 6).map(nameAt).join(", ");
-      notes.push(`Chosen: ${few}${tokens.length > 6 ? ", …" : ""}. Shaded: tokens whose mean weight is above what they ` +
-        "would get if each query looked at all it may see alike.");
+      notes.push(`Chosen: ${few}${tokens.length > 6 ? ", …" : ""}. Shaded: more than the uniform share, on average.`);
     } else if (!out) notes.push("Shaded: tokens that give it more than the uniform share of their attention.");
     else if (seen === 0) notes.push("It may look at nothing.");
     else notes.push(`Shaded: more than the uniform share, 1/${seen} = ${percent(1 / seen)}.`);

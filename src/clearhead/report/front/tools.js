@@ -3,13 +3,14 @@
 const KEYS = [
   ["arrow keys", "move among heads, tokens or pairs, wherever the focus is"],
   ["Enter", "chooses"],
+  ["Alt and click, or Alt and Enter", "in the text: the pair of the chosen token and this one"],
   ["p, a, b", "among the heads: pins one, compares it as the first, as the second"],
   ["/", "finds a word in the text"],
   ["+ − 0", "zoom the map in, out, and to the whole"],
   ["x", "turns from what a token looks at to what looks at it, and back"],
   ["s", "the next colour scale"],
   ["t", "light, dark, or as the system"],
-  ["b", "larger, for a talk"],
+  ["l", "larger, for a talk"],
   ["?", "this list"],
 ];
 
@@ -23,17 +24,18 @@ class ToolsPane {
     for (const [key, does] of KEYS) table.append(make("dt", "", key), make("dd", "", does));
     this.does = {
       t: () => this.turnTheme(),
-      b: () => this.enlarge(),
+      l: () => this.enlarge(),
       s: () => page.choose({ scale: SCALES[(SCALES.indexOf(page.view.scale) + 1) % SCALES.length] }),
       x: () => page.choose({ view: page.view.view === "out" ? "in" : "out" }),
       "?": () => this.help.showModal(),
     };
     page.find("theme").addEventListener("click", this.does.t);
-    page.find("present").addEventListener("click", this.does.b);
+    page.find("present").addEventListener("click", this.does.l);
     page.find("help-button").addEventListener("click", this.does["?"]);
     page.find("print").addEventListener("click", () => host.ownerDocument.defaultView.print());
     this.help.addEventListener("click", (event) => event.target === this.help && this.help.close());
     root.addEventListener("keydown", (event) => this.key(event));
+    root.addEventListener("pointerdown", (event) => { this.menu.open &&= this.menu.contains(event.target); });
     this.menu.addEventListener("click", (event) => {
       const what = event.target.dataset?.save;
       if (what) this.save(what);
@@ -62,7 +64,9 @@ class ToolsPane {
   }
 
   enlarge() {
-    this.page.host.toggleAttribute("data-large");
+    const { host } = this.page;
+    const root = host.ownerDocument.documentElement;
+    root.style.fontSize = host.toggleAttribute("data-large") ? "22px" : ""; // all sizes of letters are in rem
     this.paint();
     this.page.refresh();
   }

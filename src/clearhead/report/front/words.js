@@ -90,19 +90,19 @@ function nameOf(words, index) {
   return `\u2068${shortened(label, 24)}\u2069${repeated ? ` (${index})` : ""}`;
 }
 
-/** A weight in percent, to what the eye can use: 53.1%, 3.6%, 0.83%, 0.0012%. */
+/** A weight in percent, to what the eye can use: 53.1%, 3.6%, 0.83%, 0.0012%, < 0.00001%. */
 function percent(weight) {
   const value = 100 * weight;
   if (Number.isNaN(value)) return "not a number";
   if (value === 0) return "0%";
   if (value >= 1) return `${value.toFixed(1).replace("100.0", "100")}%`;
-  return value >= 1e-5 ? `${Number(value.toPrecision(2))}%` : `${value.toExponential(1)}%`;
+  return value >= 1e-5 ? `${Number(value.toPrecision(2))}%` : "< 0.00001%";
 }
 
 const signed = (value, digits) => value.toFixed(digits).replace("-", "−");
 
-/** A ratio: 4.3 ×, 0.012 ×, 120 ×. */
-const times = (ratio) => `${ratio >= 100 ? Math.round(ratio) : Number(ratio.toPrecision(2))} ×`;
+/** A ratio: 4.3 ×, 0.012 ×, 120 ×, < 0.001 ×. */
+const times = (ratio) => ratio > 0 && ratio < 0.001 ? "< 0.001 ×" : `${ratio >= 100 ? Math.round(ratio) : Number(ratio.toPrecision(2))} ×`;
 
 const { grouped } = steps;
 
@@ -127,6 +127,14 @@ function make(tag, className, text) {
   if (className) element.className = className;
   if (text !== undefined) element.textContent = text;
   return element;
+}
+
+/** A bar that is filled to so many hundredths of its width. */
+function barOf(share, className) {
+  const bar = make("span", "bar");
+  bar.append(make("span", className));
+  bar.firstChild.style.width = `${share}%`;
+  return bar;
 }
 
 /** An element of SVG with attributes and text. */
