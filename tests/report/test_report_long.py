@@ -101,8 +101,8 @@ def test_what_little_the_keys_receive_beside_a_sink(open_report: Any, monkeypatc
         block(query, key)
     facts = open_report(recording.layers(), "#token=7").page.inner_text("#facts")
     share = 1 / (np.exp(16 / 2**0.5) + 59)
-    received, times = re.findall(r"receives in all\s+(\S+), (\S+) ×", facts)[0]
-    assert float(received) == pytest.approx(60 * share, rel=5e-3)
+    percent, times = re.findall(r"receives in all\s+(\S+)% of the head's attention, (\S+) ×", facts)[0]
+    assert float(percent) == pytest.approx(100 * share, rel=5e-3)
     assert float(times) == pytest.approx(60 * share, rel=0.05)
 
 
