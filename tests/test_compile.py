@@ -34,8 +34,13 @@ def same(function, *inputs, parameters=(), backend="aot_eager"):
         torch.testing.assert_close(got, eager)
 
 
-@pytest.mark.parametrize("score", scores(), **named)
-@pytest.mark.parametrize("mask", [None, *masks()], **named)
+# Every mask with a score that has a lowering and with one that has not; every score without a mask.
+BOTH = [(score, mask) for score in (ch.Dot, ch.ScoreFunction) for mask in masks()] + [
+    (score, None) for score in scores()
+]
+
+
+@pytest.mark.parametrize(("score", "mask"), BOTH, **named)
 def test_every_score_and_mask(score, mask):
     example = score.example()
     inputs = Inputs.draw(example, (7, 9), torch.float32)
@@ -294,6 +299,11 @@ def test_autocast_is_that_of_sdpa(score, engine):
     assert (output - wide).abs().max() < 0.05
     for low, high in zip(*(torch.autograd.grad(o.float().sum(), (Q, K, V)) for o in (output, wide)), strict=True):
         assert low.dtype == torch.float32 and (low - high).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("score", AUTOCAST, ids=name)
+def test_autocast_in_compiled_code(score):
+    options = {"score": score, "mask": ch.Causal()}
     same_in_compiled = torch.compile(lambda q, k, v: ch.attention(q, k, v, **options), fullgraph=True, backend="eager")
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(same_in_compiled(Q, K, V), ch.attention(Q, K, V, **options))

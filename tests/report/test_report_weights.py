@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from test_report_formulas import Block
+from test_report_map import cells_of
 
 import clearhead as ch
 
@@ -75,8 +76,8 @@ def test_the_shown_row_and_column(make_case: Make, open_report: Make) -> None:
 
 def test_the_map_holds_the_weights_and_knows_what_is_masked(make_case: Make, open_report: Make) -> None:
     case = make_case(10, start=np.arange(10) // 2, stop=np.arange(10) + 1)
-    shown = open_report([case.layer], "#scale=log").page.evaluate("clearhead.map()")
-    pool = np.array(shown["pool"]).reshape(10, 10)
+    page = open_report([case.layer], "#scale=log").page
+    pool = cells_of(page)
     i, j = np.indices((10, 10))
     seen = (i // 2 <= j) & (j <= i)
     np.testing.assert_allclose(pool[seen], case.weights[0][seen], rtol=1e-6)
@@ -87,7 +88,7 @@ def test_holes_are_masked_and_not_counted(make_case: Make, open_report: Make) ->
     n = 6
     case = make_case(n, bias=np.where(np.eye(n) > 0, -np.inf, 0.0)[None])
     page = open_report([case.layer], "#token=2").page
-    pool = np.array(page.evaluate("clearhead.map()")["pool"]).reshape(n, n)
+    pool = cells_of(page)
     assert ((pool == -1) == (np.eye(n) > 0)).all()
     assert "rank 1 of 5," in page.inner_text("#pair-place")
     assert "1/5 = 20.0%" in page.inner_text("#legend-equal")
@@ -102,7 +103,7 @@ def test_a_map_with_more_pairs_than_pixels_shows_the_maximum(make_case: Make, op
     assert per == 3 and cells == 167
     padded = np.pad(case.weights[0], (0, cells * per - n))
     blocks = padded.reshape(cells, per, cells, per).max((1, 3))
-    pool = np.array(shown["pool"]).reshape(cells, cells)
+    pool = cells_of(page)
     row, column = np.indices(pool.shape)
     np.testing.assert_allclose(pool[row >= column], blocks[row >= column], rtol=1e-6)
     assert (pool[row < column] == -1).all()

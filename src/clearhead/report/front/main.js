@@ -11,7 +11,7 @@ const PANES = [
  * column, as an array of numbers. `tile(layer, head, query, key)`: the promise of 256 × 256 weights. `operands(layer, head)`: the promise of its query and its key. `why(layer, head, query, key)`: the
  * promise of the steps of one weight, as [name, formula, number]. `look()`: the weights of the chosen token as shown.
  * `text()`: what the text is shaded by: the mean weight of each token, what uniform attention gives, the strongest pairs.
- * `map()`: the map's geometry and its pooled weights. `compare()`: the divergences of the heads that are compared.
+ * `map()`: the map's geometry. `cells()`: its pooled weights, where all of it is in sight. `compare()`: the divergences of the heads that are compared.
  * On the report's element, `data-overview` and `data-map` turn "drawn", `data-shown` names what the
  * panes show as layer/head/view/token/pair; `data-problem` of the root element is "yes" after an error.
  */
@@ -39,6 +39,7 @@ function offerHooks(page) {
       return { weights: Array.from(weights), fair: Array.from(fair), strongest, tokens };
     },
     map: () => pane(MapPane).geometry,
+    cells: () => pane(MapPane).cells,
     compare: () => pane(ComparePane).numbers,
   });
 }

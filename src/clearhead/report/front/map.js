@@ -34,11 +34,15 @@ class MapPane {
       return { count, per, cell, cells, length, room, offset, seen, words };
     };
     const { left, top, ratio } = layout;
-    const pool = layout.whole ? this.picture.valuesOf(page.shown.head, layout, this.kind) : null;
     return {
-      left, top, ratio, pool, ...this.kind, lens: this.lens.seen,
+      left, top, ratio, ...this.kind, lens: this.lens.seen,
       down: side(layout.down, "down"), across: side(layout.across, "across"),
     };
+  }
+
+  /** The numbers of the cells of the whole view, row by row; NaN for what is not there yet. */
+  get cells() {
+    return this.picture.valuesOf(this.page.shown.head, this.layout, this.kind);
   }
 
   /** What the cells show. */
