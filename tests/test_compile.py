@@ -1,5 +1,7 @@
 """torch.compile(fullgraph=True), torch.export, torch.func and opcheck: the same as eager code."""
 
+import itertools
+
 import pytest
 import torch
 from beside import while_another_compiles
@@ -8,6 +10,7 @@ import clearhead as ch
 from clearhead.base import tracing
 from clearhead.engines import operation
 from clearhead.masks.base import And
+from clearhead.scores.score_function import ScoreFunction
 from clearhead.testing import Inputs, biases, masks, scores
 
 named = {"ids": lambda x: x.__name__ if isinstance(x, type) else str(x)}
@@ -35,9 +38,7 @@ def same(function, *inputs, parameters=(), backend="aot_eager"):
 
 
 # Every mask with a score that has a lowering and with one that has not; every score without a mask.
-BOTH = [(score, mask) for score in (ch.Dot, ch.ScoreFunction) for mask in masks()] + [
-    (score, None) for score in scores()
-]
+BOTH = [*itertools.product((ch.Dot, ScoreFunction), masks()), *((score, None) for score in scores())]
 
 
 @pytest.mark.parametrize(("score", "mask"), BOTH, **named)
