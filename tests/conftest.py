@@ -1,4 +1,5 @@
 """`--kernels DIR`: test the compiled kernels of another build, such as the one that `make sanitize` makes.
+`--pictures`: take the pictures of `docs/` anew, from the page as it is.
 `--device NAME`: the contract, the fuzz and the modules on another device, such as cuda, and nothing else.
 """
 
@@ -15,6 +16,7 @@ ON_DEVICES = ("test_contract.py", "test_fuzz.py", "test_devices.py", "/nn/")
 
 def pytest_addoption(parser):
     parser.addoption("--kernels", metavar="DIR", help="a folder with a build of clearhead.engines.native._kernels")
+    parser.addoption("--pictures", action="store_true", help="take the pictures of docs anew")
     parser.addoption("--device", metavar="NAME", help="run what is made for any device on this one: cuda, mps, cpu")
 
 

@@ -168,7 +168,7 @@ class PairPane {
       facts.push(["may look at", `${plural(seen, "key")}, uniform share ${percent(1 / seen)}`]);
       const entropy = entropyOf(look);
       const alike = Number(Math.exp(entropy).toPrecision(2));
-      facts.push(["spread", `entropy ${entropy.toFixed(2)} nats, as even as over ${alike} keys`]);
+      facts.push(["spread", `entropy ${entropy.toFixed(2)} nats, as even as over ${plural(alike, "key")}`]);
       if (head.distance) facts.push(["mean distance", `${head.distance[at].toFixed(1)} positions`]);
       const sink = sinkShareOf(head, at);
       if (sink > 0.001) facts.push(["given to no key", `${percent(sink)} (a sink in the softmax)`]);
