@@ -23,6 +23,7 @@ from clearhead.models._diagnosed import case_of
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.audits._expected import Expected
 from clearhead.models.audits.audit import Audit, audit
+from clearhead.models.beside import Beside
 from clearhead.models.calls import Calls
 from clearhead.models.differences.differences import Differences, compare_calls
 from clearhead.models.edits.base import Positions
@@ -294,6 +295,8 @@ class Recording(Calls[AttentionCall]):
         sequence: int = 0,
         title: str = "Attention",
         error: float = ERROR,
+        beside: Recording | None = None,
+        beside_tokens: Iterable[str] | None = None,
     ) -> Path:
         """Write the report: one HTML page that opens from disk and needs no network.
 
@@ -302,14 +305,31 @@ class Recording(Calls[AttentionCall]):
         left out, see `AttentionCall.padding`; a call whose score has `tile()` alone is too, above 1,024 queries or
         keys, and the page says so. `error`: how far a weight may be from the call's, about; queries and keys
         are rounded as far as that allows, and the page says what was measured. At 1e-4 they take half the bytes of
-        float32, which is what 0 writes. Returns the path.
+        float32, which is what 0 writes.
+        `beside`: another recording, of a text or of a checkpoint, whose layers stand on the page too, as L0′, L1′, …;
+        `beside_tokens`: its words, None where it read the same ones. The page compares its heads with the first's: the
+        divergence of each is that of `compare` over the tokens that are no padding, with `ch.align` of the words where
+        the two texts have not as many; it is not known where masks differ. `sequence`, and the source text, are those
+        of both. Returns the path.
         Raises a `ClearheadError` for words that fit no call, and for a path that cannot be written, an
         `UnsupportedError` where no call is left. Layers are made one at a time, and a file that was there is as it was
         until all is written. Cost: a pass over each call's pairs, one more where it is long, and those of `table`.
         """
         check_writable(path)
         paged = Paged(self.calls, tokens, source_tokens, sequence, error)
+        if beside is not None or beside_tokens is not None:
+            other = self._beside(beside, paged, beside_tokens)
+            return Beside(paged, other).page(title).write(path)
         return paged.page(paged.layers(), title).write(path)
+
+    def _beside(self, other: Any, paged: Paged, tokens: Iterable[str] | None) -> Paged:
+        """The calls of another recording for the page of this one."""
+        if not isinstance(other, Recording):
+            raise ClearheadError(
+                f"beside takes another recording of watch(model), without keep=…; got a {type(other).__name__}. "
+                "beside_tokens= are its words."
+            )
+        return paged.alike(other.calls, tokens)
 
     def view(
         self,

@@ -1,0 +1,168 @@
+"""Two recordings on one page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from clearhead.base.errors import ClearheadError
+from clearhead.models.attention_call import AttentionCall
+from clearhead.models.differences._divergence import MasksDiffer
+from clearhead.models.differences._fit import Places, check_calls, check_pair
+from clearhead.models.differences.align import align
+from clearhead.models.differences.differences import CallDifference, Differences, difference_of
+from clearhead.models.generation._cached import alone
+from clearhead.models.paged import Paged
+from clearhead.report import Layer, Page
+from clearhead.report._words import Shown
+from clearhead.report.from_call import of_sequence
+from clearhead.report.layer import LeftOut
+
+
+@dataclass(frozen=True)
+class _Divergence:
+    """What the page says of the divergence of a head from the same head of the other recording."""
+
+    name: str = "divergence"
+    says: str = (
+        "How far the head's weights are from those of the same head in the other recording: the Jensen–Shannon "
+        "divergence of each query's weights in nats, a mean over the queries that both have. What goes to tokens that "
+        "only one text has is one key more. 0 is the same weights."
+    )
+    formula: str = "mean_i ½ Σ_j (p_ij log(p_ij / m_ij) + q_ij log(q_ij / m_ij)), m = (p + q) / 2"
+    range: str = "0 to log 2 = 0.693 nats"
+    does: str | None = None
+
+
+DIVERGENCE = _Divergence()
+
+
+class Beside:
+    """The layers of two recordings, and the divergences of the first's heads from the second's.
+
+    The positions of two calls correspond one to one where as many are shown, else by `align` of their words. Raises
+    what `Recording.compare` raises where calls do not fit, and a `ClearheadError` where words are needed.
+    """
+
+    def __init__(self, mine: Paged, theirs: Paged) -> None:
+        check_calls(mine.calls, theirs.calls)
+        self.sides = mine, theirs
+        self.texts: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[list[int], list[int]]] = {}
+        self.places = [self._places(number) for number in range(len(mine.calls))]
+        self.found: list[CallDifference] = []
+
+    def page(self, title: str) -> Page:
+        """The page of both, which opens on the head that differs most."""
+        page = self.sides[0].page((), title)
+        for (text, other), positions in self.texts.items():
+            page.align(text, other, positions)
+        first = self._add(page, map(self.measured, range(len(self.places))))
+        shown = page.shown
+        second = self._add(page, map(self.second, range(len(self.places))))
+        page.beside = [(place, second[number]) for number, place in first.items() if number in second]
+        page.distinctive = self.distinctive(first) or self.sides[0].distinctive(shown)
+        return page
+
+    def _add(self, page: Page, layers: Iterable[Layer | LeftOut]) -> dict[int, int]:
+        """Adds layers; the place of each call that is shown."""
+        places = {}
+        for number, layer in enumerate(layers):
+            page.add(layer)
+            if isinstance(layer, Layer):
+                places[number] = len(page.shown) - 1
+        return places
+
+    def measured(self, number: int) -> Layer | LeftOut:
+        """A layer of the first recording, its heads measured beside the second's; not where their masks differ."""
+        layer = self.sides[0].layer(number)
+        if isinstance(layer, LeftOut):
+            return layer
+        try:
+            self.found.append(difference_of(number, *self._calls(number), self.places[number]))
+        except MasksDiffer:
+            return layer
+        each = zip(layer.measures or (), self.found[-1].divergence.tolist(), strict=True)
+        return replace(layer, measures=tuple({**known, DIVERGENCE: (d, 0.0, None)} for known, d in each))
+
+    def second(self, number: int) -> Layer | LeftOut:
+        """A layer of the second recording."""
+        layer = self.sides[1].layer(number)
+        if isinstance(layer, LeftOut):
+            return layer
+        return replace(layer, label=f"{layer.label}′", role=f"{layer.role}, beside")
+
+    def distinctive(self, places: dict[int, int]) -> dict[str, Any] | None:
+        """The head that differs most, as the page is told it; None where none was measured."""
+        if not self.found:
+            return None
+        differences = Differences(self.found)
+        at, head = differences.most
+        return {
+            "layer": places[differences.calls[at].number],
+            "head": head,
+            "sentence": str(differences),
+            "measure": DIVERGENCE.name,
+            "nearUniform": False,
+        }
+
+    def _calls(self, number: int) -> tuple[AttentionCall, AttentionCall]:
+        """The calls of one number, of the sequence that is shown."""
+        mine, theirs = (one_sequence(paged.calls[number], paged.place(number)) for paged in self.sides)
+        return mine, theirs
+
+    def _places(self, number: int) -> Places:
+        """The positions to compare, among all of each call; None is all of them."""
+        calls = self._calls(number)
+        places: Places = None
+        if all(call.kind == "self" and call.problem.sizes.queries == call.problem.sizes.keys for call in calls):
+            sides = [_shown(call) for call in calls]
+            mine, theirs = (side.places for side in sides)
+            if len(mine) != len(theirs):
+                pairs = self._aligned(number, sides)
+                mine, theirs = mine[pairs[0]], theirs[pairs[1]]
+            if len(mine) < max(side.length for side in sides):
+                places = torch.from_numpy(mine), torch.from_numpy(theirs)
+        check_pair(number, *calls, places)
+        return places
+
+    def _aligned(self, number: int, sides: Sequence[Shown]) -> tuple[list[int], list[int]]:
+        """The shown positions of a call's two texts that correspond."""
+        given = [paged.texts(number)[1] for paged in self.sides]
+        for side, words in zip(sides, given, strict=True):
+            if len(words) not in (side.length, len(side.places)):
+                lengths = " and ".join(str(len(one.places)) for one in sides)
+                raise ClearheadError(
+                    f"the texts of call {number}, {self.sides[0].calls[number].name}, have {lengths} tokens: pass the "
+                    "words of both, tokens= and beside_tokens=, so that those that are the same can be found."
+                )
+        text, other = (tuple(side.labels(words)) for side, words in zip(sides, given, strict=True))
+        if (text, other) not in self.texts:
+            self.texts[text, other] = align(text, other)
+        return self.texts[text, other]
+
+
+def _shown(call: AttentionCall) -> Shown:
+    """The positions of a text that the page shows, of a call with one sequence."""
+    words = None if call.padding is None else call.padding.keys
+    return Shown(None if words is None else words[0], call.problem.sizes.keys, call.name)
+
+
+def one_sequence(call: AttentionCall, sequence: int) -> AttentionCall:
+    """The call with this sequence alone."""
+    if call.query.shape[0] == 1:
+        return call
+    some = slice(sequence, sequence + 1)
+    padding, uniform = call.padding, call.uniform
+    return replace(
+        call,
+        query=call.query[some],
+        cached_key=alone(call.key[some]),
+        kept=call.record._replace(problem=of_sequence(call, sequence)),
+        padding=None if padding is None else type(padding)(*(None if t is None else t[some] for t in padding)),
+        uniform=uniform if uniform is None or len(uniform) == 1 else uniform[some],
+        cached_value=None,
+        outcome=None,
+    )
