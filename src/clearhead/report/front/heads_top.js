@@ -18,7 +18,7 @@ class HeadsTop {
       const { layer, head, measure, sentence } = distinctive;
       offer(top, { layer, head }, measure, sentence);
     }
-    const five = mostDistinctive(page.run, pane.places);
+    const five = mostDistinctive(page.run, pane.places.filter(({ layer }) => !isSecond(page.run.layers[layer])));
     page.find("five").hidden = five.length === 0;
     page.find("five-title").hidden = five.length === 0;
     page.find("five-title").textContent = five.length > 1 ? `The ${five.length} most distinctive` : "The most distinctive";
