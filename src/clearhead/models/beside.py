@@ -144,6 +144,17 @@ class Beside:
         return self.texts[text, other]
 
 
+def beside_of(mine: Paged, other: Any, tokens: Iterable[str] | None) -> Beside:
+    """A recording beside that of a page. `tokens`: its words; None: those of the page."""
+    calls = getattr(other, "calls", None)
+    if not isinstance(calls, list) or not all(isinstance(call, AttentionCall) for call in calls):
+        raise ClearheadError(
+            f"beside takes another recording of watch(model), without keep=…; got a {type(other).__name__}. "
+            "beside_tokens= are its words."
+        )
+    return Beside(mine, mine.alike(calls, tokens))
+
+
 def _shown(call: AttentionCall) -> Shown:
     """The positions of a text that the page shows, of a call with one sequence."""
     words = None if call.padding is None else call.padding.keys

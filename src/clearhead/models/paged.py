@@ -46,7 +46,7 @@ class Paged:
         self.found: dict[int, Mapping[Measure, Found]] = {}
 
     def alike(self, calls: Sequence[AttentionCall], tokens: Iterable[str] | None) -> Paged:
-        """The calls of another recording, for the same page. `tokens`: its words; None: these here, where as many fit."""
+        """The calls of another recording, for the same page. `tokens`: its words; None: these here, where they fit."""
         sizes = _sizes(calls, self.sequence)
         own = tokens if tokens is not None or len(self.words) not in sizes else self.words
         source = self.source if len(self.source) in sizes else None

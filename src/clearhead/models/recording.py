@@ -15,15 +15,11 @@ from clearhead.explanation.diagnosis.diagnose import diagnosis_of
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.explanation.explanation import Explanation
 from clearhead.inspection.reductions.base import Reduction
-from clearhead.inspection.reductions.entropy import Entropy
-from clearhead.inspection.reductions.mean_distance import MeanDistance
-from clearhead.inspection.reductions.sink_share import SinkShare
-from clearhead.inspection.reductions.topk import TopK
 from clearhead.models._diagnosed import case_of
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.audits._expected import Expected
 from clearhead.models.audits.audit import Audit, audit
-from clearhead.models.beside import Beside
+from clearhead.models.beside import beside_of
 from clearhead.models.calls import Calls
 from clearhead.models.differences.differences import Differences, compare_calls
 from clearhead.models.edits.base import Positions
@@ -37,7 +33,7 @@ from clearhead.models.paged import Paged
 from clearhead.models.pictured import listed, plotted
 from clearhead.models.reduced import reduced
 from clearhead.models.rollout import rollout
-from clearhead.models.statistics import rows_of
+from clearhead.models.statistics import rows_of, usual
 from clearhead.models.stored import read, save
 from clearhead.report import Layer
 from clearhead.report.operands import ERROR
@@ -91,7 +87,7 @@ class Recording(Calls[AttentionCall]):
         known.check(self.calls)
         rows = Table()
         for call in self.calls:
-            own = rows_of(reduced(call, reductions or _usual(call)))
+            own = rows_of(reduced(call, reductions or usual(call)))
             rows += own if reductions else joined(own, measured(call, known))
         return rows
 
@@ -317,19 +313,9 @@ class Recording(Calls[AttentionCall]):
         """
         check_writable(path)
         paged = Paged(self.calls, tokens, source_tokens, sequence, error)
-        if beside is not None or beside_tokens is not None:
-            other = self._beside(beside, paged, beside_tokens)
-            return Beside(paged, other).page(title).write(path)
-        return paged.page(paged.layers(), title).write(path)
-
-    def _beside(self, other: Any, paged: Paged, tokens: Iterable[str] | None) -> Paged:
-        """The calls of another recording for the page of this one."""
-        if not isinstance(other, Recording):
-            raise ClearheadError(
-                f"beside takes another recording of watch(model), without keep=…; got a {type(other).__name__}. "
-                "beside_tokens= are its words."
-            )
-        return paged.alike(other.calls, tokens)
+        if beside is None and beside_tokens is None:
+            return paged.page(paged.layers(), title).write(path)
+        return beside_of(paged, beside, beside_tokens).page(title).write(path)
 
     def view(
         self,
@@ -410,10 +396,3 @@ def load_seen(path: str | Path) -> Recording:
     Raises a `ClearheadError` for a file that is none, or is damaged. Cost: the file is read whole.
     """
     return Recording(read(path))
-
-
-def _usual(call: AttentionCall) -> tuple[Reduction, ...]:
-    sizes = call.problem.sizes
-    placed = sizes.align is not None or sizes.queries == sizes.keys
-    far = (MeanDistance(),) if call.kind == "self" and placed else ()
-    return (Entropy(), TopK(1), *far, *(() if call.problem.sinks is None else (SinkShare(),)))

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 from typing import Any
 
+from torch import Tensor
+
 from clearhead.base.errors import ClearheadError
 
 
@@ -24,7 +26,7 @@ def align(tokens: Iterable[str], other_tokens: Iterable[str]) -> tuple[list[int]
     >>> ch.align(short, long)
     ([0, 1, 2], [0, 2, 3])
     >>> before.compare(after, aligned=ch.align(short, long))[0].divergence
-    tensor([0.0958], dtype=torch.float64)
+    tensor([0.0956], dtype=torch.float64)
 
     `tokens`, `other_tokens`: words, or numbers of tokens. The longest stretch that is equal in both comes first, then
     the longest ones before and after it, and so on. Gives two ascending lists of equal length: positions of the one,
@@ -34,8 +36,11 @@ def align(tokens: Iterable[str], other_tokens: Iterable[str]) -> tuple[list[int]
     Approach", as in Python's `difflib`.
     """
     one, other = _listed("tokens", tokens), _listed("other_tokens", other_tokens)
-    blocks = SequenceMatcher(None, one, other, autojunk=False).get_matching_blocks()
-    mine, theirs = ([first + n for *sides, size in blocks for first in [sides[at]] for n in range(size)] for at in (0, 1))
+    mine: list[int] = []
+    theirs: list[int] = []
+    for start, other_start, size in SequenceMatcher(None, one, other, autojunk=False).get_matching_blocks():
+        mine += range(start, start + size)
+        theirs += range(other_start, other_start + size)
     if not mine:
         raise ClearheadError(
             f"align: {_few(one)} and {_few(other)} have no token in common, so that no positions correspond. Pass the "
@@ -45,11 +50,12 @@ def align(tokens: Iterable[str], other_tokens: Iterable[str]) -> tuple[list[int]
 
 
 def _listed(name: str, tokens: Any) -> list[Any]:
-    ordered = not isinstance(tokens, str | bytes | set | frozenset | dict) and hasattr(tokens, "__iter__")
-    found = [token.item() if getattr(token, "ndim", None) == 0 else token for token in tokens] if ordered else []
-    if not ordered or not all(isinstance(token, str | int) for token in found):
+    unordered = isinstance(tokens, str | bytes | set | frozenset | dict | Tensor)
+    found = list(tokens) if isinstance(tokens, Iterable) and not unordered and getattr(tokens, "ndim", 1) == 1 else []
+    if not found or not all(isinstance(token, str | int) and not isinstance(token, bool) for token in found):
         raise ClearheadError(
-            f"align: {name} is a {type(tokens).__name__}; pass a list of words, one for each position of the text."
+            f"align: {name} is {tokens!r:.60}; pass a list of words, one for each position of the text, or of the "
+            "numbers of tokens, ids.tolist()."
         )
     return found
 

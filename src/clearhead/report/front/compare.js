@@ -125,7 +125,7 @@ class ComparePane {
       : `They are ${mean.toPrecision(3)} nats apart: the Jensen–Shannon divergence of their weights, a mean over ` +
         `${plural(compared, "query")}. 0 is the same weights, ${Math.LN2.toFixed(3)} nothing in common.` +
         (step > 1 ? ` Every ${step === 2 ? "second" : `${step}th`} query of ${grouped(queries)} is compared.` : "") +
-        (alone ? ` ${plural(alone, "query")} that one text alone has: not compared.` : "") +
+        (alone ? ` Not compared: ${plural(alone, "query")} that only one text has.` : "") +
         (leftOut ? ` ${plural(leftOut, "query")} left out: the masks differ, or leave no key.` : "");
     this.canvas.setAttribute("aria-label", `differences of ${this.sides[0].name} and ${this.sides[1].name}: arrow keys move over the pairs`);
     const [a, b] = this.sides;
@@ -216,7 +216,7 @@ class ComparePane {
     const [p, q] = this.weightsAt(pair.i, pair.j);
     const apart = this.found.byQuery[pair.i];
     const name = pairName(this.names, pair.i, pair.j);
-    say.textContent = `${name}: ${p !== p || q !== q ? `${percent(p !== p ? q : p)}, and one text alone has it` : !mayLook(this.head, pair.i, pair.j) ? "masked" : `${percent(p)} and ${percent(q)}`}` +
+    say.textContent = `${name}: ${p !== p || q !== q ? `${percent(p !== p ? q : p)}; only one text has this pair` : !mayLook(this.head, pair.i, pair.j) ? "masked" : `${percent(p)} and ${percent(q)}`}` +
       (apart === apart ? `; the query's weights are ${apart.toFixed(3)} nats apart` : "");
   }
 }

@@ -63,7 +63,7 @@ function limitOf(name, figures) {
 
 /** What the ends of the colours mean: "50 points less than uniform", "1/8 × uniform". */
 function limitWords(name, limit) {
-  if (name === NATS) return ["", "the same weights", `${limit} nats`];
+  if (name === NATS) return ["the same weights", `${limit} nats`];
   if (RATIOS.has(name)) return [`1/${2 ** limit} × or less`, "as uniform", `${2 ** limit} × or more`];
   return [`${100 * limit} points less`, "as uniform", `${100 * limit} points more`];
 }
