@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from clearhead.report import Layer, Page
 from clearhead.report._words import Shown
 from clearhead.report.from_call import of_sequence
 from clearhead.report.layer import LeftOut
+from clearhead.report.of_heads import of_heads
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ DIVERGENCE = _Divergence()
 
 
 class Beside:
-    """The layers of two recordings, and the divergences of the first's heads from the second's.
+    """The layers of two recordings, as `Paged` gives those of one, and the divergences of the first's heads.
 
     The positions of two calls correspond one to one where as many are shown, else by `align` of their words. Raises
     what `Recording.compare` raises where calls do not fit, and a `ClearheadError` where words are needed.
@@ -49,33 +50,12 @@ class Beside:
 
     def __init__(self, mine: Paged, theirs: Paged) -> None:
         check_calls(mine.calls, theirs.calls)
-        self.sides = mine, theirs
+        self.sides, self.calls = (mine, theirs), mine.calls
         self.texts: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[list[int], list[int]]] = {}
-        self.places = [self._places(number) for number in range(len(mine.calls))]
+        self.places = [self._places(number) for number in range(len(self.calls))]
         self.found: list[CallDifference] = []
 
-    def page(self, title: str) -> Page:
-        """The page of both, which opens on the head that differs most."""
-        page = self.sides[0].page((), title)
-        for (text, other), positions in self.texts.items():
-            page.align(text, other, positions)
-        first = self._add(page, map(self.measured, range(len(self.places))))
-        shown = page.shown
-        second = self._add(page, map(self.second, range(len(self.places))))
-        page.beside = [(place, second[number]) for number, place in first.items() if number in second]
-        page.distinctive = self.distinctive(first) or self.sides[0].distinctive(shown)
-        return page
-
-    def _add(self, page: Page, layers: Iterable[Layer | LeftOut]) -> dict[int, int]:
-        """Adds layers; the place of each call that is shown."""
-        places = {}
-        for number, layer in enumerate(layers):
-            page.add(layer)
-            if isinstance(layer, Layer):
-                places[number] = len(page.shown) - 1
-        return places
-
-    def measured(self, number: int) -> Layer | LeftOut:
+    def layer(self, number: int) -> Layer | LeftOut:
         """A layer of the first recording, its heads measured beside the second's; not where their masks differ."""
         layer = self.sides[0].layer(number)
         if isinstance(layer, LeftOut):
@@ -87,26 +67,53 @@ class Beside:
         each = zip(layer.measures or (), self.found[-1].divergence.tolist(), strict=True)
         return replace(layer, measures=tuple({**known, DIVERGENCE: (d, 0.0, None)} for known, d in each))
 
-    def second(self, number: int) -> Layer | LeftOut:
-        """A layer of the second recording."""
+    def layers(self) -> Iterator[Layer | LeftOut]:
+        """Those of the first recording, one at a time."""
+        return map(self.layer, range(len(self.calls)))
+
+    def page(self, layers: Iterable[Layer | LeftOut], title: str) -> Page:
+        """The page of these layers of the first recording, and the second's beside them. It opens on the head that
+        differs most."""
+        page = self.sides[0].page((), title)
+        for (text, other), positions in self.texts.items():
+            page.align(text, other, positions)
+        numbers: dict[int, tuple[int, ...] | None] = {}  # of the calls that are shown, and of their heads
+        for layer in layers:
+            page.add(layer)
+            if isinstance(layer, Layer):
+                numbers[int(layer.label[1:])] = layer.numbers
+        first = page.shown
+        for place, (number, heads) in enumerate(numbers.items()):
+            counterpart = self.second(number, heads)
+            page.add(counterpart)
+            if isinstance(counterpart, Layer):
+                page.beside.append((place, len(page.shown) - 1))
+        page.distinctive = self.distinctive(first) or self.sides[0].distinctive(first)
+        return page
+
+    def second(self, number: int, heads: Sequence[int] | None) -> Layer | LeftOut:
+        """A layer of the second recording, with these of its heads, or with all."""
         layer = self.sides[1].layer(number)
         if isinstance(layer, LeftOut):
             return layer
-        return replace(layer, label=f"{layer.label}′", role=f"{layer.role}, beside")
+        layer = replace(layer, label=f"{layer.label}′", role=f"{layer.role}, beside")
+        return layer if heads is None else of_heads(layer, heads)
 
-    def distinctive(self, places: dict[int, int]) -> dict[str, Any] | None:
-        """The head that differs most, as the page is told it; None where none was measured."""
-        if not self.found:
+    def distinctive(self, shown: Sequence[tuple[str, Sequence[int]]]) -> dict[str, Any] | None:
+        """The shown head that differs most, as the page is told it; None where none is known."""
+        places = {label: place for place, (label, _) in enumerate(shown)}
+        known = []
+        for call in self.found:
+            if f"L{call.number}" in places:
+                others = torch.ones(1, call.by_query.shape[1], 1, dtype=torch.bool, device="cpu")
+                others[:, list(shown[places[f"L{call.number}"]][1])] = False
+                known.append(replace(call, by_query=call.by_query.masked_fill(others, torch.nan)))
+        if not known:
             return None
-        differences = Differences(self.found)
-        at, head = differences.most
-        return {
-            "layer": places[differences.calls[at].number],
-            "head": head,
-            "sentence": str(differences),
-            "measure": DIVERGENCE.name,
-            "nearUniform": False,
-        }
+        at, head = Differences(known).most
+        place = places[f"L{known[at].number}"]
+        most = {"layer": place, "head": list(shown[place][1]).index(head), "sentence": str(Differences(known))}
+        return {**most, "measure": DIVERGENCE.name, "nearUniform": False}
 
     def _calls(self, number: int) -> tuple[AttentionCall, AttentionCall]:
         """The calls of one number, of the sequence that is shown."""

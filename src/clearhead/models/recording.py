@@ -313,9 +313,9 @@ class Recording(Calls[AttentionCall]):
         """
         check_writable(path)
         paged = Paged(self.calls, tokens, source_tokens, sequence, error)
-        if beside is None and beside_tokens is None:
-            return paged.page(paged.layers(), title).write(path)
-        return beside_of(paged, beside, beside_tokens).page(title).write(path)
+        alone = beside is None and beside_tokens is None
+        shown = paged if alone else beside_of(paged, beside, beside_tokens)
+        return shown.page(shown.layers(), title).write(path)
 
     def view(
         self,

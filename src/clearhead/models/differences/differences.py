@@ -74,10 +74,11 @@ class Differences(Calls[CallDifference]):
     def __str__(self) -> str:
         place, head = self.most
         call = self.calls[place]
+        most = torch.log(torch.tensor(2.0, device="cpu"))
         every = torch.cat([one.divergence for one in self.calls])
         return (
             f"L{call.number}H{head} differs most: a Jensen–Shannon divergence of {float(call.divergence[head]):.3g} "
-            f"nats, of at most {torch.log(torch.tensor(2.0, device='cpu')):.3f}; the mean over {len(every)} heads is "
+            f"nats, of at most {most:.3f}; the mean over {int(every.isfinite().sum())} heads is "
             f"{float(every.nanmean()):.3g} ({call.name})."
         )
 
