@@ -113,7 +113,7 @@ def test_texts_of_one_length(bert: Any, open_report: Make, tmp_path: Path, error
     check_measure(html, found)
     stated = max(layer["error"] or 0 for layer in meta_of(html)["layers"])
     assert (stated > 0) == (error > 0) and stated < 1.5e-4 and meta_of(html)["aligned"] == []
-    check(open_report([], html=html), found, HEADS, np.arange(len(words)), atol=stated if error else 1e-4)
+    check(open_report([], html=html), found, HEADS, np.arange(len(words)), atol=stated if error else 1e-6)
 
 
 def test_texts_of_other_lengths(bert: Any, open_report: Make, tmp_path: Path) -> None:
@@ -124,13 +124,13 @@ def test_texts_of_other_lengths(bert: Any, open_report: Make, tmp_path: Path) ->
     html = one.report(tmp_path / "page.html", words, beside=two, beside_tokens=others, error=0).read_text()
     check_measure(html, found)
     opened = open_report([], html=html)
-    check(opened, found, [(0, 2), (4, 7)], np.array(places[0]), 1e-4)
+    check(opened, found, [(0, 2), (4, 7)], np.array(places[0]), 1e-6)
     said = opened.page.inner_text("#compare-said")
     assert f"Not compared: {len(words) - len(places[0])} queries that only one text has." in said
     # the other way round, on the words of the second
     page = compared(opened, "6.2", "0.2")
     np.testing.assert_allclose(
-        np.array(page["byQuery"], dtype=float)[places[1]], found[0].by_query[0, 2], rtol=0, atol=1e-4
+        np.array(page["byQuery"], dtype=float)[places[1]], found[0].by_query[0, 2], rtol=0, atol=1e-6
     )
 
 
@@ -144,7 +144,7 @@ def test_two_checkpoints_on_one_text(bert: Any, open_report: Make, tmp_path: Pat
     assert len(meta["texts"]) == 1 and meta["texts"][0] == words
     assert [layer["label"] for layer in meta["layers"]] == [f"L{n}" for n in range(6)] + [f"L{n}′" for n in range(6)]
     assert meta["beside"] == [[n, n + 6] for n in range(6)]
-    check(open_report([], html=html), found, HEADS, np.arange(len(words)), 1e-4)
+    check(open_report([], html=html), found, HEADS, np.arange(len(words)), 1e-6)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -160,7 +160,7 @@ def test_padding_in_one_of_them(bert: Any, open_report: Make, tmp_path: Path, si
     found = one.compare(two, aligned=(shown, range(len(others))))
     html = one.report(tmp_path / "page.html", padded, beside=two, beside_tokens=others, error=0).read_text()
     check_measure(html, found)
-    check(open_report([], html=html), found, HEADS[:2], np.arange(len(others)), 1e-4)
+    check(open_report([], html=html), found, HEADS[:2], np.arange(len(others)), 1e-6)
 
 
 def test_one_sequence_of_a_batch(bert: Any, open_report: Make, tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_one_sequence_of_a_batch(bert: Any, open_report: Make, tmp_path: Path) -
     for number, call in enumerate(found.calls):
         got = [head["measures"][at][0] for head in meta_of(html)["layers"][number]["heads"]]
         np.testing.assert_allclose(got, call.divergence, rtol=1e-3, atol=1e-6)
-    check(open_report([], html=html), found, [(2, 5)], np.array(places[0]), 1e-4)
+    check(open_report([], html=html), found, [(2, 5)], np.array(places[0]), 1e-6)
 
 
 def test_the_matrix_and_the_choices(bert: Any, open_report: Make, tmp_path: Path) -> None:
