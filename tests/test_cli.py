@@ -59,6 +59,24 @@ def test_names_patterns_and_heads_chosen(tmp_path, capsys):
     assert focused <= {"0", "1", "5"}
 
 
+def test_two_texts_beside_each_other(tmp_path, capsys):
+    page = tmp_path / "page.html"
+    status, out, err = run(
+        capsys, "report", "A cat sat.", "--beside", "The old cat sat.", "--layers", "1,3", "--heads", "0,4", "-o", page
+    )
+    assert status == 0 and not err
+    assert re.search(r"Beside 7 tokens: L[13]H[04] differs most: a Jensen–Shannon divergence of 0\.\d+ nats", out)
+    assert "the mean over 4 heads" in out
+    meta = meta_of(page)
+    assert [layer["label"] for layer in meta["layers"]] == ["L1", "L3", "L1′", "L3′"]
+    assert [[head["number"] for head in layer["heads"]] for layer in meta["layers"]] == [[0, 4]] * 4
+    assert meta["beside"] == [[0, 2], [1, 3]]
+    texts = [meta["texts"][layer["queryText"]] for layer in meta["layers"]]
+    words = ["[CLS]", "a", "cat", "sat", ".", "[SEP]"], ["[CLS]", "the", "old", "cat", "sat", ".", "[SEP]"]
+    assert texts == [words[0]] * 2 + [words[1]] * 2
+    assert meta["aligned"][0]["positions"] == [[0, 2, 3, 4, 5], [0, 3, 4, 5, 6]]
+
+
 def meta_of(page):
     found = re.search(r'<script type="application/json"[^>]*>(.*?)</script>', page.read_text(encoding="utf-8"), re.S)
     return json.loads(found[1])

@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from clearhead.models.audits.backends import compare as compare
     from clearhead.models.audits.comparison import ComparedCall as ComparedCall
     from clearhead.models.audits.comparison import Comparison as Comparison
+    from clearhead.models.differences.align import align as align
     from clearhead.models.differences.differences import CallDifference as CallDifference
     from clearhead.models.differences.differences import Differences as Differences
     from clearhead.models.edits.add_bias import AddBias as AddBias
@@ -181,6 +182,7 @@ __all__ = [
     "WeightDifference",
     "WeightGradients",
     "Weights",
+    "align",
     "assert_attends",
     "attention",
     "check_shape",

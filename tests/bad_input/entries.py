@@ -774,6 +774,7 @@ ENTRIES: dict[str, Entry] = {
         {"model": Block(), "mask": None, "padding": None, "tolerance": 1e-6},
         {"mask": ABSENT, "padding": ABSENT},
     ),
+    "align": E("models", ch.align, {"tokens": ["a", "b"], "other_tokens": ["b", "a"]}),
     "compare": E("models", lambda model: ch.compare(model, "sdpa", "eager", x3()), {"model": None}),
     "use_in_transformers": E("models", lambda model: ch.use_in_transformers(model), {"model": None}),
 }

@@ -90,6 +90,7 @@ def _report(report: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="what the decoder of an encoder-decoder reads (default: what the model itself generates)",
     )
+    report.add_argument("--beside", metavar="TEXT", help="another text, to compare each head on the two")
     report.add_argument("-o", "--output", metavar="FILE", default="report.html", help="the page (default: %(default)s)")
 
 

@@ -13,6 +13,7 @@ from clearhead.base.text import printable
 from clearhead.cli.choice import chosen_calls, chosen_heads
 from clearhead.cli.summary import Row, print_summary
 from clearhead.cli.texts import Read, checked, model_of, quoted, text_of, watched
+from clearhead.models.beside import Beside
 from clearhead.models.loading import bundled
 from clearhead.models.paged import Paged
 from clearhead.report.layer import Layer, LeftOut
@@ -32,14 +33,21 @@ def run(options: argparse.Namespace) -> None:
     calls = read.recording.calls
     chosen = chosen_calls([call.name for call in calls], options.layers)
     heads = [chosen_heads(options.heads, calls[i].query.shape[1], calls[i].name) for i in chosen]
-    paged, rows = read.paged(), list[Row]()
+    both = [read]
+    if options.beside is not None:
+        both.append(watched(model, tokenizer, checked(options.beside, "--beside"), options.generate, target))
+    shown = Beside(*(each.paged() for each in both)) if len(both) > 1 else read.paged()
+    rows = list[Row]()
     title = f"Attention of {_name(model, folder)}" + (f": {read.said}" if read.said else "")
-    page = paged.page(_layers(console, paged, chosen, heads, rows), title)
-    if read.spelled:
-        page.spell(read.source or read.words, read.spelled)
+    page = shown.page(_layers(console, shown, chosen, heads, rows), title)
+    for each in both:
+        if each.spelled:
+            page.spell(each.source or each.words, each.spelled)
     if read.answer is not None:
         _say(console, f"{type(model).__name__} generated: {quoted(read.answer) or 'no words'}")
     print_summary(console, title, rows, _tokens(read))
+    if len(both) > 1 and page.distinctive is not None:
+        _say(console, f"Beside {_tokens(both[1])}: {page.distinctive['sentence']}")
     _say(console, f"The page has {human_bytes(page.size())}.")
     path = page.write(options.output)
     _say(console, f"The report: {printable(str(path.resolve()))}")
@@ -71,7 +79,7 @@ def _tokens(read: Read) -> str:
 
 
 def _layers(
-    console: Any, paged: Paged, calls: Sequence[int], heads: Sequence[list[int] | None], rows: list[Row]
+    console: Any, paged: Paged | Beside, calls: Sequence[int], heads: Sequence[list[int] | None], rows: list[Row]
 ) -> Iterator[Layer | LeftOut]:
     """The layers of these calls, cut to these heads. Each adds its row to the summary."""
     track = require("rich.progress", "terminal", "the progress bar").track

@@ -23,7 +23,7 @@ class Paged:
     """The calls of a recording as layers, made one at a time, and what is found of their heads on the way.
 
     `tokens`, `source_tokens`, `sequence`, `error`: as for `Recording.report`. `answer`: the first token that the model
-    has generated. Of two calls with the same number of
+    has generated. `name`: what the caller calls the tokens. Of two calls with the same number of
     positions, the encoder's has the source tokens.
     """
 
@@ -35,23 +35,27 @@ class Paged:
         sequence: Any = 0,
         error: Any = ERROR,
         answer: int | None = None,
+        name: str = "tokens",
     ) -> None:
         self.answer = answer
         self.calls, self.sequence, self.error = calls, whole(sequence), checked_error(error)
-        sizes = {n for call in calls for n in (*call.weights.shape[-2:], *words_of(call, self.sequence))}
-        self.words, self.source = words("tokens", tokens, sizes), words("source_tokens", source_tokens, sizes)
+        sizes = _sizes(calls, self.sequence)
+        self.words, self.source = words(name, tokens, sizes), words("source_tokens", source_tokens, sizes)
         self.tokens = Tokens(self.words or None, self.source or None)
         self.roles = roles([(call.name, call.kind) for call in calls])
         self.found: dict[int, Mapping[Measure, Found]] = {}
 
+    def alike(self, calls: Sequence[AttentionCall], tokens: Iterable[str] | None) -> Paged:
+        """The calls of another recording, for the same page. `tokens`: its words; None: these here, where they fit."""
+        sizes = _sizes(calls, self.sequence)
+        own = tokens if tokens is not None or len(self.words) not in sizes else self.words
+        source = self.source if len(self.source) in sizes else None
+        return Paged(calls, own, source, self.sequence, self.error, name="beside_tokens")
+
     def layer(self, number: int) -> Layer | LeftOut:
         """Call `number`, with the measures of its heads."""
-        call = self.calls[number]
-        batch = call.query.shape[0]
-        if not -batch <= self.sequence < batch:
-            raise ClearheadError(f"sequence is {self.sequence}, and {call.name} was given a batch of {batch}.")
-        sequence = self.sequence % batch
-        layer = layer_from_call(call, *self._words(number), sequence, self.error)
+        call, sequence = self.calls[number], self.place(number)
+        layer = layer_from_call(call, *self.texts(number), sequence, self.error)
         if isinstance(layer, LeftOut):
             return layer
         self.found[number] = measured(call, self.tokens, sequence)
@@ -65,7 +69,15 @@ class Paged:
             answer=self.answer,
         )
 
-    def _words(self, number: int) -> tuple[list[str], list[str]]:
+    def place(self, number: int) -> int:
+        """The place of the sequence in the batch of a call."""
+        call = self.calls[number]
+        batch = call.query.shape[0]
+        if not -batch <= self.sequence < batch:
+            raise ClearheadError(f"sequence is {self.sequence}, and {call.name} was given a batch of {batch}.")
+        return self.sequence % batch
+
+    def texts(self, number: int) -> tuple[list[str], list[str]]:
         """The words of a call's queries and keys."""
         call = self.calls[number]
         queries, keys = call.weights.shape[-2:]
@@ -107,6 +119,11 @@ class Paged:
             "measure": most.measure,
             "nearUniform": most.near_uniform,
         }
+
+
+def _sizes(calls: Sequence[AttentionCall], sequence: int) -> set[int]:
+    """How many words a text of these calls may have."""
+    return {n for call in calls for n in (*call.weights.shape[-2:], *words_of(call, sequence))}
 
 
 def roles(calls: Sequence[tuple[str, str]]) -> list[str]:

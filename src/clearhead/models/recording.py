@@ -15,14 +15,11 @@ from clearhead.explanation.diagnosis.diagnose import diagnosis_of
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.explanation.explanation import Explanation
 from clearhead.inspection.reductions.base import Reduction
-from clearhead.inspection.reductions.entropy import Entropy
-from clearhead.inspection.reductions.mean_distance import MeanDistance
-from clearhead.inspection.reductions.sink_share import SinkShare
-from clearhead.inspection.reductions.topk import TopK
 from clearhead.models._diagnosed import case_of
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.audits._expected import Expected
 from clearhead.models.audits.audit import Audit, audit
+from clearhead.models.beside import beside_of
 from clearhead.models.calls import Calls
 from clearhead.models.differences.differences import Differences, compare_calls
 from clearhead.models.edits.base import Positions
@@ -36,7 +33,7 @@ from clearhead.models.paged import Paged
 from clearhead.models.pictured import listed, plotted
 from clearhead.models.reduced import reduced
 from clearhead.models.rollout import rollout
-from clearhead.models.statistics import rows_of
+from clearhead.models.statistics import rows_of, usual
 from clearhead.models.stored import read, save
 from clearhead.report import Layer
 from clearhead.report.operands import ERROR
@@ -90,7 +87,7 @@ class Recording(Calls[AttentionCall]):
         known.check(self.calls)
         rows = Table()
         for call in self.calls:
-            own = rows_of(reduced(call, reductions or _usual(call)))
+            own = rows_of(reduced(call, reductions or usual(call)))
             rows += own if reductions else joined(own, measured(call, known))
         return rows
 
@@ -294,6 +291,8 @@ class Recording(Calls[AttentionCall]):
         sequence: int = 0,
         title: str = "Attention",
         error: float = ERROR,
+        beside: Recording | None = None,
+        beside_tokens: Iterable[str] | None = None,
     ) -> Path:
         """Write the report: one HTML page that opens from disk and needs no network.
 
@@ -302,14 +301,21 @@ class Recording(Calls[AttentionCall]):
         left out, see `AttentionCall.padding`; a call whose score has `tile()` alone is too, above 1,024 queries or
         keys, and the page says so. `error`: how far a weight may be from the call's, about; queries and keys
         are rounded as far as that allows, and the page says what was measured. At 1e-4 they take half the bytes of
-        float32, which is what 0 writes. Returns the path.
+        float32, which is what 0 writes.
+        `beside`: another recording, of a text or of a checkpoint, whose layers stand on the page too, as L0′, L1′, …;
+        `beside_tokens`: its words, None where it read the same ones. The page compares its heads with the first's: the
+        divergence of each is that of `compare` over the tokens that are no padding, with `ch.align` of the words where
+        the two texts have not as many; it is not known where masks differ. `sequence`, and the source text, are those
+        of both. Returns the path.
         Raises a `ClearheadError` for words that fit no call, and for a path that cannot be written, an
         `UnsupportedError` where no call is left. Layers are made one at a time, and a file that was there is as it was
         until all is written. Cost: a pass over each call's pairs, one more where it is long, and those of `table`.
         """
         check_writable(path)
         paged = Paged(self.calls, tokens, source_tokens, sequence, error)
-        return paged.page(paged.layers(), title).write(path)
+        alone = beside is None and beside_tokens is None
+        shown = paged if alone else beside_of(paged, beside, beside_tokens)
+        return shown.page(shown.layers(), title).write(path)
 
     def view(
         self,
@@ -390,10 +396,3 @@ def load_seen(path: str | Path) -> Recording:
     Raises a `ClearheadError` for a file that is none, or is damaged. Cost: the file is read whole.
     """
     return Recording(read(path))
-
-
-def _usual(call: AttentionCall) -> tuple[Reduction, ...]:
-    sizes = call.problem.sizes
-    placed = sizes.align is not None or sizes.queries == sizes.keys
-    far = (MeanDistance(),) if call.kind == "self" and placed else ()
-    return (Entropy(), TopK(1), *far, *(() if call.problem.sinks is None else (SinkShare(),)))

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from clearhead.inspection.reductions.base import Reduction
+from clearhead.inspection.reductions.entropy import Entropy
+from clearhead.inspection.reductions.mean_distance import MeanDistance
+from clearhead.inspection.reductions.sink_share import SinkShare
+from clearhead.inspection.reductions.topk import TopK
+from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import Calls
 from clearhead.models.reduced import ReducedCall
 
@@ -35,3 +41,11 @@ def rows_of(call: ReducedCall) -> list[dict[str, Any]]:
         same | {"head": head} | {name: column[i] for name, column in columns.items()}
         for i, head in enumerate(call.heads)
     ]
+
+
+def usual(call: AttentionCall) -> tuple[Reduction, ...]:
+    """The means that a table begins with."""
+    sizes = call.problem.sizes
+    placed = sizes.align is not None or sizes.queries == sizes.keys
+    far = (MeanDistance(),) if call.kind == "self" and placed else ()
+    return (Entropy(), TopK(1), *far, *(() if call.problem.sinks is None else (SinkShare(),)))

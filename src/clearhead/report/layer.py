@@ -14,7 +14,8 @@ from clearhead.report.tiles import Tiles, tiled
 Array = NDArray[Any]
 KINDS = ("self", "cross")
 PHIS = ("mul", "tanh_add", "sq_diff")
-ROLES = ("self", "encoder", "decoder", "cross")
+STACKS = ("self", "encoder", "decoder", "cross")
+ROLES = (*STACKS, *(f"{stack}, beside" for stack in STACKS))
 
 
 class About(Protocol):
@@ -143,7 +144,8 @@ class Layer:
         position: where query 0 stands among the keys, or None where that is not known.
         alone: whether log-sum-exps, entropies and distances follow from what is shown: not where words see padding, or
             padding stands between words.
-        label, role: such as `"L3"`, and `"encoder"`, `"decoder"`, `"cross"`, or `"self"` where there is one stack.
+        label, role: such as `"L3"`, and `"encoder"`, `"decoder"`, `"cross"`, or `"self"` where there is one stack; of
+            the second of two recordings such as `"self, beside"`.
         numbers: each head's own number, where some are left out; None for 0, 1, ….
         measures: of each head, by measure, (value, that of uniform attention, the key that is meant or None).
         pyramid: the weights from afar, where a side is long.

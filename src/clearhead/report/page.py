@@ -14,6 +14,9 @@ list of these is one array in several parts. `front/data.js` reads them: `new Ru
   measures: [{name, says, formula, range, does}], those that some head has;
   distinctive: {layer, head, sentence, measure, nearUniform}, layer and head by their places in this page, or null;
   leftOut: [{name, reason}], calls that are not shown;
+  beside: [[layer, layer], …], of two recordings on one page the calls of the same number, by their places in this page;
+  aligned: [{texts: [text, text], positions: [[…], […]]}, …], the positions of two texts that correspond, ascending;
+    texts of one length that are not named here correspond position by position;
   layers: [{name, label, kind, role, queryText, keyText, queries, keys, position, answer, phi, features, scale, softcap,
     error, why, whyBlind, thumbnail, shared, heads}].
     position: where query 0 stands among the keys, or null. answer: the first query that the model generated, or null.
@@ -119,6 +122,8 @@ STEPS = ("read", "nodeOf", "leaf", "number", "everyIndex", "placeOf", "sizeOf", 
 # What is said of a head that is not where an array stands.
 NO_PLACES = ("number", "sink", "rows", "columns", "perRow", "perColumn", "side")
 
+Positions = tuple[Sequence[int], Sequence[int]]
+
 
 class Page:
     """A page that is made a layer at a time: what is added is compressed, in a file of its own, until it is written."""
@@ -126,7 +131,9 @@ class Page:
     def __init__(self, title: str) -> None:
         self.title = title
         self.distinctive: Mapping[str, Any] | None = None
+        self.beside: list[tuple[int, int]] = []
         self._originals: dict[int, Mapping[int, str]] = {}
+        self._aligned: dict[tuple[int, int], Positions] = {}
         self._blocks, self._texts, self._steps = Blocks(), _Once(), _Once()
         self._layers: list[dict[str, Any]] = []
         self._measures: list[Sequence[Measures]] = []
@@ -150,6 +157,11 @@ class Page:
     def spell(self, tokens: Sequence[str], originals: Mapping[int, str]) -> None:
         """How the tokens of a text that the tokenizer does not know were spelled, by their places."""
         self._originals[self._texts.add([str(token) for token in tokens])] = originals
+
+    def align(self, tokens: Sequence[str], other_tokens: Sequence[str], positions: Positions) -> None:
+        """Which positions of two texts correspond."""
+        one, other = (self._texts.add([str(token) for token in side]) for side in (tokens, other_tokens))
+        self._aligned[one, other] = positions
 
     @property
     def shown(self) -> list[tuple[str, list[int]]]:
@@ -212,6 +224,8 @@ class Page:
             "measures": [{name: getattr(measure, name) for name in about} for measure in known],
             "distinctive": self.distinctive,
             "leftOut": [call._asdict() for call in self._left_out],
+            "beside": self.beside,
+            "aligned": [{"texts": texts, "positions": lists} for texts, lists in self._aligned.items()],
             "layers": layers,
         }
 

@@ -20,11 +20,15 @@ EVERY = slice(None)
 CACHED = 2**15 - 1  # weights at once in float64, which stay in the cache
 
 
+class MasksDiffer(ClearheadError):
+    """The masks of two calls differ on a query that counts."""
+
+
 @torch.no_grad()
 def divergences(mine: AttentionCall, theirs: AttentionCall, places: Places) -> Tensor:
     """The Jensen–Shannon divergence of each query's weights, in nats, float64 (B, H, Lq); NaN for those left out.
 
-    Raises a `ClearheadError` where the masks differ on a query that counts.
+    Raises `MasksDiffer` where the masks differ on a query that counts.
     """
     calls, of = (mine, theirs), places or (None, None)
     looked = _both_look(calls, of)
@@ -164,7 +168,7 @@ def _check_masks(name: str, masks: list[Tensor], sequence: int, row: int, places
     query = int(differ.flatten(0, 1).any(0).nonzero()[0])
     counts = [int(mask[..., query, :].sum(-1).max()) for mask in masks]
     what = "pair of aligned positions" if places is not None else "position"
-    raise ClearheadError(
+    raise MasksDiffer(
         f"compare: the masks of {name} differ: query {row + query} of sequence {sequence} may see {counts[0]} keys in "
         f"this recording and {counts[1]} in the other, counted by {what}. Weights are compared under one mask: give "
         "both the same padding and the same mask, or name the positions that correspond with aligned=."

@@ -72,12 +72,13 @@ class Differences(Calls[CallDifference]):
         )
 
     def __str__(self) -> str:
-        number, head = self.most
-        call = self.calls[number]
+        place, head = self.most
+        call = self.calls[place]
+        most = torch.log(torch.tensor(2.0, device="cpu"))
         every = torch.cat([one.divergence for one in self.calls])
         return (
             f"L{call.number}H{head} differs most: a Jensen–Shannon divergence of {float(call.divergence[head]):.3g} "
-            f"nats, of at most {torch.log(torch.tensor(2.0, device='cpu')):.3f}; the mean over {len(every)} heads is "
+            f"nats, of at most {most:.3f}; the mean over {int(every.isfinite().sum())} heads is "
             f"{float(every.nanmean()):.3g} ({call.name})."
         )
 
@@ -89,11 +90,12 @@ def compare_calls(mine: list[AttentionCall], theirs: list[AttentionCall], aligne
     found = []
     for number, (one, other) in enumerate(zip(mine, theirs, strict=True)):
         check_pair(number, one, other, places)
-        found.append(_difference(number, one, other, places))
+        found.append(difference_of(number, one, other, places))
     return Differences(found)
 
 
-def _difference(number: int, mine: AttentionCall, theirs: AttentionCall, places: Places) -> CallDifference:
+def difference_of(number: int, mine: AttentionCall, theirs: AttentionCall, places: Places) -> CallDifference:
+    """The calls of one number, which `check_pair` let pass."""
     by_query = divergences(mine, theirs, places)
     before, after = (
         Aligned(_weights(call), at) for call, at in zip((mine, theirs), places or (None, None), strict=True)

@@ -24,7 +24,7 @@ class ComparePane {
     page.find("swap").addEventListener("click", () => page.choose({ a: page.view.b, b: page.view.a }));
     page.find("stop-comparing").addEventListener("click", () => page.choose({ a: null, b: null }));
     const pairAt = (event) => this.found && this.pairAt(event.offsetX, event.offsetY);
-    this.canvas.addEventListener("pointermove", (event) => page.hover(pairAt(event)));
+    this.canvas.addEventListener("pointermove", (event) => page.hover(this.across(pairAt(event))));
     this.canvas.addEventListener("pointerleave", () => page.hover(null));
     this.canvas.addEventListener("click", (event) => this.take(pairAt(event)));
     this.canvas.addEventListener("keydown", (event) => this.move(event));
@@ -36,6 +36,30 @@ class ComparePane {
     const places = side === "uniform" ? [] : placesIn(side === "pins" ? page.view.pins : side, page.run);
     const heads = await Promise.all(places.map(({ layer, head }) => page.run.open(layer, head)));
     return { name: sideName(page, side), heads, places };
+  }
+
+  /** The words of the first head's texts, each with that which the other side has in its place, where that is another. */
+  wordsOf(sides) {
+    const { texts } = this.page;
+    const other = sides[1].heads[0] ?? this.head;
+    return [["queryText", "rows"], ["keyText", "columns"]].map(([text, places]) => {
+      const beside = texts[other.layer[text]];
+      return texts[this.head.layer[text]].map((word, at) => {
+        const label = beside[inText(other[places], at)]?.label ?? word.label;
+        return label === word.label ? word : { ...word, other: label };
+      });
+    });
+  }
+
+  /** A pair of the texts that are compared in those of the chosen head, or back (`way` 1); null where it is not there. */
+  across(pair, way = 0) {
+    if (!pair) return null;
+    const ends = [this.head.layer, this.page.shown.layer];
+    const [from, to] = way ? ends.reverse() : ends;
+    const at = (place, text) => (place === null || place === undefined ? null
+      : inText(placesAcross(this.page.run, from[text], to[text]), place));
+    const found = { i: at(pair.i, "queryText"), j: at(pair.j, "keyText") };
+    return found.i < 0 || found.j < 0 ? null : found;
   }
 
   /** The divergence of each query, their mean, the pairs that differ most, and where the map is on its canvas. */
@@ -67,16 +91,16 @@ class ComparePane {
     delete page.host.dataset.compare;
     const sides = await Promise.all([a, b].map((side) => this.open(side)));
     if (job !== this.job) return;
+    const [head] = [...sides[0].heads, ...sides[1].heads];
+    for (const side of sides) side.heads = side.heads.map((one) => headBeside(page.run, head.layer, one));
     page.find("compare-title").textContent = `${sides[0].name} − ${sides[1].name}`;
     const objection = objectionTo(...sides);
     page.find("compare-shown").hidden = objection !== null;
     page.find("compare-said").textContent = objection ?? "Comparing …";
     if (objection === null) {
       this.sides = sides;
-      const [head] = [...sides[0].heads, ...sides[1].heads];
       this.head = head;
-      const [{ layer }] = [...sides[0].places, ...sides[1].places];
-      this.names = [page.texts[page.run.layers[layer].queryText], page.texts[page.run.layers[layer].keyText]];
+      this.names = this.wordsOf(sides);
       const width = page.find("apart-box").clientWidth - 6;
       this.layout = new Layout(head, this.names, width, Math.max(280, 0.8 * window.innerHeight), window.devicePixelRatio || 1);
       const { down, across } = this.layout;
@@ -94,13 +118,14 @@ class ComparePane {
   }
 
   say() {
-    const { mean, compared, leftOut, step } = this.found;
+    const { mean, compared, leftOut, alone, step } = this.found;
     const { page } = this;
     const { queries } = this.head;
     page.find("compare-said").textContent = compared === 0 ? "No query can be compared: their masks differ, or none sees a key."
       : `They are ${mean.toPrecision(3)} nats apart: the Jensen–Shannon divergence of their weights, a mean over ` +
         `${plural(compared, "query")}. 0 is the same weights, ${Math.LN2.toFixed(3)} nothing in common.` +
         (step > 1 ? ` Every ${step === 2 ? "second" : `${step}th`} query of ${grouped(queries)} is compared.` : "") +
+        (alone ? ` Not compared: ${plural(alone, "query")} that only one text has.` : "") +
         (leftOut ? ` ${plural(leftOut, "query")} left out: the masks differ, or leave no key.` : "");
     this.canvas.setAttribute("aria-label", `differences of ${this.sides[0].name} and ${this.sides[1].name}: arrow keys move over the pairs`);
     const [a, b] = this.sides;
@@ -133,27 +158,31 @@ class ComparePane {
     return { i: best.i, j: best.j };
   }
 
+  /** The weights of a pair on both sides; NaN where a text has it not. */
   weightsAt(i, j) {
     const may = mayLook(this.head, i, j);
-    return this.sides.map(({ heads }) => (!may ? 0 : !heads.length ? equalShare(this.head, i)
-      : heads.reduce((sum, head) => sum + weightOf(head, i, j), 0) / heads.length));
+    return this.sides.map(({ heads }) => (!haveQuery(heads, i) || !haveKey(heads, j) ? NaN : !may ? 0
+      : !heads.length ? equalShare(this.head, i)
+        : heads.reduce((sum, head) => sum + weightBeside(head, i, j), 0) / heads.length));
   }
 
   /** Chooses a pair; of another text, with the first head that is compared. */
   take(pair) {
     if (pair === null) return;
     const { view, run, shown } = this.page;
-    const [place] = this.sides.flatMap(({ places }) => places);
-    const { queryText, keyText } = place ? run.layers[place.layer] : shown.layer;
-    const same = shown.layer.queryText === queryText && shown.layer.keyText === keyText;
-    this.page.choose({ ...(same ? {} : place), ...pairOf(view.view, pair.i, pair.j) });
+    const places = this.sides.flatMap((side) => side.places);
+    const same = places.some(({ layer }) => run.layers[layer].queryText === shown.layer.queryText &&
+      run.layers[layer].keyText === shown.layer.keyText);
+    const own = same ? this.across(pair) : null;
+    const { i, j } = own ?? pair;
+    this.page.choose({ ...(own ? {} : places[0]), ...pairOf(view.view, i, j) });
   }
 
   move(event) {
     const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
     if (!step || !this.found) return;
     event.preventDefault();
-    const { i, j } = this.page.shown;
+    const { i, j } = this.across(this.page.shown, 1) ?? {};
     const clamp = (value, count) => Math.min(count - 1, Math.max(0, value));
     this.take({
       i: clamp((i ?? 0) + step[0] * this.layout.down.per, this.head.queries),
@@ -164,7 +193,7 @@ class ComparePane {
   /** Draws the differences, with the words and the frame of the pair that is looked at. */
   draw({ i, j }, hovered = this.page.hovered) {
     const inside = (at, count) => at !== null && at !== undefined && at < count;
-    const at = hovered ?? { i, j };
+    const at = this.across(hovered ?? { i, j }, 1) ?? {};
     const pair = inside(at.i, this.head.queries) && inside(at.j, this.head.keys) ? at : null;
     const { found, layout, names, page: { theme } } = this;
     drawDifference(this.canvas, found, layout, theme);
@@ -187,7 +216,7 @@ class ComparePane {
     const [p, q] = this.weightsAt(pair.i, pair.j);
     const apart = this.found.byQuery[pair.i];
     const name = pairName(this.names, pair.i, pair.j);
-    say.textContent = `${name}: ${!mayLook(this.head, pair.i, pair.j) ? "masked" : `${percent(p)} and ${percent(q)}`}` +
+    say.textContent = `${name}: ${p !== p || q !== q ? `${percent(p !== p ? q : p)}; only one text has this pair` : !mayLook(this.head, pair.i, pair.j) ? "masked" : `${percent(p)} and ${percent(q)}`}` +
       (apart === apart ? `; the query's weights are ${apart.toFixed(3)} nats apart` : "");
   }
 }

@@ -71,8 +71,8 @@ const messageSource = (meta, buffers) => ({ meta, block: async (number) => buffe
 /** What a page shows. `source`: its `meta`, and `block(number)`, the promise of an ArrayBuffer. */
 class Run {
   constructor(source) {
-    const { title, texts, originals, steps, measures, distinctive, leftOut } = source.meta;
-    Object.assign(this, { title, texts, originals, steps, measures, distinctive, leftOut });
+    const { title, texts, originals, steps, measures, distinctive, leftOut, beside, aligned } = source.meta;
+    Object.assign(this, { title, texts, originals, steps, measures, distinctive, leftOut, beside, aligned });
     this.layers = source.meta.layers.map((layer) => ({
       ...layer,
       heads: layer.heads.map((head) => ({ ...head, measures: this.named(head.measures) })),

@@ -29,11 +29,37 @@ function jensenShannon(p, q, rest) {
   return Math.max(0, sum / 2);
 }
 
-/** Why two sides cannot be compared, or null. A side: `heads`, of which it is the mean; `uniform`, no heads. */
+/** Where the tokens of one text stand in another, −1 for those that it has not; null where each has its own place. */
+function placesAcross(run, from, to) {
+  for (const { texts, positions } of run.aligned ?? []) {
+    const way = texts[0] === from && texts[1] === to ? 0 : texts[1] === from && texts[0] === to ? 1 : -1;
+    if (way < 0) continue;
+    const places = new Int32Array(run.texts[from].length).fill(-1);
+    positions[way].forEach((place, at) => { places[place] = positions[1 - way][at]; });
+    return places;
+  }
+  return null;
+}
+
+/** A head whose `rows` and `columns` say where the queries and keys of another layer stand in its own texts. */
+const headBeside = (run, { queryText, keyText }, head) => ({
+  ...head, rows: placesAcross(run, queryText, head.layer.queryText), columns: placesAcross(run, keyText, head.layer.keyText),
+});
+
+const inText = (places, at) => (places ? places[at] : at);
+
+/** The weight of a pair in a head, by the pair's place in the texts that are compared. */
+const weightBeside = (head, i, j) => weightOf(head, inText(head.rows, i), inText(head.columns, j));
+
+/**
+ * Why two sides cannot be compared, or null. A side: `heads`, of which it is the mean, each a `headBeside` of the first of
+ * all, whose texts are compared; `uniform`, no heads.
+ */
 function objectionTo(a, b) {
   const heads = [...a.heads, ...b.heads];
   if (!heads.length) return "Choose a head for one side: there is none.";
-  const other = heads.find(({ queries, keys }) => queries !== heads[0].queries || keys !== heads[0].keys);
+  const other = heads.find(({ queries, keys, rows, columns }) => (
+    (!rows && queries !== heads[0].queries) || (!columns && keys !== heads[0].keys)));
   if (other === undefined) return null;
   const size = ({ queries, keys }) => `${plural(queries, "query")} on ${plural(keys, "key")}`;
   return `They cannot be compared pair by pair: one has ${size(heads[0])}, another ${size(other)}.`;
@@ -47,18 +73,26 @@ function rowOf(side, i, seen) {
   for (let j = 0; j < seen.length; j++) {
     if (!seen[j]) continue;
     if (!side.heads.length) row[j] = 1 / count;
-    for (const head of side.heads) row[j] += weightOf(head, i, j) / side.heads.length;
+    for (const head of side.heads) row[j] += weightBeside(head, i, j) / side.heads.length;
   }
   return row;
 }
 
-/** Which keys query i may see, 0 or 1; null where it sees none, or the masks of the heads differ. */
+/** Whether all texts have query i, or key j. */
+const haveQuery = (heads, i) => heads.every(({ rows }) => inText(rows, i) >= 0);
+const haveKey = (heads, j) => heads.every(({ columns }) => inText(columns, j) >= 0);
+
+/**
+ * Which keys query i may see, 0 or 1, of those that all texts have; null where it sees none, or the masks of the heads
+ * differ.
+ */
 function seenBy(heads, i) {
   const seen = new Uint8Array(heads[0].keys);
   let some = false;
   for (let j = 0; j < seen.length; j++) {
+    if (!haveKey(heads, j)) continue;
     const may = mayLook(heads[0], i, j);
-    if (heads.some((head) => mayLook(head, i, j) !== may)) return null;
+    if (heads.some((head) => mayLook(head, inText(head.rows, i), inText(head.columns, j)) !== may)) return null;
     seen[j] = may;
     some ||= may;
   }
@@ -79,12 +113,17 @@ async function differenceOf(a, b, perRow, perColumn, wanted) {
   const pool = new Float32Array(Math.ceil(queries / perRow) * columns).fill(NaN);
   const byQuery = new Float64Array(queries).fill(NaN);
   const byKey = new Float64Array(keys);
-  const rest = heads.some(({ sink }) => sink !== null && sink !== undefined);
+  const rest = heads.some(({ sink, rows }) => rows || (sink !== null && sink !== undefined));
   let largest = [];
   let least = 0; // of the listed
   let leftOut = 0;
+  let alone = 0; // queries that one text has
   let since = performance.now();
   for (let i = 0; i < queries; i += step) {
+    if (!haveQuery(heads, i)) {
+      alone++;
+      continue;
+    }
     const seen = seenBy(heads, i);
     if (seen === null) {
       leftOut++;
@@ -113,7 +152,7 @@ async function differenceOf(a, b, perRow, perColumn, wanted) {
   const mean = known.reduce((sum, value) => sum + value, 0) / known.length;
   largest = strongest(largest);
   const limit = largest.length ? Math.abs(largest[0].a - largest[0].b) : 1;
-  return { pool, limit, byQuery, byKey, mean, compared: known.length, leftOut, step, largest };
+  return { pool, limit, byQuery, byKey, mean, compared: known.length, leftOut, alone, step, largest };
 }
 
 const strongest = (pairs) =>

@@ -22,6 +22,13 @@ function labelsOf(layers) {
 /** What a layer reads and is read by: "encoder", "decoder", "cross", "self". */
 const roleOf = (layer) => layer.role ?? layer.kind;
 
+/** Whether a layer is of the second of two recordings, and the layer of the other that stands beside it, or null. */
+const isSecond = (layer) => roleOf(layer).endsWith("beside");
+function counterpartOf(run, layer) {
+  const pair = (run.beside ?? []).find((places) => places.includes(layer));
+  return pair === undefined ? null : pair[0] === layer ? pair[1] : pair[0];
+}
+
 /** "L3H8" */
 const headName = ({ labels, run }, { layer, head }) => `${labels[layer]}H${run.layers[layer].heads[head].number ?? head}`;
 
@@ -30,8 +37,8 @@ function fits(page, place, typed) {
   const layer = page.run.layers[place.layer];
   const name = headName(page, place).toLowerCase();
   const about = `${layer.name} ${roleOf(layer)} ${layer.kind} attention`.toLowerCase();
-  return typed.toLowerCase().split(/\s+/).every((word) => (
-    /^(l\d+)?(h\d+)?$/.test(word)
+  return typed.toLowerCase().replaceAll("'", "′").split(/\s+/).every((word) => (
+    /^(l\d+′?)?(h\d+)?$/.test(word)
       ? name === word || (!word.includes("h") && name.startsWith(`${word}h`)) || (word[0] === "h" && name.endsWith(word))
       : about.includes(word) || name === word));
 }

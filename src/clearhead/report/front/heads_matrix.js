@@ -75,7 +75,7 @@ class HeadMatrix {
     const widest = own.reduce((count, { layer }) => Math.max(count, page.labels[layer].length), 0);
     grid.style.setProperty("--label", `${Math.min(widest + 1, 9)}ch`);
     this.grids.push({ grid, heading, most, own });
-    this.box.append(make("h3", "", `${GROUP_TITLES[role] ?? role}`), grid);
+    this.box.append(make("h3", "", role.replace(/^\w+/, (own) => GROUP_TITLES[own] ?? own)), grid);
   }
 
   paint() {

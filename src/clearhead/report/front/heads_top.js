@@ -18,7 +18,7 @@ class HeadsTop {
       const { layer, head, measure, sentence } = distinctive;
       offer(top, { layer, head }, measure, sentence);
     }
-    const five = mostDistinctive(page.run, pane.places);
+    const five = mostDistinctive(page.run, pane.places.filter(({ layer }) => !isSecond(page.run.layers[layer])));
     page.find("five").hidden = five.length === 0;
     page.find("five-title").hidden = five.length === 0;
     page.find("five-title").textContent = five.length > 1 ? `The ${five.length} most distinctive` : "The most distinctive";
@@ -40,7 +40,9 @@ class HeadsTop {
     page.find("maps-about").hidden = !maps;
     if (!plain) return;
     const scale = new Scale("uniform", page.run.layers[page.view.layer].keys, dark);
-    drawRamp(page.find("heads-ramp"), maps ? scale.table : signedTables[dark ? "dark" : "light"]);
+    const signs = signedTables[dark ? "dark" : "light"];
+    const above = measure === NATS ? signs.map((_, at) => signs[3 * (128 + Math.floor(at / 6)) + (at % 3)]) : signs;
+    drawRamp(page.find("heads-ramp"), maps ? scale.table : above);
     const words = maps ? ["≤ 1/64 ×", "as uniform", times(scale.most)]
       : limitWords(measure, limitOf(measure, places.map((place) => this.pane.figure(place))));
     page.find("heads-ticks").replaceChildren(...words.map((text) => make("span", "", text)));

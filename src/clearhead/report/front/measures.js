@@ -3,11 +3,12 @@
 const measureTitles = {
   previous: "previous token", next: "next token", itself: "the token itself", first: "first token",
   "same word": "same word elsewhere", entropy: "normalised entropy", sink: "sink (one key)", distance: "mean distance",
-  "value mass": "value mass Σ w‖v‖",
+  "value mass": "value mass Σ w‖v‖", divergence: "divergence from the other",
 };
 const titleOf = (name) => measureTitles[name] ?? name;
 
 const RATIOS = new Set(["distance", "value mass"]); // no shares: how many times uniform's
+const NATS = "divergence"; // from 0 up: nothing beside it
 const WORTH_A_NAME = 0.05; // of weight beyond uniform
 
 const keyOf = ({ layer, head }) => `${layer}.${head}`;
@@ -44,13 +45,14 @@ function shareWords(share) {
 
 /** A value of a measure in words. */
 function valueWords(name, value) {
+  if (name === NATS) return `${Number(value.toPrecision(2))} nats`;
   if (!RATIOS.has(name)) return shareWords(value);
   return name === "distance" ? `${value.toFixed(1)} positions` : String(Number(value.toPrecision(3)));
 }
 
 /** "previous token 71%, uniform would be 4%" */
 const figureWords = (name, figure) => `${titleOf(name)} ${figure === null ? "–" : valueWords(name, figure.value)}` +
-  (figure === null ? ", not known" : `, uniform would be ${valueWords(name, figure.uniform)}`);
+  (figure === null ? ", not known" : name === NATS ? "" : `, uniform would be ${valueWords(name, figure.uniform)}`);
 
 /** The departure that has the strongest colour: a round number that no head of the page exceeds by much. */
 function limitOf(name, figures) {
@@ -61,6 +63,7 @@ function limitOf(name, figures) {
 
 /** What the ends of the colours mean: "50 points less than uniform", "1/8 × uniform". */
 function limitWords(name, limit) {
+  if (name === NATS) return ["the same weights", `${limit} nats`];
   if (RATIOS.has(name)) return [`1/${2 ** limit} × or less`, "as uniform", `${2 ** limit} × or more`];
   return [`${100 * limit} points less`, "as uniform", `${100 * limit} points more`];
 }

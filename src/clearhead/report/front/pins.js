@@ -5,9 +5,17 @@ class HeadPins {
     this.pane = pane;
     const { page } = pane;
     page.find("pin").addEventListener("click", () => this.toggle(page.view));
+    page.find("counterpart").addEventListener("click", () => page.choose(this.beside));
     for (const side of ["a", "b"]) {
       page.find(`side-${side}`).addEventListener("change", (event) => page.choose({ [side]: event.target.value || null }));
     }
+  }
+
+  /** The change that compares the chosen head with the same one of the other recording; null where there is none. */
+  get beside() {
+    const { run, view } = this.pane.page;
+    const layer = counterpartOf(run, view.layer);
+    return layer === null ? null : { a: keyOf(view), b: keyOf({ layer, head: view.head }) };
   }
 
   toggle(place) {
@@ -35,6 +43,9 @@ class HeadPins {
       return chip;
     }));
     if (hadFocus) (page.find("pins").querySelector("button") ?? page.find("pin")).focus();
+    const button = page.find("counterpart");
+    button.hidden = this.beside === null;
+    if (!button.hidden) button.textContent = `${headName(page, here)} beside ${sideName(page, this.beside.b)}`;
     for (const side of ["a", "b"]) {
       const choices = new Map([["", "–"], [keyOf(here), headName(page, here)]]);
       for (const place of held) choices.set(keyOf(place), headName(page, place));

@@ -66,7 +66,9 @@ class View {
     if (!sameTexts && change.zoom === undefined) this.zoom = null;
     if (change.pair === undefined && (turned || !sameTexts || this.pair >= other)) this.pair = null;
     const otherText = turned && !oneText(after); // its tokens are counted anew
-    if (change.token === undefined && (!sameTexts || otherText)) this.token = null;
+    if (change.token === undefined && (!sameTexts || otherText)) {
+      this.token = turned ? null : tokenBeside(this.run, before, after, token);
+    }
     if (this.token !== null && this.token >= own) this.token = null;
     if (change.tokens === undefined && (turned || this.token !== token)) this.tokens = null; // another is chosen alone
   }
@@ -74,6 +76,13 @@ class View {
 
 /** Does one text look at itself, so that one reading serves both sides? */
 const oneText = (layer) => layer.kind === "self" && layer.queryText === layer.keyText;
+
+/** The same token in the text of the other recording; null where it has not that, and in texts that do not correspond. */
+function tokenBeside(run, before, after, token) {
+  const corresponds = token !== null && isSecond(before) !== isSecond(after) && oneText(before) && oneText(after);
+  const at = corresponds ? inText(placesAcross(run, before.queryText, after.queryText), token) : -1;
+  return at < 0 ? null : at;
+}
 
 /** The change of a view that makes query i and key j the pair looked at. */
 const pairOf = (view, i, j) => (view === "out" ? { token: i, pair: j } : { token: j, pair: i });

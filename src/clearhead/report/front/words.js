@@ -84,10 +84,11 @@ const shortened = (text, most) => {
   return signs.length > most ? `${signs.slice(0, most - 1).join("")}…` : text;
 };
 
-/** A token's name in a sentence, fenced so that its writing direction stays its own. */
+/** A token's name in a sentence, fenced so that its writing direction stays its own. `other`: what another text has there. */
 function nameOf(words, index) {
-  const { label, repeated } = words[index];
-  return `\u2068${shortened(label, 24)}\u2069${repeated ? ` (${index})` : ""}`;
+  const { label, repeated, other } = words[index];
+  const names = [label, ...(other === undefined ? [] : [other])].map((name) => `\u2068${shortened(name, 24)}\u2069`);
+  return `${names.join(" / ")}${repeated ? ` (${index})` : ""}`;
 }
 
 /** A weight in percent, to what the eye can use: 53.1%, 3.6%, 0.83%, 0.0012%, < 0.00001%. */
