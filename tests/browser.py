@@ -62,7 +62,7 @@ class Windows:
 
     def open(
         self,
-        path: Path,
+        path: Path | str,
         kind: type[Kind],
         hash: str = "",
         init: str | None = None,
@@ -78,7 +78,7 @@ class Windows:
         page.mouse.move(0, 0)
         page.set_viewport_size(viewport or {"width": 1280, "height": 720})
         page.emulate_media(media="null", color_scheme=color_scheme)
-        opened = kind(page, path.as_uri(), alone)
+        opened = kind(page, path if isinstance(path, str) else path.as_uri(), alone)
         self._opened[page] = opened
         page.goto(opened.address + hash)
         return opened

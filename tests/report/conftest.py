@@ -112,7 +112,7 @@ class Report(Opened):
 
 @pytest.fixture
 def open_report(browser: Windows, tmp_path: Path) -> Iterator[Callable[..., Report]]:
-    """`open_report(layers, hash="", wait=True, html=None, **context)` opens a report from disk."""
+    """`open_report(layers, hash="", wait=True, html=None, **context)` opens a report from disk, or an `address`."""
     everything: list[Report] = []
 
     def open_one(
@@ -121,11 +121,13 @@ def open_report(browser: Windows, tmp_path: Path) -> Iterator[Callable[..., Repo
         wait: bool = True,
         html: str | None = None,
         init: str | None = None,
+        address: str | None = None,
         **context_options: Any,
     ) -> Report:
         path = tmp_path / f"report{len(everything)}.html"
-        path.write_text(html or render(layers, "A report"), encoding="utf-8")
-        opened = browser.open(path, Report, hash, init, **context_options)
+        if address is None:
+            path.write_text(html or render(layers, "A report"), encoding="utf-8")
+        opened = browser.open(address or path, Report, hash, init, **context_options)
         everything.append(opened)
         if wait:
             opened.settle()

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from threading import Thread
 from typing import Any
 
 import numpy as np
+import pytest
 
 from clearhead.report import render
 from clearhead.report.layer import LeftOut
@@ -158,3 +163,41 @@ def test_what_is_left_out_is_said_and_stays_text(make_case: Make, open_report: M
     page = open_report([], html=html).page
     assert page.inner_text("#left-out") == "Left out: <img src=x>: its scores are more than a page holds."
     assert page.evaluate(f"{ROOT}.querySelectorAll('#left-out *').length") == 0
+
+
+@pytest.fixture
+def slow_server() -> Iterator[Callable[[str], str]]:
+    """`slow_server(html)`: the address of a page that comes in pieces which end inside its blocks."""
+
+    class Slow(BaseHTTPRequestHandler):
+        html = b""
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.end_headers()
+            cuts = [0, *(found.end() + 4 for found in re.finditer(rb'id="block-\d+">', self.html)), len(self.html)]
+            for start, stop in pairwise(cuts):
+                self.wfile.write(self.html[start:stop])
+                self.wfile.flush()
+                time.sleep(0.2)
+
+        def log_message(self, *said: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Slow)
+    Thread(target=server.serve_forever, daemon=True).start()
+
+    def serve(html: str) -> str:
+        Slow.html = html.encode()
+        return f"http://127.0.0.1:{server.server_port}/report.html"
+
+    yield serve
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_page_that_comes_slowly(make_case: Make, open_report: Make, slow_server: Callable[[str], str]) -> None:
+    case = make_case(20)
+    page = open_report([], address=slow_server(render([case.layer], "A report"))).page
+    np.testing.assert_allclose(page.evaluate("clearhead.weights(0, 1, 3)"), case.weights[1, 3], atol=1e-6)

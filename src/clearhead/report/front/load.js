@@ -10,5 +10,5 @@
   const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
   const script = document.createElement("script");
   script.textContent = await new Response(unpacked).text();
-  document.body.append(script);
+  document.head.append(script); // not to the body, whose last element may still be being read
 })();
