@@ -25,13 +25,17 @@ function multiplesOf(buffer, start) {
   const bytes = new Uint8Array(buffer, start + 16 + 8 * columns);
   const numbers = new Float32Array(rows * columns);
   const count = rows * columns;
-  for (let column = 0, at = 0; column < columns; column++) {
-    const step = stepOf[column];
-    for (let row = 0; row < rows; row++, at++) {
-      let unsigned = 0;
-      for (let plane = planes - 1; plane >= 0; plane--) unsigned = unsigned * 256 + bytes[plane * count + at];
-      const half = Math.floor(unsigned / 2);
-      numbers[row * columns + column] = (unsigned % 2 ? -half - 1 : half) * step;
+  const together = 256; // rows, so that what is written stays in the cache
+  for (let top = 0; top < rows; top += together) {
+    const below = Math.min(rows, top + together);
+    for (let column = 0; column < columns; column++) {
+      const step = stepOf[column];
+      for (let row = top; row < below; row++) {
+        const at = column * rows + row;
+        let unsigned = bytes[at];
+        for (let plane = 1; plane < planes; plane++) unsigned |= bytes[plane * count + at] << (8 * plane);
+        numbers[row * columns + column] = ((unsigned >>> 1) ^ -(unsigned & 1)) * step;
+      }
     }
   }
   return numbers;
@@ -39,8 +43,10 @@ function multiplesOf(buffer, start) {
 
 /** Numbers of 16 bits: the low bytes of all, then the high ones. */
 function planesOf(bytes) {
-  const count = bytes.length / 2;
-  return Uint16Array.from({ length: count }, (_, at) => bytes[at] + 256 * bytes[count + at]);
+  const numbers = new Uint16Array(bytes.length / 2);
+  const count = numbers.length;
+  for (let at = 0; at < count; at++) numbers[at] = bytes[at] | (bytes[count + at] << 8);
+  return numbers;
 }
 
 function bytesOf(base64) {
