@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 from typing import Any
 
-from torch import Tensor
-
 from clearhead.base.errors import ClearheadError
 
 
@@ -50,8 +48,8 @@ def align(tokens: Iterable[str], other_tokens: Iterable[str]) -> tuple[list[int]
 
 
 def _listed(name: str, tokens: Any) -> list[Any]:
-    unordered = isinstance(tokens, str | bytes | set | frozenset | dict | Tensor)
-    found = list(tokens) if isinstance(tokens, Iterable) and not unordered and getattr(tokens, "ndim", 1) == 1 else []
+    other = isinstance(tokens, str | bytes | set | frozenset | dict) or hasattr(tokens, "ndim")
+    found = list(tokens) if isinstance(tokens, Iterable) and not other else []
     if not found or not all(isinstance(token, str | int) and not isinstance(token, bool) for token in found):
         raise ClearheadError(
             f"align: {name} is {tokens!r:.60}; pass a list of words, one for each position of the text, or of the "
