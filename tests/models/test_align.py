@@ -28,7 +28,6 @@ def test_a_token_that_is_put_in_left_out_or_replaced():
     assert ch.align(list("abcd"), list("bcd")) == ([1, 2, 3], [0, 1, 2])
     assert ch.align(list("abcd"), list("axcd")) == ([0, 2, 3], [0, 2, 3])
     assert ch.align(iter([5, 7]), (7, 9)) == ([1], [0])
-    assert ch.align(np.array(["a", "b"]), ["b"]) == ([1], [0])
 
 
 def test_a_frequent_token_counts_in_a_long_text():
@@ -38,7 +37,7 @@ def test_a_frequent_token_counts_in_a_long_text():
 
 
 def test_what_is_no_text_is_an_error():
-    for bad in ("a b", None, 3, {"a"}, [], ["a", 1.5], [True], torch.arange(3), np.array([["a"]])):
+    for bad in ("a b", None, 3, {"a"}, [], ["a", 1.5], [True], torch.arange(3), np.array(["a"])):
         with pytest.raises(ch.ClearheadError, match=r"^align: other_tokens is .*pass a list of words"):
             ch.align(["a"], bad)
     with pytest.raises(ch.ClearheadError, match="no token in common"):
