@@ -179,7 +179,8 @@ def test_derivatives_twice(name, monkeypatch):
         found = w.reduce(reduction)[0]
         return found[0] if isinstance(found, tuple) else found
 
-    assert torch.autograd.gradcheck(run, inputs) and torch.autograd.gradgradcheck(run, inputs)
+    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+        assert check(run, inputs, fast_mode=True)  # along random directions, and not each number by itself
 
 
 def test_second_derivatives_of_the_kernels():
