@@ -109,12 +109,14 @@ class Run {
   async joined(places) {
     if (places === undefined || places === null) return null;
     if (!Array.isArray(places)) return this.array(places);
-    const parts = await Promise.all(places.map((place) => this.array(place)));
+    const parts = [];
+    for (const place of places) parts.push(await this.array(place)); // in turn: unpacking takes several times the room
     const whole = new parts[0].constructor(parts.reduce((sum, part) => sum + part.length, 0));
     let at = 0;
-    for (const part of parts) {
+    for (const [number, part] of parts.entries()) {
       whole.set(part, at);
-      at += part.length;
+      const block = await this.blocks.get(Math.floor(places[number] / PLACES));
+      block[places[number] % PLACES] = whole.subarray(at, at += part.length); // it is held once
     }
     return whole;
   }
