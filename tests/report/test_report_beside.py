@@ -23,6 +23,7 @@ SHOWN = "document.getElementById('clearhead').dataset.shown"
 FENCES = "\u2068|\u2069"
 TIRED = "The animal did not cross the street because it was too tired."
 WIDE = "The animal did not cross the street because it was too wide."
+MOVED = "The old animal did not cross the street because it was tired."
 LONGER = "Yesterday the old animal didn't cross the street because it was wide."
 
 
@@ -94,7 +95,8 @@ def check_measure(html: str, found: Any) -> None:
         values = [head["measures"][at] for head in meta["layers"][number]["heads"]]
         np.testing.assert_allclose([value for value, _ in values], call.divergence, rtol=1e-4)
         assert {uniform for _, uniform in values} == {0}
-        assert all(head["measures"][at] == 0 for head in meta["layers"][number + len(found.calls)]["heads"])
+        beside = [head["measures"][at] for head in meta["layers"][number + len(found.calls)]["heads"]]
+        assert beside == values  # it is the same from either side
     place = meta["distinctive"]
     assert (place["layer"], place["head"]) == found.most and place["measure"] == "divergence"
     assert place["sentence"] == str(found)
@@ -116,8 +118,10 @@ def test_texts_of_one_length(bert: Any, open_report: Make, tmp_path: Path, error
     check(open_report([], html=html), found, HEADS, np.arange(len(words)), atol=stated if error else 1e-6)
 
 
-def test_texts_of_other_lengths(bert: Any, open_report: Make, tmp_path: Path) -> None:
-    (one, (words,)), (two, (others,)) = watched(*bert, TIRED), watched(*bert, LONGER)
+@pytest.mark.parametrize("text", [LONGER, MOVED], ids=["longer", "as long, its words moved"])
+def test_texts_whose_words_are_aligned(bert: Any, open_report: Make, tmp_path: Path, text: str) -> None:
+    (one, (words,)), (two, (others,)) = watched(*bert, TIRED), watched(*bert, text)
+    assert (len(words) == len(others)) == (text == MOVED)
     places = ch.align(words, others)
     assert [words[i] for i in places[0]] == [others[i] for i in places[1]] and len(places[0]) < len(words)
     found = one.compare(two, aligned=places)
@@ -126,7 +130,8 @@ def test_texts_of_other_lengths(bert: Any, open_report: Make, tmp_path: Path) ->
     opened = open_report([], html=html)
     check(opened, found, [(0, 2), (4, 7)], np.array(places[0]), 1e-6)
     said = opened.page.inner_text("#compare-said")
-    assert f"Not compared: {len(words) - len(places[0])} queries that only one text has." in said
+    alone = len(words) - len(places[0])
+    assert f"Not compared: {alone} {'query' if alone == 1 else 'queries'} that only one text has." in said
     # the other way round, on the words of the second
     page = compared(opened, "6.2", "0.2")
     np.testing.assert_allclose(

@@ -44,14 +44,15 @@ DIVERGENCE = _Divergence()
 class Beside:
     """The layers of two recordings, as `Paged` gives those of one, and the divergences of the first's heads.
 
-    The positions of two calls correspond one to one where as many are shown, else by `align` of their words. Raises
-    what `Recording.compare` raises where calls do not fit, and a `ClearheadError` where words are needed.
+    The positions of two calls correspond one to one where as many are shown, else by `align` of their words; by that
+    too where it finds more that are the same: a word was put in, and another left out. Raises what
+    `Recording.compare` raises where calls do not fit, and a `ClearheadError` where words are needed.
     """
 
     def __init__(self, mine: Paged, theirs: Paged) -> None:
         check_calls(mine.calls, theirs.calls)
         self.sides, self.calls = (mine, theirs), mine.calls
-        self.texts: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[list[int], list[int]]] = {}
+        self.texts: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[list[int], list[int]] | None] = {}
         self.places = [self._places(number) for number in range(len(self.calls))]
         self.found: list[CallDifference] = []
 
@@ -64,8 +65,7 @@ class Beside:
             self.found.append(difference_of(number, *self._calls(number), self.places[number]))
         except MasksDiffer:
             return layer
-        each = zip(layer.measures or (), self.found[-1].divergence.tolist(), strict=True)
-        return replace(layer, measures=tuple({**known, DIVERGENCE: (d, 0.0, None)} for known, d in each))
+        return _measured(layer, self.found[-1])
 
     def layers(self) -> Iterator[Layer | LeftOut]:
         """Those of the first recording, one at a time."""
@@ -76,7 +76,8 @@ class Beside:
         differs most."""
         page = self.sides[0].page((), title)
         for (text, other), positions in self.texts.items():
-            page.align(text, other, positions)
+            if positions is not None:
+                page.align(text, other, positions)
         numbers: dict[int, tuple[int, ...] | None] = {}  # of the calls that are shown, and of their heads
         for layer in layers:
             page.add(layer)
@@ -97,6 +98,9 @@ class Beside:
         if isinstance(layer, LeftOut):
             return layer
         layer = replace(layer, label=f"{layer.label}′", role=f"{layer.role}, beside")
+        for difference in self.found:
+            if difference.number == number:
+                layer = _measured(layer, difference)
         return layer if heads is None else of_heads(layer, heads)
 
     def distinctive(self, shown: Sequence[tuple[str, Sequence[int]]]) -> dict[str, Any] | None:
@@ -127,28 +131,41 @@ class Beside:
         if all(call.kind == "self" and call.problem.sizes.queries == call.problem.sizes.keys for call in calls):
             sides = [_shown(call) for call in calls]
             mine, theirs = (side.places for side in sides)
-            if len(mine) != len(theirs):
-                pairs = self._aligned(number, sides)
+            pairs = self._aligned(number, sides)
+            if pairs is not None:
                 mine, theirs = mine[pairs[0]], theirs[pairs[1]]
             if len(mine) < max(side.length for side in sides):
                 places = torch.from_numpy(mine), torch.from_numpy(theirs)
         check_pair(number, *calls, places)
         return places
 
-    def _aligned(self, number: int, sides: Sequence[Shown]) -> tuple[list[int], list[int]]:
-        """The shown positions of a call's two texts that correspond."""
+    def _aligned(self, number: int, sides: Sequence[Shown]) -> tuple[list[int], list[int]] | None:
+        """The shown positions of a call's two texts that correspond; None: one to one."""
         given = [paged.texts(number)[1] for paged in self.sides]
-        for side, words in zip(sides, given, strict=True):
-            if len(words) not in (side.length, len(side.places)):
-                lengths = " and ".join(str(len(one.places)) for one in sides)
-                raise ClearheadError(
-                    f"the texts of call {number}, {self.sides[0].calls[number].name}, have {lengths} tokens: pass the "
-                    "words of both, tokens= and beside_tokens=, so that those that are the same can be found."
-                )
-        text, other = (tuple(side.labels(words)) for side, words in zip(sides, given, strict=True))
-        if (text, other) not in self.texts:
-            self.texts[text, other] = align(text, other)
-        return self.texts[text, other]
+        one, other = (len(side.places) for side in sides)
+        if any(len(words) not in (side.length, len(side.places)) for side, words in zip(sides, given, strict=True)):
+            if one == other:
+                return None
+            raise ClearheadError(
+                f"the texts of call {number}, {self.sides[0].calls[number].name}, have {one} and {other} tokens: pass "
+                "the words of both, tokens= and beside_tokens=, so that those that are the same can be found."
+            )
+        text, beside = (tuple(side.labels(words)) for side, words in zip(sides, given, strict=True))
+        if (text, beside) not in self.texts:
+            self.texts[text, beside] = _correspondence(text, beside)
+        return self.texts[text, beside]
+
+
+def _correspondence(text: Sequence[str], other: Sequence[str]) -> tuple[list[int], list[int]] | None:
+    """The positions that correspond: one to one, None, unless the texts are of unequal length, or more of their words
+    are the same when one is moved along the other."""
+    if len(text) != len(other):
+        return align(text, other)
+    in_place = sum(a == b for a, b in zip(text, other, strict=True))
+    if in_place == len(text) or not set(text) & set(other):
+        return None
+    found = align(text, other)
+    return found if len(found[0]) > in_place else None
 
 
 def beside_of(mine: Paged, other: Any, tokens: Iterable[str] | None) -> Beside:
@@ -160,6 +177,12 @@ def beside_of(mine: Paged, other: Any, tokens: Iterable[str] | None) -> Beside:
             "beside_tokens= are its words."
         )
     return Beside(mine, mine.alike(calls, tokens))
+
+
+def _measured(layer: Layer, difference: CallDifference) -> Layer:
+    """The layer with the divergence of each of its heads, which is the same from either side."""
+    each = zip(layer.measures or (), difference.divergence.tolist(), strict=True)
+    return replace(layer, measures=tuple({**known, DIVERGENCE: (d, 0.0, None)} for known, d in each))
 
 
 def _shown(call: AttentionCall) -> Shown:
