@@ -7,7 +7,7 @@ import hashlib
 import tempfile
 import weakref
 import zlib
-from collections.abc import Container, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -86,9 +86,9 @@ class Blocks:
     def __len__(self) -> int:
         return len(self._ends) - 1
 
-    def html(self, early: bool, first: Container[int]) -> Iterator[str]:
+    def html(self, early: bool, first: Iterable[int]) -> Iterator[str]:
         """The elements of the blocks that stand before the program, or of those after it, `first` before the others."""
-        for number in sorted(range(len(self)), key=lambda number: number not in first):
+        for number in dict.fromkeys([*first, *range(len(self))]):
             if (number in self._early) is not early:
                 continue
             start, stop = self._ends[number : number + 2]

@@ -203,11 +203,13 @@ class Page:
         """Write the file; one that is there stays as it was until all is written."""
         return write_parts(path, self.parts())
 
-    def _opening(self) -> set[int]:
-        """The blocks of the head that the page opens on: it is shown while the others are still being read."""
+    def _opening(self) -> list[int]:
+        """The blocks of the head that the page opens on, operands last: it is shown while the rest is still being read."""
         place = self.distinctive or {"layer": 0, "head": 0}
         layer = self._layers[place["layer"]]
-        return set(_blocks_in(layer["shared"] | layer["heads"][place["head"]]))
+        parts = layer["shared"] | layer["heads"][place["head"]]
+        operands = {name: parts.pop(name) for name in ("query", "key") if name in parts}
+        return list(dict.fromkeys([*_blocks_in(parts), *_blocks_in(operands)]))
 
     def _meta(self) -> dict[str, Any]:
         known = list(dict.fromkeys(measure for heads in self._measures for head in heads for measure in head))

@@ -124,27 +124,50 @@ class Run {
   /** The promise of one head: see `readHead`. */
   open(layerIndex, headIndex) {
     const name = `${layerIndex}/${headIndex}`;
-    if (!this.heads.has(name)) this.heads.set(name, readHead(this, this.layers[layerIndex], headIndex));
-    return this.heads.get(name);
+    if (!this.heads.has(name)) {
+      const afar = readAfar(this, this.layers[layerIndex], headIndex);
+      this.heads.set(name, { afar, whole: afar.then((head) => readHead(this, head)) });
+    }
+    return this.heads.get(name).whole;
+  }
+
+  /** The promise of what is known of it before its query and key are read: see `readAfar`. */
+  afar(layerIndex, headIndex) {
+    this.open(layerIndex, headIndex);
+    return this.heads.get(`${layerIndex}/${headIndex}`).afar;
   }
 }
 
+const OF_ROWS = ["start", "stop", "counts", "expected", "logsumexp", "entropy", "received", "distance"];
+const OF_PAIRS = ["query", "key", "weight", "scores", "relative", "values"];
+
 /**
- * One head: its arrays, and the sizes and factors of its layer, all that `weights.js` reads. Row by row: `query` (queries,
- * features), `key` (keys, features), `weight` (features) of φ or null, `scores` (queries, keys) where they were given;
- * `start`, `stop`, `counts` (queries), `expected` (keys); what is added to a score, each null where there is none:
- * `relative` (queries + keys - 1), `dense` with its rows and columns, `tiles`; `holes`, tiles of bits; `logsumexp`,
- * `entropy`, `distance` (queries) and `received` (keys), which `rowsOf` computes where the file does not have them.
+ * What a head is without its operands: the sizes and factors of its layer, and what stands beside its map. Of a long head
+ * that is little, and stands first in the file: with `pyramid` its map from afar is drawn while the rest is being read.
  */
-async function readHead(run, layer, headIndex) {
+async function readAfar(run, layer, headIndex) {
   const parts = { ...layer.shared, ...layer.heads[headIndex] };
   const { queries, keys, features, phi, scale, softcap, position, kind } = layer;
-  const arrays = ["query", "key", "weight", "scores", "start", "stop", "counts", "expected", "relative",
-    "logsumexp", "entropy", "received", "distance", "values"];
-  const found = await Promise.all(arrays.map((name) => run.joined(parts[name])));
-  const head = { layer, number: parts.number, queries, keys, features, phi, scale, softcap, position, kind };
+  const head = { layer, number: parts.number, queries, keys, features, phi, scale, softcap, position, kind, parts };
   head.sink = parts.sink ?? null;
-  arrays.forEach((name, index) => { head[name] = found[index]; });
+  const { max, mean, ...sizes } = parts.pyramid ?? {};
+  const read = [...OF_ROWS.map((name) => parts[name]), max, mean].map((places) => run.joined(places));
+  const found = await Promise.all(read);
+  OF_ROWS.forEach((name, index) => { head[name] = found[index]; });
+  head.pyramid = parts.pyramid ? { ...sizes, max: found.at(-2), mean: found.at(-1) } : null;
+  return head;
+}
+
+/**
+ * The same with all that `weights.js` reads. Row by row: `query` (queries, features), `key` (keys, features), `weight`
+ * (features) of φ or null, `scores` (queries, keys) where they were given; `start`, `stop`, `counts` (queries), `expected`
+ * (keys); what is added to a score, each null where there is none: `relative` (queries + keys - 1), `dense` with its rows
+ * and columns, `tiles`; `holes`, tiles of bits; `logsumexp`, `entropy`, `distance` (queries) and `received` (keys), which
+ * `rowsOf` computes where the file does not have them.
+ */
+async function readHead(run, head) {
+  const { parts, keys } = head;
+  for (const name of OF_PAIRS) head[name] = await run.joined(parts[name]); // in turn: each takes several times its room
   head.dense = parts.dense ? { ...parts.dense, values: await run.array(parts.dense.values) } : null;
   for (const name of ["tiles", "holes"]) {
     const given = parts[name];
@@ -155,10 +178,6 @@ async function readHead(run, layer, headIndex) {
       values: await run.joined(given.values),
     };
   }
-  if (parts.pyramid) {
-    const [max, mean] = await Promise.all(["max", "mean"].map((name) => run.array(parts.pyramid[name])));
-    head.pyramid = { ...parts.pyramid, max, mean };
-  } else head.pyramid = null;
   if (!head.logsumexp) Object.assign(head, rowsOf(head));
   return head;
 }

@@ -9,6 +9,10 @@ class HeaderPane {
     }
   }
 
+  sketch(shown) {
+    this.paint(shown);
+  }
+
   paint({ layer, head }) {
     const { view } = this.page;
     for (const input of this.inputs) input.checked = view[input.name] === input.value;

@@ -100,6 +100,10 @@ class HeadsPane {
     event.preventDefault();
   }
 
+  sketch(shown) {
+    this.paint(shown);
+  }
+
   paint(shown) {
     const { page } = this;
     const { view } = page;

@@ -62,8 +62,9 @@ function begin() {
   }
   // A key pressed where nothing has the focus is the report's.
   document.addEventListener("keydown", (event) => {
-    if (event.target !== document.body) return;
-    const taken = !page.root.querySelector("main").dispatchEvent(new KeyboardEvent("keydown", event));
+    const main = page.root.querySelector("main");
+    if (event.target !== document.body || main.inert) return;
+    const taken = !main.dispatchEvent(new KeyboardEvent("keydown", event));
     if (taken) event.preventDefault();
   });
   page.go(window.location.hash);

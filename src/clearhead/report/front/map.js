@@ -79,6 +79,12 @@ class MapPane {
     if (page.theme.print.matches) this.draw(); // paper waits for no frame
   }
 
+  /** From afar, where the head has a map of that. */
+  sketch(shown) {
+    const { zoom } = this.page.view;
+    if (zoom === null) this.paint(shown);
+  }
+
   /** Shows a pair that has become the chosen one and is out of sight. */
   follow({ i, j }) {
     const pair = `${this.frame} ${i} ${j}`;

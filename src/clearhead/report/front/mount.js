@@ -2,7 +2,8 @@
 
 /**
  * `run`: the data. `view`: what is chosen, changed by `choose` alone. `shown`: what the panes show. A pane is made with
- * the page, shows in `paint(shown)`, and previews a pair in `hover(pair)`, `{ i, j }` or null.
+ * the page, shows in `paint(shown)`, and previews a pair in `hover(pair)`, `{ i, j }` or null. While a long head is being
+ * read, `sketch(shown)` shows what a pane can without its weights.
  */
 class Page {
   constructor(host, run) {
@@ -48,32 +49,64 @@ class Page {
   /** Shows a pair in passing, in all panes: `{ i, j }`, either of them null where a whole token is meant. */
   hover(pair) {
     const same = pair?.i === this.hovered?.i && pair?.j === this.hovered?.j;
-    if (same || this.shown === null) return;
+    if (same || !this.shown?.look) return;
     this.hovered = pair;
     for (const pane of this.panes) pane.hover?.(pair);
+  }
+
+  /** The words of the queries and of the keys of a layer. */
+  namesOf(layer) {
+    return [this.texts[layer.queryText], this.texts[layer.keyText]];
+  }
+
+  /** Chooses a token where the address names none. */
+  chooseToken(head, names) {
+    const { view } = this;
+    if (view.token === null) view.token = tokenToOpen(head, view.view, names[view.view === "out" ? 0 : 1]);
+  }
+
+  scaleOf(head) {
+    countsOf(head);
+    return new Scale(this.view.scale, head.mostKeys, this.theme.dark);
+  }
+
+  /** Shows what can be shown before a head is read; nothing can be chosen until then. */
+  sketch(head) {
+    const { layer } = head;
+    const names = this.namesOf(layer);
+    this.chooseToken(head, names);
+    this.root.querySelector("main").inert = true;
+    this.shown = {
+      head, layer, look: null, pair: null, i: null, j: null, names, view: this.view.view, scale: this.scaleOf(head),
+    };
+    for (const pane of this.panes) pane.sketch?.(this.shown);
   }
 
   async refresh(step = false) {
     const turn = ++this.turn;
     this.step ||= step; // a step that was overtaken, by a change of the room or the theme, is one still
     const { view } = this;
+    if (this.shown === null) {
+      const afar = await this.run.afar(view.layer, view.head);
+      if (turn !== this.turn) return;
+      if (afar.pyramid) this.sketch(afar);
+    }
     const head = await this.run.open(view.layer, view.head);
     if (turn !== this.turn) return;
     const { layer } = head;
-    const names = [this.texts[layer.queryText], this.texts[layer.keyText]];
-    if (view.token === null) view.token = tokenToOpen(head, view.view, names[view.view === "out" ? 0 : 1]);
+    const names = this.namesOf(layer);
+    this.chooseToken(head, names);
     const look = lookOf(head, view.view, view.token);
     const pair = view.pair ?? look.ranked[0] ?? null;
     const [i, j] = view.view === "out" ? [view.token, pair] : [pair, view.token];
-    countsOf(head);
     const passing = view.address === this.painted ? this.hovered : null; // only the room or the theme has changed
     this.painted = view.address;
     this.room = this.host.clientWidth;
     this.hovered = null;
     this.shown = {
-      head, layer, look, pair, i, j, names, view: view.view,
-      scale: new Scale(view.scale, head.mostKeys, this.theme.dark),
+      head, layer, look, pair, i, j, names, view: view.view, scale: this.scaleOf(head),
     };
+    this.root.querySelector("main").inert = false;
     this.onaddress(view.address, this.step);
     this.step = false;
     for (const pane of this.panes) pane.paint?.(this.shown);

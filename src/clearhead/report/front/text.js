@@ -108,6 +108,12 @@ class TextPane {
     drawArcs(this.arcs, pairs, shading.view, (side) => this.proseOf(side));
   }
 
+  /** The words, not shaded yet. */
+  sketch({ layer }) {
+    this.build(layer);
+    this.holding.prose.reveal(this.page.view.token);
+  }
+
   paint(shown) {
     const { page } = this;
     const { look, pair, layer } = shown;
