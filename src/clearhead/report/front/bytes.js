@@ -60,6 +60,7 @@ function textsOfBytes(tokens, marking) {
 
 /** Are these tokens of bytes, though none begins with a space? If so all are, and their bytes are UTF-8 beyond ASCII. */
 function onlyBytes(tokens) {
+  if (!tokens.some((token) => /[^ -~]/.test(token))) return false;
   const each = tokens.filter((token) => !special.test(token)).map((token) => bytesOfToken(token, "Ġ"));
   if (each.includes(null)) return false;
   const bytes = each.flat();

@@ -101,23 +101,25 @@ function tileFromPyramid(head, { i, j, rows, columns, perRow, perColumn, mean, r
   });
   const down = spans(i, rows, perRow, head.queries, pyramid.perRow, pyramid.rows);
   const across = spans(j, columns, perColumn, head.keys, pyramid.perColumn, pyramid.columns);
-  down.forEach(([top, bottom], row) => across.forEach(([left, right], column) => {
-    let value = -1;
-    let sum = 0;
-    let seen = false;
-    for (let a = top; a < bottom; a++) {
-      const middle = Math.min(head.queries - 1, Math.floor((a + 0.5) * pyramid.perRow));
-      const factor = relative ? counts[middle] : 1;
-      for (let b = left; b < right; b++) {
-        const code = codes[a * pyramid.columns + b];
-        if (code === 0) continue;
-        const each = weights[code] * factor;
-        sum += each;
-        seen = true;
-        if (!(each <= value) && value === value) value = each;
+  for (let row = 0; row < rows; row++) {
+    const [top, bottom] = down[row];
+    for (let column = 0; column < columns; column++) {
+      const [left, right] = across[column];
+      let value = -1;
+      let sum = 0;
+      for (let a = top; a < bottom; a++) {
+        const middle = Math.min(head.queries - 1, Math.floor((a + 0.5) * pyramid.perRow));
+        const factor = relative ? counts[middle] : 1;
+        for (let b = left; b < right; b++) {
+          const code = codes[a * pyramid.columns + b];
+          if (code === 0) continue;
+          const each = weights[code] * factor;
+          sum += each;
+          if (!(each <= value) && value === value) value = each;
+        }
       }
+      if (value !== -1) cells[row * columns + column] = mean ? sum / ((bottom - top) * (right - left)) : value;
     }
-    if (seen) cells[row * columns + column] = mean ? sum / ((bottom - top) * (right - left)) : value;
-  }));
+  }
   return cells;
 }

@@ -15,6 +15,7 @@ const codePoint = (sign) => `⟨U+${sign.codePointAt(0).toString(16).toUpperCase
 
 /** Text in which nothing is invisible: white space alone or at line ends, and controls, get a sign. */
 function visible(text) {
+  if (/^[!-~]+$/.test(text)) return text; // most tokens: a text of a hundred thousand is read at once
   if (text === "") return "∅";
   if (shapeless.test(text)) return Array.from(text, (sign) => visibleSigns[sign] || codePoint(sign)).join("");
   return text
@@ -71,6 +72,7 @@ const rightToLeft = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff\u{10800}-\u{10fff}
 
 /** The direction of a text: that of most of its letters, special tokens aside. */
 function directionOf(words) {
+  if (!words.some(({ prose }) => rightToLeft.test(prose))) return "ltr";
   let surplus = 0;
   for (const { prose, plain } of words) {
     if (!plain) continue;
