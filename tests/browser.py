@@ -70,8 +70,9 @@ class Windows:
         color_scheme: Any = "light",
         java_script_enabled: bool = True,
         has_touch: bool = False,
+        until: Any = "load",
     ) -> Kind:
-        """A page from disk, watched. One with a script of its own, without scripts, or touched, has its own window."""
+        """A page from disk, watched, once `until`. With a script of its own, or touched, it has its own window."""
         alone = init is not None or not java_script_enabled or has_touch
         options = {"java_script_enabled": java_script_enabled, "has_touch": has_touch}
         page = self._unused.pop() if self._unused and not alone else self._start(init, **options)
@@ -80,7 +81,7 @@ class Windows:
         page.emulate_media(media="null", color_scheme=color_scheme)
         opened = kind(page, path if isinstance(path, str) else path.as_uri(), alone)
         self._opened[page] = opened
-        page.goto(opened.address + hash)
+        page.goto(opened.address + hash, wait_until=until)
         return opened
 
     def close(self, opened: Opened) -> None:

@@ -101,6 +101,7 @@ class Report(Opened):
 
     def settle(self) -> None:
         """Wait until everything asked for is drawn."""
+        self.until("Boolean(document.getElementById('clearhead').dataset.shown)")  # else it is from afar
         self.until("document.getElementById('clearhead').dataset.overview", "drawn")
         self.until("document.getElementById('clearhead').dataset.map", "drawn")
 

@@ -7,14 +7,17 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import clearhead as ch
 from clearhead.report import render
 from clearhead.report.layer import LeftOut
+from clearhead.report.page import page_of
 
 Make = Callable[..., Any]
 
@@ -165,39 +168,113 @@ def test_what_is_left_out_is_said_and_stays_text(make_case: Make, open_report: M
     assert page.evaluate(f"{ROOT}.querySelectorAll('#left-out *').length") == 0
 
 
+class Slow:
+    """A server of one page, in pieces that end inside its blocks; if `held`, the last one comes when told to."""
+
+    def __init__(self) -> None:
+        self.html, self.held, self.free = b"", False, Event()
+        slow = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.send_header("Content-Type", "text/html; charset=utf-8")
+                self.end_headers()
+                cuts = [0, *(found.end() + 4 for found in re.finditer(rb'id="block-\d+">', slow.html)), len(slow.html)]
+                for start, stop in pairwise(cuts):
+                    if slow.held and stop == cuts[-1]:
+                        slow.free.wait(60)
+                    self.wfile.write(slow.html[start:stop])
+                    self.wfile.flush()
+                    time.sleep(0.2)
+
+            def log_message(self, *said: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def __call__(self, html: str, held: bool = False) -> str:
+        """The address of a page."""
+        self.html, self.held = html.encode(), held
+        self.free.clear()
+        return f"http://127.0.0.1:{self.server.server_port}/report.html"
+
+    def go_on(self) -> None:
+        self.free.set()
+
+
 @pytest.fixture
-def slow_server() -> Iterator[Callable[[str], str]]:
-    """`slow_server(html)`: the address of a page that comes in pieces which end inside its blocks."""
-
-    class Slow(BaseHTTPRequestHandler):
-        html = b""
-
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html; charset=utf-8")
-            self.end_headers()
-            cuts = [0, *(found.end() + 4 for found in re.finditer(rb'id="block-\d+">', self.html)), len(self.html)]
-            for start, stop in pairwise(cuts):
-                self.wfile.write(self.html[start:stop])
-                self.wfile.flush()
-                time.sleep(0.2)
-
-        def log_message(self, *said: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Slow)
-    Thread(target=server.serve_forever, daemon=True).start()
-
-    def serve(html: str) -> str:
-        Slow.html = html.encode()
-        return f"http://127.0.0.1:{server.server_port}/report.html"
-
-    yield serve
-    server.shutdown()
-    server.server_close()
+def slow_server() -> Iterator[Slow]:
+    slow = Slow()
+    yield slow
+    slow.go_on()
+    slow.server.shutdown()
+    slow.server.server_close()
 
 
-def test_a_page_that_comes_slowly(make_case: Make, open_report: Make, slow_server: Callable[[str], str]) -> None:
+def test_a_page_that_comes_slowly(make_case: Make, open_report: Make, slow_server: Slow) -> None:
     case = make_case(20)
     page = open_report([], address=slow_server(render([case.layer], "A report"))).page
     np.testing.assert_allclose(page.evaluate("clearhead.weights(0, 1, 3)"), case.weights[1, 3], atol=1e-6)
+
+
+EARLY = """(() => {
+  const host = document.getElementById("clearhead");
+  const root = host.shadowRoot;
+  const map = root.getElementById("map-picture");
+  const pen = new OffscreenCanvas(map.width, map.height).getContext("2d", { willReadFrequently: true });
+  if (map.width * map.height) pen.drawImage(map, 0, 0);
+  const colours = new Uint32Array(pen.getImageData(0, 0, map.width, map.height).data.buffer);
+  return {
+    reading: document.readyState, inert: root.querySelector("main").inert, shown: host.dataset.shown ?? null,
+    colours: new Set(colours).size, words: root.querySelectorAll(".token").length,
+    where: root.getElementById("where").textContent, map: host.dataset.map,
+  };
+})()"""
+
+
+@pytest.fixture(scope="module")
+def long_head() -> str:
+    """The page of a causal head of 4,096 tokens."""
+
+    class Block(torch.nn.Module):
+        def forward(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+            return ch.attention(query, key, key, mask=ch.Causal())
+
+    block = Block()
+    torch.manual_seed(0)
+    with torch.no_grad(), ch.watch(block) as seen:
+        block(*torch.randn(2, 1, 1, 4096, 8))
+    return "".join(page_of(seen.layers(), "A report").parts())
+
+
+@pytest.mark.parametrize("width, drawn", [(1280, "drawing"), (400, "drawn")])
+def test_a_long_head_is_seen_from_afar_while_it_is_being_read(
+    open_report: Make, slow_server: Slow, long_head: str, width: int, drawn: str
+) -> None:
+    address = slow_server(long_head, held=True)
+    viewport = {"width": width, "height": 900}
+    report = open_report([], address=address, wait=False, until="commit", viewport=viewport)
+    report.until("document.getElementById('clearhead')?.dataset.map", drawn)
+    report.until(f"{EARLY}.colours > 50", True)
+    early = report.page.evaluate(EARLY)
+    assert (early["reading"], early["inert"], early["shown"], early["map"]) == ("loading", True, None, drawn)
+    assert early["words"] > 100 and early["where"].startswith("L0H0")
+    report.page.keyboard.press("?")  # nothing can be chosen yet, and nothing fails
+    report.page.mouse.move(200, 600)
+    slow_server.go_on()
+    report.settle()
+    assert report.shown.startswith("0/0/out/2048/")
+    late = report.page.evaluate(EARLY)
+    assert (late["inert"], late["map"]) == (False, "drawn")
+    assert report.page.locator(".token[style*=background]").count() > 0
+
+
+def test_single_pairs_of_a_long_head_wait_for_its_query_and_key(
+    open_report: Make, slow_server: Slow, long_head: str
+) -> None:
+    report = open_report([], "#zoom=0.40.0.40", address=slow_server(long_head))
+    cells = report.page.evaluate("clearhead.cells().slice(30 * 4096, 30 * 4096 + 31)")
+    row = report.page.evaluate("clearhead.weights(0, 0, 30)")
+    np.testing.assert_allclose(np.array(cells) / 31, row[:31], rtol=1e-5)  # in times uniform

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from clearhead.base.errors import ClearheadError
+from clearhead.explanation.modules.origin.frequencies import Pair, frequencies
 from clearhead.inspection.measures import Found, Measure
 from clearhead.models._words import whole, words, words_of
 from clearhead.models.attention_call import AttentionCall
@@ -67,6 +68,7 @@ class Paged:
             measures=each,
             values=_lengths(call, sequence),
             answer=self.answer,
+            pairs=_turned(call, layer, sequence),
         )
 
     def place(self, number: int) -> int:
@@ -151,6 +153,13 @@ def _lengths(call: AttentionCall, sequence: int) -> Any:
     words = None if call.padding is None else call.padding.keys
     norms = call.value_norms[sequence].float().cpu()
     return (norms if words is None else norms[:, words[sequence].cpu()]).numpy()
+
+
+def _turned(call: AttentionCall, layer: Layer, sequence: int) -> tuple[Pair, ...]:
+    """The features that rotary positions turn together, where the layers around the call were kept."""
+    if call.origin is None or layer.phi != "mul" or layer.query.shape[-1] != call.query.shape[-1]:
+        return ()
+    return frequencies(call.origin, call.query, call.key, sequence)
 
 
 def _by_head(

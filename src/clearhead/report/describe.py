@@ -63,6 +63,7 @@ def described(layer: Layer, texts: tuple[int, int], steps: tuple[int, int], bloc
         "answer": layer.answer,
         "phi": None if layer.scores is not None else layer.phi,
         "features": layer.query.shape[2],
+        "pairs": [[one, other, None if turn is None else finite(turn)] for one, other, turn in layer.pairs],
         "scale": float(layer.scale),
         "softcap": None if layer.softcap is None else float(layer.softcap),
         "error": layer.error,

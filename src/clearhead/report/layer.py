@@ -151,6 +151,8 @@ class Layer:
         pyramid: the weights from afar, where a side is long.
         values: (H, Lk), the length ‖v_j‖ of each key's value vector, where values were kept.
         answer: the first query that a model has generated, or None.
+        pairs: of features that rotary positions turn together: both, and in how many positions they turn once, or
+            None where that is not known.
 
     Raises:
         ValueError: if a shape does not fit the others. The message names the field.
@@ -190,6 +192,7 @@ class Layer:
     pyramid: Pyramid | None = None
     values: Array | None = None
     answer: int | None = None
+    pairs: tuple[tuple[int, int, float | None], ...] = ()
 
     def __post_init__(self) -> None:
         for field, value, among in (("kind", self.kind, KINDS), ("role", self.role, ROLES), ("phi", self.phi, PHIS)):

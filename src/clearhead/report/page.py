@@ -17,10 +17,10 @@ list of these is one array in several parts. `front/data.js` reads them: `new Ru
   beside: [[layer, layer], …], of two recordings on one page the calls of the same number, by their places in this page;
   aligned: [{texts: [text, text], positions: [[…], […]]}, …], the positions of two texts that correspond, ascending;
     texts of one length that are not named here correspond position by position;
-  layers: [{name, label, kind, role, queryText, keyText, queries, keys, position, answer, phi, features, scale, softcap,
-    error, why, whyBlind, thumbnail, shared, heads}].
+  layers: [{name, label, kind, role, queryText, keyText, queries, keys, position, answer, phi, features, pairs, scale,
+    softcap, error, why, whyBlind, thumbnail, shared, heads}].
     position: where query 0 stands among the keys, or null. answer: the first query that the model generated, or null.
-    phi: null where scores are given.
+    phi: null where scores are given. pairs: [feature, feature, positions of a turn or null], of rotary positions.
     thumbnail: {block, rows, columns}: where the bytes of all heads stand, each rows × columns: see `codes.py`.
     heads: [{number, query, key, scores, start, …, sink, measures, pyramid}], and shared: the same of all heads.
 
@@ -204,7 +204,7 @@ class Page:
         return write_parts(path, self.parts())
 
     def _opening(self) -> list[int]:
-        """The blocks of the head that the page opens on, operands last: it is shown while the rest is still being read."""
+        """The blocks of the head that the page opens on, operands last: it is shown while others are being read."""
         place = self.distinctive or {"layer": 0, "head": 0}
         layer = self._layers[place["layer"]]
         parts = layer["shared"] | layer["heads"][place["head"]]

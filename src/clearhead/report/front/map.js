@@ -79,10 +79,9 @@ class MapPane {
     if (page.theme.print.matches) this.draw(); // paper waits for no frame
   }
 
-  /** From afar, where the head has a map of that. */
+  /** The whole of it from afar: finer tiles are computed when the head has been read. */
   sketch(shown) {
-    const { zoom } = this.page.view;
-    if (zoom === null) this.paint(shown);
+    if (this.page.view.zoom === null) this.paint(shown);
   }
 
   /** Shows a pair that has become the chosen one and is out of sight. */
@@ -99,8 +98,9 @@ class MapPane {
   /** The view has changed: asks for its tiles, and draws what is there. */
   look() {
     const { layout, picture, page, kind } = this;
-    const sight = picture.inSight(page.shown.head, layout, kind);
-    picture.want(sight);
+    const { head, look } = page.shown;
+    const sight = picture.inSight(head, layout, kind);
+    picture.want(look || fromPyramid(head, sight[0]) ? sight : picture.ofPyramid(head, kind));
     this.schedule();
   }
 

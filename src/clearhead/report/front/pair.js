@@ -23,6 +23,22 @@ function movesOf(head, i, j) {
     `${percent(all > 0 ? moved[j] / all : 0)} of all such lengths of this query, rank ${rank}`;
 }
 
+/** What makes up the score of a pair: each dimension, or the two that rotary positions turn together. */
+function termsOf(head, i, j) {
+  const { pairs } = head.layer;
+  const one = (d) => term(head, i, j, d) * head.scale;
+  const turned = new Set(pairs.flatMap(([a, b]) => [a, b]));
+  const found = pairs.map(([a, b, period]) => ({
+    order: a, value: one(a) + one(b),
+    name: `${period === null ? "" : `one turn in ${turnWords(period)}, `}dimensions ${a} and ${b}`,
+  }));
+  for (let d = 0; d < head.features; d++) if (!turned.has(d)) found.push({ order: d, value: one(d), name: `dimension ${d}` });
+  return found;
+}
+
+/** "6.3 positions", "1,200 positions" */
+const turnWords = (period) => `${period < 100 ? Number(period.toPrecision(2)) : grouped(Number(period.toPrecision(2)))} positions`;
+
 class PairPane {
   constructor(page) {
     this.page = page;
@@ -45,6 +61,8 @@ class PairPane {
     // a score that is no product has no steps here, and one that was given as it is has no terms either
     this.page.find("why").hidden = pair === null || this.page.run.steps[layer.why].length === 0;
     this.terms.hidden = pair === null || head.features === 0;
+    const each = layer.pairs.length ? "rotary frequency" : "dimension";
+    this.page.find("terms-title").textContent = `What each ${each} adds to the score`;
     if (pair !== null) {
       this.paintSum(shown, i, j);
       this.paintTerms(shown);
@@ -105,12 +123,12 @@ class PairPane {
     }
   }
 
-  /** What each dimension adds to the score, the largest first, the rest summed. */
+  /** What each dimension or frequency adds to the score, the largest first, the rest summed. */
   paintTerms(shown) {
     if (!this.terms.open || this.terms.hidden || shown === null) return;
     const { head, i, j } = shown;
-    const terms = Array.from({ length: head.features }, (_, d) => ({ d, value: term(head, i, j, d) * head.scale }));
-    terms.sort((a, b) => Math.abs(b.value) - Math.abs(a.value) || a.d - b.d);
+    const terms = termsOf(head, i, j);
+    terms.sort((a, b) => Math.abs(b.value) - Math.abs(a.value) || a.order - b.order);
     const first = terms.slice(0, TERMS);
     const most = Math.abs(first[0].value) || 1;
     const rest = terms.slice(TERMS);
@@ -120,7 +138,7 @@ class PairPane {
       item.append(make("span", "name", words), barOf(Math.min(100, (100 * Math.abs(value)) / most)), make("span", "share", signed(value, 3)));
       return item;
     };
-    const rows = first.map(({ d, value }) => row(`dimension ${d}`, value));
+    const rows = first.map(({ name, value }) => row(name, value));
     if (rest.length) rows.push(row(`the other ${rest.length}`, sum(rest)));
     this.page.find("term-list").replaceChildren(...rows);
     this.page.find("term-sum").textContent =

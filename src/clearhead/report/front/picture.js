@@ -5,6 +5,10 @@ const MOST_TILES = 64; // kept, or twice what is in sight: half a megabyte each
 const SIDE_BY_SIDE = 2; // asked for at a time
 const COLOURING = 8; // ms of a frame
 
+/** Whether a tile can be made of the head's pyramid. */
+const fromPyramid = ({ pyramid }, { perRow, perColumn }) =>
+  Boolean(pyramid) && perRow >= pyramid.perRow && perColumn >= pyramid.perColumn;
+
 class Picture {
   /** `changed`: called when a tile has come. */
   constructor(helper, changed) {
@@ -52,6 +56,13 @@ class Picture {
     return found.sort((a, b) => a.far - b.far);
   }
 
+  /** All of a head from afar, as its pyramid has it. */
+  ofPyramid(head, kind) {
+    const { rows, columns, perRow, perColumn } = head.pyramid;
+    const axis = (count, per) => ({ per, cell: 1, cells: count, offset: 0, room: count });
+    return this.inSight(head, { down: axis(rows, perRow), across: axis(columns, perColumn) }, kind);
+  }
+
   /** Computes these tiles, in this order, where they are not there yet; what was wanted before is left. */
   want(tiles) {
     this.wanted = tiles.filter(({ name }) => !this.tiles.has(name) && !this.running.has(name));
@@ -65,9 +76,7 @@ class Picture {
     const { head, name, perRow, perColumn } = tile;
     const { i, j, rows, columns, mean, relative } = tile;
     const request = { i, j, rows, columns, perRow, perColumn, mean, relative };
-    const { pyramid } = head;
-    const afar = pyramid && perRow >= pyramid.perRow && perColumn >= pyramid.perColumn;
-    const { id, answer } = afar ? { id: 0, answer: breathe().then(() => tileFromPyramid(head, request)) }
+    const { id, answer } = fromPyramid(head, tile) ? { id: 0, answer: breathe().then(() => tileFromPyramid(head, request)) }
       : this.helper.ask(head, "tile", request);
     this.running.set(name, { id, costly: perRow * perColumn > 4 });
     const values = await answer;
