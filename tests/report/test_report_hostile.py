@@ -249,7 +249,7 @@ def long_head() -> str:
     return "".join(page_of(seen.layers(), "A report").parts())
 
 
-@pytest.mark.parametrize("width, drawn", [(1280, "drawing"), (400, "drawn")])
+@pytest.mark.parametrize("width, drawn", [(2400, "drawing"), (400, "drawn")])
 def test_a_long_head_is_seen_from_afar_while_it_is_being_read(
     open_report: Make, slow_server: Slow, long_head: str, width: int, drawn: str
 ) -> None:
