@@ -31,6 +31,8 @@ myst_heading_anchors = 4
 myst_dmath_double_inline = True
 html_math_renderer = "mathml"
 nitpicky = True
+smartquotes = False  # "lower_right" is to be copied
+highlight_language = "none"
 
 # Cells
 nb_execution_mode = "cache"  # in the build folder: a page is run again where its cells have changed
@@ -58,6 +60,7 @@ nitpick_ignore_regex = [
 
 # Looks
 html_theme = "furo"
+pygments_style, pygments_dark_style = "a11y-light", "github-dark"
 html_title = f"clearhead {release}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]

@@ -18,6 +18,9 @@ from sphinx.application import Sphinx
 LABEL = re.compile(r"(Formula|Rule|Takes|Gives|Returns|Raises|Cost|Memory|Sources?):? (.*)")
 LATER = re.compile(r"(?<=[.;]) (?=(?:Cost|Sources?|Raises|Returns|Gives)\b:? )")  # a field that begins within a line
 NAMES = re.compile(r"((?:`\w+`(?:, | and )?)+): (.*)")
+FORMULA = ("Formula", "Rule")
+INDEX = re.compile(r"(?<![`\\])\b([^\W_]+)\\_([^\W_]{1,2})(?![\w\\])")  # of a letter in a formula: w_ij
+ANY = re.compile(r": (?:~typing\.)?Any\b(?! \|)|\(Any\)")
 MARKUP = re.compile(r"(`[^`]*`)(?=(\w)?)|([\\*_|])")
 
 
@@ -31,6 +34,10 @@ def escaped(text: str) -> str:
     return MARKUP.sub(one, text)
 
 
+def indexed(formula: str) -> str:
+    return INDEX.sub(r"\1\\ :sub:`\2`\\ ", formula)
+
+
 def fields(paragraph: str, parameters: set[str]) -> list[str]:
     """A paragraph, cut where a field or a list of names begins."""
     out, listed, indent = [], "", ""
@@ -41,10 +48,10 @@ def fields(paragraph: str, parameters: set[str]) -> list[str]:
             out.append(f"   - {line}")
             listed, indent = title, "     "
         elif found := LABEL.fullmatch(line):
-            out += ["", f":{found[1]}: {found[2]}"]
-            listed, indent = "", "   "
+            out += ["", f":{found[1]}: {indexed(found[2]) if found[1] in FORMULA else found[2]}"]
+            listed, indent = found[1], "   "
         else:
-            out.append(indent + line)
+            out.append(indent + (indexed(line) if listed in FORMULA else line))
     return out
 
 
@@ -83,7 +90,13 @@ def code(role, rawtext, text, line, inliner, options=None, content=None):
     return [link], []
 
 
+def shortened(app: Sphinx, what: str, name: str, obj: object, options: object, arguments: str, result: str):
+    """The signature without `Any`, which says nothing: the docstring does."""
+    return arguments and (ANY.sub("", arguments), None if result and result.endswith("Any") else result)
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("autodoc-process-docstring", written)
+    app.connect("autodoc-process-signature", shortened)
     app.add_role("public", code)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
