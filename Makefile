@@ -24,7 +24,8 @@ lint: $(READY)
 
 # The site, in build/site: every cell runs, and what is wrong fails. Then every page is opened in a browser.
 docs: $(DOCS) browser
-	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -W --keep-going -n -q -d build/site-pages docs build/site
+	@rm -rf build/site
+	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -W --keep-going -n -q -E -d build/site-pages docs build/site
 	$(BIN)/python docs/check.py build/site
 
 # Side by side, in ratios. It refuses to report while the tests are red.

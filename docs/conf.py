@@ -37,8 +37,7 @@ highlight_language = "none"
 # Cells
 nb_execution_mode = "cache"  # in the build folder: a page is run again where its cells have changed
 nb_execution_timeout = 300
-nb_execution_raise_on_error = True
-nb_execution_show_tb = True
+nb_execution_show_tb = True  # a cell that raises is a warning, with its traceback, and so fails the build
 nb_merge_streams = True
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True

@@ -16,10 +16,11 @@ from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 
 LABEL = re.compile(r"(Formula|Rule|Takes|Gives|Returns|Raises|Cost|Memory|Sources?):? (.*)")
-LATER = re.compile(r"(?<=[.;]) (?=(?:Cost|Sources?|Raises|Returns|Gives)\b:? )")  # a field that begins within a line
+# a field or a name that begins within a line
+LATER = re.compile(r"(?<=[.;]) (?=(?:Cost|Sources?|Raises|Returns|Gives)\b:? |(?:`\w+`(?:, | and )?)+: )")
 NAMES = re.compile(r"((?:`\w+`(?:, | and )?)+): (.*)")
 FORMULA = ("Formula", "Rule")
-INDEX = re.compile(r"(?<![`\\])\b([^\W_]+)\\_([^\W_]{1,2})(?![\w\\])")  # of a letter in a formula: w_ij
+INDEX = re.compile(r"(?<![`\\])\b([^\W_]+)\\_([a-zA-Z0-9]{1,2})(?![a-zA-Z0-9\\])")  # of a letter in a formula: w_ij
 ANY = re.compile(r": (?:~typing\.)?Any\b(?! \|)|\(Any\)")
 MARKUP = re.compile(r"(`[^`]*`)(?=(\w)?)|([\\*_|])")
 
