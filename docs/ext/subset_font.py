@@ -12,7 +12,7 @@ from fontTools.subset import main
 
 KEPT = [
     "0020-007E,00A0-00FF",  # ASCII and Latin-1
-    "0300-036F,20D0-20EF",  # accents
+    "02C6-02DD,0300-036F,20D0-20EF",  # accents
     "0370-03FF",  # Greek
     "2016,2020-2027,2032-2037,2040,2061-2064",  # bars, dots, primes, invisible operators
     "2100-214F",  # letter-like: ℝ, ℓ
