@@ -110,10 +110,8 @@ class Prose {
     return this.chunks.find(({ to }) => index < to);
   }
 
-  /** Puts on the page what is in sight, a screen before and after it, and where the focus may go; the rest leaves it. */
-  look() {
-    if (!this.windowed) return;
-    const { scrollTop, clientHeight } = this.element;
+  /** Gives what is not on the page the height that it will have, as far as that is known. */
+  space() {
     const measured = this.chunks.filter(({ filled, height }) => filled || height);
     const heights = measured.reduce((sum, { box }) => sum + box.offsetHeight, 0);
     const tokens = measured.reduce((sum, { from, to }) => sum + to - from, 0);
@@ -121,6 +119,13 @@ class Prose {
     for (const { filled, height, box, from, to } of this.chunks) {
       if (!filled && !height) box.style.height = `${Math.round(each * (to - from))}px`;
     }
+  }
+
+  /** Puts on the page what is in sight, a screen before and after it, and where the focus may go; the rest leaves it. */
+  look() {
+    if (!this.windowed) return;
+    this.space();
+    const { scrollTop, clientHeight } = this.element;
     const places = this.chunks.map(({ box }) => [box.offsetTop, box.offsetHeight]);
     const focus = this.chunkOf(this.at);
     this.chunks.forEach((chunk, number) => {
@@ -151,6 +156,7 @@ class Prose {
   reveal(index) {
     const chunk = this.chunkOf(index);
     this.fill(chunk);
+    if (this.windowed) this.space();
     revealIn(this.element, this.spans[index]);
     if (!this.windowed) return;
     this.look();
