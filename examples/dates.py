@@ -80,9 +80,9 @@ class Decoder(nn.Module):
         self.attend = ch.nn.AdditiveAttention(hidden_dim=64)
         self.choose = nn.Linear(128 + 128, len(ISO))
 
-    def forward(self, written: Tensor, memory: Tensor, lengths: Tensor) -> Tensor:
+    def forward(self, written: Tensor, memory: Tensor, lengths: Tensor, mask: Tensor | None = None) -> Tensor:
         states = self.remember(self.embed(written))[0]
-        context = self.attend(states, memory, memory, lengths)
+        context = self.attend(states, memory, memory, lengths, mask=mask)
         logits: Tensor = self.choose(torch.cat([states, context], -1))
         return logits
 
@@ -131,12 +131,16 @@ def train(
 
 
 @torch.no_grad()
-def rewritten(model: Rewriter, items: Sequence[Item]) -> Rewritten:
-    """What the model writes, always the likeliest next character after its own, and where it looked."""
+def rewritten(model: Rewriter, items: Sequence[Item], mask: Tensor | None = None) -> Rewritten:
+    """What the model writes, always the likeliest next character after its own, and where it looked.
+
+    `mask`: bool (N or 1, 10, L or 1), where each written character may look; None is everywhere.
+    """
     text, lengths, iso = encoded(items)
     memory, written = model.encoder(text, lengths), iso[:, :1]
-    for _ in FIELDS:
-        likeliest = model.decoder(written, memory, lengths)[:, -1:].argmax(-1)
+    for i in range(len(FIELDS)):
+        allowed = None if mask is None else mask[:, : i + 1]
+        likeliest = model.decoder(written, memory, lengths, allowed)[:, -1:].argmax(-1)
         written = torch.cat([written, likeliest], 1)
     weights = model.decoder.attend.attention_weights[:]  # the last call asked for all ten characters
     return Rewritten(["".join(ISO[n] for n in row) for row in written[:, 1:].tolist()], weights)
