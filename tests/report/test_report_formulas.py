@@ -216,6 +216,8 @@ def test_padding_is_left_out(kind: str, tmp_path: Path) -> None:
             row = {n: whole[n][head][real] for n in ("logsumexp", "entropy", "distance")}
             row["received"] = whole["received"][head][real] - whole_of_padding(scores, keep, head, real)
             weights = whole["weights"][head][real][:, real]
+            own = keep[head][real].astype(float)  # padding that a word sees counts in what uniform attention would give
+            row |= {"counts": own.sum(1), "expected": (own / np.maximum(own.sum(1, keepdims=True), 1)).sum(0)[real]}
             each |= {n: listed(of) for n, of in row.items()}
             each |= {"weights": listed(weights), "pool": listed(pooled(weights, cut[head], 2, 3))}
             each["look"] = look_entropy(weights[-1])
@@ -225,7 +227,9 @@ def test_padding_is_left_out(kind: str, tmp_path: Path) -> None:
         for head in range(HEADS):
             np.testing.assert_allclose(layer.logsumexp[head], whole["logsumexp"][head][real], atol=1e-5)
             np.testing.assert_allclose(layer.entropy[head], whole["entropy"][head][real], atol=1e-5)
-            times = whole["weights"][head][real][:, real] * cut[head].sum(1, keepdims=True)
+            count = keep[head][real].sum(1)
+            times = whole["weights"][head][real][:, real] * count[:, None]
+            assert (layer.entropy[head] <= np.log(np.maximum(count, 1)) + 1e-5).all()
             np.testing.assert_allclose(layer.thumbnail[head], pooled(times, cut[head], 1, 1), atol=2e-5)
     run_units(Path(__file__).with_name("formulas.test.js"), render(layers, "Padded"), wanted, tmp_path)
 

@@ -90,6 +90,7 @@ def layer_from_call(
         sinks=None if problem.sinks is None else array(problem.sinks.double()),
         position=None if offset is None else _among(columns, offset + int(rows.places[0])),
         alone=found.alone,
+        seen=None if found.seen is None else rows.of(found.seen, 1),
     )
     return with_steps(pyramid_of(thumbnail_of(layer, found.peaks), found.cells))
 

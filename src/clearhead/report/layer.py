@@ -144,6 +144,7 @@ class Layer:
         position: where query 0 stands among the keys, or None where that is not known.
         alone: whether log-sum-exps, entropies and distances follow from what is shown: not where words see padding, or
             padding stands between words.
+        seen: (H or 1, Lq) int32, how many keys each query may see, those of padding too, where `alone` is false.
         label, role: such as `"L3"`, and `"encoder"`, `"decoder"`, `"cross"`, or `"self"` where there is one stack; of
             the second of two recordings such as `"self, beside"`.
         numbers: each head's own number, where some are left out; None for 0, 1, ….
@@ -185,6 +186,7 @@ class Layer:
     holes: tuple[Tiles | None, ...] = ()
     position: int | None = None
     alone: bool = True
+    seen: Array | None = None
     label: str = ""
     role: str = "self"
     numbers: tuple[int, ...] | None = None
@@ -216,6 +218,7 @@ class Layer:
         self._check("key", self.key, (key_heads,), keys, features)
         self._check("start", self.start, one_or_all, queries)
         self._check("stop", self.stop, one_or_all, queries)
+        self._check("seen", self.seen, one_or_all, queries)
         self._check("scores", self.scores, (heads,), queries, keys)
         self._check("weight", self.weight, (features,))
         self._check("logsumexp", self.logsumexp, (heads,), queries)

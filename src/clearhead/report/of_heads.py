@@ -39,6 +39,7 @@ def of_heads(layer: Layer, heads: Sequence[int]) -> Layer:
         thumbnail=some(layer.thumbnail),
         sinks=some(layer.sinks),
         values=some(layer.values),
+        seen=some(layer.seen),
         operand_steps=None if steps is None else (some(steps[0]), steps[1][keys]),
         numbers=tuple(numbers[head] for head in chosen),
         measures=None if layer.measures is None else tuple(layer.measures[head] for head in chosen),

@@ -12,13 +12,14 @@ ROWS = 128
 def masked_heads(layer: Layer) -> int:
     """Of how many heads the mask is: 1 where it is the same for all."""
     holes, bias = len(layer.holes), 1 if layer.bias is None else layer.bias.heads
-    return max(len(layer.start), len(layer.stop), holes, bias)
+    return max(len(layer.start), len(layer.stop), holes, bias, 1 if layer.seen is None else len(layer.seen))
 
 
 def seen_keys(layer: Layer) -> tuple[Array, Array]:
     """The number of keys that each query may see, (H or 1, Lq) int32, and Σ_i [j is seen by i] / that, (H or 1, Lk).
 
-    Formula: u_j = Σ_i [i may see j] / n_i. Of spans alone in O(Lq + Lk); else a band of rows at a time.
+    Formula: u_j = Σ_i [i may see j] / n_i. Keys that are not shown count in n_i, where some query sees such
+    (`Layer.seen`). Of spans alone in O(Lq + Lk); else a band of rows at a time.
     """
     of = _of_spans if layer.bias is None and not layer.holes else _of_pairs
     counts, expected = zip(*(of(layer, head) for head in range(masked_heads(layer))), strict=True)
@@ -28,8 +29,9 @@ def seen_keys(layer: Layer) -> tuple[Array, Array]:
 def _of_spans(layer: Layer, head: int) -> tuple[Array, Array]:
     keys = layer.shape[1]
     start, stop = (np.clip(of_head(edge, head), 0, keys) for edge in (layer.start, layer.stop))
-    counts = np.maximum(stop - start, 0).astype(np.int32)
-    some = counts > 0
+    shown = np.maximum(stop - start, 0).astype(np.int32)
+    counts = shown if layer.seen is None else of_head(layer.seen, head)
+    some = shown > 0
     change = np.zeros((2, keys + 1))  # of what a key would receive, and of how many queries see it
     for edge, sign in ((start[some], 1), (stop[some], -1)):
         np.add.at(change[0], edge, sign / counts[some])
@@ -43,7 +45,7 @@ def _of_pairs(layer: Layer, head: int) -> tuple[Array, Array]:
     counts, expected = np.zeros(queries, dtype=np.int32), np.zeros(keys)
     for first in range(0, queries, ROWS):
         seen = layer.allowed(head, first, min(first + ROWS, queries))
-        here = seen.sum(1)
+        here = seen.sum(1) if layer.seen is None else of_head(layer.seen, head)[first : first + ROWS]
         counts[first : first + ROWS] = here
         expected += (1 / np.maximum(here, 1)) @ seen
     return counts, expected

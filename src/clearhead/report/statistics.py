@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from clearhead.inspection.measures.allowed import among, uniform
 from clearhead.inspection.reductions.base import over_keys
 from clearhead.inspection.reductions.entropy import Entropy
 from clearhead.inspection.reductions.log_sum_exp import LogSumExp
@@ -30,7 +31,7 @@ LEAST = 8  # positions to a cell
 
 class Statistics(NamedTuple):
     """Of all queries and keys, but `peaks`: over shown positions, (H, Lq, ≤ 32), the largest weight of each query in
-    each column of cells."""
+    each column of cells. `seen`: (H or 1, Lq), how many keys each query sees, where some of these are not shown."""
 
     logsumexp: Array
     entropy: Array
@@ -39,6 +40,7 @@ class Statistics(NamedTuple):
     peaks: Array
     cells: tuple[Array, Array] | None  # of a long head, (H, rows, columns): the largest, and the mean
     alone: bool  # see `Layer`
+    seen: Array | None
 
 
 def lazy(problem: Problem) -> Weights:
@@ -69,7 +71,14 @@ def statistics(problem: Problem, rows: Shown, columns: Shown, placed: bool) -> S
     else:
         peaks, alone = _peaks(problem, rows, columns, logsumexp)
     cells = _cells(problem, rows, columns) if alone else None
-    return Statistics(logsumexp, entropy, received, more[0] if placed else None, peaks, cells, alone)
+    seen = None if alone else _seen(problem)
+    return Statistics(logsumexp, entropy, received, more[0] if placed else None, peaks, cells, alone, seen)
+
+
+def _seen(problem: Problem) -> Array:
+    """How many keys each query may see: the log-sum-exp of as many zeros."""
+    (nats,) = lazy(uniform(among(problem, None))).reduce(LogSumExp())
+    return np.rint(np.exp(array(nats[0]).astype(np.float64))).astype(np.int32)
 
 
 def cells_of(queries: int, keys: int) -> tuple[int, int] | None:
