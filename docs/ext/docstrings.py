@@ -1,0 +1,103 @@
+"""The docstrings as reStructuredText. They are written as plain text, to be read in a terminal:
+
+    Formula: …                 a line that begins with one of LABELS is a field; so is "Cost: …" after a full stop
+    `mask`, `bias`: …          and one that begins with names is an item of the field Parameters, or Attributes
+    anything else              stays a paragraph
+
+What stands in backticks is code, and a link where it is a public class or error, or has "clearhead." before it.
+"""
+
+import inspect
+import re
+
+from docutils import nodes
+from reference import members, targets
+from sphinx.addnodes import pending_xref
+from sphinx.application import Sphinx
+
+LABEL = re.compile(r"(Formula|Rule|Takes|Gives|Returns|Raises|Cost|Memory|Sources?):? (.*)")
+# a field or a name that begins within a line
+LATER = re.compile(r"(?<=[.;]) (?=(?:Cost|Sources?|Raises|Returns|Gives)\b:? |(?:`\w+`(?:, | and )?)+: )")
+NAMES = re.compile(r"((?:`\w+`(?:, | and )?)+): (.*)")
+FORMULA = ("Formula", "Rule")
+INDEX = re.compile(r"(?<![`\\])\b([^\W_]+)\\_([a-zA-Z0-9]{1,2})(?![a-zA-Z0-9\\])")  # of a letter in a formula: w_ij
+ANY = re.compile(r": (?:~typing\.)?Any\b(?! \|)|\(Any\)")
+MARKUP = re.compile(r"(`[^`]*`)(?=(\w)?)|([\\*_|])")
+
+
+def escaped(text: str) -> str:
+    """What is markup to reStructuredText alone is text here: `*`, `_` and `|` outside of backticks."""
+
+    def one(found: re.Match[str]) -> str:
+        literal, letter, mark = found.groups()
+        return literal.replace("\\", "\\\\") + ("\\ " if letter else "") if literal else "\\" + mark
+
+    return MARKUP.sub(one, text)
+
+
+def indexed(formula: str) -> str:
+    return INDEX.sub(r"\1\\ :sub:`\2`\\ ", formula)
+
+
+def fields(paragraph: str, parameters: set[str]) -> list[str]:
+    """A paragraph, cut where a field or a list of names begins."""
+    out, listed, indent = [], "", ""
+    for line in LATER.sub("\n", escaped(paragraph)).split("\n"):
+        if found := NAMES.fullmatch(line):
+            title = "Parameters" if parameters & set(re.findall(r"\w+", found[1])) else "Attributes"
+            out += [] if listed == title else ["", f":{title}:"]
+            out.append(f"   - {line}")
+            listed, indent = title, "     "
+        elif found := LABEL.fullmatch(line):
+            out += ["", f":{found[1]}: {indexed(found[2]) if found[1] in FORMULA else found[2]}"]
+            listed, indent = found[1], "   "
+        else:
+            out.append(indent + (indexed(line) if listed in FORMULA else line))
+    return out
+
+
+def written(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    try:
+        parameters = set(inspect.signature(obj).parameters)  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # a property, a class without a signature
+        parameters = set()
+    out: list[str] = []
+    for paragraph in "\n".join(lines).strip("\n").split("\n\n"):
+        plain = not paragraph.lstrip().startswith(">>>")
+        out += [*(fields(paragraph, parameters) if plain else paragraph.split("\n")), ""]
+    lines[:] = out
+
+
+def public(text: str) -> str | None:
+    """The whole name of the public object that a docstring means by this."""
+    name = text.partition("(")[0]
+    if not (name.startswith("clearhead.") or name[:1].isupper()):
+        return None
+    owner, _, method = name.removeprefix("clearhead.").rpartition(".")
+    known = targets()
+    if owner in known and method in members(known[owner][1]):
+        return f"{known[owner][0]}.{method}"
+    return next((known[found][0] for found in (owner + "." + method, method, owner) if found in known), None)
+
+
+def code(role, rawtext, text, line, inliner, options=None, content=None):
+    """The default role: a literal, and a link if it is a public name."""
+    literal = nodes.literal(rawtext, text.replace("\x00", "\\"))
+    target = public(text)
+    if target is None:
+        return [literal], []
+    link = pending_xref("", literal, refdomain="py", reftype="obj", reftarget=target, refexplicit=True, refwarn=True)
+    link["refdoc"] = inliner.document.settings.env.docname
+    return [link], []
+
+
+def shortened(app: Sphinx, what: str, name: str, obj: object, options: object, arguments: str, result: str):
+    """The signature without `Any`, which says nothing: the docstring does."""
+    return arguments and (ANY.sub("", arguments), None if result and result.endswith("Any") else result)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.connect("autodoc-process-docstring", written)
+    app.connect("autodoc-process-signature", shortened)
+    app.add_role("public", code)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
