@@ -18,14 +18,14 @@ alone: $(READY) browser
 	  sh -c 'out=$$($(BIN)/pytest {} 2>&1) || { echo "alone: {}"; echo "$$out"; exit 1; }'
 
 lint: $(READY)
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples docs
+	$(BIN)/ruff format --check src tests benchmarks examples docs
 	$(BIN)/mypy
 
 # The site, in build/site: every cell runs, and what is wrong fails. Then every page is opened in a browser.
 docs: $(DOCS) browser
 	@rm -rf build/site
-	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -W --keep-going -n -q -E -d build/site-pages docs build/site
+	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -W --keep-going -n -q -E -j 2 -d build/site-pages docs build/site
 	$(BIN)/python docs/check.py build/site
 
 # Side by side, in ratios. It refuses to report while the tests are red.

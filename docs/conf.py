@@ -7,7 +7,13 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = "1"  # of the kernels that run the cells: a page's numbers are those of one thread
 sys.path.insert(0, str(Path(__file__).parent / "ext"))
 
+# What the cells import by name, beside the packages: the examples, and the helpers that check an exercise
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [*(str(Path(__file__).parent / folder) for folder in ("../examples", "course")), os.environ.get("PYTHONPATH", "")]
+)
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # of the command clearhead
+
+os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # tqdm's, where there are no widgets
 
 import clearhead
 
@@ -35,9 +41,11 @@ smartquotes = False  # "lower_right" is to be copied
 highlight_language = "none"
 
 # Cells
-nb_execution_mode = "cache"  # in the build folder: a page is run again where its cells have changed
+# all are run; with "cache", those that have changed since the last build, whatever has changed in clearhead
+nb_execution_mode = os.environ.get("CLEARHEAD_DOCS_CELLS", "force")
 nb_execution_timeout = 300
 nb_execution_show_tb = True  # a cell that raises is a warning, with its traceback, and so fails the build
+nb_output_stderr = "warn"  # and so does one that warns
 nb_merge_streams = True
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True

@@ -88,11 +88,11 @@ class Decoder(nn.Module):
 
 
 class Rewriter(nn.Module):
-    """An encoder and a decoder."""
+    """An encoder and a decoder. `decoder`: the class of the second, called as `Decoder` is."""
 
-    def __init__(self, decoder: nn.Module | None = None) -> None:
+    def __init__(self, decoder: type[nn.Module] = Decoder) -> None:
         super().__init__()
-        self.encoder, self.decoder = Encoder(), decoder or Decoder()
+        self.encoder, self.decoder = Encoder(), decoder()
 
     def forward(self, text: Tensor, lengths: Tensor, written: Tensor) -> Tensor:
         logits: Tensor = self.decoder(written, self.encoder(text, lengths), lengths)

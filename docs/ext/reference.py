@@ -9,12 +9,13 @@ import importlib
 import inspect
 from functools import cache
 
-import clearhead
-from clearhead import testing
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
+
+import clearhead
+from clearhead import testing
 
 # What parts of one's own are written with, beside the public names
 BELOW = ["engines.base.Engine", "engines.base.Cost", "inspection.reductions.base.Reduction", "base.shapes.Sizes"]
@@ -29,7 +30,7 @@ def found(name: str) -> object:
 
 @cache
 def targets() -> dict[str, tuple[str, object]]:
-    """All that has to be in the reference: its last name, and from "nn" or "testing" on, to its whole name and itself."""
+    """All that the reference has to have, by its name and by the last part of that: the whole name, and the object."""
     names = [name for name in clearhead.__all__ if not inspect.ismodule(getattr(clearhead, name))]
     names += [f"nn.{name}" for name, value in vars(clearhead.nn).items() if inspect.isclass(value)]
     names += [f"testing.{name}" for name in vars(testing) if name.startswith("check_")]
