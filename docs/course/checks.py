@@ -8,6 +8,8 @@ from torch import Tensor
 
 def close(found: Any, expected: Any, what: str = "the answer", tolerance: float = 1e-5) -> None:
     """Numbers, or tensors of one shape, that differ by `tolerance` at most."""
+    if found is None:
+        raise AssertionError(f"{what} is still None: write yours in its place first.")
     found, expected = (
         t.detach().double() if isinstance(t, Tensor) else torch.as_tensor(t).double() for t in (found, expected)
     )

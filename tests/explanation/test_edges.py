@@ -174,3 +174,12 @@ def test_gradients_that_there_are_not(dtype, gradients, words):
 def test_gradients_on_another_device():
     with pytest.raises(ch.ClearheadError, match="gradients is on meta"):
         ch.explain(QUERY, KEY, VALUE, gradients=torch.ones(3, 2, device="meta"))
+
+
+def test_what_a_late_mask_would_give_is_said_where_something_is_masked():
+    torch.manual_seed(0)
+    x = torch.randn(4, 4)
+    for at, there in (((1, 1), True), ((3, 1), False)):
+        names = [step.name for step in ch.explain(x, x, x, mask=ch.Causal(), at=at).steps]
+        assert ("masked_after" in names) is there
+    assert "masked_after" not in [step.name for step in ch.explain(x, x, x, mask=ch.Lengths([4])).steps]

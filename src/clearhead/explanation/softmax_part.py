@@ -109,7 +109,9 @@ def wrong_axis(name: str, tile: Tensor) -> list[Step]:
 
 
 def masked_after(scores: Tensor, keep: Tensor) -> list[Step]:
-    """What setting weights to 0 after the softmax would give."""
+    """What setting weights to 0 after the softmax would give, where the mask hides something of what is shown."""
+    if bool(keep.all()):
+        return []
     late = scores.softmax(-1) * keep
     why = (
         "A common mistake: weights set to 0 after the softmax. The masked keys are still in the totals. "

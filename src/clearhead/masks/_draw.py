@@ -139,4 +139,5 @@ def html(mask: Any) -> str:
     if not drawn or sizes.shape != (batch, heads, queries, keys):  # a part would not be the mask of a smaller size
         return f"<div>{title}<pre>{escaped(drawn, lines=True)}</pre></div>"
     images = "".join(picture(panel, 0.1) for panel in panels(mask, sizes, SMALL))
-    return f"<div>{title}{images}<p>{queries} queries × {keys} keys; grey: may not attend</p></div>"
+    sides = f"{queries} {'query' if queries == 1 else 'queries'} × {keys} key{'s' * (keys > 1)}"
+    return f"<div>{title}{images}<p>{sides}; grey: may not attend</p></div>"

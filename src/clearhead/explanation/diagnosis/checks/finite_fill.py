@@ -49,10 +49,11 @@ class FiniteFill(Check):
             if least >= HALF.min:
                 continue
             low = case.inputs["query"].dtype in (torch.float16, torch.bfloat16)
+            count = int(filled.sum())
             yield self.finding(
                 case,
                 "warning" if low else "note",
-                f"{name} {tuple(tensor.shape)} holds {int(filled.sum())} numbers down to {least:.3g}, as if −∞; the "
+                f"{name} {tuple(tensor.shape)} holds {count} number{'s' * (count > 1)} down to {least:.3g}, as if −∞; the "
                 f"least of float16 is {HALF.min:.0f}, so there they overflow to −∞, and a row of them gives NaN.",
                 remedy,
                 input=name,
