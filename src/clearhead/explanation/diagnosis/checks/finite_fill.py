@@ -53,8 +53,8 @@ class FiniteFill(Check):
             yield self.finding(
                 case,
                 "warning" if low else "note",
-                f"{name} {tuple(tensor.shape)} holds {count} number{'s' * (count > 1)} down to {least:.3g}, as if −∞; the "
-                f"least of float16 is {HALF.min:.0f}, so there they overflow to −∞, and a row of them gives NaN.",
+                f"{name} {tuple(tensor.shape)} holds {count} number{'s' * (count > 1)} down to {least:.3g}, as if −∞; "
+                f"the least of float16 is {HALF.min:.0f}, so there they overflow to −∞, and a row of them gives NaN.",
                 remedy,
                 input=name,
             )
