@@ -7,6 +7,10 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = "1"  # of the kernels that run the cells: a page's numbers are those of one thread
 sys.path.insert(0, str(Path(__file__).parent / "ext"))
 
+# What the cells import by name, beside the packages: the examples, and the helpers that check an exercise
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [*(str(Path(__file__).parent / folder) for folder in ("../examples", "course")), os.environ.get("PYTHONPATH", "")]
+)
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # of the command clearhead
 
 os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # tqdm's, where there are no widgets
