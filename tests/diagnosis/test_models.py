@@ -1,5 +1,6 @@
 """Recorded calls of models: no false alarm on clean ones, and faults that were planted in them."""
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -197,3 +198,18 @@ def test_entropy_over_training_steps(growth, collapses):
         assert diagnosis[0].where == {"layer": "Trained", "heads": [0, 1, 2]}
         last = [row["entropy"] for row in seen.table()][-3:]
         assert f"{min(last):.3g}" in diagnosis[0].evidence
+
+
+@pytest.mark.parametrize("factors", [(0.3, 3.0, 30.0, 300.0, math.nan), (0.3, math.nan), (math.nan, math.nan)])
+def test_training_that_ends_in_no_numbers(factors):
+    x = torch.randn(2, 3, 20, 16, generator=torch.Generator().manual_seed(0))
+    model = Trained(0.0).train()
+    with ch.monitor(model, every=1) as seen:
+        for factor in factors:
+            with torch.no_grad():
+                model.factor.fill_(factor)
+            model(x)
+    *others, last = ch.diagnose(seen)
+    assert [finding.name for finding in others] == ["entropy collapse"] * (len(factors) == 5)
+    assert (last.name, last.where) == ("no numbers", {"layer": "Trained", "heads": [0, 1, 2]})
+    assert f"from step {factors.index(math.nan)} on" in last.evidence

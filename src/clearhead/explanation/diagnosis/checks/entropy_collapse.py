@@ -1,4 +1,4 @@
-"""Entropy that falls towards 0 while a model trains."""
+"""Entropy that falls towards 0, or is no number any more, while a model trains."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from clearhead.explanation.diagnosis.finding import Finding
 
-NAME = "entropy collapse"
-LOOKS_FOR = "entropies that fall towards 0 over the steps"
+NAME, LOST = "entropy collapse", "no numbers"
+LOOKS_FOR = "entropies that fall towards 0 over the steps, or are no numbers at the end"
 LEAST = 3  # monitored steps
 FALLEN = 0.1  # of the largest entropy before
 LOW = 0.2  # nats: 1.2 effective keys
@@ -20,16 +20,24 @@ def collapsed(rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
 
     0.2 nats are 1.2 effective keys. A head that specialises loses entropy too, but rarely nine tenths of it; where
     entropy collapses the largest logit grows with it, and training diverges (Zhai et al. 2023), so the logits are told.
+    Heads whose last entropies are no numbers are told too; the steps before these are looked at as if they were all.
     """
     by_head: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
     for row in rows:
         by_head.setdefault((row["module"], row["head"]), []).append(row)
     fallen: dict[str, list[tuple[int, Mapping[str, Any], Mapping[str, Any]]]] = {}
-    for (module, head), steps in by_head.items():
-        peak, last = max(steps, key=lambda row: (row["entropy"] == row["entropy"], row["entropy"])), steps[-1]
+    lost: dict[str, list[tuple[int, int]]] = {}
+    for (module, head), every in by_head.items():
+        steps = [row for row in every if row["entropy"] == row["entropy"]]
+        if not steps:
+            lost.setdefault(module, []).append((head, every[0]["step"]))
+            continue
+        peak, last = max(steps, key=lambda row: row["entropy"]), steps[-1]
         low = last["entropy"] < min(FALLEN * peak["entropy"], LOW)
         if len(steps) >= LEAST and peak["entropy"] >= BEGAN and low:
             fallen.setdefault(module, []).append((head, peak, last))
+        if last is not every[-1]:
+            lost.setdefault(module, []).append((head, next(row["step"] for row in every if row["step"] > last["step"])))
     for module, heads in fallen.items():
         head, peak, last = min(heads, key=lambda one: one[2]["entropy"])
         yield Finding(
@@ -41,4 +49,15 @@ def collapsed(rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
             "Normalise queries and keys before their product, cap the scores (softcap), lower the learning rate or "
             "warm it up longer.",
             {"layer": module, "heads": [head for head, _, _ in heads]},
+        )
+    for module, since in lost.items():
+        step = min(step for _, step in since)
+        yield Finding(
+            LOST,
+            "warning",
+            f"The entropies of {len(since)} head{'s' * (len(since) > 1)} are no numbers from step {step} on: "
+            "queries or keys hold NaN or infinite numbers.",
+            "Look at the loss, the learning rate and the gradients of the step before; torch.autograd.detect_anomaly() "
+            "names the operation that made them.",
+            {"layer": module, "heads": [head for head, _ in since]},
         )
