@@ -111,5 +111,6 @@ def faults_of(root: Path) -> Iterator[str]:
 
 if __name__ == "__main__":
     found = [*faults_of(Path(sys.argv[1]))]
-    print(*found, sep="\n")
+    for fault in found:
+        print(fault)
     sys.exit(f"{len(found)} faults" if found else 0)

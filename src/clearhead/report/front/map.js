@@ -79,7 +79,7 @@ class MapPane {
     if (page.theme.print.matches) this.draw(); // paper waits for no frame
   }
 
-  /** The whole of it from afar: finer tiles are computed when the head has been read. */
+  /** The whole of it, which is as the map from afar has it: other views are computed when the head has been read. */
   sketch(shown) {
     if (this.page.view.zoom === null) this.paint(shown);
   }
@@ -98,9 +98,7 @@ class MapPane {
   /** The view has changed: asks for its tiles, and draws what is there. */
   look() {
     const { layout, picture, page, kind } = this;
-    const { head, look } = page.shown;
-    const sight = picture.inSight(head, layout, kind);
-    picture.want(look || fromPyramid(head, sight[0]) ? sight : picture.ofPyramid(head, kind));
+    picture.want(picture.inSight(page.shown.head, layout, kind));
     this.schedule();
   }
 

@@ -56,13 +56,6 @@ class Picture {
     return found.sort((a, b) => a.far - b.far);
   }
 
-  /** All of a head from afar, as its pyramid has it. */
-  ofPyramid(head, kind) {
-    const { rows, columns, perRow, perColumn } = head.pyramid;
-    const axis = (count, per) => ({ per, cell: 1, cells: count, offset: 0, room: count });
-    return this.inSight(head, { down: axis(rows, perRow), across: axis(columns, perColumn) }, kind);
-  }
-
   /** Computes these tiles, in this order, where they are not there yet; what was wanted before is left. */
   want(tiles) {
     this.wanted = tiles.filter(({ name }) => !this.tiles.has(name) && !this.running.has(name));
