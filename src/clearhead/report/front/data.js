@@ -54,6 +54,10 @@ function bytesOf(base64) {
   return Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
 }
 
+/** The promise of what was deflated, as an ArrayBuffer. */
+const unpacked = (bytes) =>
+  new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).arrayBuffer();
+
 /** The data that stand in a page: its metadata at once, a block when it is asked for. */
 function embeddedSource(page) {
   return {
@@ -64,15 +68,15 @@ function embeddedSource(page) {
       while (page.readyState === "loading" && !find()?.nextSibling) await breathe();
       const element = find();
       if (!element) throw new Error(`the file is cut short: block ${number} is missing`);
-      const packed = new Blob([bytesOf(element.textContent)]);
+      const packed = bytesOf(element.textContent);
       element.remove(); // the text is larger than the values, and not needed again
-      return new Response(packed.stream().pipeThrough(new DecompressionStream("deflate"))).arrayBuffer();
+      return unpacked(packed);
     },
   };
 }
 
-/** The data as binary messages: `buffers[number]` is the ArrayBuffer of a block, not deflated, or the promise of it. */
-const messageSource = (meta, buffers) => ({ meta, block: async (number) => buffers[number] });
+/** The data as binary messages: `ask(number)` is the promise of the bytes of a block. */
+const messageSource = (meta, ask) => ({ meta, block: async (number) => unpacked(await ask(number)) });
 
 /** What a page shows. `source`: its `meta`, and `block(number)`, the promise of an ArrayBuffer. */
 class Run {

@@ -1,10 +1,5 @@
 // ---- The page of a file: its one report, and its address.
 
-// Each shows what is chosen, in its own part. The map is first: its worker computes while the others are drawn.
-const PANES = [
-  MapPane, HeadsPane, HeaderPane, ToolsPane, TextPane, ComparePane, LinesPane, PairPane, EverywherePane,
-];
-
 /**
  * For tests and for the console; nothing on the page depends on it. All of it only reads.
  * `state()`: a copy of what is chosen. `weights(layer, head, token, view)`: the promise of one row, or with view "in" one
@@ -47,7 +42,7 @@ function offerHooks(page) {
 function begin() {
   const host = document.getElementById("clearhead");
   host.hidden = false;
-  const page = mount(host, new Run(embeddedSource(document)));
+  const page = mount(host, new Run(embeddedSource(document)), document.getElementById("clearhead-page"));
   offerHooks(page);
   page.onaddress = (address, step) => {
     try {

@@ -20,9 +20,14 @@ class MapPane {
     this.under = page.find("map-picture");
     this.layout = null;
     this.pair = "";
-    this.picture = new Picture(new Helper(), () => this.schedule());
+    this.helper = new Helper();
+    this.picture = new Picture(this.helper, () => this.schedule());
     this.lens = new Lens(page.find("lens"));
     steer(this);
+  }
+
+  close() {
+    this.helper.close();
   }
 
   /** The geometry of the map and what it shows. */

@@ -1,16 +1,21 @@
 // ---- A report in an element: what is chosen, the panes that show it, and the one way it changes.
 
+// Each shows what is chosen, in its own part. The map is first: its worker computes while the others are drawn.
+const PANES = [
+  MapPane, HeadsPane, HeaderPane, ToolsPane, TextPane, ComparePane, LinesPane, PairPane, EverywherePane,
+];
+
 /**
  * `run`: the data. `view`: what is chosen, changed by `choose` alone. `shown`: what the panes show. A pane is made with
  * the page, shows in `paint(shown)`, and previews a pair in `hover(pair)`, `{ i, j }` or null. While a long head is being
- * read, `sketch(shown)` shows what a pane can without its weights.
+ * read, `sketch(shown)` shows what a pane can without its weights. `close()` ends what a pane has begun outside the page.
  */
 class Page {
-  constructor(host, run) {
+  constructor(host, run, template) {
     this.host = host;
     this.run = run;
     this.root = host.attachShadow({ mode: "open" });
-    this.root.append(document.getElementById("clearhead-page").content.cloneNode(true));
+    this.root.append(template.content.cloneNode(true));
     this.texts = run.texts.map(readText);
     this.labels = labelsOf(run.layers);
     this.view = new View(run);
@@ -31,6 +36,15 @@ class Page {
 
   find(id) {
     return this.root.getElementById(id);
+  }
+
+  /** Ends all that would go on when the element is gone. */
+  close() {
+    this.turn = NaN; // no refresh goes on
+    clearTimeout(this.resizing);
+    this.resized.disconnect();
+    this.theme.close();
+    for (const pane of this.panes) pane.close?.();
   }
 
   /** Opens what an address names. */
@@ -128,4 +142,4 @@ function tokenToOpen(head, view, words) {
 }
 
 /** Shows a report in an element. It listens to nothing outside it: several may stand on one page. */
-const mount = (host, run) => new Page(host, run);
+const mount = (host, run, template) => new Page(host, run, template);

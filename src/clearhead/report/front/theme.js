@@ -17,6 +17,10 @@ class Theme {
       this.chosen = name;
       set();
     };
+    this.close = () => {
+      this.system.removeEventListener("change", set);
+      this.print.removeEventListener("change", set);
+    };
     host.dataset.theme = this.dark ? "dark" : "light";
   }
 

@@ -27,7 +27,7 @@ function serve() {
 
 if (typeof document === "undefined") return serve(); // in a worker nothing of the page comes after this
 
-const PROGRAM = document.currentScript?.textContent;
+const PROGRAM = `(${program})()`; // the function that all of these scripts are
 const KEPT = 3; // heads in the worker
 const NEEDED = ["queries", "keys", "features", "phi", "weight", "scores", "query", "key", "scale", "softcap", "relative",
   "dense", "tiles", "holes", "start", "stop", "counts", "logsumexp", "sink"]; // of a head, for its weights
@@ -51,7 +51,7 @@ class Helper {
     this.numbers = new WeakMap();
     this.asked = 0;
     this.worker = null;
-    if (!PROGRAM || typeof Worker === "undefined") return;
+    if (typeof Worker === "undefined") return;
     try {
       const address = URL.createObjectURL(new Blob([PROGRAM], { type: "text/javascript" }));
       this.worker = new Worker(address);
@@ -101,6 +101,12 @@ class Helper {
     } catch {
       this.alone(); // what cannot be copied
     }
+  }
+
+  close() {
+    this.worker?.terminate();
+    this.worker = null;
+    this.waiting.clear();
   }
 
   /** Goes on without the worker. */

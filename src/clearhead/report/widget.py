@@ -1,0 +1,18 @@
+"""The report as a module of JavaScript that a notebook's widget shows, by the page's own scripts."""
+
+from __future__ import annotations
+
+import json
+
+from clearhead.report.page import markup, program_ending_in, style_of_report
+
+
+def module() -> str:
+    """An ES module as `anywidget` takes it: its `render` shows the model's `meta`, and asks it for blocks.
+
+    The model is asked `{"block": number}` and answers the same with the bytes of `Page.block`, or `{"error": text}`
+    too. Its `address` is what a link to a page holds: what is chosen, changed from both sides. `height` is that of the
+    box in pixels.
+    """
+    text = json.dumps(markup(style_of_report()))
+    return f"const MARKUP = {text};\nexport default {program_ending_in('widget.js')}"
