@@ -331,8 +331,8 @@ class Recording(Calls[AttentionCall]):
         """The report in a notebook's frame, `height` pixels high: of a layer (a number, or a module's name), or of all.
 
         `heads`: numbers of its heads; None is all. The others as for `report`. The last line of a cell shows itself,
-        `.write(path)` makes a file, and `.widget()` an anywidget. Raises as `report` does, and a `ClearheadError` for a layer or heads that are
-        not there. Cost: as `report`; the notebook holds the page.
+        `.write(path)` makes a file, and `.widget()` an anywidget. Raises as `report` does, and a `ClearheadError` for a
+        layer or heads that are not there. Cost: as `report`; the notebook holds the page, except as a widget.
         """
         one = None if layer is None else self._one(layer)
         return framed(Paged(self.calls, tokens, source_tokens, sequence), one, heads, title, height)
