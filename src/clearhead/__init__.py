@@ -213,7 +213,7 @@ if not TYPE_CHECKING:  # which would take any name to be there
         """What explains and what watches models is imported where it is first asked for: more than half of it all."""
         from importlib import import_module
 
-        if name in ("explanation", "models", "report"):
+        if name in ("distributed", "explanation", "models", "report"):
             return import_module(f"{__name__}.{name}")
         if name in __all__:
             for folder in ("explanation", "models"):

@@ -161,10 +161,7 @@ def make_problem(
     _refuse_distributed({"query": query, "key": key, "value": value})
     dropout_p = check_dropout(dropout_p, "dropout_p")
     seed = draw_seed(sizes.device) if dropout_p else None
-    visible, float_mask = _as_mask(mask, of_all, query.dtype, as_written)
-    added = _as_bias(bias, mask, of_all)
-    if float_mask is not None:
-        added = Added(dense=float_mask) if added is None else added.plus(Added(dense=float_mask))
+    visible, added = mask_and_bias(mask, bias, of_all, query.dtype, as_written)
     if among is not None:
         region = Region(keys=slice(among[0], among[0] + sizes.keys))
         visible = None if visible is None else visible_part(visible, region, of_all)
@@ -180,6 +177,17 @@ def make_problem(
         scores = _scores(score, query, key, factor, by_tile)
     sinks = None if sinks is None else as_sinks(sinks, sizes)
     return Problem(scores, value, sizes, visible, added, sinks, dropout_p, seed)
+
+
+def mask_and_bias(
+    mask: Any, bias: Any, sizes: Sizes, dtype: torch.dtype, as_written: bool = False
+) -> tuple[Visible | None, Added | None]:
+    """The normal forms of what was passed as mask and bias. `dtype`: that of the query."""
+    visible, float_mask = _as_mask(mask, sizes, dtype, as_written)
+    added = _as_bias(bias, mask, sizes)
+    if float_mask is not None:
+        added = Added(dense=float_mask) if added is None else added.plus(Added(dense=float_mask))
+    return visible, added
 
 
 def _of_all(sizes: Sizes, first: int, total: int) -> Sizes:

@@ -1,0 +1,7 @@
+"""One attention over many processes, on torch.distributed."""
+
+from clearhead.distributed.attention import attention as attention
+from clearhead.distributed.layout import Balanced as Balanced
+from clearhead.distributed.layout import Contiguous as Contiguous
+from clearhead.distributed.layout import Layout as Layout
+from clearhead.distributed.layout import ZigZag as ZigZag

@@ -1,0 +1,90 @@
+"""Whether all ranks call with the same: compared first, since ranks that differ would wait for each other forever."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead.base.errors import ClearheadError
+from clearhead.distributed.channel import Channel
+from clearhead.distributed.exchange import Shard
+from clearhead.distributed.layout import Layout
+from clearhead.problem.visible import intervals_of
+
+ALL = 2**16  # numbers of a tensor that are compared one by one; of more, their sums
+
+
+def agree(shard: Shard, method: str, channel: Channel) -> None:
+    """Raise a `ClearheadError` that names what differs, and on which rank, where the ranks do not call alike."""
+    said = dict(_of_call(shard, method))
+    row = torch.tensor([_digest(value) for value in said.values()], dtype=torch.int64)
+    every = channel.gather(row.to(shard.local.query.device)).cpu()
+    for at, name in enumerate(said):
+        column = every[:, at]
+        common = column.mode().values
+        differs = (column != common).nonzero().flatten().tolist()
+        if differs:
+            mine = f"; here, on rank {channel.rank}, it is {said[name]!r:.80}" if _short(said[name]) else ""
+            raise ClearheadError(
+                f"{name} differs on rank {', '.join(map(str, differs))} of {channel.ranks}{mine}. Masks, biases, "
+                "lengths and scores are those of the whole sequence, the same on every rank, and so are dtypes and "
+                "heads; each rank passes its own part of query, key and value alone (layout.shard)."
+            )
+
+
+def _short(value: Any) -> bool:
+    return isinstance(value, str | int | float | tuple)
+
+
+def _of_call(shard: Shard, method: str) -> Iterator[tuple[str, Any]]:
+    local, needs = shard.local, shard.needs
+    assert local.value is not None
+    visible, bias, scores = local.visible, local.bias, local.scores
+    yield "the layout", _layout(needs.queries)
+    yield "the layout of the keys", _layout(needs.keys)
+    yield "the batch and the heads", (needs.sizes.batch, needs.sizes.heads, local.key.shape[1])
+    widths = local.query.shape[-1], local.key.shape[-1], local.value.shape[-1]
+    yield "the width of query, key and value", widths
+    yield "the dtype", tuple(str(t.dtype) for t in (local.query, local.key, local.value))
+    lowered = local.lowered
+    form = type(scores).__name__ if lowered is None else (lowered.phi, lowered.scale, lowered.softcap)
+    yield "the score", (str(form), method)
+    yield "the weight of the score", None if lowered is None else lowered.weight
+    yield "the mask", None if visible is None else tuple(map(_of_array, intervals_of(visible)))
+    residual = () if visible is None else visible.spans.reads
+    yield "what the mask reads", (visible is not None and visible.spans.residual is not None, *map(_of_tensor, residual))
+    yield "the bias", () if bias is None else tuple(map(_of_tensor, (*bias.tensors, *bias.reads)))
+    yield "the sinks", local.sinks
+    yield "the dropout", local.dropout_p
+    tensors = local.query, local.key, local.value, local.sinks, *local.added
+    grads = tuple(torch.is_grad_enabled() and t is not None and t.requires_grad for t in tensors)
+    yield "which inputs need a gradient", grads
+
+
+def _layout(layout: Layout) -> tuple[Any, ...]:
+    return tuple(tuple((c.start, c.stop) for c in own) for own in layout.chunks)
+
+
+def _of_array(array: np.ndarray[Any, Any]) -> bytes:
+    return hashlib.blake2b(str(array.shape).encode() + np.ascontiguousarray(array).tobytes()).digest()
+
+
+def _of_tensor(tensor: Tensor | None) -> Any:
+    if tensor is None:
+        return None
+    tensor = tensor.detach()
+    if tensor.numel() <= ALL:
+        numbers = tensor.contiguous().view(torch.uint8) if tensor.ndim else tensor.reshape(1).view(torch.uint8)
+        return tuple(tensor.shape), numbers.cpu().numpy().tobytes()
+    wide = tensor.double()
+    return tuple(tensor.shape), float(wide.sum()), float(wide.square().sum())
+
+
+def _digest(value: Any) -> int:
+    value = _of_tensor(value) if isinstance(value, Tensor) else value
+    return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=7).digest(), "little")

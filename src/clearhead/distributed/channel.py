@@ -1,0 +1,63 @@
+"""Messages between the ranks of a group. Both peers post in the same order, which is what NCCL matches them by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from clearhead.base.errors import ClearheadError
+
+
+class Channel:
+    """`sent` counts the bytes that this rank has sent."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        self.sent = 0
+
+    def post(self, to: int, tensor: Tensor | None, source: int, room: Tensor | None) -> Posted:
+        """Send a tensor to one rank and receive one from another; None where there is nothing for it. Returns at once."""
+        moves = []
+        if tensor is not None:
+            self.sent += tensor.nbytes
+            moves.append(self._move(dist.isend, tensor, to))
+        if room is not None:
+            moves.append(self._move(dist.irecv, room, source))
+        return Posted(dist.batch_isend_irecv(moves) if moves else [], (tensor, room))
+
+    def gather(self, row: Tensor) -> Tensor:
+        """The same small tensor of all ranks, (ranks, …)."""
+        rows = [torch.empty_like(row) for _ in range(self.ranks)]
+        try:
+            dist.all_gather(rows, row, group=self.group)
+        except RuntimeError as error:
+            raise ClearheadError(
+                f"rank {self.rank} of {self.ranks} has waited for the others in vain: one has ended, or has not made "
+                f"this call, which all ranks of the group must make together.\n{error}"
+            ) from error
+        return torch.stack(rows)
+
+    def _move(self, what: Any, tensor: Tensor, peer: int) -> Any:
+        place = peer if self.group is None else dist.get_global_rank(self.group, peer)
+        return dist.P2POp(what, tensor.view(torch.uint8), place, self.group)  # bytes: every dtype on every backend
+
+
+class Posted:
+    """Messages under way."""
+
+    def __init__(self, works: Sequence[Any], tensors: tuple[Tensor | None, Tensor | None]) -> None:
+        self._works, self._tensors = works, tensors  # which must stay until the messages are through
+
+    def wait(self) -> Tensor | None:
+        """What was received."""
+        try:
+            for work in self._works:
+                work.wait()
+        except RuntimeError as error:
+            raise ClearheadError(f"a rank of the group has ended, or does not answer.\n{error}") from error
+        return self._tensors[1]

@@ -1,0 +1,93 @@
+"""The keys that a rank needs, fetched at once: autograd follows what is computed with them, whatever the score."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.distributed import rows as messages
+from clearhead.distributed.channel import Channel
+from clearhead.distributed.exchange import Shard
+from clearhead.distributed.needs import Job, Needs
+from clearhead.engines import operation
+from clearhead.engines.choose import choose
+
+
+class _Fetch(torch.autograd.Function):
+    """Key and value rows of all ranks that this one needs, in the order of the ranks; their gradients go back."""
+
+    @staticmethod
+    def forward(ctx: Any, needs: Needs, channel: Channel, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        ctx.needs, ctx.channel = needs, channel
+        own = key.contiguous(), value.contiguous()
+        ctx.save_for_backward(*own)
+        me, ranks, held = channel.rank, channel.ranks, needs.keys.own(channel.rank)
+        posted = {}
+        for step in range(1, ranks):
+            to, source = (me + step) % ranks, (me - step) % ranks
+            asked = needs.runs[to][me]
+            message = messages.pack(own, held, asked) if asked else None
+            posted[source] = channel.post(to, message, source, messages.room(own, needs.runs[me][source]))
+        parts = []
+        for rank, runs in enumerate(needs.runs[me]):
+            message = messages.pack(own, held, runs) if rank == me and runs else posted[rank].wait() if rank != me else None
+            parts.append([t[:, :, :0] for t in own] if message is None else messages.unpack(message, own, runs))
+        return tuple(torch.cat([part[at] for part in parts], 2) for at in range(2))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        needs, channel = ctx.needs, ctx.channel
+        me = channel.rank
+        own = ctx.saved_tensors
+        sums = [torch.zeros_like(t) for t in own]
+        by_rank = [messages.count(runs) for runs in needs.runs[me]]
+        parts = [list(g.split(by_rank, 2)) for g in grads]
+        posted = []
+        for step in range(1, channel.ranks):
+            to, source = (me - step) % channel.ranks, (me + step) % channel.ranks
+            message = torch.cat([part[to].reshape(-1) for part in parts]) if by_rank[to] else None
+            asked = needs.runs[source][me]
+            posted.append((asked, channel.post(to, message, source, messages.room(own, asked))))
+        held = needs.keys.own(me)
+        messages.add(sums, held, [part[me] for part in parts], needs.runs[me][me])
+        for asked, each in posted:
+            received = each.wait()
+            if received is not None:
+                messages.add(sums, held, messages.unpack(received, own, [range(messages.count(asked))]), asked)
+        return None, None, *sums
+
+
+def attend(shard: Shard) -> Tensor:
+    """The output (B, H, lq, Ev) of this rank's queries: one problem for each chunk of them, over all its keys."""
+    local, needs, me = shard.local, shard.needs, shard.channel.rank
+    assert local.value is not None
+    key, value = _Fetch.apply(needs, shard.channel, local.key, local.value)  # type: ignore[no-untyped-call]
+    fetched = [run for runs in needs.runs[me] for run in runs]
+    outputs = []
+    for queries in shard.asked:
+        query = local.query[:, :, messages.place_of(queries, shard.asked)]
+        runs = sorted((job.keys for jobs in needs.jobs[me] for job in jobs if job.queries == queries), key=lambda r: r.start)
+        if not runs:
+            outputs.append(query.new_zeros(*query.shape[:3], value.shape[-1]))
+            continue
+        hull = range(runs[0].start, runs[-1].stop)
+        own = (_laid_out(of, fetched, runs) for of in (key, value))
+        problem = shard.part(Job(queries, hull), query, *own)._replace(sinks=local.sinks)
+        outputs.append(operation.run(problem, choose(problem, None)))
+    # in the backward pass other ranks wait for this one, though it may have needed nothing
+    waited = value[:, :, :0].sum() + local.query[:, :, :0].sum()
+    return (torch.cat(outputs, 2) if outputs else local.query.new_zeros(*local.query.shape[:3], value.shape[-1])) + waited
+
+
+def _laid_out(fetched: Tensor, held: list[range], runs: list[range]) -> Tensor:
+    """The rows of these runs, and zeros between them, for keys that no query of theirs sees."""
+    parts, end = [], runs[0].start
+    for run in runs:
+        if run.start > end:
+            parts.append(fetched.new_zeros(*fetched.shape[:2], run.start - end, fetched.shape[-1]))
+        parts.append(fetched[:, :, messages.place_of(run, held)])
+        end = run.stop
+    return torch.cat(parts, 2) if len(parts) > 1 else parts[0]

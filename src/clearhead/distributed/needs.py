@@ -1,0 +1,95 @@
+"""Which keys each rank needs of each other, and the parts of the matrix that it computes with them: arithmetic alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from clearhead.base.shapes import Sizes
+from clearhead.distributed.layout import Layout
+from clearhead.problem.visible import Visible, intervals_of
+
+NEAR = 64  # keys that no query sees, between some that are: fewer are sent with these, and more are left out
+
+
+class Job(NamedTuple):
+    """A part of the matrix that one rank computes: positions in the whole sequence."""
+
+    queries: range
+    keys: range
+
+
+class Needs:
+    """For all ranks: `runs[r][p]`, the keys of rank p that rank r needs, and `jobs[r][p]`, what it does with them.
+
+    The same on every rank, since it follows from the layouts and the mask alone.
+    """
+
+    def __init__(self, queries: Layout, keys: Layout, visible: Visible | None, sizes: Sizes) -> None:
+        self.queries, self.keys, self.sizes = queries, keys, sizes
+        self.intervals = None if visible is None else np.broadcast_arrays(*intervals_of(visible))
+        ranks = range(queries.ranks)
+        seen = [[(chunk, self._seen(chunk)) for chunk in queries.own(rank)] for rank in ranks]
+        self.jobs = [[list(_jobs(seen[r], keys.own(p))) for p in ranks] for r in ranks]
+        self.runs = [[_joined([job.keys for job in self.jobs[r][p]], 0) for p in ranks] for r in ranks]
+
+    def _seen(self, queries: range) -> list[range]:
+        """The keys that some of these queries may see, where no residual hides them, as few runs."""
+        every = self.sizes.keys
+        if self.intervals is None:
+            return [range(every)] if every else []
+        start, stop = (edge if edge.shape[2] == 1 else edge[:, :, queries.start : queries.stop] for edge in self.intervals)
+        some = stop > start
+        step = np.zeros(every + 1, dtype=np.int64)
+        np.add.at(step, start[some], 1)
+        np.add.at(step, stop[some], -1)
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], (np.cumsum(step) > 0).astype(np.int8)])))
+        found = [range(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+        return _joined(found, NEAR)
+
+    def pairs(self, job: Job) -> int:
+        """The pairs of a job that the mask's intervals allow, in all sequences and heads."""
+        sizes = self.sizes
+        if self.intervals is None:
+            return sizes.batch * sizes.heads * len(job.queries) * len(job.keys)
+        start, stop = self.intervals
+        if start.shape[2] != 1:
+            start, stop = (edge[:, :, job.queries.start : job.queries.stop] for edge in (start, stop))
+        inside = np.minimum(stop, job.keys.stop) - np.maximum(start, job.keys.start)
+        count = int(np.maximum(inside, 0).sum())
+        own = start.shape[:3]
+        for here, all_of in zip(own, (sizes.batch, sizes.heads, len(job.queries)), strict=True):
+            count *= all_of if here == 1 else 1
+        return count
+
+    def full(self, job: Job) -> bool:
+        """Whether the intervals allow every pair of a job."""
+        return self.pairs(job) == self.sizes.batch * self.sizes.heads * len(job.queries) * len(job.keys)
+
+    @cached_property
+    def rows(self) -> list[list[int]]:
+        """How many keys rank r needs of rank p."""
+        return [[sum(map(len, runs)) for runs in each] for each in self.runs]
+
+
+def _jobs(seen: list[tuple[range, list[range]]], held: tuple[range, ...]) -> Iterator[Job]:
+    for queries, runs in seen:
+        for chunk in held:
+            for run in runs:
+                keys = range(max(run.start, chunk.start), min(run.stop, chunk.stop))
+                if len(keys):
+                    yield Job(queries, keys)
+
+
+def _joined(runs: list[range], near: int) -> list[range]:
+    """Runs as few, ascending; those with at most `near` between them become one. With 0, what touches stays apart."""
+    found: list[range] = []
+    for run in sorted(runs, key=lambda r: (r.start, r.stop)):
+        if found and (run.start < found[-1].stop or (near and run.start <= found[-1].stop + near)):
+            found[-1] = range(found[-1].start, max(found[-1].stop, run.stop))
+        else:
+            found.append(run)
+    return found

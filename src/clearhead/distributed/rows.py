@@ -1,0 +1,63 @@
+"""Rows of keys and values in one message, and where each run of them stands in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+Runs = Sequence[range]
+
+
+def count(runs: Runs) -> int:
+    return sum(map(len, runs))
+
+
+def places(runs: Runs) -> list[slice]:
+    """Where each run stands when they are laid one after another."""
+    ends = [0]
+    for run in runs:
+        ends.append(ends[-1] + len(run))
+    return [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+
+
+def place_of(part: range, runs: Runs) -> slice:
+    """Where a part of one run stands among the rows of all runs."""
+    for run, at in zip(runs, places(runs), strict=True):
+        if run.start <= part.start and part.stop <= run.stop:
+            return slice(at.start + part.start - run.start, at.start + part.stop - run.start)
+    raise AssertionError(f"{part} is in no run of {runs}")
+
+
+def pack(tensors: Sequence[Tensor], held: Runs, wanted: Runs) -> Tensor:
+    """The rows `wanted` of tensors (B, H, L, E) that hold the rows `held`, as one flat tensor."""
+    at = [place_of(run, held) for run in wanted]
+    return torch.cat([t[:, :, rows].reshape(-1) for t in tensors for rows in at])
+
+
+def unpack(flat: Tensor, like: Sequence[Tensor], wanted: Runs) -> list[Tensor]:
+    """The tensors (B, H, rows, E) of such a message, the runs one after another."""
+    found, first = [], 0
+    for tensor in like:
+        batch, heads, _, width = tensor.shape
+        parts = []
+        for run in wanted:
+            size = batch * heads * len(run) * width
+            parts.append(flat[first : first + size].view(batch, heads, len(run), width))
+            first += size
+        found.append(parts[0] if len(parts) == 1 else torch.cat(parts, 2))
+    return found
+
+
+def room(like: Sequence[Tensor], wanted: Runs, dtype: torch.dtype | None = None) -> Tensor | None:
+    """An empty message of these rows; None where there are none."""
+    numbers = sum(t.shape[0] * t.shape[1] * t.shape[3] for t in like) * count(wanted)
+    return like[0].new_empty(numbers, dtype=dtype or like[0].dtype) if numbers else None
+
+
+def add(sums: Sequence[Tensor], held: Runs, parts: Sequence[Tensor], runs: Runs) -> None:
+    """Add the rows of `runs`, laid one after another, to the sums, which hold the rows `held`."""
+    for total, part in zip(sums, parts, strict=True):
+        for run, at in zip(runs, places(runs), strict=True):
+            total[:, :, place_of(run, held)] += part[:, :, at]
