@@ -20,7 +20,7 @@ FLOORS = [
     "engines",
     "_attention",
     "inspection _drop_in _partial",
-    "nn",
+    "nn distributed",
     "explanation",
     "report",
     "models",

@@ -5,3 +5,5 @@ from clearhead.distributed.layout import Balanced as Balanced
 from clearhead.distributed.layout import Contiguous as Contiguous
 from clearhead.distributed.layout import Layout as Layout
 from clearhead.distributed.layout import ZigZag as ZigZag
+from clearhead.distributed.plan import Plan as Plan
+from clearhead.distributed.plan import plan as plan

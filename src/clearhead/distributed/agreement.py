@@ -22,23 +22,32 @@ ALL = 2**16  # numbers of a tensor that are compared one by one; of more, their 
 def agree(shard: Shard, method: str, channel: Channel) -> None:
     """Raise a `ClearheadError` that names what differs, and on which rank, where the ranks do not call alike."""
     said = dict(_of_call(shard, method))
-    row = torch.tensor([_digest(value) for value in said.values()], dtype=torch.int64)
-    every = channel.gather(row.to(shard.local.query.device)).cpu()
+    digests = [_digest(value) for value in said.values()]
+    every = channel.gather(torch.tensor(digests, dtype=torch.int64, device=shard.local.query.device)).cpu()
     for at, name in enumerate(said):
-        column = every[:, at]
-        common = column.mode().values
-        differs = (column != common).nonzero().flatten().tolist()
-        if differs:
+        alike: dict[int, list[int]] = {}
+        for rank, digest in enumerate(every[:, at].tolist()):
+            alike.setdefault(digest, []).append(rank)
+        if len(alike) > 1:
             mine = f"; here, on rank {channel.rank}, it is {said[name]!r:.80}" if _short(said[name]) else ""
             raise ClearheadError(
-                f"{name} differs on rank {', '.join(map(str, differs))} of {channel.ranks}{mine}. Masks, biases, "
-                "lengths and scores are those of the whole sequence, the same on every rank, and so are dtypes and "
-                "heads; each rank passes its own part of query, key and value alone (layout.shard)."
+                f"{name} differs {_which(list(alike.values()))}{mine}. Masks, biases, lengths and scores are those of "
+                "the whole sequence, the same on every rank, and so are dtypes and heads; each rank passes its own "
+                "part of query, key and value alone (layout.shard)."
             )
 
 
+def _which(alike: list[list[int]]) -> str:
+    """The ranks that are not like most; or, where none are most, which are alike."""
+    most, *others = sorted(alike, key=len, reverse=True)
+    if len(most) > sum(map(len, others)):
+        return f"on rank {', '.join(str(rank) for ranks in others for rank in ranks)}"
+    return "between the ranks " + " and ".join(f"{', '.join(map(str, ranks))}" for ranks in alike)
+
+
 def _short(value: Any) -> bool:
-    return isinstance(value, str | int | float | tuple)
+    """Whether a reader sees what differs."""
+    return all(map(_short, value)) if isinstance(value, tuple) else isinstance(value, str | int | float)
 
 
 def _of_call(shard: Shard, method: str) -> Iterator[tuple[str, Any]]:
@@ -53,11 +62,14 @@ def _of_call(shard: Shard, method: str) -> Iterator[tuple[str, Any]]:
     yield "the dtype", tuple(str(t.dtype) for t in (local.query, local.key, local.value))
     lowered = local.lowered
     form = type(scores).__name__ if lowered is None else (lowered.phi, lowered.scale, lowered.softcap)
-    yield "the score", (str(form), method)
+    yield "the score and the method", (str(form), method)
     yield "the weight of the score", None if lowered is None else lowered.weight
     yield "the mask", None if visible is None else tuple(map(_of_array, intervals_of(visible)))
     residual = () if visible is None else visible.spans.reads
-    yield "what the mask reads", (visible is not None and visible.spans.residual is not None, *map(_of_tensor, residual))
+    yield (
+        "what the mask reads",
+        (visible is not None and visible.spans.residual is not None, *map(_of_tensor, residual)),
+    )
     yield "the bias", () if bias is None else tuple(map(_of_tensor, (*bias.tensors, *bias.reads)))
     yield "the sinks", local.sinks
     yield "the dropout", local.dropout_p

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from clearhead._attention import ScoreLike
-from clearhead.base.dropout import check_dropout
+from clearhead.base.dropout import check_dropout, draw_seed
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.tracing import without_autocast
 from clearhead.distributed import exchange, fetch
@@ -18,7 +17,7 @@ from clearhead.distributed.channel import Channel
 from clearhead.distributed.exchange import Shard
 from clearhead.distributed.layout import Layout
 from clearhead.distributed.needs import Needs
-from clearhead.problem.problem import as_sinks, make_problem, mask_and_bias
+from clearhead.problem.problem import Problem, as_sinks, make_problem, mask_and_bias, refuse_distributed
 
 METHODS = ("exchange", "gather")
 
@@ -49,8 +48,8 @@ def attention(
     Formula: that of `attention` over the whole sequence, and the same numbers; dropout too has each pair's fate.
 
     query (B, H, l, Eq), key (B, Hk, l, Ek), value (B, Hk, l, Ev), the l positions that this rank holds, or the same
-    with other leading dimensions, as for `attention`. `layout`: see `Layout`. `score`, `mask`, `bias`, `scale`, `sinks`,
-    `dropout_p`: as for `attention`, global values, the same on every rank.
+    with other leading dimensions, as for `attention`. `layout`: see `Layout`. `score`, `mask`, `bias`, `scale`,
+    `sinks`, `dropout_p`: as for `attention`, global values, the same on every rank.
     `method`: "exchange": keys and values that some query here sees come from one rank after another, the next while
     the last are computed with, and again in the backward pass, which sends their gradients, in float32 at least, to
     their owners. "gather": all that are needed come at once, and are held until the backward pass; a score with
@@ -64,20 +63,12 @@ def attention(
     """
     if method not in METHODS:
         raise ClearheadError(f"method is {method!r}; it is one of {', '.join(map(repr, METHODS))}.")
-    check_layout(layout)
+    if not isinstance(layout, Layout) or not layout.members:
+        raise _no_members(layout)
     channel = Channel(layout.group)
-    problem = make_problem(query, key, value, score=score, scale=scale)
-    check_parts(problem.sizes.queries, problem.sizes.keys, layout)
-    sizes = problem.sizes._replace(queries=layout.length, keys=layout.length)
-    visible, added = mask_and_bias(mask, bias, sizes, problem.query.dtype)
-    local = problem._replace(
-        sizes=sizes,
-        visible=visible,
-        bias=added,
-        sinks=None if sinks is None else as_sinks(sinks, sizes),
-        dropout_p=check_dropout(dropout_p, "dropout_p"),
-    )
-    shard = Shard(local, Needs(layout, layout, visible, sizes), channel)
+    local, needs = sharded(query, key, value, layout, score=score, mask=mask, bias=bias, scale=scale, sinks=sinks)
+    local = local._replace(dropout_p=check_dropout(dropout_p, "dropout_p"))
+    shard, sizes = Shard(local, needs, channel), local.sizes
     agree(shard, method, channel)
     if dropout_p:
         shard = shard._replace(local=local._replace(seed=_seed(channel, sizes.device)))
@@ -89,25 +80,36 @@ def attention(
     return sizes.restore(output.to(local.value.dtype))
 
 
-def check_layout(layout: Any) -> None:
-    if not isinstance(layout, Layout):
-        raise ClearheadError(f"layout is {layout!r:.60}; pass a Layout, such as ZigZag(length, group).")
-    if not dist.is_initialized():
-        raise ClearheadError(f"{layout} is of no process group, and serves arithmetic alone: see plan().")
-
-
-def check_parts(queries: int, keys: int, layout: Layout) -> None:
-    held = layout.count()
-    if (queries, keys) != (held, held):
+def sharded(
+    query: Tensor, key: Tensor, value: Tensor, layout: Layout, *, mask: Any, bias: Any, sinks: Any, **of_score: Any
+) -> tuple[Problem, Needs]:
+    """This rank's operands, with the sizes, the mask and the bias of the whole; and what follows for all ranks."""
+    refuse_distributed({"query": query, "key": key, "value": value})
+    problem = make_problem(query, key, value, **of_score)
+    held, given = layout.count(), (problem.sizes.queries, problem.sizes.keys)
+    if given != (held, held):
         raise ShapeError(
-            f"query has {queries} positions and key {keys}, and rank {layout.rank} holds {held} of the "
-            f"{layout.length} of {layout}: pass layout.shard(tensor, dim) of each."
+            f"query has {given[0]} positions and key {given[1]}, and rank {layout.rank} holds {held} of {layout}: pass "
+            "layout.shard(tensor, dim) of each."
         )
+    sizes = problem.sizes._replace(queries=layout.length, keys=layout.length)
+    if sizes.device.type == "meta":  # shapes alone were passed: masks are read
+        sizes = sizes._replace(device=torch.device("cpu"))
+    visible, added = mask_and_bias(mask, bias, sizes, problem.query.dtype)
+    sinks = None if sinks is None else as_sinks(sinks, sizes)
+    local = problem._replace(sizes=sizes, visible=visible, bias=added, sinks=sinks)
+    return local, Needs(layout, layout, visible, sizes)
+
+
+def _no_members(layout: Any) -> ClearheadError:
+    if not isinstance(layout, Layout):
+        return ClearheadError(f"layout is {layout!r:.60}; pass a Layout, such as ZigZag(length, group).")
+    return ClearheadError(
+        f"{layout} was made for {layout.ranks} ranks without a process group, for arithmetic: pass it to plan(), or "
+        "make it with the group of the processes."
+    )
 
 
 def _seed(channel: Channel, device: torch.device) -> Tensor:
     """The dropout's seed, from the generator of the first rank."""
-    from clearhead.base.dropout import draw_seed
-
-    seed: Tensor = draw_seed(device)
-    return channel.gather(seed.reshape(1))[0].reshape(())
+    return channel.gather(draw_seed(device).reshape(1))[0].reshape(())

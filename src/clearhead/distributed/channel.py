@@ -21,14 +21,14 @@ class Channel:
         self.sent = 0
 
     def post(self, to: int, tensor: Tensor | None, source: int, room: Tensor | None) -> Posted:
-        """Send a tensor to one rank and receive one from another; None where there is nothing for it. Returns at once."""
+        """Send a tensor to one rank and receive one from another; None where there is nothing. Returns at once."""
         moves = []
         if tensor is not None:
             self.sent += tensor.nbytes
             moves.append(self._move(dist.isend, tensor, to))
         if room is not None:
             moves.append(self._move(dist.irecv, room, source))
-        return Posted(dist.batch_isend_irecv(moves) if moves else [], (tensor, room))
+        return Posted(dist.batch_isend_irecv(moves) if moves else [], room, tensor)
 
     def gather(self, row: Tensor) -> Tensor:
         """The same small tensor of all ranks, (ranks, …)."""
@@ -50,8 +50,8 @@ class Channel:
 class Posted:
     """Messages under way."""
 
-    def __init__(self, works: Sequence[Any], tensors: tuple[Tensor | None, Tensor | None]) -> None:
-        self._works, self._tensors = works, tensors  # which must stay until the messages are through
+    def __init__(self, works: Sequence[Any], room: Tensor | None, sent: Tensor | None = None) -> None:
+        self._works, self._room, self._sent = works, room, sent  # tensors stay until the messages are through
 
     def wait(self) -> Tensor | None:
         """What was received."""
@@ -60,4 +60,4 @@ class Posted:
                 work.wait()
         except RuntimeError as error:
             raise ClearheadError(f"a rank of the group has ended, or does not answer.\n{error}") from error
-        return self._tensors[1]
+        return self._room

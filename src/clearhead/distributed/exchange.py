@@ -1,8 +1,8 @@
-"""Attention of a sharded sequence: keys travel to where queries need them, a rank at a time, and their gradients back.
+"""Attention of a sharded sequence: keys travel to the queries that need them, a rank at a time, their gradients back.
 
-At step s each rank sends to rank + s what that one needs of its keys, and receives from rank − s, while it computes with
-what came before. Queries stay. The parts are merged (`Partial`), and a part's gradients need no more than the rows of
-the whole (`Rows`): so the backward pass fetches keys again, and sends dK and dV to their owners.
+At step s each rank sends to rank + s what that one needs of its keys, and receives from rank − s, while it computes
+with what came before. Queries stay. The parts are merged (`Partial`), and a part's gradients need no more than the rows
+of the whole (`Rows`): so the backward pass fetches keys again, and sends dK and dV to their owners.
 Sources: Liu et al. 2023, "Ring Attention"; Dao et al. 2022, "FlashAttention", appendix B.
 """
 
@@ -17,14 +17,15 @@ from torch import Tensor
 
 from clearhead.base.arrays import accumulated
 from clearhead.distributed import rows as messages
-from clearhead.distributed.channel import Channel
+from clearhead.distributed.channel import Channel, Posted
 from clearhead.distributed.needs import Job, Needs
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose
 from clearhead.problem import regions
+from clearhead.problem.guard import guard
 from clearhead.problem.packing import Operands, operands, with_operands, without_operands
 from clearhead.problem.partial import Partial, Rows, sinks_gradient
-from clearhead.problem.problem import Problem, guard
+from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 
 
@@ -104,18 +105,20 @@ def _keys(shard: Shard) -> Iterator[tuple[int, tuple[range, ...] | list[range], 
     assert value is not None
     own = [key, value.contiguous()]
 
-    def post(step: int) -> Any:
+    def post(step: int) -> Posted:
+        if step == ranks:  # all have been heard
+            return Posted([], None)
         to, source = (me + step) % ranks, (me - step) % ranks
         asked = needs.runs[to][me]
         message = messages.pack(own, shard.held, asked) if asked else None
         return channel.post(to, message, source, messages.room(own, needs.runs[me][source]))
 
-    posted = post(1) if ranks > 1 else None
+    posted = post(1)
     yield me, shard.held, own
     for step in range(1, ranks):
         source = (me - step) % ranks
         received = posted.wait()
-        posted = post(step + 1) if step + 1 < ranks else None
+        posted = post(step + 1)
         runs = needs.runs[me][source]
         yield source, runs, [] if received is None else messages.unpack(received, own, runs)
 
@@ -138,10 +141,9 @@ def _forward(shard: Shard) -> Partial:
     for source, runs, of in _keys(shard):
         for here, _, problem in _parts(shard, source, runs, of):
             found = engine_of(problem).forward(problem, rows=True)
-            before = Partial(*(t[:, :, here] for t in (sums.output, sums.maximum, sums.log_sum)))
-            merged = before.merge(found)
-            for total, part in zip(sums[:3], merged[:3], strict=True):
-                assert isinstance(total, Tensor) and isinstance(part, Tensor)
+            before = Partial(sums.output[:, :, here], sums.maximum[:, :, here], sums.log_sum[:, :, here])
+            for total, part in zip((sums.output, sums.maximum, sums.log_sum), before.merge(found)[:3], strict=True):
+                assert part is not None
                 total[:, :, here] = part
     return sums if local.sinks is None else sums.with_sinks(local.sinks.to(dtype)[:, None])
 
@@ -162,6 +164,7 @@ def _backward(shard: Shard, kept: Partial, grad: Tensor, wanted: tuple[bool, ...
         for (here, there, problem), job in zip(_parts(shard, source, runs, of), needs.jobs[me][source], strict=True):
             own = Rows(*(row[:, :, here] for row in rows))
             part = engine_of(problem).backward(guard(problem), own, grad[:, :, here], every)
+            assert part.query is not None and part.key is not None and part.value is not None
             sums.query[:, :, here] += part.query
             found[0][:, :, there] += part.key
             found[1][:, :, there] += part.value
@@ -187,7 +190,9 @@ def _add_shared(sums: Operands, part: Operands, job: Job, needs: Needs) -> None:
     if part.weight is not None and sums.weight is not None:
         sums.weight.add_(part.weight)
     if part.dense is not None and sums.dense is not None:
-        queries, keys = (slice(None) if n == 1 else slice(s.start, s.stop) for n, s in zip(sums.dense.shape[2:], job, strict=True))
+        queries, keys = (
+            slice(None) if n == 1 else slice(s.start, s.stop) for n, s in zip(sums.dense.shape[2:], job, strict=True)
+        )
         sums.dense[:, :, queries, keys] += part.dense
     if part.relative is not None and sums.relative is not None:
         first = needs.sizes.queries - job.queries.stop + job.keys.start

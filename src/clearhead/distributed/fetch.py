@@ -32,7 +32,9 @@ class _Fetch(torch.autograd.Function):
             posted[source] = channel.post(to, message, source, messages.room(own, needs.runs[me][source]))
         parts = []
         for rank, runs in enumerate(needs.runs[me]):
-            message = messages.pack(own, held, runs) if rank == me and runs else posted[rank].wait() if rank != me else None
+            message = (
+                messages.pack(own, held, runs) if rank == me and runs else posted[rank].wait() if rank != me else None
+            )
             parts.append([t[:, :, :0] for t in own] if message is None else messages.unpack(message, own, runs))
         return tuple(torch.cat([part[at] for part in parts], 2) for at in range(2))
 
@@ -44,7 +46,7 @@ class _Fetch(torch.autograd.Function):
         own = ctx.saved_tensors
         sums = [torch.zeros_like(t) for t in own]
         by_rank = [messages.count(runs) for runs in needs.runs[me]]
-        parts = [list(g.split(by_rank, 2)) for g in grads]
+        parts = [torch.split(g, by_rank, 2) for g in grads]
         posted = []
         for step in range(1, channel.ranks):
             to, source = (me - step) % channel.ranks, (me + step) % channel.ranks
@@ -69,7 +71,9 @@ def attend(shard: Shard) -> Tensor:
     outputs = []
     for queries in shard.asked:
         query = local.query[:, :, messages.place_of(queries, shard.asked)]
-        runs = sorted((job.keys for jobs in needs.jobs[me] for job in jobs if job.queries == queries), key=lambda r: r.start)
+        runs = sorted(
+            (job.keys for jobs in needs.jobs[me] for job in jobs if job.queries == queries), key=lambda r: r.start
+        )
         if not runs:
             outputs.append(query.new_zeros(*query.shape[:3], value.shape[-1]))
             continue
@@ -77,9 +81,10 @@ def attend(shard: Shard) -> Tensor:
         own = (_laid_out(of, fetched, runs) for of in (key, value))
         problem = shard.part(Job(queries, hull), query, *own)._replace(sinks=local.sinks)
         outputs.append(operation.run(problem, choose(problem, None)))
+    outputs.append(local.query.new_zeros(*local.query.shape[:2], 0, value.shape[-1]))
     # in the backward pass other ranks wait for this one, though it may have needed nothing
-    waited = value[:, :, :0].sum() + local.query[:, :, :0].sum()
-    return (torch.cat(outputs, 2) if outputs else local.query.new_zeros(*local.query.shape[:3], value.shape[-1])) + waited
+    output: Tensor = torch.cat(outputs, 2) + value[:, :, :0].sum() + local.query[:, :, :0].sum()
+    return output
 
 
 def _laid_out(fetched: Tensor, held: list[range], runs: list[range]) -> Tensor:

@@ -40,6 +40,7 @@ class Layout:
 
     def __init__(self, chunks: Iterable[Iterable[range]], group: Group = None) -> None:
         self.group, self.rank, self.ranks = _members(group)
+        self.members = not isinstance(group, int)  # whether its ranks are processes
         self.chunks = tuple(tuple(range(c.start, c.stop) for c in own if len(c)) for own in chunks)
         if len(self.chunks) != self.ranks:
             raise ClearheadError(f"chunks are of {len(self.chunks)} ranks, and the group has {self.ranks}.")

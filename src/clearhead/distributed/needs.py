@@ -1,4 +1,4 @@
-"""Which keys each rank needs of each other, and the parts of the matrix that it computes with them: arithmetic alone."""
+"""Which keys each rank needs of each other, and what it computes with them: arithmetic alone."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ class Needs:
         every = self.sizes.keys
         if self.intervals is None:
             return [range(every)] if every else []
-        start, stop = (edge if edge.shape[2] == 1 else edge[:, :, queries.start : queries.stop] for edge in self.intervals)
+        start, stop = (
+            edge if edge.shape[2] == 1 else edge[:, :, queries.start : queries.stop] for edge in self.intervals
+        )
         some = stop > start
         step = np.zeros(every + 1, dtype=np.int64)
         np.add.at(step, start[some], 1)

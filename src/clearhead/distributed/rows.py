@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -19,7 +20,7 @@ def places(runs: Runs) -> list[slice]:
     ends = [0]
     for run in runs:
         ends.append(ends[-1] + len(run))
-    return [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+    return [slice(a, b) for a, b in itertools.pairwise(ends)]
 
 
 def place_of(part: range, runs: Runs) -> slice:

@@ -12,9 +12,10 @@ from torch import Tensor
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.statistics import in_blocks, summed_products
 from clearhead.problem import regions
+from clearhead.problem.guard import guard
 from clearhead.problem.packing import Operands, in_dtypes, operands, with_operands
 from clearhead.problem.partial import Partial, Rows, sinks_gradient
-from clearhead.problem.problem import Problem, guard
+from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 from clearhead.problem.summary import Found, Sent, Summary
 

@@ -21,9 +21,10 @@ from clearhead.engines.base import by_autograd, gradients_of
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.engine import PLAIN
 from clearhead.problem import regions
+from clearhead.problem.guard import guard
 from clearhead.problem.packing import operands, with_operands, without_operands
 from clearhead.problem.partial import Partial
-from clearhead.problem.problem import Problem, guard
+from clearhead.problem.problem import Problem
 from clearhead.problem.regions import cut
 
 TENSORS = 8  # of a block's size at once, where the primal's blocks need a few

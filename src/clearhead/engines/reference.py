@@ -12,8 +12,9 @@ from clearhead.base.arrays import accumulated
 from clearhead.base.dropout import factors
 from clearhead.engines.base import Cost, Engine
 from clearhead.masks.base import dense
+from clearhead.problem.guard import guard
 from clearhead.problem.partial import Partial
-from clearhead.problem.problem import Problem, guard
+from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 from clearhead.scores.base import ByTile, by_tile
 

@@ -15,9 +15,10 @@ from clearhead.base.batched import Gradients, unbatched
 from clearhead.base.tracing import compiling, dispatches, on_the_host, readable, with_memory, without_autocast
 from clearhead.engines.base import Engine
 from clearhead.engines.tiled.engine import PLAIN
+from clearhead.problem.guard import guard
 from clearhead.problem.packing import in_dtypes, operands, with_operands, without_operands
 from clearhead.problem.partial import Rows, sinks_gradient
-from clearhead.problem.problem import Problem, guard
+from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Sent, Summary, of_heads
 from clearhead.problem.unseen import finite
 

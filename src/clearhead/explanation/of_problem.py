@@ -15,7 +15,8 @@ from clearhead.explanation.output_part import output_part
 from clearhead.explanation.scores_part import scores_part
 from clearhead.explanation.shown import Shown, choose, settle
 from clearhead.explanation.softmax_part import masked_after, softmax_part, wrong_axis
-from clearhead.problem.problem import Problem, guard
+from clearhead.problem.guard import guard
+from clearhead.problem.problem import Problem
 from clearhead.problem.regions import cut
 
 

@@ -15,8 +15,9 @@ from clearhead.base.versions import Versions
 from clearhead.engines.base import Engine
 from clearhead.engines.tiled.tiles import grouped_product
 from clearhead.inspection.index import Part, check_bytes, parse
+from clearhead.problem.guard import guard
 from clearhead.problem.partial import Rows
-from clearhead.problem.problem import Problem, guard
+from clearhead.problem.problem import Problem
 from clearhead.problem.record import tensors_of
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut

@@ -12,7 +12,8 @@ from clearhead.engines.base import Engine
 from clearhead.engines.summarised import summarised
 from clearhead.engines.tiled.statistics import looks
 from clearhead.inspection.reductions.base import Reduction
-from clearhead.problem.problem import Problem, guard
+from clearhead.problem.guard import guard
+from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Summary
 
 

@@ -34,9 +34,10 @@ from clearhead.inspection.reductions.received import Received
 from clearhead.inspection.reductions.topk import TopK
 from clearhead.inspection.source import FromCall, Source, shown
 from clearhead.inspection.stream import stream
+from clearhead.problem.guard import guard
 from clearhead.problem.packing import operands, with_operands
 from clearhead.problem.partial import log_sum_exp
-from clearhead.problem.problem import Problem, guard
+from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
 from clearhead.problem.summary import Summary

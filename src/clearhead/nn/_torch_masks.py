@@ -14,7 +14,8 @@ from clearhead.engines import reference
 from clearhead.masks.base import Mask
 from clearhead.masks.causal import Causal
 from clearhead.masks.dense import DenseMask
-from clearhead.problem.problem import guard, make_problem
+from clearhead.problem.guard import guard
+from clearhead.problem.problem import make_problem
 
 _CAUSAL = Causal()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -158,7 +157,7 @@ def make_problem(
     of_all = sizes if among is None else _of_all(sizes, *among)
     if mask is None and bias is None and sinks is None and type(dropout_p) in (float, int) and not dropout_p:
         return Problem(_scores(score, query, key, factor, by_tile), value, sizes)
-    _refuse_distributed({"query": query, "key": key, "value": value})
+    refuse_distributed({"query": query, "key": key, "value": value})
     dropout_p = check_dropout(dropout_p, "dropout_p")
     seed = draw_seed(sizes.device) if dropout_p else None
     visible, added = mask_and_bias(mask, bias, of_all, query.dtype, as_written)
@@ -234,7 +233,7 @@ def with_value(problem: Problem, value: Any) -> Problem:
     return problem._replace(value=value, scores=scores)
 
 
-def _refuse_distributed(inputs: dict[str, Tensor | None]) -> None:
+def refuse_distributed(inputs: dict[str, Tensor | None]) -> None:
     module = sys.modules.get("torch.distributed.tensor")  # None: no DTensor can exist
     for name, tensor in inputs.items():
         if module is not None and type(tensor) is not Tensor and isinstance(tensor, module.DTensor):
@@ -349,53 +348,3 @@ def only_zeros_and_ones(mask: Tensor) -> bool:
         if not bool(((part == 0) | (part == 1)).all()):
             return False
     return bool((flat == 1).any())
-
-
-def zero_unseen(problem: Problem) -> Problem:
-    """The same problem with zeros in place of keys that no query sees and of queries that see nothing."""
-    visible = problem.visible
-    if visible is None or visible.unseen == "none":
-        return problem
-    keys, queries = seen(visible.spans, problem.sizes)
-    keys = group(keys, problem.key.shape[1])
-    scores = problem.scores._replace(query=zero(problem.query, queries), key=zero(problem.key, keys))
-    value = None if problem.value is None else zero(problem.value, keys)
-    return problem._replace(scores=scores, value=value, visible=visible._replace(unseen="none"))
-
-
-def guard(problem: Problem) -> Problem:
-    """The same problem with finite operands, and a poison that carries what was not finite.
-
-    The poison is NaN for queries and keys (values) that are not finite, else 0. Added to the scores before the mask,
-    it reaches the queries that may see such a key, and no others: a masked NaN would otherwise pass through 0 · NaN.
-    """
-    problem = zero_unseen(problem)
-    query, key, value = problem.query, problem.key, problem.value
-    with_keys = (key,) if value is None else (key, value)
-    if problem.visible is None:  # every query sees every key, but not what is wrong with another query
-        if finite(query):
-            return problem
-        scores = problem.scores._replace(query=_finite_part(query))
-        return problem._replace(scores=scores, poison=(_poison(query).unsqueeze(-1), _none_of(key).unsqueeze(-2)))
-    if all(map(finite, (query, *with_keys))):
-        return problem
-    scores = problem.scores._replace(query=_finite_part(query), key=_finite_part(key))
-    return problem._replace(
-        scores=scores,
-        value=None if value is None else _finite_part(value),
-        poison=(_poison(query).unsqueeze(-1), _poison(*with_keys).unsqueeze(-2)),
-    )
-
-
-def _finite_part(tensor: Tensor) -> Tensor:
-    return tensor.masked_fill(~tensor.isfinite(), 0.0)
-
-
-def _none_of(tensor: Tensor) -> Tensor:
-    return torch.zeros(tensor.shape[:-1], dtype=torch.float32, device=tensor.device)
-
-
-def _poison(*tensors: Tensor) -> Tensor:
-    """0 where all the vectors are finite, NaN elsewhere: (B, H, L)."""
-    bad = torch.stack([~t.detach().isfinite().all(-1) for t in tensors]).any(0)
-    return torch.zeros(bad.shape, dtype=torch.float32, device=bad.device).masked_fill(bad, math.nan)

@@ -13,9 +13,10 @@ from clearhead.engines.base import Cost, Engine
 from clearhead.engines.native import bindings
 from clearhead.engines.native.blocks import EVERY, ROWS, blocks_of
 from clearhead.engines.tiled import tiles
+from clearhead.problem.guard import guard
 from clearhead.problem.packing import Operands
 from clearhead.problem.partial import Partial, Rows
-from clearhead.problem.problem import Problem, guard
+from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
 from clearhead.problem.summary import Found, Sent, Summary, of_heads
@@ -36,6 +37,12 @@ def has_products_of(dtype: torch.dtype) -> bool:
     name = {torch.bfloat16: "_is_amx_tile_supported", torch.float16: "_is_amx_fp16_supported"}.get(dtype)
     asked = getattr(torch.cpu, name, None) if name is not None else None
     return asked is not None and bool(asked())
+
+
+def _begins_later(origin: tuple[range, ...]) -> bool:
+    """Whether a part of a problem does not begin at the first sequence, head and key."""
+    batch, heads, queries, keys = origin
+    return any(side.start or side.step != 1 for side in (batch, heads, keys)) or queries.step != 1
 
 
 class Native(Engine):
@@ -61,6 +68,8 @@ class Native(Engine):
             found.append("the bias is a function: the kernels know numbers for each pair and for each distance")
         if dtype not in KERNEL_DTYPES:
             found.append(f"it computes in float32, and the inputs are {dtype}")
+        if problem.seed is not None and problem.origin is not None and _begins_later(problem.origin):
+            found.append("its dropout counts keys, heads and sequences from 0, and this is a part that begins later")
         if looked_into():
             found.append("torch.func and forward mode look into PyTorch's own operations only")
         elif traced() or not (compiling() or all(map(plain, _read(problem)))):

@@ -28,9 +28,10 @@ from clearhead.engines.sdpa.fused import fused
 from clearhead.engines.sdpa.pieces import Piece, pieces
 from clearhead.engines.tiled import tiles
 from clearhead.problem import regions
+from clearhead.problem.guard import zero_unseen
 from clearhead.problem.packing import without_operands
 from clearhead.problem.partial import Partial
-from clearhead.problem.problem import Problem, zero_unseen
+from clearhead.problem.problem import Problem
 
 
 class Sdpa(Engine):

@@ -14,9 +14,10 @@ from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.backward import gradients
 from clearhead.engines.tiled.checkpoints import checkpointed
 from clearhead.problem import regions
+from clearhead.problem.guard import guard
 from clearhead.problem.packing import Operands, operands
 from clearhead.problem.partial import Partial, Rows
-from clearhead.problem.problem import Problem, guard
+from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
 from clearhead.problem.summary import Sent, Summary

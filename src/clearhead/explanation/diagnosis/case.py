@@ -20,7 +20,8 @@ from clearhead.inspection.reductions.topk import TopK
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
 from clearhead.masks.base import Mask, Spans
-from clearhead.problem.problem import Problem, guard
+from clearhead.problem.guard import guard
+from clearhead.problem.problem import Problem
 from clearhead.problem.record import now
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut, width

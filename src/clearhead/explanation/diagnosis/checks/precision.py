@@ -13,7 +13,8 @@ from clearhead.engines.operation import run
 from clearhead.explanation.diagnosis.base import Check
 from clearhead.explanation.diagnosis.case import Case
 from clearhead.explanation.diagnosis.finding import Finding
-from clearhead.problem.problem import Problem, as_score, guard, with_value
+from clearhead.problem.guard import guard
+from clearhead.problem.problem import Problem, as_score, with_value
 from clearhead.problem.record import frozen
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut

@@ -1,0 +1,61 @@
+"""Operands that are finite, and a poison that reaches those who may see what was not."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from clearhead.problem.problem import Problem
+from clearhead.problem.unseen import finite, group, seen, zero
+
+
+def zero_unseen(problem: Problem) -> Problem:
+    """The same problem with zeros in place of keys that no query sees and of queries that see nothing."""
+    visible = problem.visible
+    if visible is None or visible.unseen == "none":
+        return problem
+    keys, queries = seen(visible.spans, problem.sizes)
+    keys = group(keys, problem.key.shape[1])
+    scores = problem.scores._replace(query=zero(problem.query, queries), key=zero(problem.key, keys))
+    value = None if problem.value is None else zero(problem.value, keys)
+    return problem._replace(scores=scores, value=value, visible=visible._replace(unseen="none"))
+
+
+def guard(problem: Problem) -> Problem:
+    """The same problem with finite operands, and a poison that carries what was not finite.
+
+    The poison is NaN for queries and keys (values) that are not finite, else 0. Added to the scores before the mask,
+    it reaches the queries that may see such a key, and no others: a masked NaN would otherwise pass through 0 · NaN.
+    """
+    problem = zero_unseen(problem)
+    query, key, value = problem.query, problem.key, problem.value
+    with_keys = (key,) if value is None else (key, value)
+    if problem.visible is None:  # every query sees every key, but not what is wrong with another query
+        if finite(query):
+            return problem
+        scores = problem.scores._replace(query=_finite_part(query))
+        return problem._replace(scores=scores, poison=(_poison(query).unsqueeze(-1), _none_of(key).unsqueeze(-2)))
+    if all(map(finite, (query, *with_keys))):
+        return problem
+    scores = problem.scores._replace(query=_finite_part(query), key=_finite_part(key))
+    return problem._replace(
+        scores=scores,
+        value=None if value is None else _finite_part(value),
+        poison=(_poison(query).unsqueeze(-1), _poison(*with_keys).unsqueeze(-2)),
+    )
+
+
+def _finite_part(tensor: Tensor) -> Tensor:
+    return tensor.masked_fill(~tensor.isfinite(), 0.0)
+
+
+def _none_of(tensor: Tensor) -> Tensor:
+    return torch.zeros(tensor.shape[:-1], dtype=torch.float32, device=tensor.device)
+
+
+def _poison(*tensors: Tensor) -> Tensor:
+    """0 where all the vectors are finite, NaN elsewhere: (B, H, L)."""
+    bad = torch.stack([~t.detach().isfinite().all(-1) for t in tensors]).any(0)
+    return torch.zeros(bad.shape, dtype=torch.float32, device=bad.device).masked_fill(bad, math.nan)

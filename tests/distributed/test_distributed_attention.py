@@ -1,0 +1,12 @@
+"""A sequence that is shared out over ranks gives the numbers of one process, and sends what the plan says."""
+
+import pytest
+from ranks.processes import on_ranks
+
+
+@pytest.mark.parametrize(("ranks", "every"), [(2, 1), (4, 3)])
+def test_the_numbers_are_those_of_one_process(ranks, every):
+    """Scores × masks of the contract, with biases, sinks, dropout, layouts, both methods, delays; all exact."""
+    answers = on_ranks(ranks, "ranks.cases:everything", every)
+    assert not [wrong for answer in answers for wrong in answer["wrong"]][:5]
+    assert all(answer["count"] > 80 // every and answer["by_plan"] > 40 // every for answer in answers)
