@@ -244,12 +244,15 @@ def _largest(tensor: Tensor) -> float:
 def check_score(cls: type[Score]) -> None:
     """Shapes, broadcasting, grouped heads, layouts, the lowering, gradients and every engine, for a score class."""
     assert inspect.isclass(cls) and issubclass(cls, Score), f"check_score takes a class of Score; got {cls!r}"
+    assert not inspect.isabstract(cls), f"{cls.__name__} has no tile(query, key): write one that gives (..., Lq, Lk)"
     try:
         score = cls.example()
     except TypeError as error:
         raise AssertionError(
             f"{cls.__name__} needs arguments ({error}): give it a classmethod example() -> (score, Eq, Ek)"
         ) from error
+    fits = isinstance(score, tuple) and len(score) == 3 and isinstance(score[0], Score)
+    assert fits, f"{cls.__name__}.example() gave {score!r:.60}; expected (score, width of queries, width of keys)"
     module = score[0].double()
     inputs = Inputs.draw(score, (7, 9))
     query, key, _ = inputs.all()
