@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.testing import check_score
+from clearhead.base.positions import query_offset
+from clearhead.testing import check_mask, check_score
 
 
 def test_a_score_without_tile():
@@ -37,7 +38,9 @@ def test_a_lowering_by_another_function():
             return ch.Pairwise("dot", query, key)
 
     x = torch.zeros(3, 4)
-    with pytest.raises(ch.ClearheadError, match=r"lower gave Pairwise\('dot', …\); expected None, or a Pairwise whose φ"):
+    with pytest.raises(
+        ch.ClearheadError, match=r"lower gave Pairwise\('dot', …\); expected None, or a Pairwise whose φ"
+    ):
         ch.attention(x, x, x, score=Dotted())
 
 
@@ -53,3 +56,45 @@ def test_spans_without_the_leading_dimensions():
     x = torch.zeros(3, 4)
     with pytest.raises(ch.ShapeError, match=r"lower gave a start \(3,\).*give positions \(Lq,\) as view\(1, 1, -1\)"):
         ch.attention(x, x, x, mask=Own())
+
+
+class Before(ch.Mask):
+    """Each query sees its own place and those before."""
+
+    positional = True
+
+    @classmethod
+    def example(cls, sizes):
+        return cls()
+
+    def title(self):
+        return f"{type(self).__name__}()"
+
+    def stop(self, sizes):
+        return torch.arange(sizes.queries).view(1, 1, -1) + query_offset(sizes, "Before") + 1
+
+    def lower(self, sizes):
+        stop = self.stop(sizes).clamp(0, sizes.keys)
+        return ch.Spans(torch.zeros_like(stop), stop)
+
+
+def test_a_mask_that_is_right():
+    check_mask(Before)
+
+
+def test_a_mask_that_does_not_say_that_it_is_positional():
+    class Silent(Before):
+        positional = False
+
+    with pytest.raises(AssertionError, match=r"Silent\(\).*the spans depend on the alignment; set positional = True"):
+        check_mask(Silent)
+
+
+def test_a_mask_that_reaches_beyond_the_keys():
+    class Beyond(Before):
+        def lower(self, sizes):
+            stop = self.stop(sizes)
+            return ch.Spans(torch.zeros_like(stop), stop)
+
+    with pytest.raises(AssertionError, match="stop outside"):
+        check_mask(Beyond)

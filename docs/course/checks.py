@@ -20,6 +20,7 @@ def numbers(given: Any, what: str) -> Tensor:
 
 def close(found: Any, expected: Any, what: str = "the answer", tolerance: float = 1e-5) -> None:
     """Numbers, or tensors of one shape, that differ by `tolerance` at most."""
+    said = (lambda x: str(bool(x))) if isinstance(expected, bool) else "{:.6g}".format
     found, expected = numbers(found, what), numbers(expected, what)
     if found.shape != expected.shape:
         raise AssertionError(f"{what}: the shape is {tuple(found.shape)}; expected is {tuple(expected.shape)}.")
@@ -27,7 +28,8 @@ def close(found: Any, expected: Any, what: str = "the answer", tolerance: float 
     if wrong.any():
         first = tuple(int(i) for i in wrong.nonzero()[0])
         place = f" at [{', '.join(map(str, first))}]" if first else ""
-        raise AssertionError(f"{what}: found {found[first].item():.6g}{place}; expected is {expected[first].item():.6g}.")
+        mine, right = (said(t[first].item()) for t in (found, expected))
+        raise AssertionError(f"{what}: found {mine}{place}; expected is {right}.")
     print(f"right: {what}")
 
 

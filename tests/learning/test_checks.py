@@ -16,7 +16,7 @@ def test_close_takes_what_is_close_and_nothing_else(capsys):
         checks.close(torch.zeros(2), torch.zeros(1, 2))
     with pytest.raises(AssertionError, match=r"the answer: found nan at \[0\]"):
         checks.close(torch.tensor([float("nan")]), torch.zeros(1))
-    with pytest.raises(AssertionError, match=r"the answer: found 1; expected is 0\."):
+    with pytest.raises(AssertionError, match=r"the answer: found True; expected is False\."):
         checks.close(True, False)
 
 
