@@ -244,12 +244,15 @@ def _largest(tensor: Tensor) -> float:
 def check_score(cls: type[Score]) -> None:
     """Shapes, broadcasting, grouped heads, layouts, the lowering, gradients and every engine, for a score class."""
     assert inspect.isclass(cls) and issubclass(cls, Score), f"check_score takes a class of Score; got {cls!r}"
+    assert not inspect.isabstract(cls), f"{cls.__name__} has no tile(query, key): write one that gives (..., Lq, Lk)"
     try:
         score = cls.example()
     except TypeError as error:
         raise AssertionError(
             f"{cls.__name__} needs arguments ({error}): give it a classmethod example() -> (score, Eq, Ek)"
         ) from error
+    fits = isinstance(score, tuple) and len(score) == 3 and isinstance(score[0], Score)
+    assert fits, f"{cls.__name__}.example() gave {score!r:.60}; expected (score, width of queries, width of keys)"
     module = score[0].double()
     inputs = Inputs.draw(score, (7, 9))
     query, key, _ = inputs.all()
@@ -290,8 +293,8 @@ def check_lowering(score: tuple[Score, int, int], shift: float) -> None:
 def check_mask(cls: type[Mask]) -> None:
     """The spans and their residual, part by part against the whole, and every engine, for a mask class."""
     assert inspect.isclass(cls) and issubclass(cls, Mask), f"check_mask takes a class of Mask; got {cls!r}"
-    for lengths in LENGTHS[:3]:
-        sizes = Sizes(3, 2, *lengths, torch.get_default_device(), align=ALIGN)
+    for lengths, align in (*((lengths, ALIGN) for lengths in LENGTHS[:3]), ((63, 7), "upper_left")):
+        sizes = Sizes(3, 2, *lengths, torch.get_default_device(), align=align)
         mask = cls.example(sizes)
         spans = mask.resolve(sizes)
         keep = dense(spans, sizes)
@@ -305,7 +308,11 @@ def check_mask(cls: type[Mask]) -> None:
         got = spans.keep(*part, sizes.keys).expand(keep[part].shape)
         assert torch.equal(got, keep[part]), f"{mask}: a part differs from the whole"
         assert isinstance(repr(mask), str) and mask.title() in repr(mask)
-        compare(engines(), _dot(), cls.example(Inputs.draw(_dot(), lengths).sizes), lengths)
+        other = mask.resolve(sizes._replace(align="upper_left"))
+        moved = not mask.positional and not torch.equal(dense(other, sizes), keep)
+        assert not moved, f"{mask.title()}: the spans depend on the alignment; set positional = True on the class"
+        if align == ALIGN:
+            compare(engines(), _dot(), cls.example(Inputs.draw(_dot(), lengths).sizes), lengths)
 
 
 def check_bias(cls: type[Bias]) -> None:

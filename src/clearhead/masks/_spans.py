@@ -182,8 +182,8 @@ def check_spans(spans: Any, sizes: Sizes, mask: Titled) -> Spans:
         if not fits or edge.dtype != torch.int64 or edge.device != sizes.device:
             got = f"{tuple(edge.shape)} of {edge.dtype} on {edge.device}" if isinstance(edge, Tensor) else repr(edge)
             raise ShapeError(
-                f"{mask.title()}: lower gave a {name} {got}; expected int64 on {sizes.device} that broadcasts to "
-                f"(B, H, Lq) = {sizes.shape[:3]}."
+                f"{mask.title()}: lower gave a {name} {got}; expected int64 on {sizes.device}, (B or 1, H or 1, "
+                f"Lq or 1) with (B, H, Lq) = {sizes.shape[:3]}: give positions (Lq,) as view(1, 1, -1)."
             )
     if spans.gaps is not None:
         _check_gaps(spans.gaps, sizes, mask)

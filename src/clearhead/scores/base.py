@@ -74,9 +74,8 @@ def check_pairwise(lowered: Pairwise, query: Tensor, key: Tensor, who: str) -> P
     if same and lowered.phi in PHIS and lowered.weight is None and lowered[4:] == (1.0, None):
         return lowered  # plain dot products need no further check
     if not isinstance(lowered, Pairwise) or lowered.phi not in PHIS:
-        raise ClearheadError(
-            f"{who}.lower gave a {type(lowered).__name__}; expected a Pairwise of a φ among {PHIS}, or None."
-        )
+        got = f"Pairwise({lowered.phi!r}, …)" if isinstance(lowered, Pairwise) else f"a {type(lowered).__name__}"
+        raise ClearheadError(f"{who}.lower gave {got}; expected None, or a Pairwise whose φ is one of {PHIS}.")
     width = lowered.query.shape[-1:]
     expected = {
         "query": (lowered.query, (*query.shape[:3], *width)),

@@ -1,0 +1,100 @@
+"""What somebody who writes a first score or mask is told when a part of it is missing or has another form."""
+
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.base.positions import query_offset
+from clearhead.testing import check_mask, check_score
+
+
+def test_a_score_without_tile():
+    class Nothing(ch.Score):
+        pass
+
+    with pytest.raises(AssertionError, match=r"^Nothing has no tile\(query, key\)"):
+        check_score(Nothing)
+
+
+def test_an_example_without_its_widths():
+    class Halved(ch.Score):
+        @classmethod
+        def example(cls):
+            return cls()
+
+        def tile(self, query, key):
+            return query @ key.mT / 2
+
+    with pytest.raises(AssertionError, match=r"Halved.example\(\) gave Halved\(\); expected \(score, width of queries"):
+        check_score(Halved)
+
+
+def test_a_lowering_by_another_function():
+    class Dotted(ch.Score):
+        def tile(self, query, key):
+            return query @ key.mT
+
+        def lower(self, query, key):
+            return ch.Pairwise("dot", query, key)
+
+    x = torch.zeros(3, 4)
+    with pytest.raises(
+        ch.ClearheadError, match=r"lower gave Pairwise\('dot', …\); expected None, or a Pairwise whose φ"
+    ):
+        ch.attention(x, x, x, score=Dotted())
+
+
+def test_spans_without_the_leading_dimensions():
+    class Own(ch.Mask):
+        def title(self):
+            return "Own()"
+
+        def lower(self, sizes):
+            i = torch.arange(sizes.queries)
+            return ch.Spans(i, i + 1)
+
+    x = torch.zeros(3, 4)
+    with pytest.raises(ch.ShapeError, match=r"lower gave a start \(3,\).*give positions \(Lq,\) as view\(1, 1, -1\)"):
+        ch.attention(x, x, x, mask=Own())
+
+
+class Before(ch.Mask):
+    """Each query sees its own place and those before."""
+
+    positional = True
+
+    @classmethod
+    def example(cls, sizes):
+        return cls()
+
+    def title(self):
+        return f"{type(self).__name__}()"
+
+    def stop(self, sizes):
+        return torch.arange(sizes.queries).view(1, 1, -1) + query_offset(sizes, "Before") + 1
+
+    def lower(self, sizes):
+        stop = self.stop(sizes).clamp(0, sizes.keys)
+        return ch.Spans(torch.zeros_like(stop), stop)
+
+
+def test_a_mask_that_is_right():
+    check_mask(Before)
+
+
+def test_a_mask_that_does_not_say_that_it_is_positional():
+    class Silent(Before):
+        positional = False
+
+    with pytest.raises(AssertionError, match=r"Silent\(\).*the spans depend on the alignment; set positional = True"):
+        check_mask(Silent)
+
+
+def test_a_mask_that_reaches_beyond_the_keys():
+    class Beyond(Before):
+        def lower(self, sizes):
+            stop = self.stop(sizes)
+            return ch.Spans(torch.zeros_like(stop), stop)
+
+    with pytest.raises(AssertionError, match="stop outside"):
+        check_mask(Beyond)
