@@ -21,7 +21,10 @@ def converted(node: nodes.Node, displaystyle: bool) -> str:
 
 
 def inline(writer, node: nodes.math) -> None:
-    writer.body.append(converted(node, displaystyle=False))
+    """A formula in a line; a word joiner keeps what ends a phrase from standing alone on the next line."""
+    after = node.next_node(descend=False, siblings=True)
+    joined = isinstance(after, nodes.Text) and after.astext()[:1] in ".,:;!?)]\u2019'\""
+    writer.body.append(converted(node, displaystyle=False) + ("\u2060" if joined else ""))
     raise nodes.SkipNode
 
 

@@ -1,6 +1,7 @@
 """Pictures of weights, masks and positions, with matplotlib and in notebooks."""
 
 import base64
+import itertools
 import re
 import subprocess
 import sys
@@ -144,7 +145,7 @@ def test_words_do_not_overlap(length, heads, letters):
             for way, side in ((axis.xaxis, 0), (axis.yaxis, 1)):
                 boxes = [t.get_window_extent() for t in way.get_ticklabels() if t.get_text()]
                 ends = sorted((box.min[side], box.max[side]) for box in boxes)
-                assert all(first[1] <= second[0] + 1 for first, second in zip(ends, ends[1:], strict=False))
+                assert all(first[1] <= second[0] + 1 for first, second in itertools.pairwise(ends))
 
 
 def test_single_letters_stand_upright():

@@ -54,9 +54,8 @@ def check_style(style: Style, scales: Sequence[str] = ("linear", "log")) -> Any:
     if style.title is not None and not isinstance(style.title, str):
         raise ClearheadError(f"title is a {type(style.title).__name__}; pass a string.")
     if not (_is_top(style.scale) or (isinstance(style.scale, str) and style.scale in scales)):
-        raise ClearheadError(
-            f"scale is {style.scale!r:.80}; expected {' or '.join(map(repr, scales))}, or a number > 0."
-        )
+        known = " or ".join(map(repr, scales))
+        raise ClearheadError(f"scale is {style.scale!r:.80}; expected {known}, or a number > 0.")
     if not isinstance(style.bar, bool):
         raise ClearheadError(f"bar is {style.bar!r:.80}; pass True or False.")
     if style.ax is not None and not hasattr(style.ax, "imshow"):
@@ -161,7 +160,9 @@ def _name_sides(axes: Array, rows: Side, columns: Side) -> None:
             if side.words is not None:
                 _set_words(axis, way, side, outer)
                 continue
-            way.set_major_locator(require("matplotlib.ticker", "plot", "plot()").MaxNLocator("auto", integer=True))
+            way.set_major_locator(
+                require("matplotlib.ticker", "plot", "plot()").MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True)
+            )
             if not outer:
                 way.set_tick_params(labelbottom=False, labelleft=False)
 
