@@ -66,6 +66,12 @@ def of_bert(length: int, most: float) -> Callable[[], Result]:
     return lambda: size(f"the bundled BERT, 6 × 12 heads, {length} tokens", written(*of_text(length)), most)
 
 
+def code() -> Result:
+    """The page's own code: its size with next to no data."""
+    kb = 1000 * written(of_head(2))
+    return Result("the page of one head of 2 tokens: program, style, markup", kb, "KB", "≤ 120", kb <= 120, {})
+
+
 def timed(what: str, made: Callable[[], object], most: float, times_: int) -> Result:
     seconds = interleaved({"writing": made}, times_, 1)
     return Result(what, seconds["writing"], "s", f"≤ {most}", seconds["writing"] <= most, times(seconds))
@@ -97,6 +103,7 @@ def writing_far() -> Result:
 
 
 CASES: dict[str, Callable[[], Result]] = {
+    "page-code": code,
     "page-32": of_bert(32, 0.7),
     "page-128": of_bert(128, 1.9),
     "page-512": of_bert(512, 6.6),
