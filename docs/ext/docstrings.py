@@ -23,7 +23,8 @@ NAMES = re.compile(r"((?:`\w+`(?:, | and )?)+): (.*)")
 SPLIT = re.compile(r"(`\w+`(?:,| and|:))\n(?=\S)")  # a list of names that goes on in the next line
 # of a letter in a formula, as in w_ij, outside of backticks
 INDEX = re.compile(r"(`[^`]*`)|(?<!\\)\b([^\W_]+)\\_([a-zA-Z0-9]{1,2}|[bhijk]{3})(?![a-zA-Z0-9\\])")
-ANY = re.compile(r"\**\w+: (typing\.)?Any( = .*)?$")  # a parameter
+# a parameter, or the type of a property; before it is known which is shown, the short and the long name stand together
+ANY = re.compile(r"(\**\w+)?: (Any)?(~?typing\.)?Any( = .*)?$")
 MARKUP = re.compile(r"(`[^`]*`)(?=(\w)?)|([\\*_|])")
 
 
@@ -102,14 +103,14 @@ def without_any(app: Sphinx, domain: str, kind: str, content: nodes.Node) -> Non
     """The signatures without `Any`, which says nothing: the docstring does."""
     signatures = content.parent.findall(addnodes.desc_signature) if domain == "py" else ()
     for part in [part for signature in signatures for part in signature.findall(nodes.Element)]:
-        if isinstance(part, addnodes.desc_returns) and part.astext().endswith("Any"):
+        said = part.astext()
+        returned = isinstance(part, addnodes.desc_returns) and said.endswith("Any")
+        if returned or (isinstance(part, addnodes.desc_annotation) and ANY.match(said)):
             part.parent.remove(part)
-        elif isinstance(part, addnodes.desc_parameter) and ANY.match(part.astext()):
-            name, default = part[0], part.children[-1] if "=" in part.astext() else None
-            star = [part[0]] if isinstance(part[0], addnodes.desc_sig_operator) else []
-            name = part[len(star)]
-            equals = [addnodes.desc_sig_operator("", "=")] if default else []
-            part.children = [*star, name, *equals, *([default] if default else [])]
+        elif isinstance(part, addnodes.desc_parameter) and ANY.match(said):
+            named = 1 + isinstance(part[0], addnodes.desc_sig_operator)  # its name, with the stars before it
+            default = [addnodes.desc_sig_operator("", "="), part.children[-1]] if " = " in said else []
+            part.children = part.children[:named] + default
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
