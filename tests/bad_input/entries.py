@@ -340,7 +340,14 @@ ENTRIES: dict[str, Entry] = {
     "Weights.plot": E(
         "weights",
         lambda **given: drawn(ch.weights(**QK).plot(0, **given)),
-        {"query_labels": list("abcde"), "key_labels": list("abcde"), "title": "a", "cmap": "GnBu", "scale": "linear"},
+        {
+            "query_labels": list("abcde"),
+            "key_labels": list("abcde"),
+            "title": "a",
+            "cmap": "GnBu",
+            "scale": "linear",
+            "bar": True,
+        },
         {"query_labels": ABSENT, "key_labels": ABSENT, "title": ABSENT | {"str": "same"}},
     ),
     "Weights.plot()": E(
