@@ -348,7 +348,13 @@ ENTRIES: dict[str, Entry] = {
             "scale": "linear",
             "bar": True,
         },
-        {"query_labels": ABSENT, "key_labels": ABSENT, "title": ABSENT | {"str": "same"}},
+        {
+            "query_labels": ABSENT,
+            "key_labels": ABSENT,
+            "title": ABSENT | {"str": "same"},
+            "scale": WIDE,
+            "bar": {"bool": "else"},
+        },
     ),
     "Weights.plot()": E(
         "weights",
