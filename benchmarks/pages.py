@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import subprocess
 import sys
@@ -66,6 +67,15 @@ def of_bert(length: int, most: float) -> Callable[[], Result]:
     return lambda: size(f"the bundled BERT, 6 × 12 heads, {length} tokens", written(*of_text(length)), most)
 
 
+def code() -> Result:
+    """The page's own code: a page without what it holds as data."""
+    with tempfile.TemporaryDirectory() as folder:
+        page = of_head(2).report(Path(folder) / "page.html").read_text(encoding="utf-8")
+    data = re.findall(r'<script[^>]*id="(?:meta|block-\d+)"[^>]*>(.*?)</script>', page, re.DOTALL)
+    kb = (len(page.encode()) - len("".join(data).encode())) / 1000
+    return Result("the page's own code: program (deflated), style, markup", kb, "KB", "≤ 120", kb <= 120, {})
+
+
 def timed(what: str, made: Callable[[], object], most: float, times_: int) -> Result:
     seconds = interleaved({"writing": made}, times_, 1)
     return Result(what, seconds["writing"], "s", f"≤ {most}", seconds["writing"] <= most, times(seconds))
@@ -97,6 +107,7 @@ def writing_far() -> Result:
 
 
 CASES: dict[str, Callable[[], Result]] = {
+    "page-code": code,
     "page-32": of_bert(32, 0.7),
     "page-128": of_bert(128, 1.9),
     "page-512": of_bert(512, 6.6),

@@ -12,6 +12,7 @@ import re
 
 from docutils import nodes
 from reference import members, targets
+from sphinx import addnodes
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 
@@ -19,9 +20,11 @@ LABEL = re.compile(r"(Formula|Rule|Takes|Gives|Returns|Raises|Cost|Memory|Source
 # a field or a name that begins within a line
 LATER = re.compile(r"(?<=[.;]) (?=(?:Cost|Sources?|Raises|Returns|Gives)\b:? |(?:`\w+`(?:, | and )?)+: )")
 NAMES = re.compile(r"((?:`\w+`(?:, | and )?)+): (.*)")
-FORMULA = ("Formula", "Rule")
-INDEX = re.compile(r"(?<![`\\])\b([^\W_]+)\\_([a-zA-Z0-9]{1,2})(?![a-zA-Z0-9\\])")  # of a letter in a formula: w_ij
-ANY = re.compile(r": (?:~typing\.)?Any\b(?! \|)|\(Any\)")
+SPLIT = re.compile(r"(`\w+`(?:,| and|:))\n(?=\S)")  # a list of names that goes on in the next line
+# of a letter in a formula, as in w_ij, outside of backticks
+INDEX = re.compile(r"(`[^`]*`)|(?<!\\)\b([^\W_]+)\\_([a-zA-Z0-9]{1,2}|[bhijk]{3})(?![a-zA-Z0-9\\])")
+# a parameter, or the type of a property; before it is known which is shown, the short and the long name stand together
+ANY = re.compile(r"(\**\w+)?: (Any)?(~?typing\.)?Any( = .*)?$")
 MARKUP = re.compile(r"(`[^`]*`)(?=(\w)?)|([\\*_|])")
 
 
@@ -35,24 +38,24 @@ def escaped(text: str) -> str:
     return MARKUP.sub(one, text)
 
 
-def indexed(formula: str) -> str:
-    return INDEX.sub(r"\1\\ :sub:`\2`\\ ", formula)
+def indexed(text: str) -> str:
+    return INDEX.sub(lambda found: found[1] or rf"{found[2]}\ :sub:`{found[3]}`\ ", text)
 
 
 def fields(paragraph: str, parameters: set[str]) -> list[str]:
     """A paragraph, cut where a field or a list of names begins."""
     out, listed, indent = [], "", ""
-    for line in LATER.sub("\n", escaped(paragraph)).split("\n"):
+    for line in LATER.sub("\n", indexed(escaped(SPLIT.sub(r"\1 ", paragraph)))).split("\n"):
         if found := NAMES.fullmatch(line):
             title = "Parameters" if parameters & set(re.findall(r"\w+", found[1])) else "Attributes"
             out += [] if listed == title else ["", f":{title}:"]
             out.append(f"   - {line}")
             listed, indent = title, "     "
         elif found := LABEL.fullmatch(line):
-            out += ["", f":{found[1]}: {indexed(found[2]) if found[1] in FORMULA else found[2]}"]
+            out += ["", f":{found[1]}: {found[2]}"]
             listed, indent = found[1], "   "
         else:
-            out.append(indent + (indexed(line) if listed in FORMULA else line))
+            out.append(indent + line)
     return out
 
 
@@ -92,12 +95,27 @@ def code(role, rawtext, text, line, inliner, options=None, content=None):
 
 
 def shortened(app: Sphinx, what: str, name: str, obj: object, options: object, arguments: str, result: str):
-    """The signature without `Any`, which says nothing: the docstring does."""
-    return arguments and (ANY.sub("", arguments), None if result and result.endswith("Any") else result)
+    """A default that is made anew for each object, as Python can read it."""
+    return arguments and (arguments.replace("<factory>", "..."), result)
+
+
+def without_any(app: Sphinx, domain: str, kind: str, content: nodes.Node) -> None:
+    """The signatures without `Any`, which says nothing: the docstring does."""
+    signatures = content.parent.findall(addnodes.desc_signature) if domain == "py" else ()
+    for part in [part for signature in signatures for part in signature.findall(nodes.Element)]:
+        said = part.astext()
+        returned = isinstance(part, addnodes.desc_returns) and said.endswith("Any")
+        if returned or (isinstance(part, addnodes.desc_annotation) and ANY.match(said)):
+            part.parent.remove(part)
+        elif isinstance(part, addnodes.desc_parameter) and ANY.match(said):
+            named = 1 + isinstance(part[0], addnodes.desc_sig_operator)  # its name, with the stars before it
+            default = [addnodes.desc_sig_operator("", "="), part.children[-1]] if " = " in said else []
+            part.children = part.children[:named] + default
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("autodoc-process-docstring", written)
     app.connect("autodoc-process-signature", shortened)
+    app.connect("object-description-transform", without_any)
     app.add_role("public", code)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

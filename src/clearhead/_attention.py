@@ -135,8 +135,9 @@ class Plan:
     """What `attention` would do: print it.
 
     `engine`: its name; `declined`: for each other engine, why it does not run; `notes`: remarks on this call.
-    `pairs`: B · H · Lq · Lk; `computed`: those the engine computes, counted in its tiles; `skipped`: the share that it
-    does not. `operations` and `extra_bytes`: estimates of its work, and of its memory beyond inputs and output.
+    `pairs`: B · H · Lq · Lk; `computed`: those the engine computes, counted in its tiles; `operations` and
+    `extra_bytes`: estimates of its work, and of its memory beyond inputs and output. `skipped`: the share of the pairs
+    that it does not compute.
     """
 
     engine: str

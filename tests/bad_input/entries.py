@@ -340,8 +340,21 @@ ENTRIES: dict[str, Entry] = {
     "Weights.plot": E(
         "weights",
         lambda **given: drawn(ch.weights(**QK).plot(0, **given)),
-        {"query_labels": list("abcde"), "key_labels": list("abcde"), "title": "a", "cmap": "GnBu", "scale": "linear"},
-        {"query_labels": ABSENT, "key_labels": ABSENT, "title": ABSENT | {"str": "same"}},
+        {
+            "query_labels": list("abcde"),
+            "key_labels": list("abcde"),
+            "title": "a",
+            "cmap": "GnBu",
+            "scale": "linear",
+            "bar": True,
+        },
+        {
+            "query_labels": ABSENT,
+            "key_labels": ABSENT,
+            "title": ABSENT | {"str": "same"},
+            "scale": WIDE,
+            "bar": {"bool": "else"},
+        },
     ),
     "Weights.plot()": E(
         "weights",

@@ -36,6 +36,8 @@ def test_each_head_has_a_picture_and_what_is_masked_is_white():
     axes = ch.explain(x, x, x, mask=ch.Causal()).plot("masked")
     assert [axis.get_title() for axis in axes] == ["masked, head 0", "masked, head 1"]
     assert axes[0].images[0].get_array().mask[0, 1]
+    assert len(axes[0].figure.axes) == 3  # one bar for both, since they have one scale
+    assert axes[0].images[0].get_clim() == axes[1].images[0].get_clim()
 
 
 def test_on_axes_that_are_given():

@@ -1,6 +1,7 @@
 """Pictures of weights, masks and positions, with matplotlib and in notebooks."""
 
 import base64
+import itertools
 import re
 import subprocess
 import sys
@@ -112,9 +113,56 @@ def test_numpy_and_hostile_words():
     assert [t.get_text() for t in axes.get_xticklabels()] == [r"\$x\$", r"\x1b[31m", r"a\nb", r"\u202eb"]
 
 
+def test_calls_share_a_scale_that_is_given():
+    figure, axes = pyplot.subplots(1, 2, layout="constrained")
+    for seed, axis in enumerate(axes):
+        random(1, seed=seed).plot(0, scale=0.5, bar=False, ax=axis)
+    assert len(figure.axes) == 2 and {axis.images[0].norm.vmax for axis in axes} == {0.5}
+    bar = random(1).plot(0, scale=1e-3).figure.axes[1]  # weights beyond the scale are told by the bar's end
+    assert bar._colorbar.extend == "max"
+    assert random(1).plot(0).figure.axes[1]._colorbar.extend == "neither"
+
+
+@pytest.mark.parametrize("length", [2, 3, 5, 12, 64, 100])
+def test_ticks_are_positions(length):
+    axes = [random(1, length=length).plot(0), *random(1, 3, length=length).plot(0)]
+    axes += [ch.Causal().plot(length, length)]
+    for axis in axes:
+        axis.figure.canvas.draw()
+        for way in (axis.xaxis, axis.yaxis):
+            assert all(float(tick).is_integer() for tick in way.get_majorticklocs())
+
+
+@pytest.mark.parametrize("letters", [6, 10, 24])
+@pytest.mark.parametrize("heads", [1, 6])
+@pytest.mark.parametrize("length", [3, 12, 40, 64, 200])
+def test_words_do_not_overlap(length, heads, letters):
+    words = [f"word{i % 7}" if i % 3 else "x" for i in range(length)]
+    with pyplot.rc_context({"font.size": letters}):
+        axes = np.atleast_1d(random(1, heads, length=length).plot(0, query_labels=words, key_labels=words))
+        axes[0].figure.canvas.draw()
+        for axis in axes:
+            for way, side in ((axis.xaxis, 0), (axis.yaxis, 1)):
+                boxes = [t.get_window_extent() for t in way.get_ticklabels() if t.get_text()]
+                ends = sorted((box.min[side], box.max[side]) for box in boxes)
+                assert all(first[1] <= second[0] + 1 for first, second in itertools.pairwise(ends))
+
+
+def test_single_letters_stand_upright():
+    date = random(1, length=10).plot(0, key_labels=list("2019-02-15"), query_labels=list("2019-02-15"))
+    assert {label.get_rotation() for label in date.get_xticklabels()} == {0}
+    long = random(1, length=10).plot(0, key_labels=["understanding"] * 10)
+    assert {label.get_rotation() for label in long.get_xticklabels()} == {90}
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
+        ({"scale": 0}, "or a number > 0"),
+        ({"scale": True}, "or a number > 0"),
+        ({"scale": float("nan")}, "or a number > 0"),
+        ({"scale": np.ones(2)}, "or a number > 0"),
+        ({"bar": 1}, "bar is 1"),
         ({"cmap": "no such map"}, "colour map"),
         ({"cmap": 3}, "colour map"),
         ({"scale": "root"}, "'linear' or 'log'"),

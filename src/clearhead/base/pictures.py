@@ -38,12 +38,14 @@ class Side:
 
 @dataclass(frozen=True)
 class Style:
-    """How it is drawn. `scale`: "linear" from 0, "log" from a tenth of an equal share, or "signed" around 0."""
+    """How it is drawn. `scale`: "linear" from 0, "log" from a tenth of an equal share, "signed" around 0, or a number:
+    linear from 0 to that. `bar`: with a bar of its colours."""
 
     title: str | None = None
     cmap: Any = "GnBu"
-    scale: str = "linear"
+    scale: str | float = "linear"
     ax: Any = None
+    bar: bool = True
 
 
 def check_style(style: Style, scales: Sequence[str] = ("linear", "log")) -> Any:
@@ -51,8 +53,11 @@ def check_style(style: Style, scales: Sequence[str] = ("linear", "log")) -> Any:
     matplotlib = require("matplotlib", "plot", "plot()")
     if style.title is not None and not isinstance(style.title, str):
         raise ClearheadError(f"title is a {type(style.title).__name__}; pass a string.")
-    if not isinstance(style.scale, str) or style.scale not in scales:
-        raise ClearheadError(f"scale is {style.scale!r:.80}; expected {' or '.join(map(repr, scales))}.")
+    if not (_is_top(style.scale) or (isinstance(style.scale, str) and style.scale in scales)):
+        known = " or ".join(map(repr, scales))
+        raise ClearheadError(f"scale is {style.scale!r:.80}; expected {known}, or a number > 0.")
+    if not isinstance(style.bar, bool):
+        raise ClearheadError(f"bar is {style.bar!r:.80}; pass True or False.")
     if style.ax is not None and not hasattr(style.ax, "imshow"):
         raise ClearheadError(f"ax is a {type(style.ax).__name__}; pass the axes of a matplotlib figure, or None.")
     if isinstance(style.cmap, matplotlib.colors.Colormap):
@@ -62,6 +67,10 @@ def check_style(style: Style, scales: Sequence[str] = ("linear", "log")) -> Any:
             f"cmap is {style.cmap!r:.80}; pass the name of a colour map of matplotlib, such as 'GnBu'."
         )
     return matplotlib.colormaps[style.cmap]
+
+
+def _is_top(scale: Any) -> bool:
+    return isinstance(scale, int | float) and not isinstance(scale, bool) and 0 < scale < math.inf
 
 
 def draw(panels: Sequence[Panel], rows: Side, columns: Side, style: Style, meaning: str | None) -> Any:
@@ -82,13 +91,15 @@ def draw(panels: Sequence[Panel], rows: Side, columns: Side, style: Style, meani
     for axis, panel in zip(axes, panels, strict=True):
         drawn = _one(axis, panel, (rows.length, columns.length), norm, floor, cmap)
         title = panel.title if several or style.title is None else style.title
-        axis.set_title(_shown(title), fontsize=9 if several else None)
+        axis.set_title(_shown(title), fontsize="medium" if several else None)
     if several and style.title is not None:
         axes[0].figure.suptitle(_shown(style.title))
     _name_sides(axes, rows, columns)
-    if meaning is not None:
+    if meaning is not None and style.bar:
         masked = any(panel.hidden is not None and panel.hidden.any() for panel in panels)
-        axes[0].figure.colorbar(drawn, ax=list(axes), label=meaning + (" (hatched: masked)" if masked else ""))
+        label = meaning + (" (hatched: masked)" if masked else "")
+        extend = "max" if any((panel.cells > norm.vmax).any() for panel in panels) else "neither"
+        axes[0].figure.colorbar(drawn, ax=list(axes), label=label, extend=extend)
     return axes if several else axes[0]
 
 
@@ -104,9 +115,11 @@ def _axes(pyplot: Any, count: int) -> Array:
     return found
 
 
-def _norm(panels: Sequence[Panel], length: int, scale: str) -> tuple[Any, float]:
+def _norm(panels: Sequence[Panel], length: int, scale: str | float) -> tuple[Any, float]:
     """The scale of all panels, and the least number that is drawn."""
     colors = require("matplotlib.colors", "plot", "plot()")
+    if not isinstance(scale, str):
+        return colors.Normalize(0.0, scale), -math.inf
     seen = [p.cells[np.isfinite(p.cells) & (True if p.hidden is None else ~p.hidden)] for p in panels]
     top = float(max((np.abs(cells).max() for cells in seen if cells.size), default=1.0)) or 1.0
     if scale == "log":
@@ -137,22 +150,37 @@ def _one(axis: Any, panel: Panel, shape: tuple[int, int], norm: Any, floor: floa
 
 def _name_sides(axes: Array, rows: Side, columns: Side) -> None:
     """Words, or numbers, along the outer sides of the grid."""
-    several = len(axes) > 1
-    grid = axes[0].get_gridspec() if several else None
+    grid = axes[0].get_gridspec() if len(axes) > 1 else None
     for i, axis in enumerate(axes):
         left = grid is None or i % grid.ncols == 0
         low = grid is None or i + grid.ncols >= len(axes)
         for side, way, outer in ((columns, axis.xaxis, low), (rows, axis.yaxis, left)):
             if outer:
                 way.set_label_text(side.name)
-            if side.words is not None:  # as many as there is room for
-                step = -(-side.length // (24 if several else 64)) or 1
-                places = range(0, side.length, step)
-                words = [_shown(str(side.words[p])) if outer else "" for p in places]
-                way.set_ticks(places, words, fontsize=6 if several or len(places) > 24 else None)
-                way.set_tick_params(rotation=90 if way is axis.xaxis else 0)
-            elif not outer:
+            if side.words is not None:
+                _set_words(axis, way, side, outer)
+                continue
+            way.set_major_locator(
+                require("matplotlib.ticker", "plot", "plot()").MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True)
+            )
+            if not outer:
                 way.set_tick_params(labelbottom=False, labelleft=False)
+
+
+def _set_words(axis: Any, way: Any, side: Side, outer: bool) -> None:
+    """As many words as there is room for, as large as they fit; those of keys stand upright where they are too wide."""
+    assert side.words is not None
+    place, figure, across = axis.get_position(), axis.figure, way is axis.xaxis
+    pixels = figure.bbox.width * place.width if across else figure.bbox.height * place.height
+    room = max(0.8 * 72 / figure.dpi * pixels, 1.0)  # points, without what a layout takes for names and the bar
+    letter = float(require("matplotlib", "plot", "plot()").rcParams["font.size"])
+    relative = {"medium": 1.0, "small": 0.833, "x-small": 0.694, "xx-small": 0.579}  # matplotlib's own
+    size = next((name for name, of in relative.items() if 1.15 * letter * of * side.length <= room), "xx-small")
+    step = math.ceil(1.15 * letter * relative[size] * side.length / room)
+    words = [_shown(str(side.words[p])) for p in range(0, side.length, step)]
+    widest = 0.65 * letter * relative[size] * max(map(len, words), default=0)
+    way.set_ticks(range(0, side.length, step), words if outer else [""] * len(words), fontsize=size)
+    way.set_tick_params(rotation=90 if across and widest > room / max(len(words), 1) else 0)
 
 
 def _check_words(side: Side) -> None:

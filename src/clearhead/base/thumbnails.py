@@ -56,9 +56,11 @@ def png(codes: Array) -> bytes:
 
 def table(names: Sequence[str], rows: Sequence[Sequence[object]], most: int = 40) -> str:
     """The first rows of a table, and how many there are."""
-    head = "".join(f"<th>{escaped(name)}</th>" for name in names)
+    look = 'style="padding:0.2em 0.6em;text-align:left;white-space:nowrap"'  # what is too wide scrolls
+    head = "".join(f"<th {look}>{escaped(name)}</th>" for name in names)
     body = "".join(
-        f"<tr>{''.join(f'<td><bdi>{escaped(short(str(cell)))}</bdi></td>' for cell in row)}</tr>" for row in rows[:most]
+        f"<tr>{''.join(f'<td {look}><bdi>{escaped(short(str(cell)))}</bdi></td>' for cell in row)}</tr>"
+        for row in rows[:most]
     )
     more = f"<p>… {len(rows) - most} more</p>" if len(rows) > most else ""
     return f'<div style="overflow-x:auto"><table><tr>{head}</tr>{body}</table></div>{more}'

@@ -34,10 +34,10 @@ def plot(step: Step, shown: Shown, ax: Any) -> Any:
         cells[~np.isfinite(cells)] = np.nan  # -∞ is left white
         low, colours = (-largest, "RdBu_r") if signed else (0.0, "GnBu")
         drawn = axis.imshow(cells, cmap=colours, vmin=low, vmax=largest or 1.0, aspect="auto")
-        axis.figure.colorbar(drawn, ax=axis)
         for side, names in ((axis.xaxis, table.columns), (axis.yaxis, table.rows)):
             # matplotlib would typeset $…$ as mathematics
             side.set_ticks(range(len(names)), [name.replace("$", r"\$") for name in names])
         axis.tick_params(axis="x", rotation=90)
         axis.set_title(", ".join(filter(None, [step.name, table.caption])).replace("$", r"\$"))
+    axes[0].figure.colorbar(drawn, ax=list(axes), label=step.name.replace("_", " "))
     return axes[0] if len(axes) == 1 else axes

@@ -276,20 +276,22 @@ class Weights:
         key_labels: Sequence[str] | None = None,
         title: str | None = None,
         cmap: Any = "GnBu",
-        scale: str = "linear",
+        scale: str | float = "linear",
         ax: Any = None,
+        bar: bool = True,
     ) -> Any:
         """Draw one head, or a grid of several with one scale, with matplotlib. Masked cells are hatched.
 
         `w.plot(0, 3)` is sequence 0, head 3 of (B, H, Lq, Lk); `w.plot(0)` all heads of sequence 0, `w.plot(0, [3, 5])`
         two of them, `w.plot(0, slice(4))` the first four: at most 64. `query_labels`, `key_labels`: a word for each
         query, for each key. `cmap`: a colour map of matplotlib. `scale`: "linear" from 0 to the largest weight of all
-        that is drawn; "log" from 0.1 / Lk. `ax`: the axes to draw one head on; None makes some.
+        that is drawn; "log" from 0.1 / Lk; a number, such as 1.0, is linear from 0 to it, so that pictures of several
+        calls have one scale. `ax`: the axes to draw one head on; None makes some. `bar`: with a bar of the colours.
         Up to 512 queries and keys (256 in a grid) every weight is a cell; beyond, a cell is the largest weight of those
         it stands for, found in O(Lq + Lk) memory. Returns the axes, an array of them where there are several.
         """
         chosen = plot.picks(head, tuple(self.shape[:-2]))
-        style = Style(title, cmap, scale, ax)
+        style = Style(title, cmap, scale, ax, bar)
         check_style(style)
         queries, keys = self.shape[-2:]
         most = plot.CELLS if len(chosen) == 1 else plot.IN_GRID

@@ -357,7 +357,7 @@ class Recording(Calls[AttentionCall]):
         source_tokens: Sequence[str] | None = None,
         title: str | None = None,
         cmap: Any = "GnBu",
-        scale: str = "linear",
+        scale: str | float = "linear",
     ) -> Any:
         """Draw the heads of a call with matplotlib, in a grid with one scale: see `Weights.plot`.
 

@@ -30,7 +30,7 @@ class LearnedPositionalEncoding(nn.Module):
 
     `max_len`: how many positions there are. `embed_dim`: E.
     `dropout`: the probability with which an entry of the sum is dropped while training.
-    x (..., L, E); `offset`: the position of the first vector. Returns x's shape, of the dtype of x + P.
+    Takes: x (..., L, E), and `offset`, the position of its first vector. Returns x's shape, of the dtype of x + P.
     Raises a `ShapeError` for another width, and for positions from max_len on. Cost: one addition an entry.
     Source: Gehring et al. 2017, "Convolutional Sequence to Sequence Learning"; Devlin et al. 2019, "BERT", for
     the initial standard deviation of 0.02.

@@ -31,7 +31,7 @@ class SinusoidalPositionalEncoding(Tabled):
     Formula: output_p = dropout(x_p + P_p), with P[p, 2i] = sin(p / 10000^(2i/E)), P[p, 2i+1] = cos(p / 10000^(2i/E)).
 
     `embed_dim`: E, odd or even. `dropout`: the probability with which an entry of the sum is dropped while training.
-    x (..., L, E); `offset`: the position of the first vector. Returns x's shape and dtype.
+    Takes: x (..., L, E), and `offset`, the position of its first vector. Returns x's shape and dtype.
     Any length; no parameters. Raises a `ShapeError` for another width.
     Cost: one addition an entry; a table of the longest sequence is kept.
     Source: Vaswani et al. 2017, "Attention Is All You Need".
