@@ -87,9 +87,12 @@ class Site:
     def search(self, word: str) -> None:
         self.shown = f"search for {word}"
         self.page.goto((self.root / "search.html").as_uri() + f"?q={word}")
+        found, none = "#search-results li a", "#search-results .search-summary:has-text('did not match')"
         try:
-            self.page.wait_for_selector("#search-results li a", timeout=10_000)
+            self.page.wait_for_selector(f"{found}, {none}", timeout=10_000)
         except Exception:
+            self.fault("it does not end")
+        if not self.page.query_selector(found):
             self.fault("nothing found")
 
 

@@ -20,6 +20,7 @@ PLANTED = {
 GOOD = f'<h1 id="top">Good</h1><a href="#top">up</a><img alt="a pixel" src="{PIXEL}">'
 GOOD += '<a href="https://example.invalid">a link out of the site</a>'
 SEARCH = '<ul id="search-results"></ul><script>{}</script>'
+NOTHING = 'document.querySelector("ul").innerHTML = "<p class=search-summary>Your search did not match any documents."'
 FOUND = 'document.querySelector("ul").innerHTML = "<li><a href=good_1.html>softmax</a></li>"'
 
 
@@ -45,7 +46,7 @@ def test_a_site_without_a_fault(tmp_path):
 
 def test_each_planted_fault_is_found(tmp_path):
     pages = {f"bad_{i}": body for i, body in enumerate(PLANTED.values())}
-    found = faults_of(written(tmp_path, pages | {"good": GOOD, "search": SEARCH.format("")}))
+    found = faults_of(written(tmp_path, pages | {"good": GOOD, "search": SEARCH.format(NOTHING)}))
     for i, fault in enumerate(PLANTED):
         assert any(line.startswith(f"bad_{i}.html: {fault}") for line in found), (fault, found)
     assert "search for softmax: nothing found" in found
