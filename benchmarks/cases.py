@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import clearhead as ch
-from benchmarks import audits, browsing, editing, explaining, masks, pages, training, watching
+from benchmarks import audits, browsing, editing, explaining, masks, pages, sharding, training, watching
 from benchmarks.measure import interleaved, peak_mib
 from benchmarks.result import Result, agree, faster, leaves, times
 
@@ -399,6 +399,7 @@ CASES: dict[str, Callable[[], Result]] = {
     **explaining.CASES,
     **pages.CASES,
     **browsing.CASES,
+    **sharding.CASES,
     "jvp": lambda: forward_mode(False, 1 / 8),
     "jvp-training": lambda: forward_mode(True, 1 / 6),
     "bfloat16": lambda: low_precision(torch.bfloat16),

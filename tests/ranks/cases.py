@@ -15,7 +15,7 @@ from torch import Tensor
 import clearhead as ch
 from clearhead import testing
 from clearhead.base.shapes import Sizes
-from clearhead.distributed import channel, exchange
+from clearhead.distributed import channel, exchange, needs
 from clearhead.problem.visible import intervals_of
 
 LENGTH = 37
@@ -93,6 +93,7 @@ def cases(ranks: int) -> Iterator[dict[str, Any]]:
             "method": "gather" if at % 7 == 3 else "exchange",
             "dtype": torch.float32 if at % 4 == 1 else torch.float64,
             "delayed": at % 6 == 0,
+            "piece": 5 if at % 2 else 1024,
         }
 
 
@@ -104,6 +105,7 @@ def everything(rank: int, every: int) -> dict[str, Any]:
         if number % every:
             continue
         counter.delays = random.Random(f"{rank} {number}") if case.pop("delayed") else None
+        needs.PIECE = case.pop("piece")
         found = one(rank, case, counter)
         if found is None:
             continue

@@ -9,6 +9,7 @@ Sources: Liu et al. 2023, "Ring Attention"; Dao et al. 2022, "FlashAttention", a
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from clearhead.problem.guard import guard
 from clearhead.problem.packing import Operands, operands, with_operands, without_operands
 from clearhead.problem.partial import Partial, Rows, sinks_gradient
 from clearhead.problem.problem import Problem
-from clearhead.problem.region import Region
+from clearhead.problem.region import EVERY, Region
 
 
 class Shard(NamedTuple):
@@ -97,38 +98,76 @@ def attend(shard: Shard) -> Tensor:
     return output
 
 
-def _keys(shard: Shard) -> Iterator[tuple[int, tuple[range, ...] | list[range], list[Tensor]]]:
-    """For one rank after another, this one first: its number, the runs of its keys that are needed, key and value."""
-    needs, channel = shard.needs, shard.channel
-    me, ranks = channel.rank, channel.ranks
-    key, value = shard.local.key.contiguous(), shard.local.value
-    assert value is not None
-    own = [key, value.contiguous()]
+class _Piece(NamedTuple):
+    """Some keys of one rank, with their values, and what is computed with them."""
 
-    def post(step: int) -> Posted:
-        if step == ranks:  # all have been heard
-            return Posted([], None)
-        to, source = (me + step) % ranks, (me - step) % ranks
-        asked = needs.runs[to][me]
-        message = messages.pack(own, shard.held, asked) if asked else None
-        return channel.post(to, message, source, messages.room(own, needs.runs[me][source]))
+    keys: range
+    jobs: list[Job]
+    of: list[Tensor]  # key and value
 
-    posted = post(1)
-    yield me, shard.held, own
+
+class _Turn(NamedTuple):
+    """What this rank sends to one rank, and receives from another, at the same time; None where there is no more."""
+
+    to: int
+    given: range | None
+    source: int
+    taken: tuple[range, list[Job]] | None
+
+
+def _turns(shard: Shard) -> list[_Turn]:
+    """In the order in which every rank goes through them."""
+    needs, me, ranks = shard.needs, shard.channel.rank, shard.channel.ranks
+    found = []
     for step in range(1, ranks):
-        source = (me - step) % ranks
-        received = posted.wait()
-        posted = post(step + 1)
-        runs = needs.runs[me][source]
-        yield source, runs, [] if received is None else messages.unpack(received, own, runs)
+        to, source = (me + step) % ranks, (me - step) % ranks
+        given, taken = (keys for keys, _ in needs.pieces(to, me)), needs.pieces(me, source)
+        found += [_Turn(to, out, source, into) for out, into in itertools.zip_longest(given, taken)]
+    return found
 
 
-def _parts(shard: Shard, source: int, runs: Any, of: list[Tensor]) -> Iterator[tuple[slice, slice, Problem]]:
-    """The jobs with the keys of one rank: the places of their queries here and of their keys there, and the problem."""
-    for job in shard.needs.jobs[shard.channel.rank][source]:
-        here, there = messages.place_of(job.queries, shard.asked), messages.place_of(job.keys, runs)
-        key, value = (t[:, :, there] for t in of)
-        yield here, there, shard.part(job, shard.local.query[:, :, here], key, value)
+def _pieces(shard: Shard) -> Iterator[tuple[_Turn | None, _Piece | None]]:
+    """Keys and values: those of this rank, then in each turn those that have come, while the next are under way."""
+    local, channel = shard.local, shard.channel
+    assert local.value is not None
+    own = [local.key.contiguous(), local.value.contiguous()]
+    for keys, jobs in shard.needs.pieces(channel.rank, channel.rank):
+        yield None, _Piece(keys, jobs, _rows(own, shard, keys))
+    turns = _turns(shard)
+
+    def post(turn: _Turn) -> Posted:
+        message = None if turn.given is None else _flat(_rows(own, shard, turn.given))
+        room = None if turn.taken is None else messages.room(own, [turn.taken[0]])
+        return channel.post(turn.to, message, turn.source, room)
+
+    posted = [post(turn) for turn in turns[:1]]
+    for turn, later in itertools.zip_longest(turns, turns[1:]):
+        received = posted.pop().wait()
+        if later is not None:
+            posted.append(post(later))
+        if turn.taken is None or received is None:
+            yield turn, None
+        else:
+            keys, jobs = turn.taken
+            yield turn, _Piece(keys, jobs, messages.unpack(received, own, [keys]))
+
+
+def _rows(of: list[Tensor], shard: Shard, keys: range) -> list[Tensor]:
+    """The rows of these keys, of tensors that hold all of this rank's."""
+    at = messages.place_of(keys, shard.held)
+    return [t[:, :, at] for t in of]
+
+
+def _flat(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([t.reshape(-1) for t in tensors])
+
+
+def _parts(shard: Shard, piece: _Piece) -> Iterator[tuple[Job, slice, slice, Problem]]:
+    """The jobs of a piece: the place of their queries among this rank's, of their keys in it, and the problem."""
+    for job in piece.jobs:
+        here, there = messages.place_of(job.queries, shard.asked), messages.place_of(job.keys, [piece.keys])
+        key, value = (t[:, :, there] for t in piece.of)
+        yield job, here, there, shard.part(job, shard.local.query[:, :, here], key, value)
 
 
 def _forward(shard: Shard) -> Partial:
@@ -137,52 +176,74 @@ def _forward(shard: Shard) -> Partial:
     lead, dtype = local.query.shape[:3], accumulated(local.query.dtype)
     new = functools.partial(local.query.new_zeros, dtype=dtype)
     sums = Partial(new((*lead, local.value.shape[-1])), new(lead), new(lead).fill_(torch.inf))
-    assert sums.maximum is not None and sums.log_sum is not None
-    for source, runs, of in _keys(shard):
-        for here, _, problem in _parts(shard, source, runs, of):
-            found = engine_of(problem).forward(problem, rows=True)
-            before = Partial(sums.output[:, :, here], sums.maximum[:, :, here], sums.log_sum[:, :, here])
-            for total, part in zip((sums.output, sums.maximum, sums.log_sum), before.merge(found)[:3], strict=True):
-                assert part is not None
-                total[:, :, here] = part
+    for _, piece in _pieces(shard):
+        for _, here, _, problem in _parts(shard, piece) if piece else ():
+            sums.add_(engine_of(problem).forward(problem, rows=True), (EVERY, EVERY, here))
     return sums if local.sinks is None else sums.with_sinks(local.sinks.to(dtype)[:, None])
 
 
 def _backward(shard: Shard, kept: Partial, grad: Tensor, wanted: tuple[bool, ...]) -> Operands:
     """The gradients of this rank's operands; of what all ranks share (weight, bias, sinks) this rank's part."""
-    local, channel, needs = shard.local, shard.channel, shard.needs
+    local, channel = shard.local, shard.channel
     assert kept.maximum is not None and kept.log_sum is not None and local.value is not None
-    me, ranks = channel.rank, channel.ranks
     rows = Rows(kept.maximum, kept.log_sum, (grad * kept.output).sum(-1))
     sums = Operands(*(None if t is None else torch.zeros_like(t, dtype=grad.dtype) for t in operands(local)))
-    assert sums.query is not None and sums.key is not None and sums.value is not None
-    of_keys = [sums.key, sums.value]
-    every = (True, True, True, *wanted[3:6], False)
-    back = []
-    for step, (source, runs, of) in enumerate(_keys(shard)):
-        found = of_keys if source == me else [torch.zeros_like(t, dtype=grad.dtype) for t in of]
-        for (here, there, problem), job in zip(_parts(shard, source, runs, of), needs.jobs[me][source], strict=True):
-            own = Rows(*(row[:, :, here] for row in rows))
-            part = engine_of(problem).backward(guard(problem), own, grad[:, :, here], every)
-            assert part.query is not None and part.key is not None and part.value is not None
-            sums.query[:, :, here] += part.query
-            found[0][:, :, there] += part.key
-            found[1][:, :, there] += part.value
-            _add_shared(sums, part, job, needs)
-        if source != me:
-            to = (me + step) % ranks
-            message = torch.cat([t.reshape(-1) for t in found]) if runs else None
-            asked = needs.runs[to][me]
-            back.append((asked, channel.post(source, message, to, messages.room(of_keys, asked, grad.dtype))))
-    for asked, posted in back:
-        received = posted.wait()
-        if received is not None:
-            whole = range(messages.count(asked))
-            parts = messages.unpack(received, of_keys, [whole])
-            messages.add(of_keys, shard.held, parts, asked)
+    assert sums.key is not None and sums.value is not None
+    own = [sums.key, sums.value]
+    back: list[tuple[range | None, Posted]] = []
+
+    def taken_back() -> None:
+        for given, posted in back:
+            received = posted.wait()
+            if given is not None and received is not None:
+                _add(own, shard, given, messages.unpack(received, own, [given]))
+        back.clear()
+
+    for turn, piece in _pieces(shard):
+        message = None
+        if piece is not None:
+            numbers = sum(t.numel() for t in piece.of)
+            message = grad.new_zeros(numbers)
+            of_keys = messages.unpack(message, piece.of, [piece.keys])
+            _add_gradients(shard, piece, (sums, of_keys), rows, grad, wanted)
+            if turn is None:
+                _add(own, shard, piece.keys, of_keys)
+        if turn is not None:
+            taken_back()  # of the turn before
+            room = None if turn.given is None else messages.room(own, [turn.given])
+            back.append((turn.given, channel.post(turn.source, message, turn.to, room)))
+    taken_back()
     if local.sinks is not None and wanted[-1]:
         sums = sums._replace(sinks=sinks_gradient(local.sinks, rows))
     return Operands(*(g if want else None for g, want in zip(sums, wanted, strict=True)))
+
+
+def _add(sums: list[Tensor], shard: Shard, keys: range, parts: list[Tensor]) -> None:
+    """Adds the gradients of some of this rank's keys to the sums of all."""
+    for total, part in zip(_rows(sums, shard, keys), parts, strict=True):
+        total += part
+
+
+def _add_gradients(
+    shard: Shard,
+    piece: _Piece,
+    into: tuple[Operands, list[Tensor]],
+    rows: Rows,
+    grad: Tensor,
+    wanted: tuple[bool, ...],
+) -> None:
+    """Adds the gradients of the parts of one piece: those of its key and value to a message, the others to the sums."""
+    sums, of_keys = into
+    assert sums.query is not None
+    every = (True, True, True, *wanted[3:6], False)
+    for job, here, there, problem in _parts(shard, piece):
+        own = Rows(*(row[:, :, here] for row in rows))
+        part = engine_of(problem).backward(guard(problem), own, grad[:, :, here], every)
+        assert part.query is not None and part.key is not None and part.value is not None
+        sums.query[:, :, here] += part.query
+        of_keys[0][:, :, there] += part.key
+        of_keys[1][:, :, there] += part.value
+        _add_shared(sums, part, job, shard.needs)
 
 
 def _add_shared(sums: Operands, part: Operands, job: Job, needs: Needs) -> None:

@@ -12,6 +12,7 @@ from clearhead.base.shapes import Sizes
 from clearhead.distributed.layout import Layout
 from clearhead.problem.visible import Visible, intervals_of
 
+PIECE = 1024  # keys in one message of the exchange
 NEAR = 64  # keys that no query sees, between some that are: fewer are sent with these, and more are left out
 
 
@@ -71,6 +72,16 @@ class Needs:
         """Whether the intervals allow every pair of a job."""
         return self.pairs(job) == self.sizes.batch * self.sizes.heads * len(job.queries) * len(job.keys)
 
+    def pieces(self, rank: int, peer: int) -> list[tuple[range, list[Job]]]:
+        """The keys of a peer that a rank needs, in pieces, and what it computes with each."""
+        jobs, found = self.jobs[rank][peer], []
+        for run in self.runs[rank][peer]:
+            for first in range(run.start, run.stop, PIECE):
+                piece = range(first, min(first + PIECE, run.stop))
+                inside = (Job(job.queries, _both(job.keys, piece)) for job in jobs)
+                found.append((piece, [job for job in inside if len(job.keys)]))
+        return found
+
     @cached_property
     def rows(self) -> list[list[int]]:
         """How many keys rank r needs of rank p."""
@@ -81,9 +92,13 @@ def _jobs(seen: list[tuple[range, list[range]]], held: tuple[range, ...]) -> Ite
     for queries, runs in seen:
         for chunk in held:
             for run in runs:
-                keys = range(max(run.start, chunk.start), min(run.stop, chunk.stop))
+                keys = _both(run, chunk)
                 if len(keys):
                     yield Job(queries, keys)
+
+
+def _both(one: range, other: range) -> range:
+    return range(max(one.start, other.start), min(one.stop, other.stop))
 
 
 def _joined(runs: list[range], near: int) -> list[range]:

@@ -26,6 +26,22 @@ class Partial(NamedTuple):
 
         A row is a weight for each output, exp(log-sum-exp − that of both). Maxima are constants to autograd.
         """
+        maximum, log_sum, shares = self._shares(other)
+        mine, theirs = (share.unsqueeze(-1) * p.output for share, p in zip(shares, (self, other), strict=True))
+        return Partial(mine + theirs, maximum, log_sum)
+
+    def add_(self, other: Partial, at: tuple[slice, ...]) -> None:
+        """The same in place, for the rows `at` of this one, without autograd and without memory of the output's size.
+
+        The other's output is written to.
+        """
+        assert self.maximum is not None and self.log_sum is not None
+        here = Partial(self.output[at], self.maximum[at], self.log_sum[at])
+        self.maximum[at], self.log_sum[at], shares = here._shares(other)
+        here.output.mul_(shares[0].unsqueeze(-1)).add_(other.output.mul_(shares[1].unsqueeze(-1)))
+
+    def _shares(self, other: Partial) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Maximum and log_sum over the keys of both, and the share of each in every row's weights."""
         mine, theirs = self._rows(), other._rows()
         maximum = torch.maximum(*(m.masked_fill(blind, -torch.inf) for m, _, blind in (mine, theirs)))
         empty = mine[2] & theirs[2]
@@ -36,8 +52,7 @@ class Partial(NamedTuple):
             for m, log_sum, blind in (mine, theirs)
         ]
         total = (totals[0] + totals[1]).masked_fill(empty, 1.0)
-        parts = [(t / total).unsqueeze(-1) * p.output for t, p in zip(totals, (self, other), strict=True)]
-        return Partial(parts[0] + parts[1], maximum, total.log().masked_fill(empty, torch.inf))
+        return maximum, total.log().masked_fill(empty, torch.inf), [part / total for part in totals]
 
     def with_sinks(self, sinks: Tensor) -> Partial:
         """The same where a sink, (H, 1), is one term more in each softmax's denominator: once, after all keys.
