@@ -47,9 +47,3 @@ def test_a_wrong_layout_is_refused_in_words(wrong):
 def test_numbers_of_positions_by_numpy():
     assert D.Contiguous(np.array([3, 5]), 2).chunks == D.Contiguous([3, 5], 2).chunks
     assert D.ZigZag(np.int64(8), 2).chunks == D.ZigZag(8, 2).chunks
-
-
-def test_balanced_parts_of_a_very_large_matrix_end_with_it():
-    """Pairs times ranks above 2⁵³, which floats do not count."""
-    layout = D.Balanced(ch.Causal() & ch.Lengths([2**21]), 2**21, 4099)
-    assert layout.length == 2**21
