@@ -6,6 +6,7 @@ from ranks.processes import on_ranks
 NAMED = {
     "mask": "the mask", "documents": "the mask", "rule": "the mask", "bias": "the bias",
     "score": "the score and the method",
+    "own score": "the score and the method", "own scale": "the score and the method", "large mask": "the bias",
     "sinks": "the sinks", "dtype": "the dtype", "heads": "the batch and the heads", "layout": "the layout",
     "method": "the score and the method", "dropout": "the dropout", "gradient": "which inputs need a gradient",
 }  # fmt: skip

@@ -15,10 +15,22 @@ D = ch.distributed
 LENGTH = 12
 
 
+class Own(ch.Score):
+    def tile(self, query: Any, key: Any) -> Any:
+        return query @ key.transpose(-1, -2)
+
+
+class Halved(Own):
+    def tile(self, query: Any, key: Any) -> Any:
+        return super().tile(query, key) / 2
+
+
 def _call(rank: int, *, dtype: Any = None, heads: int = 2, **given: Any) -> str:
     """What the call says: the error's words, or "done"."""
     layout = given.pop("layout", None) or D.ZigZag(LENGTH)
-    query, key, value = torch.randn(3, 1, heads, LENGTH, 4, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    query, key, value = torch.randn(
+        3, 1, heads, layout.length, 4, dtype=dtype, generator=torch.Generator().manual_seed(0)
+    )
     own = [layout.shard(t, 2).requires_grad_(given.pop("grad", True)) for t in (query, key, value)]
     try:
         D.attention(*own, layout=layout, **given)
@@ -31,12 +43,17 @@ def unlike(rank: int) -> dict[str, str]:
     """Calls in which the last rank differs; the next call finds the group as it was."""
     odd = rank == dist.get_world_size() - 1
     ids = torch.tensor([0] * 5 + [1 if not odd else 0] * 7)
+    long = D.ZigZag(200)
+    hidden = torch.full((200, 200), -torch.inf).triu(1)
     return {
         "mask": _call(rank, mask=ch.Causal() if odd else None),
         "documents": _call(rank, mask=ch.Documents(ids)),
         "rule": _call(rank, mask=torch.tril(torch.ones(LENGTH, LENGTH), -1 if odd else 0).bool()),
         "bias": _call(rank, bias=torch.full((LENGTH, LENGTH), 1.0 + odd)),
         "score": _call(rank, score=ch.Dot(softcap=5.0 if odd else 6.0)),
+        "own score": _call(rank, score=Halved() if odd else Own()),
+        "own scale": _call(rank, score=Own(), scale=0.5 if odd else 0.25),
+        "large mask": _call(rank, layout=long, mask=hidden.T.contiguous() if odd else hidden),
         "sinks": _call(rank, sinks=torch.tensor([0.0, float(odd)])),
         "dtype": _call(rank, dtype=torch.float64 if odd else torch.float32),
         "heads": _call(rank, heads=3 if odd else 2),

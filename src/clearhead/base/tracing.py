@@ -5,6 +5,7 @@ Values are hidden, and can be asserted at best, while code is compiled or export
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -26,6 +27,7 @@ any_autocast = torch._C._is_any_autocast_enabled
 # what compiles the frames that this thread runs next; None in eager code. A function of C's, which the compiler cannot
 # enter
 compiler_here = torch._C._dynamo.eval_frame.get_eval_frame_callback
+_compile_with = torch._C._dynamo.eval_frame.set_eval_frame
 _dispatch_modes, _jit_state = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state
 _NOTHING = nullcontext()
 _GRAD, _JVP, _VMAP = (getattr(_functorch.TransformType, name) for name in ("Grad", "Jvp", "Vmap"))
@@ -228,6 +230,25 @@ def ensure(good: Tensor, error: Callable[[], ClearheadError], short: str) -> Non
         )
     elif not bool(good.all()):
         raise error()
+
+
+def eagerly(function: Function) -> Function:
+    """The function, which the compiler leaves out of its code, with all that it calls.
+
+    As `torch.compiler.disable`, which would import the compiler to set this mark.
+    """
+
+    @functools.wraps(function)
+    def apart(*args: Any, **given: Any) -> Any:
+        before = _compile_with(None)
+        try:
+            return function(*args, **given)
+        finally:
+            _compile_with(before)
+
+    apart._torchdynamo_disable = True  # type: ignore[attr-defined]
+    apart._torchdynamo_disable_msg = "it runs in eager code alone"  # type: ignore[attr-defined]
+    return apart  # type: ignore[return-value]
 
 
 def compiled_code(function: Any) -> bool:

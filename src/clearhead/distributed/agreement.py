@@ -15,8 +15,12 @@ from clearhead.distributed.channel import Channel
 from clearhead.distributed.exchange import Shard
 from clearhead.distributed.layout import Layout
 from clearhead.problem.visible import intervals_of
+from clearhead.scores.base import Pairwise
 
-ALL = 2**16  # numbers of a tensor that are compared one by one; of more, their sums
+ALL = 2**16  # bytes of a tensor that are compared as they are; of more, a sum that knows each number's place
+GOLDEN = -7046029254386353131  # 2⁶⁴ / golden ratio, odd, as a number with a sign
+PART = 2**22  # numbers that are summed at a time
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def agree(shard: Shard, method: str, channel: Channel) -> None:
@@ -61,8 +65,8 @@ def _of_call(shard: Shard, method: str) -> Iterator[tuple[str, Any]]:
     yield "the width of query, key and value", widths
     yield "the dtype", tuple(str(t.dtype) for t in (local.query, local.key, local.value))
     lowered = local.lowered
-    form = type(scores).__name__ if lowered is None else (lowered.phi, lowered.scale, lowered.softcap)
-    yield "the score and the method", (str(form), method)
+    form = scores.phi if isinstance(scores, Pairwise) else type(scores.score).__qualname__
+    yield "the score and the method", (form, scores.scale, scores.softcap or 0.0, method)
     yield "the weight of the score", None if lowered is None else lowered.weight
     yield "the mask", None if visible is None else tuple(map(_of_array, intervals_of(visible)))
     residual = () if visible is None else visible.spans.reads
@@ -89,12 +93,18 @@ def _of_array(array: np.ndarray[Any, Any]) -> bytes:
 def _of_tensor(tensor: Tensor | None) -> Any:
     if tensor is None:
         return None
-    tensor = tensor.detach()
-    if tensor.numel() <= ALL:
-        numbers = tensor.contiguous().view(torch.uint8) if tensor.ndim else tensor.reshape(1).view(torch.uint8)
-        return tuple(tensor.shape), numbers.cpu().numpy().tobytes()
-    wide = tensor.double()
-    return tuple(tensor.shape), float(wide.sum()), float(wide.square().sum())
+    tensor = tensor.detach().contiguous()
+    if tensor.nbytes <= ALL:
+        return tuple(tensor.shape), tensor.reshape(-1).view(torch.uint8).cpu().numpy().tobytes()
+    words = tensor.reshape(-1).view(WORDS[tensor.element_size()])
+    parts = (_sum(words[first : first + PART], first) for first in range(0, words.numel(), PART))
+    return tuple(tensor.shape), (sum(parts) % 2**64).to_bytes(8, "little")
+
+
+def _sum(words: Tensor, first: int) -> int:
+    """Each word by an odd number of its place, modulo 2⁶⁴: exact, so the order in which they are added is the same."""
+    place = torch.arange(first, first + words.numel(), dtype=torch.int64, device=words.device) * GOLDEN
+    return int((words.long() * ((place ^ (place >> 29)) | 1)).sum())
 
 
 def _digest(value: Any) -> int:

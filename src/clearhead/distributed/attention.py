@@ -10,18 +10,23 @@ from torch import Tensor
 from clearhead._attention import ScoreLike
 from clearhead.base.dropout import check_dropout, draw_seed
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.tracing import without_autocast
+from clearhead.base.shapes import Sizes
+from clearhead.base.tracing import eagerly, without_autocast
 from clearhead.distributed import exchange, fetch
 from clearhead.distributed.agreement import agree
 from clearhead.distributed.channel import Channel
 from clearhead.distributed.exchange import Shard
 from clearhead.distributed.layout import Layout
 from clearhead.distributed.needs import Needs
-from clearhead.problem.problem import Problem, as_sinks, make_problem, mask_and_bias, refuse_distributed
+from clearhead.distributed.once import refuse_transforms
+from clearhead.problem.problem import Problem, as_sinks, inputs, make_problem, mask_and_bias, refuse_distributed
+from clearhead.problem.unseen import finite, group, seen, zero
+from clearhead.problem.visible import Visible
 
 METHODS = ("exchange", "gather")
 
 
+@eagerly
 def attention(
     query: Tensor,
     key: Tensor,
@@ -65,6 +70,7 @@ def attention(
         raise ClearheadError(f"method is {method!r}; it is one of {', '.join(map(repr, METHODS))}.")
     if not isinstance(layout, Layout) or not layout.members:
         raise _no_members(layout)
+    refuse_transforms()
     channel = Channel(layout.group)
     local, needs = sharded(query, key, value, layout, score=score, mask=mask, bias=bias, scale=scale, sinks=sinks)
     local = local._replace(dropout_p=check_dropout(dropout_p, "dropout_p"))
@@ -96,9 +102,22 @@ def sharded(
     if sizes.device.type == "meta":  # shapes alone were passed: masks are read
         sizes = sizes._replace(device=torch.device("cpu"))
     visible, added = mask_and_bias(mask, bias, sizes, problem.query.dtype)
+    if visible is not None and visible.unseen != "none" and not (finite(problem.query) and finite(problem.key)):
+        problem = make_problem(*_without_unseen(query, key, value, visible, sizes, layout), **of_score)
     sinks = None if sinks is None else as_sinks(sinks, sizes)
     local = problem._replace(sizes=sizes, visible=visible, bias=added, sinks=sinks)
     return local, Needs(layout, layout, visible, sizes)
+
+
+def _without_unseen(
+    query: Any, key: Any, value: Any, visible: Visible, sizes: Sizes, layout: Layout
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The inputs with zeros for what is not finite and seen on no rank: a projection's gradient would become NaN."""
+    query, key, value, _ = inputs(query, key, value)
+    keys, queries = seen(visible.spans, sizes)
+    keys, queries = (t if t.shape[2] != layout.length else layout.shard(t, 2) for t in (keys, queries))
+    key = zero(key, group(keys, key.shape[1]), only_not_finite=True)
+    return zero(query, queries, only_not_finite=True), key, value
 
 
 def _no_members(layout: Any) -> ClearheadError:

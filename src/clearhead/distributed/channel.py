@@ -21,12 +21,15 @@ class Channel:
         self.sent = 0
 
     def post(self, to: int, tensor: Tensor | None, source: int, room: Tensor | None) -> Posted:
-        """Send a tensor to one rank and receive one from another; None where there is nothing. Returns at once."""
+        """Send a tensor to one rank and receive one from another; None where there is nothing. Returns at once.
+
+        A tensor without numbers isn't sent: its room is as it was, and both peers know.
+        """
         moves = []
-        if tensor is not None:
+        if tensor is not None and tensor.numel():
             self.sent += tensor.nbytes
             moves.append(self._move(dist.isend, tensor, to))
-        if room is not None:
+        if room is not None and room.numel():
             moves.append(self._move(dist.irecv, room, source))
         return Posted(dist.batch_isend_irecv(moves) if moves else [], room, tensor)
 

@@ -17,14 +17,16 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
+from clearhead.base.batched import Gradients
 from clearhead.distributed import rows as messages
 from clearhead.distributed.channel import Channel, Posted
 from clearhead.distributed.needs import Job, Needs
+from clearhead.distributed.once import gradients
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose
 from clearhead.problem import regions
 from clearhead.problem.guard import guard
-from clearhead.problem.packing import Operands, operands, with_operands, without_operands
+from clearhead.problem.packing import Operands, in_dtypes, operands, with_operands, without_operands
 from clearhead.problem.partial import Partial, Rows, sinks_gradient
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import EVERY, Region
@@ -82,15 +84,16 @@ class _Attend(torch.autograd.Function):
         return found.output
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         ctx.reads.check()
-        saved = ctx.saved_tensors
-        count = len(Operands._fields)
-        shard = ctx.shard._replace(local=with_operands(ctx.shard.local, saved[:count]))
-        found = _backward(shard, Partial(*saved[count:]), grad.contiguous(), ctx.needs_input_grad[1:])
-        pairs = zip(found, operands(shard.local), strict=True)
-        return (None, *(None if g is None or t is None else g.to(t.dtype) for g, t in pairs))
+        saved, wanted = ctx.saved_tensors, ctx.needs_input_grad[1:]
+        shard = ctx.shard._replace(local=with_operands(ctx.shard.local, saved[: len(wanted)]))
+
+        def compute(grad: Tensor) -> Gradients:
+            found = _backward(shard, Partial(*saved[len(wanted) :]), grad.contiguous(), wanted)
+            return in_dtypes(found, operands(shard.local))
+
+        return (None, *gradients(compute, (grad,), saved))
 
 
 def attend(shard: Shard) -> Tensor:

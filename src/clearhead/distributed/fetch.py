@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from clearhead.base.arrays import accumulated
+from clearhead.base.batched import Gradients
 from clearhead.distributed import rows as messages
 from clearhead.distributed.channel import Channel
 from clearhead.distributed.exchange import Shard
 from clearhead.distributed.needs import Job, Needs
+from clearhead.distributed.once import gradients
 from clearhead.engines import operation
 from clearhead.engines.choose import choose
 
@@ -39,27 +43,30 @@ class _Fetch(torch.autograd.Function):
         return tuple(torch.cat([part[at] for part in parts], 2) for at in range(2))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        needs, channel = ctx.needs, ctx.channel
-        me = channel.rank
         own = ctx.saved_tensors
-        sums = [torch.zeros_like(t) for t in own]
-        by_rank = [messages.count(runs) for runs in needs.runs[me]]
-        parts = [torch.split(g, by_rank, 2) for g in grads]
-        posted = []
-        for step in range(1, channel.ranks):
-            to, source = (me - step) % channel.ranks, (me + step) % channel.ranks
-            message = torch.cat([part[to].reshape(-1) for part in parts]) if by_rank[to] else None
-            asked = needs.runs[source][me]
-            posted.append((asked, channel.post(to, message, source, messages.room(own, asked))))
-        held = needs.keys.own(me)
-        messages.add(sums, held, [part[me] for part in parts], needs.runs[me][me])
-        for asked, each in posted:
-            received = each.wait()
-            if received is not None:
-                messages.add(sums, held, messages.unpack(received, own, [range(messages.count(asked))]), asked)
-        return None, None, *sums
+        return None, None, *gradients(lambda *grads: _sent_back(ctx.needs, ctx.channel, own, grads), grads, ())
+
+
+def _sent_back(needs: Needs, channel: Channel, own: Sequence[Tensor], grads: Sequence[Tensor]) -> Gradients:
+    """The gradients of this rank's keys and values: those of its own queries, and what comes from the other ranks."""
+    me = channel.rank
+    sums = [torch.zeros_like(t, dtype=accumulated(t.dtype)) for t in own]
+    by_rank = [messages.count(runs) for runs in needs.runs[me]]
+    parts = [torch.split(g, by_rank, 2) for g in grads]
+    posted = []
+    for step in range(1, channel.ranks):
+        to, source = (me - step) % channel.ranks, (me + step) % channel.ranks
+        message = torch.cat([part[to].reshape(-1) for part in parts]) if by_rank[to] else None
+        asked = needs.runs[source][me]
+        posted.append((asked, channel.post(to, message, source, messages.room(own, asked))))
+    held = needs.keys.own(me)
+    messages.add(sums, held, [part[me] for part in parts], needs.runs[me][me])
+    for asked, each in posted:
+        received = each.wait()
+        if received is not None:
+            messages.add(sums, held, messages.unpack(received, own, [range(messages.count(asked))]), asked)
+    return tuple(total.to(t.dtype) for total, t in zip(sums, own, strict=True))
 
 
 def attend(shard: Shard) -> Tensor:

@@ -41,7 +41,7 @@ class Layout:
     def __init__(self, chunks: Iterable[Iterable[range]], group: Group = None) -> None:
         self.group, self.rank, self.ranks = _members(group)
         self.members = not isinstance(group, int)  # whether its ranks are processes
-        self.chunks = tuple(tuple(range(c.start, c.stop) for c in own if len(c)) for own in chunks)
+        self.chunks = _ranges(chunks)
         if len(self.chunks) != self.ranks:
             raise ClearheadError(f"chunks are of {len(self.chunks)} ranks, and the group has {self.ranks}.")
         every = sorted((c for own in self.chunks for c in own), key=lambda c: c.start)
@@ -54,7 +54,7 @@ class Layout:
 
     def own(self, rank: int | None = None) -> tuple[range, ...]:
         """The chunks of a rank, this one by default."""
-        return self.chunks[self.rank if rank is None else rank]
+        return self.chunks[self.rank if rank is None else check_count(rank, 0, "rank", self.ranks - 1)]
 
     def count(self, rank: int | None = None) -> int:
         """How many positions a rank holds."""
@@ -67,6 +67,9 @@ class Layout:
 
     def shard(self, tensor: Tensor, dim: int, rank: int | None = None) -> Tensor:
         """The part of `tensor`, which has all positions along `dim`, that a rank holds. Differentiable."""
+        if not isinstance(tensor, Tensor):
+            raise ClearheadError(f"tensor is {tensor!r:.60}; expected a tensor with all {self.length} positions.")
+        dim = check_count(dim, -tensor.ndim, "dim", tensor.ndim - 1)
         if tensor.shape[dim] != self.length:
             raise ShapeError(
                 f"dimension {dim} of a tensor {tuple(tensor.shape)} has {tensor.shape[dim]} positions, and the layout "
@@ -92,7 +95,7 @@ class Contiguous(Layout):
 
     def __init__(self, lengths: int | Sequence[int], group: Group = None) -> None:
         ranks = _members(group)[2]
-        if isinstance(lengths, int):
+        if not isinstance(lengths, Iterable):
             ends = _even(check_count(lengths, 0, "length"), ranks)
         else:
             ends = [0, *itertools.accumulate(check_count(n, 0, "a length") for n in lengths)]
@@ -129,7 +132,7 @@ class Balanced(Layout):
     """
 
     def __init__(self, mask: Mask, length: int, group: Group = None, *, batch: int = 1) -> None:
-        ranks = _members(group)[2]
+        ranks, batch = _members(group)[2], check_count(batch, 0, "batch")
         if not isinstance(mask, Mask):
             raise ClearheadError(f"Balanced takes a Mask, such as Documents(ids), not {mask!r:.60}.")
         length = check_count(length, 0, "length")
@@ -137,8 +140,22 @@ class Balanced(Layout):
         seen = np.maximum(stop - start, 0).sum(-1)  # (B or 1, H or 1, Lq or 1)
         rows = np.broadcast_to(seen, (*seen.shape[:2], length)).sum((0, 1)) + 1  # a row costs something too
         total = np.concatenate([[0], np.cumsum(rows)])
-        ends = np.searchsorted(total, total[-1] * np.arange(ranks + 1) / ranks)
+        ends = np.searchsorted(total, [int(total[-1]) * part // ranks for part in range(ranks + 1)])
         super().__init__([[range(int(a), int(b))] for a, b in itertools.pairwise(ends)], group)
+
+
+def _ranges(chunks: Any) -> tuple[tuple[range, ...], ...]:
+    """The chunks of each rank, without those that hold nothing."""
+    try:
+        found = tuple(tuple(own) for own in chunks)
+    except TypeError:
+        found = ((None,),)
+    if not all(isinstance(c, range) and c.step == 1 for own in found for c in own):
+        raise ClearheadError(
+            f"chunks is {chunks!r:.120}; expected for each rank the ranges of its positions, of step 1, such as "
+            "[[range(0, 2), range(6, 8)], [range(2, 6)]]."
+        )
+    return tuple(tuple(c for c in own if len(c)) for own in found)
 
 
 def _even(length: int, parts: int) -> list[int]:
@@ -147,7 +164,7 @@ def _even(length: int, parts: int) -> list[int]:
 
 def _members(group: Group) -> tuple[Any, int, int]:
     """The process group, the rank in it, and the number of its ranks."""
-    if isinstance(group, int) and not isinstance(group, bool):
+    if isinstance(group, int) and not isinstance(group, bool) and group != dist.GroupMember.NON_GROUP_MEMBER:
         return None, 0, check_count(group, 1, "group, a number of ranks,")
     if hasattr(group, "get_group"):  # a device mesh
         if group.ndim != 1:
@@ -158,6 +175,11 @@ def _members(group: Group) -> tuple[Any, int, int]:
             "there is no process group: call torch.distributed.init_process_group() first (torchrun sets what it "
             "needs), or pass a number of ranks for arithmetic alone."
         )
-    if dist.get_rank(group) < 0:
+    if group is not None and (isinstance(group, bool) or not isinstance(group, dist.ProcessGroup | int)):
+        raise ClearheadError(
+            f"group is {group!r:.60}; expected a process group, a DeviceMesh of one dimension, a number of ranks, or "
+            "None for all processes."
+        )
+    if isinstance(group, int) or dist.get_rank(group) < 0:  # new_group() gives others a number
         raise ClearheadError("this process is no member of the group.")
     return group, dist.get_rank(group), dist.get_world_size(group)

@@ -39,19 +39,20 @@ class Needs:
 
     def _seen(self, queries: range) -> list[range]:
         """The keys that some of these queries may see, where no residual hides them, as few runs."""
-        every = self.sizes.keys
         if self.intervals is None:
-            return [range(every)] if every else []
+            return [range(self.sizes.keys)] if self.sizes.keys else []
         start, stop = (
             edge if edge.shape[2] == 1 else edge[:, :, queries.start : queries.stop] for edge in self.intervals
         )
         some = stop > start
-        step = np.zeros(every + 1, dtype=np.int64)
-        np.add.at(step, start[some], 1)
-        np.add.at(step, stop[some], -1)
-        edges = np.flatnonzero(np.diff(np.concatenate([[0], (np.cumsum(step) > 0).astype(np.int8)])))
-        found = [range(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
-        return _joined(found, NEAR)
+        if not some.any():
+            return []
+        first, last = start[some], stop[some]
+        order = np.argsort(first)
+        first, last = first[order], np.maximum.accumulate(last[order])
+        apart = first[1:] > last[:-1]
+        begins, ends = first[np.concatenate([[True], apart])], last[np.concatenate([apart, [True]])]
+        return _joined([range(int(a), int(b)) for a, b in zip(begins, ends, strict=True)], NEAR)
 
     def pairs(self, job: Job) -> int:
         """The pairs of a job that the mask's intervals allow, in all sequences and heads."""

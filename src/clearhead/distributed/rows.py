@@ -52,9 +52,9 @@ def unpack(flat: Tensor, like: Sequence[Tensor], wanted: Runs) -> list[Tensor]:
 
 
 def room(like: Sequence[Tensor], wanted: Runs, dtype: torch.dtype | None = None) -> Tensor | None:
-    """An empty message of these rows; None where there are none."""
+    """The room for a message of these rows; None where there are none."""
     numbers = sum(t.shape[0] * t.shape[1] * t.shape[3] for t in like) * count(wanted)
-    return like[0].new_empty(numbers, dtype=dtype or like[0].dtype) if numbers else None
+    return like[0].new_empty(numbers, dtype=dtype or like[0].dtype) if wanted else None
 
 
 def add(sums: Sequence[Tensor], held: Runs, parts: Sequence[Tensor], runs: Runs) -> None:

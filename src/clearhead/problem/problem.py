@@ -144,7 +144,7 @@ def make_problem(
     by_tile = by_tile or as_written
     sizes = plain_sizes(query, key, value) if ordinary() else None
     if sizes is None or query._is_zerotensor() or key._is_zerotensor() or value._is_zerotensor():
-        query, key, value, sizes = _inputs(query, key, value)
+        query, key, value, sizes = inputs(query, key, value)
     if align is not None:
         sizes = sizes._replace(align=check_align(align))
     if query.element_size() < 4:
@@ -199,7 +199,7 @@ def _of_all(sizes: Sizes, first: int, total: int) -> Sizes:
     return sizes._replace(keys=total)
 
 
-def _inputs(query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor | None, Sizes]:
+def inputs(query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor | None, Sizes]:
     """What was passed, as tensors (B, H, L, E)."""
     query, key = to_tensor_float(query, "query"), to_tensor_float(key, "key")
     value = None if value is ABSENT else to_tensor_float(value, "value")

@@ -1,0 +1,126 @@
+"""What surrounds a call over ranks: derivatives, the compiler, sizes of 0, keys that are NaN. Run by every rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+import torch.distributed as dist
+from torch import Tensor
+
+import clearhead as ch
+
+D = ch.distributed
+LENGTH = 12
+METHODS = ("exchange", "gather")
+
+
+def _draw(*shape: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(3)]
+
+
+def _parts(layout: Any, whole: list[Tensor]) -> list[Tensor]:
+    return [layout.shard(t.detach(), -2).requires_grad_() for t in whole]
+
+
+def _said(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except ch.UnsupportedError as error:
+        return str(error)
+    return "done"
+
+
+def derivatives(rank: int) -> dict[str, Any]:
+    """What is refused, by method; and whether what is not is right, in calls that follow what was refused."""
+    layout, found = D.ZigZag(LENGTH), {}
+    whole = _draw(1, 2, LENGTH, 4)
+    own = _parts(layout, whole)
+    query = own[0].detach()
+    alone = ch.attention(*whole, mask=ch.Causal())
+    expected = [layout.shard(t, 2) for t in torch.autograd.grad(alone.square().sum(), whole, retain_graph=True)]
+    losses = torch.stack([torch.ones_like(alone), torch.arange(alone.numel()).view_as(alone) / alone.numel()])
+    parts = layout.shard(losses, 3)
+    theirs = torch.autograd.grad(alone, whole, losses, is_grads_batched=True)
+    for method in METHODS:
+
+        def call(query: Tensor, key: Tensor, value: Tensor, method: str = method) -> Tensor:
+            return D.attention(query, key, value, layout=layout, mask=ch.Causal(), method=method)
+
+        def one(query: Tensor, call: Any = call) -> Tensor:
+            return call(query, query, query)
+
+        def dual(one: Any = one) -> None:
+            with forward_ad.dual_level():
+                one(forward_ad.make_dual(query, torch.ones_like(query)))
+
+        def twice(call: Any = call) -> None:
+            first = torch.autograd.grad(call(*own).square().sum(), own, create_graph=True)
+            assert all(torch.allclose(g, t) for g, t in zip(first, expected, strict=True))
+            torch.autograd.grad(sum(g.square().sum() for g in first), own, allow_unused=True)
+
+        found[f"func {method}"] = _said(lambda: torch.func.grad(lambda q: one(q).sum())(query))
+        found[f"vmap {method}"] = _said(lambda: torch.func.vmap(one)(query))
+        found[f"dual {method}"] = _said(dual)
+        found[f"twice {method}"] = _said(twice)
+        mine = torch.autograd.grad(call(*own), own, parts, is_grads_batched=True)
+        found[f"batched {method}"] = all(
+            torch.allclose(a, layout.shard(b, 3)) for a, b in zip(mine, theirs, strict=True)
+        )
+    return found
+
+
+def compiled(rank: int) -> list[bool]:
+    layout, found = D.ZigZag(LENGTH), []
+    for method in METHODS:
+        own = _parts(layout, _draw(1, 2, LENGTH, 4))
+
+        def double(*inputs: Tensor, method: str = method) -> Tensor:
+            return 2 * D.attention(*(2 * t for t in inputs), layout=layout, mask=ch.Causal(), method=method)
+
+        results = [call(*own) for call in (double, torch.compile(double, backend="eager"))]
+        gradients = [torch.autograd.grad(t.square().sum(), own) for t in results]
+        found += [torch.equal(*results), *(torch.equal(a, b) for a, b in zip(*gradients, strict=True))]
+    return found
+
+
+def nothing(rank: int) -> list[Any]:
+    """Shapes of outputs and gradients where there is no sequence, no head, or no width; then a call as any other."""
+    layout, found = D.ZigZag(LENGTH), []
+    for shape in ((0, 2, LENGTH, 4), (2, 0, LENGTH, 4), (2, 2, LENGTH, 0), (1, 2, LENGTH, 4)):
+        for method in METHODS:
+            own = _parts(layout, _draw(*shape))
+            output = D.attention(*own, layout=layout, method=method)
+            gradients = torch.autograd.grad(output.sum(), own)
+            found.append(all(t.shape == own[0].shape for t in (output, *gradients)))
+    return found
+
+
+def not_finite(rank: int) -> list[bool]:
+    """A key that no query sees is NaN: gradients of the score's projections are those of one process, and finite."""
+    layout, found = D.ZigZag(LENGTH), []
+    for method in METHODS:
+        torch.manual_seed(0)
+        score = ch.Additive(4, 4, 3).double()
+        whole = _draw(2, 2, LENGTH, 4)
+        with torch.no_grad():
+            whole[1][:, :, 5] = math.nan
+        mask = ch.Padding(torch.arange(LENGTH).expand(2, LENGTH) != 5)
+        given = [*whole, *score.parameters()]
+        true = torch.autograd.grad(ch.attention(*whole, score=score, mask=mask).square().sum(), given)
+        own = _parts(layout, whole)
+        output = D.attention(*own, layout=layout, score=score, mask=mask, method=method)
+        mine = torch.autograd.grad(output.square().sum(), [*own, *score.parameters()])
+        found += [torch.allclose(a, layout.shard(b, 2)) for a, b in zip(mine[:3], true[:3], strict=True)]
+        for part, expected in zip(mine[3:], true[3:], strict=True):
+            dist.all_reduce(part)
+            found.append(torch.allclose(part, expected))
+    return found
+
+
+def everything(rank: int) -> dict[str, Any]:
+    return {f.__name__: f(rank) for f in (nothing, not_finite, derivatives, compiled)}
