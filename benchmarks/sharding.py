@@ -133,7 +133,9 @@ def time_of(name: str) -> Callable[[], Result]:
 def held() -> Result:
     one, two = zip(*(each["held"] for each in _measured("causal")), strict=True)
     ratio = max(two) / max(one)
-    what = f"the same, causal: the most bytes of tensors that a rank holds, over one process ({max(one) / 2**20:.0f} MiB)"
+    what = (
+        f"the same, causal: the most bytes of tensors that a rank holds, over one process ({max(one) / 2**20:.0f} MiB)"
+    )
     return Result(what, ratio, "×", "≤ 0.6", ratio <= 0.6, {})
 
 

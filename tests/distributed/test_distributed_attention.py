@@ -4,9 +4,12 @@ import pytest
 from ranks.processes import on_ranks
 
 
-@pytest.mark.parametrize(("ranks", "every"), [(2, 1), (4, 3)])
+@pytest.mark.parametrize(("ranks", "every"), [(2, 2), (4, 6)])
 def test_the_numbers_are_those_of_one_process(ranks, every):
-    """Scores × masks of the contract, with biases, sinks, dropout, layouts, both methods, delays; all exact."""
+    """Scores × masks of the contract, with biases, sinks, dropout, layouts, both methods, delays; all exact.
+
+    A half and a sixth of them; with `every` 1 all run.
+    """
     answers = on_ranks(ranks, "ranks.cases:everything", every)
     assert not [wrong for answer in answers for wrong in answer["wrong"]][:5]
-    assert all(answer["count"] > 80 // every and answer["by_plan"] > 40 // every for answer in answers)
+    assert all(answer["count"] > 60 // every and answer["by_plan"] > 40 // every for answer in answers)

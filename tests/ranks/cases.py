@@ -21,6 +21,7 @@ from clearhead.problem.visible import intervals_of
 LENGTH = 37
 EXACT = 1e-12  # float64, of sums of some tens of numbers near 10
 ROUNDED = 2e-5  # float32, the same
+SUMMED = 2e-4  # float32, where a number is a sum over all pairs of all sequences and heads: eight thousand of them
 D = ch.distributed
 
 
@@ -93,16 +94,16 @@ def cases(ranks: int) -> Iterator[dict[str, Any]]:
             "method": "gather" if at % 7 == 3 else "exchange",
             "dtype": torch.float32 if at % 4 == 1 else torch.float64,
             "delayed": at % 6 == 0,
-            "piece": 5 if at % 2 else 1024,
+            "piece": 5 if at % 2 else 4096,
         }
 
 
 def everything(rank: int, every: int) -> dict[str, Any]:
-    """Runs each `every`-th case; how many there were, and what was wrong."""
+    """Runs one of `every` cases; how many there were, and what was wrong."""
     torch.set_default_dtype(torch.float64)
     counter, wrong, count, by_plan = Counter(), [], 0, 0
     for number, case in enumerate(cases(dist.get_world_size())):
-        if number % every:
+        if random.Random(number).random() * every >= 1:  # not each so-and-so-manyth, which would go round as they do
             continue
         counter.delays = random.Random(f"{rank} {number}") if case.pop("delayed") else None
         needs.PIECE = case.pop("piece")
@@ -154,9 +155,10 @@ def one(rank: int, case: dict[str, Any], counter: Counter) -> list[str] | None:
         mine = torch.zeros_like(shared[at]) if mine is None else mine.clone()
         dist.all_reduce(mine)
         found[f"shared {at}"] = mine, torch.zeros_like(mine) if true is None else true
-    budget = ROUNDED if dtype is torch.float32 else EXACT
     wrong = []
     for name, (mine, true) in found.items():
+        rounded = SUMMED if name.startswith("shared") else ROUNDED
+        budget = rounded if dtype is torch.float32 else EXACT
         apart = float((mine - true).abs().max()) if mine.numel() else 0.0
         if (
             mine.shape != true.shape

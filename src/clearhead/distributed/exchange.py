@@ -199,18 +199,18 @@ def _backward(shard: Shard, kept: Partial, grad: Tensor, wanted: tuple[bool, ...
         for given, posted in back:
             received = posted.wait()
             if given is not None and received is not None:
-                _add(own, shard, given, messages.unpack(received, own, [given]))
+                for total, part in zip(_rows(own, shard, given), messages.unpack(received, own, [given]), strict=True):
+                    total += part
         back.clear()
 
     for turn, piece in _pieces(shard):
         message = None
-        if piece is not None:
-            numbers = sum(t.numel() for t in piece.of)
-            message = grad.new_zeros(numbers)
+        if turn is None and piece is not None:  # this rank's own
+            _add_gradients(shard, piece, (sums, _rows(own, shard, piece.keys)), rows, grad, wanted)
+        elif piece is not None:
+            message = grad.new_zeros(sum(t.numel() for t in piece.of))
             of_keys = messages.unpack(message, piece.of, [piece.keys])
             _add_gradients(shard, piece, (sums, of_keys), rows, grad, wanted)
-            if turn is None:
-                _add(own, shard, piece.keys, of_keys)
         if turn is not None:
             taken_back()  # of the turn before
             room = None if turn.given is None else messages.room(own, [turn.given])
@@ -219,12 +219,6 @@ def _backward(shard: Shard, kept: Partial, grad: Tensor, wanted: tuple[bool, ...
     if local.sinks is not None and wanted[-1]:
         sums = sums._replace(sinks=sinks_gradient(local.sinks, rows))
     return Operands(*(g if want else None for g, want in zip(sums, wanted, strict=True)))
-
-
-def _add(sums: list[Tensor], shard: Shard, keys: range, parts: list[Tensor]) -> None:
-    """Adds the gradients of some of this rank's keys to the sums of all."""
-    for total, part in zip(_rows(sums, shard, keys), parts, strict=True):
-        total += part
 
 
 def _add_gradients(

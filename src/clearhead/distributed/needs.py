@@ -12,7 +12,7 @@ from clearhead.base.shapes import Sizes
 from clearhead.distributed.layout import Layout
 from clearhead.problem.visible import Visible, intervals_of
 
-PIECE = 1024  # keys in one message of the exchange
+PIECE = 4096  # keys in one message of the exchange: fewer take less memory, and each costs a pass over what is added up
 NEAR = 64  # keys that no query sees, between some that are: fewer are sent with these, and more are left out
 
 
@@ -74,14 +74,35 @@ class Needs:
         return self.pairs(job) == self.sizes.batch * self.sizes.heads * len(job.queries) * len(job.keys)
 
     def pieces(self, rank: int, peer: int) -> list[tuple[range, list[Job]]]:
-        """The keys of a peer that a rank needs, in pieces, and what it computes with each."""
+        """The keys of a peer that a rank needs, in pieces, and what it computes with each. Its own do not travel."""
         jobs, found = self.jobs[rank][peer], []
         for run in self.runs[rank][peer]:
-            for first in range(run.start, run.stop, PIECE):
-                piece = range(first, min(first + PIECE, run.stop))
-                inside = (Job(job.queries, _both(job.keys, piece)) for job in jobs)
-                found.append((piece, [job for job in inside if len(job.keys)]))
+            step = PIECE if rank != peer else len(run)
+            for first in range(run.start, run.stop, step):
+                piece = range(first, min(first + step, run.stop))
+                inside = (self._narrowed(Job(job.queries, _both(job.keys, piece))) for job in jobs)
+                found.append((piece, [job for job in inside if len(job.keys) and len(job.queries)]))
         return found
+
+    def _narrowed(self, job: Job) -> Job:
+        """The same without the queries at its ends that see none of its keys."""
+        if self._hulls is None or not len(job.keys):
+            return job
+        low, high = (edge[job.queries.start : job.queries.stop] for edge in self._hulls)
+        some = np.flatnonzero((low < job.keys.stop) & (high > job.keys.start))
+        if not len(some):
+            return job._replace(queries=range(0))
+        first = job.queries.start
+        return job._replace(queries=range(first + int(some[0]), first + int(some[-1]) + 1))
+
+    @cached_property
+    def _hulls(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Of each query the first key that it may see in some sequence or head, and the last with one more."""
+        if self.intervals is None or self.intervals[0].shape[2] == 1:  # all queries alike
+            return None
+        start, stop = self.intervals
+        none = stop <= start
+        return np.where(none, self.sizes.keys, start).min((0, 1, 3)), np.where(none, 0, stop).max((0, 1, 3))
 
     @cached_property
     def rows(self) -> list[list[int]]:
