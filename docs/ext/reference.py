@@ -33,6 +33,7 @@ def targets() -> dict[str, tuple[str, object]]:
     """All that the reference has to have, by its name and by the last part of that: the whole name, and the object."""
     names = [name for name in clearhead.__all__ if not inspect.ismodule(getattr(clearhead, name))]
     names += [f"nn.{name}" for name, value in vars(clearhead.nn).items() if inspect.isclass(value)]
+    names += [f"distributed.{name}" for name in vars(clearhead.distributed) if name in clearhead.distributed.__all__]
     names += [f"testing.{name}" for name in vars(testing) if name.startswith("check_")]
     known = {name: (f"clearhead.{name}", found(name)) for name in names + BELOW}
     return {name.rpartition(".")[2]: value for name, value in known.items()} | known

@@ -67,6 +67,7 @@ def unlike(rank: int) -> dict[str, str]:
 
 def one_ends(rank: int, when: str) -> str:
     """The last rank ends before the call, in it, or between forward and backward."""
+    dist.barrier()  # until all are connected
     last = rank == dist.get_world_size() - 1
     layout = D.ZigZag(LENGTH)
     own = [torch.ones(1, 2, layout.count(), 4, requires_grad=True) for _ in range(3)]

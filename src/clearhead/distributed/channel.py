@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,18 +32,17 @@ class Channel:
             moves.append(self._move(dist.isend, tensor, to))
         if room is not None and room.numel():
             moves.append(self._move(dist.irecv, room, source))
-        return Posted(dist.batch_isend_irecv(moves) if moves else [], room, tensor)
+        with _told("a rank of the group has ended"):
+            return Posted(dist.batch_isend_irecv(moves) if moves else [], room, tensor)
 
     def gather(self, row: Tensor) -> Tensor:
         """The same small tensor of all ranks, (ranks, …)."""
         rows = [torch.empty_like(row) for _ in range(self.ranks)]
-        try:
+        with _told(
+            f"rank {self.rank} of {self.ranks} has waited for the others in vain: one has ended, or has not made this "
+            "call, which all ranks of the group must make together"
+        ):
             dist.all_gather(rows, row, group=self.group)
-        except RuntimeError as error:
-            raise ClearheadError(
-                f"rank {self.rank} of {self.ranks} has waited for the others in vain: one has ended, or has not made "
-                f"this call, which all ranks of the group must make together.\n{error}"
-            ) from error
         return torch.stack(rows)
 
     def _move(self, what: Any, tensor: Tensor, peer: int) -> Any:
@@ -58,9 +58,16 @@ class Posted:
 
     def wait(self) -> Tensor | None:
         """What was received."""
-        try:
+        with _told("a rank of the group has ended, or does not answer"):
             for work in self._works:
                 work.wait()
-        except RuntimeError as error:
-            raise ClearheadError(f"a rank of the group has ended, or does not answer.\n{error}") from error
         return self._room
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """A backend's own error, in words that say what it means."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ClearheadError(f"{what}.\n{error}") from error

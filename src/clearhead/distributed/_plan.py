@@ -10,7 +10,7 @@ from torch import Tensor
 from clearhead._attention import ScoreLike
 from clearhead.base.arrays import accumulated
 from clearhead.base.errors import human_bytes
-from clearhead.distributed.attention import sharded
+from clearhead.distributed._attention import sharded
 from clearhead.distributed.layout import Layout
 from clearhead.distributed.needs import Needs
 
