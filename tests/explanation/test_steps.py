@@ -2,6 +2,7 @@
 
 import contextlib
 import html
+import itertools
 import json
 
 import pytest
@@ -40,9 +41,12 @@ def check(explanation, query, key, value, **given):
     json.dumps(explanation.to_dict(), allow_nan=False)
 
 
-@pytest.mark.parametrize("mask", [None, *masks()], ids=lambda m: "no mask" if m is None else m.__name__)
-@pytest.mark.parametrize("score", scores(), ids=lambda s: s.__name__)
-@pytest.mark.parametrize("more", ["plain", "bias", "sinks"])
+MORE = itertools.cycle(["plain", "bias", "sinks"])  # each with every score and with every mask
+
+
+@pytest.mark.parametrize(
+    ("score", "mask", "more"), [(*pair, next(MORE)) for pair in itertools.product(scores(), [None, *masks()])]
+)
 def test_every_step_is_what_attention_computes(score, mask, more):
     score, query_dim, key_dim = score.example()
     query, key, value = draw(2, 2, 4, query_dim), draw(2, 2, 5, key_dim, seed=1), draw(2, 2, 5, 3, seed=2)

@@ -133,9 +133,9 @@ def test_ticks_are_positions(length):
             assert all(float(tick).is_integer() for tick in way.get_majorticklocs())
 
 
-@pytest.mark.parametrize("letters", [6, 10, 24])
-@pytest.mark.parametrize("heads", [1, 6])
-@pytest.mark.parametrize("length", [3, 12, 40, 64, 200])
+@pytest.mark.parametrize(
+    ("length", "heads", "letters"), [(3, 1, 24), (12, 6, 10), (12, 1, 24), (40, 6, 6), (64, 1, 10), (200, 6, 24)]
+)
 def test_words_do_not_overlap(length, heads, letters):
     words = [f"word{i % 7}" if i % 3 else "x" for i in range(length)]
     with pyplot.rc_context({"font.size": letters}):

@@ -232,8 +232,10 @@ def test_autocast(mask):
     close([t.float() for t in found], [t.float() for t in expected], atol=0.03)
 
 
-@pytest.mark.parametrize("need", [True, False])
-@pytest.mark.parametrize("mask", ["none", "padding", "added and blocked", "both"])
+@pytest.mark.parametrize(
+    ("mask", "need"),
+    [("none", True), ("none", False), ("padding", True), ("added and blocked", False), ("both", True), ("both", False)],
+)
 def test_compiled(mask, need):
     ours = TorchMultiheadAttention.from_torch(theirs())
     expected = ours(*inputs(ours), **MASKS[mask], need_weights=need)
