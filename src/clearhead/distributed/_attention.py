@@ -106,7 +106,7 @@ def sharded(
         problem = make_problem(*_without_unseen(query, key, value, visible, sizes, layout), **of_score)
     sinks = None if sinks is None else as_sinks(sinks, sizes)
     local = problem._replace(sizes=sizes, visible=visible, bias=added, sinks=sinks)
-    return local, Needs(layout, layout, visible, sizes)
+    return local, Needs(layout, visible, sizes)
 
 
 def _without_unseen(

@@ -58,8 +58,7 @@ def _of_call(shard: Shard, method: str) -> Iterator[tuple[str, Any]]:
     local, needs = shard.local, shard.needs
     assert local.value is not None
     visible, bias, scores = local.visible, local.bias, local.scores
-    yield "the layout", _layout(needs.queries)
-    yield "the layout of the keys", _layout(needs.keys)
+    yield "the layout", _layout(needs.layout)
     yield "the batch and the heads", (needs.sizes.batch, needs.sizes.heads, local.key.shape[1])
     widths = local.query.shape[-1], local.key.shape[-1], local.value.shape[-1]
     yield "the width of query, key and value", widths

@@ -41,13 +41,8 @@ class Shard(NamedTuple):
 
     @property
     def held(self) -> tuple[range, ...]:
-        """The keys of this rank."""
-        return self.needs.keys.own(self.channel.rank)
-
-    @property
-    def asked(self) -> tuple[range, ...]:
-        """The queries of this rank."""
-        return self.needs.queries.own(self.channel.rank)
+        """The positions of this rank."""
+        return self.needs.layout.own(self.channel.rank)
 
     def part(self, job: Job, query: Tensor, key: Tensor, value: Tensor | None) -> Problem:
         """The problem of a job, over these operands, which are its own."""
@@ -139,7 +134,7 @@ def _pieces(shard: Shard) -> Iterator[tuple[_Turn | None, _Piece | None]]:
     turns = _turns(shard)
 
     def post(turn: _Turn) -> Posted:
-        message = None if turn.given is None else _flat(_rows(own, shard, turn.given))
+        message = None if turn.given is None else messages.pack(own, shard.held, [turn.given])
         room = None if turn.taken is None else messages.room(own, [turn.taken[0]])
         return channel.post(turn.to, message, turn.source, room)
 
@@ -161,14 +156,10 @@ def _rows(of: list[Tensor], shard: Shard, keys: range) -> list[Tensor]:
     return [t[:, :, at] for t in of]
 
 
-def _flat(tensors: list[Tensor]) -> Tensor:
-    return torch.cat([t.reshape(-1) for t in tensors])
-
-
 def _parts(shard: Shard, piece: _Piece) -> Iterator[tuple[Job, slice, slice, Problem]]:
     """The jobs of a piece: the place of their queries among this rank's, of their keys in it, and the problem."""
     for job in piece.jobs:
-        here, there = messages.place_of(job.queries, shard.asked), messages.place_of(job.keys, [piece.keys])
+        here, there = messages.place_of(job.queries, shard.held), messages.place_of(job.keys, [piece.keys])
         key, value = (t[:, :, there] for t in piece.of)
         yield job, here, there, shard.part(job, shard.local.query[:, :, here], key, value)
 
@@ -199,8 +190,7 @@ def _backward(shard: Shard, kept: Partial, grad: Tensor, wanted: tuple[bool, ...
         for given, posted in back:
             received = posted.wait()
             if given is not None and received is not None:
-                for total, part in zip(_rows(own, shard, given), messages.unpack(received, own, [given]), strict=True):
-                    total += part
+                messages.add(own, shard.held, messages.unpack(received, own, [given]), [given])
         back.clear()
 
     for turn, piece in _pieces(shard):

@@ -27,18 +27,18 @@ class _Fetch(torch.autograd.Function):
         ctx.needs, ctx.channel = needs, channel
         own = key.contiguous(), value.contiguous()
         ctx.save_for_backward(*own)
-        me, ranks, held = channel.rank, channel.ranks, needs.keys.own(channel.rank)
+        me, ranks, held = channel.rank, channel.ranks, needs.layout.own(channel.rank)
         posted = {}
         for step in range(1, ranks):
             to, source = (me + step) % ranks, (me - step) % ranks
             asked = needs.runs[to][me]
             message = messages.pack(own, held, asked) if asked else None
             posted[source] = channel.post(to, message, source, messages.room(own, needs.runs[me][source]))
+        received = {source: each.wait() for source, each in posted.items()}
+        received[me] = messages.pack(own, held, needs.runs[me][me]) if needs.runs[me][me] else None
         parts = []
         for rank, runs in enumerate(needs.runs[me]):
-            message = (
-                messages.pack(own, held, runs) if rank == me and runs else posted[rank].wait() if rank != me else None
-            )
+            message = received[rank]
             parts.append([t[:, :, :0] for t in own] if message is None else messages.unpack(message, own, runs))
         return tuple(torch.cat([part[at] for part in parts], 2) for at in range(2))
 
@@ -60,7 +60,7 @@ def _sent_back(needs: Needs, channel: Channel, own: Sequence[Tensor], grads: Seq
         message = torch.cat([part[to].reshape(-1) for part in parts]) if by_rank[to] else None
         asked = needs.runs[source][me]
         posted.append((asked, channel.post(to, message, source, messages.room(own, asked))))
-    held = needs.keys.own(me)
+    held = needs.layout.own(me)
     messages.add(sums, held, [part[me] for part in parts], needs.runs[me][me])
     for asked, each in posted:
         received = each.wait()
@@ -76,8 +76,8 @@ def attend(shard: Shard) -> Tensor:
     key, value = _Fetch.apply(needs, shard.channel, local.key, local.value)  # type: ignore[no-untyped-call]
     fetched = [run for runs in needs.runs[me] for run in runs]
     outputs = []
-    for queries in shard.asked:
-        query = local.query[:, :, messages.place_of(queries, shard.asked)]
+    for queries in shard.held:
+        query = local.query[:, :, messages.place_of(queries, shard.held)]
         runs = sorted(
             (job.keys for jobs in needs.jobs[me] for job in jobs if job.queries == queries), key=lambda r: r.start
         )

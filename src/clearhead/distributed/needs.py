@@ -26,15 +26,15 @@ class Job(NamedTuple):
 class Needs:
     """For all ranks: `runs[r][p]`, the keys of rank p that rank r needs, and `jobs[r][p]`, what it does with them.
 
-    The same on every rank, since it follows from the layouts and the mask alone.
+    The same on every rank, since it follows from the layout and the mask alone.
     """
 
-    def __init__(self, queries: Layout, keys: Layout, visible: Visible | None, sizes: Sizes) -> None:
-        self.queries, self.keys, self.sizes = queries, keys, sizes
+    def __init__(self, layout: Layout, visible: Visible | None, sizes: Sizes) -> None:
+        self.layout, self.sizes = layout, sizes
         self.intervals = None if visible is None else np.broadcast_arrays(*intervals_of(visible))
-        ranks = range(queries.ranks)
-        seen = [[(chunk, self._seen(chunk)) for chunk in queries.own(rank)] for rank in ranks]
-        self.jobs = [[list(_jobs(seen[r], keys.own(p))) for p in ranks] for r in ranks]
+        ranks = range(layout.ranks)
+        seen = [[(chunk, self._seen(chunk)) for chunk in layout.own(rank)] for rank in ranks]
+        self.jobs = [[list(_jobs(seen[r], layout.own(p))) for p in ranks] for r in ranks]
         self.runs = [[_joined([job.keys for job in self.jobs[r][p]], 0) for p in ranks] for r in ranks]
 
     def _seen(self, queries: range) -> list[range]:
