@@ -5,10 +5,10 @@ from ranks.processes import on_ranks
 
 NAMED = {
     "mask": "the mask", "documents": "the mask", "rule": "the mask", "bias": "the bias",
-    "score": "the score and the method",
-    "own score": "the score and the method", "own scale": "the score and the method", "large mask": "the bias",
+    "score": "the score",
+    "own score": "the score", "own scale": "the score", "large mask": "the bias",
     "sinks": "the sinks", "dtype": "the dtype", "heads": "the batch and the heads", "layout": "the layout",
-    "method": "the score and the method", "dropout": "the dropout", "gradient": "which inputs need a gradient",
+    "method": "the call", "dropout": "the dropout", "gradient": "which inputs need a gradient",
 }  # fmt: skip
 
 

@@ -1,7 +1,21 @@
 """One attention over many processes, on torch.distributed."""
 
 from clearhead.distributed._attention import attention
+from clearhead.distributed._merge import merge
 from clearhead.distributed._plan import Plan, Share, plan
+from clearhead.distributed._weights import ShardedWeights, weights
 from clearhead.distributed.layout import Balanced, Contiguous, Layout, ZigZag
 
-__all__ = ["Balanced", "Contiguous", "Layout", "Plan", "Share", "ZigZag", "attention", "plan"]
+__all__ = [
+    "Balanced",
+    "Contiguous",
+    "Layout",
+    "Plan",
+    "ShardedWeights",
+    "Share",
+    "ZigZag",
+    "attention",
+    "merge",
+    "plan",
+    "weights",
+]

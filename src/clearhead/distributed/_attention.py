@@ -15,10 +15,10 @@ from clearhead.base.tracing import eagerly, without_autocast
 from clearhead.distributed import exchange, fetch
 from clearhead.distributed.agreement import agree
 from clearhead.distributed.channel import Channel
-from clearhead.distributed.exchange import Shard
 from clearhead.distributed.layout import Layout
 from clearhead.distributed.needs import Needs
 from clearhead.distributed.once import refuse_transforms
+from clearhead.distributed.pieces import Shard
 from clearhead.problem.problem import Problem, as_sinks, inputs, make_problem, mask_and_bias, refuse_distributed
 from clearhead.problem.unseen import finite, group, seen, zero
 from clearhead.problem.visible import Visible
@@ -68,14 +68,13 @@ def attention(
     """
     if method not in METHODS:
         raise ClearheadError(f"method is {method!r}; it is one of {', '.join(map(repr, METHODS))}.")
-    if not isinstance(layout, Layout) or not layout.members:
-        raise _no_members(layout)
+    check_layout(layout)
     refuse_transforms()
     channel = Channel(layout.group)
     local, needs = sharded(query, key, value, layout, score=score, mask=mask, bias=bias, scale=scale, sinks=sinks)
     local = local._replace(dropout_p=check_dropout(dropout_p, "dropout_p"))
     shard, sizes = Shard(local, needs, channel), local.sizes
-    agree(shard, method, channel)
+    agree(shard, ("attention", method))
     if dropout_p:
         shard = shard._replace(local=local._replace(seed=_seed(channel, sizes.device)))
     by_autograd = local.lowered is None or local.by_function
@@ -87,7 +86,7 @@ def attention(
 
 
 def sharded(
-    query: Tensor, key: Tensor, value: Tensor, layout: Layout, *, mask: Any, bias: Any, sinks: Any, **of_score: Any
+    query: Tensor, key: Tensor, value: Any, layout: Layout, *, mask: Any, bias: Any, sinks: Any, **of_score: Any
 ) -> tuple[Problem, Needs]:
     """This rank's operands, with the sizes, the mask and the bias of the whole; and what follows for all ranks."""
     refuse_distributed({"query": query, "key": key, "value": value})
@@ -120,13 +119,15 @@ def _without_unseen(
     return zero(query, queries, only_not_finite=True), key, value
 
 
-def _no_members(layout: Any) -> ClearheadError:
+def check_layout(layout: Any) -> None:
+    """Raise where it is no layout of processes."""
     if not isinstance(layout, Layout):
-        return ClearheadError(f"layout is {layout!r:.60}; pass a Layout, such as ZigZag(length, group).")
-    return ClearheadError(
-        f"{layout} was made for {layout.ranks} ranks without a process group, for arithmetic: pass it to plan(), or "
-        "make it with the group of the processes."
-    )
+        raise ClearheadError(f"layout is {layout!r:.60}; pass a Layout, such as ZigZag(length, group).")
+    if not layout.members:
+        raise ClearheadError(
+            f"{layout} was made for {layout.ranks} ranks without a process group, for arithmetic: pass it to plan(), "
+            "or make it with the group of the processes."
+        )
 
 
 def _seed(channel: Channel, device: torch.device) -> Tensor:

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
-from clearhead.distributed.channel import Channel
-from clearhead.distributed.exchange import Shard
 from clearhead.distributed.layout import Layout
+from clearhead.distributed.pieces import Shard
 from clearhead.problem.visible import intervals_of
 from clearhead.scores.base import Pairwise
 
@@ -23,9 +22,13 @@ PART = 2**22  # numbers that are summed at a time
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def agree(shard: Shard, method: str, channel: Channel) -> None:
-    """Raise a `ClearheadError` that names what differs, and on which rank, where the ranks do not call alike."""
-    said = dict(_of_call(shard, method))
+def agree(shard: Shard, call: tuple[Any, ...], reads: tuple[Tensor, ...] = ()) -> None:
+    """Raise a `ClearheadError` that names what differs, and on which rank, where the ranks do not call alike.
+
+    `call`: what is asked for, in words and numbers; `reads`: tensors that it reads, of the whole sequence.
+    """
+    channel = shard.channel
+    said = dict(_of_call(shard, call, reads))
     digests = [_digest(value) for value in said.values()]
     every = channel.gather(torch.tensor(digests, dtype=torch.int64, device=shard.local.query.device)).cpu()
     for at, name in enumerate(said):
@@ -54,18 +57,19 @@ def _short(value: Any) -> bool:
     return all(map(_short, value)) if isinstance(value, tuple) else isinstance(value, str | int | float)
 
 
-def _of_call(shard: Shard, method: str) -> Iterator[tuple[str, Any]]:
+def _of_call(shard: Shard, call: tuple[Any, ...], reads: tuple[Tensor, ...]) -> Iterator[tuple[str, Any]]:
     local, needs = shard.local, shard.needs
-    assert local.value is not None
+    inputs = [t for t in (local.query, local.key, local.value) if t is not None]
+    yield "the call", call
+    yield "what the call reads", tuple(map(_of_tensor, reads))
     visible, bias, scores = local.visible, local.bias, local.scores
     yield "the layout", _layout(needs.layout)
     yield "the batch and the heads", (needs.sizes.batch, needs.sizes.heads, local.key.shape[1])
-    widths = local.query.shape[-1], local.key.shape[-1], local.value.shape[-1]
-    yield "the width of query, key and value", widths
-    yield "the dtype", tuple(str(t.dtype) for t in (local.query, local.key, local.value))
+    yield "the width of query, key and value", tuple(t.shape[-1] for t in inputs)
+    yield "the dtype", tuple(str(t.dtype) for t in inputs)
     lowered = local.lowered
     form = scores.phi if isinstance(scores, Pairwise) else type(scores.score).__qualname__
-    yield "the score and the method", (form, scores.scale, scores.softcap or 0.0, method)
+    yield "the score", (form, scores.scale, scores.softcap or 0.0)
     yield "the weight of the score", None if lowered is None else lowered.weight
     yield "the mask", None if visible is None else tuple(map(_of_array, intervals_of(visible)))
     residual = () if visible is None else visible.spans.reads

@@ -12,9 +12,9 @@ from clearhead.base.arrays import accumulated
 from clearhead.base.batched import Gradients
 from clearhead.distributed import rows as messages
 from clearhead.distributed.channel import Channel
-from clearhead.distributed.exchange import Shard
 from clearhead.distributed.needs import Job, Needs
 from clearhead.distributed.once import gradients
+from clearhead.distributed.pieces import Shard
 from clearhead.engines import operation
 from clearhead.engines.choose import choose
 

@@ -39,7 +39,7 @@ class Layout:
     """
 
     def __init__(self, chunks: Iterable[Iterable[range]], group: Group = None) -> None:
-        self.group, self.rank, self.ranks = _members(group)
+        self.group, self.rank, self.ranks = members(group)
         self.members = not isinstance(group, int)  # whether its ranks are processes
         self.chunks = _ranges(chunks)
         if len(self.chunks) != self.ranks:
@@ -94,7 +94,7 @@ class Contiguous(Layout):
     """
 
     def __init__(self, lengths: int | Sequence[int], group: Group = None) -> None:
-        ranks = _members(group)[2]
+        ranks = members(group)[2]
         if not isinstance(lengths, Iterable):
             ends = _even(check_count(lengths, 0, "length"), ranks)
         else:
@@ -114,7 +114,7 @@ class ZigZag(Layout):
     """
 
     def __init__(self, length: int, group: Group = None) -> None:
-        ranks = _members(group)[2]
+        ranks = members(group)[2]
         parts = [range(a, b) for a, b in itertools.pairwise(_even(check_count(length, 0, "length"), 2 * ranks))]
         super().__init__([[parts[r], parts[-1 - r]] for r in range(ranks)], group)
 
@@ -132,7 +132,7 @@ class Balanced(Layout):
     """
 
     def __init__(self, mask: Mask, length: int, group: Group = None, *, batch: int = 1) -> None:
-        ranks, batch = _members(group)[2], check_count(batch, 0, "batch")
+        ranks, batch = members(group)[2], check_count(batch, 0, "batch")
         if not isinstance(mask, Mask):
             raise ClearheadError(f"Balanced takes a Mask, such as Documents(ids), not {mask!r:.60}.")
         length = check_count(length, 0, "length")
@@ -162,7 +162,7 @@ def _even(length: int, parts: int) -> list[int]:
     return [length * part // parts for part in range(parts + 1)]
 
 
-def _members(group: Group) -> tuple[Any, int, int]:
+def members(group: Group) -> tuple[Any, int, int]:
     """The process group, the rank in it, and the number of its ranks."""
     if isinstance(group, int) and not isinstance(group, bool) and group != dist.GroupMember.NON_GROUP_MEMBER:
         return None, 0, check_count(group, 1, "group, a number of ranks,")

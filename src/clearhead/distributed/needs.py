@@ -80,7 +80,7 @@ class Needs:
             step = PIECE if rank != peer else len(run)
             for first in range(run.start, run.stop, step):
                 piece = range(first, min(first + step, run.stop))
-                inside = (self._narrowed(Job(job.queries, _both(job.keys, piece))) for job in jobs)
+                inside = (self._narrowed(Job(job.queries, both(job.keys, piece))) for job in jobs)
                 found.append((piece, [job for job in inside if len(job.keys) and len(job.queries)]))
         return found
 
@@ -114,12 +114,12 @@ def _jobs(seen: list[tuple[range, list[range]]], held: tuple[range, ...]) -> Ite
     for queries, runs in seen:
         for chunk in held:
             for run in runs:
-                keys = _both(run, chunk)
+                keys = both(run, chunk)
                 if len(keys):
                     yield Job(queries, keys)
 
 
-def _both(one: range, other: range) -> range:
+def both(one: range, other: range) -> range:
     return range(max(one.start, other.start), min(one.stop, other.stop))
 
 

@@ -22,7 +22,7 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Sent, Summary, of_heads
 from clearhead.problem.unseen import finite
 
-_CONSTANT = ("maximum", "best_key", "indices", "peak")  # these have no gradient
+_CONSTANT = ("maximum", "best_key", "indices", "scores", "peak")  # these have no gradient
 
 
 def summarised(problem: Problem, engine: Engine, summary: Summary) -> Found:

@@ -26,7 +26,7 @@ class Partial(NamedTuple):
 
         A row is a weight for each output, exp(log-sum-exp − that of both). Maxima are constants to autograd.
         """
-        maximum, log_sum, shares = self._shares(other)
+        maximum, log_sum, shares = self.shares(other)
         mine, theirs = (share.unsqueeze(-1) * p.output for share, p in zip(shares, (self, other), strict=True))
         return Partial(mine + theirs, maximum, log_sum)
 
@@ -37,10 +37,10 @@ class Partial(NamedTuple):
         """
         assert self.maximum is not None and self.log_sum is not None
         here = Partial(self.output[at], self.maximum[at], self.log_sum[at])
-        self.maximum[at], self.log_sum[at], shares = here._shares(other)
+        self.maximum[at], self.log_sum[at], shares = here.shares(other)
         here.output.mul_(shares[0].unsqueeze(-1)).add_(other.output.mul_(shares[1].unsqueeze(-1)))
 
-    def _shares(self, other: Partial) -> tuple[Tensor, Tensor, list[Tensor]]:
+    def shares(self, other: Partial) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Maximum and log_sum over the keys of both, and the share of each in every row's weights."""
         mine, theirs = self._rows(), other._rows()
         maximum = torch.maximum(*(m.masked_fill(blind, -torch.inf) for m, _, blind in (mine, theirs)))

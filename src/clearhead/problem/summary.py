@@ -19,6 +19,7 @@ class Summary(NamedTuple):
     distance: Tensor | None = None  # int64 (B or 1, 1, Lq): where each query stands among the keys
     best: bool = False
     top: int = 0  # how many of the largest weights
+    scores: bool = False  # their scores too, by which those of several parts of the keys are put in order
     received: bool = False
     mean: tuple[int, int] | None = None  # queries and keys to a cell
     peak: tuple[int, int] | None = None
@@ -71,6 +72,7 @@ class Found(NamedTuple):
     best_key: Tensor | None = None  # int64 (B, H, Lq): the first j that has it
     values: Tensor | None = None  # (B, H, Lq, k): the largest weights, descending
     indices: Tensor | None = None  # int64 (B, H, Lq, k): their keys
+    scores: Tensor | None = None  # (B, H, Lq, k): their scores, −∞ where no more are seen; have no gradient
     received: Tensor | None = None  # (B, H, Lk): Σ_i factor_i w_ij
     mean: Tensor | None = None  # (B, H, rows, columns): the same, summed over the cells
     peak: Tensor | None = None  # (B, H, rows, columns): max w_ij over the cells; has no gradient

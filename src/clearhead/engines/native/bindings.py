@@ -218,6 +218,7 @@ def summarise(problem: Problem, summary: Summary) -> Found:
         best_key=_new(*lead, dtype=torch.int64) if summary.best else None,
         values=_new(*lead, summary.top) if summary.top else None,
         indices=_new(*lead, summary.top, dtype=torch.int64) if summary.top else None,
+        scores=_new(*lead, summary.top) if summary.scores else None,
         received=_new(sizes.batch, sizes.heads, sizes.keys) if summary.received else None,
         mean=_zeros(*cells) if summary.mean else None,
         peak=_zeros(*cells) if summary.peak else None,

@@ -65,6 +65,11 @@ class Look:
         """Where this block's rows are in a (B, H, Lq) result."""
         return self.region.batch, self.region.heads, self.region.queries
 
+    @property
+    def first(self) -> tuple[int, int]:
+        """The place of the block's first query, and of its first key."""
+        return self.region.queries.start, self.start
+
     @cached_property
     def finite_scores(self) -> Tensor:
         """The scores, with 0 for −∞: a weight of 0 times a score is then 0."""

@@ -96,8 +96,9 @@ def _place(
 def _joined_to(problem: Problem, found: dict[str, Any]) -> dict[str, Any]:
     """Results of which nothing depends on the inputs, such as those of rows that see nothing, still joined to them."""
     zero = tiles.zero_of(problem)
+    constant = ("maximum", "scores", "peak")
     return {
-        name: t + zero if t.is_floating_point() and name not in ("maximum", "peak") and not t.requires_grad else t
+        name: t + zero if t.is_floating_point() and name not in constant and not t.requires_grad else t
         for name, t in found.items()
     }
 
@@ -183,7 +184,9 @@ def _block(part: Problem, region: Region, keys: int, scores: Scores, summary: Su
     if summary.best:
         found["best"], found["best_key"] = _best(look)
     if summary.top:
-        found["values"], found["indices"] = _largest(look, summary.top, keys)
+        found["values"], found["indices"], largest = _largest(look, summary.top, keys)
+        if summary.scores:
+            found["scores"] = largest
     if summary.received or summary.mean is not None:
         counted = weights
         if summary.factors is not None:
@@ -192,7 +195,7 @@ def _block(part: Problem, region: Region, keys: int, scores: Scores, summary: Su
         if summary.received:
             found["received"] = counted.sum(2)
         if summary.mean is not None:
-            found["mean"] = _pooled(counted, look, summary.mean, torch.sum)
+            found["mean"] = pooled(counted, look.first, summary.mean, torch.sum)
     if summary.peak is not None:
         found["peak"] = _peaks(look, summary.peak)
     return Found(**found)  # type: ignore[arg-type]
@@ -208,16 +211,19 @@ def _best(look: Look) -> tuple[Tensor, Tensor]:
     return chosen + look.top, (key.squeeze(-1) + look.start).masked_fill(look.blind, -1)
 
 
-def _largest(look: Look, k: int, keys: int) -> tuple[Tensor, Tensor]:
-    """The k largest weights and their keys, equal ones in the order of the keys."""
+def _largest(look: Look, k: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The k largest weights, their keys and their scores, equal ones in the order of the keys."""
     count = min(k, look.weights.shape[-1])
     # in a block of fewer than k keys the rest, of weight 0, are the keys after it, and then from the first on
     indices = ((torch.arange(k, device=look.blind.device) + look.start) % keys).expand(*look.blind.shape, k)
     if not count:
-        return look.weights.new_zeros(*look.blind.shape, k), indices.contiguous()
+        weights = look.weights.new_zeros(*look.blind.shape, k)
+        return weights, indices.contiguous(), torch.full_like(weights, -torch.inf)
     best = _tournament(look.scores.detach(), look.peaks(PEAK), count)
     values = F.pad(look.weights.gather(-1, best), (0, k - count))
-    return values, torch.cat([best + look.start, indices[..., count:]], -1)
+    scores = look.scores.detach().gather(-1, best) + look.top.unsqueeze(-1)
+    scores = F.pad(scores.masked_fill(look.blind.unsqueeze(-1), -torch.inf), (0, k - count), value=-torch.inf)
+    return values, torch.cat([best + look.start, indices[..., count:]], -1), scores
 
 
 def _tournament(scores: Tensor, peaks: Tensor, count: int) -> Tensor:
@@ -242,17 +248,16 @@ def _tournament(scores: Tensor, peaks: Tensor, count: int) -> Tensor:
     return torch.cat(taken, -1)
 
 
-def _pooled(weights: Tensor, look: Look, cell: tuple[int, int], reduce: Any) -> Tensor:
-    """Weights reduced over the cells that the block touches."""
-    tall, wide = cell
-    part = chunks(weights, wide, look.start, reduce)
-    return chunks(part.transpose(-1, -2), tall, look.region.queries.start, reduce).transpose(-1, -2)
+def pooled(weights: Tensor, first: tuple[int, int], cell: tuple[int, int], reduce: Any) -> Tensor:
+    """Weights reduced over the cells that a block touches; `first`: the place of its first query and key."""
+    part = chunks(weights, cell[1], first[1], reduce)
+    return chunks(part.transpose(-1, -2), cell[0], first[0], reduce).transpose(-1, -2)
 
 
 def _peaks(look: Look, cell: tuple[int, int]) -> Tensor:
     tall, wide = cell
     if look.odd or look.start % wide or not look.weights.shape[-1]:
-        return _pooled(look.weights.detach(), look, cell, torch.amax)
+        return pooled(look.weights.detach(), look.first, cell, torch.amax)
     # the largest weight has the largest score, and those peaks may be there already
     part = (look.peaks(wide) - look.log_total.detach().unsqueeze(-1)).exp_()
     return chunks(part.transpose(-1, -2), tall, look.region.queries.start, torch.amax).transpose(-1, -2)
@@ -292,6 +297,7 @@ def _buffers(problem: Problem, summary: Summary) -> Found:
         best_key=new(*row).long() if summary.best else None,
         values=new(*row, summary.top) if summary.top else None,
         indices=new(*row, summary.top).long() if summary.top else None,
+        scores=new(*row, summary.top).fill_(-torch.inf) if summary.scores else None,
         received=new(sizes.keys) if summary.received else None,
         mean=new(*cells) if summary.mean else None,
         peak=new(*cells) if summary.peak else None,

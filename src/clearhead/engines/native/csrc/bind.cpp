@@ -137,7 +137,7 @@ struct NamedSummary : Named<Summary> {
     NamedSummary(nb::dict tensors, int64_t top, int64_t cell_rows, int64_t cell_columns)
         : Named(tensors, {{"entropy", &Summary::entropy}, {"distance", &Summary::distance},
                           {"position", &Summary::position}, {"best", &Summary::best}, {"best_key", &Summary::best_key},
-                          {"values", &Summary::values}, {"indices", &Summary::indices},
+                          {"values", &Summary::values}, {"indices", &Summary::indices}, {"scores", &Summary::scores},
                           {"received", &Summary::received}, {"mean", &Summary::mean}, {"peak", &Summary::peak},
                           {"factors", &Summary::factors}}) {
         arrays.top = top, arrays.cell_rows = cell_rows, arrays.cell_columns = cell_columns;

@@ -75,6 +75,7 @@ struct Summary {
     Array position;           // int64 (B, H, Lq): where each query stands among the keys
     Array best, best_key;     // float and int64 (B, H, Lq): the largest score, and its key (-1: none)
     Array values, indices;    // float and int64 (B, H, Lq, top): the largest weights, and their keys
+    Array scores;             // float (B, H, Lq, top): their scores
     Array received;           // float (B, H, Lk)
     Array mean, peak;         // float (B, H, rows, columns): sums and maxima of the cells of a map
     Array factors;            // float (B, H, Lq), of the queries in `received` and `mean`

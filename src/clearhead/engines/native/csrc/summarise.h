@@ -190,6 +190,7 @@ struct Summarise {
             *s.best_key.at<int64_t>(batch, head, i) = found.keys[0];
         }
         if (!s.top) return;
+        if (s.scores) memcpy(s.scores.at<float>(batch, head, i), found.scores, sizeof(float) * (size_t)s.top);
         found.fill(p.start ? max(*p.start.at<int64_t>(batch, head, i), 0) : 0, p.keys);
         for (int64_t t = 0; t < s.top; t += LANES) store(found.scores + t, exp(load(found.scores + t) - m) * inverse);
         memcpy(s.values.at<float>(batch, head, i), found.scores, sizeof(float) * (size_t)s.top);

@@ -1,0 +1,81 @@
+"""Decoding with keys that are spread over ranks."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from clearhead._partial import PartialAttention
+from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
+from clearhead.base.tracing import eagerly
+from clearhead.distributed.channel import Channel
+from clearhead.distributed.layout import Group, members
+from clearhead.distributed.once import refuse_transforms
+from clearhead.problem.partial import Partial
+
+MOST = 8  # dimensions of an output
+_compared: WeakKeyDictionary[Any, set[tuple[Any, ...]]] = WeakKeyDictionary()  # by group, what all ranks have had alike
+
+
+@eagerly
+def merge(partial: PartialAttention, group: Group = None) -> PartialAttention:
+    """Attention over the keys of all ranks of a group, from each rank's `partial` over its own: for decoding.
+
+    Every rank has the same queries and some of the keys, such as its pages of a cache, and calls it together:
+
+        own = ch.partial(query, keys, values, mask=mask, keys=(first, total))
+        output = ch.distributed.merge(own, group).finish(sinks)
+
+    Formula: that of `PartialAttention.merge`, in the order of the ranks: so the result is the same on all, to the bit.
+    `group`: a process group, a `DeviceMesh` of one dimension, or None for all processes.
+    Returns a `PartialAttention`, without gradients (`attention` over ranks has them). Raises a `ClearheadError` where a
+    rank has ended; a `ShapeError` where outputs differ in shape or dtype, which is compared when a group first merges
+    such a one. Cost: one gather of an output and two numbers for each of its queries.
+    Source: Rabe and Staats 2021, "Self-attention Does Not Need O(n²) Memory"; Dao et al. 2023, "Flash-Decoding".
+    """
+    if not isinstance(partial, PartialAttention):
+        raise ClearheadError(f"merge takes what partial() gives, not {type(partial).__name__}.")
+    if isinstance(group, int):
+        raise ClearheadError(f"group is {group}; merge takes a process group, or None for all processes.")
+    group = members(group)[0]
+    refuse_transforms()
+    found = partial._found
+    tensors = [t for t in found[:3] if isinstance(t, Tensor)]
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        raise UnsupportedError(
+            "merge over ranks has no gradients, and this partial needs one: call it under torch.no_grad(); to train "
+            "over ranks there is clearhead.distributed.attention."
+        )
+    channel = Channel(group)
+    _compare(found.output, channel)
+    every = channel.gather(torch.cat([t.detach().reshape(-1) for t in tensors]))
+    sizes = [t.numel() for t in tensors]
+    parts = [Partial(*(part.view(t.shape) for part, t in zip(row.split(sizes), tensors, strict=True))) for row in every]
+    return PartialAttention(functools.reduce(Partial.merge, parts), partial._dtype, partial._numpy)
+
+
+def _compare(output: Tensor, channel: Channel) -> None:
+    """Raise where the outputs differ in shape or dtype: a gather of unequal ones would end the processes.
+
+    Once for each shape, since to compare costs a message, and on a GPU a wait.
+    """
+    mine = (*output.shape, str(output.dtype))
+    seen = _compared.setdefault(channel.group or dist.group.WORLD, set())
+    if mine in seen:
+        return
+    numbers = [output.ndim, output.element_size(), *output.shape[:MOST]]
+    said = torch.tensor(numbers + [-1] * (MOST + 2 - len(numbers)), device=output.device)
+    every = channel.gather(said).tolist()
+    unlike = [rank for rank, row in enumerate(every) if row != every[0]]
+    if unlike:
+        shapes = "; ".join(f"rank {at}: {tuple(row[2 : 2 + row[0]])}" for at, row in enumerate(every))
+        raise ShapeError(
+            f"outputs differ between ranks in shape or dtype ({shapes}): all ranks have the same queries, and each its "
+            "own part of the keys."
+        )
+    seen.add(mine)

@@ -1,0 +1,169 @@
+"""Statistics of the weights of a sequence that is shared out over ranks."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from clearhead._attention import ScoreLike
+from clearhead.base.errors import ClearheadError, UnsupportedError
+from clearhead.base.tracing import eagerly, without_autocast
+from clearhead.distributed._attention import check_layout, sharded
+from clearhead.distributed.agreement import agree
+from clearhead.distributed.by_key import OverQueries, over_queries
+from clearhead.distributed.by_query import by_query
+from clearhead.distributed.channel import Channel
+from clearhead.distributed.layout import Layout
+from clearhead.distributed.once import refuse_transforms
+from clearhead.distributed.pieces import Shard
+from clearhead.inspection.reductions.base import Reduction
+from clearhead.inspection.reductions.output import Output
+from clearhead.problem.problem import ABSENT, Problem
+from clearhead.problem.summary import Summary
+
+# no sums and maxima over queries: these need the rows of the whole softmax
+OVER_QUERIES: dict[str, Any] = {"received": False, "mean": None, "peak": None, "factors": None}
+
+
+class ShardedWeights:
+    """The weights of a sequence that is shared out over ranks, of which `reduce` gives statistics."""
+
+    def __init__(self, query: Tensor, key: Tensor, layout: Layout, given: dict[str, Any]) -> None:
+        self._operands, self._layout, self._given = (query, key), layout, given
+
+    def __repr__(self) -> str:
+        return f"ShardedWeights({tuple(self._operands[0].shape)} of {self._layout})"
+
+    @eagerly
+    @torch.no_grad()
+    def reduce(self, *reductions: Reduction) -> tuple[Any, ...]:
+        """Reductions of the weights, as `Weights.reduce` gives them: a tuple of their results, in their order.
+
+            entropy, (values, indices), received, image = ch.distributed.weights(
+                query, key, layout=layout, mask=ch.Causal()
+            ).reduce(ch.Entropy(), ch.TopK(5), ch.Received(), ch.Pool(128))
+
+        Each is what it is in one process. What is of queries (`Entropy`, `LogSumExp`, `MaxScore`, `TopK`, whose keys
+        are positions in the whole sequence, `Mass`, `MeanDistance`, `SinkShare`, `Output`) or of keys (`Received`) is
+        that of this rank's positions, and a map (`Pool`) is of the whole sequence, the same to the bit on every rank.
+        Groups of `Mass`, and factors of `queries=`, are of the whole sequence, the same on every rank; the value of
+        `Output` is this rank's part. Results have no gradients.
+        Every rank calls it together, with the same reductions. Raises a `ClearheadError` where they differ, an
+        `UnsupportedError` for reductions that look at blocks of whole rows, and for slices of queries with a step.
+        Cost: a pass over the allowed pairs and the messages of keys that `plan` shows; `Received` and maps take
+        another of both, and send a number for each key and head back. A map is gathered from all ranks.
+        """
+        wrong = [r for r in reductions if not isinstance(r, Reduction)]
+        if wrong:
+            raise ClearheadError(f"reduce takes reductions such as Entropy() or TopK(5), not {wrong[0]!r:.60}.")
+        shard = self._shard(reductions)
+        with without_autocast(shard.local.sizes.device):
+            asked = [_asked(reduction, shard.whole) for reduction in reductions]
+            words = tuple(_in_words(one) for one in asked)
+            agree(shard, ("weights", *words), tuple(t for one in asked for t in one.summary if isinstance(t, Tensor)))
+            restore = shard.local.sizes.restore
+            return tuple(
+                tuple(map(restore, result)) if isinstance(result, tuple) else restore(result)
+                for result in _results(asked, shard)
+            )
+
+    def _shard(self, reductions: tuple[Reduction, ...]) -> Shard:
+        check_layout(self._layout)
+        refuse_transforms()
+        values = [r.value for r in reductions if isinstance(r, Output)] or [ABSENT]
+        if len(values) > 1:
+            raise ClearheadError("reduce takes one Output(value); join the values along their last dimension.")
+        local, needs = sharded(*self._operands, values[0], layout=self._layout, **self._given)
+        return Shard(local, needs, Channel(self._layout.group))
+
+
+class _Asked(NamedTuple):
+    """A reduction, the problem (of the whole sequence) whose weights it means, and the statistics that make it."""
+
+    reduction: Reduction
+    meant: Problem
+    summary: Summary
+
+    @property
+    def queries(self) -> range:
+        return range(self.meant.sizes.queries) if self.meant.origin is None else self.meant.origin[2]
+
+
+def _asked(reduction: Reduction, whole: Problem) -> _Asked:
+    reduction.check(whole)
+    meant = reduction.of(whole)
+    summary = reduction.summary(meant)
+    if summary is None:
+        raise UnsupportedError(
+            f"{type(reduction).__name__} looks at blocks of whole rows, and over ranks a row's keys come in parts: "
+            "reductions that have a summary() can be merged."
+        )
+    asked = _Asked(reduction, meant, summary)
+    if asked.queries.step != 1:
+        raise UnsupportedError(f"{reduction!r:.80}: over ranks a slice of queries has no step.")
+    return asked
+
+
+def _in_words(one: _Asked) -> tuple[Any, ...]:
+    """What a reduction asks for, without the tensors that it reads."""
+    numbers = tuple(value for value in one.summary if not isinstance(value, Tensor))
+    return type(one.reduction).__name__, one.meant.sinks is None, str(one.queries), str(numbers)
+
+
+def _results(asked: list[_Asked], shard: Shard) -> list[Any]:
+    """In one pass what is of queries; with what that knows of each row, in another what is of keys, and maps."""
+    summaries, places = _together([one.summary._replace(**OVER_QUERIES) for one in asked])
+    merged = [found.found for found in by_query(shard, summaries)]
+    sinks = shard.local.sinks
+    found = [merged[at](sinks if one.meant.sinks is not None else None) for one, at in zip(asked, places, strict=True)]
+    of_keys = [i for i, one in enumerate(asked) if one.summary.received or one.summary.mean or one.summary.peak]
+    wanted = []
+    for i in of_keys:
+        maximum, log_sum = found[i].maximum, found[i].log_sum
+        assert maximum is not None and log_sum is not None
+        wanted.append(OverQueries(asked[i].summary, asked[i].queries, maximum, log_sum))
+    for i, more in zip(of_keys, over_queries(shard, wanted), strict=True):
+        found[i] = found[i]._replace(received=more.received, mean=more.mean, peak=more.peak)
+    return [one.reduction.found(own, one.meant) for one, own in zip(asked, found, strict=True)]
+
+
+def _together(summaries: list[Summary]) -> tuple[list[Summary], list[int]]:
+    """As few summaries that hold these, and for each the place of the one that does."""
+    few: list[Summary] = []
+    places = []
+    for summary in summaries:
+        for at, other in enumerate(few):
+            both = other.with_also(summary)
+            if both is not None:
+                few[at] = both
+                places.append(at)
+                break
+        else:
+            few.append(summary)
+            places.append(len(few) - 1)
+    return few, places
+
+
+def weights(
+    query: Tensor,
+    key: Tensor,
+    *,
+    layout: Layout,
+    score: ScoreLike = None,
+    mask: Any = None,
+    bias: Any = None,
+    scale: float | None = None,
+    sinks: Any = None,
+) -> ShardedWeights:
+    """The weights of a sequence that is shared out over ranks, of which `reduce` gives statistics.
+
+        found = ch.distributed.weights(query, key, layout=layout, mask=ch.Causal())
+        entropy, (values, indices), received = found.reduce(ch.Entropy(), ch.TopK(5), ch.Received())
+
+    Arguments as for `attention` over ranks: this rank's part of query and key, and what is of the whole sequence.
+    Returns `ShardedWeights`; nothing is sent before `reduce`. Raises as `attention` does, when it is reduced.
+    """
+    given = {"score": score, "mask": mask, "bias": bias, "scale": scale, "sinks": sinks}
+    return ShardedWeights(query, key, layout, given)

@@ -1,0 +1,116 @@
+"""Sums and maxima over queries, of weights whose softmax is known: what keys receive, and maps."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from clearhead.base.arrays import accumulated
+from clearhead.distributed.needs import Job, both
+from clearhead.distributed.pieces import Piece, Shard, engine_of, parts, sent_back
+from clearhead.engines.tiled.statistics import pooled
+from clearhead.problem.guard import guard
+from clearhead.problem.partial import Rows
+from clearhead.problem.problem import Problem
+from clearhead.problem.region import Region
+from clearhead.problem.regions import cut
+from clearhead.problem.summary import Found, Sent, Summary
+
+
+class OverQueries(NamedTuple):
+    """A summary of the weights of some queries, `queries`, with the rows of this rank's."""
+
+    summary: Summary
+    queries: range
+    maximum: Tensor
+    log_sum: Tensor
+
+    def part(self, problem: Problem, job: Job, here: slice) -> tuple[Problem, Job, Rows] | None:
+        """A job's problem, guarded, of these queries alone; and their rows. None where it has none of them."""
+        queries = both(job.queries, self.queries)
+        if not queries:
+            return None
+        first = queries.start - job.queries.start
+        own = slice(here.start + first, here.start + first + len(queries))
+        maximum, log_sum = (row[:, :, own] for row in (self.maximum, self.log_sum))
+        problem = guard(cut(problem, Region(queries=slice(first, first + len(queries)))))
+        return problem, job._replace(queries=queries), Rows(maximum, log_sum, torch.zeros_like(log_sum))
+
+    def factors(self, queries: range) -> Tensor | None:
+        """What each of these queries counts."""
+        every = self.summary.factors
+        return None if every is None else every[..., queries.start - self.queries.start :][..., : len(queries)]
+
+
+def over_queries(shard: Shard, wanted: list[OverQueries]) -> list[Found]:
+    """What these find: `received` of this rank's keys; `mean`, `peak` of the whole, alike to the bit on every rank."""
+    if not wanted:
+        return []
+    local, sizes = shard.local, shard.needs.sizes
+    dtype = accumulated(local.query.dtype)
+    received = local.query.new_zeros((sizes.batch, sizes.heads, local.key.shape[2], len(wanted)), dtype=dtype)
+    maps = [_map(one, shard, dtype) for one in wanted]
+
+    def add(piece: Piece, of_keys: list[Tensor]) -> None:
+        for job, here, there, problem in parts(shard, piece):
+            for at, one in enumerate(wanted):
+                part = one.part(problem._replace(value=None), job, here)
+                if part is None:
+                    continue
+                if one.summary.received:
+                    of_keys[0][:, :, there, at] += _received(one, *part)
+                own = maps[at]
+                if own is not None:
+                    _add_to_map(own, one, *part)
+
+    sent_back(shard, [received], add)
+    return [
+        Found(
+            received=received[..., at] if one.summary.received else None,
+            mean=shard.channel.gather(own).sum(0) if own is not None and one.summary.mean else None,
+            peak=shard.channel.gather(own).amax(0) if own is not None and one.summary.peak else None,
+        )
+        for at, (one, own) in enumerate(zip(wanted, maps, strict=True))
+    ]
+
+
+def _received(one: OverQueries, problem: Problem, job: Job, rows: Rows) -> Tensor:
+    """Σ_i factor_i w_ij of a part."""
+    sizes = problem.sizes
+    ones = rows.log_sum.new_ones(sizes.batch, sizes.heads, sizes.keys)
+    sent = Sent(received=ones, factors=one.factors(job.queries))
+    found = engine_of(problem).contributions(problem, rows, None, sent, by=(False, True))[1]
+    assert found is not None
+    return found
+
+
+def _map(one: OverQueries, shard: Shard, dtype: torch.dtype) -> Tensor | None:
+    """Room for the map of the whole; None where there is none."""
+    cell, sizes = one.summary.mean or one.summary.peak, shard.needs.sizes
+    if cell is None:
+        return None
+    rows, columns = -(-len(one.queries) // cell[0]), -(-sizes.keys // cell[1])
+    return shard.local.query.new_zeros((sizes.batch, sizes.heads, rows, columns), dtype=dtype)
+
+
+def _add_to_map(into: Tensor, one: OverQueries, problem: Problem, job: Job, rows: Rows) -> None:
+    engine, peak = engine_of(problem), one.summary.peak
+    cell, factors = one.summary.mean or peak or (1, 1), one.factors(job.queries)
+    for region in engine.walk(problem):
+        at = region.sides[:3]
+        tile = engine.scores(cut(problem, region))
+        weights = (tile - rows.maximum[at].unsqueeze(-1)).sub_(rows.log_sum[at].unsqueeze(-1)).exp_()
+        weights.masked_fill_(tile == -torch.inf, 0.0)  # also in a row of NaN
+        if factors is not None:
+            own = (side if n > 1 else slice(None) for side, n in zip(at, factors.shape, strict=True))
+            weights *= factors[tuple(own)].to(weights.dtype).unsqueeze(-1)
+        first = (
+            job.queries.start - one.queries.start + (region.queries.start or 0),
+            job.keys.start + (region.keys.start or 0),
+        )
+        part = pooled(weights, first, cell, torch.amax if peak else torch.sum)
+        sides = (slice(a // n, a // n + size) for a, n, size in zip(first, cell, part.shape[2:], strict=True))
+        place = into[(*at[:2], *sides)]
+        place.copy_(torch.maximum(place, part) if peak else place + part)

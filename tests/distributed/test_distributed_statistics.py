@@ -1,0 +1,21 @@
+"""Statistics of a sequence that is shared out over ranks are those of one process."""
+
+import pytest
+from ranks.processes import on_ranks
+
+REFUSED = {
+    "blocks": "blocks of whole rows", "no reduction": "reductions such as", "step": "no step", "k": "k is 99",
+    "two outputs": "one Output", "unlike": "the call differs", "groups": "the call reads differs",
+    "no processes": "without a process group",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("ranks", "every"), [(2, 1), (4, 3)])
+def test_statistics_are_those_of_one_process(ranks, every):
+    """With every score, mask and bias, layouts and messages of few keys; at 4 ranks a third of them."""
+    for answer in on_ranks(ranks, "ranks.statistics:everything", every):
+        assert answer["exact"]["wrong"] == [] and answer["exact"]["count"] > 150 // every
+        assert answer["ties"] and answer["large"] == []
+        said = answer["refused"]
+        assert said.keys() == REFUSED.keys()
+        assert {name: words for name, words in said.items() if REFUSED[name] not in words} == {}

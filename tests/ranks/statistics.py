@@ -1,0 +1,157 @@
+"""Statistics of a sharded sequence, beside the same in one process: what every rank runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from ranks.cases import EXACT, LENGTH, layouts
+from torch import Tensor
+
+import clearhead as ch
+from clearhead import testing
+from clearhead.base.shapes import Sizes
+from clearhead.distributed import needs
+from clearhead.inspection.reductions.base import Reduction
+
+D = ch.distributed
+
+
+def _reductions(whole: Tensor) -> list[tuple[Reduction, str]]:
+    """Every reduction of the library, and whether it is of queries, of keys, or a map."""
+    generator = torch.Generator().manual_seed(3)
+    factors = torch.rand(3, 2, LENGTH, dtype=torch.float64, generator=generator)
+    groups = torch.arange(LENGTH) % 3
+    found: list[tuple[Any, str]] = [
+        (one, "queries")
+        for one in (ch.Entropy(), ch.LogSumExp(), ch.MaxScore(), ch.MeanDistance(), ch.SinkShare(), ch.TopK(1))
+    ]
+    found += [(ch.TopK(5), "queries"), (ch.Mass(groups), "queries"), (ch.Mass((groups == 1)[None]), "queries")]
+    found += [(ch.Output(whole), "queries"), (ch.Received(), "keys"), (ch.Received(factors), "keys")]
+    found += [(ch.Received(slice(20, 30)), "keys")]
+    found += [(ch.Pool(7, how, queries), "map") for how in ("mean", "max") for queries in (None, slice(11, 33))]
+    return [*found, (ch.Pool((5, 9), "mean", factors), "map")]
+
+
+def cases(ranks: int) -> Iterator[dict[str, Any]]:
+    """Every score and every mask, with biases, sinks, layouts and sizes of a message at their own pace."""
+    sizes = Sizes(3, 2, LENGTH, LENGTH)
+    torch.manual_seed(0)  # the same on every rank
+    masks = [None, *(cls.example(sizes) for cls in testing.masks()), ch.Lengths([30, 0, 5]) & ch.Causal()]
+    biases = [None, *(cls.example(sizes) for cls in testing.biases())]
+    scores = [cls.example() for cls in testing.scores()]
+    for at in range(max(len(masks), len(scores), len(biases))):
+        every = layouts(ranks, masks[at % len(masks)])
+        yield {
+            "score": scores[at % len(scores)],
+            "mask": masks[at % len(masks)],
+            "bias": biases[at % len(biases)],
+            "sinks": torch.tensor([0.3, -1.0], dtype=torch.float64) if at % 2 else None,
+            "layout": every[at % len(every)],
+            "piece": 5 if at % 3 else 4096,
+        }
+
+
+def exact(rank: int, every: int) -> dict[str, Any]:
+    """Every reduction, all of them in one call, of one of `every` cases."""
+    torch.set_default_dtype(torch.float64)
+    wrong, count = [], 0
+    for number, case in enumerate(cases(dist.get_world_size())):
+        if number % every:
+            continue
+        layout, needs.PIECE = case.pop("layout"), case.pop("piece")
+        drawn = testing.Inputs.draw(case["score"], (LENGTH, LENGTH), torch.float64)
+        case["score"] = case["score"][0]
+        query, key, value = (t.detach() for t in drawn.all())
+        whole = _reductions(value)
+        try:
+            expected = ch.weights(query, key, **case).reduce(*(one for one, _ in whole))
+        except ch.UnsupportedError:
+            continue
+        mine = [ch.Output(layout.shard(value, 2)) if isinstance(one, ch.Output) else one for one, _ in whole]
+        own = (layout.shard(t, 2) for t in (query, key))
+        results = D.weights(*own, layout=layout, **case).reduce(*mine)
+        for (one, of), found, true in zip(whole, results, expected, strict=True):
+            count += 1
+            wrong += [f"case {number} on {rank}, {one!r:.60}: {said}" for said in _unlike(layout, of, found, true)]
+    return {"count": count, "wrong": wrong}
+
+
+def _unlike(layout: Any, of: str, found: Any, true: Any) -> Iterator[str]:
+    if isinstance(found, tuple):
+        (found, keys), (true, true_keys) = found, true
+        there = layout.shard(true, 2) > 0
+        if not torch.equal(keys[there], layout.shard(true_keys, 2)[there]):
+            yield "keys differ"
+        for row in keys.flatten(0, -2).tolist():
+            if len(set(row)) < len(row) or not all(0 <= at < LENGTH for at in row):
+                yield f"keys {row}"
+    if of == "map":
+        every = [torch.empty_like(found) for _ in range(dist.get_world_size())]
+        dist.all_gather(every, found.contiguous())
+        if not all(torch.equal(found, one) for one in every):
+            yield "the map differs between ranks"
+    else:
+        true = layout.shard(true, 2)
+    if found.shape != true.shape or found.dtype != true.dtype:
+        yield f"{tuple(found.shape)} {found.dtype}, not {tuple(true.shape)} {true.dtype}"
+    elif not torch.allclose(found, true, rtol=EXACT, atol=EXACT):
+        yield f"{float((found - true).abs().max()):.2g} apart"
+
+
+def ties(rank: int) -> bool:
+    """Equal weights: the first keys, as in one process; of queries that see few, distinct others."""
+    layout = D.ZigZag(LENGTH)
+    same = torch.zeros(1, 2, LENGTH, 4)
+    own = layout.shard(same, 2)
+    values, keys = D.weights(own, own, layout=layout, mask=ch.Causal()).reduce(ch.TopK(5))[0]
+    true, true_keys = ch.weights(same, same, mask=ch.Causal()).topk(5)
+    there = layout.shard(true, 2) > 0
+    return torch.allclose(values, layout.shard(true, 2)) and torch.equal(keys[there], layout.shard(true_keys, 2)[there])
+
+
+def large(rank: int) -> list[str]:
+    """float32, by the kernels, of scores up to 1e4, which one process has in other units."""
+    layout = D.Contiguous(600)
+    generator = torch.Generator().manual_seed(0)
+    query, key = (100 * torch.randn(1, 4, 600, 16, generator=generator) for _ in range(2))
+    reductions = [ch.Entropy(), ch.MaxScore(), ch.TopK(3), ch.Received(), ch.Pool(20), ch.Pool(20, "mean")]
+    expected = ch.weights(query, key, mask=ch.Causal()).reduce(*reductions)
+    found = D.weights(*(layout.shard(t, 2) for t in (query, key)), layout=layout, mask=ch.Causal()).reduce(*reductions)
+    wrong = []
+    for one, mine, true in zip(reductions, found, expected, strict=True):
+        mine, true = (each[0] if isinstance(each, tuple) else each for each in (mine, true))
+        true = true if isinstance(one, ch.Pool) else layout.shard(true, 2)
+        if not torch.allclose(mine, true, rtol=1e-4, atol=1e-5):
+            wrong.append(f"{one!r} is {float((mine - true).abs().max()):.2g} apart")
+    return wrong
+
+
+class Looks(Reduction):
+    """One that looks at blocks itself."""
+
+
+def refused(rank: int) -> dict[str, str]:
+    layout, said = D.ZigZag(LENGTH), {}
+    own = torch.zeros(1, 2, layout.count(), 4)
+    weights = D.weights(own, own, layout=layout)
+    for name, given in {
+        "blocks": [Looks()], "no reduction": [3], "step": [ch.Received(slice(0, 30, 2))], "k": [ch.TopK(99)],
+        "two outputs": [ch.Output(own), ch.Output(own)], "unlike": [ch.TopK(1 + rank)],
+        "groups": [ch.Mass(torch.arange(LENGTH) % (2 + rank))],
+    }.items():  # fmt: skip
+        try:
+            said[name] = str(weights.reduce(*given))
+        except ch.ClearheadError as error:
+            said[name] = str(error)
+    try:
+        D.weights(own, own, layout=D.ZigZag(LENGTH, 2)).reduce(ch.Entropy())
+    except ch.ClearheadError as error:
+        said["no processes"] = str(error)
+    return said
+
+
+def everything(rank: int, every: int) -> dict[str, Any]:
+    return {"exact": exact(rank, every), **{f.__name__: f(rank) for f in (ties, large, refused)}}
