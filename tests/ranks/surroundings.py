@@ -74,18 +74,45 @@ def derivatives(rank: int) -> dict[str, Any]:
     return found
 
 
-def compiled(rank: int) -> list[bool]:
-    layout, found = D.ZigZag(LENGTH), []
-    for method in METHODS:
-        own = _parts(layout, _draw(1, 2, LENGTH, 4))
+def compiled(rank: int) -> list[str]:
+    """What differs from eager code in code of one graph: masks, what is learnt, dropout, layouts that change."""
+    wrong = []
+    rule = ch.MaskFunction(lambda batch, head, query, key: (query + key) % 3 != 0)
+    learnt = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    cases: list[dict[str, Any]] = [
+        {"mask": ch.Causal()},
+        {"mask": rule, "sinks": learnt, "method": "gather"},
+        {"mask": ch.Lengths([9]), "bias": ch.ALiBi(2), "score": ch.Gaussian(1.0), "dropout_p": 0.3},
+        {"method": "gather", "score": ch.Dot(softcap=5.0), "bias": ch.RelativeBias(2).double()},
+    ]
+    for given in cases:
 
-        def double(*inputs: Tensor, method: str = method) -> Tensor:
-            return 2 * D.attention(*(2 * t for t in inputs), layout=layout, mask=ch.Causal(), method=method)
+        def double(layout: Any, *inputs: Tensor, given: dict[str, Any] = given) -> Tensor:
+            return 2 * D.attention(*(2 * t for t in inputs), layout=layout, **given)
 
-        results = [call(*own) for call in (double, torch.compile(double, backend="eager"))]
-        gradients = [torch.autograd.grad(t.square().sum(), own) for t in results]
-        found += [torch.equal(*results), *(torch.equal(a, b) for a, b in zip(*gradients, strict=True))]
-    return found
+        in_one = torch.compile(double, backend="aot_eager", fullgraph=True)
+        for layout in (D.ZigZag(LENGTH), D.Contiguous([LENGTH - 3] + [0] * (dist.get_world_size() - 2) + [3])):
+            own = _parts(layout, _draw(1, 2, LENGTH, 4))
+            shared = [t for t in (learnt, *getattr(given.get("bias"), "parameters", list)()) if t.requires_grad]
+            results = []
+            for call in (double, in_one):
+                torch.manual_seed(0)
+                output = call(layout, *own)
+                gradients = torch.autograd.grad(output.square().sum(), [*own, *shared], allow_unused=True)
+                results.append([output, *(torch.zeros(()) if g is None else g for g in gradients)])
+            same = [torch.allclose(a, b, rtol=1e-12, atol=1e-12) for a, b in zip(*results, strict=True)]
+            wrong += [] if all(same) else [f"{given} on {layout}: {same}"]
+
+    def own_score(query: Tensor, key: Tensor) -> Tensor:
+        return query @ key.transpose(-1, -2)
+
+    try:
+        D.attention(*own, layout=layout, score=own_score)
+        torch.compile(lambda: D.attention(*own, layout=layout, score=own_score), fullgraph=True, backend="eager")()
+        wrong.append("a score of one's own is in the graph")
+    except torch._dynamo.exc.Unsupported as error:
+        wrong += [] if "runs in eager code" in str(error) else [str(error)]
+    return wrong
 
 
 def nothing(rank: int) -> list[Any]:

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from clearhead._attention import ScoreLike
 from clearhead.base.dropout import check_dropout, draw_seed
-from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.shapes import Sizes
-from clearhead.base.tracing import eagerly, without_autocast
-from clearhead.distributed import exchange, fetch
+from clearhead.base.errors import ClearheadError
+from clearhead.base.tracing import compiling, eagerly, without_autocast
+from clearhead.distributed import exchange, fetch, operation
+from clearhead.distributed._shard import check_layout, sharded, shared_seed
 from clearhead.distributed.agreement import agree
 from clearhead.distributed.channel import Channel
 from clearhead.distributed.layout import Layout
 from clearhead.distributed.needs import Needs
 from clearhead.distributed.once import refuse_transforms
 from clearhead.distributed.pieces import Shard
-from clearhead.problem.problem import Problem, as_sinks, inputs, make_problem, mask_and_bias, refuse_distributed
-from clearhead.problem.unseen import finite, group, seen, zero
-from clearhead.problem.visible import Visible
+from clearhead.problem.problem import Problem
 
 METHODS = ("exchange", "gather")
 
 
-@eagerly
 def attention(
     query: Tensor,
     key: Tensor,
@@ -69,67 +65,41 @@ def attention(
     if method not in METHODS:
         raise ClearheadError(f"method is {method!r}; it is one of {', '.join(map(repr, METHODS))}.")
     check_layout(layout)
+    dropout_p = check_dropout(dropout_p, "dropout_p")
+    given = {"score": score, "mask": mask, "bias": bias, "scale": scale, "sinks": sinks}
+    if compiling():
+        local = _with_dropout(sharded(query, key, value, layout, **given), dropout_p)
+        if not _by_autograd(local):
+            return _output(operation.run(local, layout, method), local)
+    return _eager((query, key, value), layout, given, dropout_p, method)
+
+
+@eagerly
+def _eager(
+    inputs: tuple[Any, Any, Any], layout: Layout, given: dict[str, Any], dropout_p: float, method: str
+) -> Tensor:
     refuse_transforms()
-    channel = Channel(layout.group)
-    local, needs = sharded(query, key, value, layout, score=score, mask=mask, bias=bias, scale=scale, sinks=sinks)
-    local = local._replace(dropout_p=check_dropout(dropout_p, "dropout_p"))
-    shard, sizes = Shard(local, needs, channel), local.sizes
+    local, channel = sharded(*inputs, layout, **given)._replace(dropout_p=dropout_p), Channel(layout.group)
+    shard = Shard(local, Needs(layout, local.visible, local.sizes), channel)
     agree(shard, ("attention", method))
     if dropout_p:
-        shard = shard._replace(local=local._replace(seed=_seed(channel, sizes.device)))
-    by_autograd = local.lowered is None or local.by_function
-    attend = fetch.attend if method == "gather" or by_autograd else exchange.attend
-    with without_autocast(sizes.device):
-        output = attend(shard)
+        local = _with_dropout(local, dropout_p)
+        assert local.seed is not None
+        shard = shard._replace(local=local._replace(seed=shared_seed(local.seed, channel)))
+    attend = fetch.attend if method == "gather" or _by_autograd(local) else exchange.attend
+    with without_autocast(local.sizes.device):
+        return _output(attend(shard), local)
+
+
+def _with_dropout(local: Problem, p: float) -> Problem:
+    return local._replace(dropout_p=p, seed=draw_seed(local.query.device)) if p else local
+
+
+def _by_autograd(local: Problem) -> bool:
+    """Whether autograd alone knows what is learnt."""
+    return local.lowered is None or local.by_function
+
+
+def _output(output: Tensor, local: Problem) -> Tensor:
     assert local.value is not None
-    return sizes.restore(output.to(local.value.dtype))
-
-
-def sharded(
-    query: Tensor, key: Tensor, value: Any, layout: Layout, *, mask: Any, bias: Any, sinks: Any, **of_score: Any
-) -> tuple[Problem, Needs]:
-    """This rank's operands, with the sizes, the mask and the bias of the whole; and what follows for all ranks."""
-    refuse_distributed({"query": query, "key": key, "value": value})
-    problem = make_problem(query, key, value, **of_score)
-    held, given = layout.count(), (problem.sizes.queries, problem.sizes.keys)
-    if given != (held, held):
-        raise ShapeError(
-            f"query has {given[0]} positions and key {given[1]}, and rank {layout.rank} holds {held} of {layout}: pass "
-            "layout.shard(tensor, dim) of each."
-        )
-    sizes = problem.sizes._replace(queries=layout.length, keys=layout.length)
-    if sizes.device.type == "meta":  # shapes alone were passed: masks are read
-        sizes = sizes._replace(device=torch.device("cpu"))
-    visible, added = mask_and_bias(mask, bias, sizes, problem.query.dtype)
-    if visible is not None and visible.unseen != "none" and not (finite(problem.query) and finite(problem.key)):
-        problem = make_problem(*_without_unseen(query, key, value, visible, sizes, layout), **of_score)
-    sinks = None if sinks is None else as_sinks(sinks, sizes)
-    local = problem._replace(sizes=sizes, visible=visible, bias=added, sinks=sinks)
-    return local, Needs(layout, visible, sizes)
-
-
-def _without_unseen(
-    query: Any, key: Any, value: Any, visible: Visible, sizes: Sizes, layout: Layout
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The inputs with zeros for what is not finite and seen on no rank: a projection's gradient would become NaN."""
-    query, key, value, _ = inputs(query, key, value)
-    keys, queries = seen(visible.spans, sizes)
-    keys, queries = (t if t.shape[2] != layout.length else layout.shard(t, 2) for t in (keys, queries))
-    key = zero(key, group(keys, key.shape[1]), only_not_finite=True)
-    return zero(query, queries, only_not_finite=True), key, value
-
-
-def check_layout(layout: Any) -> None:
-    """Raise where it is no layout of processes."""
-    if not isinstance(layout, Layout):
-        raise ClearheadError(f"layout is {layout!r:.60}; pass a Layout, such as ZigZag(length, group).")
-    if not layout.members:
-        raise ClearheadError(
-            f"{layout} was made for {layout.ranks} ranks without a process group, for arithmetic: pass it to plan(), "
-            "or make it with the group of the processes."
-        )
-
-
-def _seed(channel: Channel, device: torch.device) -> Tensor:
-    """The dropout's seed, from the generator of the first rank."""
-    return channel.gather(draw_seed(device).reshape(1))[0].reshape(())
+    return local.sizes.restore(output.to(local.value.dtype))

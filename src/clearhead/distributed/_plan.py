@@ -10,7 +10,7 @@ from torch import Tensor
 from clearhead._attention import ScoreLike
 from clearhead.base.arrays import accumulated
 from clearhead.base.errors import human_bytes
-from clearhead.distributed._attention import sharded
+from clearhead.distributed._shard import sharded
 from clearhead.distributed.layout import Layout
 from clearhead.distributed.needs import Needs
 
@@ -96,7 +96,8 @@ def plan(
     hides (`MaskFunction`, `DenseMask`) are counted and sent. No process needs to be there, and nothing is sent.
     Returns a `Plan`. Raises as `attention` does. Cost: a pass over the mask's intervals for each pair of chunks.
     """
-    local, needs = sharded(query, key, value, layout, score=score, mask=mask, bias=bias, scale=scale, sinks=sinks)
+    local = sharded(query, key, value, layout, score=score, mask=mask, bias=bias, scale=scale, sinks=sinks)
+    needs = Needs(layout, local.visible, local.sizes)
     assert local.value is not None
     numbers = needs.sizes.batch * local.key.shape[1] * (local.key.shape[-1] + local.value.shape[-1])
     forward, backward = (numbers * dtype.itemsize for dtype in (local.key.dtype, accumulated(local.key.dtype)))

@@ -10,12 +10,13 @@ from torch import Tensor
 from clearhead._attention import ScoreLike
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.tracing import eagerly, without_autocast
-from clearhead.distributed._attention import check_layout, sharded
+from clearhead.distributed._shard import check_layout, sharded
 from clearhead.distributed.agreement import agree
 from clearhead.distributed.by_key import OverQueries, over_queries
 from clearhead.distributed.by_query import by_query
 from clearhead.distributed.channel import Channel
 from clearhead.distributed.layout import Layout
+from clearhead.distributed.needs import Needs
 from clearhead.distributed.once import refuse_transforms
 from clearhead.distributed.pieces import Shard
 from clearhead.inspection.reductions.base import Reduction
@@ -75,8 +76,8 @@ class ShardedWeights:
         values = [r.value for r in reductions if isinstance(r, Output)] or [ABSENT]
         if len(values) > 1:
             raise ClearheadError("reduce takes one Output(value); join the values along their last dimension.")
-        local, needs = sharded(*self._operands, values[0], layout=self._layout, **self._given)
-        return Shard(local, needs, Channel(self._layout.group))
+        local = sharded(*self._operands, values[0], self._layout, **self._given)
+        return Shard(local, Needs(self._layout, local.visible, local.sizes), Channel(self._layout.group))
 
 
 class _Asked(NamedTuple):

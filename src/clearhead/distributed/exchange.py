@@ -30,7 +30,7 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, shard: Shard, *tensors: Tensor | None) -> Tensor:
         shard = shard._replace(local=with_operands(shard.local, tensors))
-        found = _forward(shard)
+        found = forward(shard)
         ctx.save_for_backward(*tensors, *found[:3])
         ctx.shard = shard._replace(local=without_operands(shard.local))
         ctx.reads = shard.local.reads()
@@ -43,7 +43,7 @@ class _Attend(torch.autograd.Function):
         shard = ctx.shard._replace(local=with_operands(ctx.shard.local, saved[: len(wanted)]))
 
         def compute(grad: Tensor) -> Gradients:
-            found = _backward(shard, Partial(*saved[len(wanted) :]), grad.contiguous(), wanted)
+            found = backward(shard, Partial(*saved[len(wanted) :]), grad.contiguous(), wanted)
             return in_dtypes(found, operands(shard.local))
 
         return (None, *gradients(compute, (grad,), saved))
@@ -54,7 +54,8 @@ def attend(shard: Shard) -> Tensor:
     return output
 
 
-def _forward(shard: Shard) -> Partial:
+def forward(shard: Shard) -> Partial:
+    """The output of this rank's queries, and their rows, in float32 at least."""
     local = shard.local
     assert local.value is not None
     lead, dtype = local.query.shape[:3], accumulated(local.query.dtype)
@@ -66,7 +67,7 @@ def _forward(shard: Shard) -> Partial:
     return sums if local.sinks is None else sums.with_sinks(local.sinks.to(dtype)[:, None])
 
 
-def _backward(shard: Shard, kept: Partial, grad: Tensor, wanted: tuple[bool, ...]) -> Operands:
+def backward(shard: Shard, kept: Partial, grad: Tensor, wanted: tuple[bool, ...]) -> Operands:
     """The gradients of this rank's operands; of what all ranks share (weight, bias, sinks) this rank's part."""
     local = shard.local
     assert kept.maximum is not None and kept.log_sum is not None and local.value is not None

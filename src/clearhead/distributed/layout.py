@@ -17,7 +17,12 @@ from clearhead.base.shapes import Sizes
 from clearhead.masks.base import Mask
 from clearhead.problem.visible import intervals_of, resolve
 
+LAYOUTS = 1024  # that are remembered
 Group = Any  # a ProcessGroup, a DeviceMesh of one dimension, a number of ranks, or None for all
+
+_count = itertools.count()
+_numbers: dict[Any, int] = {}  # by type, chunks and group
+_numbered: dict[int, Layout] = {}
 
 
 class Layout:
@@ -51,6 +56,8 @@ class Layout:
         if any(a.start > b.start for own in self.chunks for a, b in itertools.pairwise(own)):
             raise ClearheadError(f"the chunks of a rank must be ascending; they are {self.chunks!r:.120}.")
         self.length: int = ends[-1]
+        self.held = self.count()  # by this rank; compiled code reads this, and no ranges
+        self.number = _number(self)
 
     def own(self, rank: int | None = None) -> tuple[range, ...]:
         """The chunks of a rank, this one by default."""
@@ -142,6 +149,29 @@ class Balanced(Layout):
         total = np.concatenate([[0], np.cumsum(rows)])
         ends = np.searchsorted(total, [int(total[-1]) * part // ranks for part in range(ranks + 1)])
         super().__init__([[range(int(a), int(b))] for a, b in itertools.pairwise(ends)], group)
+
+
+def by_number(number: int) -> Layout:
+    """A layout by its number: what compiled code holds of it."""
+    found = _numbered.get(number)
+    if found is None:
+        raise ClearheadError(
+            f"compiled code asks for a layout that {LAYOUTS:,} others were made after: make it once, and use it again."
+        )
+    return found
+
+
+def _number(layout: Layout) -> int:
+    """The same for equal layouts of one group; of layouts that differ at every step the last are remembered."""
+    value = type(layout), layout.chunks, layout.group, layout.members
+    if value not in _numbers:
+        _numbers[value] = next(_count)
+    number = _numbers[value]
+    _numbered.setdefault(number, layout)
+    if len(_numbers) > LAYOUTS:
+        oldest = next(iter(_numbers))
+        del _numbered[_numbers.pop(oldest)]
+    return number
 
 
 def _ranges(chunks: Any) -> tuple[tuple[range, ...], ...]:

@@ -77,14 +77,20 @@ def packed(problem: Problem) -> tuple[Tensors, Numbers]:
     return (*operands(problem), *edges, keep, problem.seed), numbers
 
 
-def unpacked(tensors: Sequence[Tensor | None], numbers: Numbers, wanted: Sequence[bool]) -> Problem:
-    """The problem of these parts; its operands are new leaves, some of which need a gradient."""
+def unpacked(
+    tensors: Sequence[Tensor | None], numbers: Numbers, wanted: Sequence[bool], length: int | None = None
+) -> Problem:
+    """The problem of these parts; its operands are new leaves, some of which need a gradient.
+
+    `length`: of the whole sequence, where query and key are a part of it, and mask and bias are of the whole.
+    """
     leaves = [None if t is None else t.detach().requires_grad_(w) for t, w in zip(tensors, wanted, strict=False)]
     start, stop, gap_start, gap_stop, keep, seed = tensors[len(leaves) :]
     query, key, value, weight, dense, relative, sinks = leaves
     phi, scale, softcap, dropout_p = numbers
     assert query is not None and key is not None
-    sizes = Sizes(query.shape[0], query.shape[1], query.shape[2], key.shape[2], query.device)
+    sides = (query.shape[2], key.shape[2]) if length is None else (length, length)
+    sizes = Sizes(query.shape[0], query.shape[1], *sides, query.device)
     allowed = None
     if start is not None and stop is not None:
         residual = None if keep is None else lambda *sides: part(keep, *sides)

@@ -1,0 +1,167 @@
+"""Attention over ranks in compiled code: one operation, as `engines/operation.py` has one for one process.
+
+It runs as eager code does: the ranks compare what they call with, and plan their messages, when it runs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from clearhead.base.arrays import accumulated
+from clearhead.base.errors import UnsupportedError
+from clearhead.base.tracing import differentiated_forward, with_autograd, without_autocast
+from clearhead.distributed import exchange, fetch
+from clearhead.distributed._shard import shared_seed
+from clearhead.distributed.agreement import agree
+from clearhead.distributed.channel import Channel
+from clearhead.distributed.layout import Layout, by_number
+from clearhead.distributed.needs import Needs
+from clearhead.distributed.pieces import Shard
+from clearhead.problem.packing import Numbers, Tensors, in_dtypes, operands, packed, unpacked
+from clearhead.problem.partial import Partial
+from clearhead.problem.problem import Problem
+
+
+def run(local: Problem, layout: Layout, method: str) -> Tensor:
+    """The output (B, H, lq, Ev) of this rank's queries, in float32 at least."""
+    tensors, numbers = packed(local)
+    grads = torch.is_grad_enabled()
+    expected = [grads and t is not None and t.requires_grad for t in operands(local)]
+    output: Tensor = attend(*tensors, *numbers, layout.number, method, expected)[0]
+    return output
+
+
+@torch.library.custom_op("clearhead::attend_over_ranks", mutates_args=())
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor | None,
+    dense: Tensor | None,
+    relative: Tensor | None,
+    sinks: Tensor | None,
+    start: Tensor | None,
+    stop: Tensor | None,
+    gap_start: Tensor | None,
+    gap_stop: Tensor | None,
+    keep: Tensor | None,
+    seed: Tensor | None,
+    phi: str,
+    scale: float,
+    softcap: float | None,
+    dropout_p: float,
+    layout: int,
+    method: str,
+    expected: list[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """This rank's part of a problem in normal form: output, maximum, log_sum (see `Partial`), in float32 at least."""
+    if differentiated_forward():
+        raise UnsupportedError("attention over ranks has no derivatives in forward mode.")
+    tensors = (query, key, value, weight, dense, relative, sinks, start, stop, gap_start, gap_stop, keep, seed)
+    shard = _shard(tensors, (phi, scale, softcap, dropout_p), layout, expected)
+    with torch.set_grad_enabled(any(expected)):
+        agree(shard, ("attention", method))
+    with torch.no_grad(), without_autocast(query.device):
+        shard = _seeded(shard)
+        if method == "exchange":
+            found = exchange.forward(shard)
+        else:  # what its backward pass needs is fetched again
+            rows = torch.zeros(query.shape[:3], dtype=accumulated(query.dtype), device=query.device)
+            found = Partial(fetch.attend(shard), rows, rows.clone())
+    assert found.maximum is not None and found.log_sum is not None
+    output, dtype = found.output, accumulated(query.dtype)
+    return output.to(dtype).contiguous(), found.maximum.contiguous(), found.log_sum.contiguous()
+
+
+@attend.register_fake
+def _(query, key, value, *_):  # type: ignore[no-untyped-def]
+    lead, dtype = query.shape[:3], accumulated(query.dtype)
+    return (value.new_empty(*lead, value.shape[-1], dtype=dtype), *(value.new_empty(lead, dtype=dtype) for _ in "ml"))
+
+
+@torch.library.custom_op("clearhead::attend_over_ranks_backward", mutates_args=())
+def attend_backward(
+    grad: Tensor,
+    output: Tensor,
+    maximum: Tensor,
+    log_sum: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor | None,
+    dense: Tensor | None,
+    relative: Tensor | None,
+    sinks: Tensor | None,
+    start: Tensor | None,
+    stop: Tensor | None,
+    gap_start: Tensor | None,
+    gap_stop: Tensor | None,
+    keep: Tensor | None,
+    seed: Tensor | None,
+    phi: str,
+    scale: float,
+    softcap: float | None,
+    dropout_p: float,
+    layout: int,
+    method: str,
+    expected: list[bool],
+    wanted: list[bool],
+) -> list[Tensor]:
+    """The gradients to the operands, empty where not wanted."""
+    tensors = (query, key, value, weight, dense, relative, sinks, start, stop, gap_start, gap_stop, keep, seed)
+    shard = _shard(tensors, (phi, scale, softcap, dropout_p), layout, wanted)
+    with without_autocast(query.device):
+        shard = _seeded(shard)
+        if method == "exchange":
+            with torch.no_grad():
+                found = exchange.backward(shard, Partial(output, maximum, log_sum), grad.contiguous(), tuple(wanted))
+            gradients = in_dtypes(found, operands(shard.local))
+        else:
+            with with_autograd():
+                own = operands(shard.local)
+                some = [t for t, want in zip(own, wanted, strict=True) if want and t is not None]
+                again = fetch.attend(shard).to(grad.dtype)
+                each = iter(torch.autograd.grad(again, some, grad, allow_unused=True))
+                gradients = tuple(next(each) if want else None for want in wanted)
+    return [
+        (torch.zeros_like(t) if g is None else g).contiguous() if want and t is not None else grad.new_empty(0)
+        for g, t, want in zip(gradients, operands(shard.local), wanted, strict=True)
+    ]
+
+
+@attend_backward.register_fake
+def _(grad, output, maximum, log_sum, *arguments):  # type: ignore[no-untyped-def]
+    wanted = arguments[-1]
+    return [
+        torch.empty_like(t, memory_format=torch.contiguous_format) if t is not None and want else grad.new_empty(0)
+        for t, want in zip(arguments[: len(wanted)], wanted, strict=True)
+    ]
+
+
+def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    ctx.save_for_backward(*output, *inputs[:13])
+    ctx.options = inputs[13:]
+
+
+def _backward(ctx, grad, *_):  # type: ignore[no-untyped-def]
+    wanted = [bool(need) for need in ctx.needs_input_grad[:7]]
+    found = attend_backward(grad, *ctx.saved_tensors, *ctx.options, wanted)
+    return (*(g if want else None for g, want in zip(found, wanted, strict=True)), *(None,) * 13)
+
+
+attend.register_autograd(_backward, setup_context=_setup)
+
+
+def _shard(tensors: Tensors, numbers: Numbers, number: int, needs_grad: list[bool]) -> Shard:
+    layout = by_number(number)
+    local = unpacked(tensors, numbers, needs_grad, length=layout.length)
+    return Shard(local, Needs(layout, local.visible, local.sizes), Channel(layout.group))
+
+
+def _seeded(shard: Shard) -> Shard:
+    """With the first rank's seed of the dropout."""
+    seed = shard.local.seed
+    if seed is None:
+        return shard
+    return shard._replace(local=shard.local._replace(seed=shared_seed(seed, shard.channel)))
