@@ -132,7 +132,7 @@ def test_nothing_is_written_past_a_border():
         assert kernels.forward(read, False, *(inner for _, inner in (out, *rows)))
         grad, delta = draw(1, 2, queries, value_width, seed=5), draw(1, 2, queries, seed=6)
         given = grad, *(inner for _, inner in rows), delta
-        kernels.backward(read, *given, *(inner for _, inner in to), None, None, None, None)
+        kernels.backward(read, *given, *(inner for _, inner in to), None, None, None, None, False)
         for whole, inner in (out, *rows, *to):
             assert bool((whole[:BORDER] == 7).all() and (whole[-BORDER:] == 7).all()), inner.shape
             assert bool(inner.isfinite().all()), inner.shape

@@ -51,7 +51,7 @@ class ByQuery:
     def add(self, found: Found, here: slice, first: int) -> None:
         """What a part has found of the queries `here`, whose keys begin at `first`."""
         at = (EVERY, EVERY, here)
-        mine = Partial(*(None if t is None else t[at] for t in self._rows[:3]))  # type: ignore[arg-type]
+        mine = self._rows.at(here)
         assert found.maximum is not None
         averages = [found.output, found.groups, None if found.distance is None else found.distance.unsqueeze(-1)]
         none = found.maximum.new_zeros(*found.maximum.shape, 0)
@@ -59,7 +59,7 @@ class ByQuery:
         if found.entropy is not None:
             both = zip((self._entropy[at], found.entropy), mine.shares(part)[2], strict=True)
             self._entropy[at] = sum(share * entropy - torch.xlogy(share, share) for entropy, share in both)
-        self._rows.add_(part, at)
+        mine.add_(part)
         if found.best is not None and found.best_key is not None:
             before, before_key, key = self._best[at], self._best_key[at], found.best_key + first
             first_of_equal = (found.best == before) & (key < before_key)

@@ -21,7 +21,6 @@ from clearhead.distributed.pieces import Piece, Shard, engine_of, parts, pieces,
 from clearhead.problem.guard import guard
 from clearhead.problem.packing import Operands, in_dtypes, operands, with_operands, without_operands
 from clearhead.problem.partial import Partial, Rows, sinks_gradient
-from clearhead.problem.region import EVERY
 
 
 class _Attend(torch.autograd.Function):
@@ -63,7 +62,7 @@ def forward(shard: Shard) -> Partial:
     sums = Partial(new((*lead, local.value.shape[-1])), new(lead), new(lead).fill_(torch.inf))
     for _, piece in pieces(shard):
         for _, here, _, problem in parts(shard, piece) if piece else ():
-            sums.add_(engine_of(problem).forward(problem, rows=True), (EVERY, EVERY, here))
+            engine_of(problem).merge(problem, sums.at(here))
     return sums if local.sinks is None else sums.with_sinks(local.sinks.to(dtype)[:, None])
 
 
@@ -72,11 +71,17 @@ def backward(shard: Shard, kept: Partial, grad: Tensor, wanted: tuple[bool, ...]
     local = shard.local
     assert kept.maximum is not None and kept.log_sum is not None and local.value is not None
     rows = Rows(kept.maximum, kept.log_sum, (grad * kept.output).sum(-1))
-    sums = Operands(*(None if t is None else torch.zeros_like(t, dtype=grad.dtype) for t in operands(local)))
-    assert sums.key is not None and sums.value is not None
+    learnt = (True, True, True, *wanted[3:6], False)
+    sums = Operands(*(_zeros(t, grad) if want else None for t, want in zip(operands(local), learnt, strict=True)))
+    assert sums.query is not None and sums.key is not None and sums.value is not None
+    query = sums.query
 
     def add(piece: Piece, of_keys: list[Tensor]) -> None:
-        _add_gradients(shard, piece, (sums, of_keys), rows, grad, wanted)
+        for job, here, there, problem in parts(shard, piece):
+            own = Rows(*(row[:, :, here] for row in rows))
+            key, value = (t[:, :, there] for t in of_keys)
+            into = Operands(query[:, :, here], key, value, *_learnt(sums, job, shard.needs))
+            engine_of(problem).add_gradients(guard(problem), own, grad[:, :, here], into)
 
     sent_back(shard, [sums.key, sums.value], add)
     if local.sinks is not None and wanted[-1]:
@@ -84,37 +89,17 @@ def backward(shard: Shard, kept: Partial, grad: Tensor, wanted: tuple[bool, ...]
     return Operands(*(g if want else None for g, want in zip(sums, wanted, strict=True)))
 
 
-def _add_gradients(
-    shard: Shard,
-    piece: Piece,
-    into: tuple[Operands, list[Tensor]],
-    rows: Rows,
-    grad: Tensor,
-    wanted: tuple[bool, ...],
-) -> None:
-    """Adds the gradients of the parts of one piece: those of its key and value to a message, the others to the sums."""
-    sums, of_keys = into
-    assert sums.query is not None
-    every = (True, True, True, *wanted[3:6], False)
-    for job, here, there, problem in parts(shard, piece):
-        own = Rows(*(row[:, :, here] for row in rows))
-        part = engine_of(problem).backward(guard(problem), own, grad[:, :, here], every)
-        assert part.query is not None and part.key is not None and part.value is not None
-        sums.query[:, :, here] += part.query
-        of_keys[0][:, :, there] += part.key
-        of_keys[1][:, :, there] += part.value
-        _add_shared(sums, part, job, shard.needs)
+def _zeros(like: Tensor | None, grad: Tensor) -> Tensor | None:
+    return None if like is None else torch.zeros(like.shape, dtype=grad.dtype, device=grad.device)
 
 
-def _add_shared(sums: Operands, part: Operands, job: Job, needs: Needs) -> None:
-    """Adds a part's gradients of what is of the whole matrix: the weight of φ, and the bias."""
-    if part.weight is not None and sums.weight is not None:
-        sums.weight.add_(part.weight)
-    if part.dense is not None and sums.dense is not None:
-        queries, keys = (
-            slice(None) if n == 1 else slice(s.start, s.stop) for n, s in zip(sums.dense.shape[2:], job, strict=True)
-        )
-        sums.dense[:, :, queries, keys] += part.dense
-    if part.relative is not None and sums.relative is not None:
+def _learnt(sums: Operands, job: Job, needs: Needs) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Of what is learnt for the whole matrix, φ's weight and the bias, the part that a job has."""
+    dense, relative = sums.dense, sums.relative
+    if dense is not None:
+        sides = (slice(None) if n == 1 else slice(s.start, s.stop) for n, s in zip(dense.shape[2:], job, strict=True))
+        dense = dense[(..., *sides)]
+    if relative is not None:
         first = needs.sizes.queries - job.queries.stop + job.keys.start
-        sums.relative[..., first : first + part.relative.shape[-1]] += part.relative
+        relative = relative[..., first : first + len(job.queries) + len(job.keys) - 1]
+    return sums.weight, dense, relative

@@ -55,6 +55,17 @@ class Engine(ABC):
         An engine without a `backward` may leave those out.
         """
 
+    def merge(self, problem: Problem, into: Partial) -> None:
+        """Merge the output of a problem without sinks with that over other keys, in its place: see `Partial.add_`."""
+        into.add_(self.forward(problem, rows=True))
+
+    def add_gradients(self, problem: Problem, rows: Rows, grad: Tensor, sums: Operands) -> None:
+        """Add the gradients to the operands to these sums, in float32 at least; None: not wanted. See `backward`."""
+        found = self.backward(problem, rows, grad, tuple(total is not None for total in sums))
+        for total, part in zip(sums, found, strict=True):
+            if total is not None and part is not None:
+                total.add_(part)
+
     def backward(
         self, problem: Problem, rows: Rows, grad: Tensor | None, wanted: tuple[bool, ...], sent: Sent | None = None
     ) -> Operands:

@@ -30,15 +30,17 @@ class Partial(NamedTuple):
         mine, theirs = (share.unsqueeze(-1) * p.output for share, p in zip(shares, (self, other), strict=True))
         return Partial(mine + theirs, maximum, log_sum)
 
-    def add_(self, other: Partial, at: tuple[slice, ...]) -> None:
-        """The same in place, for the rows `at` of this one, without autograd and without memory of the output's size.
-
-        The other's output is written to.
-        """
+    def add_(self, other: Partial) -> None:
+        """The same in place, without autograd and without memory of the output's size; the other is written to."""
         assert self.maximum is not None and self.log_sum is not None
-        here = Partial(self.output[at], self.maximum[at], self.log_sum[at])
-        self.maximum[at], self.log_sum[at], shares = here.shares(other)
-        here.output.mul_(shares[0].unsqueeze(-1)).add_(other.output.mul_(shares[1].unsqueeze(-1)))
+        maximum, log_sum, shares = self.shares(other)
+        self.maximum.copy_(maximum), self.log_sum.copy_(log_sum)
+        self.output.mul_(shares[0].unsqueeze(-1)).add_(other.output.mul_(shares[1].unsqueeze(-1)))
+
+    def at(self, queries: slice) -> Partial:
+        """That of some of the queries, over the same memory."""
+        assert self.maximum is not None and self.log_sum is not None
+        return Partial(self.output[:, :, queries], self.maximum[:, :, queries], self.log_sum[:, :, queries])
 
     def shares(self, other: Partial) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Maximum and log_sum over the keys of both, and the share of each in every row's weights."""

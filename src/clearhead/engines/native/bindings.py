@@ -150,51 +150,62 @@ def forward(problem: Problem, rows: bool, few: bool) -> Partial:
     return Partial(output, maximum, log_sum, finite)
 
 
+def merge(problem: Problem, into: Partial) -> None:
+    """The output of a problem without sinks, merged with that over other keys, in its place."""
+    for band in bands(problem):
+        chosen().merge(read_by_kernels(cut(problem, Region(queries=band))), *into.at(band)[:3])
+
+
 def gradients(
     problem: Problem, rows: Rows, grad: Tensor | None, wanted: tuple[bool, ...], sent: Sent | None = None
 ) -> Operands:
     """The gradients to the operands, but for the sinks; None where not wanted. Without a value there is no `grad`."""
     query, key, value, weight, dense, relative, _ = operands(problem)
-    assert query is not None and key is not None
-    to_key, to_value = _gradient_of(key), None if value is None else _gradient_of(value)
-    parts = list(bands(problem))
-    if len(parts) > 1:
-        to_key, to_value = to_key.zero_(), None if to_value is None else to_value.zero_()
+    several = not one_pass(problem)
+    of_inputs = (None if t is None else _gradient_of(t) for t in (query, key, value))
     learnt = (_zeros_of(t, want) for t, want in zip((weight, dense, relative), wanted[3:], strict=False))
-    sums = Operands(_gradient_of(query), to_key, to_value, *learnt)
-    for band in parts:
-        _add_gradients(problem, band, sums, rows, grad, sent)
+    sums = Operands(*(t.zero_() if several and t is not None else t for t in of_inputs), *learnt)
+    _into(problem, sums, rows, grad, sent, adds=several)
     return Operands(*(t if want else None for t, want in zip(sums, wanted, strict=True)))
 
 
-def _add_gradients(
-    problem: Problem, band: slice, sums: Operands, rows: Rows, grad: Tensor | None, sent: Sent | None
-) -> None:
-    """Add the gradients of some queries, or of all, to the sums."""
-    known = None if grad is None else _rows(grad), *map(_float, rows)
-    if band == EVERY:
-        chosen().backward(read_by_kernels(problem), *known, *sums[:6], _sent(sent, problem.sizes))
-        return
-    part_of = read_by_kernels(cut(problem, Region(queries=band)))
+def add_gradients(problem: Problem, rows: Rows, grad: Tensor, sums: Operands) -> None:
+    """The same, added to the sums, whose query, key and value are there."""
+    own = (_zeros_of(t, True) for t in sums[3:6])
+    parts = Operands(*sums[:3], *own)
+    _into(problem, parts, rows, grad, None, adds=True)
+    for total, part_of in zip(sums[3:6], parts[3:6], strict=True):
+        if total is not None and part_of is not None:
+            total.add_(part_of)
+
+
+def _into(problem: Problem, sums: Operands, rows: Rows, grad: Tensor | None, sent: Sent | None, adds: bool) -> None:
+    """The gradients of a problem's bands, in place of what query, key and value hold, or added to it."""
     query, key, value, weight, dense, relative, _ = sums
-    assert query is not None and sent is None
-    queries = range(problem.sizes.queries)[band]
-    along = slice(
-        problem.sizes.queries - queries.stop, None if relative is None else relative.shape[-1] - queries.start
-    )
-    # the gradients of this part of the queries, to be added to the totals
-    totals = (
-        key,
-        value,
-        weight,
-        None if dense is None else part(dense, EVERY, EVERY, band),
-        None if relative is None else relative[..., along],
-    )
-    own = [None if total is None else torch.zeros_like(total) for total in totals]
-    chosen().backward(part_of, *(None if t is None else t[:, :, band] for t in known), query[:, :, band], *own, None)
-    for total, mine in zip(totals, own, strict=True):
-        if total is not None and mine is not None:
-            total.add_(mine)
+    known = None if grad is None else _rows(grad), *map(_float, rows)
+    assert query is not None
+    for band in bands(problem):
+        if band == EVERY:
+            chosen().backward(read_by_kernels(problem), *known, *sums[:6], _sent(sent, problem.sizes), adds)
+            continue
+        assert sent is None
+        queries = range(problem.sizes.queries)[band]
+        along = slice(
+            problem.sizes.queries - queries.stop, None if relative is None else relative.shape[-1] - queries.start
+        )
+        # a kernel adds to a whole array of these, so a part of one is added here
+        learnt = (
+            weight,
+            None if dense is None else part(dense, EVERY, EVERY, band),
+            None if relative is None else relative[..., along],
+        )
+        own = [_zeros_of(total, True) for total in learnt]
+        given = (None if t is None else t[:, :, band] for t in known)
+        read = read_by_kernels(cut(problem, Region(queries=band)))
+        chosen().backward(read, *given, query[:, :, band], key, value, *own, None, adds)
+        for total, mine in zip(learnt, own, strict=True):
+            if total is not None and mine is not None:
+                total.add_(mine)
 
 
 def one_pass(problem: Problem) -> bool:

@@ -25,6 +25,7 @@ from clearhead.problem.unseen import finite
 FEW_QUERIES = 4  # up to this many, the kernel does not pack the keys: packing would cost more than it saves
 FEW_PAIRS = 2**16  # below this many, a call of PyTorch's own kernel takes less time
 FEW_LARGEST = 64  # more of the largest weights are found by a tournament: the kernel keeps them in a list, in order
+TAME = 1e28  # values up to this many times 2³² keys are no overflow
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -37,6 +38,11 @@ def has_products_of(dtype: torch.dtype) -> bool:
     name = {torch.bfloat16: "_is_amx_tile_supported", torch.float16: "_is_amx_fp16_supported"}.get(dtype)
     asked = getattr(torch.cpu, name, None) if name is not None else None
     return asked is not None and bool(asked())
+
+
+def _below(tensor: Tensor, limit: float) -> bool:
+    """Whether all numbers are, in size; false for what is not finite."""
+    return not tensor.numel() or float(tensor.detach().abs().amax()) <= limit
 
 
 def _begins_later(origin: tuple[range, ...]) -> bool:
@@ -106,6 +112,23 @@ class Native(Engine):
             again = bindings.forward(guarded._replace(value=shrunk(guarded)), rows=False, few=few)
             fill_overflow(found.output, again.output, guarded)
         return found._replace(finite=False)
+
+    def merge(self, problem: Problem, into: Partial) -> None:
+        given = _weighted(problem)
+        assert given.value is not None
+        float32 = all(t is None or t.dtype is torch.float32 for t in into[:3])
+        # the kernel cannot take back what it has merged: no number may be wrong, and no sum of values overflow
+        tame = finite(given.query) and finite(given.key) and _below(given.value, TAME)
+        if given.sinks is not None or 0 in given.sizes.shape or not float32 or not tame:
+            super().merge(problem, into)
+        else:
+            bindings.merge(given, into)
+
+    def add_gradients(self, problem: Problem, rows: Rows, grad: Tensor, sums: Operands) -> None:
+        if _weighted(problem) is problem and all(t is None or t.dtype is torch.float32 for t in sums):
+            bindings.add_gradients(problem, rows, grad, sums)
+        else:
+            super().add_gradients(problem, rows, grad, sums)
 
     def backward(
         self, problem: Problem, rows: Rows, grad: Tensor | None, wanted: tuple[bool, ...], sent: Sent | None = None

@@ -46,6 +46,8 @@ struct BackwardShared {
     static bool split_dense(const Gradients& g) { return g.dense && g.dense.strides[3] == 0; }
 };
 
+INLINE void put(const Gradients& g, float& to, float x) { to = g.adds ? to + x : x; }
+
 template <class Score>
 struct Backward {
     float *queries, *grad, *panel, *keys, *values, *tile, *slopes, *capped, *to_key, *to_value, *to_query;
@@ -79,7 +81,7 @@ struct Backward {
         if (parts > 1) return;
         for (int64_t i = 0; i < size; i++) {
             float* to = g.query.at<float>(batch, first + i / p.queries, i % p.queries);
-            for (int64_t d = 0; d < p.width; d++) to[d] = back[i * wide + d] * shared.query_factor[d];
+            for (int64_t d = 0; d < p.width; d++) put(g, to[d], back[i * wide + d] * shared.query_factor[d]);
         }
     }
 
@@ -102,10 +104,10 @@ struct Backward {
             }
         for (int64_t j = 0; j < count; j++) {
             float* to = g.key.at<float>(batch, key_head, begin + j);
-            for (int64_t d = 0; d < p.width; d++) to[d] = to_key[j * wide + d] * shared.key_factor[d];
-            if (out_wide)
-                memcpy(g.value.at<float>(batch, key_head, begin + j), to_value + j * out_wide,
-                       sizeof(float) * (size_t)p.value_width);
+            for (int64_t d = 0; d < p.width; d++) put(g, to[d], to_key[j * wide + d] * shared.key_factor[d]);
+            if (!out_wide) continue;
+            float* values_to = g.value.at<float>(batch, key_head, begin + j);
+            for (int64_t e = 0; e < p.value_width; e++) put(g, values_to[e], to_value[j * out_wide + e]);
         }
     }
 
@@ -251,7 +253,7 @@ void backward(const Problem& p, const Gradients& g, float* workspace) {
                     float all = 0.0f;
                     for (int64_t part = 0; part < shares.parts; part++)
                         all += shared.to_query[(part * of_heads * p.queries + i) * wide + d];
-                    to[d] = all * shared.query_factor[d];
+                    put(g, to[d], all * shared.query_factor[d]);
                 }
             }
         }

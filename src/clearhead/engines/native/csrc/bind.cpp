@@ -173,9 +173,15 @@ struct Cpu {
         if (few) return kernels->decode(p, Workspace(kernels->decode_floats(p)).data());
         return kernels->forward(p, Workspace(kernels->forward_floats(p)).data());
     }
+    void merge(const Held& held, nb::handle out, nb::handle maximum, nb::handle log_sum) const {
+        Problem p = held.problem;
+        p.out = Tensor(out), p.maximum = Tensor(maximum), p.log_sum = Tensor(log_sum), p.merges = true;
+        nb::gil_scoped_release release;
+        kernels->forward(p, Workspace(kernels->forward_floats(p)).data());
+    }
     void backward(const Held& held, nb::handle grad, nb::handle maximum, nb::handle log_sum, nb::handle delta,
                   nb::handle query, nb::handle key, nb::handle value, nb::handle weight, nb::handle dense,
-                  nb::handle relative, const NamedSent* sent) const {
+                  nb::handle relative, const NamedSent* sent, bool adds) const {
         const Problem& p = held.problem;
         const Tensor to_dense(dense), to_relative(relative);
         Gradients g;
@@ -183,6 +189,7 @@ struct Cpu {
         g.query = Tensor(query), g.key = Tensor(key), g.value = Tensor(value), g.weight = Tensor(weight);
         g.dense = to_dense, g.relative = to_relative;
         g.dense_size = to_dense.size(), g.relative_size = to_relative.size();
+        g.adds = adds;
         if (sent) g.sent = sent->arrays;
         nb::gil_scoped_release release;
         kernels->backward(p, g, Workspace(kernels->backward_floats(p, g)).data());
@@ -245,7 +252,8 @@ NB_MODULE(_kernels, m) {
         .def_ro("name", &Cpu::name)
         .def("forward", &Cpu::forward, nb::arg(), number, tensor, maybe, maybe)
         .def("backward", &Cpu::backward, nb::arg(), maybe, tensor, tensor, tensor, maybe, maybe, maybe, maybe, maybe, maybe,
-             maybe)
+             maybe, number)
+        .def("merge", &Cpu::merge, nb::arg(), tensor, tensor, tensor)
         .def("contributions", &Cpu::contributions, nb::arg(), maybe, tensor, tensor, maybe, maybe, maybe, number)
         .def("summarise", &Cpu::summarise, nb::arg(), maybe, maybe, maybe, number)
         .def("scores", &Cpu::scores)

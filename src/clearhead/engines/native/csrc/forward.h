@@ -181,6 +181,19 @@ struct Forward {
         check_finite(o, p.value_width, finite);
     }
 
+    // The output's row and the two numbers of its softmax, merged with what they were over other keys.
+    void merge(const Problem& p, int64_t batch, int64_t head, int64_t i, int64_t r, float m, float total) {
+        if (total == 0.0f) return;  // none of these keys is seen
+        float *maximum = p.maximum.at<float>(batch, head, i), *log_sum = p.log_sum.at<float>(batch, head, i);
+        const bool first = *log_sum == INFINITY;  // nothing has been seen before
+        const float largest = first || m > *maximum ? m : *maximum;
+        const float mine = exp_of(m - largest), before = first ? 0.0f : exp_of(*maximum - largest + *log_sum);
+        const float all = mine * total + before, keep = before / all, share = mine / all, *o = out + r * value_wide(p);
+        float* to = p.out.at<float>(batch, head, i);
+        for (int64_t e = 0; e < p.value_width; e++) to[e] = keep * to[e] + share * o[e];
+        *maximum = largest, *log_sum = __builtin_logf(all);
+    }
+
     void run(const Problem& p, const Packed<Score>& packed, int64_t batch, int64_t head, int64_t first, float& finite) {
         const int64_t rows = min(ROWS, p.queries - first);
         Softmax softmax;
@@ -188,6 +201,10 @@ struct Forward {
         pass(p, packed, batch, head, first, rows, softmax, reduction, finite);
         for (int64_t r = 0; r < rows; r++) {
             const float total = softmax.total(r, sink_of(p, head));
+            if (p.merges) {
+                merge(p, batch, head, first + r, r, softmax.reference(r), total);
+                continue;
+            }
             write(p, batch, head, first + r, r, Softmax::inverse(total), finite);
             write_row(p, batch, head, first + r, softmax.reference(r), total);
         }

@@ -58,6 +58,7 @@ struct Problem {
     Array out;  // float (B, H, Lq, Ev); for the kernel `scores`, (B, H, Lq, Lk)
     // float (B, H, Lq), which may be missing: m, the largest score or the sink (0 where nothing is seen), and log sum_j exp(s_j - m)
     Array maximum, log_sum;
+    bool merges = false;  // the three hold what other keys have given, with which the result is merged
 
     int64_t groups() const { return heads / key_heads; }
 
@@ -109,6 +110,7 @@ struct Gradients {
     Array dense, relative;           // float, as the problem's bias, of strides 0 where it is broadcast; missing: not wanted
     int64_t dense_size = 0, relative_size = 0;  // elements in all
     Sent sent;
+    bool adds = false;  // to what query, key and value hold; the others are always added to
 
     // For the kernel `contributions`, which writes nothing else: float (B, H, Lq) and (B, H, Lk), which may be missing.
     Array by_query, by_key;
