@@ -12,7 +12,7 @@ from clearhead.base.shapes import Sizes
 from clearhead.distributed.layout import Layout
 from clearhead.problem.visible import Visible, intervals_of
 
-PIECE = 4096  # keys in one message of the exchange: fewer take less memory, and each costs a pass over what is added up
+PIECE = 1024  # keys in one message of the exchange: fewer hold less memory, and each is a call of a kernel more
 NEAR = 64  # keys that no query sees, between some that are: fewer are sent with these, and more are left out
 
 
