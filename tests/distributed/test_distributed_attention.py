@@ -13,3 +13,10 @@ def test_the_numbers_are_those_of_one_process(ranks, every):
     answers = on_ranks(ranks, "ranks.cases:everything", every)
     assert not [wrong for answer in answers for wrong in answer["wrong"]][:5]
     assert all(answer["count"] > 60 // every and answer["by_plan"] > 40 // every for answer in answers)
+
+
+@pytest.mark.parametrize(("ranks", "begin"), [(2, 0), (3, 6000)])
+def test_random_problems_are_within_their_budgets(ranks, begin):
+    """Of three hundred problems those of self-attention, against the formulas in NumPy; `fuzz.py` draws them."""
+    answers = on_ranks(ranks, "ranks.fuzzed:everything", begin, begin + 300)
+    assert answers[0]["count"] > 30 and [wrong for answer in answers for wrong in answer["wrong"]][:3] == []

@@ -12,7 +12,7 @@ D = ch.distributed
 
 def test_what_surrounds_a_call():
     for said in on_ranks(2, "ranks.surroundings:everything"):
-        assert all(said["nothing"]) and len(said["nothing"]) == 8
+        assert all(said["nothing"]) and len(said["nothing"]) == 16
         assert all(said["not_finite"]) and len(said["not_finite"]) == 12
         assert said["compiled"] == []
         for name, words in said["derivatives"].items():

@@ -121,9 +121,11 @@ def nothing(rank: int) -> list[Any]:
     for shape in ((0, 2, LENGTH, 4), (2, 0, LENGTH, 4), (2, 2, LENGTH, 0), (1, 2, LENGTH, 4)):
         for method in METHODS:
             own = _parts(layout, _draw(*shape))
-            output = D.attention(*own, layout=layout, method=method)
-            gradients = torch.autograd.grad(output.sum(), own)
-            found.append(all(t.shape == own[0].shape for t in (output, *gradients)))
+            for score in (ch.Dot(), ch.Gaussian(1.0)):
+                own = [t.detach().float().requires_grad_() for t in own]  # by the kernels, too
+                output = D.attention(*own, layout=layout, method=method, score=score)
+                gradients = torch.autograd.grad(output.sum(), own)
+                found.append(all(t.shape == own[0].shape for t in (output, *gradients)))
     return found
 
 

@@ -96,10 +96,12 @@ def _of_array(array: np.ndarray[Any, Any]) -> bytes:
 def _of_tensor(tensor: Tensor | None) -> Any:
     if tensor is None:
         return None
-    tensor = tensor.detach().contiguous()
-    if tensor.nbytes <= ALL:
-        return tuple(tensor.shape), tensor.reshape(-1).view(torch.uint8).cpu().numpy().tobytes()
-    words = tensor.reshape(-1).view(WORDS[tensor.element_size()])
+    flat = tensor.detach().resolve_neg().reshape(-1).contiguous()
+    if flat.numel() < 2:  # these count as contiguous at any stride
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    if flat.nbytes <= ALL:
+        return tuple(tensor.shape), flat.view(torch.uint8).cpu().numpy().tobytes()
+    words = flat.view(WORDS[flat.element_size()])
     parts = (_sum(words[first : first + PART], first) for first in range(0, words.numel(), PART))
     return tuple(tensor.shape), (sum(parts) % 2**64).to_bytes(8, "little")
 

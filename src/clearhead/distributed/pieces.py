@@ -133,6 +133,8 @@ def sent_back(shard: Shard, sums: list[Tensor], add: Callable[[Piece, list[Tenso
 
 def parts(shard: Shard, piece: Piece) -> Iterator[tuple[Job, slice, slice, Problem]]:
     """The jobs of a piece: the place of their queries among this rank's, of their keys in it, and the problem."""
+    if not shard.local.query.shape[0] or not shard.local.query.shape[1]:  # no sequence or no head: no pairs
+        return
     for job in piece.jobs:
         here, there = messages.place_of(job.queries, shard.held), messages.place_of(job.keys, [piece.keys])
         key, *value = (t[:, :, there] for t in piece.of)
@@ -140,13 +142,17 @@ def parts(shard: Shard, piece: Piece) -> Iterator[tuple[Job, slice, slice, Probl
 
 
 def _turns(shard: Shard) -> list[Turn]:
-    """In the order in which every rank goes through them."""
+    """In the order in which every rank goes through them.
+
+    All ranks take as many turns in a step, whatever they have: messages between two of them are matched by their order,
+    and keys and gradients of different steps go between the same two.
+    """
     needs, me, ranks = shard.needs, shard.channel.rank, shard.channel.ranks
     found = []
     for step in range(1, ranks):
         to, source = (me + step) % ranks, (me - step) % ranks
-        given, taken = (keys for keys, _ in needs.pieces(to, me)), needs.pieces(me, source)
-        found += [Turn(to, out, source, into) for out, into in itertools.zip_longest(given, taken)]
+        given, taken = iter([keys for keys, _ in needs.pieces(to, me)]), iter(needs.pieces(me, source))
+        found += [Turn(to, next(given, None), source, next(taken, None)) for _ in range(needs.turns(step))]
     return found
 
 
