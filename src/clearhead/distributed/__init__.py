@@ -2,6 +2,7 @@
 
 from clearhead.distributed._attention import attention
 from clearhead.distributed._plan import Plan, Share, plan
+from clearhead.distributed.batch import ShardedBatch, shard_batch
 from clearhead.distributed.layout import Balanced, Contiguous, Layout, ZigZag
 
-__all__ = ["Balanced", "Contiguous", "Layout", "Plan", "Share", "ZigZag", "attention", "plan"]
+__all__ = ["Balanced", "Contiguous", "Layout", "Plan", "Share", "ShardedBatch", "ZigZag", "attention", "plan", "shard_batch"]

@@ -68,8 +68,7 @@ def attention(
     """
     if method not in METHODS:
         raise ClearheadError(f"method is {method!r}; it is one of {', '.join(map(repr, METHODS))}.")
-    if not isinstance(layout, Layout) or not layout.members:
-        raise _no_members(layout)
+    check_layout(layout)
     refuse_transforms()
     channel = Channel(layout.group)
     local, needs = sharded(query, key, value, layout, score=score, mask=mask, bias=bias, scale=scale, sinks=sinks)
@@ -120,13 +119,15 @@ def _without_unseen(
     return zero(query, queries, only_not_finite=True), key, value
 
 
-def _no_members(layout: Any) -> ClearheadError:
+def check_layout(layout: Any) -> None:
+    """Raise for anything but a layout whose ranks are processes."""
     if not isinstance(layout, Layout):
-        return ClearheadError(f"layout is {layout!r:.60}; pass a Layout, such as ZigZag(length, group).")
-    return ClearheadError(
-        f"{layout} was made for {layout.ranks} ranks without a process group, for arithmetic: pass it to plan(), or "
-        "make it with the group of the processes."
-    )
+        raise ClearheadError(f"layout is {layout!r:.60}; pass a Layout, such as ZigZag(length, group).")
+    if not layout.members:
+        raise ClearheadError(
+            f"{layout} was made for {layout.ranks} ranks without a process group, for arithmetic: pass it to plan(), or "
+            "make it with the group of the processes."
+        )
 
 
 def _seed(channel: Channel, device: torch.device) -> Tensor:

@@ -25,20 +25,24 @@ WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def agree(shard: Shard, method: str, channel: Channel) -> None:
     """Raise a `ClearheadError` that names what differs, and on which rank, where the ranks do not call alike."""
-    said = dict(_of_call(shard, method))
+    advice = (
+        "Masks, biases, lengths and scores are those of the whole sequence, the same on every rank, and so are dtypes "
+        "and heads; each rank passes its own part of query, key and value alone (layout.shard)."
+    )
+    compare(dict(_of_call(shard, method)), channel, shard.local.query.device, advice)
+
+
+def compare(said: dict[str, Any], channel: Channel, device: torch.device, advice: str) -> None:
+    """Raise where the ranks do not say the same of each name, by digests on `device`."""
     digests = [_digest(value) for value in said.values()]
-    every = channel.gather(torch.tensor(digests, dtype=torch.int64, device=shard.local.query.device)).cpu()
+    every = channel.gather(torch.tensor(digests, dtype=torch.int64, device=device)).cpu()
     for at, name in enumerate(said):
         alike: dict[int, list[int]] = {}
         for rank, digest in enumerate(every[:, at].tolist()):
             alike.setdefault(digest, []).append(rank)
         if len(alike) > 1:
             mine = f"; here, on rank {channel.rank}, it is {said[name]!r:.80}" if _short(said[name]) else ""
-            raise ClearheadError(
-                f"{name} differs {_which(list(alike.values()))}{mine}. Masks, biases, lengths and scores are those of "
-                "the whole sequence, the same on every rank, and so are dtypes and heads; each rank passes its own "
-                "part of query, key and value alone (layout.shard)."
-            )
+            raise ClearheadError(f"{name} differs {_which(list(alike.values()))}{mine}. {advice}")
 
 
 def _which(alike: list[list[int]]) -> str:
