@@ -114,13 +114,16 @@ class _Turn(NamedTuple):
 
 
 def _turns(shard: Shard) -> list[_Turn]:
-    """In the order in which every rank goes through them."""
+    """In the order in which every rank goes through them: each step has as many turns on all ranks.
+
+    Two ranks exchange keys at one step and gradients at another, which only their order tells apart.
+    """
     needs, me, ranks = shard.needs, shard.channel.rank, shard.channel.ranks
     found = []
     for step in range(1, ranks):
         to, source = (me + step) % ranks, (me - step) % ranks
-        given, taken = (keys for keys, _ in needs.pieces(to, me)), needs.pieces(me, source)
-        found += [_Turn(to, out, source, into) for out, into in itertools.zip_longest(given, taken)]
+        given, taken, every = [keys for keys, _ in needs.pieces(to, me)], needs.pieces(me, source), range(needs.turns(step))
+        found += [_Turn(to, out, source, into) for out, into, _ in itertools.zip_longest(given, taken, every)]
     return found
 
 

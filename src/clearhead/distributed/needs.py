@@ -84,6 +84,11 @@ class Needs:
                 found.append((piece, [job for job in inside if len(job.keys) and len(job.queries)]))
         return found
 
+    def turns(self, step: int) -> int:
+        """The most pieces that some rank needs of the one `step` before it."""
+        ranks = self.layout.ranks
+        return max(sum(-(-len(run) // PIECE) for run in self.runs[r][(r - step) % ranks]) for r in range(ranks))
+
     def _narrowed(self, job: Job) -> Job:
         """The same without the queries at its ends that see none of its keys."""
         if self._hulls is None or not len(job.keys):
