@@ -82,8 +82,8 @@ def batch_of(padding: str) -> dict[str, Tensor]:
 
 
 def alone(model: Any, batch: dict[str, Tensor], shift: bool) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Logits, loss and gradients of one process: transformers' own eager attention, and its loss in float64."""
-    model.set_attn_implementation("eager")
+    """Logits, loss and gradients of one process, under transformers' own masks, and its loss in float64."""
+    ch.use_in_transformers(model)  # eager attention has its softmax in float32
     output = model(**batch, use_cache=False)
     logits, labels = (output.logits[:, :-1], batch["labels"][:, 1:]) if shift else (output.logits, batch["labels"])
     loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
