@@ -44,6 +44,7 @@ def calls(rank: int) -> dict[str, str]:
     longest = ch.use_in_transformers(llama(rope_parameters=longrope, max_position_embeddings=LENGTH - 1), layout=layout)
     bert = ch.use_in_transformers(made("bert"), layout=layout)
     decoder = transformers.BertConfig(**SMALL, is_decoder=True, add_cross_attention=True)
+    roberta = ch.use_in_transformers(transformers.RobertaModel(transformers.RobertaConfig(**SMALL)), layout=layout)
     across = ch.use_in_transformers(transformers.BertLMHeadModel(decoder), layout=layout)
     states = torch.zeros(2, layout.count(), 16, dtype=torch.float64)
     watched = ch.watch(model)
@@ -70,6 +71,7 @@ def calls(rank: int) -> dict[str, str]:
         "one of them": lambda: model(**given, labels=ids if last else None),
         "unlike": lambda: model(**{**given, "attention_mask": None if last else given["attention_mask"]}),
         "rope": lambda: longest(**given),
+        "roberta": lambda: roberta(**given),
         "cross": lambda: across(**given, encoder_hidden_states=states),
         "inside": lambda: model.model.layers[0].self_attn(states, (states[:1, :, :4], states[:1, :, :4]), None),
         "rule": lambda: _by_own_rule(model, given),
@@ -116,24 +118,28 @@ def models(rank: int) -> dict[str, str]:
         "mamba": transformers.MambaForCausalLM(
             transformers.MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1)
         ),
-        "jamba": transformers.Lfm2ForCausalLM(
+        "lfm2": transformers.Lfm2ForCausalLM(
             transformers.Lfm2Config(**GROUPED, layer_types=["conv", "full_attention"], full_attn_idxs=None)
         ),
         "chunked": transformers.Llama4ForCausalLM(
             transformers.Llama4TextConfig(**SMALL, head_dim=4, num_key_value_heads=2, num_local_experts=2)
         ),
         "t5": transformers.T5Model(transformers.T5Config(vocab_size=50, d_model=16, d_kv=4, d_ff=16, num_layers=1)),
-        "distilbert": transformers.DistilBertModel(
-            transformers.DistilBertConfig(vocab_size=50, dim=16, hidden_dim=16, n_layers=1, n_heads=4)
-        ),
         "bloom": transformers.BloomModel(transformers.BloomConfig(vocab_size=50, hidden_size=16, n_layer=1, n_head=4)),
     }
     found = {name: said(lambda model=model: ch.use_in_transformers(model, layout=layout)) for name, model in kinds.items()}
+    found["lstm"] = said(lambda: ch.use_in_transformers(_with_lstm(), layout=layout))
     found["wrapper"] = said(lambda: ch.use_in_transformers(torch.nn.Sequential(llama()), layout=layout))
     found["empty"] = said(lambda: ch.use_in_transformers(llama(), layout=D.Contiguous([LENGTH, 0])))
     found["numbers"] = said(lambda: ch.use_in_transformers(llama(), layout=D.ZigZag(LENGTH, 2)))
     found["no layout"] = said(lambda: ch.use_in_transformers(llama(), layout=[0, 1]))
     return found
+
+
+def _with_lstm() -> Any:
+    model = llama()
+    model.model.norm = torch.nn.LSTM(16, 16)
+    return model
 
 
 def batches(rank: int) -> dict[str, str]:

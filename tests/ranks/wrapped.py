@@ -154,7 +154,8 @@ def one_group(rank: int) -> float:
     layout = D.Contiguous(LENGTH)
     model = ch.use_in_transformers(made("llama"), layout=layout)
     part = D.shard_batch(every[0], layout)
-    (part.loss(DistributedDataParallel(model)(**part.inputs).logits) * layout.ranks).backward()
+    wrapped = DistributedDataParallel(model)  # which averages as long as it is there
+    (part.loss(wrapped(**part.inputs).logits) * layout.ranks).backward()
     return max(most(p.grad - true) for p, true in zip(model.parameters(), gradients, strict=True))
 
 

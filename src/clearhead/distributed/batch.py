@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,35 +114,36 @@ def _checked(batch: Any, layout: Layout) -> dict[str, Tensor]:
     if not isinstance(batch, Mapping):
         raise ClearheadError(f"batch is a {type(batch).__name__}; pass a mapping with input_ids, such as a tokenizer's.")
     given = {name: value for name, value in batch.items() if value is not None}
-    wrong = list(_wrong(given, layout))
-    if wrong:
-        raise ClearheadError(f"shard_batch: {wrong[0]}")
-    return given
-
-
-def _wrong(given: dict[str, Any], layout: Layout) -> Iterator[str]:
-    """What is wrong with a batch, in words."""
     first = [name for name in ("input_ids", "inputs_embeds") if name in given]
     if len(first) != 1:
-        yield f"batch has {sorted(given)!r:.200}; pass input_ids (B, L), or inputs_embeds (B, L, E) in their place."
-        return
+        raise ClearheadError(
+            f"batch has {sorted(given)!r:.200}; pass input_ids (B, L), or inputs_embeds (B, L, E) in their place."
+        )
     for name, value in given.items():
         if name not in (*BY_POSITION, "labels"):
-            yield (
+            raise ClearheadError(
                 f"batch has {name!r}, which is not shared out; it takes {', '.join(BY_POSITION)} and labels. Packed "
                 "documents are told by position_ids that begin again from 0."
             )
-        elif not isinstance(value, Tensor):
-            yield f"{name} is a {type(value).__name__}; pass a tensor of whole sequences, (B, {layout.length})."
-    refuse_distributed(given)
-    batch = given[first[0]].shape[:1]
-    for name, value in given.items():
-        expected = [(*batch, layout.length)] + ([(1, layout.length)] if name == "position_ids" else [])
-        if tuple(value.shape[:2]) not in expected or value.ndim != 2 + (name == "inputs_embeds"):
-            yield (
-                f"{name} has shape {tuple(value.shape)}, and the layout is of {layout.length} positions; expected "
-                f"({', '.join(map(str, expected[0]))}{', E' * (name == 'inputs_embeds')}), the whole sequences: pad "
-                "the batch to the layout's length, or make the layout with the batch's."
+        if not isinstance(value, Tensor):
+            raise ClearheadError(
+                f"batch: {name} is a {type(value).__name__}; pass a tensor of whole sequences, (B, {layout.length})."
             )
-        elif value.is_complex() or (value.is_floating_point() and name != "inputs_embeds"):
-            yield f"{name} has dtype {value.dtype}; expected whole numbers."
+    refuse_distributed(given)
+    size = given[first[0]].shape[0] if given[first[0]].ndim else 0
+    for name, value in given.items():
+        _check_shape(name, value, size, layout)
+    return given
+
+
+def _check_shape(name: str, value: Tensor, size: int, layout: Layout) -> None:
+    wide = name == "inputs_embeds"
+    sizes = (size, 1) if name == "position_ids" else (size,)
+    if value.ndim != 2 + wide or value.shape[0] not in sizes or value.shape[1] != layout.length:
+        raise ShapeError(
+            f"batch: {name} has shape {tuple(value.shape)}, and the layout is of {layout.length} positions; expected "
+            f"({size}, {layout.length}{', E' * wide}), whole sequences: pad the batch to the layout's length, or make the "
+            "layout with the batch's."
+        )
+    if value.is_complex() or (value.is_floating_point() and not wide):
+        raise ClearheadError(f"batch: {name} has dtype {value.dtype}; expected whole numbers.")

@@ -30,7 +30,8 @@ def check(model: str, named: Mapping[str, Any], layout: Layout, advice: str) -> 
         )
     for name, value in given.items():
         if name in WHY or (isinstance(value, Tensor) and name not in BY_POSITION):
-            why = WHY.get(name, "that is not shared out over ranks")
+            packed = "; packed documents are told by position_ids that begin again" if "seq_len" in name else ""
+            why = WHY.get(name, f"that is not shared out over ranks{packed}")
             raise ClearheadError(f"{model} was called with {name}, and runs on {layout}: {why}.")
     first = given.get("input_ids", given.get("inputs_embeds"))
     if not isinstance(first, Tensor):

@@ -21,7 +21,7 @@ from clearhead.masks.padding import Padding
 from clearhead.models._signature import parameters
 from clearhead.models.sharded.backend import RANKS, Running, running
 from clearhead.models.sharded.given import check
-from clearhead.models.sharded.refused import reach
+from clearhead.models.sharded.refused import counts_from, reach
 
 ADVICE = "Pass model(**part.inputs), of part = clearhead.distributed.shard_batch(batch, layout)."
 
@@ -74,8 +74,8 @@ class Hook:
             raise error
         _agree(every, type(module).__name__)
         positions = whole(ids.long(), self.layout, channel)
-        self._check_positions(positions, module)
         words = None if mask is None else whole((mask != 0).to(torch.uint8), self.layout, channel).bool()
+        self._check_positions(positions, words, module)
         padding = None if words is None or bool(words.all()) else Padding(words)
         breaks = positions.diff(dim=1) != 1
         if words is not None or not bool(breaks.any()):
@@ -83,7 +83,7 @@ class Hook:
         starts = torch.cat([torch.zeros_like(breaks[:, :1]), breaks], 1)
         return Running(module, self.layout, None, Documents(starts.cumsum(1)))
 
-    def _check_positions(self, positions: Tensor, module: nn.Module) -> None:
+    def _check_positions(self, positions: Tensor, words: Tensor | None, module: nn.Module) -> None:
         parts = [positions[:, self.layout.positions(positions.device, rank)] for rank in range(self.layout.ranks)]
         parts = [part for part in parts if part.shape[1] > 1]
         alone = all(bool((part.diff(dim=1) == 1).all()) and torch.equal(part[:, 0], parts[0][:, 0]) for part in parts)
@@ -92,6 +92,13 @@ class Hook:
                 f"position_ids begin at {int(parts[0][0, 0])} on every rank, as if each held a sequence of its own; they "
                 f"are those of the whole sequence: layout.positions(), here such as {self.layout.positions()[:3].tolist()}… "
                 f"{ADVICE}"
+            )
+        first = counts_from(module)
+        if bool(((positions < first) & (True if words is None else words)).any()):
+            raise ClearheadError(
+                f"{type(module).__name__} counts positions from {first}, after its padding's, and position_ids has "
+                f"{int(positions.min())}: give shard_batch position_ids of the whole sequences, as the model's embeddings "
+                "make them (create_position_ids_from_input_ids)."
             )
         longest, most = int(positions.max()) + 1 if positions.numel() else 0, reach(module)
         if longest > most:
@@ -115,7 +122,7 @@ def _agree(every: list[list[int]], name: str) -> None:
     """`every`: of each rank the rows of its position ids and of its attention mask, and 1 if its call was right."""
     if not all(right for _, _, right in every):
         which = ", ".join(str(rank) for rank, (_, _, right) in enumerate(every) if not right)
-        raise ClearheadError(f"rank {which} of the group called {name} wrongly, and says how.")
+        raise ClearheadError(f"rank {which} of the group has called {name} wrongly, and its own error says how.")
     for at, what in enumerate(("position_ids", "attention_mask")):
         rows = [each[at] for each in every]
         if len(set(rows)) > 1:

@@ -31,8 +31,6 @@ def refuse(model: Any, layout: Layout) -> None:
 
 
 def _reasons(model: Any) -> Iterator[str]:
-    if any("position_ids" not in parameters(part.forward) for part in (model, model.base_model)):
-        yield "its forward takes no position_ids, so each rank would count its positions from 0"
     configs = list({id(part.config): part.config for part in model.modules() if hasattr(part, "config")}.values())
     if any(getattr(config, "is_encoder_decoder", False) for config in configs):
         yield "it has an encoder and a decoder, and cross attention between them"
@@ -43,6 +41,8 @@ def _reasons(model: Any) -> Iterator[str]:
         along = isinstance(part, nn.Conv1d) and part.kernel_size[0] > 1
         if along or isinstance(part, nn.RNNBase) or MIXING.search(type(part).__name__):
             yield f"its layer {name}, a {type(part).__name__}, mixes positions outside of attention"
+    if any("position_ids" not in parameters(part.forward) for part in (model, model.base_model)):
+        yield "its forward takes no position_ids, so each rank would count its positions from 0"
 
 
 def reach(model: Any) -> float:
@@ -55,6 +55,14 @@ def reach(model: Any) -> float:
             config = part.config
             given = getattr(config, "rope_parameters", None) or {}
             every = [given, *(value for value in given.values() if isinstance(value, dict))]
-            limits += [each["original_max_position_embeddings"] for each in every if each.get("original_max_position_embeddings")]
+            limits += [each.get("original_max_position_embeddings") or limits[0] for each in every]
             limits += [config.max_position_embeddings]
     return min(limits)
+
+
+def counts_from(model: Any) -> int:
+    """The first position id of a sequence, in models that count from after their padding's number; 0 in others."""
+    for part in model.modules():
+        if hasattr(part, "create_position_ids_from_inputs_embeds") and getattr(part, "padding_idx", None) is not None:
+            return int(part.padding_idx) + 1
+    return 0
