@@ -30,7 +30,7 @@ MODELS = {
 def test_the_numbers_are_those_of_one_process():
     """Windows, softcaps, sinks, grouped heads, encoders; padding, packed documents; every layout: all exact."""
     for found in on_ranks(3, "ranks.models:numbers"):
-        assert len(found) == 19
+        assert len(found) == 17
         for case, apart in found.items():
             budget = {"gradients": NORMS_IN_FLOAT32} if case.startswith("gemma") else {}
             assert all(value <= budget.get(name, EXACT) for name, value in apart.items()), (case, apart)
@@ -41,11 +41,13 @@ def test_data_parallel_wrappers_beside():
         assert len(found) == 4 and max(found.values()) < EXACT, found
 
 
-def test_checkpoints_copies_and_setting_back():
+def test_checkpoints_copies_setting_back_and_the_example():
     for found in on_ranks(2, "ranks.wrapped:everything"):
         assert all(found["checkpointed"]) and len(found["checkpointed"]) == 8
         assert found["set_back"] == [4, True, True, 4, True, True, True, True, True, True, 0, 0, True]
         assert found["dropout"] and found["one_group"] < EXACT
+        apart, learnt = found["example"]
+        assert apart < EXACT and learnt > 1
 
 
 def test_what_is_refused():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 import clearhead as ch
 
 D = ch.distributed
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def batches(replicas: int) -> list[dict[str, Tensor]]:
@@ -159,5 +162,15 @@ def one_group(rank: int) -> float:
     return max(most(p.grad - true) for p, true in zip(model.parameters(), gradients, strict=True))
 
 
+def example(rank: int) -> list[float]:
+    """The example's losses over ranks, less those of one process; and how far it has learnt."""
+    spec = importlib.util.spec_from_file_location("train_on_ranks", EXAMPLES / "train_on_ranks.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found, whole = module.train(D.ZigZag(module.LENGTH)), module.alone()
+    return [max(abs(a - b) for a, b in zip(found, whole, strict=True)), found[0] - found[-1]]
+
+
 def everything(rank: int) -> dict[str, Any]:
-    return {f.__name__: f(rank) for f in (checkpointed, set_back, dropout, one_group)}
+    return {f.__name__: f(rank) for f in (checkpointed, set_back, dropout, one_group, example)}
