@@ -23,7 +23,12 @@ def made() -> LlamaForCausalLM:
     """A small Llama, the same on every rank."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=2
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=2,
     )
     return LlamaForCausalLM(config).double()
 

@@ -22,7 +22,7 @@ REFUSED = {
 }  # fmt: skip
 MODELS = {
     "mamba": "layers of the kind", "lfm2": "layers of the kind conv", "chunked": "chunked_attention",
-    "t5": "an encoder and a decoder", "bloom": "takes no position_ids", "wrapper": "not one that wraps it",
+    "t5": "an encoder and a decoder", "bloom": "takes no position_ids", "wrapper": "the model inside it",
     "empty": "no position", "numbers": "for arithmetic", "no layout": "pass a Layout", "lstm": "LSTM",
 }  # fmt: skip
 

@@ -127,7 +127,11 @@ def most(difference: Tensor) -> float:
 def numbers(rank: int) -> dict[str, dict[str, float]]:
     """Every model, with each padding and layout at some time."""
     ranks = dist.get_world_size()
-    layouts = [D.ZigZag(LENGTH), D.Contiguous(LENGTH), D.Contiguous([LENGTH - ranks * (ranks - 1) // 2, *range(1, ranks)])]
+    layouts = [
+        D.ZigZag(LENGTH),
+        D.Contiguous(LENGTH),
+        D.Contiguous([LENGTH - ranks * (ranks - 1) // 2, *range(1, ranks)]),
+    ]
     found = {}
     paddings = ("none", "right", "left", "holes", "packed")
     for at, name in enumerate([name for name in MODELS if name != "llama"]):

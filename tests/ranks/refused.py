@@ -127,7 +127,9 @@ def models(rank: int) -> dict[str, str]:
         "t5": transformers.T5Model(transformers.T5Config(vocab_size=50, d_model=16, d_kv=4, d_ff=16, num_layers=1)),
         "bloom": transformers.BloomModel(transformers.BloomConfig(vocab_size=50, hidden_size=16, n_layer=1, n_head=4)),
     }
-    found = {name: said(lambda model=model: ch.use_in_transformers(model, layout=layout)) for name, model in kinds.items()}
+    found = {
+        name: said(lambda model=model: ch.use_in_transformers(model, layout=layout)) for name, model in kinds.items()
+    }
     found["lstm"] = said(lambda: ch.use_in_transformers(_with_lstm(), layout=layout))
     found["wrapper"] = said(lambda: ch.use_in_transformers(torch.nn.Sequential(llama()), layout=layout))
     found["empty"] = said(lambda: ch.use_in_transformers(llama(), layout=D.Contiguous([LENGTH, 0])))

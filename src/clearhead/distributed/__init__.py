@@ -5,4 +5,15 @@ from clearhead.distributed._plan import Plan, Share, plan
 from clearhead.distributed.batch import ShardedBatch, shard_batch
 from clearhead.distributed.layout import Balanced, Contiguous, Layout, ZigZag
 
-__all__ = ["Balanced", "Contiguous", "Layout", "Plan", "Share", "ShardedBatch", "ZigZag", "attention", "plan", "shard_batch"]
+__all__ = [
+    "Balanced",
+    "Contiguous",
+    "Layout",
+    "Plan",
+    "ShardedBatch",
+    "Share",
+    "ZigZag",
+    "attention",
+    "plan",
+    "shard_batch",
+]

@@ -125,8 +125,8 @@ def check_layout(layout: Any) -> None:
         raise ClearheadError(f"layout is {layout!r:.60}; pass a Layout, such as ZigZag(length, group).")
     if not layout.members:
         raise ClearheadError(
-            f"{layout} was made for {layout.ranks} ranks without a process group, for arithmetic: pass it to plan(), or "
-            "make it with the group of the processes."
+            f"{layout} was made for {layout.ranks} ranks without a process group, for arithmetic: pass it to plan(), "
+            "or make it with the group of the processes."
         )
 
 

@@ -37,7 +37,7 @@ class ShardedBatch:
         """This rank's term of the mean loss: the sum over the ranks is the mean over all labels of the batch.
 
         `logits` (B, l, vocabulary), those of this rank. Formula: Σ cross-entropy(logits, targets) / tokens, in float32
-        at least; 0 where the batch has no label. Its gradients are terms of a sum over the ranks too: see `shard_batch`.
+        at least; 0 where the batch has no label. Its gradients are terms of a sum too: see `shard_batch`.
         """
         if self.targets is None:
             raise ClearheadError("the batch has no labels: give shard_batch a batch with labels for a loss.")
@@ -77,8 +77,9 @@ def shard_batch(batch: Mapping[str, Any], layout: Layout, *, shift: bool = True)
     `batch`: `input_ids` (B, L) or `inputs_embeds` (B, L, E); and where there are some: `labels` (B, L), as transformers
     takes them, not shifted, −100 for none; `attention_mask` (B, L), 0 for padding, on the right, on the left, or
     anywhere; `position_ids` (B or 1, L), by default 0 … L − 1, where packed documents begin again; `token_type_ids`.
-    `layout`: see `Layout`. `shift`: whether a position's logits are for the next token, as causal models have it: labels
-    are shifted before they are shared out, so that a part's last logit has its target too. False for masked tokens.
+    `layout`: see `Layout`. `shift`: whether a position's logits are for the next token, as causal models have it:
+    labels are shifted before they are shared out, so that a part's last logit has its target too. False for masked
+    tokens.
     Returns a `ShardedBatch`: `inputs`, `targets`, `tokens`, and `loss(logits)`.
 
     The sum of `loss` over the ranks is the mean over all labels, and a gradient of a parameter is the sum of the ranks'
@@ -112,7 +113,9 @@ def shard_batch(batch: Mapping[str, Any], layout: Layout, *, shift: bool = True)
 def _checked(batch: Any, layout: Layout) -> dict[str, Tensor]:
     """The tensors of a batch, by name; raises for what cannot be shared out."""
     if not isinstance(batch, Mapping):
-        raise ClearheadError(f"batch is a {type(batch).__name__}; pass a mapping with input_ids, such as a tokenizer's.")
+        raise ClearheadError(
+            f"batch is a {type(batch).__name__}; pass a mapping with input_ids, such as a tokenizer's."
+        )
     given = {name: value for name, value in batch.items() if value is not None}
     first = [name for name in ("input_ids", "inputs_embeds") if name in given]
     if len(first) != 1:
@@ -142,8 +145,8 @@ def _check_shape(name: str, value: Tensor, size: int, layout: Layout) -> None:
     if value.ndim != 2 + wide or value.shape[0] not in sizes or value.shape[1] != layout.length:
         raise ShapeError(
             f"batch: {name} has shape {tuple(value.shape)}, and the layout is of {layout.length} positions; expected "
-            f"({size}, {layout.length}{', E' * wide}), whole sequences: pad the batch to the layout's length, or make the "
-            "layout with the batch's."
+            f"({size}, {layout.length}{', E' * wide}), whole sequences: pad the batch to the layout's length, or make "
+            "the layout with the batch's."
         )
     if value.is_complex() or (value.is_floating_point() and not wide):
         raise ClearheadError(f"batch: {name} has dtype {value.dtype}; expected whole numbers.")

@@ -122,7 +122,11 @@ def _turns(shard: Shard) -> list[_Turn]:
     found = []
     for step in range(1, ranks):
         to, source = (me + step) % ranks, (me - step) % ranks
-        given, taken, every = [keys for keys, _ in needs.pieces(to, me)], needs.pieces(me, source), range(needs.turns(step))
+        given, taken, every = (
+            [keys for keys, _ in needs.pieces(to, me)],
+            needs.pieces(me, source),
+            range(needs.turns(step)),
+        )
         found += [_Turn(to, out, source, into) for out, into, _ in itertools.zip_longest(given, taken, every)]
     return found
 

@@ -59,14 +59,15 @@ def use_in_transformers(model: Any, *, layout: Layout | None = None) -> Any:
     A layout is for one length; another call gives the model another layout, or none. Gradients of parameters are each
     rank's terms of a sum: see `shard_batch`, with what DDP and FSDP need.
     Raises a `ClearheadError` for anything else; and with a layout for a model whose positions meet elsewhere than in
-    attention, and in a call with `labels`, a cache, or without `position_ids`. Cost: as `attention`; with a layout one of
-    position ids and attention masks between the ranks a call, and in each layer the messages that
+    attention, and in a call with `labels`, a cache, or without `position_ids`. Cost: as `attention`; with a layout the
+    ranks send each other position ids and attention masks once a call, and in each layer what
     `clearhead.distributed.plan` shows.
     """
     transformers = require("transformers", "models", "use_in_transformers")
     if not isinstance(model, transformers.PreTrainedModel):
         raise ClearheadError(
-            f"use_in_transformers takes a model of transformers, not one that wraps it; got a {type(model).__name__}."
+            f"use_in_transformers takes a model of transformers; got a {type(model).__name__}. Where that wraps one, pass "
+            "the model inside it."
         )
     if layout is not None:
         check_layout(layout)

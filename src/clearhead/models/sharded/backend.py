@@ -56,14 +56,14 @@ def make_mask(
     call = running.get()
     if call is None:
         raise UnsupportedError(
-            "a layer's mask was asked for outside of a call of the model that use_in_transformers(model, layout=…) was "
-            "given, or of one of its models of transformers: call one of these."
+            "a layer's mask was asked for outside of a call of the model that use_in_transformers(…, layout=…) "
+            "was given, or of a model inside it: call one of these."
         )
     held = call.layout.count()
     if (q_length, kv_length, int(q_offset), int(kv_offset)) != (held, held, 0, 0):
         raise UnsupportedError(
-            f"{type(call.model).__name__} has attention of {q_length} queries and {kv_length} keys, and this rank holds "
-            f"{held} positions of {call.layout}: attention inside one sequence is shared out over ranks; cross "
+            f"{type(call.model).__name__} has attention of {q_length} queries and {kv_length} keys, and this rank "
+            f"holds {held} positions of {call.layout}: attention inside one sequence is shared out over ranks; cross "
             "attention, prefixes, and a cache's keys are not."
         )
     masks = list(rules(mask_function))

@@ -13,8 +13,8 @@ from clearhead.distributed.layout import Layout
 from clearhead.problem.problem import refuse_distributed
 
 WHY = {
-    "labels": "labels are shifted before a sequence is shared out, and the loss is divided by the number of labels on all "
-    "ranks: take part.loss(output.logits), of part = clearhead.distributed.shard_batch(batch, layout)",
+    "labels": "labels are shifted before a sequence is shared out, and the loss is divided by the number of labels on "
+    "all ranks: take part.loss(output.logits), of part = clearhead.distributed.shard_batch(batch, layout)",
     "past_key_values": "a cache of keys is not shared out over ranks, and so neither is generate()",
 }
 
@@ -33,8 +33,8 @@ def check(model: str, named: Mapping[str, Any], layout: Layout, advice: str) -> 
             packed = "; packed documents are told by position_ids that begin again" if "seq_len" in name else ""
             why = WHY.get(name, f"that is not shared out over ranks{packed}")
             raise ClearheadError(f"{model} was called with {name}, and runs on {layout}: {why}.")
-    first = given.get("input_ids", given.get("inputs_embeds"))
-    if not isinstance(first, Tensor):
+    main = first(given)
+    if not isinstance(main, Tensor):
         raise ClearheadError(f"{model} runs on {layout}, and was called without input_ids or inputs_embeds. {advice}")
     if "position_ids" not in given:
         raise ClearheadError(
@@ -45,12 +45,18 @@ def check(model: str, named: Mapping[str, Any], layout: Layout, advice: str) -> 
         if name not in given:
             continue
         value = given[name]
-        rows = {1, first.shape[0]} if name == "position_ids" else {first.shape[0]}
+        rows = {1, main.shape[0]} if name == "position_ids" else {main.shape[0]}
         right = isinstance(value, Tensor) and value.ndim == 2 + (name == "inputs_embeds")
         if not right or value.shape[0] not in rows or value.shape[1] != layout.count():
             shown = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ClearheadError(
                 f"{name} is {shown}, and rank {layout.rank} holds {layout.count()} of {layout}: pass this rank's part, "
-                f"({first.shape[0]}, {layout.count()}). {advice}"
+                f"({main.shape[0]}, {layout.count()}). {advice}"
             )
     return given["position_ids"], given.get("attention_mask")
+
+
+def first(named: Mapping[str, Any]) -> Any:
+    """The token ids, or what stands in their place."""
+    ids = named.get("input_ids")
+    return named.get("inputs_embeds") if ids is None else ids

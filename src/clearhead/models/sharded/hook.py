@@ -20,7 +20,7 @@ from clearhead.masks.documents import Documents
 from clearhead.masks.padding import Padding
 from clearhead.models._signature import parameters
 from clearhead.models.sharded.backend import RANKS, Running, running
-from clearhead.models.sharded.given import check
+from clearhead.models.sharded.given import check, first
 from clearhead.models.sharded.refused import counts_from, reach
 
 ADVICE = "Pass model(**part.inputs), of part = clearhead.distributed.shard_batch(batch, layout)."
@@ -37,7 +37,9 @@ class Hook:
             part.register_forward_pre_hook(self.before, with_kwargs=True)
             part.register_forward_hook(self.after, always_call=True)
 
-    def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]] | None:
+    def before(
+        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[()], dict[str, Any]] | None:
         if module.config._attn_implementation != RANKS:
             remove([module])
             return None
@@ -52,8 +54,7 @@ class Hook:
         # read again, keeps it from looking.
         ids = named["position_ids"]
         if named.get("attention_mask") is None:
-            given = named.get("input_ids", named.get("inputs_embeds"))
-            named["attention_mask"] = torch.ones(given.shape[:2], dtype=torch.bool, device=ids.device)
+            named["attention_mask"] = torch.ones(first(named).shape[:2], dtype=torch.bool, device=ids.device)
         return (), named
 
     def after(self, module: Any, args: Any, output: Any) -> None:
@@ -68,7 +69,8 @@ class Hook:
             ids, mask = check(type(module).__name__, named, self.layout, ADVICE)
             device, said = ids.device, (*ids.shape[:1], 0 if mask is None else 1 + mask.shape[0], 1)
         except ClearheadError as wrong:
-            error, device = wrong, next((t.device for t in named.values() if isinstance(t, Tensor)), torch.device("cpu"))
+            given = (tensor.device for tensor in named.values() if isinstance(tensor, Tensor))
+            error, device = wrong, next(given, torch.device("cpu"))
         every = channel.gather(torch.tensor(said, dtype=torch.int64, device=device)).tolist()
         if error is not None:
             raise error
@@ -89,23 +91,23 @@ class Hook:
         alone = all(bool((part.diff(dim=1) == 1).all()) and torch.equal(part[:, 0], parts[0][:, 0]) for part in parts)
         if len(parts) > 1 and alone:
             raise ClearheadError(
-                f"position_ids begin at {int(parts[0][0, 0])} on every rank, as if each held a sequence of its own; they "
-                f"are those of the whole sequence: layout.positions(), here such as {self.layout.positions()[:3].tolist()}… "
-                f"{ADVICE}"
+                f"position_ids begin at {int(parts[0][0, 0])} on every rank, as if each held a sequence of its own; "
+                "they are those of the whole sequence, layout.positions(), here such as "
+                f"{self.layout.positions()[:3].tolist()}… {ADVICE}"
             )
-        first = counts_from(module)
-        if bool(((positions < first) & (True if words is None else words)).any()):
+        start = counts_from(module)
+        if bool(((positions < start) & (True if words is None else words)).any()):
             raise ClearheadError(
-                f"{type(module).__name__} counts positions from {first}, after its padding's, and position_ids has "
-                f"{int(positions.min())}: give shard_batch position_ids of the whole sequences, as the model's embeddings "
-                "make them (create_position_ids_from_input_ids)."
+                f"{type(module).__name__} counts positions from {start}, after its padding's, and position_ids has "
+                f"{int(positions.min())}: give shard_batch position_ids of the whole sequences, as the model's "
+                "embeddings make them (create_position_ids_from_input_ids)."
             )
         longest, most = int(positions.max()) + 1 if positions.numel() else 0, reach(module)
         if longest > most:
             raise ClearheadError(
-                f"the sequence has positions up to {longest - 1}, and beyond {most:.0f} this model's rotary frequencies "
-                "depend on the longest position of a call, in which ranks differ: give it shorter sequences, or other "
-                "rope_parameters."
+                f"the sequence has positions up to {longest - 1}, and in calls of more than {most:.0f} this model's "
+                "rotary frequencies depend on the longest position, in which ranks differ: give it shorter sequences, "
+                "or other rope_parameters."
             )
 
     def __deepcopy__(self, memo: Any) -> Hook:

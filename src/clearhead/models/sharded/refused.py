@@ -20,13 +20,13 @@ def refuse(model: Any, layout: Layout) -> None:
     """Raise for a model that cannot be given this layout, and say what is in the way."""
     if empty := [rank for rank in range(layout.ranks) if not layout.count(rank)]:
         raise ClearheadError(
-            f"{layout} gives rank {', '.join(map(str, empty))} no position, and models of transformers cannot be called "
-            "with none: use a layout with some for each rank, or a smaller group."
+            f"{layout} gives rank {', '.join(map(str, empty))} no position, and models of transformers cannot be "
+            "called with none: use a layout with some for each rank, or a smaller group."
         )
     for why in _reasons(model):
         raise UnsupportedError(
-            f"{type(model).__name__} cannot be given a layout: {why}. Its sequences cannot be shared out over ranks; run "
-            "it with use_in_transformers(model), whole sequences on each rank."
+            f"{type(model).__name__} cannot be given a layout: {why}. Its sequences cannot be shared out over ranks; "
+            "run it with use_in_transformers(model), whole sequences on each rank."
         )
 
 
