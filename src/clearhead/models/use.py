@@ -66,8 +66,8 @@ def use_in_transformers(model: Any, *, layout: Layout | None = None) -> Any:
     transformers = require("transformers", "models", "use_in_transformers")
     if not isinstance(model, transformers.PreTrainedModel):
         raise ClearheadError(
-            f"use_in_transformers takes a model of transformers; got a {type(model).__name__}. Where that wraps one, pass "
-            "the model inside it."
+            f"use_in_transformers takes a model of transformers; got a {type(model).__name__}. Where that wraps one, "
+            "pass the model inside it."
         )
     if layout is not None:
         check_layout(layout)
