@@ -16,14 +16,15 @@ REFUSED = {
     "generate": "generate()", "no positions": "without position_ids", "local positions": "on every rank",
     "whole": "this rank's part", "whole mask": "this rank's part", "square mask": "this rank's part",
     "three": "this rank's part", "packed": "begin again", "dtensor": "DTensor", "nothing": "without input_ids",
-    "unlike": "2 rows, none", "rope": "rotary frequencies", "roberta": "counts positions from 1", "cross": "not shared",
-    "inside": "in its own code", "rule": "the rule 'or_masks'", "pickle": "state_dict()", "watch": "in one process",
-    "after": "done",
+    "unlike": "2 rows, none", "dynamic": "(dynamic)", "longrope": "(longrope)", "longrope, all beyond": "done",
+    "roberta": "counts positions from 1", "cross": "not shared", "inside": "in its own code",
+    "rule": "the rule 'or_masks'", "pickle": "state_dict()", "watch": "in one process", "after": "done",
 }  # fmt: skip
 MODELS = {
     "mamba": "layers of the kind", "lfm2": "layers of the kind conv", "chunked": "chunked_attention",
-    "t5": "an encoder and a decoder", "bloom": "takes no position_ids", "wrapper": "the model inside it",
-    "empty": "no position", "numbers": "for arithmetic", "no layout": "pass a Layout", "lstm": "LSTM",
+    "t5": "an encoder and a decoder", "esm": "token dropout", "bloom": "takes no position_ids",
+    "wrapper": "the model inside it", "empty": "no position", "numbers": "for arithmetic",
+    "no layout": "pass a Layout", "lstm": "LSTM",
 }  # fmt: skip
 
 

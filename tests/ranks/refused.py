@@ -40,8 +40,10 @@ def calls(rank: int) -> dict[str, str]:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     spread = distribute_tensor(batch["input_ids"], mesh, [Shard(1)])
     cache = transformers.DynamicCache(config=model.config)
-    longrope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
-    longest = ch.use_in_transformers(llama(rope_parameters=longrope, max_position_embeddings=LENGTH - 1), layout=layout)
+    frequencies = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    dynamic = ch.use_in_transformers(
+        llama(rope_parameters=frequencies, max_position_embeddings=LENGTH - 1), layout=layout
+    )
     bert = ch.use_in_transformers(made("bert"), layout=layout)
     decoder = transformers.BertConfig(**SMALL, is_decoder=True, add_cross_attention=True)
     roberta = ch.use_in_transformers(transformers.RobertaModel(transformers.RobertaConfig(**SMALL)), layout=layout)
@@ -70,7 +72,9 @@ def calls(rank: int) -> dict[str, str]:
         "nothing": lambda: model(position_ids=positions),
         "one of them": lambda: model(**given, labels=ids if last else None),
         "unlike": lambda: model(**{**given, "attention_mask": None if last else given["attention_mask"]}),
-        "rope": lambda: longest(**given),
+        "dynamic": lambda: dynamic(**given),
+        "longrope": lambda: _longrope(D.Contiguous(LENGTH), batch),
+        "longrope, all beyond": lambda: _longrope(layout, batch),
         "roberta": lambda: roberta(**given),
         "cross": lambda: across(**given, encoder_hidden_states=states),
         "inside": lambda: model.model.layers[0].self_attn(states, (states[:1, :, :4], states[:1, :, :4]), None),
@@ -96,6 +100,22 @@ def _by_own_rule(model: Any, given: dict[str, Any]) -> None:
         model(**given)
     finally:
         modeling_llama.create_causal_mask = original
+
+
+def _longrope(layout: Any, batch: Any) -> None:
+    """Ranks with different frequencies are refused; beyond the limit, all have those of the whole sequence."""
+    torch.manual_seed(0)
+    factors = {
+        "short_factor": [1.0, 2.0],
+        "long_factor": [3.0, 7.0],
+        "original_max_position_embeddings": LENGTH // 2 + 1,
+    }
+    parameters = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 2.0, **factors}
+    model = llama(rope_parameters=parameters, max_position_embeddings=2 * LENGTH).eval()
+    whole = model(input_ids=batch["input_ids"]).logits
+    part = D.shard_batch({"input_ids": batch["input_ids"]}, layout)
+    found = ch.use_in_transformers(model, layout=layout)(**part.inputs).logits
+    assert torch.allclose(found, layout.shard(whole, 1), atol=1e-5)
 
 
 def parallel_heads(rank: int) -> str:
@@ -125,6 +145,7 @@ def models(rank: int) -> dict[str, str]:
             transformers.Llama4TextConfig(**SMALL, head_dim=4, num_key_value_heads=2, num_local_experts=2)
         ),
         "t5": transformers.T5Model(transformers.T5Config(vocab_size=50, d_model=16, d_kv=4, d_ff=16, num_layers=1)),
+        "esm": transformers.EsmModel(transformers.EsmConfig(**SMALL, token_dropout=True)),
         "bloom": transformers.BloomModel(transformers.BloomConfig(vocab_size=50, hidden_size=16, n_layer=1, n_head=4)),
     }
     found = {

@@ -21,7 +21,7 @@ from clearhead.masks.padding import Padding
 from clearhead.models._signature import parameters
 from clearhead.models.sharded.backend import RANKS, Running, running
 from clearhead.models.sharded.given import check, first
-from clearhead.models.sharded.refused import counts_from, reach
+from clearhead.models.sharded.positions import check as check_positions
 
 ADVICE = "Pass model(**part.inputs), of part = clearhead.distributed.shard_batch(batch, layout)."
 
@@ -77,38 +77,13 @@ class Hook:
         _agree(every, type(module).__name__)
         positions = whole(ids.long(), self.layout, channel)
         words = None if mask is None else whole((mask != 0).to(torch.uint8), self.layout, channel).bool()
-        self._check_positions(positions, words, module)
+        check_positions(positions, words, self.layout, module, ADVICE)
         padding = None if words is None or bool(words.all()) else Padding(words)
         breaks = positions.diff(dim=1) != 1
         if words is not None or not bool(breaks.any()):
             return Running(module, self.layout, padding, None)
         starts = torch.cat([torch.zeros_like(breaks[:, :1]), breaks], 1)
         return Running(module, self.layout, None, Documents(starts.cumsum(1)))
-
-    def _check_positions(self, positions: Tensor, words: Tensor | None, module: nn.Module) -> None:
-        parts = [positions[:, self.layout.positions(positions.device, rank)] for rank in range(self.layout.ranks)]
-        parts = [part for part in parts if part.shape[1] > 1]
-        alone = all(bool((part.diff(dim=1) == 1).all()) and torch.equal(part[:, 0], parts[0][:, 0]) for part in parts)
-        if len(parts) > 1 and alone:
-            raise ClearheadError(
-                f"position_ids begin at {int(parts[0][0, 0])} on every rank, as if each held a sequence of its own; "
-                "they are those of the whole sequence, layout.positions(), here such as "
-                f"{self.layout.positions()[:3].tolist()}… {ADVICE}"
-            )
-        start = counts_from(module)
-        if bool(((positions < start) & (True if words is None else words)).any()):
-            raise ClearheadError(
-                f"{type(module).__name__} counts positions from {start}, after its padding's, and position_ids has "
-                f"{int(positions.min())}: give shard_batch position_ids of the whole sequences, as the model's "
-                "embeddings make them (create_position_ids_from_input_ids)."
-            )
-        longest, most = int(positions.max()) + 1 if positions.numel() else 0, reach(module)
-        if longest > most:
-            raise ClearheadError(
-                f"the sequence has positions up to {longest - 1}, and in calls of more than {most:.0f} this model's "
-                "rotary frequencies depend on the longest position, in which ranks differ: give it shorter sequences, "
-                "or other rope_parameters."
-            )
 
     def __deepcopy__(self, memo: Any) -> Hook:
         return self  # a value: a copied model shares its sequences out as this one does

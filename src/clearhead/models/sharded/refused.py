@@ -13,6 +13,7 @@ from clearhead.distributed import Layout
 from clearhead.models._signature import parameters
 
 KNOWN_LAYERS = {"full_attention", "sliding_attention", "sparse", "dense"}
+OWN_POSITIONS = {"csm_depth_decoder_model"}  # though its forward has the name
 MIXING = re.compile(r"Mamba|SSM|Rwkv|RWKV|Recurrent|RgLru|LinearAttention|DeltaNet|ShortConv|Lightning|Retention")
 
 
@@ -34,6 +35,10 @@ def _reasons(model: Any) -> Iterator[str]:
     configs = list({id(part.config): part.config for part in model.modules() if hasattr(part, "config")}.values())
     if any(getattr(config, "is_encoder_decoder", False) for config in configs):
         yield "it has an encoder and a decoder, and cross attention between them"
+    if any(getattr(config, "token_dropout", False) for config in configs):  # ESM
+        yield "its token dropout scales embeddings by how many tokens of a sequence are masked"
+    if any(config.model_type in OWN_POSITIONS for config in configs):
+        yield "it reads no position_ids, and counts positions by itself"
     kinds = {kind for config in configs for kind in getattr(config, "layer_types", None) or ()}
     if kinds - KNOWN_LAYERS:
         yield f"it has layers of the kind {', '.join(sorted(kinds - KNOWN_LAYERS))}"
@@ -43,26 +48,3 @@ def _reasons(model: Any) -> Iterator[str]:
             yield f"its layer {name}, a {type(part).__name__}, mixes positions outside of attention"
     if any("position_ids" not in parameters(part.forward) for part in (model, model.base_model)):
         yield "its forward takes no position_ids, so each rank would count its positions from 0"
-
-
-def reach(model: Any) -> float:
-    """The length up to which rotary frequencies do not depend on the longest position, of which ranks differ."""
-    limits = [float("inf")]
-    for part in model.modules():
-        kinds = getattr(part, "rope_type", None)
-        found = set(kinds.values()) if isinstance(kinds, dict) else {kinds}
-        if found & {"dynamic", "longrope"}:
-            config = part.config
-            given = getattr(config, "rope_parameters", None) or {}
-            every = [given, *(value for value in given.values() if isinstance(value, dict))]
-            limits += [each.get("original_max_position_embeddings") or limits[0] for each in every]
-            limits += [config.max_position_embeddings]
-    return min(limits)
-
-
-def counts_from(model: Any) -> int:
-    """The first position id of a sequence, in models that count from after their padding's number; 0 in others."""
-    for part in model.modules():
-        if hasattr(part, "create_position_ids_from_inputs_embeds") and getattr(part, "padding_idx", None) is not None:
-            return int(part.padding_idx) + 1
-    return 0
