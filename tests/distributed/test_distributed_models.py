@@ -17,7 +17,7 @@ REFUSED = {
     "whole": "this rank's part", "whole mask": "this rank's part", "square mask": "this rank's part",
     "three": "this rank's part", "packed": "begin again", "dtensor": "DTensor", "nothing": "without input_ids",
     "unlike": "2 rows, none", "dynamic": "(dynamic)", "longrope": "(longrope)", "longrope, all beyond": "done",
-    "roberta": "counts positions from 1", "cross": "not shared", "inside": "in its own code",
+    "fnet": "no attention", "roberta": "counts positions from 1", "cross": "not shared", "inside": "in its own code",
     "rule": "the rule 'or_masks'", "pickle": "state_dict()", "watch": "in one process", "after": "done",
 }  # fmt: skip
 MODELS = {

@@ -47,6 +47,10 @@ def calls(rank: int) -> dict[str, str]:
     bert = ch.use_in_transformers(made("bert"), layout=layout)
     decoder = transformers.BertConfig(**SMALL, is_decoder=True, add_cross_attention=True)
     roberta = ch.use_in_transformers(transformers.RobertaModel(transformers.RobertaConfig(**SMALL)), layout=layout)
+    fnet = ch.use_in_transformers(
+        transformers.FNetModel(transformers.FNetConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1)),
+        layout=layout,
+    )
     across = ch.use_in_transformers(transformers.BertLMHeadModel(decoder), layout=layout)
     states = torch.zeros(2, layout.count(), 16, dtype=torch.float64)
     watched = ch.watch(model)
@@ -75,6 +79,7 @@ def calls(rank: int) -> dict[str, str]:
         "dynamic": lambda: dynamic(**given),
         "longrope": lambda: _longrope(D.Contiguous(LENGTH), batch),
         "longrope, all beyond": lambda: _longrope(layout, batch),
+        "fnet": lambda: fnet(input_ids=ids, position_ids=positions),
         "roberta": lambda: roberta(**given),
         "cross": lambda: across(**given, encoder_hidden_states=states),
         "inside": lambda: model.model.layers[0].self_attn(states, (states[:1, :, :4], states[:1, :, :4]), None),

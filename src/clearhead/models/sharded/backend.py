@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -20,13 +21,15 @@ RANKS = "clearhead_ranks"
 READ = frozenset({"scaling", "softcap", "s_aux", "dropout", "is_causal", "sliding_window", "position_ids"})
 
 
-class Running(NamedTuple):
+@dataclass
+class Running:
     """A call of a model under way: what its masks are made of, for the whole sequence."""
 
     model: nn.Module
     layout: Layout
     padding: Mask | None
     documents: Mask | None  # under causal masks alone: transformers looks for packed documents there
+    attended: bool = False  # whether some layer has called `attend`
 
 
 class Shared(NamedTuple):
@@ -97,6 +100,8 @@ def attend(
             f"{name} makes its mask in its own code, {_shown(attention_mask)}, of this rank's positions alone: a "
             "sequence can be shared out over ranks in models that ask transformers for their masks."
         )
+    if call := running.get():
+        call.attended = True
     _keywords.check(name, RANKS, kwargs)
     if more := sorted(word for word, given in kwargs.items() if given is not None and word in _keywords.READ - READ):
         raise UnsupportedError(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.base.errors import ClearheadError
+from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.distributed.channel import Channel
 from clearhead.distributed.layout import Layout
 from clearhead.distributed.whole import whole
@@ -59,8 +59,14 @@ class Hook:
 
     def after(self, module: Any, args: Any, output: Any) -> None:
         call = running.get()
-        if call is not None and call.model is module:
-            running.set(None)
+        if call is None or call.model is not module:
+            return
+        running.set(None)
+        if not call.attended and output is not None:  # None: an error is under way
+            raise UnsupportedError(
+                f"{type(module).__name__} has computed no attention that transformers lets a backend compute, so each "
+                "rank's part was read by itself: run it with use_in_transformers(model), whole sequences on each rank."
+            )
 
     def _call(self, module: nn.Module, named: Mapping[str, Any]) -> Running:
         """What the masks are made of; raises on every rank where one of them was called wrongly."""
