@@ -96,8 +96,8 @@ def shard_batch(batch: Mapping[str, Any], layout: Layout, *, shift: bool = True)
         said = {name: tensor for name, tensor in {**given, "labels": labels}.items() if tensor is not None}
         channel = Channel(layout.group)
         advice = "Every rank of the group passes the same whole batch: ranks that share a sequence read the same data."
-        device = torch.device("cuda") if channel.on_cuda else device
-        compare({"the batch's " + name: said.get(name) for name in (*BY_POSITION, "labels")}, channel, device, advice)
+        of_group = torch.device("cuda") if channel.on_cuda else device
+        compare({"the batch's " + name: said.get(name) for name in (*BY_POSITION, "labels")}, channel, of_group, advice)
     if "position_ids" not in given:
         given["position_ids"] = torch.arange(layout.length, device=device)[None]
     targets = labels
