@@ -789,7 +789,9 @@ ENTRIES: dict[str, Entry] = {
     ),
     "align": E("models", ch.align, {"tokens": ["a", "b"], "other_tokens": ["b", "a"]}),
     "compare": E("models", lambda model: ch.compare(model, "sdpa", "eager", x3()), {"model": None}),
-    "use_in_transformers": E("models", lambda model: ch.use_in_transformers(model), {"model": None}),
+    "use_in_transformers": E(
+        "models", lambda **given: ch.use_in_transformers(**given), {"model": None, "layout": None}
+    ),
 }
 
 # Public names that are no entries, and why.

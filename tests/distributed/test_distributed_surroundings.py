@@ -20,6 +20,11 @@ def test_what_surrounds_a_call():
             assert words is True if expected is True else expected in words, (name, words)
 
 
+def test_ranks_that_need_unlike_numbers_of_messages():
+    for found in on_ranks(3, "ranks.surroundings:unlike_turns"):
+        assert all(found) and len(found) == 36
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -18,7 +18,10 @@ from pathlib import Path
 from typing import Any
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torch", "clearhead.testing", "clearhead.distributed"])
+MODELS = ("llama", "mistral", "gemma2", "gpt_oss", "gpt2", "bert", "modernbert")  # imported once, and not by each rank
+FORKS.set_forkserver_preload(
+    ["torch", "clearhead.testing", "clearhead.models", *(f"transformers.models.{m}.modeling_{m}" for m in MODELS)]
+)
 
 
 def on_ranks(ranks: int, function: str, *given: Any, patience: float = 120, may_end: tuple[int, ...] = ()) -> list[Any]:

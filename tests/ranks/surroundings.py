@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import clearhead as ch
+from clearhead.distributed import needs
 
 D = ch.distributed
 LENGTH = 12
@@ -153,3 +154,19 @@ def not_finite(rank: int) -> list[bool]:
 
 def everything(rank: int) -> dict[str, Any]:
     return {f.__name__: f(rank) for f in (nothing, not_finite, derivatives, compiled)}
+
+
+def unlike_turns(rank: int) -> list[bool]:
+    """Layouts and windows under which ranks need different numbers of messages; gradients are those of one process."""
+    found, length = [], 40
+    ranks = dist.get_world_size()
+    layouts = [D.ZigZag(length), D.Contiguous([length - 5 * (ranks - 1)] + [5] * (ranks - 1)), D.Contiguous(length)]
+    needs.PIECE = 3
+    for layout in layouts:
+        for mask in (ch.SlidingWindow(6), ch.SlidingWindow(2, 9), ch.Causal(), ch.Documents(torch.arange(length) % 3)):
+            whole = _draw(1, 2, length, 4)
+            own = _parts(layout, whole)
+            true = torch.autograd.grad(ch.attention(*whole, mask=mask).square().sum(), whole)
+            mine = torch.autograd.grad(D.attention(*own, layout=layout, mask=mask).square().sum(), own)
+            found += [torch.allclose(a, layout.shard(b, 2)) for a, b in zip(mine, true, strict=True)]
+    return found

@@ -11,10 +11,10 @@ from clearhead.base.dropout import check_dropout, draw_seed
 from clearhead.base.errors import ClearheadError
 from clearhead.base.tracing import compiling, eagerly, without_autocast
 from clearhead.distributed import exchange, fetch, operation
-from clearhead.distributed._shard import check_layout, sharded, shared_seed
+from clearhead.distributed._shard import sharded, shared_seed
 from clearhead.distributed.agreement import agree
 from clearhead.distributed.channel import Channel
-from clearhead.distributed.layout import Layout
+from clearhead.distributed.layout import Layout, check_layout
 from clearhead.distributed.needs import Needs
 from clearhead.distributed.once import refuse_transforms
 from clearhead.distributed.pieces import Shard

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.errors import ShapeError
 from clearhead.base.shapes import Sizes
 from clearhead.base.tracing import compiling
 from clearhead.distributed.channel import Channel
@@ -49,17 +49,6 @@ def _without_unseen(
     keys, queries = (t if t.shape[2] != layout.length else layout.shard(t, 2) for t in (keys, queries))
     key = zero(key, group(keys, key.shape[1]), only_not_finite=True)
     return zero(query, queries, only_not_finite=True), key, value
-
-
-def check_layout(layout: Any) -> None:
-    """Raise where it is no layout of processes."""
-    if not isinstance(layout, Layout):
-        raise ClearheadError(f"layout is {layout!r:.60}; pass a Layout, such as ZigZag(length, group).")
-    if not layout.members:
-        raise ClearheadError(
-            f"{layout} was made for {layout.ranks} ranks without a process group, for arithmetic: pass it to plan(), "
-            "or make it with the group of the processes."
-        )
 
 
 def shared_seed(seed: Tensor, channel: Channel) -> Tensor:

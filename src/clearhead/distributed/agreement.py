@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
+from clearhead.distributed.channel import Channel
 from clearhead.distributed.layout import Layout
 from clearhead.distributed.pieces import Shard
 from clearhead.problem.visible import intervals_of
@@ -27,21 +28,24 @@ def agree(shard: Shard, call: tuple[Any, ...], reads: tuple[Tensor, ...] = ()) -
 
     `call`: what is asked for, in words and numbers; `reads`: tensors that it reads, of the whole sequence.
     """
-    channel = shard.channel
-    said = dict(_of_call(shard, call, reads))
+    advice = (
+        "Masks, biases, lengths and scores are those of the whole sequence, the same on every rank, and so are dtypes "
+        "and heads; each rank passes its own part of query, key and value alone (layout.shard)."
+    )
+    compare(dict(_of_call(shard, call, reads)), shard.channel, shard.local.query.device, advice)
+
+
+def compare(said: dict[str, Any], channel: Channel, device: torch.device, advice: str) -> None:
+    """Raise where the ranks do not say the same of each name, by digests on `device`."""
     digests = [_digest(value) for value in said.values()]
-    every = channel.gather(torch.tensor(digests, dtype=torch.int64, device=shard.local.query.device)).cpu()
+    every = channel.gather(torch.tensor(digests, dtype=torch.int64, device=device)).cpu()
     for at, name in enumerate(said):
         alike: dict[int, list[int]] = {}
         for rank, digest in enumerate(every[:, at].tolist()):
             alike.setdefault(digest, []).append(rank)
         if len(alike) > 1:
             mine = f"; here, on rank {channel.rank}, it is {said[name]!r:.80}" if _short(said[name]) else ""
-            raise ClearheadError(
-                f"{name} differs {_which(list(alike.values()))}{mine}. Masks, biases, lengths and scores are those of "
-                "the whole sequence, the same on every rank, and so are dtypes and heads; each rank passes its own "
-                "part of query, key and value alone (layout.shard)."
-            )
+            raise ClearheadError(f"{name} differs {_which(list(alike.values()))}{mine}. {advice}")
 
 
 def _which(alike: list[list[int]]) -> str:

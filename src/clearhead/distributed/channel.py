@@ -21,6 +21,11 @@ class Channel:
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.sent = 0
 
+    @property
+    def on_cuda(self) -> bool:
+        """Whether the group sends tensors of a CUDA device alone."""
+        return bool(dist.get_backend(self.group) == "nccl")
+
     def post(self, to: int, tensor: Tensor | None, source: int, room: Tensor | None) -> Posted:
         """Send a tensor to one rank and receive one from another; None where there is nothing. Returns at once.
 

@@ -151,6 +151,17 @@ class Balanced(Layout):
         super().__init__([[range(int(a), int(b))] for a, b in itertools.pairwise(ends)], group)
 
 
+def check_layout(layout: Any) -> None:
+    """Raise where it is no layout of processes."""
+    if not isinstance(layout, Layout):
+        raise ClearheadError(f"layout is {layout!r:.60}; pass a Layout, such as ZigZag(length, group).")
+    if not layout.members:
+        raise ClearheadError(
+            f"{layout} was made for {layout.ranks} ranks without a process group, for arithmetic: pass it to plan(), "
+            "or make it with the group of the processes."
+        )
+
+
 def by_number(number: int) -> Layout:
     """A layout by its number: what compiled code holds of it."""
     found = _numbered.get(number)

@@ -11,14 +11,19 @@ from torch import Tensor, nn
 from clearhead._attention import attention
 from clearhead.base.errors import ClearheadError, require
 from clearhead.base.tracing import compiling
+from clearhead.distributed import Layout
+from clearhead.distributed.layout import check_layout
 from clearhead.masks.base import Mask
 from clearhead.masks.causal import Causal
 from clearhead.masks.dense import DenseMask
 from clearhead.models import _keywords
+from clearhead.models._dots import dot
 from clearhead.models._masks import compact, converted
 from clearhead.models._packed import documents
 from clearhead.models._selected import selected
-from clearhead.scores.dot import Dot
+from clearhead.models.sharded.backend import RANKS, attend, make_mask
+from clearhead.models.sharded.hook import Hook, remove
+from clearhead.models.sharded.refused import refuse
 
 NAME = "clearhead"
 # For models that transformers does not run on SDPA. Their modules need not set `is_causal`, since eager attention gets
@@ -27,7 +32,7 @@ NAME = "clearhead"
 MASKED = "clearhead_masked"
 
 
-def use_in_transformers(model: Any) -> Any:
+def use_in_transformers(model: Any, *, layout: Layout | None = None) -> Any:
     """Run a model of transformers on clearhead's engines: its attention, and its masks.
 
     >>> import torch, clearhead as ch
@@ -41,21 +46,49 @@ def use_in_transformers(model: Any) -> Any:
     Softcaps, sinks, position biases, grouped heads, windows and padding are taken as the model gives them; pairs
     that its masks exclude are skipped, and a mask is converted once for all layers. A query that sees nothing gets 0.
     `model.set_attn_implementation("sdpa")` sets it back.
-    Raises a `ClearheadError` for anything else. Cost: as `attention`.
+    `layout`: which rank of a group holds which positions, such as `clearhead.distributed.ZigZag(length, group)`: then
+    the model is called on every rank with that rank's part of a batch, and gives the outputs of these positions:
+
+        ch.use_in_transformers(model, layout=layout)
+        part = ch.distributed.shard_batch(batch, layout)
+        loss = part.loss(model(**part.inputs).logits)
+
+    Every layer's attention is `clearhead.distributed.attention`, under the masks of the whole sequence: causal or
+    bidirectional, sliding windows, padding, and packed documents, where the position ids of a causal model begin again.
+    All else is computed for each position by itself, so what pools, or reads the first token, is not that of the whole.
+    A layout is for one length; another call gives the model another layout, or none. Gradients of parameters are each
+    rank's terms of a sum: see `shard_batch`, with what DDP and FSDP need.
+    Raises a `ClearheadError` for anything else; and with a layout for a model whose positions meet elsewhere than in
+    attention, and in a call with `labels`, a cache, or without `position_ids`. Cost: as `attention`; with a layout the
+    ranks send each other position ids and attention masks once a call, and in each layer what
+    `clearhead.distributed.plan` shows.
     """
     transformers = require("transformers", "models", "use_in_transformers")
     if not isinstance(model, transformers.PreTrainedModel):
-        raise ClearheadError(f"use_in_transformers takes a model of transformers; got a {type(model).__name__}.")
+        raise ClearheadError(
+            f"use_in_transformers takes a model of transformers; got a {type(model).__name__}. Where that wraps one, "
+            "pass the model inside it."
+        )
+    if layout is not None:
+        check_layout(layout)
+        refuse(model, layout)
     for backend in (NAME, MASKED):
         transformers.AttentionInterface.register(backend, partial(_attend, backend))
         made = partial(_mask, backend, transformers.masking_utils)
         transformers.AttentionMaskInterface.register(backend, made)
+    transformers.AttentionInterface.register(RANKS, attend)
+    transformers.AttentionMaskInterface.register(RANKS, make_mask)
     if not model._can_set_attn_implementation():
         raise ClearheadError(
             f"{type(model).__name__} computes attention in its own code: transformers cannot give it another backend."
         )
-    parts = (part for part in model.modules() if isinstance(part, transformers.PreTrainedModel))
-    model.set_attn_implementation(NAME if all(part._supports_sdpa for part in parts) else MASKED)
+    parts = [part for part in model.modules() if isinstance(part, transformers.PreTrainedModel)]
+    remove(parts)
+    if layout is not None:
+        model.set_attn_implementation(RANKS)
+        Hook(layout).attach(parts)
+    else:
+        model.set_attn_implementation(NAME if all(part._supports_sdpa for part in parts) else MASKED)
     return model
 
 
@@ -106,7 +139,7 @@ def _attend(
         query,
         key,
         value,
-        score=_dot(scaling, kwargs.get("softcap")),
+        score=dot(scaling, kwargs.get("softcap")),
         mask=mask,
         bias=bias,
         sinks=kwargs.get("s_aux"),
@@ -123,13 +156,3 @@ def _narrower(module: nn.Module, shape: tuple[int, int, int, int], masked: bool,
     if chosen is None:
         return packed
     return DenseMask(chosen) if packed is None else DenseMask(chosen) & packed
-
-
-_dots: dict[tuple[float | None, float | None], Dot] = {}
-
-
-def _dot(scale: float | None, softcap: float | None) -> Dot:
-    found = _dots.get((scale, softcap))
-    if found is None:
-        found = _dots[scale, softcap] = Dot(scale, softcap)
-    return found

@@ -22,6 +22,7 @@ from clearhead.models._patch import replaced
 from clearhead.models._place import Separate
 from clearhead.models._receiver import Answer, DotCall, Receiver
 from clearhead.models._selected import selected
+from clearhead.models.sharded.backend import RANKS
 from clearhead.models.sources import flash
 from clearhead.models.use import MASKED, NAME
 
@@ -132,6 +133,11 @@ def masked(
 
 def check(name: str, mask: Any, backend: str, kwargs: dict[str, Any]) -> None:
     """Refuse what would be recorded wrong."""
+    if backend == RANKS:
+        raise UnsupportedError(
+            f"{name} attends over the ranks of a layout, and each has a part of its queries and keys: what is recorded "
+            "would be no attention of the whole. Set it back (use_in_transformers(model)), and watch it in one process."
+        )
     _keywords.check(name, backend, kwargs)
     if mask is not None and not isinstance(mask, Tensor):
         raise UnsupportedError(

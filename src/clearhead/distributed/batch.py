@@ -1,0 +1,152 @@
+"""A batch of token ids, shared out over ranks, and the loss of a rank's part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.distributed.agreement import compare
+from clearhead.distributed.channel import Channel
+from clearhead.distributed.layout import Layout
+from clearhead.problem.problem import refuse_distributed
+
+IGNORED = -100  # a label that counts nowhere, as transformers has it
+BY_POSITION = ("input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids")
+
+
+@dataclass(frozen=True, eq=False)
+class ShardedBatch:
+    """One rank's part of a batch: what `shard_batch` gives.
+
+    `inputs`: for the call `model(**batch.inputs)`: this rank's part of what was given, and `position_ids`, which count
+    through the whole sequence. `targets` (B, l), int64: the label that each logit here is compared to, −100 for none;
+    None without labels. `tokens`: how many labels the whole batch has, on all ranks.
+    """
+
+    inputs: dict[str, Tensor]
+    targets: Tensor | None
+    tokens: int
+
+    def loss(self, logits: Tensor) -> Tensor:
+        """This rank's term of the mean loss: the sum over the ranks is the mean over all labels of the batch.
+
+        `logits` (B, l, vocabulary), those of this rank. Formula: Σ cross-entropy(logits, targets) / tokens, in float32
+        at least; 0 where the batch has no label. Its gradients are terms of a sum too: see `shard_batch`.
+        """
+        if self.targets is None:
+            raise ClearheadError("the batch has no labels: give shard_batch a batch with labels for a loss.")
+        if not isinstance(logits, Tensor):
+            raise ClearheadError(
+                f"logits is a {type(logits).__name__}; pass the tensor (B, l, vocabulary), such as output.logits."
+            )
+        if logits.ndim != 3 or logits.shape[:2] != self.targets.shape:
+            raise ShapeError(
+                f"logits has shape {tuple(logits.shape)}, and this rank's part of the batch has "
+                f"{tuple(self.targets.shape)} targets: pass those of model(**batch.inputs), (B, l, vocabulary)."
+            )
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
+        targets = self.targets.flatten().to(logits.device)
+        return F.cross_entropy(wide, targets, ignore_index=IGNORED, reduction="sum") / max(self.tokens, 1)
+
+
+def shard_batch(batch: Mapping[str, Any], layout: Layout, *, shift: bool = True) -> ShardedBatch:
+    """This rank's part of a batch of whole sequences, for a model that shares them out over ranks.
+
+    >>> import torch, clearhead as ch
+    >>> layout = ch.distributed.ZigZag(8, 2)  # of two ranks; this process counts as the first
+    >>> ids = torch.arange(10, 18)[None]
+    >>> part = ch.distributed.shard_batch({"input_ids": ids, "labels": ids}, layout)
+    >>> part.inputs
+    {'input_ids': tensor([[10, 11, 16, 17]]), 'position_ids': tensor([[0, 1, 6, 7]])}
+    >>> part.targets, part.tokens
+    (tensor([[  11,   12,   17, -100]]), 7)
+
+    Every rank of the layout's group calls it with the same whole batch:
+
+        ch.use_in_transformers(model, layout=layout)
+        part = ch.distributed.shard_batch(batch, layout)
+        loss = part.loss(model(**part.inputs).logits)
+        loss.backward()
+
+    `batch`: `input_ids` (B, L) or `inputs_embeds` (B, L, E); and where there are some: `labels` (B, L), as transformers
+    takes them, not shifted, −100 for none; `attention_mask` (B, L), 0 for padding, on the right, on the left, or
+    anywhere; `position_ids` (B or 1, L), by default 0 … L − 1, where packed documents begin again; `token_type_ids`.
+    `layout`: see `Layout`. `shift`: whether a position's logits are for the next token, as causal models have it:
+    labels are shifted before they are shared out, so that a part's last logit has its target too. False for masked
+    tokens.
+    Returns a `ShardedBatch`: `inputs`, `targets`, `tokens`, and `loss(logits)`.
+
+    The sum of `loss` over the ranks is the mean over all labels, and a gradient of a parameter is the sum of the ranks'
+    gradients: add them up (`all_reduce`), or, where DDP or FSDP averages over these ranks, alone or among others, give
+    `loss * layout.ranks` to `backward`.
+    Raises a `ClearheadError` for other keys, shapes and layouts, and where the ranks have different batches.
+    """
+    if not isinstance(layout, Layout):
+        raise ClearheadError(f"layout is {layout!r:.60}; pass a Layout, such as ZigZag(length, group).")
+    given = _checked(batch, layout)
+    labels = given.pop("labels", None)
+    device = next(iter(given.values())).device
+    if layout.members:
+        said = {name: tensor for name, tensor in {**given, "labels": labels}.items() if tensor is not None}
+        channel = Channel(layout.group)
+        advice = "Every rank of the group passes the same whole batch: ranks that share a sequence read the same data."
+        of_group = torch.device("cuda") if channel.on_cuda else device
+        compare({"the batch's " + name: said.get(name) for name in (*BY_POSITION, "labels")}, channel, of_group, advice)
+    if "position_ids" not in given:
+        given["position_ids"] = torch.arange(layout.length, device=device)[None]
+    targets = labels
+    if labels is not None and shift:
+        targets = torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], 1)
+    return ShardedBatch(
+        {name: layout.shard(tensor, 1) for name, tensor in given.items()},
+        None if targets is None else layout.shard(targets, 1),
+        0 if targets is None else int((targets != IGNORED).sum()),
+    )
+
+
+def _checked(batch: Any, layout: Layout) -> dict[str, Tensor]:
+    """The tensors of a batch, by name; raises for what cannot be shared out."""
+    if not isinstance(batch, Mapping):
+        raise ClearheadError(
+            f"batch is a {type(batch).__name__}; pass a mapping with input_ids, such as a tokenizer's."
+        )
+    given = {name: value for name, value in batch.items() if value is not None}
+    first = [name for name in ("input_ids", "inputs_embeds") if name in given]
+    if len(first) != 1:
+        raise ClearheadError(
+            f"batch has {sorted(given)!r:.200}; pass input_ids (B, L), or inputs_embeds (B, L, E) in their place."
+        )
+    for name, value in given.items():
+        if name not in (*BY_POSITION, "labels"):
+            raise ClearheadError(
+                f"batch has {name!r}, which is not shared out; it takes {', '.join(BY_POSITION)} and labels. Packed "
+                "documents are told by position_ids that begin again from 0."
+            )
+        if not isinstance(value, Tensor):
+            raise ClearheadError(
+                f"batch: {name} is a {type(value).__name__}; pass a tensor of whole sequences, (B, {layout.length})."
+            )
+    refuse_distributed(given)
+    size = given[first[0]].shape[0] if given[first[0]].ndim else 0
+    for name, value in given.items():
+        _check_shape(name, value, size, layout)
+    return given
+
+
+def _check_shape(name: str, value: Tensor, size: int, layout: Layout) -> None:
+    wide = name == "inputs_embeds"
+    sizes = (size, 1) if name == "position_ids" else (size,)
+    if value.ndim != 2 + wide or value.shape[0] not in sizes or value.shape[1] != layout.length:
+        raise ShapeError(
+            f"batch: {name} has shape {tuple(value.shape)}, and the layout is of {layout.length} positions; expected "
+            f"({size}, {layout.length}{', E' * wide}), whole sequences: pad the batch to the layout's length, or make "
+            "the layout with the batch's."
+        )
+    if value.is_complex() or (value.is_floating_point() and not wide):
+        raise ClearheadError(f"batch: {name} has dtype {value.dtype}; expected whole numbers.")
