@@ -92,7 +92,8 @@ def compiled(rank: int) -> list[str]:
             return 2 * D.attention(*(2 * t for t in inputs), layout=layout, **given)
 
         in_one = torch.compile(double, backend="aot_eager", fullgraph=True)
-        for layout in (D.ZigZag(LENGTH), D.Contiguous([LENGTH - 3] + [0] * (dist.get_world_size() - 2) + [3])):
+        other = D.Contiguous([LENGTH - 3] + [0] * (dist.get_world_size() - 2) + [3])
+        for layout in (D.ZigZag(LENGTH), other) if given is cases[0] else (other,):
             own = _parts(layout, _draw(1, 2, LENGTH, 4))
             shared = [t for t in (learnt, *getattr(given.get("bias"), "parameters", list)()) if t.requires_grad]
             results = []
