@@ -13,7 +13,7 @@ D = ch.distributed
 def test_what_surrounds_a_call():
     for said in on_ranks(2, "ranks.surroundings:everything"):
         assert all(said["nothing"]) and len(said["nothing"]) == 16
-        assert all(said["not_finite"]) and len(said["not_finite"]) == 12
+        assert all(said["not_finite"]) and len(said["not_finite"]) == 20
         assert said["compiled"] == []
         for name, words in said["derivatives"].items():
             expected = {"twice": "differentiable once", "batched": True}.get(name.split()[0], "torch.func, forward")

@@ -150,6 +150,13 @@ def not_finite(rank: int) -> list[bool]:
         for part, expected in zip(mine[3:], true[3:], strict=True):
             dist.all_reduce(part)
             found.append(torch.allclose(part, expected))
+    for spoilt, method in ((spoilt, method) for spoilt in (1, 2) for method in METHODS):  # a key; a value
+        for number in (math.inf, math.nan):
+            whole = [t.detach().float() for t in _draw(1, 2, LENGTH, 4)]
+            whole[spoilt][:, :, 3, 1] = number
+            true = layout.shard(ch.attention(*whole, mask=ch.Causal()), 2)
+            mine = D.attention(*(layout.shard(t, 2) for t in whole), layout=layout, mask=ch.Causal(), method=method)
+            found.append(torch.allclose(mine, true, atol=1e-6, equal_nan=True))
     return found
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from clearhead.base.tracing import on_the_host
 from clearhead.distributed import rows as messages
 from clearhead.distributed.channel import Channel, Posted
 from clearhead.distributed.needs import Job, Needs
@@ -20,6 +21,7 @@ from clearhead.engines.choose import choose
 from clearhead.problem import regions
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
+from clearhead.problem.unseen import finite
 
 
 class Shard(NamedTuple):
@@ -50,6 +52,8 @@ class Shard(NamedTuple):
         queries, keys = (slice(side.start, side.stop) for side in job)
         spans = self.local.spans
         masked = spans is not None and (spans.residual is not None or not self.needs.full(job))
+        if spans is not None and not masked:  # under a mask, who sees a number that is not finite gets NaN: see `guard`
+            masked = any(on_the_host(t) and not finite(t) for t in (key, value) if t is not None)
         whole = self.whole._replace(sinks=None)
         cut = regions.cut(whole, Region(queries=queries, keys=keys, masked=masked))
         return cut._replace(scores=cut.scores._replace(query=query, key=key), value=value)
