@@ -13,3 +13,8 @@ def test_the_numbers_are_those_of_one_process(ranks, every):
     answers = on_ranks(ranks, "ranks.cases:everything", every)
     assert not [wrong for answer in answers for wrong in answer["wrong"]][:5]
     assert all(answer["count"] > 60 // every and answer["by_plan"] > 40 // every for answer in answers)
+
+
+def test_messages_of_two_peers_keep_their_order():
+    """Of three ranks: keys go to a peer in the step before or after that in which gradients do."""
+    assert on_ranks(3, "ranks.cases:in_turns") == [[], [], []]

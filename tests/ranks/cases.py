@@ -115,6 +115,18 @@ def everything(rank: int, every: int) -> dict[str, Any]:
     return {"count": count, "by_plan": by_plan, "wrong": wrong}
 
 
+def in_turns(rank: int) -> list[str]:
+    """What is wrong where two peers send keys in one step, gradients in the next, and some ranks have more to send."""
+    counter, wrong = Counter(), []
+    uneven = D.Contiguous([1, LENGTH - 2, 1])
+    for layout, mask, needs.PIECE in ((D.ZigZag(LENGTH), ch.Causal(), 4096), (uneven, ch.SlidingWindow(before=9), 2)):
+        torch.manual_seed(0)
+        given = {"score": ch.Dot.example(), "mask": mask, "bias": None, "sinks": True, "dropout_p": 0.0}
+        found = one(rank, {**given, "layout": layout, "method": "exchange", "dtype": torch.float64}, counter)
+        wrong += [f"{mask} on {layout}: {each}" for each in (["it is refused"] if found is None else found)]
+    return wrong
+
+
 def one(rank: int, case: dict[str, Any], counter: Counter) -> list[str] | None:
     """What is wrong with a case; None where it is refused, by one process as by several."""
     layout, method, dtype = case["layout"], case["method"], case["dtype"]

@@ -84,6 +84,10 @@ class Needs:
                 found.append((piece, [job for job in inside if len(job.keys) and len(job.queries)]))
         return found
 
+    def messages(self, rank: int, peer: int) -> int:
+        """How many pieces travel from a peer to a rank."""
+        return sum(-(-len(run) // PIECE) for run in self.runs[rank][peer])
+
     def _narrowed(self, job: Job) -> Job:
         """The same without the queries at its ends that see none of its keys."""
         if self._hulls is None or not len(job.keys):

@@ -69,7 +69,7 @@ class Piece(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What this rank sends to one rank, and receives from another, at the same time; None where there is no more."""
+    """What this rank sends to one rank, and receives from another, at the same time; None where there is nothing."""
 
     to: int
     given: range | None
@@ -140,13 +140,19 @@ def parts(shard: Shard, piece: Piece) -> Iterator[tuple[Job, slice, slice, Probl
 
 
 def _turns(shard: Shard) -> list[Turn]:
-    """In the order in which every rank goes through them."""
+    """In the order in which every rank goes through them.
+
+    All ranks have as many in each step, though some have nothing to send or receive in the last of them: two peers
+    send each other keys in one step and what is sent back in another, and messages are matched by their order alone.
+    """
     needs, me, ranks = shard.needs, shard.channel.rank, shard.channel.ranks
     found = []
     for step in range(1, ranks):
         to, source = (me + step) % ranks, (me - step) % ranks
         given, taken = (keys for keys, _ in needs.pieces(to, me)), needs.pieces(me, source)
-        found += [Turn(to, out, source, into) for out, into in itertools.zip_longest(given, taken)]
+        every = range(max(needs.messages((rank + step) % ranks, rank) for rank in range(ranks)))
+        each = itertools.zip_longest(given, taken, every)
+        found += [Turn(to, out, source, into) for out, into, _ in each]
     return found
 
 
