@@ -98,6 +98,7 @@ def _of_tensor(tensor: Tensor | None) -> Any:
         return None
     tensor = tensor.detach().contiguous()
     if tensor.nbytes <= ALL:
+        tensor = tensor.clone(memory_format=torch.contiguous_format)  # of one number or none any stride is contiguous
         return tuple(tensor.shape), tensor.reshape(-1).view(torch.uint8).cpu().numpy().tobytes()
     words = tensor.reshape(-1).view(WORDS[tensor.element_size()])
     parts = (_sum(words[first : first + PART], first) for first in range(0, words.numel(), PART))
