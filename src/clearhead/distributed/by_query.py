@@ -94,6 +94,7 @@ class ByQuery:
             best_key=self._best_key if own.best else None,
             values=(self._scores - rows.maximum.unsqueeze(-1) - rows.log_sum.unsqueeze(-1)).exp() if own.top else None,
             indices=self._filled() if own.top else None,
+            scores=self._scores if own.top else None,
         )
 
     def _filled(self) -> Tensor:
@@ -101,9 +102,10 @@ class ByQuery:
         none, k = self._scores == -torch.inf, self.summary.top
         if not none.any():
             return self._indices
-        some = torch.arange(min(k, self._keys), device=none.device)
-        taken = ((self._indices.unsqueeze(-1) == some) & ~none.unsqueeze(-1)).any(-2)
-        free = taken.to(torch.int8).sort(dim=-1, stable=True).indices  # those that are not taken, first
+        some = min(k, self._keys)  # of the first k keys at least as many are free as are wanted
+        taken = none.new_zeros((*none.shape[:-1], some + 1), dtype=torch.int8)
+        taken.scatter_(-1, self._indices.masked_fill(none, some).clamp(max=some), 1)
+        free = taken[..., :some].sort(dim=-1, stable=True).indices  # those that are not taken, first
         return torch.where(none, free.gather(-1, (none.cumsum(-1) - 1).clamp(min=0)), self._indices)
 
 
