@@ -17,6 +17,7 @@ def test_statistics_are_those_of_one_process(ranks, every):
     for answer in on_ranks(ranks, "ranks.statistics:everything", every):
         assert answer["exact"]["wrong"] == [] and answer["exact"]["count"] > 150 // every
         assert answer["ties"] and answer["large"] == []
+        assert answer["not_finite"] == [True] * 2
         assert answer["every_key"] < 100 and answer["own_reductions"] == [True] * 4
         said = answer["refused"]
         assert said.keys() == REFUSED.keys()

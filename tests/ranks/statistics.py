@@ -131,6 +131,19 @@ def large(rank: int) -> list[str]:
     return wrong
 
 
+def not_finite(rank: int) -> list[bool]:
+    """Keys that no query sees are NaN, in inputs of three dimensions, in float16 under autocast."""
+    layout = D.ZigZag(LENGTH)
+    query, key = torch.randn(2, 2, LENGTH, 4, generator=torch.Generator().manual_seed(0)).half()
+    key[:, 5] = torch.nan
+    given = {"mask": ch.Padding(torch.arange(LENGTH).expand(2, LENGTH) != 5)}
+    with torch.autocast("cpu", torch.bfloat16):
+        true = ch.weights(query, key, **given).reduce(ch.Entropy(), ch.Received())
+        own = (layout.shard(t, 1) for t in (query, key))
+        mine = D.weights(*own, layout=layout, **given).reduce(ch.Entropy(), ch.Received())
+    return [torch.allclose(a, layout.shard(b, 1), atol=1e-5) for a, b in zip(mine, true, strict=True)]
+
+
 def every_key(rank: int) -> float:
     """How many MB of memory the k largest weights took more, of queries that see fewer than k keys."""
     own = torch.zeros(1, 1, 384, 4)
@@ -209,5 +222,5 @@ def refused(rank: int) -> dict[str, str]:
 def everything(rank: int, every: int) -> dict[str, Any]:
     return {
         "exact": exact(rank, every),
-        **{f.__name__: f(rank) for f in (ties, large, every_key, own_reductions, refused)},
+        **{f.__name__: f(rank) for f in (ties, large, not_finite, every_key, own_reductions, refused)},
     }

@@ -14,6 +14,7 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import Sizes
+from clearhead.base.tracing import without_autocast
 from clearhead.masks.base import Mask
 from clearhead.problem.visible import intervals_of, resolve
 
@@ -83,7 +84,8 @@ class Layout:
                 f"is of {self.length}: pass the whole sequence."
             )
         parts = [tensor.narrow(dim, c.start, len(c)) for c in self.own(rank)]
-        return torch.cat(parts, dim) if parts else tensor.narrow(dim, 0, 0)
+        with without_autocast(tensor.device):  # which refuses some dtypes
+            return torch.cat(parts, dim) if parts else tensor.narrow(dim, 0, 0)
 
     def __repr__(self) -> str:
         counts = [self.count(rank) for rank in range(self.ranks)]
