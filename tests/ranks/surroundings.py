@@ -115,6 +115,27 @@ def compiled(rank: int) -> list[str]:
     return wrong
 
 
+def layouts(rank: int) -> list[bool]:
+    """In compiled code: one that is kept while many others are made; one that is made in it, in more than one graph."""
+
+    def call(query: Tensor, layout: Any) -> Tensor:
+        return D.attention(query, query, query, layout=layout)
+
+    def makes(query: Tensor) -> Tensor:
+        return call(query, D.Contiguous([7] * dist.get_world_size()))
+
+    layout, query = D.Contiguous([7] * dist.get_world_size()), torch.ones(1, 2, 7, 4)
+    in_one = torch.compile(call, backend="eager", fullgraph=True)
+    found = [torch.allclose(in_one(query, layout), query)]
+    for length in range(1100):
+        D.Contiguous(length)
+    found.append(torch.allclose(in_one(query, layout), query))
+    del layout
+    for length in range(1100):
+        D.Contiguous(length)
+    return [*found, torch.allclose(torch.compile(makes, backend="eager")(query), query)]
+
+
 def nothing(rank: int) -> list[Any]:
     """Shapes of outputs and gradients where there is no sequence, no head, or no width; then a call as any other."""
     layout, found = D.ZigZag(LENGTH), []
@@ -151,4 +172,4 @@ def not_finite(rank: int) -> list[bool]:
 
 
 def everything(rank: int) -> dict[str, Any]:
-    return {f.__name__: f(rank) for f in (nothing, not_finite, derivatives, compiled)}
+    return {f.__name__: f(rank) for f in (nothing, not_finite, derivatives, compiled, layouts)}
