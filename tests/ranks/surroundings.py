@@ -116,10 +116,10 @@ def compiled(rank: int) -> list[str]:
 
 
 def layouts(rank: int) -> list[bool]:
-    """In compiled code: one that is kept while many others are made; one that is made in it, in more than one graph."""
+    """In compiled code: one of nothing; one that is kept while many are made; one made in it, in several graphs."""
 
     def call(query: Tensor, layout: Any) -> Tensor:
-        return D.attention(query, query, query, layout=layout)
+        return D.attention(query, query, query, layout=layout, mask=ch.Causal())
 
     def makes(query: Tensor) -> Tensor:
         return call(query, D.Contiguous([7] * dist.get_world_size()))
@@ -127,6 +127,8 @@ def layouts(rank: int) -> list[bool]:
     layout, query = D.Contiguous([7] * dist.get_world_size()), torch.ones(1, 2, 7, 4)
     in_one = torch.compile(call, backend="eager", fullgraph=True)
     found = [torch.allclose(in_one(query, layout), query)]
+    nothing = D.Contiguous([0] * dist.get_world_size())
+    found.append(in_one(query[:, :, :0], nothing).shape == (1, 2, 0, 4))  # a length that has become a symbol
     for length in range(1100):
         D.Contiguous(length)
     found.append(torch.allclose(in_one(query, layout), query))

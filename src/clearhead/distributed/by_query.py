@@ -22,7 +22,8 @@ class ByQuery:
 
     Averages by weight (output, groups, distance) are merged as outputs are. The entropy of both parts is
     Σ_p a_p (H_p − log a_p), a_p the share of part p in the softmax. The largest weights are put in order by their
-    scores, which are the same in every part, so that of equal ones the first key is taken.
+    scores, and of equal ones the first key is taken. Equal keys of parts of different sizes may have scores that differ
+    in the last bit.
     """
 
     def __init__(self, local: Problem, summary: Summary) -> None:
