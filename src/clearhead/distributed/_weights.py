@@ -52,7 +52,8 @@ class ShardedWeights:
         Groups of `Mass`, and factors of `queries=`, are of the whole sequence, the same on every rank; the value of
         `Output` is this rank's part. Results have no gradients.
         Every rank calls it together, with the same reductions. Raises a `ClearheadError` where they differ, an
-        `UnsupportedError` for reductions that look at blocks of whole rows, and for slices of queries with a step.
+        `UnsupportedError` for reductions that look at blocks of whole rows, for slices of queries with a step, and for
+        reductions of your own whose `of` gives another mask, bias or score, or numbers for some queries alone.
         Cost: a pass over the allowed pairs and the messages of keys that `plan` shows; `Received` and maps take
         another of both, and send a number for each key and head back. A map is gathered from all ranks.
         """
