@@ -4,6 +4,7 @@ import pytest
 from ranks.processes import on_ranks
 
 REFUSED = {
+    "some": "of some queries", "unmasked": "leave out queries and sinks",
     "blocks": "blocks of whole rows", "no reduction": "reductions such as", "step": "no step", "k": "k is 99",
     "two outputs": "one Output", "unlike": "the call differs", "groups": "the call reads differs",
     "no processes": "without a process group",
@@ -16,6 +17,8 @@ def test_statistics_are_those_of_one_process(ranks, every):
     for answer in on_ranks(ranks, "ranks.looked_at:everything", every):
         assert answer["exact"]["wrong"] == [] and answer["exact"]["count"] > 150 // every
         assert answer["ties"] and answer["large"] == []
+        assert answer["not_finite"] == [True] * 2
+        assert answer["every_key"] < 100 and answer["own_reductions"] == [True] * 4
         said = answer["refused"]
         assert said.keys() == REFUSED.keys()
         assert {name: words for name, words in said.items() if REFUSED[name] not in words} == {}

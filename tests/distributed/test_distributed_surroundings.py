@@ -14,7 +14,7 @@ def test_what_surrounds_a_call():
     for said in on_ranks(2, "ranks.surroundings:everything"):
         assert all(said["nothing"]) and len(said["nothing"]) == 16
         assert all(said["not_finite"]) and len(said["not_finite"]) == 20
-        assert said["compiled"] == []
+        assert said["compiled"] == [] and said["layouts"] == [True] * 4
         for name, words in said["derivatives"].items():
             expected = {"twice": "differentiable once", "batched": True}.get(name.split()[0], "torch.func, forward")
             assert words is True if expected is True else expected in words, (name, words)

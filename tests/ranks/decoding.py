@@ -74,6 +74,8 @@ def refused(rank: int) -> dict[str, str]:
         "gradient": lambda: D.merge(learnt),
         "shapes": lambda: D.merge(ch.partial(query, query, query)),
         "dtypes": lambda: D.merge(ch.partial(*(query[:, :, :1].to([torch.float32, torch.float64][rank % 2]),) * 3)),
+        "values": lambda: D.merge(ch.partial(*(query[:, :, :1].to([torch.float32, torch.bfloat16][rank % 2]),) * 3)),
+        "many": lambda: D.merge(ch.partial(*(query[(slice(None), slice(None), *[None] * 6)],) * 3)),
     }.items():
         try:
             call()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,8 @@ import clearhead as ch
 from clearhead import testing
 from clearhead.base.shapes import Sizes
 from clearhead.distributed import needs
-from clearhead.inspection.reductions.base import Reduction
+from clearhead.inspection.reductions.base import Reduction, of_queries
+from clearhead.problem.summary import Summary
 
 D = ch.distributed
 
@@ -129,15 +131,79 @@ def large(rank: int) -> list[str]:
     return wrong
 
 
+def not_finite(rank: int) -> list[bool]:
+    """Keys that no query sees are NaN, in inputs of three dimensions, in float16 under autocast."""
+    layout = D.ZigZag(LENGTH)
+    query, key = torch.randn(2, 2, LENGTH, 4, generator=torch.Generator().manual_seed(0)).half()
+    key[:, 5] = torch.nan
+    given = {"mask": ch.Padding(torch.arange(LENGTH).expand(2, LENGTH) != 5)}
+    with torch.autocast("cpu", torch.bfloat16):
+        true = ch.weights(query, key, **given).reduce(ch.Entropy(), ch.Received())
+        own = (layout.shard(t, 1) for t in (query, key))
+        mine = D.weights(*own, layout=layout, **given).reduce(ch.Entropy(), ch.Received())
+    return [torch.allclose(a, layout.shard(b, 1), atol=1e-5) for a, b in zip(mine, true, strict=True)]
+
+
+def every_key(rank: int) -> float:
+    """How many MB of memory the k largest weights took more, of queries that see fewer than k keys."""
+    own = torch.zeros(1, 1, 384, 4)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    layout = D.Contiguous([384] * dist.get_world_size())
+    D.weights(own, own, layout=layout, mask=ch.SlidingWindow(before=9)).reduce(ch.TopK(768))
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
 class Looks(Reduction):
     """One that looks at blocks itself."""
+
+
+class Maps(Reduction):
+    """Two maps in one pass, and the largest scores; `factors` are of the mean alone. Of other sinks."""
+
+    def of(self, problem: Any) -> Any:
+        return problem._replace(sinks=torch.tensor([2.0, -1.0], dtype=torch.float64))
+
+    def summary(self, problem: Any) -> Summary:
+        factors = torch.arange(LENGTH, dtype=torch.float64).view(1, 1, -1)
+        return Summary(mean=(3, 5), peak=(3, 5), factors=factors, top=2, scores=True, rows=True)
+
+    def found(self, found: Any, problem: Any) -> Any:
+        return found.mean, found.peak, found.scores, found.maximum + found.log_sum
+
+
+class OfSome(Reduction):
+    """Entropies of some queries."""
+
+    def of(self, problem: Any) -> Any:
+        return of_queries(problem, slice(3, 9))
+
+    def summary(self, problem: Any) -> Summary:
+        return Summary(entropy=True)
+
+
+class Unmasked(OfSome):
+    """Of another problem."""
+
+    def of(self, problem: Any) -> Any:
+        return problem._replace(visible=None)
+
+
+def own_reductions(rank: int) -> list[bool]:
+    """Reductions of one's own that have a summary."""
+    layout, given = D.ZigZag(LENGTH), {"mask": ch.Causal(), "sinks": torch.zeros(2, dtype=torch.float64)}
+    query, key = torch.randn(2, 1, 2, LENGTH, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mean, peak, *rows = ch.weights(query, key, **given).reduce(Maps())[0]
+    true = [mean, peak, *(layout.shard(t, 2) for t in rows)]
+    mine = D.weights(*(layout.shard(t, 2) for t in (query, key)), layout=layout, **given).reduce(Maps())[0]
+    return [torch.allclose(a, b) for a, b in zip(mine, true, strict=True)]
 
 
 def refused(rank: int) -> dict[str, str]:
     layout, said = D.ZigZag(LENGTH), {}
     own = torch.zeros(1, 2, layout.count(), 4)
-    weights = D.weights(own, own, layout=layout)
+    weights = D.weights(own, own, layout=layout, mask=ch.Causal())
     for name, given in {
+        "some": [OfSome()], "unmasked": [Unmasked()],
         "blocks": [Looks()], "no reduction": [3], "step": [ch.Received(slice(0, 30, 2))], "k": [ch.TopK(99)],
         "two outputs": [ch.Output(own), ch.Output(own)], "unlike": [ch.TopK(1 + rank)],
         "groups": [ch.Mass(torch.arange(LENGTH) % (2 + rank))],
@@ -154,4 +220,7 @@ def refused(rank: int) -> dict[str, str]:
 
 
 def everything(rank: int, every: int) -> dict[str, Any]:
-    return {"exact": exact(rank, every), **{f.__name__: f(rank) for f in (ties, large, refused)}}
+    return {
+        "exact": exact(rank, every),
+        **{f.__name__: f(rank) for f in (ties, large, not_finite, every_key, own_reductions, refused)},
+    }

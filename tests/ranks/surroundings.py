@@ -117,15 +117,39 @@ def compiled(rank: int) -> list[str]:
     return wrong
 
 
+def layouts(rank: int) -> list[bool]:
+    """In compiled code: one of nothing; one that is kept while many are made; one made in it, in several graphs."""
+
+    def call(query: Tensor, layout: Any) -> Tensor:
+        return D.attention(query, query, query, layout=layout, mask=ch.Causal())
+
+    def makes(query: Tensor) -> Tensor:
+        return call(query, D.Contiguous([7] * dist.get_world_size()))
+
+    layout, query = D.Contiguous([7] * dist.get_world_size()), torch.ones(1, 2, 7, 4)
+    in_one = torch.compile(call, backend="eager", fullgraph=True)
+    found = [torch.allclose(in_one(query, layout), query)]
+    nothing = D.Contiguous([0] * dist.get_world_size())
+    found.append(in_one(query[:, :, :0], nothing).shape == (1, 2, 0, 4))  # a length that has become a symbol
+    for length in range(1100):
+        D.Contiguous(length)
+    found.append(torch.allclose(in_one(query, layout), query))
+    del layout
+    for length in range(1100):
+        D.Contiguous(length)
+    return [*found, torch.allclose(torch.compile(makes, backend="eager")(query), query)]
+
+
 def nothing(rank: int) -> list[Any]:
     """Shapes of outputs and gradients where there is no sequence, no head, or no width; then a call as any other."""
     layout, found = D.ZigZag(LENGTH), []
-    for shape in ((0, 2, LENGTH, 4), (2, 0, LENGTH, 4), (2, 2, LENGTH, 0), (1, 2, LENGTH, 4)):
+    for shape in ((0, 2, LENGTH, 4), (2, 0, LENGTH, 4), (2, 2, LENGTH, 0), (1, 1, LENGTH, 4)):
+        sinks = torch.zeros(shape[1], 5, dtype=torch.float64)[:, 0]  # of one head still with a stride of 5
         for method in METHODS:
             own = _parts(layout, _draw(*shape))
             for score in (ch.Dot(), ch.Gaussian(1.0)):
                 own = [t.detach().float().requires_grad_() for t in own]  # by the kernels, too
-                output = D.attention(*own, layout=layout, method=method, score=score)
+                output = D.attention(*own, layout=layout, method=method, score=score, sinks=sinks)
                 gradients = torch.autograd.grad(output.sum(), own)
                 found.append(all(t.shape == own[0].shape for t in (output, *gradients)))
     return found
@@ -161,7 +185,7 @@ def not_finite(rank: int) -> list[bool]:
 
 
 def everything(rank: int) -> dict[str, Any]:
-    return {f.__name__: f(rank) for f in (nothing, not_finite, derivatives, compiled)}
+    return {f.__name__: f(rank) for f in (nothing, not_finite, derivatives, compiled, layouts)}
 
 
 def unlike_turns(rank: int) -> list[bool]:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from clearhead._partial import PartialAttention
+from clearhead.base.arrays import FLOATS
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.tracing import eagerly
 from clearhead.distributed.channel import Channel
@@ -18,7 +19,7 @@ from clearhead.distributed.layout import Group, members
 from clearhead.distributed.once import refuse_transforms
 from clearhead.problem.partial import Partial
 
-MOST = 8  # dimensions of an output
+MOST = 64  # dimensions of a tensor
 _compared: WeakKeyDictionary[Any, set[tuple[Any, ...]]] = WeakKeyDictionary()  # by group, what all ranks have had alike
 
 
@@ -52,28 +53,27 @@ def merge(partial: PartialAttention, group: Group = None) -> PartialAttention:
             "over ranks there is clearhead.distributed.attention."
         )
     channel = Channel(group)
-    _compare(found.output, channel)
+    _compare(found.output, partial._dtype, channel)
     every = channel.gather(torch.cat([t.detach().reshape(-1) for t in tensors]))
     sizes = [t.numel() for t in tensors]
     parts = [Partial(*(part.view(t.shape) for part, t in zip(row.split(sizes), tensors, strict=True))) for row in every]
     return PartialAttention(functools.reduce(Partial.merge, parts), partial._dtype, partial._numpy)
 
 
-def _compare(output: Tensor, channel: Channel) -> None:
+def _compare(output: Tensor, dtype: torch.dtype, channel: Channel) -> None:
     """Raise where the outputs differ in shape or dtype: a gather of unequal ones would end the processes.
 
-    Once for each shape, since to compare costs a message, and on a GPU a wait.
+    `dtype`: that in which it is finished. Once for each shape, since to compare costs a message, and on a GPU a wait.
     """
-    mine = (*output.shape, str(output.dtype))
+    mine = (*output.shape, output.dtype, dtype)
     seen = _compared.setdefault(channel.group or dist.group.WORLD, set())
     if mine in seen:
         return
-    numbers = [output.ndim, output.element_size(), *output.shape[:MOST]]
-    said = torch.tensor(numbers + [-1] * (MOST + 2 - len(numbers)), device=output.device)
+    numbers = [output.ndim, FLOATS.index(output.dtype), FLOATS.index(dtype), *output.shape]
+    said = torch.tensor(numbers + [-1] * (MOST + 3 - len(numbers)), device=output.device)
     every = channel.gather(said).tolist()
-    unlike = [rank for rank, row in enumerate(every) if row != every[0]]
-    if unlike:
-        shapes = "; ".join(f"rank {at}: {tuple(row[2 : 2 + row[0]])}" for at, row in enumerate(every))
+    if any(row != every[0] for row in every):
+        shapes = "; ".join(f"rank {at}: {tuple(row[3 : 3 + row[0]])} {FLOATS[row[2]]}" for at, row in enumerate(every))
         raise ShapeError(
             f"outputs differ between ranks in shape or dtype ({shapes}): all ranks have the same queries, and each its "
             "own part of the keys."

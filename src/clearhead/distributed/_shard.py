@@ -12,7 +12,7 @@ from clearhead.base.shapes import Sizes
 from clearhead.base.tracing import compiling
 from clearhead.distributed.channel import Channel
 from clearhead.distributed.layout import Layout
-from clearhead.problem.problem import Problem, as_sinks, inputs, make_problem, mask_and_bias, refuse_distributed
+from clearhead.problem.problem import ABSENT, Problem, as_sinks, inputs, make_problem, mask_and_bias, refuse_distributed
 from clearhead.problem.unseen import finite, group, seen, zero
 from clearhead.problem.visible import Visible
 
@@ -42,13 +42,13 @@ def sharded(
 
 def _without_unseen(
     query: Any, key: Any, value: Any, visible: Visible, sizes: Sizes, layout: Layout
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor, Any]:
     """The inputs with zeros for what is not finite and seen on no rank: a projection's gradient would become NaN."""
     query, key, value, _ = inputs(query, key, value)
     keys, queries = seen(visible.spans, sizes)
     keys, queries = (t if t.shape[2] != layout.length else layout.shard(t, 2) for t in (keys, queries))
     key = zero(key, group(keys, key.shape[1]), only_not_finite=True)
-    return zero(query, queries, only_not_finite=True), key, value
+    return zero(query, queries, only_not_finite=True), key, ABSENT if value is None else value
 
 
 def shared_seed(seed: Tensor, channel: Channel) -> Tensor:

@@ -52,7 +52,8 @@ class ShardedWeights:
         Groups of `Mass`, and factors of `queries=`, are of the whole sequence, the same on every rank; the value of
         `Output` is this rank's part. Results have no gradients.
         Every rank calls it together, with the same reductions. Raises a `ClearheadError` where they differ, an
-        `UnsupportedError` for reductions that look at blocks of whole rows, and for slices of queries with a step.
+        `UnsupportedError` for reductions that look at blocks of whole rows, for slices of queries with a step, and for
+        reductions of your own whose `of` gives another mask, bias or score, or numbers for some queries alone.
         Cost: a pass over the allowed pairs and the messages of keys that `plan` shows; `Received` and maps take
         another of both, and send a number for each key and head back. A map is gathered from all ranks.
         """
@@ -91,6 +92,13 @@ class _Asked(NamedTuple):
     def queries(self) -> range:
         return range(self.meant.sizes.queries) if self.meant.origin is None else self.meant.origin[2]
 
+    @property
+    def of_queries(self) -> bool:
+        """Whether the summary has a number for each query."""
+        own = self.summary
+        some = own.output, own.rows, own.entropy, own.best, own.top, own.groups is not None, own.distance is not None
+        return any(some)
+
 
 def _asked(reduction: Reduction, whole: Problem) -> _Asked:
     reduction.check(whole)
@@ -104,7 +112,23 @@ def _asked(reduction: Reduction, whole: Problem) -> _Asked:
     asked = _Asked(reduction, meant, summary)
     if asked.queries.step != 1:
         raise UnsupportedError(f"{reduction!r:.80}: over ranks a slice of queries has no step.")
+    if len(asked.queries) < whole.sizes.queries and asked.of_queries:
+        raise UnsupportedError(
+            f"{reduction!r:.80} is of some queries, and over ranks a number for each query is one for each query of "
+            "this rank: some of them can be chosen for what keys receive, and for maps."
+        )
+    if meant.origin is None and any(
+        mine is not of_all for mine, of_all in zip(_read(meant), _read(whole), strict=True)
+    ):
+        raise UnsupportedError(
+            f"{reduction!r:.80} is of another score, mask or bias; over ranks its of() may leave out queries and sinks "
+            "alone."
+        )
     return asked
+
+
+def _read(problem: Problem) -> tuple[Any, ...]:
+    return problem.scores, problem.visible, problem.bias
 
 
 def _in_words(one: _Asked) -> tuple[Any, ...]:
@@ -117,8 +141,7 @@ def _results(asked: list[_Asked], shard: Shard) -> list[Any]:
     """In one pass what is of queries; with what that knows of each row, in another what is of keys, and maps."""
     summaries, places = _together([one.summary._replace(**OVER_QUERIES) for one in asked])
     merged = [found.found for found in by_query(shard, summaries)]
-    sinks = shard.local.sinks
-    found = [merged[at](sinks if one.meant.sinks is not None else None) for one, at in zip(asked, places, strict=True)]
+    found = [merged[at](one.meant.sinks) for one, at in zip(asked, places, strict=True)]
     of_keys = [i for i, one in enumerate(asked) if one.summary.received or one.summary.mean or one.summary.peak]
     wanted = []
     for i in of_keys:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,7 +51,8 @@ def over_queries(shard: Shard, wanted: list[OverQueries]) -> list[Found]:
     local, sizes = shard.local, shard.needs.sizes
     dtype = accumulated(local.query.dtype)
     received = local.query.new_zeros((sizes.batch, sizes.heads, local.key.shape[2], len(wanted)), dtype=dtype)
-    maps = [_map(one, shard, dtype) for one in wanted]
+    means = [_map(one.summary.mean, one, shard, dtype) for one in wanted]
+    peaks = [_map(one.summary.peak, one, shard, dtype) for one in wanted]
 
     def add(piece: Piece, of_keys: list[Tensor]) -> None:
         for job, here, there, problem in parts(shard, piece):
@@ -61,18 +62,16 @@ def over_queries(shard: Shard, wanted: list[OverQueries]) -> list[Found]:
                     continue
                 if one.summary.received:
                     of_keys[0][:, :, there, at] += _received(one, *part)
-                own = maps[at]
-                if own is not None:
-                    _add_to_map(own, one, *part)
+                _add_to_maps(means[at], peaks[at], one, *part)
 
     sent_back(shard, [received], add)
     return [
         Found(
             received=received[..., at] if one.summary.received else None,
-            mean=shard.channel.gather(own).sum(0) if own is not None and one.summary.mean else None,
-            peak=shard.channel.gather(own).amax(0) if own is not None and one.summary.peak else None,
+            mean=None if mean is None else shard.channel.gather(mean).sum(0),
+            peak=None if peak is None else shard.channel.gather(peak).amax(0),
         )
-        for at, (one, own) in enumerate(zip(wanted, maps, strict=True))
+        for at, (one, mean, peak) in enumerate(zip(wanted, means, peaks, strict=True))
     ]
 
 
@@ -86,31 +85,45 @@ def _received(one: OverQueries, problem: Problem, job: Job, rows: Rows) -> Tenso
     return found
 
 
-def _map(one: OverQueries, shard: Shard, dtype: torch.dtype) -> Tensor | None:
-    """Room for the map of the whole; None where there is none."""
-    cell, sizes = one.summary.mean or one.summary.peak, shard.needs.sizes
+def _map(cell: tuple[int, int] | None, one: OverQueries, shard: Shard, dtype: torch.dtype) -> Tensor | None:
+    """Room for a map of the whole; None where there is none."""
     if cell is None:
         return None
+    sizes = shard.needs.sizes
     rows, columns = -(-len(one.queries) // cell[0]), -(-sizes.keys // cell[1])
     return shard.local.query.new_zeros((sizes.batch, sizes.heads, rows, columns), dtype=dtype)
 
 
-def _add_to_map(into: Tensor, one: OverQueries, problem: Problem, job: Job, rows: Rows) -> None:
-    engine, peak = engine_of(problem), one.summary.peak
-    cell, factors = one.summary.mean or peak or (1, 1), one.factors(job.queries)
+def _add_to_maps(
+    mean: Tensor | None, peak: Tensor | None, one: OverQueries, problem: Problem, job: Job, rows: Rows
+) -> None:
+    if mean is None and peak is None:
+        return
+    engine, factors = engine_of(problem), one.factors(job.queries)
     for region in engine.walk(problem):
         at = region.sides[:3]
         tile = engine.scores(cut(problem, region))
         weights = (tile - rows.maximum[at].unsqueeze(-1)).sub_(rows.log_sum[at].unsqueeze(-1)).exp_()
         weights.masked_fill_(tile == -torch.inf, 0.0)  # also in a row of NaN
-        if factors is not None:
-            own = (side if n > 1 else slice(None) for side, n in zip(at, factors.shape, strict=True))
-            weights *= factors[tuple(own)].to(weights.dtype).unsqueeze(-1)
         first = (
             job.queries.start - one.queries.start + (region.queries.start or 0),
             job.keys.start + (region.keys.start or 0),
         )
-        part = pooled(weights, first, cell, torch.amax if peak else torch.sum)
-        sides = (slice(a // n, a // n + size) for a, n, size in zip(first, cell, part.shape[2:], strict=True))
-        place = into[(*at[:2], *sides)]
-        place.copy_(torch.maximum(place, part) if peak else place + part)
+        if peak is not None and one.summary.peak:
+            part, place = _place(peak, weights, at, first, one.summary.peak, torch.amax)
+            place.copy_(torch.maximum(place, part))
+        if mean is not None and one.summary.mean:
+            if factors is not None:
+                own = (side if n > 1 else slice(None) for side, n in zip(at, factors.shape, strict=True))
+                weights *= factors[tuple(own)].to(weights.dtype).unsqueeze(-1)
+            part, place = _place(mean, weights, at, first, one.summary.mean, torch.sum)
+            place += part
+
+
+def _place(
+    into: Tensor, weights: Tensor, at: tuple[slice, ...], first: tuple[int, int], cell: tuple[int, int], reduce: Any
+) -> tuple[Tensor, Tensor]:
+    """The cells of some weights, whose first query and key are `first`, and their place in a map."""
+    part = pooled(weights, first, cell, reduce)
+    sides = (slice(a // n, a // n + size) for a, n, size in zip(first, cell, part.shape[2:], strict=True))
+    return part, into[(*at[:2], *sides)]

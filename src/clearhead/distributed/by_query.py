@@ -22,7 +22,8 @@ class ByQuery:
 
     Averages by weight (output, groups, distance) are merged as outputs are. The entropy of both parts is
     Σ_p a_p (H_p − log a_p), a_p the share of part p in the softmax. The largest weights are put in order by their
-    scores, which are the same in every part, so that of equal ones the first key is taken.
+    scores, and of equal ones the first key is taken. Equal keys of parts of different sizes may have scores that differ
+    in the last bit.
     """
 
     def __init__(self, local: Problem, summary: Summary) -> None:
@@ -94,6 +95,7 @@ class ByQuery:
             best_key=self._best_key if own.best else None,
             values=(self._scores - rows.maximum.unsqueeze(-1) - rows.log_sum.unsqueeze(-1)).exp() if own.top else None,
             indices=self._filled() if own.top else None,
+            scores=self._scores if own.top else None,
         )
 
     def _filled(self) -> Tensor:
@@ -101,9 +103,10 @@ class ByQuery:
         none, k = self._scores == -torch.inf, self.summary.top
         if not none.any():
             return self._indices
-        some = torch.arange(min(k, self._keys), device=none.device)
-        taken = ((self._indices.unsqueeze(-1) == some) & ~none.unsqueeze(-1)).any(-2)
-        free = taken.to(torch.int8).sort(dim=-1, stable=True).indices  # those that are not taken, first
+        some = min(k, self._keys)  # of the first k keys at least as many are free as are wanted
+        taken = none.new_zeros((*none.shape[:-1], some + 1), dtype=torch.int8)
+        taken.scatter_(-1, self._indices.masked_fill(none, some).clamp(max=some), 1)
+        free = taken[..., :some].sort(dim=-1, stable=True).indices  # those that are not taken, first
         return torch.where(none, free.gather(-1, (none.cumsum(-1) - 1).clamp(min=0)), self._indices)
 
 

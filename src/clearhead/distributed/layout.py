@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -14,15 +16,17 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import Sizes
+from clearhead.base.tracing import eagerly, without_autocast
 from clearhead.masks.base import Mask
 from clearhead.problem.visible import intervals_of, resolve
 
-LAYOUTS = 1024  # that are remembered
+LAYOUTS = 1024  # that are remembered, the last
 Group = Any  # a ProcessGroup, a DeviceMesh of one dimension, a number of ranks, or None for all
 
 _count = itertools.count()
-_numbers: dict[Any, int] = {}  # by type, chunks and group
-_numbered: dict[int, Layout] = {}
+_first: WeakValueDictionary[Any, Layout] = WeakValueDictionary()  # of those of one type, chunks and group
+_numbered: WeakValueDictionary[int, Layout] = WeakValueDictionary()
+_last: deque[Layout] = deque(maxlen=LAYOUTS)  # a backward pass may come when nobody holds its layout any more
 
 
 class Layout:
@@ -57,7 +61,7 @@ class Layout:
             raise ClearheadError(f"the chunks of a rank must be ascending; they are {self.chunks!r:.120}.")
         self.length: int = ends[-1]
         self.held = self.count()  # by this rank; compiled code reads this, and no ranges
-        self.number = _number(self)
+        self.number, self._alike = _number(self)
 
     def own(self, rank: int | None = None) -> tuple[range, ...]:
         """The chunks of a rank, this one by default."""
@@ -83,7 +87,8 @@ class Layout:
                 f"is of {self.length}: pass the whole sequence."
             )
         parts = [tensor.narrow(dim, c.start, len(c)) for c in self.own(rank)]
-        return torch.cat(parts, dim) if parts else tensor.narrow(dim, 0, 0)
+        with without_autocast(tensor.device):  # which refuses some dtypes
+            return torch.cat(parts, dim) if parts else tensor.narrow(dim, 0, 0)
 
     def __repr__(self) -> str:
         counts = [self.count(rank) for rank in range(self.ranks)]
@@ -167,22 +172,23 @@ def by_number(number: int) -> Layout:
     found = _numbered.get(number)
     if found is None:
         raise ClearheadError(
-            f"compiled code asks for a layout that {LAYOUTS:,} others were made after: make it once, and use it again."
+            f"compiled code asks for a layout that is gone, and that {LAYOUTS:,} others were made after: keep it until "
+            "its backward pass."
         )
     return found
 
 
-def _number(layout: Layout) -> int:
-    """The same for equal layouts of one group; of layouts that differ at every step the last are remembered."""
+@eagerly  # compiled code must find it when it runs
+def _number(layout: Layout) -> tuple[int, Layout | None]:
+    """The same for equal layouts of one group; and the first of these, which stays while one of them does."""
     value = type(layout), layout.chunks, layout.group, layout.members
-    if value not in _numbers:
-        _numbers[value] = next(_count)
-    number = _numbers[value]
-    _numbered.setdefault(number, layout)
-    if len(_numbers) > LAYOUTS:
-        oldest = next(iter(_numbers))
-        del _numbered[_numbers.pop(oldest)]
-    return number
+    first = _first.setdefault(value, layout)
+    _last.append(first)
+    if first is not layout:
+        return first.number, first
+    number = next(_count)
+    _numbered[number] = layout
+    return number, None
 
 
 def _ranges(chunks: Any) -> tuple[tuple[range, ...], ...]:

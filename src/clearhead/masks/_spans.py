@@ -177,7 +177,7 @@ def check_spans(spans: Any, sizes: Sizes, mask: Titled) -> Spans:
         fits = (
             isinstance(edge, Tensor)
             and edge.ndim == 3
-            and all(n in (1, size) for n, size in zip(edge.shape, sizes.shape, strict=False))
+            and all(n == 1 or n == size for n, size in zip(edge.shape, sizes.shape, strict=False))
         )
         if not fits or edge.dtype != torch.int64 or edge.device != sizes.device:
             got = f"{tuple(edge.shape)} of {edge.dtype} on {edge.device}" if isinstance(edge, Tensor) else repr(edge)
