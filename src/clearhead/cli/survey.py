@@ -71,7 +71,7 @@ def _text(line: str, field: str, where: str) -> str:
     if not isinstance(text, str) or not text.strip():
         has = f"has {', '.join(map(repr, found))}" if isinstance(found, dict) else f"is a {type(found).__name__}"
         raise ClearheadError(
-            f"{where} {has:.200}; expected an object whose {field!r} is a text that is not empty. Pass --field with the "
-            "name that the text has."
+            f"{where} {has:.200}; expected an object whose {field!r} is a text that is not empty. Pass --field with "
+            "the name that the text has."
         )
     return text

@@ -1,7 +1,5 @@
 // ---- The page of a survey: the heads of a model, by statistics over many texts. No call stands behind it.
 
-const grouped = (count) => count.toLocaleString("en");
-
 /** The view of heads alone: an address has no token. */
 class SurveyView extends View {
   get address() {
