@@ -11,8 +11,9 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from clearhead.base.pages import embedded, filled, policy, program_of, source
+from clearhead.base.pages import embedded, filled, policy, source
 from clearhead.report.describe import finite
+from clearhead.report.page import program_with
 
 # What of the report's program such a page needs.
 SCRIPTS = (
@@ -55,7 +56,7 @@ class Shown(NamedTuple):
 def heads_page(title: str, said: str, statistics: Sequence[Shown], rows: Sequence[Mapping[str, Any]]) -> str:
     """The page, of rows with the columns layer, module, head, and those of the statistics."""
     style = "".join(source(__package__, name) for name in STYLES)
-    program = program_of(source("clearhead.base", "ramp.js"), *(source(__package__, name) for name in SCRIPTS))
+    program = program_with(SCRIPTS)
     outside, guard = source(__package__, "outside.css"), source("clearhead.base", "guard.js")
     parts = {
         "policy": policy((outside, style), guard, program),
