@@ -106,7 +106,7 @@ def test_the_state_of_another_survey_is_left_alone(tmp_path):
     run(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     model = Reader().eval()
-    with pytest.raises(ch.ClearheadError, match="differs in keep: .* there, .* here"):
+    with pytest.raises(ch.ClearheadError, match=r"differs in keep: .* there, .* here"):
         run(tmp_path, keep=["first"])
     with pytest.raises(ch.ClearheadError, match="differs in batch: 64 there, 65 here"):
         run(tmp_path, batch=65)

@@ -51,7 +51,7 @@ def batches(texts: Any, tokenizer: Any, most: int, length: int | None) -> Iterat
 
 def _windows(texts: Any) -> Iterator[dict[int, str]]:
     """The texts by their numbers, some at a time."""
-    if isinstance(texts, str | bytes | Mapping) or not isinstance(texts, Iterable):
+    if isinstance(texts, str | bytes | Mapping | Tensor) or not isinstance(texts, Iterable):
         raise ClearheadError(
             f"survey: texts is a {type(texts).__name__}; expected an iterable of strings, or of rows with a 'text', as "
             "a dataset has. A single text is a list of one."

@@ -38,12 +38,14 @@ class State:
     """The files of a folder. `settings`: what all of them must agree in."""
 
     def __init__(self, folder: Any, settings: Mapping[str, str]) -> None:
-        self.folder, self._settings = Path(folder), dict(settings)
+        self._settings = dict(settings)
         try:
+            self.folder = Path(folder)
             self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
+        except (OSError, TypeError, ValueError) as error:  # TypeError: no path at all; ValueError: a NUL in it
+            why = getattr(error, "strerror", None) or error
             raise ClearheadError(
-                f"survey: state is {str(folder)!r}, which is no folder and cannot be made one ({error.strerror}). Pass "
+                f"survey: state is {str(folder)!r:.200}, which is no folder and cannot be made one ({why}). Pass "
                 "a folder that only this survey uses."
             ) from error
         for path in sorted(self.folder.glob("batch-*.safetensors"))[:1]:
