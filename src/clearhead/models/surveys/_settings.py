@@ -23,6 +23,7 @@ def settings_of(model: nn.Module, kept: Kept, batch: int, max_length: int | None
     config: Any = getattr(model, "config", None)
     said = config.to_dict() if hasattr(config, "to_dict") else {}
     said = {name: value for name, value in said.items() if name not in _ELSEWHERE}
+    named = [column for column in kept.columns[1:] if not column.endswith(" uniform")]
     backend = getattr(config, "_attn_implementation", None)
     return {
         "model": type(model).__name__,
@@ -31,7 +32,7 @@ def settings_of(model: nn.Module, kept: Kept, batch: int, max_length: int | None
         "dtype": ", ".join(types),
         "device": ", ".join(sorted({t.device.type for t in parameters})) or "cpu",
         "backend": str(backend),
-        "keep": ", ".join([*kept.columns, *map(_said, kept.reductions)]),
+        "keep": ", ".join([*named, *map(_said, kept.reductions)]),
         "batch": str(batch),
         "max_length": str(max_length),
         "window": str(WINDOW),
