@@ -35,14 +35,21 @@ class Attention:
 
     @cached_property
     def _read(self) -> Problem:
-        """The problem as its passes read it: what nobody sees is zeroed once, and not in each of them."""
-        return zero_unseen(self.problem)
+        """The problem as its passes read it: what nobody sees is zeroed once, and only where something is not finite.
+
+        Scores of finite operands do no harm where they are masked, and there is no value that a weight of 0 multiplies.
+        """
+        problem = self.problem
+        if problem.visible is not None and finite(problem.query) and finite(problem.key):
+            return problem._replace(visible=problem.visible._replace(unseen="none"))
+        return zero_unseen(problem)
 
     @cached_property
     def _found(self) -> Found:
         """All that needs whole rows, in one pass."""
         problem, norms = self._read, self.norms
         if norms is not None:
+            problem = self.problem  # values of keys that nobody sees may be anything too
             alone = self.sizes.heads > 1  # else these weights are those of one head for all
             problem = with_value(problem, norms.unsqueeze(-1) if alone else norms.transpose(1, 2).unsqueeze(1))
         distance = positions(problem).unsqueeze(1) if self.placed else None
@@ -79,7 +86,7 @@ class Attention:
         """The weight of each query on some of its keys, those of a narrower mask, (B, H, Lq)."""
         problem = self._read
         if finite(problem.query) and finite(problem.key):
-            some = some._replace(unseen="none")  # nothing that would have to be zeroed
+            some = some._replace(unseen="none")
         return self._share(*_rows(_summarised(problem._replace(visible=some), Summary(rows=True))))
 
     def on_pairs(self, pairs: Pairs, groups: Grouped | None) -> Tensor:
