@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import clearhead as ch
-from benchmarks import audits, browsing, editing, explaining, masks, pages, sharding, training, watching
+from benchmarks import audits, browsing, editing, explaining, masks, pages, sharding, surveying, training, watching
 from benchmarks.measure import interleaved, peak_mib
 from benchmarks.result import Result, agree, faster, leaves, times
 
@@ -400,6 +400,7 @@ CASES: dict[str, Callable[[], Result]] = {
     **pages.CASES,
     **browsing.CASES,
     **sharding.CASES,
+    **surveying.CASES,
     "jvp": lambda: forward_mode(False, 1 / 8),
     "jvp-training": lambda: forward_mode(True, 1 / 6),
     "bfloat16": lambda: low_precision(torch.bfloat16),

@@ -39,7 +39,7 @@ APART = {
 def modules():
     for path in sorted(SOURCE.rglob("*.py")):
         name = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
-        if name not in ("__init__", "testing"):  # the public names, and the contract of all of it
+        if name not in ("__init__", "__main__", "testing"):  # the public names, and the contract of all of it
             yield name.removesuffix(".__init__"), path, path.name == "__init__.py"
 
 

@@ -13,6 +13,7 @@
     edit, Knockout Scale Force AddBias      change some heads and queries of a model while it runs
     assert_attends, compare            test what a real model's calls allow, and what its backends compute
     lazy_attentions                    a model's own output.attentions, computed where they are looked at
+    survey                             statistics of every head over thousands of texts, on one process or many
     monitor                            entropy, largest logit and sink share of every head while a model trains
     diagnose, Diagnosis, Finding       what is wrong or risky in a call, a module, a recording, a training run
     scaled_dot_product_attention       torch's own signature
@@ -109,6 +110,8 @@ if TYPE_CHECKING:
     from clearhead.models.recording import load_seen as load_seen
     from clearhead.models.reduced import ReducedCall as ReducedCall
     from clearhead.models.statistics import Statistics as Statistics
+    from clearhead.models.surveys.result import Survey as Survey
+    from clearhead.models.surveys.survey import survey as survey
     from clearhead.models.training.monitor import Monitor as Monitor
     from clearhead.models.training.monitor import monitor as monitor
     from clearhead.models.use import use_in_transformers as use_in_transformers
@@ -176,6 +179,7 @@ __all__ = [
     "Spans",
     "Statistics",
     "Steps",
+    "Survey",
     "Table",
     "TopK",
     "UnsupportedError",
@@ -201,6 +205,7 @@ __all__ = [
     "plan",
     "report",
     "scaled_dot_product_attention",
+    "survey",
     "use_in_transformers",
     "watch",
     "weights",

@@ -7,6 +7,8 @@ gives, "nan" gives NaN in its place, "else" another result, which the tests of t
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -133,6 +135,15 @@ def monitored(model: Any, **given: Any) -> Any:
     return [row["entropy"] for row in seen.table()]
 
 
+def letters(texts: list[str], **options: Any) -> dict[str, Any]:
+    return {"input_ids": [list(text.encode())[: options.get("max_length")] for text in texts]}
+
+
+def surveyed(**given: Any) -> Any:
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # a state may be any name
+        return torch.tensor([row["queries"] for row in ch.survey(**given).table()], dtype=torch.float64)
+
+
 def drawn(axes: Any) -> torch.Tensor:
     """How large a picture is."""
     found = torch.tensor(axes.images[0].get_array().shape)
@@ -143,6 +154,12 @@ def drawn(axes: Any) -> torch.Tensor:
 class Block(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+
+class Letters(torch.nn.Module):
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        x = torch.nn.functional.one_hot(input_ids, 128).float()[:, None]
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=attention_mask[:, None, None].bool())
 
 
 def cached(key: Any, value: Any, new_lens: Any) -> Any:
@@ -748,6 +765,29 @@ ENTRIES: dict[str, Entry] = {
         {"model": Block(), "keep": [ch.Entropy()], "every": 1, "layers": 0, "heads": 0, "merge": ch.Means()},
         {"layers": {"None": "same"}, "heads": {"None": "same", "negative": "same"}, "merge": {"None": "else"}},
     ),
+    "survey": E(
+        "models",
+        surveyed,
+        {
+            "model": Letters().eval(),
+            "texts": ["abc", "a text"],
+            "tokenizer": letters,
+            "keep": "first",
+            "state": None,
+            "batch": 64,
+            "max_length": 5,
+            "rank": (0, 1),
+            "wait": 1.0,
+        },
+        {
+            "keep": {"None": "else"},
+            "texts": {"string array": "else"},
+            "state": {"None": "same", "str": "same"},
+            "max_length": {"None": "else"},
+            "rank": {"None": "same"},
+            "wait": {"fraction": "same", "huge": "same"},
+        },
+    ),
     "monitor": E(
         "models",
         monitored,
@@ -804,6 +844,7 @@ NOT_CALLED = {
     "WeightGradients": "what Weights.gradients() gives",
     "AttentionCall": "what watch() gives", "Recording": "what watch() gives",
     "ReducedCall": "what watch(keep=…) gives", "Statistics": "what watch(keep=…) gives", "Means": "takes nothing",
+    "Survey": "what survey() gives",
     "Monitor": "what monitor() gives", "Steps": "what a recording gives",
     "LazyAttention": "what lazy_attentions() gives",
     "Diagnosis": "what diagnose() gives", "Finding": "what diagnose() gives",

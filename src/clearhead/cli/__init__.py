@@ -64,7 +64,45 @@ def parser() -> argparse.ArgumentParser:
             description="Show how attention comes to its output, step by step, with formulas, shapes and numbers.",
         )
     )
+    _survey(
+        commands.add_parser(
+            "survey",
+            help="statistics of every head of a model over many texts",
+            description="Let a model read many texts; write a table of its heads, and perhaps a page. Under torchrun "
+            "each process takes its part; what was stopped goes on from its --state.",
+        )
+    )
     return whole
+
+
+def _survey(survey: argparse.ArgumentParser) -> None:
+    survey.add_argument(
+        "--file", metavar="F", required=True, help="the texts: .jsonl, an object a line, or a text a line"
+    )
+    survey.add_argument("--field", metavar="NAME", default="text", help="the text's name in .jsonl (default: text)")
+    _model(survey)
+    survey.add_argument("--state", metavar="DIR", help="a folder for what is done so far; needed for several processes")
+    survey.add_argument(
+        "-o", "--output", metavar="FILE", default="survey.csv", help="the table, CSV (default: %(default)s)"
+    )
+    survey.add_argument("--page", metavar="FILE", help="also write a page that shows the heads (.html)")
+    survey.add_argument(
+        "--keep",
+        metavar="LIST",
+        help="measures, such as 'entropy,first,word classes' (default: entropy, first, sink, previous, distance, word "
+        "classes)",
+    )
+    survey.add_argument(
+        "--batch", metavar="N", type=int, default=4096, help="tokens of one pass of the model (default: %(default)s)"
+    )
+    survey.add_argument("--max-length", metavar="N", type=int, help="cut texts at N tokens (default: the model's most)")
+    survey.add_argument(
+        "--wait",
+        metavar="S",
+        type=float,
+        default=600.0,
+        help="how many seconds to wait for a file of another process (default: %(default)g)",
+    )
 
 
 def _report(report: argparse.ArgumentParser) -> None:

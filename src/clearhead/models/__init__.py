@@ -28,6 +28,8 @@ from clearhead.models.recording import Recording as Recording
 from clearhead.models.recording import load_seen as load_seen
 from clearhead.models.reduced import ReducedCall as ReducedCall
 from clearhead.models.statistics import Statistics as Statistics
+from clearhead.models.surveys.result import Survey as Survey
+from clearhead.models.surveys.survey import survey as survey
 from clearhead.models.training.monitor import Monitor as Monitor
 from clearhead.models.training.monitor import monitor as monitor
 from clearhead.models.use import use_in_transformers as use_in_transformers

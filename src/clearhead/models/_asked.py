@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_count
@@ -12,9 +13,15 @@ from clearhead.inspection.reductions.topk import TopK
 from clearhead.models._choice import Heads, checked_heads, checked_layers, fits
 from clearhead.models.means import Means
 
+if TYPE_CHECKING:
+    from clearhead.models.attention_call import AttentionCall
+
 
 class Asked(NamedTuple):
-    """The arguments of `watch`. `keep`: None keeps query and key; `layers`: None takes all."""
+    """The arguments of `watch`. `keep`: None keeps query and key; `layers`: None takes all.
+
+    `each`: what is done with each call when it happens, in place of keeping anything of it; of surveys.
+    """
 
     keep: tuple[Reduction, ...] | None
     every: int
@@ -24,6 +31,7 @@ class Asked(NamedTuple):
     values: bool = False
     gradients: bool = False
     fuse: bool = False
+    each: Callable[[AttentionCall], None] | None = None
 
     def chooses(self, name: str, number: int) -> bool:
         """Whether a module's calls are recorded; `number`: of the module, among those that have made calls."""

@@ -66,7 +66,7 @@ class Recorder(Receiver):
     @property
     def copies(self) -> bool:
         """Whether query and key are kept; else the call is reduced before they can be written to."""
-        return self.asked.keep is None
+        return self.asked.keep is None and self.asked.each is None
 
     @property
     def _copies_values(self) -> bool:
@@ -173,7 +173,10 @@ class Recorder(Receiver):
             origin or innermost.origin(),
         )  # fmt: skip
         self.sizes.add((sizes.batch, sizes.keys))
-        if self.asked.keep is None:
+        if self.asked.each is not None:
+            with unobserved(), self.inside():
+                self.asked.each(call)
+        elif self.asked.keep is None:
             self.calls.append(call)
         else:
             with unobserved(), self.inside():  # a reduction of the caller's own may compute attention

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, overload
 
@@ -15,6 +15,7 @@ from clearhead.models._asked import asked
 from clearhead.models._choice import Heads, Layers, check_layers
 from clearhead.models._compiled import refuse_compiled
 from clearhead.models._padding import checked
+from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import listed
 from clearhead.models.means import Means
 from clearhead.models.recorder import Recorder
@@ -111,6 +112,12 @@ def watch(
     refuse_compiled(model)
     wanted = asked(keep, every, layers, heads, merge, values, gradients, fuse)
     return _watching(Recorder(model, wanted, None if padding is None else checked(padding)))
+
+
+def each_call(model: nn.Module, do: Callable[[AttentionCall], None], padding: Any) -> AbstractContextManager[Any]:
+    """Do this with each attention call when it happens, before anything can be written to; nothing is kept of it."""
+    refuse_compiled(model)
+    return _watching(Recorder(model, asked()._replace(each=do), checked(padding)))
 
 
 @contextmanager

@@ -250,9 +250,14 @@ def markup(style: str) -> str:
 
 def program_ending_in(last: str) -> str:
     """The program of a report, with this script at its end: the one that begins it."""
+    return program_with((*SCRIPTS, last))
+
+
+def program_with(scripts: Sequence[str]) -> str:
+    """A program of these scripts, after what all of them use."""
     arithmetic = module_of("steps", STEPS, *(source("clearhead.base", name) for name in ARITHMETIC))
-    scripts = (source(__package__, name) for name in (*SCRIPTS, last))
-    return program_of(source("clearhead.base", "ramp.js"), arithmetic, *scripts)
+    texts = (source(__package__, name) for name in scripts)
+    return program_of(source("clearhead.base", "ramp.js"), arithmetic, *texts)
 
 
 def _blocks_in(parts: Mapping[str, Any]) -> Iterator[int]:

@@ -15,9 +15,11 @@ from clearhead.inspection.measures._grouped import Grouped
 from clearhead.inspection.measures._pair_mass import PairMass
 from clearhead.inspection.measures._pairs import Pairs
 from clearhead.inspection.stream import stream
+from clearhead.problem.guard import zero_unseen
 from clearhead.problem.partial import log_sum_exp
 from clearhead.problem.problem import Problem, with_value
 from clearhead.problem.summary import Found, Summary
+from clearhead.problem.unseen import finite
 from clearhead.problem.visible import Visible
 
 
@@ -32,10 +34,22 @@ class Attention:
         self.problem, self.placed, self.norms, self.sizes = problem, placed, norms, problem.sizes
 
     @cached_property
+    def _read(self) -> Problem:
+        """The problem as its passes read it: what nobody sees is zeroed once, and only where something is not finite.
+
+        Scores of finite operands do no harm where they are masked, and there is no value that a weight of 0 multiplies.
+        """
+        problem = self.problem
+        if problem.visible is not None and finite(problem.query) and finite(problem.key):
+            return problem._replace(visible=problem.visible._replace(unseen="none"))
+        return zero_unseen(problem)
+
+    @cached_property
     def _found(self) -> Found:
         """All that needs whole rows, in one pass."""
-        problem, norms = self.problem, self.norms
+        problem, norms = self._read, self.norms
         if norms is not None:
+            problem = self.problem  # values of keys that nobody sees may be anything too
             alone = self.sizes.heads > 1  # else these weights are those of one head for all
             problem = with_value(problem, norms.unsqueeze(-1) if alone else norms.transpose(1, 2).unsqueeze(1))
         distance = positions(problem).unsqueeze(1) if self.placed else None
@@ -70,7 +84,10 @@ class Attention:
 
     def on(self, some: Visible) -> Tensor:
         """The weight of each query on some of its keys, those of a narrower mask, (B, H, Lq)."""
-        return self._share(*_rows(_summarised(self.problem._replace(visible=some), Summary(rows=True))))
+        problem = self._read
+        if finite(problem.query) and finite(problem.key):
+            some = some._replace(unseen="none")
+        return self._share(*_rows(_summarised(problem._replace(visible=some), Summary(rows=True))))
 
     def on_pairs(self, pairs: Pairs, groups: Grouped | None) -> Tensor:
         """The weight of each query on the keys with its token, (B, H, Lq).

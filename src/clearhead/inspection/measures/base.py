@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
@@ -69,10 +70,15 @@ def averaged(value: Tensor, uniform: Tensor, counted: Tensor) -> Found:
     return Found(own, other, count)
 
 
-def on_keys(subject: Subject, keys: Tensor) -> Found:
-    """The mean weight on one key, `keys` int64 (B or 1, Lq), −1 for none, over the queries that may see theirs."""
-    some = one_key(subject.problem, keys)
-    uniform = subject.uniform.on(some)
+def on_keys(subject: Subject, name: str, keys: Callable[[], Tensor]) -> Found:
+    """The mean weight on one key, `keys()` int64 (B or 1, Lq), −1 for none, over the queries that may see theirs.
+
+    `name`: of the measure; calls of the same mask share what follows from that alone.
+    """
+    if name not in subject.shared:
+        some = one_key(subject.problem, keys())
+        subject.shared[name] = some, subject.uniform.on(some)
+    some, uniform = subject.shared[name]
     return averaged(subject.own.on(some), uniform, subject.counted & (uniform > 0))
 
 

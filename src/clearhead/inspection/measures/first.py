@@ -21,4 +21,4 @@ class First(Measure):
     does = "attends to the first token"
 
     def of(self, subject: Subject) -> Found:
-        return on_keys(subject, subject.after[:, :1].expand(-1, subject.uniform.sizes.queries))
+        return on_keys(subject, self.name, lambda: subject.after[:, :1].expand(-1, subject.uniform.sizes.queries))

@@ -25,4 +25,6 @@ class Itself(Measure):
 
     def of(self, subject: Subject) -> Found:
         places = subject.places
-        return on_keys(subject, places.masked_fill((places < 0) | (places >= subject.uniform.sizes.keys), -1))
+        return on_keys(
+            subject, self.name, lambda: places.masked_fill((places < 0) | (places >= subject.uniform.sizes.keys), -1)
+        )

@@ -24,4 +24,4 @@ class Next(Measure):
         return subject.placed
 
     def of(self, subject: Subject) -> Found:
-        return on_keys(subject, subject.at(subject.after, subject.places + 1))
+        return on_keys(subject, self.name, lambda: subject.at(subject.after, subject.places + 1))

@@ -24,4 +24,4 @@ class Previous(Measure):
         return subject.placed
 
     def of(self, subject: Subject) -> Found:
-        return on_keys(subject, subject.at(subject.before, subject.places))
+        return on_keys(subject, self.name, lambda: subject.at(subject.before, subject.places))

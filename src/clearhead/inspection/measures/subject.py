@@ -13,6 +13,7 @@ from clearhead.inspection.measures.attention import Attention, positions
 from clearhead.inspection.reductions.base import arange
 from clearhead.masks.base import Edges
 from clearhead.problem.problem import Problem
+from clearhead.problem.visible import Visible
 
 
 class Subject:
@@ -22,7 +23,8 @@ class Subject:
     `words`: which positions are words and no padding, (B, Lq) and (B, Lk), bool, each None where all are. `skipped`,
     bool (B or 1, H or 1, Lq): queries that do not count for another reason. `tokens`: numbers of the tokens, int64
     (B or 1, Lq) and (B or 1, Lk), equal where the tokens are; the queries' None where they are the keys'. `value`:
-    (B, Hk, Lk, Ev).
+    (B, Hk, Lk, Ev). `like`: another call of the same mask, kind, `words` and `skipped`, without bias and value: what is
+    known of uniform attention there is known here.
 
     Queries that are padding, or may see no key, do not count. Of a word's row nothing is left out: a key of padding
     that the model let it see stays in it, but is nobody's previous, next, first or most received key.
@@ -36,15 +38,21 @@ class Subject:
         skipped: Tensor | None = None,
         tokens: tuple[Tensor | None, Tensor] | None = None,
         value: Tensor | None = None,
+        like: Subject | None = None,
     ) -> None:
         sizes = problem.sizes
         self.placed = own_text and (sizes.align is not None or sizes.queries == sizes.keys)
         self.keys, self._tokens, self.value = words[1], tokens, value
-        self.problem = among(problem, looked_at(words[0], skipped))
+        if like is None:
+            self.problem = among(problem, looked_at(words[0], skipped))
+        else:
+            whole = sizes._replace(leading=None)
+            self.problem = problem._replace(sizes=whole, value=None, visible=like.problem.visible)
         norms = None if value is None else value.to(accumulated(value.dtype)).norm(dim=-1)
         each = None if norms is None else norms.repeat_interleave(sizes.heads // norms.shape[1], 1)
         self.own = Attention(self.problem._replace(sinks=None), self.placed, norms)
-        self.uniform = Attention(uniform(self.problem), self.placed, each)
+        self.uniform: Attention = Attention(uniform(self.problem), self.placed, each) if like is None else like.uniform
+        self.shared: dict[str, tuple[Visible, Tensor]] = {} if like is None else like.shared
 
     @cached_property
     def counted(self) -> Tensor:

@@ -8,7 +8,8 @@ const measureTitles = {
 const titleOf = (name) => measureTitles[name] ?? name;
 
 const RATIOS = new Set(["distance", "value mass"]); // no shares: how many times uniform's
-const NATS = "divergence"; // from 0 up: nothing beside it
+const NATS = "divergence";
+const ALONE = new Set([NATS]); // nothing stands beside them, and 0 is the ground
 const WORTH_A_NAME = 0.05; // of weight beyond uniform
 
 const keyOf = ({ layer, head }) => `${layer}.${head}`;
@@ -33,7 +34,7 @@ function figureOf(run, { layer, head }, name) {
   const [value, uniform, key = null] = run.layers[layer].heads[head].measures?.[name] ?? [];
   if (!Number.isFinite(value) || !Number.isFinite(uniform)) return null;
   const ratio = uniform > 0 ? Math.max(value / uniform, 2 ** -10) : 1;
-  return { value, uniform, key, departs: RATIOS.has(name) ? Math.log2(ratio) : value - uniform };
+  return { value, uniform, key, departs: RATIOS.has(name) && !ALONE.has(name) ? Math.log2(ratio) : value - uniform };
 }
 
 /** A share to two digits, and more where it is near nothing or near all: 71%, 0.81%, 99.97%. */
@@ -46,17 +47,19 @@ function shareWords(share) {
 /** A value of a measure in words. */
 function valueWords(name, value) {
   if (name === NATS) return `${Number(value.toPrecision(2))} nats`;
+  if (ALONE.has(name)) return String(Number(value.toPrecision(3)));
   if (!RATIOS.has(name)) return shareWords(value);
   return name === "distance" ? `${value.toFixed(1)} positions` : String(Number(value.toPrecision(3)));
 }
 
 /** "previous token 71%, uniform would be 4%" */
 const figureWords = (name, figure) => `${titleOf(name)} ${figure === null ? "–" : valueWords(name, figure.value)}` +
-  (figure === null ? ", not known" : name === NATS ? "" : `, uniform would be ${valueWords(name, figure.uniform)}`);
+  (figure === null ? ", not known" : ALONE.has(name) ? "" : `, uniform would be ${valueWords(name, figure.uniform)}`);
 
 /** The departure that has the strongest colour: a round number that no head of the page exceeds by much. */
 function limitOf(name, figures) {
   const most = figures.reduce((largest, figure) => Math.max(largest, Math.abs(figure?.departs ?? 0)), 0);
+  if (ALONE.has(name) && most > 1) return Number(most.toPrecision(1)) >= most ? Number(most.toPrecision(1)) : Math.ceil(most);
   const steps = RATIOS.has(name) ? [1, 2, 3, 4, 6] : [WORTH_A_NAME, 0.1, 0.2, 0.5, 1];
   return steps.find((step) => step >= most) ?? steps.at(-1);
 }
@@ -64,6 +67,7 @@ function limitOf(name, figures) {
 /** What the ends of the colours mean: "50 points less than uniform", "1/8 × uniform". */
 function limitWords(name, limit) {
   if (name === NATS) return ["the same weights", `${limit} nats`];
+  if (ALONE.has(name)) return [String(-limit), "0", String(limit)];
   if (RATIOS.has(name)) return [`1/${2 ** limit} × or less`, "as uniform", `${2 ** limit} × or more`];
   return [`${100 * limit} points less`, "as uniform", `${100 * limit} points more`];
 }

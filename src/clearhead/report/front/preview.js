@@ -39,7 +39,8 @@ class HeadPreview {
     if (place === null) return;
     this.title.textContent = `${place.name} ${page.run.layers[place.layer].name}`;
     this.words.textContent = this.pane.measure ? figureWords(this.pane.measure, this.pane.figure(place)) : "";
-    drawThumbnail(page, place, this.canvas);
+    this.canvas.hidden = page.run.layers[place.layer].thumbnail === undefined;
+    if (!this.canvas.hidden) drawThumbnail(page, place, this.canvas);
     const pane = page.find("overview");
     const [outer, cell] = [pane, place.element].map((element) => element.getBoundingClientRect());
     const { width } = page.host.getBoundingClientRect();

@@ -1,0 +1,1 @@
+"""Statistics of every head over many texts."""

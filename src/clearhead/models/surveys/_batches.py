@@ -1,0 +1,123 @@
+"""Texts in batches: the same ones whatever the ranks are."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from clearhead.base.errors import ClearheadError
+from clearhead.models.loading import reason
+
+WINDOW = 1024  # texts that are sorted together
+
+
+class Batch(NamedTuple):
+    """Texts that the model reads at once: `ids` int64 (B, L), `words` bool (B, L), False for padding.
+
+    `number`: which batch of the corpus. `truncated`: how many of its texts were cut. `digest`: of the tokens.
+    """
+
+    number: int
+    ids: Tensor
+    words: Tensor
+    truncated: int
+    digest: str
+
+
+def batches(texts: Any, tokenizer: Any, most: int, length: int | None) -> Iterator[Batch]:
+    """Batches of at most `most` tokens, padding counted; a longer text is one alone. `length`: of a text.
+
+    Texts are read in windows, and each is sorted by the number of tokens: so any iterable takes bounded memory.
+    """
+    number, pad = 0, getattr(tokenizer, "pad_token_id", None) or 0
+    for window in _windows(texts):
+        rows, cut = _tokens(window, tokenizer, length)
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # stable: of one length in their order
+        while order:
+            count = 1
+            while count < len(order) and (count + 1) * len(rows[order[count]]) <= most:
+                count += 1
+            some, order = order[:count], order[count:]
+            yield _batch(number, [rows[i] for i in some], sum(cut[i] for i in some), pad)
+            number += 1
+    if not number:
+        raise ClearheadError("survey: there are no texts; pass an iterable of at least one.")
+
+
+def _windows(texts: Any) -> Iterator[dict[int, str]]:
+    """The texts by their numbers, some at a time."""
+    if isinstance(texts, str | bytes | Mapping | Tensor) or not isinstance(texts, Iterable):
+        raise ClearheadError(
+            f"survey: texts is a {type(texts).__name__}; expected an iterable of strings, or of rows with a 'text', as "
+            "a dataset has. A single text is a list of one."
+        )
+    numbered = enumerate(texts)
+    while window := {number: _text(number, given) for number, given in islice(numbered, WINDOW)}:
+        yield window
+
+
+def _text(number: int, given: Any) -> str:
+    text = given.get("text") if isinstance(given, Mapping) else given
+    if not isinstance(text, str):
+        has = f"a row with {', '.join(map(repr, given))}" if isinstance(given, Mapping) else f"a {type(given).__name__}"
+        raise ClearheadError(
+            f"survey: text {number} is {has:.200}; expected a string, or a row whose 'text' is one. Of another column "
+            "pass a generator: (row['body'] for row in rows)."
+        )
+    if not text.strip():
+        raise ClearheadError(f"survey: text {number} is empty; leave it out: [text for text in texts if text.strip()].")
+    if any("\ud800" <= c <= "\udfff" for c in text):
+        raise ClearheadError(f"survey: text {number} holds half of a surrogate pair, which is no character.")
+    return text
+
+
+def _tokens(window: dict[int, str], tokenizer: Any, length: int | None) -> tuple[list[list[int]], list[bool]]:
+    """The tokens of each text, and whether it was cut to `length`."""
+    texts = list(window.values())
+    rows = _asked(tokenizer, texts)
+    cut = [length is not None and len(row) > length for row in rows]
+    long = [i for i, was in enumerate(cut) if was]
+    if long:
+        shorter = _asked(tokenizer, [texts[i] for i in long], truncation=True, max_length=length)
+        for i, row in zip(long, shorter, strict=True):
+            rows[i] = row
+    for number, row in zip(window, rows, strict=True):
+        if not row:
+            raise ClearheadError(f"survey: the tokenizer makes no token of text {number}: leave it out.")
+        if length is not None and len(row) > length:
+            raise ClearheadError(
+                f"survey: the tokenizer makes {len(row)} tokens of text {number} with max_length={length}: it cannot "
+                "truncate. Pass shorter texts."
+            )
+    return rows, cut
+
+
+def _asked(tokenizer: Any, texts: list[str], **options: Any) -> list[list[int]]:
+    quietly = {"verbose": False} if hasattr(tokenizer, "convert_ids_to_tokens") else {}
+    try:
+        rows = [[int(token) for token in row] for row in tokenizer(texts, **options, **quietly)["input_ids"]]
+    except Exception as error:  # whatever a tokenizer raises
+        raise ClearheadError(
+            f"survey: tokenizer is a {type(tokenizer).__name__}, which cannot read the texts: {reason(error)}\n"
+            "Expected one of transformers, or a function of a list of texts that gives {'input_ids': a list of ids for "
+            "each}, and takes truncation=True, max_length=… where texts are longer than the model."
+        ) from error
+    if len(rows) != len(texts):
+        raise ClearheadError(
+            f"survey: the tokenizer made {len(rows)} rows of {len(texts)} texts; expected one for each."
+        )
+    return rows
+
+
+def _batch(number: int, rows: list[list[int]], truncated: int, pad: int) -> Batch:
+    length = max(map(len, rows))
+    ids = torch.tensor([row + [pad] * (length - len(row)) for row in rows], dtype=torch.int64, device="cpu")
+    lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64, device="cpu")
+    words = torch.arange(length, device="cpu") < lengths[:, None]
+    read = hashlib.sha256(repr(rows).encode())
+    return Batch(number, ids, words, truncated, read.hexdigest())

@@ -1,0 +1,86 @@
+"""A page of heads alone: the report's matrix, list and points of heads, of statistics that a table holds.
+
+`meta`: title, said, measures [{name, says, formula, range, does, share}], layers [{name, label, kind, heads: [{number,
+measures: [[value, of uniform attention], …]}]}]; where nothing is known of uniform attention that is null. The page is
+`front/survey.js` on the panes of the report.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from clearhead.base.pages import embedded, filled, policy, source
+from clearhead.report.describe import finite
+from clearhead.report.page import program_with
+
+# What of the report's program such a page needs.
+SCRIPTS = (
+    "words.js",
+    "keys.js",
+    "theme.js",
+    "colour.js",
+    "view.js",
+    "signed.js",
+    "measures.js",
+    "preview.js",
+    "heads_matrix.js",
+    "heads_list.js",
+    "heads_top.js",
+    "heads.js",
+    "survey.js",
+)
+STYLES = ("page.css", "heads.css", "survey.css")
+
+
+class About(NamedTuple):
+    """What a statistic is, in words."""
+
+    name: str
+    says: str
+    formula: str
+    range: str
+    does: str | None
+
+
+class Shown(NamedTuple):
+    """A statistic: what it is, and the column of uniform attention. `share`: whether it is a share of weight, or of
+    the largest entropy; else it is shown as a number."""
+
+    about: About
+    uniform: str | None
+    share: bool
+
+
+def heads_page(title: str, said: str, statistics: Sequence[Shown], rows: Sequence[Mapping[str, Any]]) -> str:
+    """The page, of rows with the columns layer, module, head, and those of the statistics."""
+    style = "".join(source(__package__, name) for name in STYLES)
+    program = program_with(SCRIPTS)
+    outside, guard = source(__package__, "outside.css"), source("clearhead.base", "guard.js")
+    parts = {
+        "policy": policy((outside, style), guard, program),
+        "title": html.escape(title),
+        "outside": outside,
+        "report": filled(source(__package__, "survey_panes.html"), {"style": style}),
+        "guard": guard,
+        "meta": embedded(_meta(title, said, statistics, rows)),
+        "program": program,
+    }
+    return filled(source(__package__, "survey.html"), parts)
+
+
+def _meta(title: str, said: str, statistics: Sequence[Shown], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    layers: dict[int, dict[str, Any]] = {}
+    for row in rows:
+        layer = layers.setdefault(row["layer"], {"name": row["module"], "label": f"L{row['layer']}", "heads": []})
+        layer["heads"].append({"number": row["head"], "measures": [_figure(one, row) for one in statistics]})
+    about = [one.about._asdict() | {"share": one.share} for one in statistics]
+    return {"title": title, "said": said, "measures": about, "layers": list(layers.values())}
+
+
+def _figure(one: Shown, row: Mapping[str, Any]) -> Any:
+    value = finite(row.get(one.about.name, float("nan")))
+    if value is None:
+        return 0
+    return [value, None if one.uniform is None else finite(row[one.uniform])]

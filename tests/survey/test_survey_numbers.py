@@ -1,0 +1,178 @@
+"""The table of a survey beside the models' own weights, one text at a time, in NumPy and float64."""
+
+import copy
+import string
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import clearhead as ch
+from clearhead.models import bundled, load
+
+TEXTS = [
+    "The pump in Broad Street, 1854, was closed.",
+    "A map!",
+    "Doctor Snow had drawn deaths around it; the committee uncharacteristically listened to 2 unforgettable talks.",
+    "Water and water again, the pump and the pump.",
+]
+KEEP = ["entropy", "first", "sink", "previous", "distance"]
+
+
+def letters(texts, **options):
+    """A tokenizer of letters."""
+    rows = [[string.printable.index(c) for c in text] for text in texts]
+    return {"input_ids": [row[: options.get("max_length", len(row))] for row in rows]}
+
+
+def llama(layers=2):
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=100,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.5,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def of_one_text(w):
+    """Of a text's weights (H, L, L): for each statistic its sum over the queries that count, (H,), and their number."""
+    length = w.shape[-1]
+    seen = w > 0 if (w[0, 0, 1:] == 0).all() else np.ones_like(w, dtype=bool)  # causal, or all
+    uniform = seen / seen.sum(-1, keepdims=True)
+    logs = np.log(np.where(w > 0, w, 1))
+    count = seen[0].sum(-1)
+    far = np.abs(np.arange(length)[:, None] - np.arange(length))
+    found = {"queries": (np.full(len(w), length), 1)}
+    several = count > 1
+    found["entropy"] = ((-(w * logs).sum(-1)[:, several] / np.log(count[several])).sum(-1), several.sum())
+    for name, a in (("", w), (" uniform", uniform)):
+        found["first" + name] = a[..., 0].sum(-1), length
+        found["previous" + name] = np.diagonal(a, -1, 1, 2).sum(-1), length - 1
+        found["distance" + name] = (a * far).sum((1, 2)), length
+        key = (w.sum(1) - uniform.sum(1)).argmax(-1)
+        found["sink" + name] = np.take_along_axis(a.sum(1), key[:, None], -1)[:, 0], length
+        found["received" + name] = a.sum(1), length
+    return found
+
+
+def wanted(model, ids):
+    """By statistic, the means (layers, H)."""
+    plain = copy.deepcopy(model).double()
+    plain.set_attn_implementation("eager")
+    sums, counts, received = {}, {}, []
+    for row in ids:
+        with torch.no_grad():
+            weights = plain(torch.tensor([row]), output_attentions=True).attentions
+        layers = [of_one_text(w[0].numpy()) for w in weights]
+        for name in layers[0]:
+            total = np.stack([layer[name][0] for layer in layers])
+            if name.startswith("received"):
+                received.append((name, row, total))
+                continue
+            sums[name] = sums.get(name, 0) + total
+            counts[name] = counts.get(name, 0) + layers[0][name][1]
+    return {name: sums[name] / (1 if name == "queries" else counts[name]) for name in sums}, received
+
+
+def columns(survey):
+    rows = survey.table()
+    shape = (len(survey.means), -1)
+    return {name: np.array([row[name] for row in rows]).reshape(shape) for name in rows[0] if name != "module"}
+
+
+@pytest.fixture(scope="module")
+def bert():
+    return load(bundled())
+
+
+def test_the_table_of_bert_is_that_of_its_own_weights(bert):
+    model, tokenizer = bert
+    survey = ch.survey(model, TEXTS, tokenizer, batch=64)
+    got, (want, received) = columns(survey), wanted(model, tokenizer(TEXTS)["input_ids"])
+    for name, value in want.items():
+        np.testing.assert_allclose(got[name], value, atol=2e-5, rtol=2e-5, err_msg=name)
+    assert survey.tokens == got["queries"][0, 0]
+    for name, kind in (("special", lambda t: t[0] == "["), ("punctuation", lambda t: t in string.punctuation)):
+        check_class(got, received, tokenizer, f"to {name}", kind)
+    check_class(got, received, tokenizer, "to number", str.isdecimal)
+    check_class(got, received, tokenizer, "to part", lambda t: t.startswith("##"))
+    check_class(got, received, tokenizer, "to word", str.isalpha)
+    classes = [got[f"to {name}"] for name in ("special", "punctuation", "number", "word", "part")]
+    np.testing.assert_allclose(sum(classes), 1, atol=1e-5)
+
+
+def check_class(got, received, tokenizer, column, kind):
+    for beside in ("", " uniform"):
+        total = queries = 0
+        for name, row, sums in received:
+            if name == "received" + beside:
+                members = np.array([kind(token) for token in tokenizer.convert_ids_to_tokens(row)])
+                total, queries = total + sums[..., members].sum(-1), queries + len(row)
+        np.testing.assert_allclose(got[column + beside], total / queries, atol=2e-5, err_msg=column)
+    assert got[column].max() > 0
+
+
+def test_the_table_of_a_causal_model_is_that_of_its_own_weights():
+    model = llama()
+    survey = ch.survey(model, TEXTS, letters, keep=KEEP, batch=128)
+    want, _ = wanted(model, letters(TEXTS)["input_ids"])
+    got = columns(survey)
+    for name, value in want.items():
+        np.testing.assert_allclose(got[name], value, atol=2e-5, rtol=1e-4, err_msg=name)
+
+
+def test_reductions_and_other_measures_are_those_of_a_watch():
+    model = llama()
+    kept = [ch.Entropy(), ch.TopK(3), "same word", "induction"]
+    survey = ch.survey(model, TEXTS[:1], letters, keep=kept)
+    ids = torch.tensor(letters(TEXTS[:1])["input_ids"])
+    means = ch.Means()
+    with torch.no_grad(), ch.watch(model) as seen, ch.watch(model, keep=kept[:2], merge=means):
+        model(ids)
+    table, rows = survey.table(), seen.table(tokens=ids)
+    names = list(survey.means)
+    assert names == list(means)
+    for row, same in zip(table, rows, strict=True):
+        assert row["same word"] == pytest.approx(same["same word"], abs=1e-6, nan_ok=True)
+        assert row["induction"] == pytest.approx(same["induction"], abs=1e-6, nan_ok=True)
+    for name in names:
+        torch.testing.assert_close(survey.means[name][-2], means[name][0], atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(survey.means[name][-1], means[name][1], atol=1e-6, rtol=1e-6)
+
+
+def test_batches_do_not_change_the_numbers_and_padding_does_not_count():
+    model = llama(1)
+    alone, together = (ch.survey(model, TEXTS, letters, keep=KEEP, batch=most) for most in (1, 100_000))
+    assert (alone.batches, together.batches) == (4, 1)
+    for one, other in zip(alone.table(), together.table(), strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
+
+
+def test_long_texts_are_cut_and_counted(bert):
+    model, tokenizer = bert
+    survey = ch.survey(model, [*TEXTS, "word " * 1000], tokenizer, keep="first", max_length=8)
+    assert (survey.texts, survey.truncated, survey.tokens) == (5, 4, 8 * 4 + 5)
+    assert ch.survey(model, ["word " * 1000], tokenizer, keep="first").max_length == 512
+
+
+def test_a_marking_vocabulary_has_words_and_their_parts():
+    from clearhead.models.surveys._classes import CLASSES, WordClasses
+
+    class Vocabulary:
+        tokens = ("<s>", "Ġthe", "re", "12", "Ġ7", ",", "Ċ", "The", "Ã©", "Ġ")
+        texts = ("<s>", " the", "re", "12", " 7", ",", "\n", "The", "é", " ")
+        all_special_ids = (0,)
+        get_vocab = lambda self: {token: number for number, token in enumerate(self.tokens)}
+        convert_ids_to_tokens = lambda self, ids: [self.tokens[i] for i in ids]
+        convert_tokens_to_string = lambda self, tokens: self.texts[self.tokens.index(tokens[0])]
+
+    ids = torch.tensor([[0, 7, 2, 1, 2, 5, 2, 3, 4, 6, 7, 8, 9]])
+    names = [CLASSES[i] for i in WordClasses(Vocabulary()).of(ids)[0].tolist()]
+    first = ["special", "word", "part", "word", "part", "punctuation", "word"]
+    assert names == [*first, "number", "number", "punctuation", "word", "part", "punctuation"]

@@ -1,0 +1,56 @@
+"""The page of a survey in Chromium."""
+
+import pytest
+import torch
+from browser import Opened, launched
+from test_survey_state import Reader, corpus, letters
+
+import clearhead as ch
+
+
+class Hostile(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.add_module("<img src=x onerror=alert(1)>", Reader())
+
+    def forward(self, input_ids, attention_mask):
+        return next(iter(self.children()))(input_ids, attention_mask)
+
+
+@pytest.fixture(scope="module")
+def windows():
+    with launched() as found:
+        yield found
+
+
+def inside(expression):
+    return f"(() => {{ const root = document.getElementById('clearhead').shadowRoot; return {expression}; }})()"
+
+
+def test_the_page_shows_each_head_by_each_statistic(tmp_path, windows):
+    kept = ["first", "previous", "distance", ch.Entropy()]
+    survey = ch.survey(Hostile().eval(), corpus(20), letters, keep=kept)
+    path = survey.report(tmp_path / "p.html", title="<b>Heads</b> & texts")
+    opened = windows.open(path, Opened, viewport={"width": 390, "height": 800}, color_scheme="dark")
+    opened.until(inside("root.querySelectorAll('.head').length"), 2)
+    assert opened.page.evaluate(inside("root.getElementById('title').textContent")) == "<b>Heads</b> & texts"
+    assert opened.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    names = opened.page.evaluate(inside("[...root.getElementById('measure').options].map((one) => one.value)"))
+    assert names == ["first", "previous", "distance", "Entropy"]
+    row = survey.table()[1]
+    for name, shown in (
+        ("previous", f"{100 * row['previous']:.0f}%"),
+        ("distance", f"{row['distance']:.1f} positions"),
+        ("Entropy", f"{row['Entropy']:.3g}"),
+    ):
+        choose = f"(root.getElementById('measure').value = '{name}', "
+        opened.page.evaluate(inside(choose + "root.getElementById('measure').dispatchEvent(new Event('change')))"))
+        said = opened.page.evaluate(inside("root.querySelectorAll('.head')[1].getAttribute('aria-label')"))
+        assert said.startswith("L0H1, self, ") and shown in said
+    opened.page.evaluate(inside("root.querySelectorAll('.head')[1].click()"))
+    assert "<img src=x" in opened.page.evaluate(inside("root.getElementById('one').textContent"))
+    opened.page.evaluate(inside("root.querySelector('[value=list]').click()"))
+    opened.until(inside("root.querySelectorAll('.ranked').length"), 2)
+    opened.page.evaluate(inside("root.querySelector('[value=scatter]').click()"))
+    opened.until(inside("root.querySelectorAll('.dot').length"), 2)
+    assert not opened.faults
