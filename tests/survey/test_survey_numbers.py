@@ -176,3 +176,37 @@ def test_a_marking_vocabulary_has_words_and_their_parts():
     names = [CLASSES[i] for i in WordClasses(Vocabulary()).of(ids)[0].tolist()]
     first = ["special", "word", "part", "word", "part", "punctuation", "word"]
     assert names == [*first, "number", "number", "punctuation", "word", "part", "punctuation"]
+
+
+def test_layers_of_unlike_masks_have_each_their_own_uniform_attention():
+    class Block(torch.nn.Module):
+        def __init__(self, before):
+            super().__init__()
+            self.before = before
+
+        def forward(self, x, words):
+            away = torch.arange(x.shape[-2])
+            near = (away[:, None] - away).abs() <= self.before
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=words[:, None, None] & near)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = torch.nn.ModuleList(map(Block, (1, 50, 3)))
+
+        def forward(self, input_ids, attention_mask):
+            x = torch.nn.functional.one_hot(input_ids, 128).float()[:, None]
+            for block in self.blocks:
+                x = block(x, attention_mask.bool())
+            return x
+
+    model = Model().eval()
+    survey = ch.survey(model, TEXTS[:1], letters, keep=KEEP)
+    ids = torch.tensor(letters(TEXTS[:1])["input_ids"])
+    with ch.watch(model) as seen:
+        model(ids, torch.ones_like(ids))
+    names = [*KEEP, *(f"{name} uniform" for name in KEEP)]
+    rows = zip(survey.table(), seen.table(), strict=True)
+    for row, same in rows:
+        assert {name: row[name] for name in names} == pytest.approx({name: same[name] for name in names}, abs=1e-6)
+    assert len({row["distance uniform"] for row in survey.table()}) == 3
