@@ -77,7 +77,7 @@ class Needs:
         """The keys of a peer that a rank needs, in pieces, and what it computes with each. Its own do not travel."""
         jobs, found = self.jobs[rank][peer], []
         for run in self.runs[rank][peer]:
-            step = PIECE if rank != peer else len(run)
+            step = self._piece(rank, peer)
             for first in range(run.start, run.stop, step):
                 piece = range(first, min(first + step, run.stop))
                 inside = (self._narrowed(Job(job.queries, both(job.keys, piece))) for job in jobs)
@@ -87,7 +87,20 @@ class Needs:
     def turns(self, step: int) -> int:
         """The most pieces that a rank needs of the one `step` before it: the same on every rank."""
         ranks = self.layout.ranks
-        return max(sum(-(-len(run) // PIECE) for run in self.runs[r][(r - step) % ranks]) for r in range(ranks))
+        pairs = ((rank, (rank - step) % ranks) for rank in range(ranks))
+        return max(self._count(rank, peer, self._piece(rank, peer)) for rank, peer in pairs)
+
+    def _piece(self, rank: int, peer: int) -> int:
+        """The keys to a piece: all ranks take about as many pieces in a step, so that none waits for another's larger."""
+        ranks, keys = self.layout.ranks, self.rows[rank][peer]
+        if rank == peer or not keys:
+            return keys
+        step = (rank - peer) % ranks
+        most = max(self._count(r, (r - step) % ranks, PIECE) for r in range(ranks))
+        return -(-keys // most)
+
+    def _count(self, rank: int, peer: int, size: int) -> int:
+        return sum(-(-len(run) // size) for run in self.runs[rank][peer])
 
     def _narrowed(self, job: Job) -> Job:
         """The same without the queries at its ends that see none of its keys."""
