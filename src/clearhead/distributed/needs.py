@@ -91,7 +91,7 @@ class Needs:
         return max(self._count(rank, peer, self._piece(rank, peer)) for rank, peer in pairs)
 
     def _piece(self, rank: int, peer: int) -> int:
-        """The keys to a piece: all ranks take about as many pieces in a step, so that none waits for another's larger."""
+        """The keys to a piece: in a step all ranks take about as many, so that none waits for another's larger ones."""
         ranks, keys = self.layout.ranks, self.rows[rank][peer]
         if rank == peer or not keys:
             return keys
