@@ -92,12 +92,14 @@ class Needs:
 
     def _piece(self, rank: int, peer: int) -> int:
         """The keys to a piece: in a step all ranks take about as many, so that none waits for another's larger ones."""
-        ranks, keys = self.layout.ranks, self.rows[rank][peer]
-        if rank == peer or not keys:
-            return keys
-        step = (rank - peer) % ranks
-        most = max(self._count(r, (r - step) % ranks, PIECE) for r in range(ranks))
-        return -(-keys // most)
+        keys = self.rows[rank][peer]
+        return keys if rank == peer or not keys else -(-keys // self._most[(rank - peer) % self.layout.ranks])
+
+    @cached_property
+    def _most(self) -> list[int]:
+        """By the step, the most pieces of at most `PIECE` keys that a rank needs of the one so many before it."""
+        every = range(self.layout.ranks)
+        return [max(self._count(rank, rank - step, PIECE) for rank in every) for step in every]
 
     def _count(self, rank: int, peer: int, size: int) -> int:
         return sum(-(-len(run) // size) for run in self.runs[rank][peer])
