@@ -11,7 +11,7 @@ from fuzzing.draw import draw
 from fuzzing.surroundings import RUNS
 from fuzzing.table import SURROUNDINGS
 
-COUNT, PARTS = 340, 2  # each part a process, which imports torch
+COUNT, PARTS = 280, 2  # each part a process, which imports torch
 
 
 @pytest.mark.parametrize("part", range(PARTS))

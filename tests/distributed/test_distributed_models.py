@@ -30,7 +30,7 @@ MODELS = {
 
 def test_the_numbers_are_those_of_one_process():
     """Windows, softcaps, sinks, grouped heads, encoders; padding, packed documents; every layout: all exact."""
-    for found in on_ranks(3, "ranks.models:numbers"):
+    for found in on_ranks(3, "ranks.of_transformers:numbers"):
         assert len(found) == 17
         for case, apart in found.items():
             budget = {"gradients": NORMS_IN_FLOAT32} if case.startswith("gemma") else {}

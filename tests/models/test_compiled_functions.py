@@ -90,8 +90,8 @@ def test_a_model_of_transformers_run_by_a_compiled_function():
         torch.testing.assert_close(call.weights.dense(), other.weights.dense())
 
 
-def test_a_compiled_function_without_attention_gives_the_same_bits(inductor_cache):
-    model = Model(lambda self, x: F.gelu(self.linear(x)).softmax(-1), backend="inductor")
+def test_a_compiled_function_without_attention_gives_the_same_bits():
+    model = Model(lambda self, x: F.gelu(self.linear(x)).softmax(-1), backend="aot_eager")
     x = torch.randn(3, 5, 8)
     want = model(x)
     with pytest.raises(ch.ClearheadError, match="made no attention call"), ch.watch(model):

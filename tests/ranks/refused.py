@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import transformers
-from ranks.models import GROUPED, LENGTH, SMALL, batch_of, llama, made
+from ranks.of_transformers import GROUPED, LENGTH, SMALL, batch_of, llama, made
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from ranks.models import LENGTH, batch_of, llama, made, most
+from ranks.of_transformers import LENGTH, batch_of, llama, made, most
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard

@@ -1,8 +1,7 @@
 """The page of a survey in Chromium."""
 
-import pytest
 import torch
-from browser import Opened, launched
+from browser import Opened
 from test_survey_state import Reader, corpus, letters
 
 import clearhead as ch
@@ -17,21 +16,15 @@ class Hostile(torch.nn.Module):
         return next(iter(self.children()))(input_ids, attention_mask)
 
 
-@pytest.fixture(scope="module")
-def windows():
-    with launched() as found:
-        yield found
-
-
 def inside(expression):
     return f"(() => {{ const root = document.getElementById('clearhead').shadowRoot; return {expression}; }})()"
 
 
-def test_the_page_shows_each_head_by_each_statistic(tmp_path, windows):
+def test_the_page_shows_each_head_by_each_statistic(tmp_path, browser):
     kept = ["first", "previous", "distance", ch.Entropy()]
     survey = ch.survey(Hostile().eval(), corpus(20), letters, keep=kept)
     path = survey.report(tmp_path / "p.html", title="<b>Heads</b> & texts")
-    opened = windows.open(path, Opened, viewport={"width": 390, "height": 800}, color_scheme="dark")
+    opened = browser.open(path, Opened, viewport={"width": 390, "height": 800}, color_scheme="dark")
     opened.until(inside("root.querySelectorAll('.head').length"), 2)
     assert opened.page.evaluate(inside("root.getElementById('title').textContent")) == "<b>Heads</b> & texts"
     assert opened.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
