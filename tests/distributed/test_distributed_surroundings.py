@@ -22,7 +22,7 @@ def test_what_surrounds_a_call():
 
 def test_ranks_that_need_unlike_numbers_of_messages():
     for found in on_ranks(3, "ranks.surroundings:unlike_turns"):
-        assert all(found) and len(found) == 36
+        assert all(found) and len(found) == 18
 
 
 @pytest.mark.parametrize(
