@@ -93,7 +93,10 @@ class Needs:
     def _piece(self, rank: int, peer: int) -> int:
         """The keys to a piece: in a step all ranks take about as many, so that none waits for another's larger ones."""
         keys = self.rows[rank][peer]
-        return keys if rank == peer or not keys else -(-keys // self._most[(rank - peer) % self.layout.ranks])
+        if rank == peer or not keys:
+            return keys
+        even = -(-keys // self._most[(rank - peer) % self.layout.ranks])
+        return max(even, PIECE // 4)  # a message and a call of a kernel should be worth their while
 
     @cached_property
     def _most(self) -> list[int]:

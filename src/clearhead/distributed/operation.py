@@ -18,6 +18,7 @@ from clearhead.distributed.channel import Channel
 from clearhead.distributed.layout import Layout, by_number
 from clearhead.distributed.needs import Needs
 from clearhead.distributed.pieces import Shard
+from clearhead.engines.operation import room_for_gradients
 from clearhead.problem.packing import Numbers, Tensors, in_dtypes, operands, packed, unpacked
 from clearhead.problem.partial import Partial
 from clearhead.problem.problem import Problem
@@ -132,11 +133,7 @@ def attend_backward(
 
 @attend_backward.register_fake
 def _(grad, output, maximum, log_sum, *arguments):  # type: ignore[no-untyped-def]
-    wanted = arguments[-1]
-    return [
-        torch.empty_like(t, memory_format=torch.contiguous_format) if t is not None and want else grad.new_empty(0)
-        for t, want in zip(arguments[: len(wanted)], wanted, strict=True)
-    ]
+    return room_for_gradients(grad, arguments[: len(arguments[-1])], arguments[-1])
 
 
 def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]

@@ -10,6 +10,7 @@ as eager code does: spans are read when it runs, and what they leave out is skip
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -238,7 +239,11 @@ def attend_backward(
 
 @attend_backward.register_fake
 def _(grad, to_log_sum, output, maximum, log_sum, *arguments):  # type: ignore[no-untyped-def]
-    tensors, wanted = arguments[: len(Operands._fields)], arguments[-1]
+    return room_for_gradients(grad, arguments[: len(Operands._fields)], arguments[-1])
+
+
+def room_for_gradients(grad: Tensor, tensors: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor]:
+    """Tensors of the shapes of the gradients to these, empty where not wanted."""
     return [
         torch.empty_like(t, memory_format=torch.contiguous_format) if t is not None and want else grad.new_empty(0)
         for t, want in zip(tensors, wanted, strict=True)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from clearhead.base.pages import embedded, filled, policy, source
 from clearhead.report.describe import finite
-from clearhead.report.page import program_with
+from clearhead.report.page import heads_pane, program_with
 
 # What of the report's program such a page needs.
 SCRIPTS = (
@@ -62,7 +62,7 @@ def heads_page(title: str, said: str, statistics: Sequence[Shown], rows: Sequenc
         "policy": policy((outside, style), guard, program),
         "title": html.escape(title),
         "outside": outside,
-        "report": filled(source(__package__, "survey_panes.html"), {"style": style}),
+        "report": filled(source(__package__, "survey_panes.html"), {"style": style, "heads": heads_pane()}),
         "guard": guard,
         "meta": embedded(_meta(title, said, statistics, rows)),
         "program": program,

@@ -245,7 +245,12 @@ def style_of_report() -> str:
 
 def markup(style: str) -> str:
     """The content of a report's element."""
-    return filled(source(__package__, "report.html"), {"style": style})
+    return filled(source(__package__, "report.html"), {"style": style, "heads": heads_pane()})
+
+
+def heads_pane() -> str:
+    """The content of the pane of heads, which the page of a survey has too."""
+    return source(__package__, "heads_pane.html").rstrip("\n")
 
 
 def program_ending_in(last: str) -> str:

@@ -41,6 +41,7 @@ class SurveyPage {
     this.host = host;
     this.root = host.attachShadow({ mode: "open" });
     this.root.append(template.content.cloneNode(true));
+    this.root.querySelector("[value=maps]").parentElement.remove();
     this.run = runOf(meta);
     this.labels = labelsOf(this.run.layers);
     this.view = new SurveyView(this.run);
