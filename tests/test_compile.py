@@ -7,7 +7,7 @@ from beside import while_another_compiles
 import clearhead as ch
 from clearhead.base import tracing
 from clearhead.engines import operation
-from clearhead.masks.base import And
+from clearhead.masks.base import And, Or
 from clearhead.scores.score_function import ScoreFunction
 from clearhead.testing import Inputs, biases, masks, scores
 
@@ -50,11 +50,13 @@ def test_every_score_and_mask(score, mask):
         torch.testing.assert_close(compiled(*inputs.all()), attend(*inputs.all()))
 
 
-PAIRS = [(score, And) for score in scores()] + [(ch.Additive, mask) for mask in [None, *masks()]]
+# Every mask is compiled above; here those whose parts the operation takes in other places: spans, gaps, a residual.
+PARTS = [None, ch.Causal, Or, ch.MaskFunction, ch.DenseMask]
+PAIRS = [(score, And) for score in scores()] + [(ch.Additive, mask) for mask in PARTS]
 
 
 @pytest.mark.parametrize(("score", "mask"), PAIRS, **named)
-def test_gradients_of_every_score_and_of_every_mask(score, mask):
+def test_gradients_of_every_score_and_of_every_part_of_a_mask(score, mask):
     example = score.example()
     inputs = Inputs.draw(example, (7, 9), torch.float32)
     made = None if mask is None else mask.example(inputs.sizes)
