@@ -42,9 +42,8 @@ class ShardedWeights:
     def reduce(self, *reductions: Reduction) -> tuple[Any, ...]:
         """Reductions of the weights, as `Weights.reduce` gives them: a tuple of their results, in their order.
 
-            entropy, (values, indices), received, image = ch.distributed.weights(
-                query, key, layout=layout, mask=ch.Causal()
-            ).reduce(ch.Entropy(), ch.TopK(5), ch.Received(), ch.Pool(128))
+            found = ch.distributed.weights(query, key, layout=layout, mask=ch.Causal())
+            entropy, (values, indices), image = found.reduce(ch.Entropy(), ch.TopK(5), ch.Pool(128))
 
         Each is what it is in one process. What is of queries (`Entropy`, `LogSumExp`, `MaxScore`, `TopK`, whose keys
         are positions in the whole sequence, `Mass`, `MeanDistance`, `SinkShare`, `Output`) or of keys (`Received`) is
