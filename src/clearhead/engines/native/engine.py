@@ -42,7 +42,10 @@ def has_products_of(dtype: torch.dtype) -> bool:
 
 def _below(tensor: Tensor, limit: float) -> bool:
     """Whether all numbers are, in size; false for what is not finite."""
-    return not tensor.numel() or float(tensor.detach().abs().amax()) <= limit
+    if not tensor.numel():
+        return True
+    low, high = torch.aminmax(tensor.detach())
+    return -limit <= float(low) and float(high) <= limit
 
 
 def _begins_later(origin: tuple[range, ...]) -> bool:
