@@ -16,7 +16,7 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 from playwright.sync_api import BrowserContext, Page, sync_playwright
 
-WIDTHS = (1280, 390)
+WIDTHS = (1340, 390)  # the first is just enough for the contents on both sides
 SCHEMES = ("light", "dark")
 # One look at a page: what its links lead to, its anchors, its pictures without words, and how wide it is
 LOOK = """() => ({
