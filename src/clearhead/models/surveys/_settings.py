@@ -32,6 +32,7 @@ def settings_of(model: nn.Module, kept: Kept, batch: int, max_length: int | None
         "dtype": ", ".join(types),
         "device": ", ".join(sorted({t.device.type for t in parameters})) or "cpu",
         "backend": str(backend),
+        "threads": str(torch.get_num_threads()),  # a sum that is shared out otherwise has other last digits
         "keep": ", ".join([*named, *map(_said, kept.reductions)]),
         "batch": str(batch),
         "max_length": str(max_length),
