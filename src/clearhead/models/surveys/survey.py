@@ -65,7 +65,8 @@ def survey(
     model, padding counted; texts are sorted by length among 1,024. `max_length`: longer texts are cut there; None is
     what the model takes. Gives a `Survey`.
     Formula: each mean is Σ over batches of a sum / Σ of counts, both float64, added in the order of the batches. These
-    do not depend on ranks, so one process and many give the same bits, where the model does (same kind of device).
+    do not depend on ranks, so one process and many give the same bits, where the model does (one kind of device, one
+    number of threads).
     Raises a `ClearheadError` for texts that are no strings or empty, for the state of another survey, which is left as
     it is, and for batches of other ranks that do not come.
     Cost: a pass of the model, and per call one over its pairs for all measures, two over one key a query for "first"
