@@ -34,7 +34,8 @@ class Partial(NamedTuple):
         """The same in place, without autograd and without memory of the output's size; the other is written to."""
         assert self.maximum is not None and self.log_sum is not None
         maximum, log_sum, shares = self.shares(other)
-        self.maximum.copy_(maximum), self.log_sum.copy_(log_sum)
+        self.maximum.copy_(maximum)
+        self.log_sum.copy_(log_sum)
         self.output.mul_(shares[0].unsqueeze(-1)).add_(other.output.mul_(shares[1].unsqueeze(-1)))
 
     def at(self, queries: slice) -> Partial:

@@ -171,12 +171,7 @@ def gradients(
 
 def add_gradients(problem: Problem, rows: Rows, grad: Tensor, sums: Operands) -> None:
     """The same, added to the sums, whose query, key and value are there."""
-    own = (_zeros_of(t, True) for t in sums[3:6])
-    parts = Operands(*sums[:3], *own)
-    _into(problem, parts, rows, grad, None, adds=True)
-    for total, part_of in zip(sums[3:6], parts[3:6], strict=True):
-        if total is not None and part_of is not None:
-            total.add_(part_of)
+    _into(problem, sums, rows, grad, None, adds=True)
 
 
 def _into(problem: Problem, sums: Operands, rows: Rows, grad: Tensor | None, sent: Sent | None, adds: bool) -> None:
@@ -185,8 +180,8 @@ def _into(problem: Problem, sums: Operands, rows: Rows, grad: Tensor | None, sen
     known = None if grad is None else _rows(grad), *map(_float, rows)
     assert query is not None
     for band in bands(problem):
-        if band == EVERY:
-            chosen().backward(read_by_kernels(problem), *known, *sums[:6], _sent(sent, problem.sizes), adds)
+        if not adds:  # then there is one band
+            chosen().backward(read_by_kernels(problem), *known, *sums[:6], _sent(sent, problem.sizes), False)
             continue
         assert sent is None
         queries = range(problem.sizes.queries)[band]
@@ -202,7 +197,7 @@ def _into(problem: Problem, sums: Operands, rows: Rows, grad: Tensor | None, sen
         own = [_zeros_of(total, True) for total in learnt]
         given = (None if t is None else t[:, :, band] for t in known)
         read = read_by_kernels(cut(problem, Region(queries=band)))
-        chosen().backward(read, *given, query[:, :, band], key, value, *own, None, adds)
+        chosen().backward(read, *given, query[:, :, band], key, value, *own, None, True)
         for total, mine in zip(learnt, own, strict=True):
             if total is not None and mine is not None:
                 total.add_(mine)
