@@ -40,6 +40,7 @@ class Shifted:
     "A tensor said to have other rows than it has."
     def __init__(self, tensor, rows, by):
         self.tensor, self.shape, self.by = tensor, (1, 1, rows, 8), by
+        self.dtype, self.is_cpu = tensor.dtype, True
     def data_ptr(self):
         return self.tensor.data_ptr() + 4 * self.by
     def stride(self):

@@ -98,3 +98,14 @@ def test_a_mask_that_reaches_beyond_the_keys():
 
     with pytest.raises(AssertionError, match="stop outside"):
         check_mask(Beyond)
+
+
+def test_a_plan_says_what_a_score_with_tile_alone_costs():
+    class Waves(ch.Score):
+        def tile(self, query, key):
+            return (query @ key.mT).sin()
+
+    x = torch.rand(1, 2, 6, 4)
+    (note,) = ch.plan(x, x, x, score=Waves()).notes
+    assert "tile() alone" in note and "autograd" in note and "block by block" in note and "lower()" in note
+    assert ch.plan(x, x, x, score=ch.Gaussian(), engine="tiled").notes == []

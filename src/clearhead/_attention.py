@@ -205,7 +205,7 @@ def plan(
     return Plan(
         engine=chosen.name,
         declined=reasons(problem, chosen, engine is not None),
-        notes=chosen.notes(problem),
+        notes=chosen.notes(problem) + (mask.notes() if isinstance(mask, Mask) else []),
         operations=cost.pairs * _operations_a_pair(problem),
         extra_bytes=cost.bytes,
         pairs=math.prod(problem.sizes.shape),

@@ -15,12 +15,25 @@ from clearhead.base.tracing import compiling, with_memory
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
+def mask_forms(name: str, given: Any) -> str:
+    """What to write for a mask of 0 and 1, or bool: which class it needs is decided by what its dimensions are."""
+    cast = f"{name}.bool()" if isinstance(given, Tensor) else f"{name}.astype(bool)"
+    return (
+        f"One row a sequence, (B, Lk), as a tokenizer's attention_mask is, pass as Padding({cast}); a matrix of "
+        f"queries and keys, (…, Lq, Lk), as DenseMask({cast}). Where 1 or True means 'may not attend', write "
+        f"{name} == 0 for {cast}."
+    )
+
+
 def to_tensor(array: Any, name: str) -> Tensor:
     """A tensor over a NumPy array's own memory (a copy only where torch cannot address it); tensors pass."""
     if isinstance(array, Tensor):
         return array
     if isinstance(array, np.ma.MaskedArray):
-        raise ClearheadError(f"{name} is a masked array; pass {name}.data, and what it masks as mask=DenseMask(keep).")
+        raise ClearheadError(
+            f"{name} is a masked array; pass {name}.filled(0.0), and hide the keys that have masked entries: "
+            "mask=Padding(keep) with a bool keep (B, Lk), for example keep = ~key.mask.any(-1)."
+        )
     if not isinstance(array, np.ndarray):
         raise ClearheadError(
             f"{name} is a {type(array).__name__}; pass a torch tensor or a NumPy array "

@@ -19,7 +19,8 @@ def check_count(number: Any, least: int, name: str, most: float = MOST) -> int:
     try:
         if isinstance(number, bool | np.bool_):
             raise TypeError
-        count = operator.index(number)
+        # in compiled code a number that changes from call to call stays one: index() would make it a constant
+        count = number if type(number) is int else operator.index(number)
     except TypeError:
         count = least - 1
     if count < least:

@@ -278,6 +278,14 @@ def as_scores(tensor: Tensor, depth: int) -> Tensor:
     return tensor.reshape((1,) * (4 - tensor.ndim) + tuple(tensor.shape)) if tensor.ndim < 4 else tensor
 
 
+def _one_row(tensor: Tensor, leading: int, name: str) -> str:
+    if tensor.ndim != 2 or not leading:
+        return ""
+    if tensor.dtype == torch.bool:
+        return f"\nOne row a sequence, (B, Lk), pass as Padding({name}); lengths as Lengths(valid_lens)."
+    return f"\nOne row a sequence, (B, Lk), pass as {name}[:{', None' * leading}]."
+
+
 def fit(tensor: Tensor, sizes: Sizes, name: str) -> Tensor:
     """A raw (..., Lq, Lk) tensor as (B or 1, H or 1, Lq or 1, Lk or 1), or an error that shows what disagrees."""
     shown = (*sizes.shown, sizes.queries, sizes.keys)
@@ -292,7 +300,7 @@ def fit(tensor: Tensor, sizes: Sizes, name: str) -> Tensor:
         raise ShapeError(
             f"{name} has shape {tuple(tensor.shape)}, which does not broadcast to the scores (..., Lq, Lk).\n"
             + columns(rows, wrong[0])
-            + ("" if name == "bias" else f"\nFor one row a sequence pass Padding({name}); for lengths, Lengths.")
+            + _one_row(tensor, len(sizes.shown), name)
         )
     if len(shown) > 4:
         tensor = tensor.expand(shown).reshape(sizes.shape)

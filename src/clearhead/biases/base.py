@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -11,8 +12,11 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.positions import check_align
+from clearhead.base.rules import broadcast
 from clearhead.base.shapes import Align, Sides, Sizes, array_sizes, extent, part
 from clearhead.base.steps import PAIRS, Step, number, signed
+from clearhead.base.text import said
+from clearhead.base.tracing import compiling
 
 Part = Callable[[slice, slice, slice, slice], Tensor]
 
@@ -77,10 +81,13 @@ class Added(NamedTuple):
 
 
 def check_added(added: Any, sizes: Sizes, who: str) -> Added:
-    """The normal form that a bias's `lower` gave, its sizes checked, since the kernels rely on them."""
-    if not isinstance(added, Added) or not (added.tensors or added.function):
+    """The normal form that `who` gave, such as a bias's `lower`, its sizes checked, since engines rely on them.
+
+    What its function gives is checked each time that it is asked.
+    """
+    if not isinstance(added, Added) or not (added.tensors or added.function is not None):
         raise ClearheadError(
-            f"{who}.lower gave a {type(added).__name__}; expected Added(dense=...), one number a pair, "
+            f"{who} gave a {type(added).__name__}; expected Added(dense=...), one number a pair, "
             "Added(relative=...), one a distance, or Added(function=...)."
         )
     distances = max(sizes.queries + sizes.keys - 1, 0)
@@ -92,17 +99,39 @@ def check_added(added: Any, sizes: Sizes, who: str) -> Added:
             continue
         expected = (sizes.batch, sizes.heads, *last)
         free = 2 if name == "relative" else 4  # the dimensions that may be of size 1
-        fits = tensor.ndim == len(expected) and all(
-            n == size or (n == 1 and i < free) for i, (n, size) in enumerate(zip(tensor.shape, expected, strict=True))
+        dense = isinstance(tensor, Tensor) and not tensor.is_nested and tensor.layout is torch.strided
+        fits = (
+            dense
+            and tensor.ndim == len(expected)
+            and all(
+                n == size or (n == 1 and i < free)
+                for i, (n, size) in enumerate(zip(tensor.shape, expected, strict=True))
+            )
         )
         if not fits or not tensor.is_floating_point():
+            got = f"{tuple(tensor.shape)} of {tensor.dtype}" if dense else f"that is a {type(tensor).__name__}"
             raise ShapeError(
-                f"{who}.lower gave {name} {tuple(tensor.shape)} of {tensor.dtype}; expected floating-point numbers "
+                f"{who} gave {name} {got}; expected floating-point numbers "
                 f"that broadcast to {'(B, H, Lq, Lk)' if free == 4 else '(B, H, Lq + Lk − 1)'} = {expected}."
             )
         if tensor.device != sizes.device:
             raise ClearheadError(f"{who}: the bias is on {tensor.device}, the inputs on {sizes.device}.")
-    return added
+    if added.function is None or compiling() or getattr(added.function, "func", None) is _checked_part:
+        return added
+    if not callable(added.function):
+        raise ClearheadError(f"{who} gave a function that is a {type(added.function).__name__}: it is called.")
+    return added._replace(function=partial(_checked_part, added.function, sizes, who))
+
+
+def _checked_part(function: Part, sizes: Sizes, who: str, *sides: slice) -> Tensor:
+    """What a bias's function gives for a part: floating-point numbers that broadcast to it, of four dimensions."""
+    found = function(*sides)
+    if not isinstance(found, Tensor) or not found.is_floating_point() or found.device != sizes.device:
+        got = f"{found.dtype} on {found.device}" if isinstance(found, Tensor) else type(found).__name__
+        raise ClearheadError(
+            f"{who} gave a function whose result is {got}; expected floating-point numbers on {sizes.device}."
+        )
+    return broadcast(found, [len(range(size)[side]) for size, side in zip(sizes.shape, sides, strict=True)], who)
 
 
 class Bias(nn.Module, ABC):
@@ -139,7 +168,7 @@ class Bias(nn.Module, ABC):
 
     def part(self, sizes: Sizes, at: Sides) -> Tensor:
         """The numbers of the part that four slices name; an axis along which the bias repeats may have size 1."""
-        tile = check_added(self.lower(sizes), sizes, type(self).__name__).tile(*at, sizes)
+        tile = _lowered(self, sizes).tile(*at, sizes)
         return tile.reshape((1,) * (4 - tile.ndim) + tuple(tile.shape))
 
     @classmethod
@@ -158,8 +187,11 @@ class Bias(nn.Module, ABC):
         """
         sizes = array_sizes(query, key)._replace(align=check_align(align))
         every = slice(None)
-        tile = self.lower(sizes).tile(every, every, every, every, sizes)
+        tile = _lowered(self, sizes).tile(every, every, every, every, sizes)
         return sizes.restore(tile.expand(sizes.shape))
+
+    def __repr__(self) -> str:
+        return said(self, super().__repr__)
 
     def __add__(self, other: Bias) -> Bias:
         return Sum(self, _check_bias(other, "right"))
@@ -168,6 +200,11 @@ class Bias(nn.Module, ABC):
         if isinstance(other, int) and other == 0:  # where sum() begins
             return self
         return Sum(_check_bias(other, "left"), self)
+
+
+def _lowered(bias: Bias, sizes: Sizes) -> Added:
+    """A bias's normal form, checked."""
+    return check_added(bias.lower(sizes), sizes, f"{type(bias).__name__}.lower")
 
 
 def _check_bias(other: Any, side: str) -> Bias:
@@ -207,7 +244,7 @@ class Sum(Bias):
         ]  # fmt: skip
 
     def lower(self, sizes: Sizes) -> Added:
-        return self.left.lower(sizes).plus(self.right.lower(sizes))
+        return _lowered(self.left, sizes).plus(_lowered(self.right, sizes))
 
 
 class _Far(Bias):

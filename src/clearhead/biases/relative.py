@@ -122,8 +122,12 @@ class RelativeBias(Bias):
                 f"{(*sizes.shown, sizes.queries, sizes.keys)}; pass RelativeBias({sizes.heads})." + no_heads(sizes)
             )
         apart = distances(sizes, query_offset(sizes, "RelativeBias"))
+        weight = wide(self.weight)
         # one row a distance: the gradient is a sum over distances, in a fixed order
-        return Added(relative=F.embedding(self.bucket(apart), wide(self.weight)).transpose(-1, -2))
+        # second derivatives of PyTorch's embedding fail where it looks up nothing
+        none = weight[:0].reshape(*apart.shape, sizes.heads) if not apart.numel() else None
+        rows = F.embedding(self.bucket(apart), weight) if none is None else none
+        return Added(relative=rows.transpose(-1, -2))
 
     def bucket(self, apart: Tensor) -> Tensor:
         """The bucket of each distance (key position less query position)."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from clearhead.base.errors import UnsupportedError
 from clearhead.engines.base import Engine
 from clearhead.engines.native.engine import Native
+from clearhead.engines.own import Own
 from clearhead.engines.reference import Reference
 from clearhead.engines.sdpa.engine import Sdpa
 from clearhead.engines.tiled.engine import Tiled
+from clearhead.problem.checked import ours
 from clearhead.problem.problem import Problem
 
 # In order of preference: the first without objections or reservations runs. Tiled never has any.
@@ -21,7 +23,8 @@ def choose(problem: Problem, engine: str | Engine | None) -> Engine:
             if not candidate.reservations(problem) and not candidate.objections(problem):
                 return candidate
     if isinstance(engine, Engine):
-        return _willing(engine, problem)
+        found = _willing(engine, problem)
+        return found if ours(found) else Own(found)
     named = {candidate.name: candidate for candidate in ENGINES}
     if not isinstance(engine, str) or engine not in named:
         raise UnsupportedError(f"engine is {engine!r}; the engines are {', '.join(map(repr, named))}.")

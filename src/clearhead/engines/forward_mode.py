@@ -76,8 +76,11 @@ class _Output(torch.autograd.Function):
     def jvp(ctx: Any, _: Any, *tangents: Tensor | None) -> Any:
         ctx.reads.check()
         tensors = ctx.saved_for_forward
-        tangent = _Tangent.apply(ctx.rest, len(tensors), *tensors, *tangents)  # type: ignore[no-untyped-call]
-        return tangent, None, None
+
+        def along(*tangents: Tensor | None) -> Gradients:
+            return (_Tangent.apply(ctx.rest, len(tensors), *tensors, *tangents),)  # type: ignore[no-untyped-call]
+
+        return *unbatched(along, *tangents), None, None
 
 
 class _Tangent(torch.autograd.Function):

@@ -35,7 +35,9 @@ from clearhead.engines.choose import choose
 from clearhead.engines.summarised import summarised
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.engine import PLAIN, Tiled
+from clearhead.problem.checked import checked
 from clearhead.problem.packing import (
+    PACKED,
     Operands,
     operands,
     packed,
@@ -55,7 +57,7 @@ def run(problem: Problem, chosen: Engine, asked: str | Engine | None = None) -> 
         output = _inside_compiled_code(problem, chosen, asked)
     elif 0 in problem.sizes.shape:
         return tiles.no_keys(problem, problem.query)
-    elif isinstance(chosen, Tiled) and forward_mode.serves(problem):
+    elif isinstance(getattr(chosen, "engine", chosen), Tiled) and forward_mode.serves(problem):
         output = forward_mode.output(problem)
     elif chosen.transparent(problem) or not problem.needs_grad:
         output = chosen.forward(problem).output
@@ -272,6 +274,7 @@ def _chosen(
     rows: bool,
 ) -> tuple[Problem, Engine]:
     """The problem packed in these tensors and numbers, and the engine that eager code would choose for it."""
-    problem = unpacked(tensors, numbers, needs)
+    problem = unpacked(tensors, numbers, needs)  # its mask is checked there
+    problem = checked(problem._replace(visible=None), PACKED)._replace(visible=problem.visible)
     with torch.set_grad_enabled(any(needs)):
         return problem, choose(problem._replace(value=None) if rows else problem, engine)

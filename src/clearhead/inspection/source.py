@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from clearhead._attention import Arguments
 from clearhead.base.errors import ClearheadError
+from clearhead.base.text import said
 from clearhead.base.tracing import autocast_of_now, transformed
 from clearhead.base.versions import Versions
 from clearhead.masks.base import Mask
@@ -155,5 +156,5 @@ class FromRecord(Source):
 def shown(value: Any) -> str:
     """What an argument was, in a few words."""
     if isinstance(value, Mask):
-        return value.title()
+        return said(value, value.title)
     return f"<{value.dtype} {tuple(value.shape)}>" if hasattr(value, "shape") else str(value)

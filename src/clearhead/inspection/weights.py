@@ -16,7 +16,7 @@ from clearhead.base.errors import ClearheadError, ShapeError, human_bytes
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Side, Style, check_style, draw
 from clearhead.base.shapes import refuse_fakes
-from clearhead.base.tracing import vectorized, without_autocast
+from clearhead.base.tracing import looked_into, without_autocast
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose
 from clearhead.engines.operation import run
@@ -34,6 +34,7 @@ from clearhead.inspection.reductions.received import Received
 from clearhead.inspection.reductions.topk import TopK
 from clearhead.inspection.source import FromCall, Source, shown
 from clearhead.inspection.stream import stream
+from clearhead.problem.checked import checked, ours
 from clearhead.problem.guard import guard
 from clearhead.problem.packing import operands, with_operands
 from clearhead.problem.partial import log_sum_exp
@@ -74,10 +75,20 @@ class Weights:
     @property
     def _problem(self) -> Problem:
         """The source's problem as it is now; what was computed for another one is forgotten."""
-        problem = self._source.problem()
-        if self._known.get("problem") is not problem:
-            self._known = {"problem": problem}
-        return problem
+        given = self._source.problem()
+        if self._known.get("given") is not given:
+            self._known = {"given": given, "problem": self._checked(given, "problem")}
+        found: Problem = self._known["problem"]
+        return found
+
+    def _with_value(self, value: Any) -> Problem:
+        """The source's problem with a value."""
+        return self._checked(self._source.with_value(value), "with_value")
+
+    def _checked(self, problem: Problem, method: str) -> Problem:
+        """What a source gave; one of somebody's own may give anything."""
+        source = self._source
+        return problem if ours(source) else checked(problem, f"{type(source).__name__}.{method}")
 
     def _engine(self, problem: Problem) -> Engine:
         """The engine for this use: inside a transform it may be another one."""
@@ -154,7 +165,7 @@ class Weights:
             maximum, log_sum = (t[batch, part.heads, part.queries] for t in self._known["rows"])
         else:
             maximum, log_sum = _rows(rows, engine)
-        weights: Tensor = (tile - maximum.unsqueeze(-1)).sub_(log_sum.unsqueeze(-1)).exp_()
+        weights: Tensor = (tile - maximum.unsqueeze(-1) - log_sum.unsqueeze(-1)).exp()
         return weights.masked_fill_(tile == -torch.inf, 0.0)  # also in a row of NaN
 
     def logsumexp(self) -> Any:
@@ -176,11 +187,11 @@ class Weights:
         if max_bytes is not None and size > max_bytes:
             raise ClearheadError(
                 f"dense() would make {tuple(self.shape)}, {human_bytes(size)}, above max_bytes = "
-                f"{human_bytes(max_bytes)}.\nIndex the part you need (w[0, 3, 17]), use pool(), topk() or entropy(), "
+                f"{human_bytes(max_bytes)}.\nIndex the part you need (w[..., -1, :]), use pool(), topk() or entropy(), "
                 "or pass max_bytes=None."
             )
         problem = self._problem
-        if problem.needs_grad or vectorized():
+        if problem.needs_grad or looked_into():
             return self._part(parse(..., self.shape, self._sizes))
         sizes = problem.sizes
         dense = torch.zeros(sizes.shape, dtype=self.dtype, device=sizes.device)
@@ -209,7 +220,7 @@ class Weights:
             raise ClearheadError("reduce takes one Output(value); join the values along their last dimension.")
         if outputs:
             self._check_kind(value=outputs[0].value)
-            problem = self._source.with_value(outputs[0].value)
+            problem = self._with_value(outputs[0].value)
             if problem.sizes.shown != self._sizes.shown and len(reductions) > 1:
                 raise ShapeError(
                     f"the value of Output gives an output of {(*problem.sizes.shown, problem.sizes.queries)}, and the "
@@ -249,7 +260,7 @@ class Weights:
         """
         self._check_kind(value=value, grad=grad)
         value, grad = (t.copy() if isinstance(t, np.ndarray) else t for t in (value, grad))
-        problem = self._source.with_value(value)
+        problem = self._with_value(value)
         sizes = problem.sizes
         assert problem.value is not None
         given: Tensor = to_tensor_float(grad, "grad")
@@ -313,7 +324,7 @@ class Weights:
     def __matmul__(self, value: Any) -> Any:
         """The attention output for these values, by the fastest engine that can."""
         self._check_kind(value=value)
-        problem = self._source.with_value(value)
+        problem = self._with_value(value)
         with without_autocast(problem.sizes.device):
             output = problem.sizes.restore(run(problem, choose(problem, self._asked), self._asked))
         return output.detach().numpy() if self._source.numpy else output

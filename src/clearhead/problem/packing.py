@@ -8,9 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from clearhead.base.errors import ShapeError
 from clearhead.base.shapes import Sizes, part
 from clearhead.biases.base import Added
-from clearhead.masks.base import Spans
+from clearhead.masks.base import Spans, check_spans
 from clearhead.problem.problem import Problem
 from clearhead.problem.visible import visible
 from clearhead.scores.base import Pairwise
@@ -59,6 +60,7 @@ def in_dtypes(gradients: Operands, of: Operands) -> tuple[Tensor | None, ...]:
     return tuple(g if g is None or t is None or g.dtype is t.dtype else g.to(t.dtype) for g, t in pairs)
 
 
+PACKED = "clearhead::attend"  # who gives what is unpacked, as an error names it
 Tensors = tuple[Tensor | None, ...]  # operands, the spans' start, stop and gaps, the residual, the dropout's seed
 Numbers = tuple[str, float, float | None, float]  # φ, scale, softcap, dropout_p
 
@@ -78,7 +80,11 @@ def packed(problem: Problem) -> tuple[Tensors, Numbers]:
 
 
 def unpacked(
-    tensors: Sequence[Tensor | None], numbers: Numbers, wanted: Sequence[bool], length: int | None = None
+    tensors: Sequence[Tensor | None],
+    numbers: Numbers,
+    wanted: Sequence[bool],
+    length: int | None = None,
+    who: str = PACKED,
 ) -> Problem:
     """The problem of these parts; its operands are new leaves, some of which need a gradient.
 
@@ -89,13 +95,15 @@ def unpacked(
     query, key, value, weight, dense, relative, sinks = leaves
     phi, scale, softcap, dropout_p = numbers
     assert query is not None and key is not None
+    if query.ndim != 4 or key.ndim != 4:
+        raise ShapeError(f"{who} gave query {tuple(query.shape)} and key {tuple(key.shape)}; expected four dimensions.")
     sides = (query.shape[2], key.shape[2]) if length is None else (length, length)
     sizes = Sizes(query.shape[0], query.shape[1], *sides, query.device)
     allowed = None
     if start is not None and stop is not None:
         residual = None if keep is None else lambda *sides: part(keep, *sides)
         gaps = None if gap_start is None or gap_stop is None else (gap_start, gap_stop)
-        allowed = visible(Spans(start, stop, residual, gaps=gaps), sizes)
+        allowed = visible(check_spans(Spans(start, stop, residual, gaps=gaps), sizes, who), sizes, who)
     bias = Added(dense, relative) if dense is not None or relative is not None else None
     scores = Pairwise(phi, query, key, weight, scale, softcap)  # type: ignore[arg-type]
     return Problem(scores, value, sizes, allowed, bias, sinks, dropout_p, seed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,13 +9,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import check_float, to_tensor, to_tensor_float
+from clearhead.base.arrays import check_float, mask_forms, to_tensor, to_tensor_float
 from clearhead.base.dropout import check_dropout, draw_seed
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.numbers import check_number
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import Sizes, apart, as_inputs, fit, no_heads, plain_sizes
-from clearhead.base.tracing import any_autocast, autocast, autocasting, compiling, ordinary, readable, refuse_jit
+from clearhead.base.tracing import (
+    any_autocast,
+    autocast,
+    autocasting,
+    compiling,
+    distributed,
+    ordinary,
+    readable,
+    refuse_jit,
+)
 from clearhead.base.versions import Versions
 from clearhead.biases.base import Added, Bias, check_added
 from clearhead.biases.dense import DenseBias
@@ -234,9 +242,8 @@ def with_value(problem: Problem, value: Any) -> Problem:
 
 
 def refuse_distributed(inputs: dict[str, Tensor | None]) -> None:
-    module = sys.modules.get("torch.distributed.tensor")  # None: no DTensor can exist
     for name, tensor in inputs.items():
-        if module is not None and type(tensor) is not Tensor and isinstance(tensor, module.DTensor):
+        if tensor is not None and distributed(tensor):
             raise UnsupportedError(
                 f"{name} is a DTensor, shape {tuple(tensor.shape)}; masks, biases and dropout are plain tensors, "
                 f"which PyTorch does not mix with it. Pass {name}.to_local() and each rank's part of the mask, or "
@@ -289,7 +296,7 @@ def _as_bias(bias: Any, mask: Any, sizes: Sizes) -> Added | None:
         raise ClearheadError(f"bias is {what}; expected a Bias, such as ALiBi(num_heads), or a float tensor.")
     if bias.positional and isinstance(mask, Mask) and mask.counts_inside:
         raise positions_unknown(f"a bias that depends on positions ({type(bias).__name__}) beside {mask.title()}")
-    return check_added(bias.lower(sizes), sizes, type(bias).__name__)
+    return check_added(bias.lower(sizes), sizes, f"{type(bias).__name__}.lower")
 
 
 def as_score(score: Any) -> Score:
@@ -332,9 +339,8 @@ def _as_mask(mask: Any, sizes: Sizes, dtype: torch.dtype, as_written: bool) -> t
     if only_zeros_and_ones(tensor):
         raise ClearheadError(
             f"mask has dtype {tensor.dtype}, shape {tuple(tensor.shape)}, and holds nothing but 0 and 1: a float mask "
-            "is added to the scores, and would hide nothing.\nWhere 1 means that a query may attend, pass mask.bool(), "
-            "or for (B, Lk) Padding(mask.bool()); where it means that it may not, pass mask == 0; to add it all the "
-            "same, pass it as bias."
+            f"is added to the scores, and would hide nothing.\n{mask_forms('mask', tensor)}\nTo add it all the same, "
+            "pass it as bias=mask."
         )
     return None, fit(tensor, sizes, "mask")
 

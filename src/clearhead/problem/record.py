@@ -14,6 +14,7 @@ from clearhead.base.shapes import part
 from clearhead.base.versions import Versions
 from clearhead.biases.base import Added
 from clearhead.masks.base import Residual, Spans
+from clearhead.problem.checked import checked
 from clearhead.problem.problem import Problem
 from clearhead.problem.reads import tensors_in
 from clearhead.scores.base import ByTile, Change, Module, with_parameters
@@ -44,7 +45,7 @@ def _again(problem: Problem, reads: Versions, copied: bool) -> Record:
     """A copy of a record: its tensors are counted anew, unless something had been written to."""
     if reads.written() is None:
         reads = Versions(_by_functions(problem) if copied else tensors_of(problem))
-    return Record(problem, reads, copied)
+    return Record(checked(problem, "a record that was unpickled"), reads, copied)
 
 
 def check_reads(reads: Versions, now: Iterable[tuple[str, Tensor]]) -> None:

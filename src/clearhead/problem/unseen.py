@@ -56,7 +56,8 @@ def seen(spans: Spans, sizes: Sizes) -> tuple[Tensor, Tensor]:
 
 def _covered(spans: Spans, sizes: Sizes) -> Tensor:
     """The keys inside some query's intervals, (B or 1, H or 1, Lk): how many have begun, less how many have ended."""
-    start, stop = (edge.flatten(-2) for edge in spans.intervals())
+    # an interval of nothing may stand anywhere
+    start, stop = (edge.flatten(-2).clamp(0, sizes.keys) for edge in spans.intervals())
     start = start.expand_as(stop)
     change = torch.zeros(*start.shape[:2], sizes.keys + 1, dtype=torch.int64, device=start.device)
     one = torch.ones((), dtype=torch.int64, device=start.device).expand(start.shape)
@@ -71,7 +72,7 @@ def group(keys: Tensor, key_heads: int) -> Tensor:
 
 def zero(tensor: Tensor, visible: Tensor, only_not_finite: bool = False) -> Tensor:
     """Zeros in place of what is not visible, (B or 1, H or 1, L), or of that part of it that is not finite."""
-    where = ~visible.unsqueeze(-1)
+    where = (~visible.unsqueeze(-1)).expand(*tensor.shape[:-1], 1)  # the tensor itself does not broadcast
     return tensor.masked_fill(where & ~tensor.isfinite() if only_not_finite else where, 0.0)
 
 

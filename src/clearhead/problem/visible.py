@@ -115,8 +115,8 @@ def _matrix(mask: Mask, sizes: Sizes) -> Spans:
     return Spans(whole, whole + sizes.keys, lambda *sides: part(keep, *sides), mask.lower(sizes).reads)
 
 
-def visible(spans: Spans, sizes: Sizes) -> Visible:
-    """What is derived from spans: their values are read once, here."""
+def visible(spans: Spans, sizes: Sizes, who: str | None = None) -> Visible:
+    """What is derived from spans: their values are read once, here. `who` gave them, where it was no mask's `lower`."""
     if compiling():
         return Visible(spans, None, "inside", Memo())
     edges = [unwrapped(edge) for edge in spans.edges()]
@@ -131,8 +131,8 @@ def visible(spans: Spans, sizes: Sizes) -> Visible:
     start, stop = spans.host()
     if start.size and stop.size and (start.min() < 0 or stop.max() > sizes.keys):
         raise ShapeError(
-            f"the spans of a mask reach from {start.min()} to {stop.max()}, and there are {sizes.keys} keys: lower() "
-            "must give 0 ≤ start and stop ≤ Lk."
+            f"{'' if who is None else f'{who} gave a mask: '}the spans of a mask reach from {start.min()} to "
+            f"{stop.max()}, and there are {sizes.keys} keys: lower() must give 0 ≤ start and stop ≤ Lk."
         )
     return Visible(spans, (start, stop), where_unseen(spans, start, stop, sizes), Memo())
 

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from clearhead.base.arrays import accumulated, check_float, to_tensor_float
 from clearhead.base.errors import ClearheadError, ShapeError, columns
-from clearhead.base.numbers import check_count, check_positive
+from clearhead.base.numbers import check_count, check_number, check_positive
 from clearhead.base.shapes import as_inputs
 from clearhead.base.steps import Step
+from clearhead.base.text import said
 from clearhead.base.tracing import autocasting
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -99,6 +100,7 @@ def check_pairwise(lowered: Pairwise, query: Tensor, key: Tensor, who: str) -> P
     if lowered.softcap is not None:
         raise ClearheadError(f"{who}.lower gave a softcap; a score has its own: super().__init__(softcap=...).")
     if not isinstance(lowered.scale, Tensor):
+        check_number(lowered.scale, f"the scale that {who}.lower gave")
         return lowered
     if lowered.scale.numel() != 1:
         raise ShapeError(f"{who}.lower gave a scale of shape {tuple(lowered.scale.shape)}; expected one number.")
@@ -179,6 +181,9 @@ class Score(nn.Module, ABC):
     def example(cls) -> tuple[Score, int, int]:
         """A score to try this class with, and the widths (Eq, Ek) it takes."""
         return cls(), 4, 4
+
+    def __repr__(self) -> str:
+        return said(self, super().__repr__)
 
     def extra_repr(self) -> str:
         return self.described()

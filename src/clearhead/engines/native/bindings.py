@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import torch
@@ -23,7 +22,11 @@ from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
 from clearhead.problem.summary import Found, Sent, Summary
 
+MODULE = "clearhead.engines.native._kernels"
 PHI = {"mul": 0, "tanh_add": 1, "sq_diff": 2}
+
+# the module, by its name, and the kernels by their instruction sets; not functools.cache, at which the compiler warns
+_known: dict[str | None, Any] = {}
 
 
 def _new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -47,13 +50,14 @@ def _zeros_of(tensor: Tensor | None, wanted: bool) -> Tensor | None:
     return torch.zeros_like(tensor, dtype=torch.float32, memory_format=torch.contiguous_format)
 
 
-@cache
 def kernels() -> Any:
     """The extension module, or None where this installation has none."""
-    try:
-        return importlib.import_module("clearhead.engines.native._kernels")
-    except ImportError:
-        return None
+    if MODULE not in _known:
+        try:
+            _known[MODULE] = importlib.import_module(MODULE)
+        except ImportError:
+            _known[MODULE] = None
+    return _known[MODULE]
 
 
 @constant
@@ -62,11 +66,12 @@ def available() -> bool:
     return kernels() is not None
 
 
-@cache
 def chosen(instructions: str | None = None) -> Any:
     """The kernels for the best instruction set of this CPU, or for the one named."""
-    module = kernels()
-    return module.Cpu(instructions or module.available()[0])
+    if instructions not in _known:
+        module = kernels()
+        _known[instructions] = module.Cpu(instructions or module.available()[0])
+    return _known[instructions]
 
 
 def read_by_kernels(problem: Problem) -> Any:

@@ -139,9 +139,10 @@ def _against_surroundings(problem: Problem) -> list[str]:
         found.append("PyTorch's fused kernel has no derivatives in forward mode")
     elif compiling() and followed():
         found.append("torch.func and forward mode inside compiled code follow operations one by one")
-    if differentiated_twice():
+    inputs = problem.query, problem.key, problem.value
+    if differentiated_twice(*inputs):
         found.append("PyTorch's fused kernel has no second derivatives")
-    if transformed() and any(t is not None and batched(t) for t in (problem.query, problem.key, problem.value)):
+    if transformed() and any(t is not None and batched(t) for t in inputs):
         found.append("PyTorch has no batching rule for its fused kernel under torch.func.vmap")
     return found
 

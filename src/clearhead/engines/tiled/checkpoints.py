@@ -2,34 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from clearhead.problem.packing import operands, with_operands, without_operands
+from clearhead.problem.packing import Operands, operands, with_operands, without_operands
 from clearhead.problem.problem import Problem
-from clearhead.problem.region import Region
+from clearhead.problem.region import EVERY, Region
 from clearhead.problem.regions import cut
 
 Result = TypeVar("Result")
 
 
-def checkpointed(problem: Problem, compute: Callable[[Problem, Region], Result]) -> Callable[[Region], Result]:
-    """`compute(part, region)` under a checkpoint, which can be differentiated more than once."""
-    rest, reads, tensors = without_operands(problem), problem.reads(), operands(problem)
+def checkpointed(
+    problem: Problem, every: Sequence[Region], compute: Callable[[Problem, Region], Result]
+) -> Callable[[Region], Result]:
+    """`compute(part, region)` under a checkpoint, which can be differentiated more than once; for parts of `every`."""
+    rest, reads, given = without_operands(problem), problem.reads(), operands(problem)
+    # the same shapes without memory, from which mask, bias and dropout of a part are cut
+    shapes = with_operands(problem, [None if t is None else t.new_empty(()).expand(t.shape) for t in given])
+    groups = _split(given, every, problem.groups)
     draws = problem.lowered is None  # its tile() may draw random numbers
 
     def again(region: Region, *tensors: Tensor | None) -> Result:
         nonlocal reads
         reads.check()
         try:  # a checkpoint stops its second run once it has all that it needs
-            return compute(cut(with_operands(rest, tensors), region), region)
+            group = cut(shapes, Region(region.batch, region.heads))
+            return compute(cut(with_operands(group, tensors), region._replace(batch=EVERY, heads=EVERY)), region)
         finally:
             reads = rest.reads()  # a score may write to its own buffers, such as running statistics: that is no error
 
     def run(region: Region) -> Any:
+        tensors = groups[region.batch.start, region.heads.start]
         return checkpoint(again, region, *tensors, use_reentrant=False, preserve_rng_state=draws)
 
     return run
+
+
+def _split(given: Operands, every: Sequence[Region], groups: int) -> dict[tuple[int, int], Operands]:
+    """The operands of the sequences and heads that blocks have in common, by the first of each.
+
+    They are split once: the gradient of a slice would be of the size of the whole operand, for each block.
+    """
+    counts: dict[tuple[int, int], dict[int, int]] = {}  # of heads, by the first one, for some sequences
+    for region in every:
+        of_heads = counts.setdefault((region.batch.start, region.batch.stop), {})
+        of_heads[region.heads.start] = region.heads.stop - region.heads.start
+    found = {}
+    batches = _along(given, 0, [stop - start for start, stop in counts], 1)
+    for ((first, _), of_heads), part in zip(counts.items(), batches, strict=True):
+        for head, one in zip(of_heads, _along(part, 1, list(of_heads.values()), groups), strict=True):
+            found[first, head] = one
+    return found
+
+
+def _along(given: Operands, dim: int, counts: list[int], groups: int) -> list[Operands]:
+    """The operands in parts along the batch, 0, or the heads, 1."""
+
+    def parts(tensor: Tensor | None, dim: int, divided: int = 1) -> Sequence[Tensor | None]:
+        if tensor is None or len(counts) == 1 or tensor.shape[dim] == 1:
+            return [tensor] * len(counts)
+        return torch.split(tensor, [count // divided for count in counts], dim)
+
+    query, key, value = parts(given.query, dim), parts(given.key, dim, groups), parts(given.value, dim, groups)
+    dense, relative = parts(given.dense, dim), parts(given.relative, dim)
+    sinks = parts(given.sinks, 0) if dim else [given.sinks] * len(counts)
+    each = zip(query, key, value, [given.weight] * len(counts), dense, relative, sinks, strict=True)
+    return [Operands(*one) for one in each]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
-from clearhead.base.tracing import dispatches, looked_into
+from clearhead.base.tracing import compiling, dispatches, looked_into
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.backward import gradients
@@ -21,6 +21,8 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
 from clearhead.problem.summary import Sent, Summary
+
+FOLLOWED = 2  # times regions.BUDGET, for each thread
 
 
 class Tiled(Engine):
@@ -41,16 +43,26 @@ class Tiled(Engine):
             return True
         return any(t is not None and dispatches(t) for t in operands(problem))
 
+    def notes(self, problem: Problem) -> list[str]:
+        if problem.lowered is not None:
+            return []
+        return [
+            "the score has tile() alone, so its gradients come from autograd: through PyTorch's operations, block by "
+            "block, and each block's scores are computed once more in the backward pass. Memory is counted as if it "
+            f"made {regions.width(problem)} numbers a pair on the way. A score that is a sum over dimensions gets "
+            "fused kernels, with gradients of their own, by lower(): see Pairwise"
+        ]
+
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
-        problem = guard(problem)
-        every = list(regions.walk(problem, regions.BUDGET))
+        problem = tiles.widened(guard(problem))
+        every = list(regions.walk(problem, _budget(problem)))
         if not rows and (not every or not problem.sizes.keys):
             return Partial(tiles.no_keys(problem, problem.query))
         if rows:
             return _in_blocks(problem, every)
         # transforms and forward mode follow plain operations, but no checkpoints
         again = problem.needs_grad and not looked_into() and len(every) > 1
-        run = checkpointed(problem, lambda part, _: tiles.partial(part)) if again else None
+        run = checkpointed(problem, every, lambda part, _: tiles.partial(part)) if again else None
 
         def compute(region: Region) -> Tensor:
             seen = regions.parts_seen(problem, region)
@@ -68,10 +80,18 @@ class Tiled(Engine):
         return 0 not in problem.sizes.shape  # its blocks, and their gradients written out
 
     def cost(self, problem: Problem) -> Cost:
-        every = list(regions.walk(problem, regions.BUDGET))
+        every = list(regions.walk(problem, _budget(problem)))
         areas = [part.area for region in every for part in regions.parts_seen(problem, region)]
         numbers = 3 * regions.width(problem) * max(areas, default=0)
         return Cost(sum(areas), accumulated(problem.query.dtype).itemsize * numbers)
+
+
+def _budget(problem: Problem) -> int:
+    """Elements of a block's work memory: more where autograd follows each operation, and begins one block after
+    another: each of its threads then has a block that stays in its cache."""
+    if problem.lowered is not None or not problem.needs_grad:
+        return regions.BUDGET
+    return FOLLOWED * regions.BUDGET * (1 if compiling() else min(torch.get_num_threads(), 4))
 
 
 def _in_blocks(problem: Problem, every: list[Region]) -> Partial:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.shapes import unflatten
-from clearhead.base.tracing import compiling, vectorized
+from clearhead.base.tracing import in_place, readable, vectorized
 from clearhead.problem.partial import log_add
 from clearhead.problem.region import Region
 
@@ -24,7 +24,7 @@ class Look:
     same over the keys alone: without sinks, (h, 1), these are one. `maximum` and `log_sum`, (b, h, q): see `Partial`;
     `log_total` is log Σ_j exp(scores_ij), the sink included.
 
-    The scores are overwritten. `top` and `maximum` are constants to autograd: no result depends on them.
+    The scores may be overwritten. `top` and `maximum` are constants to autograd: no result depends on them.
     """
 
     def __init__(self, region: Region, scores: Tensor, may_be_empty: bool, sinks: Tensor | None = None) -> None:
@@ -35,13 +35,14 @@ class Look:
         top = peaks.amax(-1) if scores.shape[-1] else values.new_full(scores.shape[:-1], -torch.inf)
         self.blind = top == -torch.inf  # (b, h, q)
         # a score of +∞ makes the weights of its row NaN, and so every result for the row
-        self.top = top.masked_fill(self.blind, 0.0).masked_fill_(top == torch.inf, torch.nan)
+        self.top = top.masked_fill(self.blind, 0.0).masked_fill(top == torch.inf, torch.nan)
         self.may_be_empty = may_be_empty
         # whether some rows are, or may be, of NaN
-        self.odd = may_be_empty and (compiling() or vectorized() or bool(self.top.isnan().any()))
+        self.odd = may_be_empty and (not readable(self.top) or vectorized() or bool(self.top.isnan().any()))
         unseen = values == -torch.inf if self.odd else None
-        self.scores = scores.sub_(self.top.unsqueeze(-1))  # (b, h, q, k)
-        self._peaks = {PEAK: peaks.sub_(self.top.unsqueeze(-1))}
+        less = Tensor.sub_ if in_place() else Tensor.sub
+        self.scores = less(scores, self.top.unsqueeze(-1))  # (b, h, q, k)
+        self._peaks = {PEAK: less(peaks, self.top.unsqueeze(-1))}
         above = self.scores.exp()
         total = above.sum(-1).masked_fill(self.blind, 1.0)
         self.shares = above / total.unsqueeze(-1)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
-from clearhead.base.tracing import looked_into
+from clearhead.base.tracing import in_place, looked_into
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.backward import add_sent
 from clearhead.engines.tiled.checkpoints import checkpointed
@@ -38,10 +38,11 @@ def in_blocks(problem: Problem, every: list[Region], scores: Scores, summary: Su
     def block(part: Problem, region: Region) -> Found:
         return _block(part, region, problem.sizes.keys, scores, summary)
 
+    problem = tiles.widened(problem)
     # transforms and forward mode follow plain operations, but no checkpoints
     again = problem.needs_grad and not looked_into() and len(every) > 1
-    compute = checkpointed(problem, block) if again else lambda region: block(cut(problem, region), region)
-    if not problem.needs_grad:
+    compute = checkpointed(problem, every, block) if again else lambda region: block(cut(problem, region), region)
+    if not problem.needs_grad and not looked_into():
         return _filled(problem, summary, ((region, compute(region)) for region in every))
     rows: dict[str, list[Tensor]] = {}
     sums: dict[str, dict[tuple[int, int], Tensor]] = {}  # by the first sequence and head
@@ -179,7 +180,7 @@ def _block(part: Problem, region: Region, keys: int, scores: Scores, summary: Su
     if summary.distance is not None:
         own = summary.distance[region.batch if len(summary.distance) > 1 else slice(None), :, region.queries]
         places = torch.arange(region.keys.start, region.keys.stop, device=own.device)
-        gap = (own.unsqueeze(-1) - places).abs_().to(weights.dtype)
+        gap = (own.unsqueeze(-1) - places).abs().to(weights.dtype)
         found["distance"] = (weights * gap).sum(-1)  # summed pairwise; einsum's running sum rounds more
     if summary.best:
         found["best"], found["best_key"] = _best(look)
@@ -236,14 +237,15 @@ def _tournament(scores: Tensor, peaks: Tensor, count: int) -> Tensor:
     least = torch.finfo(scores.dtype).min
     scores, peaks = scores.clamp(min=least), peaks.clamp(min=least)
     places = torch.arange(PEAK, device=scores.device)
+    put = Tensor.scatter_ if in_place() else Tensor.scatter
     taken = []
     for _ in range(count):
         chunk = peaks.argmax(-1, keepdim=True)
-        near = (chunk * PEAK + places).clamp_(max=scores.shape[-1] - 1)
+        near = (chunk * PEAK + places).clamp(max=scores.shape[-1] - 1)
         local = scores.gather(-1, near)
         best = near.gather(-1, local.argmax(-1, keepdim=True))
-        scores.scatter_(-1, best, -torch.inf)
-        peaks.scatter_(-1, chunk, local.masked_fill_(near == best, -torch.inf).amax(-1, keepdim=True))
+        scores = put(scores, -1, best, -torch.inf)
+        peaks = put(peaks, -1, chunk, local.masked_fill(near == best, -torch.inf).amax(-1, keepdim=True))
         taken.append(best)
     return torch.cat(taken, -1)
 
@@ -259,7 +261,7 @@ def _peaks(look: Look, cell: tuple[int, int]) -> Tensor:
     if look.odd or look.start % wide or not look.weights.shape[-1]:
         return pooled(look.weights.detach(), look.first, cell, torch.amax)
     # the largest weight has the largest score, and those peaks may be there already
-    part = (look.peaks(wide) - look.log_total.detach().unsqueeze(-1)).exp_()
+    part = (look.peaks(wide) - look.log_total.detach().unsqueeze(-1)).exp()
     return chunks(part.transpose(-1, -2), tall, look.region.queries.start, torch.amax).transpose(-1, -2)
 
 

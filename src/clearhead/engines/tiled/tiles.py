@@ -8,10 +8,13 @@ from torch import Tensor
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.dropout import factors
+from clearhead.base.errors import UnsupportedError
 from clearhead.base.shapes import unflatten
+from clearhead.base.tracing import distributed, in_place
+from clearhead.problem.packing import operands, with_operands
 from clearhead.problem.partial import Partial
 from clearhead.problem.problem import Problem
-from clearhead.scores.base import Pairwise, by_tile, capped
+from clearhead.scores.base import Pairwise, by_tile, capped, with_parameters
 
 
 def no_keys(problem: Problem, query: Tensor) -> Tensor:
@@ -43,7 +46,8 @@ def partial(problem: Problem) -> Partial:
         )
     unseen = tile.detach() == -torch.inf if may_be_empty(problem) else None
     maximum, above, total, blind = exponentials(tile)
-    weights = above / total.unsqueeze(-1) if torch.is_grad_enabled() else above.div_(total.unsqueeze(-1))
+    kept = torch.is_grad_enabled() or not in_place()
+    weights = above / total.unsqueeze(-1) if kept else above.div_(total.unsqueeze(-1))
     if unseen is not None:  # also in a row of NaN; and no gradient, for any gradient of the weight
         weights = weights.masked_fill(unseen, 0.0)
     output = grouped_product(dropped(problem, weights), problem.value.to(weights.dtype))
@@ -58,7 +62,8 @@ def exponentials(tile: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     maximum = tile.detach().amax(-1)
     blind = maximum == -torch.inf
     maximum = maximum.masked_fill(blind, 0.0)
-    above = (tile - maximum.unsqueeze(-1)).exp_()
+    above = tile - maximum.unsqueeze(-1)
+    above = above.exp_() if in_place() else above.exp()
     return maximum, above, above.sum(-1).masked_fill(blind, 1.0), blind
 
 
@@ -73,6 +78,19 @@ def raw_scores(problem: Problem) -> Tensor:
     if isinstance(scores, Pairwise):
         return pairwise(scores, scores.query, scores.key)
     return by_tile(scores._replace(key=scores.key.repeat_interleave(heads // key_heads, dim=1)))
+
+
+def widened(problem: Problem) -> Problem:
+    """The problem over operands, and parameters of its score, of the dtype that tiles are computed in: so a gradient
+    that many blocks add to is rounded once."""
+    dtype = accumulated(problem.query.dtype)
+    if problem.query.dtype == dtype or not problem.needs_grad:
+        return problem
+    problem = with_operands(problem, [None if t is None else t.to(dtype) for t in operands(problem)])
+    if isinstance(problem.scores, Pairwise):
+        return problem
+    score = with_parameters(problem.scores.score, lambda p: p.to(dtype))
+    return problem._replace(scores=problem.scores._replace(score=score))
 
 
 def scores(problem: Problem) -> Tensor:
@@ -136,9 +154,19 @@ def grouped_product(left: Tensor, right: Tensor) -> Tensor:
     """(b, h, n, m) @ (b, hk, m, d), each of the hk right heads serving h / hk left heads, without copies of it."""
     b, h, n, m = left.shape
     hk = right.shape[1]
-    if h == hk:
-        return left @ right
-    return (left.reshape(b, hk, h // hk * n, m) @ right).reshape(b, h, n, right.shape[-1])
+    try:
+        if h == hk:
+            return left @ right
+        return (left.reshape(b, hk, h // hk * n, m) @ right).reshape(b, h, n, right.shape[-1])
+    except RuntimeError as error:
+        if not distributed(left):
+            raise
+        raise UnsupportedError(
+            f"PyTorch {torch.__version__} does not multiply DTensors of shape {tuple(left.shape)} with the placements "
+            f"{left.placements}: {error!s:.200}\n"  # type: ignore[attr-defined]
+            "Pass each rank's part, query.to_local(), key.to_local() and value.to_local(): heads and sequences attend "
+            "by themselves. Or redistribute() them to Replicate() first."
+        ) from error
 
 
 def pairwise(lowered: Pairwise, query: Tensor, key: Tensor) -> Tensor:

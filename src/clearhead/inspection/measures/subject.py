@@ -24,7 +24,7 @@ class Subject:
     bool (B or 1, H or 1, Lq): queries that do not count for another reason. `tokens`: numbers of the tokens, int64
     (B or 1, Lq) and (B or 1, Lk), equal where the tokens are; the queries' None where they are the keys'. `value`:
     (B, Hk, Lk, Ev). `like`: another call of the same mask, kind, `words` and `skipped`, without bias and value: what is
-    known of uniform attention there is known here.
+    known of uniform attention there is known here. `factor` (B, H, Lq): by what the model multiplied its weights.
 
     Queries that are padding, or may see no key, do not count. Of a word's row nothing is left out: a key of padding
     that the model let it see stays in it, but is nobody's previous, next, first or most received key.
@@ -39,10 +39,11 @@ class Subject:
         tokens: tuple[Tensor | None, Tensor] | None = None,
         value: Tensor | None = None,
         like: Subject | None = None,
+        factor: Tensor | None = None,
     ) -> None:
         sizes = problem.sizes
         self.placed = own_text and (sizes.align is not None or sizes.queries == sizes.keys)
-        self.keys, self._tokens, self.value = words[1], tokens, value
+        self.keys, self._tokens, self.value, self._factor = words[1], tokens, value, factor
         if like is None:
             self.problem = among(problem, looked_at(words[0], skipped))
         else:
@@ -114,9 +115,11 @@ class Subject:
 
         With a sink they are those of the keys times 1 / (1 + exp(sink − log-sum-exp of the keys)).
         """
-        sinks = self.problem.sinks
+        sinks, moved = self.problem.sinks, self.own.moved
+        if self._factor is not None:
+            moved = moved * self._factor
         if sinks is None:
-            return self.own.moved
+            return moved
         rows = self.own.log_sum_exp
         above = (sinks.to(rows)[:, None] - rows).masked_fill(rows == -torch.inf, 0.0)  # a query that sees nothing
-        return self.own.moved * torch.sigmoid(-above)
+        return moved * torch.sigmoid(-above)

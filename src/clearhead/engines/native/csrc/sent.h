@@ -62,7 +62,8 @@ struct SentBack {
                 if (keys[middle] < first) low = middle + 1;
                 else high = middle;
             }
-            for (; low < sent.k && keys[low] < last; low++) upstream[keys[low] - begin] += values[low];
+            for (; low < sent.k && keys[low] < last; low++)
+                if (keys[low] >= first) upstream[keys[low] - begin] += values[low];  // or they are not in order
         }
     }
 

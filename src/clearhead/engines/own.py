@@ -1,0 +1,123 @@
+"""An engine of somebody's own: what it gives back is compared with the problem before anything reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from clearhead.base.errors import ClearheadError
+from clearhead.engines.base import Cost, Engine
+from clearhead.problem.checked import check_result
+from clearhead.problem.packing import Operands, operands
+from clearhead.problem.partial import Partial, Rows
+from clearhead.problem.problem import Problem
+from clearhead.problem.region import Region
+from clearhead.problem.summary import Found, Sent, Summary
+
+
+class Own(Engine):
+    """The same engine, its results checked: their types, shapes and devices, in O(1)."""
+
+    name = "own"
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.name = engine.name  # type: ignore[misc]
+
+    def objections(self, problem: Problem) -> list[str]:
+        return self.engine.objections(problem)
+
+    def reservations(self, problem: Problem) -> list[str]:
+        return self.engine.reservations(problem)
+
+    def notes(self, problem: Problem) -> list[str]:
+        return self.engine.notes(problem)
+
+    def cost(self, problem: Problem) -> Cost:
+        return self.engine.cost(problem)
+
+    def transparent(self, problem: Problem) -> bool:
+        return self.engine.transparent(problem)
+
+    def walk(self, problem: Problem) -> Iterator[Region]:
+        return self.engine.walk(problem)
+
+    def fuses(self, problem: Problem, summary: Summary) -> bool:
+        return self.engine.fuses(problem, summary)
+
+    def forward(self, problem: Problem, rows: bool = False) -> Partial:
+        found, value = self.engine.forward(problem, rows), problem.value
+        assert value is not None
+        self._is(found, Partial, "forward")
+        lead = problem.sizes.shape[:3]
+        self._check(found.output, "an output", (*lead, value.shape[-1]), problem, "forward")
+        for name, tensor in (("maximum", found.maximum), ("log_sum", found.log_sum)):
+            if tensor is not None:
+                self._check(tensor, name, lead, problem, "forward")
+        return found
+
+    def backward(
+        self, problem: Problem, rows: Rows, grad: Tensor | None, wanted: tuple[bool, ...], sent: Sent | None = None
+    ) -> Operands:
+        # without `sent` there is none: an engine that fuses nothing need not take it
+        more = () if sent is None else (sent,)
+        found = self.engine.backward(problem, rows, grad, wanted, *more)
+        self._is(found, Operands, "backward")
+        for name, gradient, tensor in zip(Operands._fields, found, operands(problem), strict=True):
+            if gradient is not None and tensor is not None:
+                self._check(gradient, f"the gradient of {name}", tuple(tensor.shape), problem, "backward")
+        missing = [n for n, g, want in zip(Operands._fields, found, wanted, strict=True) if want and g is None]
+        if missing and missing != ["sinks"]:
+            raise ClearheadError(f"{self._who('backward')} gave no gradient of {missing[0]}, which is wanted.")
+        return found
+
+    def scores(self, problem: Problem) -> Tensor:
+        found = self.engine.scores(problem)
+        self._check(found, "scores", problem.sizes.shape, problem, "scores")
+        return found
+
+    def summarise(self, problem: Problem, summary: Summary) -> Found:
+        found = self.engine.summarise(problem, summary)
+        self._is(found, Found, "summarise")
+        batch, heads, queries, keys = problem.sizes.shape
+        lead, cell = (batch, heads, queries), summary.mean or summary.peak
+        map_of = (batch, heads, -(-queries // cell[0]), -(-keys // cell[1])) if cell is not None else ()
+        largest = (*lead, summary.top)
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(Found._fields[:-1], lead)
+        shapes |= {"values": largest, "indices": largest, "scores": largest, "mean": map_of, "peak": map_of}
+        shapes |= {"received": (batch, heads, keys)}
+        for name, last in (("output", problem.value), ("groups", summary.groups)):
+            shapes[name] = lead if last is None else (*lead, last.shape[-1])
+        for name, shape in shapes.items():
+            tensor = getattr(found, name)
+            if tensor is not None:
+                self._check(tensor, name, shape, problem, "summarise")
+        return found
+
+    def contributions(
+        self,
+        problem: Problem,
+        rows: Rows,
+        grad: Tensor | None,
+        sent: Sent | None = None,
+        positive: bool = False,
+        by: tuple[bool, bool] = (True, True),
+    ) -> tuple[Tensor | None, Tensor | None]:
+        found = self.engine.contributions(problem, rows, grad, sent, positive, by)
+        batch, heads, queries, keys = problem.sizes.shape
+        for tensor, length, name in zip(found, (queries, keys), ("sums by query", "sums by key"), strict=True):
+            if tensor is not None:
+                self._check(tensor, name, (batch, heads, length), problem, "contributions")
+        return found
+
+    def _who(self, method: str) -> str:
+        return f"the engine {self.name!r}, {type(self.engine).__name__}.{method},"
+
+    def _is(self, found: Any, kind: type, method: str) -> None:
+        if not isinstance(found, kind):
+            raise ClearheadError(f"{self._who(method)} gave a {type(found).__name__}; expected a {kind.__name__}.")
+
+    def _check(self, tensor: Any, name: str, shape: tuple[int, ...], problem: Problem, method: str) -> None:
+        check_result(tensor, name, shape, problem, self._who(method))
