@@ -3,10 +3,13 @@
 import io
 import json
 import os
+import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -130,9 +133,7 @@ def test_the_path_is_tried_before_the_model_is_loaded(tmp_path, capsys, monkeypa
 
 
 def test_version(capsys):
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["--version"])
-    assert ended.value.code == 0 and capsys.readouterr().out == f"clearhead {ch.__version__}\n"
+    assert run(capsys, "--version") == (0, f"clearhead {ch.__version__}\n", "")
 
 
 def test_the_command_is_a_module_whose_help_imports_nothing_that_runs_a_model():
@@ -155,6 +156,79 @@ def test_a_reader_that_has_gone(example):
     child.stdout.close()
     assert child.wait() == 1 and not child.stderr.read()
     child.stderr.close()
+
+
+HOOK = """
+import os, sys
+left, begun = int(os.environ["AT_EVENT"]), False
+def hook(event, arguments):
+    global left, begun
+    begun = begun or (event == "import" and arguments[0] == "torch")
+    if begun and event == os.environ["EVENT"]:
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), int(os.environ["BY"]))
+sys.addaudithook(hook)
+"""
+ENTRIES = {"script": [str(Path(sys.executable).parent / "clearhead")], "module": [sys.executable, "-m", "clearhead"]}
+
+
+def signalled(tmp_path, entry, arguments, number, event, at):
+    """The command, which gets a signal at an event of Python's: the `at`-th since `import torch`."""
+    (tmp_path / "hook").mkdir()
+    (tmp_path / "hook" / "sitecustomize.py").write_text(HOOK)
+    surroundings = {"PYTHONPATH": str(tmp_path / "hook"), "EVENT": event, "AT_EVENT": str(at), "BY": str(int(number))}
+    return subprocess.run(
+        [*ENTRIES[entry], *arguments], capture_output=True, text=True, env=os.environ | surroundings, cwd=tmp_path
+    )
+
+
+@pytest.mark.skipif(os.name != "posix", reason="processes end by signals on POSIX alone")
+@pytest.mark.parametrize("seed", range(6))
+def test_a_signal_at_any_import_is_one_line_and_an_end_by_that_signal(seed, tmp_path):
+    draw = random.Random(seed)
+    entry, number = sorted(ENTRIES)[seed % 2], [signal.SIGINT, signal.SIGTERM][seed % 3 == 2]
+    arguments = draw.choice([["report", "a"], ["explain", "dot"], ["explain"], ["survey", "--file", "f"]])
+    done = signalled(tmp_path, entry, arguments, number, "import", draw.randrange(1, 900))
+    said = {signal.SIGINT: "clearhead: interrupted\n", signal.SIGTERM: "clearhead: terminated\n"}[number]
+    assert (done.returncode, done.stdout, done.stderr) == (-number, "", said)  # a shell says 130, and 143
+
+
+@pytest.mark.skipif(os.name != "posix", reason="processes end by signals on POSIX alone")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_a_write_leaves_the_old_file_alone(number, tmp_path):
+    page = tmp_path / "page.html"
+    page.write_text("what was there")
+    done = signalled(tmp_path, "module", ["explain", "dot", "-o", "page.html"], number, "os.chmod", 1)
+    assert done.returncode == -number and len(done.stderr.splitlines()) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hook", "page.html"]
+    assert page.read_text() == "what was there"
+
+
+def test_only_the_command_itself_answers_to_signals():
+    code = "import signal; before = signal.getsignal(signal.SIGINT); import clearhead.cli\n"
+    code += "assert signal.getsignal(signal.SIGINT) is before is signal.default_int_handler"
+    subprocess.run([sys.executable, "-c", code, "-m", "clearhead"], check=True)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full is Linux's")
+@pytest.mark.parametrize(
+    ("arguments", "redirected", "status", "says"),
+    [
+        ("--help", ">/dev/full", 2, "cannot write to standard output: No space left on device"),
+        ("explain dot", ">/dev/full 2>/dev/full", 2, ""),
+        ("explain", ">&-", 0, ""),
+        ("explain dots", "2>&-", 2, ""),
+    ],
+)
+def test_an_output_that_takes_nothing(arguments, redirected, status, says):
+    surroundings = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        ["sh", "-c", f'"{sys.executable}" -m clearhead {arguments} {redirected}'],
+        capture_output=True, text=True, env=surroundings,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (status, "")
+    assert done.stderr == (f"clearhead: {says}\n" if says else "")
 
 
 def test_an_interrupt(capsys, monkeypatch):

@@ -5,16 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import re
-import secrets
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from clearhead.base.errors import ClearheadError
+from clearhead.base.written import replacing
 
 # The program that computes the steps of an explanation from their code.
 ARITHMETIC = ("numbers.js", "language.js", "terms.js", "shapes.js", "operations.js")
@@ -91,53 +88,7 @@ def write_page(path: Any, page: str, what: str = "report") -> Path:
 
 def write_parts(path: Any, parts: Iterable[str], what: str = "report") -> Path:
     """Write a page that is given in parts. A file that is there is as it was until all of the new one is written."""
-    try:
-        target = Path(path)
-        there = target.resolve()
-        check_writable(there, what)  # an old file that may not be written to is not replaced
-        beside = there.with_name(f".{there.name[:100]}.{os.getpid()}.{secrets.token_hex(4)}.part")
-    except ClearheadError:
-        raise
-    except (OSError, ValueError, TypeError) as error:  # ValueError: a NUL in the path; TypeError: no path at all
-        raise _unwritable(path, what, error) from error
-    try:
-        if there.exists() and not there.is_file():  # a pipe, or the like
-            _write(there, parts)
-            return target
-        try:
-            _write(beside, parts)
-            if there.exists():
-                shutil.copymode(there, beside)
-            beside.replace(there)
-        finally:
-            beside.unlink(missing_ok=True)
-    except OSError as error:
-        raise _unwritable(path, what, error) from error
-    return target
-
-
-def _write(path: Path, parts: Iterable[str]) -> None:
-    with path.open("w", encoding="utf-8", errors="replace", newline="\n") as file:
+    with replacing(path, what) as beside, beside.open("w", encoding="utf-8", errors="replace", newline="\n") as file:
         for part in parts:
             file.write(part)
-
-
-def check_writable(path: Any, what: str = "report") -> None:
-    """Raise what `write_page` would, before there is a page. A file that is there keeps what it holds."""
-    try:
-        target = Path(path)
-        new = not target.exists()
-        if new or target.is_file() or target.is_dir():
-            with target.open("ab"):
-                pass
-        if new:
-            target.unlink()
-    except (OSError, ValueError, TypeError) as error:
-        raise _unwritable(path, what, error) from error
-
-
-def _unwritable(path: Any, what: str, error: Exception) -> ClearheadError:
-    return ClearheadError(
-        f"cannot write the {what} to {str(path)!r}: {getattr(error, 'strerror', None) or error}. Pass a file in a "
-        "folder that exists and that you may write to."
-    )
+    return Path(path)

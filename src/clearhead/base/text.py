@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Callable
 
 KEPT = "\N{NO-BREAK SPACE}"
 
@@ -10,6 +11,14 @@ KEPT = "\N{NO-BREAK SPACE}"
 def printable(text: str) -> str:
     """In one line, of characters that a terminal prints as they are; others as Python writes them."""
     return "".join(c if c.isprintable() or c == KEPT else repr(c)[1:-1] for c in text)
+
+
+def said(of: object, make: Callable[[], str]) -> str:
+    """What `make` says of an object; the name of its class where that fails, as it may for a class of one's own."""
+    try:
+        return str(make())
+    except Exception:  # a repr raises nothing
+        return f"{type(of).__name__}()"
 
 
 def escaped(text: str, lines: bool = False) -> str:

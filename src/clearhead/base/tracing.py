@@ -6,6 +6,7 @@ Values are hidden, and can be asserted at best, while code is compiled or export
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -29,6 +30,10 @@ any_autocast = torch._C._is_any_autocast_enabled
 compiler_here = torch._C._dynamo.eval_frame.get_eval_frame_callback
 _compile_with = torch._C._dynamo.eval_frame.set_eval_frame
 _dispatch_modes, _jit_state = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state
+# No module of PyTorch's is named in the functions below that ask `compiling()`: the compiler would compile such a
+# function by itself, where code around it could not be, as one that is always being compiled
+_level: Callable[[], int] = partial(getattr, forward_ad, "_current_level")
+_stack = _functorch.get_interpreter_stack
 _NOTHING = nullcontext()
 _GRAD, _JVP, _VMAP = (getattr(_functorch.TransformType, name) for name in ("Grad", "Jvp", "Vmap"))
 _KEYS = torch._C._TorchDispatchModeKey
@@ -51,7 +56,7 @@ def ordinary() -> bool:
         or any_autocast()
         or _interpreters() is not None
         or _dispatch_modes()
-        or forward_ad._current_level >= 0
+        or _level() >= 0
         or _jit_state() is not None
     )
 
@@ -72,7 +77,7 @@ def batched(tensor: Tensor) -> bool:
 
 def vectorized() -> bool:
     """Whether `torch.func.vmap` is at work."""
-    return transformed() and any(i.key() == _VMAP for i in _functorch.get_interpreter_stack())
+    return transformed() and any(i.key() == _VMAP for i in _stack())
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -90,8 +95,8 @@ def followed() -> bool:
 
     The compiler checks the level of both before it uses the code again.
     """
-    keys = [i.key() for i in _functorch.get_interpreter_stack() or ()]
-    return forward_ad._current_level >= 0 or _GRAD in keys or _JVP in keys
+    keys = [i.key() for i in _stack() or ()]
+    return _level() >= 0 or _GRAD in keys or _JVP in keys
 
 
 def looked_into() -> bool:
@@ -99,31 +104,33 @@ def looked_into() -> bool:
     return followed() if compiling() else transformed() or forward_mode()
 
 
-def differentiated_twice() -> bool:
-    """Whether transforms of `torch.func` will differentiate a gradient again."""
-    return transformed() and [i.key() for i in _functorch.get_interpreter_stack()].count(_GRAD) > 1
+def differentiated_twice(*tensors: Tensor | None) -> bool:
+    """Whether a gradient that `torch.func` finds with these tensors will be differentiated again, as far as is known:
+    by another of its transforms, or since autograd follows them outside of it."""
+    count = [i.key() for i in _stack()].count(_GRAD) if transformed() else 0
+    return count > 1 or (count == 1 and any(t is not None and unwrapped(t).requires_grad for t in tensors))
 
 
 def differentiated_forward() -> bool:
     """Whether forward mode is at work where compiled code runs."""
-    return forward_ad._current_level >= 0
+    return _level() >= 0
 
 
 def forward_mode() -> bool:
     """Whether derivatives are being computed in forward mode, by `torch.func.jvp` or `torch.autograd.forward_ad`."""
     if compiling():
         return False
-    if forward_ad._current_level >= 0:
+    if _level() >= 0:
         return True
-    return _interpreters() is not None and any(i.key() == _JVP for i in _functorch.get_interpreter_stack())
+    return _interpreters() is not None and any(i.key() == _JVP for i in _stack())
 
 
 def forward_alone() -> bool:
     """Whether forward mode differentiates here, once, and no other transform is at work."""
     if compiling() or _jit_state() is not None or _dispatch_modes():
         return False
-    keys = [] if _interpreters() is None else [i.key() for i in _functorch.get_interpreter_stack()]
-    return keys == [_JVP] or (not keys and forward_ad._current_level >= 0)
+    keys = [] if _interpreters() is None else [i.key() for i in _stack()]
+    return keys == [_JVP] or (not keys and _level() >= 0)
 
 
 def unwrapped(tensor: Tensor) -> Tensor:
@@ -163,6 +170,12 @@ def dispatches(tensor: Tensor) -> bool:
     return type(tensor) is not Tensor and type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
 
 
+def distributed(tensor: Any) -> bool:
+    """Whether this is a DTensor."""
+    module = sys.modules.get("torch.distributed.tensor")  # None: no DTensor can exist
+    return module is not None and type(tensor) is not Tensor and isinstance(tensor, module.DTensor)
+
+
 def plain(tensor: Tensor) -> bool:
     """Whether the tensor is dense numbers in the host's memory, at the address it gives.
 
@@ -183,6 +196,7 @@ def address(tensor: Tensor) -> int:
     return torch._C._data_address(tensor) if plain(tensor) else 0  # type: ignore[attr-defined]
 
 
+@constant  # compiled code has no task of its own; PyTorch 2.12 takes the number for a value
 def in_backward() -> bool:
     """Whether a backward pass runs in this thread: a call in it, as by a checkpoint, repeats a call of the forward."""
     return torch._C._current_graph_task_id() != -1
@@ -215,6 +229,12 @@ def traced() -> bool:
     if compiling() or not _dispatch_modes():
         return False
     return any(torch._C._get_dispatch_mode(key) for key in _TRACERS)
+
+
+def in_place() -> bool:
+    """Whether what was just made may be written to. A trace (`torch.func.linearize`) may keep it as a constant, and
+    would write to that again in each run."""
+    return not traced()
 
 
 def ensure(good: Tensor, error: Callable[[], ClearheadError], short: str) -> None:

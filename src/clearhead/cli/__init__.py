@@ -7,7 +7,9 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
+from typing import TextIO
 
 import clearhead
 from clearhead.base.errors import ClearheadError
@@ -17,32 +19,63 @@ from clearhead.base.text import printable
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status.
 
-    0 where all went well; 1 where who reads its output has gone; 2 for a bad input, said on standard error in one
-    message without a traceback; 130 where it was interrupted.
+    0 where all went well; 1 where who reads its output has gone; 2 for a bad input or an output that cannot be written,
+    said on standard error in one message without a traceback; 130 where it was interrupted. The process of the command
+    itself ends by the signal (`base/ended.py`). An output that is closed is not missed.
     """
+    sys.stdout, sys.stderr = _opened(sys.stdout), _opened(sys.stderr)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that knows fewer characters shows the others as \u…
             stream.reconfigure(errors="backslashreplace")
-    options = parser().parse_args(arguments)
+    status, message = _run(arguments)
+    lost = _lost(sys.stdout, 1)
+    if isinstance(lost, BrokenPipeError):
+        status, message = 1, ""
+    elif lost is not None:
+        status, message = 2, f"cannot write to standard output: {lost.strerror or lost}"
+    if message:
+        with suppress(OSError):
+            print("clearhead: " + "\n".join(map(printable, message.split("\n"))), file=sys.stderr)
+    _lost(sys.stderr, 2)
+    return status
+
+
+def _run(arguments: Sequence[str] | None) -> tuple[int, str]:
+    """The exit status, and what is said of it."""
     try:
+        options = parser().parse_args(arguments)
         import_module(f"clearhead.cli.{options.command}").run(options)
-        sys.stdout.flush()
+    except SystemExit as ended:  # argparse, which has said why; rich, where who reads has gone
+        return ended.code if isinstance(ended.code, int) else 0, ""
     except ClearheadError as error:
-        return _failed(str(error))
+        return 2, str(error)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is flushed at the end goes nowhere
-        return 1
+        return 1, ""
     except KeyboardInterrupt:
-        print("clearhead: interrupted", file=sys.stderr)
-        return 130
+        return 130, "interrupted"
     except (OSError, RecursionError, MemoryError) as error:  # a disk that is full, a file nested too deeply
-        return _failed(f"{type(error).__name__}: {error!s:.200}")
-    return 0
+        return 2, f"{type(error).__name__}: {error!s:.200}"
+    return 0, ""
 
 
-def _failed(message: str) -> int:
-    print("clearhead: " + "\n".join(map(printable, message.split("\n"))), file=sys.stderr)
-    return 2
+def _opened(stream: TextIO | None) -> TextIO:
+    """The stream, or, of one that was closed before the start, one that drops what it is given.
+
+    It takes the number of the closed one, which the next file that is opened would get.
+    """
+    return open(os.devnull, "w", encoding="utf-8") if stream is None else stream
+
+
+def _lost(stream: TextIO, number: int) -> OSError | None:
+    """Why what was printed cannot be written, if it cannot: then nothing is tried again when Python ends."""
+    try:
+        stream.flush()
+    except OSError as error:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, number)
+        os.close(nowhere)
+        return error
+    return None
 
 
 def parser() -> argparse.ArgumentParser:

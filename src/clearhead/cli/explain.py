@@ -8,6 +8,7 @@ from pathlib import Path
 from clearhead.base.errors import ClearheadError, require
 from clearhead.base.pages import write_page
 from clearhead.base.text import printable
+from clearhead.cli.outputs import check_outputs
 from clearhead.cli.texts import checked, model_of, quoted, watched
 from clearhead.explanation.examples import EXAMPLES, example
 from clearhead.explanation.explanation import Explanation
@@ -17,6 +18,10 @@ WRITTEN = {".html": "html", ".md": "markdown", ".py": "script"}  # what a file's
 
 def run(options: argparse.Namespace) -> None:
     """`clearhead explain` with these options."""
+    kind = None if options.output is None else WRITTEN.get(Path(options.output).suffix)
+    if options.output is not None and kind is None:
+        raise ClearheadError(f"the output is {options.output!r:.80}; expected a file .html, .md or .py.")
+    check_outputs(options, {"-o": options.output})
     if options.text is not None:
         found = _of_text(options)
     elif options.example is not None:
@@ -25,12 +30,9 @@ def run(options: argparse.Namespace) -> None:
         print("\n".join(f"{name:16}{(make.__doc__ or '').splitlines()[0]}" for name, make in EXAMPLES.items()))
         print("Print one of them: clearhead explain NAME")
         return
-    if options.output is None:
+    if kind is None:
         require("rich.console", "terminal", "an explanation in a terminal").Console(highlight=False).print(found)
         return
-    kind = WRITTEN.get(Path(options.output).suffix)
-    if kind is None:
-        raise ClearheadError(f"the output is {options.output!r:.80}; expected a file .html, .md or .py.")
     path = write_page(options.output, getattr(found, kind)(), "explanation")
     print(f"The explanation: {printable(str(path.resolve()))}")
 

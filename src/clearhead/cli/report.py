@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.base.errors import ClearheadError, human_bytes, require
-from clearhead.base.pages import check_writable
 from clearhead.base.text import printable
 from clearhead.cli.choice import chosen_calls, chosen_heads
+from clearhead.cli.outputs import check_outputs
 from clearhead.cli.summary import Row, print_summary
 from clearhead.cli.texts import Read, checked, model_of, quoted, text_of, watched
 from clearhead.models.beside import Beside
-from clearhead.models.loading import bundled
 from clearhead.models.paged import Paged
 from clearhead.report.layer import Layer, LeftOut
 from clearhead.report.of_heads import of_heads
@@ -24,10 +23,10 @@ from clearhead.report.summary import summarise
 def run(options: argparse.Namespace) -> None:
     """`clearhead report` with these options."""
     console = require("rich.console", "terminal", "the report's summary").Console(highlight=False)
+    check_outputs(options, {"-o": options.output}, options.file)
     text = text_of(options)
     target = None if options.target is None else checked(options.target, "the target")
     _check_generate(options)
-    check_writable(options.output)
     model, tokenizer, folder = model_of(options, _needs_head(options))
     read = watched(model, tokenizer, text, options.generate, target)
     calls = read.recording.calls
@@ -38,7 +37,9 @@ def run(options: argparse.Namespace) -> None:
         both.append(watched(model, tokenizer, checked(options.beside, "--beside"), options.generate, target))
     shown = Beside(*(each.paged() for each in both)) if len(both) > 1 else read.paged()
     rows = list[Row]()
-    title = f"Attention of {_name(model, folder)}" + (f": {read.said}" if read.said else "")
+    title = f"Attention of {_name(model, None if options.model is None else folder)}" + (
+        f": {read.said}" if read.said else ""
+    )
     page = shown.page(_layers(console, shown, chosen, heads, rows), title)
     for each in both:
         if each.spelled:
@@ -69,8 +70,8 @@ def _say(console: Any, line: str) -> None:
     console.print(line, soft_wrap=True, markup=False)
 
 
-def _name(model: Any, folder: Path) -> str:
-    name = "all-MiniLM-L6-v2" if folder == bundled() else folder.resolve().name
+def _name(model: Any, folder: Path | None) -> str:
+    name = "all-MiniLM-L6-v2" if folder is None else folder.resolve().name
     return f"{type(model).__name__} ({name})"
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from clearhead.base.errors import ClearheadError
-from clearhead.base.pages import check_writable
 from clearhead.base.text import printable
+from clearhead.cli.outputs import check_outputs
 from clearhead.cli.texts import model_of
 from clearhead.models.loading import quiet
 from clearhead.models.surveys._arguments import rank_of
@@ -20,9 +20,8 @@ def run(options: argparse.Namespace) -> None:
     """`clearhead survey` with these options."""
     rank = rank_of(None, options.state)
     first = rank[0] == 0
-    written = [path for path in (options.output, options.page) if path is not None] if first else []
-    for path in written:
-        check_writable(path)
+    if first:
+        check_outputs(options, {"-o": options.output, "--page": options.page}, options.file)
     model, tokenizer, _ = model_of(options)
     keep = None if options.keep is None else [name.strip() for name in options.keep.split(",")]
     with quiet():
@@ -65,7 +64,7 @@ def texts_of(file: str, field: str) -> Iterator[str]:
 def _text(line: str, field: str, where: str) -> str:
     try:
         found = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ClearheadError(f"{where} cannot be read as JSON: {error}. A .jsonl file has an object a line.") from error
     text = found.get(field) if isinstance(found, dict) else None
     if not isinstance(text, str) or not text.strip():

@@ -66,8 +66,8 @@ def text_of(options: argparse.Namespace) -> str:
         if options.file in (None, "-"):
             if sys.stdin is None:
                 raise OSError("it is closed")
-            return checked(sys.stdin.buffer.read().decode("utf-8"))
-        return checked(Path(options.file).read_text(encoding="utf-8"))
+            return checked(sys.stdin.buffer.read().decode("utf-8-sig"))
+        return checked(Path(options.file).read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ClearheadError(f"the text {name} is not UTF-8: {error}.") from error
     except ClearheadError:

@@ -10,11 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from clearhead.base.errors import ClearheadError
 from clearhead.base.pictures import Panel, Side, Style
 from clearhead.base.pictures import draw as drawn_panels
 from clearhead.base.shapes import Sizes
-from clearhead.base.text import escaped
+from clearhead.base.text import escaped, said
 from clearhead.base.thumbnails import picture, short
 from clearhead.masks._spans import Spans
 
@@ -32,16 +31,19 @@ def sizes_drawn(mask: Any) -> Sizes:
 
 
 def text(mask: Any) -> str:
-    """The picture of characters; "" for parts that fit no common size, need an alignment, or fail."""
-    sizes = sizes_drawn(mask)
-    most = (4, 3, LARGEST, LARGEST)
+    """The picture of characters; "" for parts that fit no common size, need an alignment, have no values, or fail.
+
+    A mask of one's own may fit no other inputs than its own, and raise what it likes. No more than the part that is
+    drawn is computed.
+    """
     try:
-        batches, some, rows, columns = (slice(0, size) for size in most)
-        keep = mask.resolve(sizes).keep(batches, some, rows, columns, sizes.keys)
-    except ClearheadError:
+        sizes = sizes_drawn(mask)
+        shown = [min(size, limit) for size, limit in zip(sizes.shape, (4, 3, LARGEST, LARGEST), strict=True)]
+        mask.check_positions()
+        keep = mask.part(sizes, tuple(slice(0, size) for size in shown))
+        return draw(keep.expand(shown), sizes.shape)
+    except Exception:  # a repr raises nothing
         return ""
-    shown = [min(size, limit) for size, limit in zip(sizes.shape, most, strict=True)]
-    return draw(keep.expand(shown), sizes.shape)
 
 
 def draw(keep: Tensor, shape: tuple[int, int, int, int]) -> str:
@@ -130,14 +132,18 @@ def plot(mask: Any, sizes: Sizes, words: tuple[Sequence[str] | None, Sequence[st
 
 def html(mask: Any) -> str:
     """See `Mask._repr_html_`."""
-    title = f"<p><code>{escaped(short(mask.title(), 400))}</code></p>"
-    sizes = sizes_drawn(mask)
-    batch, heads, queries, keys = (
-        min(size, most) for size, most in zip(sizes.shape, (4, 3, LARGEST, LARGEST), strict=True)
-    )
+    title = f"<p><code>{escaped(short(said(mask, mask.title), 400))}</code></p>"
     drawn = text(mask)
-    if not drawn or sizes.shape != (batch, heads, queries, keys):  # a part would not be the mask of a smaller size
-        return f"<div>{title}<pre>{escaped(drawn, lines=True)}</pre></div>"
-    images = "".join(picture(panel, 0.1) for panel in panels(mask, sizes, SMALL))
+    plain = f"<div>{title}<pre>{escaped(drawn, lines=True)}</pre></div>"
+    if not drawn:
+        return plain
+    sizes = sizes_drawn(mask)
+    queries, keys = sizes.shape[2:]
+    if any(size > most for size, most in zip(sizes.shape, (4, 3, LARGEST, LARGEST), strict=True)):
+        return plain  # a part would not be the mask of a smaller size
+    try:
+        images = "".join(picture(panel, 0.1) for panel in panels(mask, sizes, SMALL))
+    except Exception:  # as in `text`
+        return plain
     sides = f"{queries} {'query' if queries == 1 else 'queries'} × {keys} key{'s' * (keys > 1)}"
     return f"<div>{title}{images}<p>{sides}; grey: may not attend</p></div>"

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import to_tensor
+from clearhead.base.arrays import mask_forms, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.tracing import ensure, readable
 
@@ -31,8 +31,8 @@ def check_lengths(lengths: Any, name: str) -> Tensor:
     lens = as_tensor(lengths, name)
     if lens.is_floating_point() or lens.is_complex() or lens.dtype == torch.bool:
         raise ClearheadError(
-            f"{name} has dtype {lens.dtype}, shape {tuple(lens.shape)}; expected integers. "
-            "For a 0/1 attention_mask pass Padding(keep); for a bool matrix, DenseMask(keep)."
+            f"{name} has dtype {lens.dtype}, shape {tuple(lens.shape)}; expected integers, "
+            f"for example {name.split()[-1]}.long(). Of a mask: {mask_forms('keep', lens)}"
         )
     if lens.ndim > 2:
         raise ShapeError(f"{name} has shape {tuple(lens.shape)}; expected (B,) or (B, Lq).")

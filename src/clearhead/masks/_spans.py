@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.shapes import Sizes, extent, part
-from clearhead.base.tracing import on_host, on_the_host, readable
+from clearhead.base.tracing import compiling, on_host, on_the_host, readable
 
 MOST = 4  # intervals of a query: a mask of more has its hull and a residual
 
@@ -169,36 +170,75 @@ def complement(start: Tensor, stop: Tensor, keys: int) -> Edges:
     return torch.cat([low, stop], -1), torch.cat([start, high], -1)
 
 
-def check_spans(spans: Any, sizes: Sizes, mask: Titled) -> Spans:
-    """The normal form that a mask's `lower` gave, its sizes checked, since the kernels rely on them."""
+def check_spans(spans: Any, sizes: Sizes, mask: Titled | str) -> Spans:
+    """The normal form that a mask's `lower` gave, its sizes checked, since engines rely on them.
+
+    What its residual gives is checked each time that it is asked. `mask`: it, or who else gave the spans.
+    """
     if not isinstance(spans, Spans):
-        raise ClearheadError(f"{mask.title()}: lower gave a {type(spans).__name__}; expected Spans(start, stop).")
+        raise ClearheadError(f"{_who(mask)} gave a {type(spans).__name__}; expected Spans(start, stop).")
     for name, edge in (("start", spans.start), ("stop", spans.stop)):
         fits = (
-            isinstance(edge, Tensor)
+            _dense(edge)
             and edge.ndim == 3
             and all(n == 1 or n == size for n, size in zip(edge.shape, sizes.shape, strict=False))
         )
         if not fits or edge.dtype != torch.int64 or edge.device != sizes.device:
-            got = f"{tuple(edge.shape)} of {edge.dtype} on {edge.device}" if isinstance(edge, Tensor) else repr(edge)
+            got = (
+                f"{tuple(edge.shape)} of {edge.dtype} on {edge.device}" if _dense(edge) else f"a {type(edge).__name__}"
+            )
             raise ShapeError(
-                f"{mask.title()}: lower gave a {name} {got}; expected int64 on {sizes.device}, (B or 1, H or 1, "
+                f"{_who(mask)} gave a {name} {got}; expected int64 on {sizes.device}, (B or 1, H or 1, "
                 f"Lq or 1) with (B, H, Lq) = {sizes.shape[:3]}: give positions (Lq,) as view(1, 1, -1)."
             )
     if spans.gaps is not None:
         _check_gaps(spans.gaps, sizes, mask)
-    return spans
+    residual = spans.residual
+    if residual is None or compiling() or getattr(residual, "func", None) is _checked_residual:
+        return spans
+    if not callable(residual):
+        raise ClearheadError(
+            f"{_who(mask)} gave a residual that is a {type(residual).__name__}; expected a function of four "
+            "slices, or None."
+        )
+    return spans._replace(residual=partial(_checked_residual, residual, sizes))
 
 
-def _check_gaps(gaps: Any, sizes: Sizes, mask: Titled) -> None:
-    pair = isinstance(gaps, tuple) and len(gaps) == 2 and all(isinstance(edge, Tensor) for edge in gaps)
+def _who(mask: Titled | str) -> str:
+    return mask if isinstance(mask, str) else f"{mask.title()}: lower"
+
+
+def _checked_residual(residual: Residual, sizes: Sizes, *sides: slice) -> Tensor:
+    """What a residual gives for a part, which must broadcast to it."""
+    keep = residual(*sides)
+    asked = tuple(len(range(size)[side]) for size, side in zip(sizes.shape, sides, strict=True))
+    known = isinstance(keep, Tensor) and keep.ndim <= 4  # `Spans.rest` refuses all else
+    if known and (
+        keep.device != sizes.device
+        or any(n not in (1, size) for n, size in zip(keep.shape[::-1], asked[::-1], strict=False))
+    ):
+        raise ShapeError(
+            f"the residual of a mask's spans gave a {type(keep).__name__} {tuple(keep.shape)} on {keep.device}; "
+            f"expected one on {sizes.device} that broadcasts to the (batch, heads, queries, keys) it was asked for, "
+            f"{asked}."
+        )
+    return keep
+
+
+def _dense(edge: Any) -> bool:
+    return isinstance(edge, Tensor) and not edge.is_nested and edge.layout is torch.strided
+
+
+def _check_gaps(gaps: Any, sizes: Sizes, mask: Titled | str) -> None:
+    pair = isinstance(gaps, tuple) and len(gaps) == 2 and all(map(_dense, gaps))
     shapes = [tuple(edge.shape) for edge in gaps] if pair else []
     fits = pair and shapes[0] == shapes[1] and len(shapes[0]) == 4
     fits = fits and all(n in (1, size) for n, size in zip(shapes[0], sizes.shape[:3], strict=False))
+    fits = fits and all(edge.dtype == torch.int64 and edge.device == sizes.device for edge in gaps)
     if fits and on_the_host(gaps[0]) and readable(gaps[0]) and bool((gaps[0].diff(dim=-1) < 0).any()):
-        raise ShapeError(f"{mask.title()}: lower gave gaps that are not sorted by where they begin.")
-    if not fits or any(edge.dtype != torch.int64 or edge.device != sizes.device for edge in gaps):
+        raise ShapeError(f"{_who(mask)} gave gaps that are not sorted by where they begin.")
+    if not fits:
         raise ShapeError(
-            f"{mask.title()}: lower gave gaps {shapes or repr(gaps)[:60]}; expected two int64 on {sizes.device} of one "
+            f"{_who(mask)} gave gaps {shapes or repr(gaps)[:60]}; expected two int64 on {sizes.device} of one "
             f"shape (B, H, Lq, n) that broadcasts to {sizes.shape[:3]}."
         )

@@ -6,9 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from clearhead.base.arrays import mask_forms
 from clearhead.base.errors import ClearheadError
 from clearhead.base.pictures import Style
 from clearhead.base.positions import check_align
@@ -16,6 +18,7 @@ from clearhead.base.shapes import Align, Sizes, array_sizes
 from clearhead.base.shapes import Sides as Sides
 from clearhead.base.steps import PAIRS as PAIRS
 from clearhead.base.steps import Step
+from clearhead.base.text import said
 from clearhead.masks._draw import html, plot, sizes_drawn, text
 from clearhead.masks._spans import Edges as Edges
 from clearhead.masks._spans import Residual as Residual
@@ -60,6 +63,10 @@ class Mask(ABC):
         these is written to, or an attribute is another. None where they are not known."""
         return None if self.signature() is None else ()
 
+    def notes(self) -> list[str]:
+        """What `clearhead.plan` says of this mask."""
+        return []
+
     def __getstate__(self) -> dict[str, Any]:  # copies and pickles keep no normal form
         return {name: value for name, value in vars(self).items() if not name.startswith("_kept")}
 
@@ -88,8 +95,7 @@ class Mask(ABC):
 
     def matrix(self, sizes: Sizes) -> Tensor:
         """Every pair, bool, (B or 1, H or 1, Lq or 1, Lk), by the logic of the expression itself."""
-        every = slice(None)
-        return check_spans(self.lower(sizes), sizes, self).keep(every, every, every, every, sizes.keys)
+        return self.part(sizes, (slice(None),) * 4)
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
         """How this mask says which pairs are allowed, for `clearhead.explain`; the last step is the mask, bool.
@@ -97,7 +103,8 @@ class Mask(ABC):
         `at`: four slices of (B, H, Lq, Lk), the part that is asked for; an axis along which the mask repeats has size
         1. `name`: what the last step is called. A mask that has no steps of its own is shown as it is.
         """
-        return [Step(name, "", f"{self.title()}: True where the query may see the key.", self.part(sizes, at), PAIRS)]
+        why = f"{said(self, self.title)}: True where the query may see the key."
+        return [Step(name, "", why, self.part(sizes, at), PAIRS)]
 
     def explained(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
         """Its `steps`; where they end in another mask, as those that a changed subclass inherits, the mask alone."""
@@ -174,7 +181,8 @@ class Mask(ABC):
         return plot(self, sizes, (query_labels, key_labels), Style(title, ax=ax))
 
     def __repr__(self) -> str:
-        return f"{self.title()}\n{drawn}" if (drawn := text(self)) else self.title()
+        title = said(self, self.title)
+        return f"{title}\n{drawn}" if (drawn := text(self)) else title
 
     def _repr_html_(self) -> str:
         """The title and a picture, for notebooks."""
@@ -190,16 +198,17 @@ def positions_unknown(who: str) -> ClearheadError:
 
 
 def dense(spans: Spans, sizes: Sizes) -> Tensor:
-    every = slice(None)
-    return spans.keep(every, every, every, every, sizes.keys).expand(sizes.shape)
+    return spans.keep(*(slice(None),) * 4, sizes.keys).expand(sizes.shape)
 
 
 def check_mask(other: Any, operator: str, side: str = "right") -> Mask:
     if isinstance(other, Mask):
         return other
+    if not isinstance(other, Tensor | np.ndarray):
+        raise ClearheadError(f"{operator} joins two masks; the {side} one is a {type(other).__name__}.")
     raise ClearheadError(
-        f"{operator} joins two masks; the {side} one is a {type(other).__name__}. "
-        "Wrap a bool tensor in DenseMask(tensor)."
+        f"{operator} joins two masks; the {side} one is a {type(other).__name__}, {other.dtype}, {tuple(other.shape)}. "
+        f"{mask_forms('tensor', other)} What is added to the scores is no mask: pass bias=tensor beside the mask."
     )
 
 
@@ -222,6 +231,9 @@ class Combined(Mask):
         left, right = self.left.depends(), self.right.depends()
         return None if left is None or right is None else left + right
 
+    def notes(self) -> list[str]:
+        return self.left.notes() + self.right.notes()
+
     def drawn(self) -> Sizes:
         left, right = self.left.drawn(), self.right.drawn()
         batch, heads, queries, keys = map(max, zip(left.shape, right.shape, strict=True))
@@ -233,7 +245,7 @@ class Combined(Mask):
         return max(self.left.least(), self.right.least())
 
     def title(self) -> str:
-        sides = (f"({s.title()})" if isinstance(s, Combined) else s.title() for s in (self.left, self.right))
+        sides = (f"({s.title()})" if isinstance(s, Combined) else said(s, s.title) for s in (self.left, self.right))
         return f" {self.operator} ".join(sides)
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
@@ -251,15 +263,15 @@ class And(Combined):
     operator = "&"
     meaning = "&, and: True where both are True. An axis of size 1 is repeated."
 
-    def matrix(self, sizes: Sizes) -> Tensor:
-        return self.left.matrix(sizes) & self.right.matrix(sizes)
+    def part(self, sizes: Sizes, at: Sides) -> Tensor:
+        return self.left.part(sizes, at) & self.right.part(sizes, at)
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
         return cls(Between(0, max(sizes.keys - 1, 0)), Between(min(1, sizes.keys), sizes.keys))
 
     def lower(self, sizes: Sizes) -> Spans:
-        a, b = self.left.lower(sizes), self.right.lower(sizes)
+        a, b = (check_spans(side.lower(sizes), sizes, side) for side in (self.left, self.right))
         residual = a.residual or b.residual
         if a.residual is not None and b.residual is not None:
             one, two = a.residual, b.residual
@@ -280,15 +292,15 @@ class Or(Combined):
     operator = "|"
     meaning = "|, or: True where at least one is True. An axis of size 1 is repeated."
 
-    def matrix(self, sizes: Sizes) -> Tensor:
-        return self.left.matrix(sizes) | self.right.matrix(sizes)
+    def part(self, sizes: Sizes, at: Sides) -> Tensor:
+        return self.left.part(sizes, at) | self.right.part(sizes, at)
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
         return cls(Between(0, min(1, sizes.keys)), Between(max(sizes.keys - 1, 0), sizes.keys))
 
     def lower(self, sizes: Sizes) -> Spans:
-        a, b = self.left.lower(sizes), self.right.lower(sizes)
+        a, b = (check_spans(side.lower(sizes), sizes, side) for side in (self.left, self.right))
         joined = union(a.intervals(), b.intervals())
         either = of_intervals(*joined, sizes.keys)
         reads = a.reads + b.reads
@@ -329,6 +341,9 @@ class Not(Mask):
     def depends(self) -> tuple[Tensor, ...] | None:
         return self.mask.depends()
 
+    def notes(self) -> list[str]:
+        return self.mask.notes()
+
     def drawn(self) -> Sizes:
         return self.mask.drawn()
 
@@ -336,11 +351,11 @@ class Not(Mask):
         return self.mask.least()
 
     def title(self) -> str:
-        inner = self.mask.title()
+        inner = said(self.mask, self.mask.title)
         return f"~({inner})" if isinstance(self.mask, Combined) else f"~{inner}"
 
-    def matrix(self, sizes: Sizes) -> Tensor:
-        return ~self.mask.matrix(sizes)
+    def part(self, sizes: Sizes, at: Sides) -> Tensor:
+        return ~self.mask.part(sizes, at)
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
         inner = self.mask.explained(sizes, at, f"{name}_inner")
@@ -351,7 +366,7 @@ class Not(Mask):
         ]
 
     def lower(self, sizes: Sizes) -> Spans:
-        other = self.mask.lower(sizes)
+        other = check_spans(self.mask.lower(sizes), sizes, self.mask)
         if other.residual is None:
             rest = of_intervals(*complement(*other.intervals(), sizes.keys), sizes.keys)
             if rest is not None:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import owned
+from clearhead.base.arrays import mask_forms, owned
 from clearhead.base.errors import ClearheadError
-from clearhead.base.shapes import Sizes, fit, part, placed
+from clearhead.base.shapes import Sides, Sizes, fit, part, placed
 from clearhead.base.tracing import on_the_host, readable
 from clearhead.masks.base import Mask, Spans
 
@@ -73,6 +73,9 @@ class DenseMask(Mask):
             return Spans(start, stop)
         return Spans(start, stop, lambda *slices: part(keep, *slices), (self.keep,))
 
+    def part(self, sizes: Sizes, at: Sides) -> Tensor:
+        return part(placed(fit(self.keep, sizes, "mask"), sizes.device, "DenseMask"), *at)
+
 
 def intervals(keep: Tensor, keys: int) -> tuple[Tensor, Tensor, bool]:
     """The hull [start, stop) of each row, and whether every row is all of its hull."""
@@ -91,7 +94,6 @@ def check_keep(keep: Tensor, name: str) -> Tensor:
     if keep.dtype != torch.bool:
         raise ClearheadError(
             f"{name} has dtype {keep.dtype}, shape {tuple(keep.shape)}; expected bool, True where a query may attend."
-            "\nFor a tokenizer's 0/1 attention_mask pass Padding(mask); for another 0/1 matrix DenseMask(mask.bool())."
-            "\nA float tensor passed as mask= is added to the scores."
+            f"\n{mask_forms('mask', keep)}\nA float tensor passed as mask= is added to the scores."
         )
     return keep

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
+from clearhead.base.pure import NotKnown, State, holds
 from clearhead.base.rules import Rule, ask, broadcast, check_rule, reads_of, title_of
 from clearhead.base.shapes import Sizes
+from clearhead.base.tracing import compiling, traced
 from clearhead.masks.base import Mask, Spans
 
 
@@ -35,8 +37,9 @@ class MaskFunction(Mask):
     `reads`: the tensors that fn reads. Those in its closure, its defaults, its globals and `self.name` are found
     without it. Where one is written to between the forward and the backward pass, that is an error; recorded and lazy
     weights notice it too. What fn reads in another way (a NumPy array, a list of numbers) must stay as it is.
-    Where `reads` is given, `()` for none, the mask keeps what the rule says until one of them is written to; else each
-    call asks it again.
+    The mask keeps what the rule says, until something that it reads is another: where fn's code says all that it reads
+    (its arguments, numbers, tensors on the CPU, PyTorch's functions without effects, functions of these), or where
+    `reads` does, `()` for nothing. Else each call asks the rule again, which `clearhead.plan` says.
     Raises a `ClearheadError` where fn gives anything else. Cost: the rule, for every pair, once a call or once in all;
     then scores of the blocks of 48 × 64 pairs of which it allows some.
     """
@@ -50,15 +53,44 @@ class MaskFunction(Mask):
         return cls(lambda batch, head, query_index, key_index: (batch + head + query_index * 3 + key_index) % 4 < 2)
 
     def depends(self) -> tuple[Tensor, ...] | None:
-        return reads_of(self.fn, self.reads) if self.said else None
+        if self.said:
+            return reads_of(self.fn, self.reads)
+        try:
+            now = State(self.fn)
+        except NotKnown:
+            vars(self)["_kept_state"] = None
+            return None
+        known, read = vars(self).get("_kept_state"), list(now.tensors)
+        # a backward pass watches the tensors that were read: an equal one in another's place is another
+        if known is None or [*map(id, known[2])] != [*map(id, read)] or not known[0].same(now):
+            with torch.inference_mode(False):
+                token = torch.zeros((), dtype=torch.float32, device="cpu")
+            known = vars(self)["_kept_state"] = now.copied(), token, read
+        return (known[1],)
+
+    def notes(self) -> list[str]:
+        if self.said:
+            return []
+        try:
+            State(self.fn)
+        except NotKnown as why:
+            return [
+                f"the rule of {self.title()} is asked for every pair at each call, since it {why}: what else it reads "
+                "is not known. If it reads no more than some tensors, MaskFunction(fn, reads=[...]) (reads=() for "
+                "none) keeps what it says until one of them is written to"
+            ]
+        return []
 
     def title(self) -> str:
         return title_of("MaskFunction", self.fn)
 
     def lower(self, sizes: Sizes) -> Spans:
-        title = self.title()
+        title, known = self.title(), vars(self).get("_kept_state")
 
         def residual(*sides: slice) -> Tensor:
+            # code that is compiled or traced asks anew, and keeps nothing
+            if known is not None and not (compiling() or traced()) and not holds(self.fn, known[0]):
+                known[1].add_(1)  # what is found from here on is not of the state that the mask keeps it for
             found, shape = ask(self.fn, sides, sizes, title, "join conditions with & and |, not with and, or.")
             if not isinstance(found, Tensor) or found.dtype != torch.bool:
                 got = found.dtype if isinstance(found, Tensor) else type(found).__name__

@@ -38,7 +38,8 @@ class Padding(Mask):
         def wrong() -> ClearheadError:
             return ClearheadError(
                 f"Padding: keep has dtype {keep.dtype}, shape {tuple(keep.shape)}; expected bool or the integers 0 "
-                "and 1. For lengths pass Lengths(valid_lens); a float tensor passed as mask= is added to the scores."
+                "and 1, for example keep.bool(). For lengths pass Lengths(valid_lens); a float tensor passed as mask= "
+                "is added to the scores."
             )
 
         if keep.is_floating_point() or keep.is_complex():

@@ -1,0 +1,78 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from clearhead.base.ended import unfinished
+from clearhead.base.errors import ClearheadError
+
+FOLDER = "Pass a file in a folder that exists and that you may write to."
+
+
+@contextmanager
+def replacing(path: Any, what: str, remedy: str = FOLDER) -> Iterator[Path]:
+    """Gives the path to write to, beside `path`, and lets that file take its place where the block ends without error.
+
+    Until then, and however the block ends, a file that is at `path` is as it was. A link is followed. What is no file,
+    a pipe or a device, is given itself. Raises a `ClearheadError` for a path that cannot be written, and for every
+    OSError of the block.
+    """
+    there = check_writable(path, what, remedy)  # an old file that may not be written to is not replaced
+    try:
+        if there.exists() and not there.is_file():
+            yield there
+            return
+        with beside(there) as part:
+            yield part
+            if there.exists():
+                shutil.copymode(there, part)
+            part.replace(there)
+    except OSError as error:
+        raise _unwritable(path, what, error, remedy) from error
+
+
+@contextmanager
+def beside(path: Path) -> Iterator[Path]:
+    """A new name in the same folder; a file of that name is removed at the end, by a signal too."""
+    name = os.fsencode(path.name)[:100].decode(errors="ignore")  # a name has at most 255 bytes
+    part = path.with_name(f".{name}.{os.getpid()}.{secrets.token_hex(4)}.part")
+    unfinished.add(str(part))
+    try:
+        yield part
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        unfinished.discard(str(part))
+
+
+def check_writable(path: Any, what: str = "report", remedy: str = FOLDER) -> Path:
+    """Raise what `replacing` would, before there is something to write. Gives the path without links."""
+    try:
+        there = Path(path).resolve()
+        try:
+            mode = there.stat().st_mode
+        except FileNotFoundError:
+            mode = stat.S_IFREG
+        else:
+            if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+                os.close(os.open(there, os.O_WRONLY))
+        if stat.S_ISREG(mode):
+            with beside(there) as part, part.open("xb"):
+                pass
+    except (OSError, ValueError, TypeError, RuntimeError) as error:
+        # ValueError: a NUL in the path; TypeError: no path at all; RuntimeError: links in a circle
+        raise _unwritable(path, what, error, remedy) from error
+    return there
+
+
+def _unwritable(path: Any, what: str, error: Exception, remedy: str) -> ClearheadError:
+    why = getattr(error, "strerror", None) or error
+    return ClearheadError(f"cannot write the {what} to {str(path)!r:.300}: {why}. {remedy}")

@@ -1,0 +1,290 @@
+"""What is for a `with` statement and was never entered says so, at its line; what was used in any way is silent."""
+
+import asyncio
+import contextlib
+import gc
+import inspect
+import random
+import subprocess
+import sys
+import threading
+import warnings
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import clearhead as ch
+
+transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
+
+
+class Block(torch.nn.Module):
+    def forward(self, x):
+        return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+def small(config=None):
+    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config = config or transformers.LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1)
+    return transformers.LlamaModel(config)
+
+
+X = torch.rand(1, 2, 3, 4)
+IDS = torch.arange(5)[None]
+# each function that gives a context manager: how one is made, and how its model is run
+MAKERS = {
+    "watch": (lambda: (model := Block(), ch.watch(model)), X),
+    "edit": (lambda: (model := Block(), ch.edit(model, ch.Scale(heads=0))), X),
+    "monitor": (lambda: (model := Block().train(), ch.monitor(model)), X),
+    "lazy_attentions": (lambda: (model := small(), ch.lazy_attentions(model)), IDS),
+}
+
+
+def test_each_public_function_for_a_with_statement_is_tried_here():
+    found = set()
+    for name in dir(ch):
+        given = getattr(ch, name)
+        if inspect.isfunction(given):
+            gives = str(given.__annotations__.get("return"))
+            is_one = hasattr(getattr(ch, gives, None), "__enter__")
+            if "ContextManager" in gives or is_one:
+                found.add(name)
+    assert found == set(MAKERS)
+
+
+def alarms(use):
+    """What was said when this was done, and what it had made was let go."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gc.collect()  # what other tests have left
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        use()
+        gc.collect()
+    return said
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_one_that_was_never_entered_says_so_at_its_line(name):
+    make, _ = MAKERS[name]
+    (said,) = alarms(lambda: make() and None)
+    assert said.category is UserWarning and said.filename == __file__
+    assert f"with ch.{name}(...)" in str(said.message)
+    source = inspect.getsourcelines(make)
+    assert source[1] <= said.lineno < source[1] + len(source[0])
+
+
+def entered(make, x):
+    model, manager = make()
+    with manager:
+        model(x)
+
+
+def on_a_stack(make, x):
+    model, manager = make()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(manager)
+        model(x)
+
+
+def kept_for_later(make, x):
+    model, manager = make()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(manager)
+        later = stack.pop_all()
+    model(x)
+    later.close()
+
+
+def that_fails_inside(make, x):
+    model, manager = make()
+    with contextlib.suppress(ZeroDivisionError), manager:
+        model(x)
+        raise ZeroDivisionError
+
+
+def in_a_thread(make, x):
+    thread = threading.Thread(target=entered, args=(make, x))
+    thread.start()
+    thread.join()
+
+
+def in_a_coroutine(make, x):
+    async def run():
+        model, manager = make()
+        with manager:
+            await asyncio.sleep(0)
+            model(x)
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()))  # a loop may be at work in this one
+    thread.start()
+    thread.join()
+
+
+def nested(make, x):
+    model, manager = make()
+    with ch.watch(model), manager, ch.watch(model):
+        model(x)
+
+
+def while_an_error_is_handled(make, x):
+    try:
+        raise ZeroDivisionError
+    except ZeroDivisionError:
+        make()
+
+
+def decorating(make, x):
+    model, manager = make()
+    if isinstance(manager, contextlib.ContextDecorator):  # a Monitor is none
+        run = manager(lambda: model(x))
+        run()
+        run()
+    else:
+        with manager:
+            model(x)
+
+
+USES = [entered, on_a_stack, kept_for_later, that_fails_inside, in_a_thread, in_a_coroutine, nested]
+USES += [while_an_error_is_handled, decorating]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
+def test_one_that_was_used_is_silent(name, use):
+    assert [str(one.message) for one in alarms(lambda: use(*MAKERS[name]))] == []
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_one_that_could_not_be_made_is_silent(name):
+    def fail():
+        with pytest.raises(ch.ClearheadError):
+            getattr(ch, name)("no model")
+
+    assert alarms(fail) == []
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_entered_twice(name):
+    model, manager = MAKERS[name][0]()
+    with manager:
+        model(MAKERS[name][1])
+    with pytest.raises(ch.ClearheadError, match=rf"write `with ch.{name}\(...\):` each time"), manager:
+        pass
+
+
+def test_entered_again_while_it_runs():
+    model, manager = MAKERS["edit"][0]()
+    with manager:
+        with pytest.raises(ch.ClearheadError, match="entered before"), manager:
+            pass
+        changed = model(X)
+    assert not torch.equal(changed, model(X))
+
+
+def test_a_decorated_function_is_edited_at_each_call_and_says_what_changed_nothing():
+    model = Block()
+    edited = ch.edit(model, ch.Scale(heads=0, factor=0.0))(lambda x: model(x))
+    for _ in range(2):
+        assert edited(X)[0, 0].abs().max() == 0 < model(X)[0, 0].abs().max()
+    with pytest.raises(ch.ClearheadError, match="changed nothing"):
+        ch.edit(model, ch.Scale(queries=2))(lambda: model(X[:, :, :2]))()
+
+
+def test_nothing_is_said_while_the_interpreter_ends():
+    code = (
+        "import torch, clearhead as ch\nclass Block(torch.nn.Module):\n    def forward(self, x):\n        return x\n"
+        "kept = [ch.edit(Block(), ch.Scale()), ch.watch(Block()), ch.monitor(Block())]\nkept.append(kept)\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+
+
+def test_a_monitor_that_is_let_go_leaves_the_model_and_one_with_a_callback_stays():
+    from clearhead.models import _patch
+
+    model, rows = Block().train(), []
+    before = {key: len(wraps) for key, (_, wraps) in _patch._active.items()}
+    with pytest.warns(UserWarning, match="before its table was read"):
+        ch.monitor(model, every=1)
+        gc.collect()
+    assert not model._forward_hooks and not model._forward_pre_hooks
+    assert {key: len(wraps) for key, (_, wraps) in _patch._active.items()} == before
+    made = [ch.monitor(model, every=1)]
+    with _patch._lock, pytest.warns(UserWarning, match="before its table was read"):  # a collection in its midst
+        made.pop()
+    assert model._forward_hooks
+    model(X)
+    assert not model._forward_hooks
+    stays = weakref.ref(ch.monitor(model, every=1, callback=lambda step, found: rows.append(step)))
+    gc.collect()
+    model(X), model(X)
+    assert rows == [0, 1]
+    stays().remove()
+    seen = ch.monitor(model, every=1)
+    model(X)
+    assert len(seen.table()) == 2
+
+    def let_go():
+        nonlocal model, seen, made
+        model = seen = made = None
+
+    assert alarms(let_go) == []
+    assert {key: len(wraps) for key, (_, wraps) in _patch._active.items()} == before
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_models_of_one_configuration_keep_their_own_backends(seed):
+    """Random calls of `use_in_transformers` and of its undoing: each model runs on what was last said of it alone."""
+    draw = random.Random(seed)
+    if seed % 2:
+        sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        text = transformers.CLIPTextConfig(vocab_size=50, **sizes)
+        config = transformers.CLIPConfig(
+            text_config=text.to_dict(), vision_config={**sizes, "image_size": 8, "patch_size": 4}
+        )
+        models = [transformers.CLIPModel(config), transformers.CLIPTextModel(config.text_config)]
+        models.append(transformers.CLIPModel(config))
+        inputs = {"input_ids": IDS, "pixel_values": torch.rand(1, 3, 8, 8)}
+    else:
+        config = small().config
+        models, inputs = [small(config) for _ in range(3)], {"input_ids": IDS}
+    backend = ["sdpa"] * 3
+    for model in models:
+        model.eval()
+    for _ in range(5):
+        which = draw.randrange(3)
+        if draw.random() < 0.6:
+            assert ch.use_in_transformers(models[which]) is models[which]
+            backend[which] = "clearhead"
+        else:
+            models[which].set_attn_implementation("sdpa")
+            backend[which] = "sdpa"
+            if models[which].config is config:  # as transformers does it, for all that still share the object
+                continue
+        for model, expected in zip(models, backend, strict=True):
+            named = inputs if "CLIPModel" in type(model).__name__ or not seed % 2 else {"input_ids": IDS}
+            with torch.no_grad(), ch.watch(model) as seen:
+                model(**named)
+            assert {call.backend for call in seen.calls} == {expected}
+    assert config._attn_implementation == "sdpa"
+
+
+def test_a_with_statement_of_use_in_transformers_is_an_error_and_changes_nothing():
+    model = small()
+    with pytest.raises(ch.ClearheadError, match="no context manager"), ch.use_in_transformers(model):
+        pass
+    with (
+        pytest.raises(ch.ClearheadError, match="not changed"),
+        torch.no_grad(),
+        ch.use_in_transformers(model=model) as _,
+    ):
+        pass
+    assert model.config._attn_implementation == "sdpa"
+    with torch.no_grad():
+        found = [ch.use_in_transformers(model), ch.use_in_transformers(model)]
+    assert found == [model, model] and model.config._attn_implementation == "clearhead"
+    model.set_attn_implementation("sdpa")
+    assert model.config._attn_implementation == "sdpa"

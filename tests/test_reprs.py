@@ -1,0 +1,225 @@
+"""What is printed: a repr raises nothing and computes nothing large, whatever a class of one's own does."""
+
+import contextlib
+import random
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import clearhead as ch
+from clearhead.masks.intervals import Intervals
+from clearhead.testing import check_mask
+
+METHODS = ["title", "drawn", "least", "lower", "part", "signature", "depends", "resolve", "check_positions"]
+SHOWN = ["__repr__", "__str__", "_repr_html_"]
+
+
+class Rows(ch.Mask):
+    """A mask of one's own that holds data, and fits no other inputs than its own."""
+
+    def __init__(self, length):
+        self.keep = torch.arange(length) % 2 == 0
+
+    def lower(self, sizes):
+        start = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
+        return ch.Spans(start, start + sizes.keys, lambda b, h, q, k: self.keep[torch.arange(sizes.keys)[k]])
+
+    @classmethod
+    def example(cls, sizes):
+        return cls(sizes.keys)
+
+
+class Named(Rows):
+    def title(self):
+        raise KeyError("title")
+
+
+class OwnScore(ch.Score):
+    def __init__(self):
+        """It leaves out super().__init__()."""
+
+    def tile(self, query, key):
+        return query @ key.mT
+
+
+class OwnBias(ch.Bias):
+    def extra_repr(self):
+        raise RuntimeError("extra_repr")
+
+    def lower(self, sizes):
+        raise RuntimeError("lower")
+
+
+def raising(draw):
+    """A mask of one's own of which some methods raise."""
+
+    def fail(*_):
+        raise draw.choice([RuntimeError, IndexError, KeyError, NotImplementedError])("a method of one's own")
+
+    return type("Raising", (ch.Mask,), dict.fromkeys([*draw.sample(METHODS, 3), "lower"], fail))()
+
+
+def mask(draw, depth=0):
+    length, batch = draw.choice([0, 1, 3, 7, 40]), draw.choice([0, 1, 2, 5])
+    keep = torch.rand(batch, length) < 0.5
+    makers = [
+        ch.Causal,
+        lambda: ch.Padding(keep),
+        lambda: ch.Padding(keep.long()),
+        lambda: ch.Lengths(keep.sum(-1)),
+        lambda: ch.Documents(keep.long()),
+        lambda: ch.Documents.from_cu_seqlens([0, 2, length + 2], [0, 3, length + 3]),
+        lambda: ch.PrefixLM(keep.sum(-1)),
+        lambda: Intervals(keep.long() * 0, keep.long()),
+        lambda: ch.DenseMask(torch.rand(batch, 1, length, length) < 0.5),
+        lambda: ch.MaskFunction(lambda b, h, q, k: q >= k),
+        lambda: ch.MaskFunction(lambda b, h, q, k: keep[b, k]),
+        lambda: ch.MaskFunction(lambda b, h, q, k: 1 / 0),
+        lambda: ch.SlidingWindow(draw.choice([0, 2, 10**15])),
+        lambda: Rows(length),
+        lambda: Named(length),
+        lambda: raising(draw),
+    ]
+    if depth < 2:
+        makers += [lambda: ~mask(draw, depth + 1), lambda: mask(draw, depth + 1) & mask(draw, depth + 1)]
+        makers += [lambda: mask(draw, depth + 1) | mask(draw, depth + 1)]
+    return draw.choice(makers)()
+
+
+def part(draw):
+    x = torch.rand(1, 2, 4, 4)
+    return draw.choice(
+        [
+            ch.Dot,
+            lambda: ch.Dot(scale=torch.tensor(2.0), softcap=3.0),
+            lambda: ch.Gaussian(torch.tensor(2.0)),
+            lambda: ch.Additive(3, 4, 5),
+            OwnScore,
+            OwnBias,
+            lambda: ch.ALiBi(4) + OwnBias(),
+            lambda: ch.RelativeBias(4),
+            lambda: ch.DenseBias(x),
+            lambda: ch.AddBias(bias=OwnBias()),
+            lambda: ch.AddBias(bias=x),
+            lambda: ch.Force(mask=mask(draw)),
+            lambda: ch.Knockout(heads=[1], queries=range(3), keys=-1),
+            lambda: ch.Output(x),
+            lambda: ch.Mass(torch.tensor([0, 1, 1, 0])),
+            ch.nn.KeyValueCache,
+            ch.Means,
+        ]
+    )()
+
+
+class Attends(torch.nn.Module):
+    def __init__(self, mask):
+        super().__init__()
+        self.mask = mask
+
+    def forward(self, x):
+        return ch.attention(x, x, x, mask=self.mask)
+
+
+def call(draw):
+    """What is made of attention under some mask that works."""
+    own, x = draw.choice([None, Rows(4), Named(4), ch.Causal(), ~Named(4) & ch.Causal()]), torch.rand(1, 2, 4, 4)
+    model = Attends(own)
+    with ch.watch(model) as seen:
+        model(x)
+    with ch.watch(model, keep=[ch.Entropy()]) as kept:
+        model(x)
+    module, cache = ch.nn.MultiHeadAttention(4, 2), ch.nn.KeyValueCache()
+    module(x[0], x[0], x[0], cache=cache)
+    audit = seen.check(ch.Causal())
+    found = [seen, seen[0], seen.runs, seen.diagnose(), kept, kept[0], audit, audit.calls, seen.compare(seen)]
+    found += [ch.plan(x, x, x, mask=own), weights := ch.weights(x, x, mask=own), weights.gradients(x, x)]
+    found += [ch.partial(x, x, x, mask=own), ch.explain(x, x, x, mask=own), ch.diagnose(x, x, x, mask=own)]
+    found += [module, module.attention_weights, cache, module.prepare(x[0], x[0])]
+    return found
+
+
+SURROUNDINGS = {
+    "none": contextlib.nullcontext,
+    "fake": lambda: FakeTensorMode(allow_non_fake_inputs=True),
+    "meta": lambda: torch.device("meta"),
+    "double": torch.inference_mode,
+}
+
+
+def printed(one):
+    for how in SHOWN:
+        if hasattr(one, how):
+            said = getattr(one, how)()
+            assert isinstance(said, str) and (said or isinstance(one, str))
+
+
+@pytest.mark.parametrize("made", SURROUNDINGS)
+@pytest.mark.parametrize("shown", SURROUNDINGS)
+def test_random_reprs(made, shown):
+    draw = random.Random(f"{made} {shown}")
+    tried = 0
+    for _ in range(120):
+        with SURROUNDINGS[made]():
+            try:
+                one = draw.choice([mask, mask, part])(draw)
+            except (ch.ClearheadError, RuntimeError, IndexError, KeyError, NotImplementedError):
+                continue  # it cannot be made here
+        tried += 1
+        with SURROUNDINGS[shown]():
+            printed(one)
+    assert tried > 20
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # asked for by PyTorch's own conversion to fake tensors, once
+@pytest.mark.parametrize("shown", SURROUNDINGS)
+def test_reprs_of_what_is_made_of_a_call(shown):
+    draw = random.Random(shown)
+    for _ in range(4):
+        for one in call(draw):
+            with SURROUNDINGS[shown]():
+                printed(one)
+
+
+def test_a_mask_of_ones_own_that_holds_data():
+    assert repr(Rows(4)) == "Rows()"
+    assert repr(Rows(6)).splitlines()[1] == "■ · ■ · ■ ·"
+    assert repr(ch.Causal() & Named(4)) == "Causal() & Named()"
+    assert Rows(4)._repr_html_() == "<div><p><code>Rows()</code></p><pre></pre></div>"
+    check_mask(Rows)
+    assert repr(OwnScore()) == "OwnScore()" and repr(OwnBias()) == "OwnBias()"
+    assert "OwnBias()" in repr(ch.ALiBi(2) + OwnBias())
+
+
+def test_compiled_code_may_print():
+    said = []
+
+    def run(x):
+        said.append(repr(ch.Causal() & Rows(4)))
+        return x + 1
+
+    assert torch.compile(run, backend="eager")(torch.zeros(2)).sum() == 2
+    assert said == ["Causal() & Rows()"]
+
+
+@pytest.mark.parametrize("wrap", [lambda m: m, lambda m: ~m, lambda m: m & ch.Causal(), lambda m: m | ch.Causal()])
+def test_a_large_matrix_is_read_no_further_than_it_is_drawn(wrap, monkeypatch):
+    """By a count of the numbers that any operation gives, not by a clock."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Count(TorchDispatchMode):
+        most = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            given = function(*args, **kwargs or {})
+            written = isinstance(given, torch.Tensor) and not function.is_view
+            if written:
+                self.most = max(self.most, given.untyped_storage().nbytes())
+            return given
+
+    large = wrap(ch.DenseMask(torch.rand(1, 2, 6000, 6000) < 0.5))
+    with Count() as count:
+        first = repr(large)
+        large._repr_html_()
+    assert "the first 1024 of 6000 queries" in first
+    assert 0 < count.most <= 2 * 8 * 1024 * 1024
