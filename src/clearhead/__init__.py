@@ -25,6 +25,12 @@
 
 from typing import TYPE_CHECKING
 
+from clearhead.base.ended import handle_signals as _handle_signals
+from clearhead.base.ended import is_command as _is_command
+
+if _is_command():  # before what follows, which takes seconds
+    _handle_signals()
+
 from clearhead import nn as nn
 from clearhead._attention import Plan as Plan
 from clearhead._attention import attention as attention

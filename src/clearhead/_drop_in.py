@@ -54,8 +54,9 @@ def scaled_dot_product_attention(
             )
         if is_causal:
             raise ClearheadError(
-                "attn_mask and is_causal=True: pass one. To join them: "
-                "attention(..., mask=DenseMask(attn_mask) & Causal(), align='upper_left')."
+                "attn_mask and is_causal=True: pass one. To join them call attention(query, key, value, "
+                "mask=DenseMask(attn_mask) & Causal(), align='upper_left'); of a float attn_mask, "
+                "attention(query, key, value, mask=Causal(), bias=attn_mask, align='upper_left')."
             )
         if attn_mask.is_floating_point():
             check_float(attn_mask, "attn_mask")

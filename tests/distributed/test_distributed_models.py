@@ -123,3 +123,9 @@ def test_without_any_label_the_loss_is_0():
     logits = torch.randn(2, 4, 20, requires_grad=True)
     part.loss(logits).backward()
     assert part.tokens == 0 and not logits.grad.any()
+
+
+def test_gradients_where_parameters_are_shared_out():
+    """A parameter is freed between the forward and the backward pass."""
+    for found in on_ranks(2, "ranks.watched:gradients"):
+        assert len(found) == 4 and max(found) < 1e-5, found

@@ -21,7 +21,8 @@ def plot(step: Step, shown: Shown, ax: Any) -> Any:
         axes = axes[0]
     elif len(every) > 1:
         raise ClearheadError(
-            f"{step.name} has {len(every)} pictures, and one axes is given: choose one with at=, or pass none."
+            f"{step.name} has {len(every)} pictures, and one axes is given: choose one with explain(..., at=...), or "
+            "pass no ax."
         )
     else:
         axes = np.array([ax])

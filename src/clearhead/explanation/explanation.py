@@ -11,6 +11,7 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError, require
 from clearhead.base.pages import write_page
 from clearhead.base.steps import Step
+from clearhead.base.text import said
 from clearhead.explanation import as_html, as_markdown, as_plot, as_script, as_text
 from clearhead.explanation.page.render import render as render_page
 from clearhead.explanation.shown import Shown
@@ -67,7 +68,7 @@ class Explanation:
         raise ClearheadError(f"no step is called {name!r:.60}; the steps are {known}.")
 
     def __str__(self) -> str:
-        return as_text.render(self.title, self.parts, self.shown)
+        return said(self, lambda: as_text.render(self.title, self.parts, self.shown))
 
     __repr__ = __str__
 
@@ -96,7 +97,7 @@ class Explanation:
         return page if path is None else write_page(path, page, "page")
 
     def _repr_html_(self) -> str:
-        return as_html.render(self.title, self.parts, self.shown)
+        return said(self, lambda: as_html.render(self.title, self.parts, self.shown))
 
     def script(self) -> str:
         """A short program in plain PyTorch that computes the same steps from the inputs' numbers, and prints them.

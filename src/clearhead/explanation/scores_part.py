@@ -51,7 +51,9 @@ def _scaled(before: Step, scale: float, width: int, score: object) -> Step:
     spread = ""
     if finite.numel() > 1:
         variance = float(finite.detach().var(correction=0))
-        spread = f" The variance of the scores is {number(variance)} before and {number(variance * scale**2)} after."
+        spread = (
+            f" The variance of the scores is {number(variance)} before and {number(variance * scale * scale)} after."
+        )
     if isinstance(score, Dot) and width and math.isclose(scale, width**-0.5, rel_tol=1e-6):
         why = (
             f"{number(scale)} is 1/√{width}. Sums of {width} products lie about √{width} times as far apart as single "

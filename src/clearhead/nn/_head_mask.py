@@ -48,6 +48,8 @@ def _advice(shape: tuple[int, ...], sizes: tuple[int, int, int, int], is_bool: b
         return (
             "\nIt seems to be padding, (B, Lk): pass Padding(mask), or, where it is a key_padding_mask of torch "
             "(True: may not), Padding(~mask)."
+            if is_bool
+            else "\nIt seems to be of padding, (B, Lk), added to the scores: pass mask[:, None]."
         )
     if len(shape) == 3 and shape[0] == heads:
         return "\nOne mask for each head is mask[None]."

@@ -10,6 +10,7 @@ from clearhead.base.arrays import check_float
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.numbers import check_count
 from clearhead.nn._checks import check_dtype
+from clearhead.nn._heads import check_linear
 
 
 class Projection(NamedTuple):
@@ -21,8 +22,9 @@ class Projection(NamedTuple):
 
     @classmethod
     def by(cls, name: str, layer: nn.Module) -> Projection:
-        weight = layer.weight if type(layer) is nn.Linear and isinstance(layer.weight, Tensor) else None
-        return cls(f"{name}.weight", getattr(layer, "in_features", None), weight)
+        weight = check_linear(name, layer)
+        width = getattr(layer, "in_features", 0) or None if weight is None else weight.shape[1]  # a lazy layer has 0
+        return cls(f"{name}.weight", width, weight)
 
 
 def check_sizes(embed_dim: Any, num_heads: Any, head_dim: Any) -> tuple[int, int, int]:

@@ -26,10 +26,14 @@ class Tabled(nn.Module):
     def _rows(self, positions: Tensor) -> Tensor:
         """The rows (N, width) for positions (N,), both float64."""
 
+    def _between(self, start: int, stop: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """The rows of the positions from `start` up to `stop`, (stop − start, width)."""
+        if compiling():  # a graph can't keep a table
+            return self._rows(torch.arange(start, stop, dtype=torch.float64, device=device)).to(dtype)
+        return self._upto(stop, dtype, device)[start:stop]
+
     def _upto(self, stop: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The rows of the positions 0 to `stop` at least, (≥ stop, width)."""
-        if compiling():  # a graph can't keep it
-            return self._rows(torch.arange(stop, dtype=torch.float64, device=device)).to(dtype)
+        """The rows of the positions 0 to `stop` at least, (≥ stop, width), in eager code."""
         table = self._table
         if table is None or table.shape[0] < stop or table.dtype != dtype or table.device != device:
             length = max(LEAST, 1 << (stop - 1).bit_length())

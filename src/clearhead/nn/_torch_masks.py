@@ -50,7 +50,8 @@ def _check(mask: Any, name: str, words: str, shapes: tuple[tuple[int, ...], ...]
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise ClearheadError(
             f"{name} has dtype {mask.dtype}, shape {tuple(mask.shape)}; expected bool, True where a query may not "
-            f"attend, or float, added to the scores. For a tokenizer's 0/1 attention_mask pass attention_mask == 0."
+            "attend, or float, added to the scores. For a tokenizer's 0/1 attention_mask, (B, Lk), pass "
+            "key_padding_mask=attention_mask == 0."
         )
     if tuple(mask.shape) not in shapes:
         expected = " or ".join(f"{shape}" for shape in shapes)

@@ -70,8 +70,8 @@ def to_torch(module: MultiHeadAttention) -> nn.MultiheadAttention:
             module.num_heads,
             module.dropout,
             bias=has_bias,
-            kdim=module.W_k.in_features,
-            vdim=module.W_v.in_features,
+            kdim=module.W_k.weight.shape[1],
+            vdim=module.W_v.weight.shape[1],
             batch_first=True,
         )
     if theirs.in_proj_weight is not None:
@@ -110,13 +110,24 @@ def _objections(module: MultiHeadAttention) -> list[str]:
         found.append("a projection is no plain nn.Linear")
     elif len({layer.bias is None for layer in layers}) > 1:
         found.append("some projections have a bias, and some have none")
+    elif any(layer.weight.shape != (module.embed_dim, fed) for layer, fed in _widths(module)):
+        shapes = ", ".join(f"{tuple(layer.weight.shape)}" for layer in layers)
+        found.append(f"the weights of W_q, W_k, W_v and W_o have shapes {shapes}, (out, in), not embed_dim's")
     elif _trained_apart(layers[:3]):
         found.append("of W_q, W_k and W_v some are frozen (requires_grad), and torch packs them into one parameter")
     return found
 
 
+def _widths(module: MultiHeadAttention) -> list[tuple[Any, int]]:
+    """Each layer, and the width of its input as torch's module would have it."""
+    k_width, v_width = module.W_k.weight.shape[-1], module.W_v.weight.shape[-1]
+    return [
+        (module.W_q, module.embed_dim), (module.W_k, k_width), (module.W_v, v_width), (module.W_o, module.embed_dim)
+    ]  # fmt: skip
+
+
 def _trained_apart(layers: list[nn.Linear]) -> bool:
-    packed = len({layer.in_features for layer in layers}) == 1
+    packed = len({layer.weight.shape[1] for layer in layers}) == 1
     groups = [[layer.weight for layer in layers]] if packed else []
     if layers[0].bias is not None:
         groups.append([layer.bias for layer in layers])

@@ -11,14 +11,17 @@ from torch.nn.parameter import is_lazy
 
 from clearhead.base.arrays import check_float, is_numpy, to_tensor_float
 from clearhead.base.dropout import check_dropout
-from clearhead.base.errors import ShapeError, columns
+from clearhead.base.errors import ShapeError, UnsupportedError, columns
 from clearhead.base.numbers import check_count
+from clearhead.base.tracing import distributed
 from clearhead.nn._checks import check_dtype
 from clearhead.nn._masks import with_lengths
 from clearhead.nn._record import RecordingModule
 from clearhead.nn.prepared_keys import PreparedKeys, check_value_given, taken
 from clearhead.scores.additive import Additive
 from clearhead.scores.base import Score
+
+OUTSIDE = "clearhead.attention(W_q(query), W_k(key), value, score=Additive.from_weights(None, None, w_v))"
 
 
 class AdditiveAttention(RecordingModule):
@@ -84,6 +87,7 @@ class AdditiveAttention(RecordingModule):
             check_value_given(value)
         if not prepared and isinstance(self.W_k, LazyModuleMixin):
             _settle(self.W_k, key)
+        self._check_layers()
         score = self._on_parameters(prepared)
         mask, bias = with_lengths(mask, valid_lens)
         dropout_p = self.dropout if self.training else 0.0
@@ -107,12 +111,38 @@ class AdditiveAttention(RecordingModule):
             )
         if isinstance(self.W_k, LazyModuleMixin):
             _settle(self.W_k, tensors["key"])
+        self._check_layers()
         width = self.W_k.weight.shape[1]
         if rows["key"][-1] != width:
             raise ShapeError(f"key has shape {rows['key']}; the module's W_k takes keys of width {width}.")
         check_dtype("key", tensors["key"], self.W_k.weight, "W_k.weight")
         projected = tensors["key"] @ self.W_k.weight.T
         return PreparedKeys(projected.detach().numpy() if numpy else projected, value, self)
+
+    def _check_layers(self) -> None:
+        """W_q and W_k are matrices alone, and of w_v's width: the score reads their weights, and calls no layer."""
+        for name, layer in (("W_q", self.W_q), ("W_k", self.W_k)):
+            if isinstance(layer, LazyModuleMixin):  # its first call comes later
+                continue
+            if type(layer).forward is not nn.Linear.forward or layer._forward_hooks or layer._forward_pre_hooks:
+                raise UnsupportedError(
+                    f"AdditiveAttention reads {name}.weight and does not call {name}, a {type(layer).__name__} that "
+                    "computes something else or has hooks (an adapter, tensor parallelism).\nMerge it into the weight, "
+                    f"or project outside: {OUTSIDE}."
+                )
+            if layer.bias is not None:
+                raise UnsupportedError(
+                    f"{name} has a bias, which AdditiveAttention does not add: put torch.nn.Linear("
+                    f"{layer.in_features}, {layer.out_features}, bias=False) in its place, or project outside: "
+                    f"{OUTSIDE}."
+                )
+            if distributed(layer.weight):
+                raise UnsupportedError(f"{name}.weight is a DTensor; AdditiveAttention takes whole parameters alone.")
+            if layer.weight.ndim != 2 or self.w_v.ndim != 1 or layer.weight.shape[0] != self.w_v.shape[0]:
+                raise ShapeError(
+                    f"{name}.weight and w_v disagree in hidden_dim, the first size of each.\n"
+                    + columns({f"{name}.weight": tuple(layer.weight.shape), "w_v": tuple(self.w_v.shape)})
+                )
 
     def _on_parameters(self, prepared: bool) -> Additive:
         """The score that shares the parameters. It projects after attention() has replaced padding that is NaN."""

@@ -6,57 +6,68 @@ import copy
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead.base.arrays import check_float
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import placed
-from clearhead.base.tracing import compiling, ensure
+from clearhead.base.tracing import compiling, ensure, looked_into, traced
 from clearhead.masks._lengths import check_lengths
 
-LEAST = 16  # positions that the first buffer has
-Lengths = tuple[int, ...]
+LEAST = 16  # positions that the first room has
 
 
-class _Buffer:
-    """Room for keys and values. `last`: the view of its keys that was given out last.
+class _Room:
+    """Keys and values (B, Hk, positions, E), of which a state holds the first ones.
 
-    It is written through `.data`, which has a version counter of its own. Positions that a sequence has in a view given
-    out are never written again, so the view's own counter tells only of writes by others.
+    It is written to through `.data`, which has a version counter of its own. Positions that a sequence has in a view
+    given out are never written again, so the view's own counter tells only of writes by others. `turn`: how often it
+    was written to; −1 where it never is. `compiled`: whether compiled code writes to it, whose writes are counted.
     """
 
-    def __init__(self, key: Tensor, value: Tensor, capacity: int) -> None:
+    def __init__(self, key: Tensor, value: Tensor, turn: int = -1) -> None:
+        self.key, self.value, self.turn, self.compiled = key, value, turn, compiling()
+
+    @classmethod
+    def empty(cls, key: Tensor, value: Tensor, positions: int) -> _Room:
+        """Room for these and more."""
         # a tensor of inference mode could not be written to outside it, nor tell of writes
         with torch.inference_mode(False):
-            self.key, self.value = (t.new_zeros(*t.shape[:2], capacity, t.shape[3]) for t in (key, value))
-        self.last: Tensor | None = None
+            both = [t.new_zeros(t.shape[0], t.shape[1], positions, t.shape[3]) for t in (key, value)]
+        return cls(both[0], both[1], 0)
 
     def write(self, at: Any, key: Tensor, value: Tensor) -> None:
         with torch.no_grad():
             self.key.data[at] = key
             self.value.data[at] = value
 
-    def state(self, end: int, lengths: Lengths | None) -> _State:
-        self.last = self.key[:, :, :end]
-        return _State(self, self.last, self.value[:, :, :end], lengths)
-
 
 class _State(NamedTuple):
-    buffer: _Buffer | None  # None: the tensors are whole
-    key: Tensor  # (B, Hk, L, Ek), a view of the buffer
-    value: Tensor
-    lengths: Lengths | None = None  # None: every sequence has all L positions
+    room: _Room
+    length: int  # a number of its own, not a tensor's size, which compiled code would take for a constant
+    lengths: Tensor | None = None  # (B,), on the host; None: every sequence has `length` positions
+    turn: int = -1  # that of the room when this was made: at another one the room is a branch's, or a failed call's
 
-    def starts(self) -> Lengths:
-        return self.lengths or (self.key.shape[2],) * self.key.shape[0]
+    @property
+    def key(self) -> Tensor:
+        return self.room.key[:, :, : self.length]
 
-    def cut(self, lengths: Lengths) -> _State:
+    @property
+    def value(self) -> Tensor:
+        return self.room.value[:, :, : self.length]
+
+    def starts(self) -> Tensor:
+        """(B,): where each sequence goes on."""
+        if self.lengths is not None:
+            return self.lengths
+        return torch.full((self.room.key.shape[0],), self.length, dtype=torch.int64, device="cpu")
+
+    def cut(self, lengths: Tensor) -> _State:
         """The first positions of each sequence, so many."""
-        if lengths and lengths == self.starts():
+        if lengths.numel() and torch.equal(lengths, self.starts()):
             return self
-        end = max(lengths, default=0)
-        return _State(self.buffer, self.key[:, :, :end], self.value[:, :, :end], _unequal(lengths))
+        return _State(self.room, *_longest(lengths))
 
 
 class KeyValueCache:
@@ -73,13 +84,16 @@ class KeyValueCache:
     >>> cache
     KeyValueCache(length=5, batch=1, heads=2)
 
-    One cache for each module and each batch. `len(cache)`: the positions of its longest sequence, `cache.lengths` those
-    of each: they may differ (`new_lens` of the module). `reorder`, `crop` and `reset` choose from its batch
-    and positions. Where gradients are off it doubles its room when that is full, so that a step costs what it adds;
-    where they are on, each step makes new tensors.
+    One cache for each module and each batch: the module that it holds keys of is remembered, and another one refused.
+    A module that is called several times in a model's forward (tied weights) needs a cache for each of these calls:
+    with one cache the second call sees the keys of the first. `len(cache)`: the positions of its longest sequence,
+    `cache.lengths` those of each: they may differ (`new_lens` of the module). `reorder`, `crop` and `reset` choose from
+    its batch and positions. Where gradients are off it doubles its room when that is full, so that a step costs what it
+    adds; where they are on, each step makes new tensors.
     What a sequence holds in a tensor given out is never written again. `copy.copy(cache)` is a branch that
-    grows by itself and shares the past. Raises a `ShapeError` where batch, heads or widths change, a `ClearheadError`
-    where dtype or device do.
+    grows by itself and shares the past; `copy.deepcopy(cache)`, and one from a pickle, may go to a copy of the module.
+    In compiled code a step without `new_lens` is one graph, for any length. Raises a `ShapeError` where batch, heads
+    or widths change, a `ClearheadError` where dtype, device or the module do.
 
     A batch whose sequences come and go:
 
@@ -94,16 +108,18 @@ class KeyValueCache:
     >>> cache.crop([5, 0])                                              # the second is done: room for another
     """
 
+    _by: nn.Module | None = None  # the module whose keys these are
+
     def __init__(self) -> None:
         self._state: _State | None = None
 
     def __len__(self) -> int:
-        return 0 if self._state is None else self._state.key.shape[2]
+        return 0 if self._state is None else self._state.length
 
     @property
     def lengths(self) -> tuple[int, ...] | None:
         """How many positions each sequence holds; None where there are no keys yet."""
-        return None if self._state is None else self._state.starts()
+        return None if self._state is None else tuple(self._state.starts().tolist())
 
     def append(self, key: Tensor, value: Tensor, new_lens: Any = None) -> tuple[Tensor, Tensor]:
         """Add keys (B, Hk, L, Ek) and values (B, Hk, L, Ev); returns all there are. Do not write to them.
@@ -140,11 +156,12 @@ class KeyValueCache:
         """
         if self._state is None:
             raise ClearheadError("the cache is empty: it has no batch to reorder before its first keys.")
-        _, key, value, lengths = self._state
-        indices = _check_indices(indices, key.shape[0])
-        at = placed(indices, key.device, "indices")
-        state = _State(None, key.index_select(0, at), value.index_select(0, at))
-        self._state = state if lengths is None else state.cut(tuple(lengths[i] for i in indices.tolist()))
+        state = self._state
+        indices = _check_indices(indices, state.key.shape[0])
+        at = placed(indices, state.key.device, "indices")
+        room = _Room(state.key.index_select(0, at), state.value.index_select(0, at))
+        chosen = _State(room, state.length)
+        self._state = chosen if state.lengths is None else chosen.cut(state.lengths[indices.cpu()])
 
     def crop(self, length: Any) -> None:
         """Keep the first `length` positions, one number for all sequences, or integers (B,), one for each.
@@ -162,7 +179,7 @@ class KeyValueCache:
         one_each = isinstance(length, list | tuple | range) or (hasattr(length, "shape") and len(length.shape) > 0)
         held = self.lengths or ()
         if one_each:
-            kept = _integers(length, "length", None if self._state is None else len(held))
+            kept = tuple(_integers(length, "length", None if self._state is None else len(held)).tolist())
             fits = all(new <= old for new, old in zip(kept, held or (0,) * len(kept), strict=True))
         else:
             most = check_count(length, 0, "length")
@@ -172,115 +189,164 @@ class KeyValueCache:
                 f"length is {length}, and the cache holds {_said(held, len(self))} positions: crop can't add any."
             )
         if self._state is not None:
-            self._state = self._state.cut(kept)
+            self._state = self._state.cut(torch.tensor(kept, dtype=torch.int64, device="cpu"))
 
     def reset(self) -> None:
         """Forget everything, for another batch."""
-        self._state = None
+        self._state, self._by = None, None
 
-    def _extended(self, key: Tensor, value: Tensor, new_lens: Any = None) -> _State:
-        """The state after `append`; the cache stays as it is until this is assigned to it."""
+    def _extended(self, key: Tensor, value: Tensor, new_lens: Any = None, by: nn.Module | None = None) -> _State:
+        """The state after `append`; the cache stays as it is until it gets this, by `_hold`."""
         if self._state is not None:
             _check(self._state, key, value)
+            if by is not None and self._by is not None and self._by is not by:
+                raise ClearheadError(
+                    f"{self!r} holds the keys of another module than this {type(by).__name__}, which has other "
+                    "weights.\nMake one KeyValueCache() for each layer. For a copy of the module pass "
+                    "copy.deepcopy(cache)."
+                )
         new = None
         if new_lens is not None or (self._state is not None and self._state.lengths is not None):
-            new = _New(self.lengths or (0,) * key.shape[0], _counts(new_lens, key), key.shape[2])
+            counts = None if new_lens is None else _counts(new_lens, key)
+            starts = torch.zeros(key.shape[0], dtype=torch.int64, device="cpu")
+            new = _New(starts if self._state is None else self._state.starts(), counts, len(self), key.shape[2])
         return self._joined(key, value, new) if torch.is_grad_enabled() else self._written(key, value, new)
+
+    def _hold(self, state: _State, by: nn.Module) -> None:
+        self._state, self._by = state, by
 
     def _joined(self, key: Tensor, value: Tensor, new: _New | None) -> _State:
         if new is not None:
             old = (None, None) if self._state is None else (self._state.key, self._state.value)
-            return _State(None, new.after(old[0], key), new.after(old[1], value), _unequal(new.ends))
-        if self._state is None:
-            return _State(None, key, value)
-        return _State(None, torch.cat([self._state.key, key], 2), torch.cat([self._state.value, value], 2))
+            return _State(_Room(new.after(old[0], key), new.after(old[1], value)), *new.ends())
+        if self._state is not None:
+            key, value = torch.cat([self._state.key, key], 2), torch.cat([self._state.value, value], 2)
+        return _State(_Room(key, value), key.shape[2])
 
     def _written(self, key: Tensor, value: Tensor, new: _New | None) -> _State:
-        length, every = len(self), slice(None)
-        end = length + key.shape[2] if new is None else max(new.ends, default=0)
-        state, buffer = self._state, None if self._state is None else self._state.buffer
-        # another view was given out since: a branch of this cache goes on there, or a call that failed
-        if state is None or buffer is None or buffer.last is not state.key or end > buffer.key.shape[2]:
-            buffer = _Buffer(key, value, max(LEAST, 1 << max(end - 1, 0).bit_length()))
-            if state is not None:
-                buffer.write((every, every, slice(0, length)), state.key, state.value)
+        length, every = 0 if self._state is None else self._state.length, slice(None)
+        end, lengths = (length + key.shape[2], None) if new is None else new.ends()
+        room = self._room(key, value, length, end)
         if new is None:
-            buffer.write((every, every, slice(length, end)), key, value)
-            return buffer.state(end, None)
-        rows, places, at = (index.to(key.device) for index in new.kept())
-        buffer.write((rows, every, at), key[rows, :, places], value[rows, :, places])
-        return buffer.state(end, _unequal(new.ends))
+            room.write((every, every, slice(length, end)), key, value)
+        else:
+            rows, places, at = (index.to(key.device) for index in new.kept())
+            room.write((rows, every, at), key[rows, :, places], value[rows, :, places])
+        room.turn += 1
+        return _State(room, end, lengths, room.turn)
+
+    def _room(self, key: Tensor, value: Tensor, length: int, end: int) -> _Room:
+        """The room that the next keys are written to, with what there is: the same one, as long as they fit."""
+        state = self._state
+        if state is not None:
+            room = state.room
+            if room.turn == state.turn >= 0 and end < room.key.shape[2] and room.compiled == compiling():
+                return room
+        # one more than is ever held: a view of all would have other strides, and compiled code a graph of its own
+        room = _Room.empty(key, value, max(LEAST, end + 1, 2 * length))
+        if state is not None:
+            room.write((slice(None), slice(None), slice(0, length)), state.key, state.value)
+        return room
+
+    def __copy__(self) -> KeyValueCache:
+        branch = copy.deepcopy(self)
+        branch._by = self._by
+        return branch
 
     def __deepcopy__(self, memo: object) -> KeyValueCache:
-        return copy.copy(self)  # as independent as a deep one: nothing given out is written again
+        copied = type(self)()  # as independent as a deep copy: nothing given out is written again
+        copied._state = self._state  # and the module's own copy may have it
+        return copied
+
+    def __getstate__(self) -> dict[str, Any]:  # pickle calls it
+        return {"_state": self._state}
 
     def __repr__(self) -> str:
         if self._state is None:
             return "KeyValueCache(empty)"
         batch, heads = self._state.key.shape[:2]
-        each = "" if self._state.lengths is None else f"{min(self._state.lengths)} to "
+        each = "" if self._state.lengths is None else f"{int(self._state.lengths.min())} to "
         return f"KeyValueCache(length={each}{len(self)}, batch={batch}, heads={heads})"
 
 
 class _New(NamedTuple):
-    """New positions of sequences that hold unequal numbers: where they begin, and how many of the `size` are kept."""
+    """New positions of sequences that hold unequal numbers."""
 
-    starts: Lengths
-    counts: Lengths
-    size: int
+    starts: Tensor  # (B,), on the host, as all of these
+    counts: Tensor | None  # (B,), how many are kept of each; None: all
+    length: int  # of the longest sequence before
+    size: int  # how many there are of each
 
-    @property
-    def ends(self) -> Lengths:
-        return tuple(start + count for start, count in zip(self.starts, self.counts, strict=True))
+    def ends(self) -> tuple[int, Tensor | None]:
+        """The length of the longest sequence, and that of each."""
+        with torch.inference_mode(False):  # compiled code takes no tensor of that mode
+            if self.counts is None:  # compiled code reads no number of a tensor
+                return self.length + self.size, self.starts + self.size
+            return _longest(self.starts + self.counts)
 
     def kept(self) -> tuple[Tensor, Tensor, Tensor]:
         """For each position that is kept: its sequence, its place among the new ones and in the cache."""
-        starts, counts = (torch.tensor(numbers, dtype=torch.int64, device="cpu") for numbers in self[:2])
-        rows, places = (torch.arange(self.size, device="cpu") < counts[:, None]).nonzero(as_tuple=True)
-        return rows, places, starts[rows] + places
+        batch, every = self.starts.shape[0], torch.arange(self.size, device="cpu")
+        if self.counts is None:
+            rows = torch.arange(batch, device="cpu")[:, None].expand(batch, self.size).reshape(-1)
+            places = every.expand(batch, self.size).reshape(-1)
+        else:
+            rows, places = (every < self.counts[:, None]).nonzero(as_tuple=True)
+        return rows, places, self.starts[rows] + places
 
     def after(self, old: Tensor | None, new: Tensor) -> Tensor:
         """The new positions (B, Hk, L, E) after the old ones, a tensor of their own."""
-        end = max(self.ends, default=0)
-        whole = new.new_zeros(*new.shape[:2], end, new.shape[3])
+        end, _ = self.ends()
+        whole = new.new_zeros(new.shape[0], new.shape[1], end, new.shape[3])
+        if looked_into():  # `vmap` over forward mode has no rule for what the derivative of `index_put` writes
+            return self._gathered(old, new, whole)
         if old is not None:
-            whole = torch.cat([old, whole[:, :, old.shape[2] :]], 2)[:, :, :end]
+            whole = torch.cat([old, whole[:, :, self.length :]], 2)
         rows, places, at = (index.to(new.device) for index in self.kept())
         moved = whole.transpose(1, 2).index_put((rows, at), new[rows, :, places])
         return moved.transpose(1, 2)
 
+    def _gathered(self, old: Tensor | None, new: Tensor, whole: Tensor) -> Tensor:
+        """The same from the old positions, the new ones and zeros, side by side."""
+        parts = [whole[:, :, : self.length] if old is None else old, new, whole]
+        every, starts = torch.arange(whole.shape[2], device="cpu"), self.starts[:, None]
+        ends = starts + (self.size if self.counts is None else self.counts[:, None])
+        at = torch.where(every < starts, every, self.length + every - starts)
+        at = torch.where(every < ends, at, self.length + self.size).to(new.device)
+        return torch.cat(parts, 2).gather(2, at[:, None, :, None].expand(whole.shape))
 
-def _unequal(lengths: Lengths) -> Lengths | None:
-    """None where all are the same, and so the length of the tensors."""
-    return lengths if len(set(lengths)) > 1 else None
+
+def _longest(lengths: Tensor) -> tuple[int, Tensor | None]:
+    """The largest of them, and all, or None where they are the same."""
+    longest = int(lengths.max()) if lengths.numel() else 0
+    return longest, None if bool((lengths == longest).all()) else lengths
 
 
-def _counts(new_lens: Any, key: Tensor) -> Lengths:
+def _counts(new_lens: Any, key: Tensor) -> Tensor:
     """How many of the new positions each sequence keeps."""
     batch, size = key.shape[0], key.shape[2]
-    if new_lens is None:
-        return (size,) * batch
     counts = _integers(new_lens, "new_lens", batch)
-    if any(count > size for count in counts):
-        raise ClearheadError(f"new_lens is {counts}, and there are {size} new keys of each sequence.")
+    if bool((counts > size).any()):
+        raise ClearheadError(f"new_lens is {tuple(counts.tolist())}, and there are {size} new keys of each sequence.")
     return counts
 
 
-def _said(lengths: Lengths, longest: int) -> str:
+def _said(lengths: tuple[int, ...], longest: int) -> str:
     return str(longest) if len(set(lengths)) < 2 else str(lengths)
 
 
-def _integers(given: Any, name: str, batch: int | None) -> Lengths:
-    """Integers (B,), 0 or more; for any B where `batch` is None."""
-    if compiling():
+def _integers(given: Any, name: str, batch: int | None) -> Tensor:
+    """Integers (B,), 0 or more, on the host; for any B where `batch` is None."""
+    if compiling() or traced():
         raise UnsupportedError(
-            f"{name} is read on the host, which compiled code can't. Call the module outside of the compiled function."
+            f"{name} is read on the host, which compiled and traced code can't. Call the module outside of the "
+            "compiled function."
         )
     numbers = check_lengths(given, name)
     batch = numbers.numel() if batch is None else batch
     if tuple(numbers.shape) != (batch,):
         raise ShapeError(f"{name} has shape {tuple(numbers.shape)}; expected ({batch},), one for each sequence.")
-    return tuple(numbers.tolist())
+    return torch.tensor(numbers.tolist(), dtype=torch.int64, device="cpu")  # its own, whatever is done to those given
 
 
 def _check_indices(indices: object, batch: int) -> Tensor:

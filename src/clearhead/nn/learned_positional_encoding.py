@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.dropout import check_dropout
-from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Style
+from clearhead.base.tracing import distributed
 from clearhead.nn._checks import check_embedded, check_offset
 from clearhead.nn._plot import check_length, plot
 
@@ -45,14 +46,21 @@ class LearnedPositionalEncoding(nn.Module):
 
     def forward(self, x: Tensor, offset: int = 0) -> Tensor:
         """x (..., L, E) with its positions added, from `offset` on: of x's shape."""
-        check_embedded(x, self.embed_dim, "LearnedPositionalEncoding")
+        if self.P.ndim != 2:
+            raise ShapeError(f"LearnedPositionalEncoding: P has shape {tuple(self.P.shape)}; expected (max_len, E).")
+        max_len, width = self.P.shape  # of the table itself: it may have been put in another's place
+        check_embedded(x, width, "LearnedPositionalEncoding")
         start = check_offset(offset, "LearnedPositionalEncoding")
         stop = start + x.shape[-2]
-        if stop > self.max_len:
+        if stop > max_len:
             raise ShapeError(
                 f"LearnedPositionalEncoding: x has shape {tuple(x.shape)} and offset {start}, which needs {stop} "
-                f"positions; max_len is {self.max_len}.\nCut the sequence, or build it with max_len={stop}. "
+                f"positions; max_len is {max_len}.\nCut the sequence, or build it with max_len={stop}. "
                 "SinusoidalPositionalEncoding and RotaryEmbedding take any length."
+            )
+        if distributed(self.P) and not distributed(x):
+            raise UnsupportedError(
+                "LearnedPositionalEncoding: P is a DTensor; pass x as a DTensor too, or keep P whole."
             )
         if x.device != self.P.device:
             raise ClearheadError(f"LearnedPositionalEncoding: x is on {x.device}, and its table on {self.P.device}.")
@@ -65,7 +73,7 @@ class LearnedPositionalEncoding(nn.Module):
         `length`: how many positions, from 0 on; None is all. `ax`: the axes to draw on; None makes some. Above 1,024
         positions or entries a cell is the mean of those it stands for.
         """
-        count = self.max_len if length is None else check_length(length, self.max_len)
+        count = len(self.P) if length is None else check_length(length, len(self.P))
         return plot({"": self.P[:count]}, Style(title, cmap, "signed", ax))
 
     def extra_repr(self) -> str:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from clearhead._attention import ScoreLike
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count, check_flag
-from clearhead.base.shapes import unflatten
+from clearhead.base.positions import check_align
+from clearhead.base.shapes import Sizes
 from clearhead.nn import _torch_module
 from clearhead.nn._head_mask import head_mask
+from clearhead.nn._heads import check_groups, check_output, check_part, joined, plain_linear, split_heads
 from clearhead.nn._masks import with_lengths
 from clearhead.nn._multi_head_checks import Projection, check_inputs, check_sizes, one_batch, refuse_keywords
 from clearhead.nn._record import RecordingModule
@@ -48,7 +49,10 @@ class MultiHeadAttention(RecordingModule):
 
     Formula: output = W_o [head_1; …; head_H], with head_h = attention(W_q^h query, W_k^h key, W_v^h value).
 
-    `embed_dim`: E, the width of the query and of the output. `num_heads`: H.
+    `embed_dim`: E, the width of the query and of the output. `num_heads`: H. The heads of a call are those that the
+    layers make, vectors of width head_dim, as many to a key head as the module was built with: so a rank of tensor
+    parallelism (`parallelize_module`: W_q, W_k, W_v by ColwiseParallel, W_o by RowwiseParallel, over ranks whose number
+    divides num_kv_heads) computes its own, and masks and biases that differ from head to head are those of its heads.
     `dropout`: the probability with which a weight is dropped while training.
     `bias`: whether the four projections, `W_q`, `W_k`, `W_v` and `W_o`, have one.
     `head_dim`: the width of a head, any; None is embed_dim / num_heads.
@@ -174,32 +178,38 @@ class MultiHeadAttention(RecordingModule):
             check_inputs({"query": query, "key": key, "value": value}, self._projections)
             k, v = self._project(key, value, past)
         batched = query.ndim == 3
-        q = self._heads(self.W_q(query if batched else query[None]), self.num_heads)
+        q = split_heads(self.W_q(query if batched else query[None]), "W_q", self.head_dim)
+        check_groups(q, k, v, self.num_heads, self.num_kv_heads)
+        check_output("W_o", self.W_o, q.shape[1], v)
         if self.rotary is not None:
             each = isinstance(past, Tensor) and q.shape[0] == 1  # one query for sequences that stand at unequal places
             q = self.rotary(q.expand(k.shape[0], -1, -1, -1) if each else q, past)
         state = None
         if cache is not None:
-            state = cache._extended(k, v, new_lens)
+            state = cache._extended(k, v, new_lens, self)
             k, v = state.key, state.value
-        sizes = (max(q.shape[0], k.shape[0]), self.num_heads, q.shape[2], k.shape[2])
+        heads = q.shape[1]  # of num_heads: a rank, or a layer that was cut, may have fewer
+        sizes = max(q.shape[0], k.shape[0]), heads, q.shape[2], k.shape[2]
+        align = align if cache is None else past
         mask, bias = with_lengths(head_mask(mask, sizes, q.dtype), valid_lens, bias)
+        if heads != self.num_heads:
+            check_part(mask, bias, Sizes(*sizes, q.device, align=check_align(align)), self.num_heads)
         if state is not None and state.lengths is not None:
             mask, bias = with_lengths(mask, state.lengths, bias)
-        heads = self._attend(
+        attended = self._attend(
             q,
             k,
             v,
             score=self.score,
             mask=mask,
             bias=bias,
-            align=align if cache is None else past,
+            align=align,
             dropout_p=self.dropout if self.training else 0.0,
-            fresh=isinstance(self.W_q, nn.Linear) and isinstance(self.W_k, nn.Linear),
+            fresh=plain_linear(self.W_q) and plain_linear(self.W_k),
         )
-        if cache is not None:  # only now: a refused call leaves it as it was
-            cache._state = state
-        output: Tensor = self.W_o(heads.transpose(1, 2).flatten(2))  # (B, Lq, H·head_dim) → (B, Lq, E)
+        output = joined("W_o", self.W_o, attended.transpose(1, 2).flatten(2))  # (B, Lq, H·head_dim) → (B, Lq, E)
+        if cache is not None and state is not None:  # only now: a refused call leaves it as it was
+            cache._hold(state, self)
         return output if batched else output[0]
 
     def prepare(self, key: Tensor, value: Tensor) -> PreparedKeys:
@@ -216,14 +226,10 @@ class MultiHeadAttention(RecordingModule):
     def _projections(self) -> tuple[Projection, ...]:
         return Projection.by("W_q", self.W_q), Projection.by("W_k", self.W_k), Projection.by("W_v", self.W_v)
 
-    def _heads(self, projected: Tensor, heads: int) -> Tensor:
-        """(B, L, heads·head_dim) as (B, heads, L, head_dim)."""
-        return unflatten(projected, -1, heads, -1).transpose(1, 2)
-
     def _project(self, key: Any, value: Any, past: int | Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of the heads, the keys turned from the position `past` on."""
         key, value = (key, value) if key.ndim == 3 else (key[None], value[None])
-        k, v = (self._heads(layer(t), self.num_kv_heads) for layer, t in ((self.W_k, key), (self.W_v, value)))
+        k, v = split_heads(self.W_k(key), "W_k", self.head_dim), split_heads(self.W_v(value), "W_v", self.head_dim)
         return k if self.rotary is None else self.rotary(k, past), v
 
     def _taken(self, query: Any, prepared: PreparedKeys, value: Any, cache: Any) -> tuple[Tensor, Tensor]:
@@ -251,8 +257,10 @@ class MultiHeadAttention(RecordingModule):
                 "new_lens says how many new keys a cache keeps, and there is no cache. For how many keys may be seen "
                 "pass valid_lens."
             )
-        lengths = None if cache is None or cache._state is None else cache._state.lengths
-        return len(cache or ()) if lengths is None else torch.tensor(lengths, device="cpu")
+        state = None if cache is None else cache._state
+        if state is None:
+            return 0
+        return state.length if state.lengths is None else state.lengths
 
     def extra_repr(self) -> str:
         text = f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, head_dim={self.head_dim}"

@@ -67,7 +67,7 @@ class RotaryEmbedding(Tabled):
         dtype, length = accumulated(x.dtype), x.shape[-2]
         if not isinstance(offset, Tensor):
             start = check_count(offset, 0, "RotaryEmbedding: offset")
-            return self._upto(start + length, dtype, x.device)[start : start + length]
+            return self._between(start, start + length, dtype, x.device)
         if offset.is_floating_point() or offset.is_complex() or offset.dtype == torch.bool:
             raise ClearheadError(f"RotaryEmbedding: offset has dtype {offset.dtype}; expected integers.")
         if offset.numel() != 1 and (offset.ndim != 1 or x.ndim < 3 or offset.shape[0] != x.shape[0]):

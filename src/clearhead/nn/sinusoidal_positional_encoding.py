@@ -47,7 +47,7 @@ class SinusoidalPositionalEncoding(Tabled):
         check_embedded(x, self.embed_dim, "SinusoidalPositionalEncoding")
         start = check_offset(offset, "SinusoidalPositionalEncoding")
         stop = start + x.shape[-2]
-        output: Tensor = self.dropout(x + self._upto(stop, x.dtype, x.device)[start:stop])
+        output: Tensor = self.dropout(x + self._between(start, stop, x.dtype, x.device))
         return output
 
     def _rows(self, positions: Tensor) -> Tensor:

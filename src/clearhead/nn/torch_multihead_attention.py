@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.base.dropout import check_dropout
-from clearhead.base.errors import ClearheadError
+from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.numbers import check_count, check_flag
-from clearhead.base.shapes import unflatten
+from clearhead.base.tracing import distributed
+from clearhead.nn._heads import check_groups, check_output, check_weight, joined, split_heads
 from clearhead.nn._multi_head_checks import Projection, check_inputs
 from clearhead.nn._record import RecordingModule
 from clearhead.nn._torch_masks import from_torch_masks, in_full
@@ -153,7 +154,8 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
         dropout_p = self.dropout if self.training else 0.0
         heads = self._attend(q, k, v, **given, dropout_p=dropout_p, fresh=True)  # (B, H, Lq, E / H)
         length_first = batched and not self.batch_first
-        output = self.out_proj((heads.permute(2, 0, 1, 3) if length_first else heads.transpose(1, 2)).flatten(2))
+        heads = (heads.permute(2, 0, 1, 3) if length_first else heads.transpose(1, 2)).flatten(2)
+        output = joined("out_proj", self.out_proj, heads)
         weights = in_full(q, k, mask, bias, average_attn_weights) if need_weights else None
         if batched:
             return output, weights
@@ -161,29 +163,50 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
 
     def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         """The three projections, each (B, H, L, E / H)."""
-        weights = self._projections
-        biases = [None] * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         heads = []
-        for tensor, weight, bias in zip((query, key, value), weights, biases, strict=True):
+        for tensor, (name, weight, bias) in zip((query, key, value), self._projections(), strict=True):
             projected = F.linear(tensor, weight, bias)
             if tensor.ndim == 2:
                 projected = projected[None]
             elif not self.batch_first:
                 projected = projected.transpose(0, 1)
-            heads.append(unflatten(projected, -1, self.num_heads, -1).transpose(1, 2))
+            heads.append(split_heads(projected, name, self.head_dim))
+        check_groups(heads[0], heads[1], heads[2], self.num_heads, self.num_heads)
+        check_output("out_proj", self.out_proj, heads[0].shape[1], heads[2])
         return heads
 
-    @property
-    def _projections(self) -> tuple[Tensor, ...]:
-        if self.in_proj_weight is not None:
-            return self.in_proj_weight.chunk(3)
-        return self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
+    def _projections(self) -> list[tuple[str, Tensor, Tensor | None]]:
+        """Of query, key and value: the weight's name, the weight and the bias."""
+        packed, bias = self.in_proj_weight, self.in_proj_bias
+        if packed is not None:
+            if packed.ndim != 2 or packed.shape[0] % 3:
+                raise ShapeError(
+                    f"in_proj_weight has shape {tuple(packed.shape)}; expected the weights of query, key and value one "
+                    "below the other, of as many rows each."
+                )
+            names, weights = ["in_proj_weight"] * 3, packed.chunk(3)
+        else:
+            names = [f"{c}_proj_weight" for c in "qkv"]
+            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        rows = [weight.shape[0] for weight in weights]
+        if bias is None:
+            return [(name, weight, None) for name, weight in zip(names, weights, strict=True)]
+        if tuple(bias.shape) != (sum(rows),):
+            raise ShapeError(f"in_proj_bias has shape {tuple(bias.shape)}; expected ({sum(rows)},), a number a row.")
+        biases = torch.split(bias, rows)
+        for name, weight, part in zip(names, weights, biases, strict=True):
+            check_weight(name, weight, "in_proj_bias", part)
+        return list(zip(names, weights, biases, strict=True))
 
     def _check(self, query: Any, key: Any, value: Any) -> None:
         inputs = {"query": query, "key": key, "value": value}
-        names = ["in_proj_weight"] * 3 if self.in_proj_weight is not None else [f"{c}_proj_weight" for c in "qkv"]
-        widths = (self.embed_dim, self.kdim, self.vdim)
-        projections = (Projection(n, w, getattr(self, n)) for n, w in zip(names, widths, strict=True))
+        for name, parameter in self._parameters.items():
+            if distributed(parameter) and not distributed(query):
+                raise UnsupportedError(
+                    f"{name} is a DTensor, which TorchMultiheadAttention does not mix with plain inputs. For tensor "
+                    "parallelism use MultiHeadAttention.from_torch(module), whose four layers parallelize_module takes."
+                )
+        projections = (Projection(name, weight.shape[1], weight) for name, weight, _ in self._projections())
         check_inputs(inputs, tuple(projections), self.batch_first)
 
     def _nested(self, rows: Tensor, need_weights: bool, average: bool) -> tuple[Tensor, Tensor | None]:

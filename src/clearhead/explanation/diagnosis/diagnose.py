@@ -17,7 +17,7 @@ from clearhead.explanation.diagnosis.checks import CHECKS
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.explanation.diagnosis.finding import Finding
 from clearhead.explanation.diagnosis.reading import case_of
-from clearhead.explanation.modules.captured import twin_of
+from clearhead.explanation.modules.captured import for_twin, twin_of
 from clearhead.explanation.modules.layers import as_ours
 from clearhead.nn._record import RecordingModule
 
@@ -52,8 +52,7 @@ def diagnose(
       In (1, 2, 6, 6), each query sees later ones alone, and not its own: a causal
       mask upside down.
       → True means 'may attend' here, in SDPA and in transformers; in torch.nn's
-        modules it means 'may not'. Pass ~mask, or a Mask, such as Causal() or
-        Padding(keep).
+        modules it means 'may not'. Pass Causal(), or ~mask.
     warning: queries that see nothing (head 0, query 5)
       2 of 12 queries of (1, 2, 6, 6) may see no key: their output is 0.
       → Let each query see one key at least, such as its own, or leave these queries
@@ -149,7 +148,9 @@ def _of_module(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, A
         raise ClearheadError(f"diagnose calls {type(module).__name__} with what is given beside it: {error}.") from None
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            twin_of(module, _reach)(*given.args, **given.kwargs)
+            twin = twin_of(module, _reach)
+            named = {name: for_twin(one, module, twin) for name, one in given.kwargs.items()}
+            twin(*(for_twin(one, module, twin) for one in given.args), **named)
     except _Reached as reached:
         return case_of(reached.call, name)
     raise ClearheadError(f"{type(module).__name__} computed no attention for these inputs.")

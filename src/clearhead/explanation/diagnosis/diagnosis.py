@@ -20,7 +20,8 @@ class Diagnosis(Sequence[Finding]):
       mask is float32, (8, 8), and holds 64 ones and 0 zeros: a float mask is added
       to the scores, and hides nothing.
       → Pass mask.bool() where 1 means "may attend", mask == 0 where it means "may
-        not".
+        not"; one row a sequence, (B, Lk), as Padding(mask.bool()), or
+        mask.bool()[:, None, None].
     >>> ch.diagnose(x, x, x).errors
     []
 

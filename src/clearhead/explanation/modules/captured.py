@@ -40,6 +40,16 @@ def twin_of(module: RecordingModule, attend: Callable[..., Any]) -> RecordingMod
     return twin
 
 
+def for_twin(given: Any, module: RecordingModule, twin: RecordingModule) -> Any:
+    """An input as the twin may have it: a copy of a cache, to which it writes, and keys that the module prepared."""
+    if isinstance(given, KeyValueCache):
+        branch = copy.deepcopy(given)
+        branch._by = twin if given._by is module else given._by
+        return branch
+    mine = isinstance(given, PreparedKeys) and given._by == id(module)
+    return PreparedKeys(given._key, given._value, twin) if mine else given
+
+
 def captured(module: RecordingModule, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Captured:
     """Run a copy of the module that shares its parameters, and keep what it gives to `attention`."""
     found: list[tuple[Arguments, Problem, Tensor]] = []
@@ -53,16 +63,10 @@ def captured(module: RecordingModule, inputs: tuple[Any, ...], keywords: dict[st
         return output if isinstance(query, Tensor) else output.detach().numpy()
 
     twin = twin_of(module, keep)
-
-    def own(given: Any) -> Any:
-        """What the twin may have: a copy of a cache, to which it writes, and the keys that the module prepared."""
-        if isinstance(given, KeyValueCache):
-            return copy.deepcopy(given)
-        mine = isinstance(given, PreparedKeys) and given._by == id(module)
-        return PreparedKeys(given._key, given._value, twin) if mine else given
-
+    given = [for_twin(one, module, twin) for one in inputs]
+    named = {name: for_twin(one, module, twin) for name, one in keywords.items()}
     with torch.random.fork_rng(devices=[]):  # dropout is that of the module's next call
-        output = twin.forward(*map(own, inputs), **{name: own(given) for name, given in keywords.items()})
+        output = twin.forward(*given, **named)
     if not found:  # nested tensors, which torch's layers make
         raise UnsupportedError(f"{type(module).__name__} made no attention call that could be explained.")
     return Captured(*found[0], output)

@@ -41,13 +41,14 @@ def layers_of(module: MultiHeadAttention | TorchMultiheadAttention) -> Layers:
     if isinstance(module, MultiHeadAttention):
         every = (module.W_q, module.W_k, module.W_v, module.W_o)
         query, key, value, output = map(_plain, every)
-        heads, kv_heads = module.num_heads, module.num_kv_heads
-        return Layers(query, key, value, output, heads, kv_heads, module.head_dim, module.rotary)
-    biases = [None] * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
-    query, key, value = (Linear(w, b) for w, b in zip(module._projections, biases, strict=True))
-    output = Linear(module.out_proj.weight, module.out_proj.bias)
-    heads = module.num_heads
-    return Layers(query, key, value, output, heads, heads, module.head_dim, None, not module.batch_first)
+        rotary, length_first = module.rotary, False
+    else:
+        query, key, value = (Linear(weight, bias) for _, weight, bias in module._projections())
+        output = Linear(module.out_proj.weight, module.out_proj.bias)
+        rotary, length_first = None, not module.batch_first
+    width = module.head_dim
+    heads, kv_heads = query.weight.shape[0] // width, key.weight.shape[0] // width  # those that the layers make
+    return Layers(query, key, value, output, heads, kv_heads, width, rotary, length_first)
 
 
 def _plain(layer: nn.Module) -> Linear:

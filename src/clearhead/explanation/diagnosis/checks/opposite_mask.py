@@ -15,9 +15,12 @@ from clearhead.explanation.diagnosis.visible_keys import sees_neighbours
 
 LEAST = 3  # queries: a mask of fewer has no shape to judge by
 LEAST_HOLE = 8  # queries: a few of them may skip themselves by chance
-REMEDY = (
-    "True means 'may attend' here, in SDPA and in transformers; in torch.nn's modules it means 'may not'. Pass ~mask, "
-    "or a Mask, such as Causal() or Padding(keep)."
+MEANS = "True means 'may attend' here, in SDPA and in transformers; in torch.nn's modules it means 'may not'. "
+TURN = MEANS + "Pass ~mask."
+CAUSAL = MEANS + "Pass Causal(), or ~mask."
+TRIANGLE = (
+    "Pass Causal(), or a lower triangle: torch.ones_like(mask).tril(). ~mask would hide from each query its own key, "
+    "and leave the first with none."
 )
 
 
@@ -42,11 +45,11 @@ class OppositeMask(Check):
             return
         told = _turned_over(case) or _padding_by_position(case) or _padding_by_content(case)
         if told is not None:
-            certain, evidence = told
-            yield self.finding(case, "error" if certain else "warning", f"In {case.shape}, {evidence}", REMEDY)
+            certain, evidence, remedy = told
+            yield self.finding(case, "error" if certain else "warning", f"In {case.shape}, {evidence}", remedy)
 
 
-Told = tuple[bool, str]  # whether it is certain, and what was seen
+Told = tuple[bool, str, str]  # whether it is certain, what was seen, and what to do
 
 
 def _turned_over(case: Case) -> Told | None:
@@ -66,15 +69,17 @@ def _turned_over(case: Case) -> Told | None:
     if offset >= 0 and turned and bool((length >= LEAST).any()):
         own = bool((first == place)[some].any())
         at = "its own and later ones" if own else "later ones alone, and not its own"
-        return not own, f"each query sees {at}: a causal mask upside down."
+        return not own, f"each query sees {at}: a causal mask upside down.", TRIANGLE if own else CAUSAL
     if sizes.queries != sizes.keys or sizes.queries < LEAST_HOLE:
         return None
     before, itself, after = (t.expand(case.real.shape) for t in sees_neighbours(problem, offset))
     skips = (~before & (first < place - 1)) | (~after & (stop > place + 2))
     if not bool((itself & some).any()) and bool((skips & some).sum() * 2 >= some.sum()):
-        return False, (
+        return (
+            False,
             "no query sees itself, and most skip a key beside them and see others further away: a window or documents "
-            "turned over."
+            "turned over.",
+            TURN,
         )
     return None
 
@@ -94,9 +99,11 @@ def _padding_by_position(case: Case) -> Told | None:
     nothing = stop <= start
     last = (start > 0) & (stop == case.shape[3])
     if bool(nothing.any()) and not bool(nothing.all()) and bool((nothing | last).all()):
-        return False, (
+        return (
+            False,
             f"{int(nothing.sum())} of {batch} sequences see no key, and the others only their last ones, from key "
-            f"{int(start[~nothing].min())} on: a padding mask turned over."
+            f"{int(start[~nothing].min())} on: a padding mask turned over.",
+            TURN,
         )
     return None
 
@@ -115,8 +122,10 @@ def _padding_by_content(case: Case) -> Told | None:
     inverted = visible.any(-1) & ~visible.all(-1) & (alike | ~visible).all(-1) & ~(alike & ~visible).any(-1)
     if bool(inverted.any()):
         number = int(inverted.int().argmax())
-        return True, (
+        return (
+            True,
             f"the {int(visible[number].sum())} keys that queries of sequence {number} see are all 0, not finite or "
-            f"equal to each other, as padding is, and the {int((~visible[number]).sum())} that they don't see are not."
+            f"equal to each other, as padding is, and the {int((~visible[number]).sum())} that they don't see are not.",
+            TURN,
         )
     return None

@@ -39,6 +39,7 @@ class PaddingAttended(Check):
             evidence += " They see no word."
             remedy = (
                 "The mask is of the opposite polarity: True means 'may attend' to SDPA and transformers, 'may not' "
-                "to torch.nn's modules. Pass ~mask."
+                "to torch.nn's modules. In place of its padding pass Padding(attention_mask), to torch.nn's modules "
+                "key_padding_mask=attention_mask == 0."
             )
         yield self.finding(case, "error" if inverted else "warning", evidence, remedy, sequence=number, key=key)

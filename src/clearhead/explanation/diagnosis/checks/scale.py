@@ -49,13 +49,13 @@ class Scale(Check):
                 f"Pass scale={1 / root:.4g}, which is 1/√E and the default of Dot(), or divide in your own score.",
             )
         if width >= WIDTH["twice"] and applied is not None and spread < 2 / root and _usual(spread * root):
-            twice = _twice(case, applied, root)
+            twice, remedy = _twice(case, applied, root)
             if twice:
                 yield self.finding(
                     case,
                     "warning",
                     f"{told}; times √{width} it would be {spread * root:.3g}. {twice}",
-                    "Scale once: leave the division of the queries out, or pass scale=1.0.",
+                    remedy,
                 )
 
 
@@ -78,20 +78,22 @@ def _applied(case: Case) -> float | None:
     return scores.scale if isinstance(scores, Pairwise) else None
 
 
-def _twice(case: Case, applied: float, root: float) -> str:
-    """Where the second factor of 1/√E is seen, in a sentence; empty where it is not."""
+def _twice(case: Case, applied: float, root: float) -> tuple[str, str]:
+    """Where the second factor of 1/√E is seen, in a sentence, and what to do; empty where it is not."""
     if _alike(applied * root**2):
-        return f"The scale is {applied:.4g}, which is about 1/{root**2:.0f}."
+        said = f"The scale is {applied:.4g}, which is about 1/{root**2:.0f}."
+        return said, f"Scale once: pass scale={1 / root:.4g}, which is 1/√E and the default of Dot()."
     query, key = _size(case.inputs["query"]), _size(case.inputs["key"])
     if not _alike(applied * root) or not query or not key:
-        return ""
+        return "", ""
     for small, large, ratio in (("query", "key", query / key), ("key", "query", key / query)):
         if _alike(ratio * root):
             return (
                 f"The scale is {applied:.4g}, and entries of {small} are {ratio:.3g} times those of {large}: each is "
-                f"about 1/√{root**2:.0f}."
+                f"about 1/√{root**2:.0f}.",
+                f"Scale once: leave the division of the {small} out, or pass scale=1.0.",
             )
-    return ""
+    return "", ""
 
 
 def _alike(ratio: float) -> bool:

@@ -27,6 +27,7 @@ class ZerosAndOnes(Check):
                 "error",
                 f"{name} is {str(tensor.dtype).removeprefix('torch.')}, {tuple(tensor.shape)}, and holds {ones} ones "
                 f"and {tensor.numel() - ones} zeros: a float mask is added to the scores, and hides nothing.",
-                'Pass mask.bool() where 1 means "may attend", mask == 0 where it means "may not".',
+                'Pass mask.bool() where 1 means "may attend", mask == 0 where it means "may not"; one row a sequence, '
+                "(B, Lk), as Padding(mask.bool()), or mask.bool()[:, None, None].",
                 input=name,
             )

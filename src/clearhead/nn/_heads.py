@@ -1,0 +1,146 @@
+"""The heads that a module's layers make here, read from tensors: a rank, or a pruned layer, may have fewer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
+from clearhead.base.shapes import Sizes, unflatten
+from clearhead.base.tracing import autocasting, distributed
+from clearhead.biases.base import Bias
+from clearhead.masks.base import Mask
+
+LINEAR = (nn.Linear, NonDynamicallyQuantizableLinear)  # torch's attention has the second
+
+
+def plain_linear(layer: nn.Module) -> bool:
+    """Whether a layer computes x · weightᵀ + bias, and no hook or adapter sees or changes it."""
+    return type(layer) in LINEAR and not (layer._forward_hooks or layer._forward_pre_hooks)
+
+
+def check_linear(name: str, layer: nn.Module) -> Tensor | None:
+    """The weight of an nn.Linear, checked beside its bias; None for other layers, which check for themselves."""
+    weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)
+    if type(layer) not in LINEAR or not isinstance(weight, Tensor):
+        return None
+    check_weight(f"{name}.weight", weight, f"{name}.bias", bias)
+    return weight
+
+
+def check_weight(name: str, weight: Tensor, bias_name: str, bias: Any) -> None:
+    """A matrix (out, in), and a bias (out,) beside it, or none."""
+    if weight.ndim != 2:
+        raise ShapeError(f"{name} has shape {tuple(weight.shape)}; expected (out, in).")
+    if not isinstance(bias, Tensor):
+        return
+    if tuple(bias.shape) != tuple(weight.shape[:1]):
+        raise ShapeError(
+            f"{bias_name} has shape {tuple(bias.shape)} and {name} {tuple(weight.shape)}, (out, in); expected one "
+            f"number for each row, ({weight.shape[0]},)."
+        )
+    if bias.device != weight.device or (bias.dtype != weight.dtype and not autocasting(weight.device)):
+        raise ClearheadError(
+            f"{bias_name} is {bias.dtype} on {bias.device}, and {name} {weight.dtype} on {weight.device}: the module "
+            f"was converted in part. Convert all of it: module.to({str(weight.device)!r}, {weight.dtype})."
+        )
+
+
+def split_heads(projected: Any, name: str, head_dim: int) -> Tensor:
+    """(B, L, H·head_dim) as (B, H, L, head_dim), with as many heads as there are."""
+    if not isinstance(projected, Tensor) or projected.ndim != 3:
+        what = tuple(projected.shape) if isinstance(projected, Tensor) else type(projected).__name__
+        raise ShapeError(f"{name} gave {what}; expected a tensor (B, L, heads · {head_dim}).")
+    width = projected.shape[2]
+    if width % head_dim:
+        raise ShapeError(
+            f"{name} gave vectors of width {width}, shape {tuple(projected.shape)}, which are no whole heads of "
+            f"head_dim = {head_dim}.\nUnder tensor parallelism the number of ranks must divide num_heads and "
+            "num_kv_heads; a layer put in another's place gives a multiple of head_dim."
+        )
+    try:
+        return unflatten(projected, -1, width // head_dim, head_dim).transpose(1, 2)
+    except RuntimeError as error:
+        if not distributed(projected):
+            raise
+        raise UnsupportedError(
+            f"{name} gave a DTensor, shape {tuple(projected.shape)}, whose shards are no whole heads of head_dim = "
+            f"{head_dim}: {error}\nThe number of ranks must divide num_heads and num_kv_heads."
+        ) from error
+
+
+def check_groups(query: Tensor, key: Tensor, value: Tensor, num_heads: int, num_kv_heads: int) -> None:
+    """Each key head serves as many query heads as the module was built for."""
+    heads, key_heads, value_heads = query.shape[1], key.shape[1], value.shape[1]
+    if key_heads == value_heads and heads * num_kv_heads == key_heads * num_heads:
+        return
+    rows = {name: tuple(t.shape) for name, t in (("query", query), ("key", key), ("value", value))}
+    raise ShapeError(
+        f"the layers made {heads} query heads, {key_heads} key heads and {value_heads} value heads, and the module "
+        f"has {num_heads} query heads to {num_kv_heads} key heads: each key head serves {num_heads // num_kv_heads}.\n"
+        f"{columns(rows, -3)}\nUnder tensor parallelism share out W_q, W_k, W_v (ColwiseParallel) and W_o "
+        "(RowwiseParallel) together, over ranks whose number divides num_kv_heads."
+    )
+
+
+def check_output(name: str, layer: nn.Module, heads: int, value: Tensor) -> None:
+    """The last projection takes so many heads side by side, each of the width of the value (B, Hk, L, E)."""
+    weight = check_linear(name, layer)
+    if weight is None:
+        return
+    width, taken = heads * value.shape[3], {weight.shape[1]}
+    if distributed(weight):
+        taken.add(weight.to_local().shape[1])  # type: ignore[attr-defined]
+    if width not in taken:
+        raise ShapeError(
+            f"{name}.weight has shape {tuple(weight.shape)}, (out, in), and the heads side by side have width {width}: "
+            f"{heads} heads of {value.shape[3]}.\nUnder tensor parallelism share out all four projections: "
+            "W_q, W_k and W_v by ColwiseParallel, W_o by RowwiseParallel."
+        )
+    if weight.device != value.device or (weight.dtype != value.dtype and not autocasting(value.device)):
+        raise ClearheadError(
+            f"{name}.weight is {weight.dtype} on {weight.device}, and the values are {value.dtype} on {value.device}: "
+            f"the module was converted in part. Convert all of it: module.to({str(value.device)!r}, {value.dtype})."
+        )
+
+
+def joined(name: str, layer: nn.Module, heads: Tensor) -> Tensor:
+    """The last projection of the heads side by side."""
+    try:
+        output: Tensor = layer(heads)
+    except RuntimeError as error:
+        if isinstance(error, ClearheadError) or not distributed(getattr(layer, "weight", None)):
+            raise
+        raise ShapeError(
+            f"{name} is shared out over ranks and does not take the heads side by side, {tuple(heads.shape)}: {error}\n"
+            "Share out all four projections: W_q, W_k and W_v by ColwiseParallel, W_o by RowwiseParallel."
+        ) from error
+    return output
+
+
+def check_part(mask: Any, bias: Any, sizes: Sizes, num_heads: int) -> None:
+    """Where the heads are a part of the module's, refuse what differs from head to head: which part is not known."""
+    every = sizes._replace(heads=num_heads)
+    for name, given in (("mask", mask), ("bias", bias)):
+        if isinstance(given, Mask | Bias) and _by_head(given, every):
+            raise UnsupportedError(
+                f"{name} is not the same for all heads, and this module computes {sizes.heads} of its {num_heads} "
+                f"heads: it cannot know which.\nPass the part of this rank's heads as a tensor (B, {sizes.heads}, Lq, "
+                "Lk)."
+            )
+
+
+def _by_head(given: Mask | Bias, every: Sizes) -> bool:
+    """Whether a mask or a bias differs from head to head among all heads."""
+    try:
+        lowered: Any = given.lower(every)
+    except ShapeError:
+        return False  # it is not one of all heads; where it is none of these heads either, attention() raises
+    one = (slice(0, 1), slice(None), slice(0, 1), slice(0, 1))
+    if isinstance(given, Mask):
+        tensors, rule = lowered.edges(), lowered.residual
+    else:
+        tensors, rule = lowered.tensors, lowered.function
+    return any(t.shape[1] > 1 for t in (*tensors, *([] if rule is None else [rule(*one)])))

@@ -1,0 +1,29 @@
+"""Modules under tensor parallelism: the numbers of one process, or an error in words on every rank."""
+
+import pytest
+from ranks.processes import on_ranks
+
+REFUSED = {
+    "a head that is cut": "no whole heads", "keys that are whole": "query heads to",
+    "values that are whole": "value heads", "keys and values that are whole": "query heads to",
+    "the last layer whole": "W_o by RowwiseParallel", "the last layer alone": "heads side by side",
+    "a bias of all heads": "cannot know which", "a learnt bias of all heads": "cannot know which",
+    "a bias of all heads, joined": "cannot know which", "a rule of the head": "cannot know which",
+    "a rule of the head, joined": "cannot know which", "a bias by a rule of the head": "cannot know which",
+    "a mask of all heads": "does not fit the scores", "a tensor of all heads": "does not broadcast",
+    "a mask beside DTensors": "DTensor", "the whole again": "done", "additive": "has hooks",
+    "torch's": "heads side by side",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_numbers_are_those_of_one_process(ranks):
+    for found in on_ranks(ranks, "ranks.tensor_parallel:numbers"):
+        assert len(found) == 26 and max(found.values()) < 1e-10, found
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_what_is_refused(ranks):
+    for said in on_ranks(ranks, "ranks.tensor_parallel:refused"):
+        assert {name: words for name, words in said.items() if REFUSED[name] not in words} == {}
+        assert said.keys() == REFUSED.keys()

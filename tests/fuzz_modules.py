@@ -1,0 +1,70 @@
+"""Random modules of `clearhead.nn`, right and wrong calls of them, beside formulas in NumPy.
+
+    python tests/fuzz_modules.py 10000                   the first ten thousand
+    python tests/fuzz_modules.py 10000 --from 25000      those from number 25000 on
+    python tests/fuzz_modules.py --only 1234             one again, with its traceback
+
+A problem follows from its number (`fuzzing/modules.py`): a module, whose layers may be pruned, replaced or converted by
+hand, and calls of it, with caches, prepared keys, masks and lengths. The truth is `fuzzing/module_oracle.py`, which
+reads the parameters. What is right is within a budget of roundings; what is wrong is one error in words, or as the
+oracle has it. Problems run in child processes, as those of `fuzz.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import fuzz
+
+
+def failures_of(number: int) -> Iterator[str]:
+    """What fails in one problem, here."""
+    from fuzzing.modules import check
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield from check(number)
+    except Exception as error:
+        at = traceback.extract_tb(error.__traceback__)
+        place = next((f for f in reversed(at) if "clearhead" in f.filename), at[-1])
+        words = "".join(str(error).splitlines()[:1])
+        yield f"{number}: {type(error).__name__}: {words} ({Path(place.filename).name}:{place.lineno})"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("count", type=int, nargs="?", default=1000)
+    parser.add_argument("--from", dest="first", type=int, default=0, metavar="N")
+    parser.add_argument("--only", type=int, metavar="N", help="run and show one problem, in this process")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        first, stop, at = options.child.split(":")
+        fuzz.run_all(int(first), int(stop), at, failures_of)
+        return 0
+    if options.only is not None:
+        from fuzzing.modules import check
+
+        found = list(check(options.only))
+        print("\n".join(found) or "    all is within its budget")
+        return 1 if found else 0
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    begun = time.monotonic()
+    stop = options.first + options.count
+    failures = fuzz.fuzz(options.first, stop, options.jobs, (), lambda number: None, program=__file__)
+    rate = options.count / (time.monotonic() - begun)
+    print(f"{options.count} modules, {rate:.0f} a second, {len(failures)} failures")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""What the modules compute, in NumPy's float64, from the tensors of their parameters; and how far from it is near."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray
+MOVES, ROUNDINGS = 5, 4
+
+
+class Rounding:
+    """Each product is moved by a few roundings of the sum of its terms' sizes; without a generator by none."""
+
+    def __init__(self, eps: float = 0.0, seed: int | None = None) -> None:
+        self.eps, self.generator = eps, None if seed is None else np.random.default_rng(seed)
+
+    def moved(self, x: Array, size: Array) -> Array:
+        if self.generator is None:
+            return x
+        return x + size * self.eps * self.generator.uniform(-ROUNDINGS, ROUNDINGS, x.shape)
+
+    def product(self, x: Array, y: Array) -> Array:
+        return self.moved(x @ y, np.abs(x) @ np.abs(y))
+
+    def linear(self, x: Array, weight: Array, bias: Array | None) -> Array:
+        x = self.moved(x, np.abs(x))
+        y = self.product(x, weight.T)
+        return y if bias is None else self.moved(y + bias, np.abs(y) + np.abs(bias))
+
+
+def softmax(scores: Array, keep: Array) -> Array:
+    """Over the last axis, among what is kept; 0 where nothing is."""
+    scores = np.where(keep, scores, -np.inf)
+    top = scores.max(-1, keepdims=True, initial=-np.inf)
+    weights = np.where(keep, np.exp(scores - np.where(np.isfinite(top), top, 0.0)), 0.0)
+    total = weights.sum(-1, keepdims=True)
+    return weights / np.where(total > 0, total, 1.0)
+
+
+def turned(x: Array, positions: Array, dim: int, base: float, interleaved: bool) -> Array:
+    """(..., L, E) with its first entries turned by the angles of the positions (L,)."""
+    angles = positions[:, None] * base ** (-np.arange(0, dim, 2) / dim)
+    cos, sin, x = np.cos(angles), np.sin(angles), x.copy()
+    pairs = (slice(0, dim, 2), slice(1, dim, 2)) if interleaved else (slice(0, dim // 2), slice(dim // 2, dim))
+    a, b = x[..., pairs[0]].copy(), x[..., pairs[1]].copy()
+    x[..., pairs[0]], x[..., pairs[1]] = a * cos - b * sin, b * cos + a * sin
+    return x
+
+
+def heads_of(x: Array, width: int) -> Array:
+    if x.shape[-1] % width:
+        raise ValueError("heads that are cut")
+    return np.moveaxis(x.reshape(*x.shape[:-1], x.shape[-1] // width, width), -2, 0)  # (H, L, width)
+
+
+def sequence(
+    layers: dict[str, tuple[Array, Array | None]], width: int, rotary: Any, query: Array, key: Array, value: Array,
+    first: int, keep: Array, bias: Array | float, rounding: Rounding, key_first: int = 0,
+) -> Array:  # fmt: skip
+    """Multi-head attention of one sequence: (Lq, E), (Lk, …); `keep` and `bias` broadcast to (H, Lq, Lk)."""
+    q, k, v = (
+        heads_of(rounding.linear(x, *layers[name]), width) for name, x in (("W_q", query), ("W_k", key), ("W_v", value))
+    )
+    if rotary is not None:
+        q = turned(q, first + np.arange(q.shape[1]), *rotary)
+        k = turned(k, key_first + np.arange(k.shape[1]), *rotary)
+        q, k = rounding.moved(q, np.abs(q)), rounding.moved(k, np.abs(k))
+    k, v = (np.repeat(t, len(q) // len(k), 0) for t in (k, v))
+    scores = rounding.product(q, np.swapaxes(k, -1, -2)) / width**0.5 + bias
+    scores = rounding.moved(scores, np.abs(scores) + np.abs(bias))
+    weights = softmax(scores, np.broadcast_to(keep, scores.shape))
+    heads = rounding.product(rounding.moved(weights, weights), v)
+    return rounding.linear(np.moveaxis(heads, 0, -2).reshape(len(query), heads.shape[0] * width), *layers["W_o"])
+
+
+def apart(got: Array, of: Callable[[Rounding], Array], eps: float, tiny: float) -> str | None:
+    """What is wrong with a result, in words; None where it is within its budget."""
+    truth = of(Rounding())
+    if got.shape != truth.shape:
+        return f"shape {got.shape} where {truth.shape} is right"
+    if not got.size:
+        return None
+    moves = [np.abs(of(Rounding(eps, seed)) - truth) for seed in range(MOVES)]
+    # of few moves one may be near 0 where it should not: each entry has that of the typical one too
+    budget = 4 * np.maximum(np.max(moves, 0), np.max(moves, 0).mean()) + 8 * eps * np.abs(truth) + 64 * tiny
+    distance = np.abs(got - truth)
+    if not (distance <= budget).all():
+        worst = np.unravel_index(np.argmax(np.where(np.isnan(distance), np.inf, distance - budget)), got.shape)
+        return f"off by {distance[worst]:.3g} beyond {budget[worst]:.3g} at {worst}"
+    return None

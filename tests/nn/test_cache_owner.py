@@ -1,0 +1,142 @@
+"""A cache belongs to one module: another one is refused, in eager and in compiled code; copies go on by themselves."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import clearhead as ch
+from clearhead.nn import KeyValueCache, MultiHeadAttention
+
+X = torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(0))
+
+
+def make(seed=0):
+    torch.manual_seed(seed)
+    return MultiHeadAttention(16, 4).eval()
+
+
+class Layers(nn.Module):
+    """Two layers, one after the other, each with the cache that it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = make(1), make(2)
+
+    def forward(self, x, caches):
+        for layer, cache in zip((self.first, self.second), caches, strict=True):
+            x = layer(x, x, x, ch.Causal(), cache=cache)
+        return x
+
+
+def whole(model):
+    x = X
+    for layer in (model.first, model.second):
+        x = layer(x, x, x, ch.Causal())
+    return x
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("change", ["nothing", "reorder", "crop"])
+def test_one_cache_for_two_layers_is_refused(grad, change):
+    first, second, cache = make(1), make(2), KeyValueCache()
+    with torch.set_grad_enabled(grad):
+        first(X, X, X, ch.Causal(), cache=cache)
+        if change == "reorder":
+            cache.reorder(torch.tensor([1, 0]))
+        elif change == "crop":
+            cache.crop([2, 3])
+        before = cache.lengths
+        with pytest.raises(ch.ClearheadError, match="for each layer"):
+            second(X, X, X, ch.Causal(), cache=cache)
+        assert cache.lengths == before
+        first(X, X, X, ch.Causal(), cache=cache)
+        cache.reset()
+        second(X, X, X, ch.Causal(), cache=cache)
+        assert cache.lengths == (6, 6)
+
+
+def test_one_cache_for_the_layers_of_compiled_code_is_refused():
+    model = Layers()
+    with torch.no_grad():
+        compiled, cache = torch.compile(model, backend="eager"), KeyValueCache()
+        with pytest.raises(ch.ClearheadError, match="for each layer"):
+            compiled(X, [cache, cache])
+        caches = [KeyValueCache(), KeyValueCache()]
+        compiled(X[:, :4], caches), compiled(X[:, 4:], caches)
+        assert [cache.lengths for cache in caches] == [(6, 6)] * 2
+        with pytest.raises(ch.ClearheadError, match="for each layer"):
+            compiled(X[:, :1], caches[::-1])
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+@pytest.mark.parametrize("grad", [False, True])
+def test_copies_of_caches_and_modules_go_on(copied, grad):
+    model, caches = Layers(), [KeyValueCache(), KeyValueCache()]
+    with torch.set_grad_enabled(grad):
+        want = whole(model)
+        begun = decoded(model, caches, X[:, :3])
+        if copied is copy.copy:
+            others, other = [copied(cache) for cache in caches], model
+        elif grad:  # keys with a graph can't be pickled, nor can a copy be made of them
+            others, other = copy.deepcopy((caches, model))
+        else:
+            others, other = copied((caches, model))
+        for each, kept in ((other, others), (model, caches)):
+            rest = decoded(each, kept, X[:, 3:])
+            torch.testing.assert_close(torch.cat([begun, rest], 1), want)
+            assert [cache.lengths for cache in kept] == [(6, 6)] * 2
+        if copied is copy.copy:
+            with pytest.raises(ch.ClearheadError, match="for each layer"):
+                model(X[:, :1], others[::-1])
+
+
+def decoded(model, caches, x):
+    return torch.cat([model(part, caches) for part in x.split(1, 1)], 1)
+
+
+def test_a_checkpointed_module_and_a_functional_call():
+    model, caches = Layers(), [KeyValueCache(), KeyValueCache()]
+    parts = []
+    for part in X.split(1, 1):
+        run = lambda x: torch.func.functional_call(model, dict(model.named_parameters()), (x, caches))
+        with torch.no_grad():
+            parts.append(checkpoint(run, part, use_reentrant=False))
+    torch.testing.assert_close(torch.cat(parts, 1), whole(model))
+
+
+def test_a_module_called_twice_with_one_cache_sees_the_keys_of_both_calls():
+    """Tied weights: the cache cannot know the calls apart, so each needs its own."""
+    module, cache = make(), KeyValueCache()
+    with torch.no_grad():
+        first = module(X, X, X, ch.Causal(), cache=cache)
+        second = module(first, first, first, ch.Causal(), cache=cache)
+        both = torch.cat([X, first], 1)
+        assert len(cache) == 12
+        torch.testing.assert_close(second, module(both, both, both, ch.Causal())[:, 6:])
+        apart = [KeyValueCache(), KeyValueCache()]
+        steps = []
+        for part in X.split(1, 1):
+            for cache in apart:
+                part = module(part, part, part, ch.Causal(), cache=cache)
+            steps.append(part)
+        torch.testing.assert_close(torch.cat(steps, 1), module(first, first, first, ch.Causal()))
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (lambda: MultiHeadAttention(16, 2), "differ in key heads"),
+        (lambda: MultiHeadAttention(16, 4, head_dim=3), "differ in width"),
+        (lambda: make().double(), "torch.float64"),
+    ],
+)
+def test_modules_of_other_heads_and_dtypes(other, words):
+    cache, module = KeyValueCache(), other()
+    make()(X, X, X, cache=cache)
+    x = X.to(module.W_q.weight)
+    with pytest.raises(ch.ClearheadError, match=words):
+        module(x, x, x, cache=cache)

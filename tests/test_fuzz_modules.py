@@ -1,0 +1,52 @@
+"""Some of the random modules; `python tests/fuzz_modules.py 10000` runs more. And the budget is tight enough."""
+
+import itertools
+
+import fuzz
+import fuzz_modules
+import pytest
+import torch
+
+from clearhead.nn import KeyValueCache, RotaryEmbedding, _heads, multi_head_attention
+
+COUNT = 160
+
+
+def test_no_module_is_beyond_its_budget():
+    failures = fuzz.fuzz(0, COUNT, program=fuzz_modules.__file__)
+    assert not failures, "\n".join(failures)
+
+
+def split_by_number(projected, name, head_dim):
+    return (
+        _heads.unflatten(projected, -1, 2, -1).transpose(1, 2) if projected.shape[-1] % 2 == 0 else projected[:, None]
+    )
+
+
+def without_owner(self, state, by):
+    self._state = state
+
+
+FAULTS = {
+    "heads of another width": (multi_head_attention, "split_heads", split_by_number),
+    "a cache of any module": (KeyValueCache, "_hold", without_owner),
+    "keys that are not turned": (RotaryEmbedding, "forward", lambda self, x, offset=0: x),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found(name, monkeypatch):
+    monkeypatch.setattr(*FAULTS[name])
+    found = itertools.islice((n for n in range(1000) if list(fuzz_modules.failures_of(n))), 1)
+    number = next(found, None)
+    monkeypatch.undo()
+    assert number is not None and list(fuzz_modules.failures_of(number)) == []
+
+
+def test_the_budget_tells_a_rounding_of_a_lower_precision(monkeypatch):
+    """A thousandth of the scores is beyond it in float32."""
+    attend = multi_head_attention.RecordingModule._attend
+    scaled = lambda self, query, *given, **options: attend(self, query * 1.001, *given, **options)
+    monkeypatch.setattr(multi_head_attention.RecordingModule, "_attend", scaled)
+    with torch.no_grad():
+        assert sum(bool(list(fuzz_modules.failures_of(n))) for n in range(60)) > 9
