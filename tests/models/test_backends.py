@@ -1,6 +1,7 @@
 """Backends that take their masks in other forms than a matrix, or none, and those that cannot be recorded."""
 
 import os
+import random
 
 import pytest
 import torch
@@ -237,6 +238,56 @@ def test_what_each_backend_does_without_a_mask_and_with_one(backend, given, monk
     torch.testing.assert_close((call.weights @ x).transpose(1, 2), plain, atol=1e-5, rtol=0)
     if given == "nothing":
         assert (call.mask is None) == (backend == "flex_attention")
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("seed", range(24))
+def test_a_keyword_that_a_backend_drops_is_not_recorded(seed, monkeypatch):
+    """Which these are depends on the version; the weights times the values are what the backend gave in each."""
+    from transformers.integrations import flex_attention as flex
+
+    monkeypatch.setattr(flex, "compile_friendly_flex_attention", lambda *a, training, **k: flex.flex_attention(*a, **k))
+    dice, g = random.Random(seed), torch.Generator().manual_seed(seed)
+    x = torch.randn(2, 4, 6, 16, generator=g)
+    drawn = {
+        "softcap": 1.0,
+        "s_aux": torch.randn(4, generator=g),
+        "position_bias": torch.randn(2, 4, 6, 6, generator=g),
+    }
+    drawn = {word: drawn[word] for word in dice.sample(sorted(drawn), dice.randint(1, 2))}
+    mask = dice.choice([None, torch.ones(2, 1, 6, 6, dtype=torch.bool).tril(dice.randint(0, 3))])
+    layer = Bare(("sdpa", "flex_attention")[seed % 2])
+    try:
+        plain = layer(x, mask, **drawn)
+    except ValueError as refused:  # in words of transformers' own
+        assert any(word in str(refused) for word in ("softcap", "Attention sinks"))
+        return
+    with torch.no_grad(), ch.watch(layer) as seen:
+        layer(x, mask, **drawn)
+    (call,) = seen.calls
+    torch.testing.assert_close((call.weights @ x).transpose(1, 2), plain, atol=1e-5, rtol=0)
+
+
+def test_lazy_weights_are_without_what_sdpa_drops():
+    fast, _ = models("sdpa")
+    layer, hidden = fast.model.layers[0].self_attn, torch.randn(1, 9, 32)
+    given = {"position_embeddings": fast.model.rotary_emb(hidden, torch.arange(9)[None]), "attention_mask": None}
+    with torch.no_grad(), ch.lazy_attentions(fast):
+        _, want = layer(hidden, **given, output_attentions=True)
+        _, found = layer(
+            hidden, **given, output_attentions=True, s_aux=torch.full((layer.config.num_attention_heads,), 2.0)
+        )
+    torch.testing.assert_close(found + 0, want + 0)
+
+
+@pytest.mark.parametrize("open_one", [ch.watch, ch.lazy_attentions, ch.monitor])
+def test_a_version_without_the_interface_is_refused_in_words(open_one, monkeypatch):
+    """As transformers 5.0, whose models look up their functions by themselves."""
+    fast, _ = models("sdpa")
+    monkeypatch.delattr(transformers.modeling_utils.AttentionInterface, "get_interface")
+    said = rf"transformers {transformers.__version__}(.|\n)*get_interface(.|\n)*5\.1"
+    with pytest.raises(ch.UnsupportedError, match=said), open_one(fast):
+        fast(IDS)
 
 
 def test_what_is_no_tensor_is_refused(monkeypatch):

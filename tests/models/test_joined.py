@@ -6,6 +6,7 @@ import itertools
 import os
 import pickle
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -485,3 +486,58 @@ def test_copies_pickles_and_files_keep_chains(tmp_path):
     # each key once in the file
     numbers = sum(call.query.numel() + call.cached_key.link.new.numel() for call in seen.calls)
     assert (tmp_path / "seen").stat().st_size < 4 * numbers + 40_000
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_window_that_was_watched_from_the_middle_on(seed):
+    """Keys that it had left are no columns, and positions say which there are."""
+    generator = np.random.default_rng(seed)
+    length, window = 12, int(generator.integers(3, 8))
+    begun = int(generator.integers(2, 10))
+    torch.manual_seed(seed)
+    model = transformers.MistralForCausalLM(
+        transformers.MistralConfig(
+            vocab_size=100, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, sliding_window=window,
+        )
+    ).eval()  # fmt: skip
+    ids = torch.randint(3, 90, (1, length))
+    with torch.no_grad():
+        past = model(ids[:, :begun], use_cache=True).past_key_values
+        with ch.watch(model) as seen:
+            for i in range(begun, length):
+                model(ids[:, i : i + 1], past_key_values=past, use_cache=True)
+        with ch.watch(model) as whole:
+            model(ids, use_cache=False)
+    for name in whole:
+        weights = seen[name].joined()
+        queries, keys = seen[name].positions
+        gone = max(begun + 1 - window, 0)
+        assert (queries, keys) == (range(begun, length), range(gone, length))
+        assert (f"keys={gone} … {length - 1}" in repr(weights)) == (gone > 0)
+        wanted = whole[name][0].weights.dense()[:, :, queries.start : queries.stop, keys.start : keys.stop]
+        torch.testing.assert_close(weights.dense(), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_cache_that_is_written_to_through_data(seed):
+    """Such a write is not counted; each step has the keys that it ran with."""
+    generator = np.random.default_rng(seed)
+    at, factor = int(generator.integers(6, 10)), float(generator.choice([-1.0, 0.5, 3.0]))
+    torch.manual_seed(seed)
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=100, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4
+        )
+    ).eval()
+    ids, past = torch.randint(3, 90, (1, 12)), None
+    with torch.no_grad(), ch.watch(model, values=True) as seen:
+        for i in range(5, 12):
+            past = model(ids[:, i : i + 1], past_key_values=past, use_cache=True).past_key_values
+            if i == at:
+                for layer in past.layers:
+                    layer.keys.data.mul_(factor)
+    for call in seen.calls:
+        torch.testing.assert_close(call.weights @ call.value, call.output, rtol=1e-4, atol=1e-6)
+    with pytest.raises(ch.ClearheadError, match="are not those that it had"):
+        seen[next(iter(seen))].joined()

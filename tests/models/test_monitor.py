@@ -8,6 +8,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -248,6 +249,50 @@ def test_when_it_is_removed_no_frame_of_clearheads_is_entered(compiled):
     assert frames(lambda: gradients(model, inputs, run)) == []
     assert not any("clearhead" in name for module in model.modules() for name in vars(module))
     assert seen.steps == 3 and {row["step"] for row in seen.table()} == {0, 2}
+
+
+NUMBERS = "entropy", "max_logit", "sink_share"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_compiled_code_writes_masks_over_each_other(seed):
+    """A compiler may keep the masks of all layers in one buffer, and counts no writes to it."""
+
+    class Reusing(torch.fx.Interpreter):
+        buffer = None
+
+        def call_function(self, target, args, kwargs):
+            if "observe" in str(target) and args[2] is not None:
+                mask = args[2]
+                if self.buffer is None:
+                    Reusing.buffer = torch.empty_like(mask, memory_format=torch.contiguous_format)
+                self.buffer.data.copy_(mask)
+                args = (*args[:2], self.buffer, *args[3:])
+            return super().call_function(target, args, kwargs)
+
+    generator = np.random.default_rng(seed)
+    kinds = ["sliding_attention", "full_attention"]
+    kinds = [*generator.permutation(kinds), *generator.choice(kinds, size=int(generator.integers(1, 3)))]
+    options = {"head_dim": 8, "layer_types": [str(kind) for kind in kinds], "sliding_window": 3}
+    torch.manual_seed(seed)
+    model = transformers.Gemma3TextModel(
+        transformers.Gemma3TextConfig(
+            vocab_size=100, hidden_size=32, intermediate_size=32, num_hidden_layers=len(kinds), num_attention_heads=4,
+            num_key_value_heads=2, **options,
+        )
+    ).train()  # fmt: skip
+    words = torch.tensor([[1] * 12, [0] * 3 + [1] * 9])  # so that full attention has a mask too
+    inputs = {"input_ids": torch.randint(3, 100, (2, 12)), "attention_mask": words}
+    tables = []
+    for compiled in (False, True):
+        torch.compiler.reset()
+        with ch.monitor(model, every=1) as seen:
+            run = torch.compile(model, backend=lambda graph, _: Reusing(graph).run) if compiled else model
+            run(**inputs)
+        tables.append(seen.table())
+    for mine, other in zip(*tables, strict=True):
+        assert [mine[name] for name in NUMBERS] == pytest.approx([other[name] for name in NUMBERS], rel=1e-5)
+    torch.compiler.reset()
 
 
 def test_a_model_that_is_compiled_already_is_an_error():

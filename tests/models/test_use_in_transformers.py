@@ -1,6 +1,7 @@
 """Models of transformers run on clearhead: outputs are their own."""
 
 import os
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -150,6 +151,7 @@ def test_what_it_cannot_take_is_a_clear_error():
         ch.use_in_transformers(transformers.DebertaV2Model(config))
 
 
+SPARSE_ENCODERS = ("BigBirdPegasus", "PegasusX")  # their encoders compute a softmax in their own code
 WITHOUT_SDPA = {
     "NllbMoe": {**BART, "num_experts": 4},
     "PegasusX": BART,
@@ -174,7 +176,8 @@ def test_models_whose_modules_do_not_say_whether_they_are_causal(name, mask):
             inputs["decoder_input_ids"] = IDS
         own = model(**inputs, output_attentions=True)
         ch.use_in_transformers(model)
-        with ch.watch(model) as seen:
+        sparse = pytest.warns(UserWarning, match="is not in the record") if name in SPARSE_ENCODERS else nullcontext()
+        with sparse, ch.watch(model) as seen:
             got = model(**inputs)
     keep = slice(None) if model.config.is_encoder_decoder else seen_positions(mask)
     torch.testing.assert_close(got[0][keep], own[0][keep], atol=1e-4, rtol=0)

@@ -109,6 +109,7 @@ class MaskStore:
 
     def __init__(self, differentiable: bool = False) -> None:
         self._differentiable = differentiable  # whether a bias keeps its gradient
+        self.counted = True  # whether writes to what is given are counted: else a tensor may be another one's memory
         self._lock = threading.Lock()  # a model may run in several threads
         self._known: dict[Any, tuple[list[StorageWeakRef], Recorded]] = {}
         self._distinct: dict[Any, list[Recorded]] = {}
@@ -131,11 +132,11 @@ class MaskStore:
         self, mask: Tensor | None, bias: Tensor | None, nonzero_blocks: bool, given: list[Tensor]
     ) -> Recorded:
         key = (_identity(mask), _identity(bias), nonzero_blocks)
-        known = self._known.get(key)
+        known = self._known.get(key) if self.counted else None
         if known is not None and not any(storage.expired() for storage in known[0]):  # type: ignore[no-untyped-call]
             return known[1]
         found = self._shared(converted(_allowed(mask) if nonzero_blocks else mask, bias))
-        if not any(tensor.is_inference() for tensor in given):  # writes to these are not counted
+        if self.counted and not any(tensor.is_inference() for tensor in given):  # writes to these are not counted
             # a long generation makes a mask a step, and each text of a corpus has its own
             self._known = {k: (s, r) for k, (s, r) in self._known.items() if not any(w.expired() for w in s)}  # type: ignore[no-untyped-call]
             storages = [StorageWeakRef(t.untyped_storage()) for t in given]  # type: ignore[no-untyped-call]

@@ -157,6 +157,11 @@ class Stack:
         return self._running.entry
 
     @property
+    def modules(self) -> list[nn.Module]:
+        """The modules that run in this thread, innermost first."""
+        return [running.module for running in reversed(self._running.stack)]
+
+    @property
     def innermost(self) -> Running | None:
         """The innermost module running."""
         return self._running.stack[-1] if self._running.stack else None

@@ -36,7 +36,8 @@ class Outcome:
                 self.output = None if heads is None else copied(heads)
                 if gradients and tensor.requires_grad:
                     self.followed = True
-                    tensor.register_hook(lambda grad: self._add(place, grad))  # type: ignore[no-untyped-call]
+                    kept = place.kept()
+                    tensor.register_hook(lambda grad: self._add(kept, grad))  # type: ignore[no-untyped-call]
             return result
 
         return read

@@ -78,10 +78,10 @@ def checked(padding: Any) -> Tensor:
 
 
 def of_call(told: Given, kind: str, problem: Problem, uniform: Tensor | None) -> Real | None:
-    """The padding of one call, where the mask given to the model fits its shape, and the call has some mask itself.
+    """The padding of one call, where the mask given to the model fits its shape.
 
-    With a cache the queries are the last words. Keys beyond the mask are the slots of a static cache. `uniform`: see
-    `AttentionCall`.
+    Self attention has some mask itself; cross attention without one sees the padding of its source. With a cache the
+    queries are the last words. Keys beyond the mask are the slots of a static cache. `uniform`: see `AttentionCall`.
     """
     bare = (problem.visible, problem.bias, uniform) == (None, None, None)
     if bare and kind == "self":
@@ -91,7 +91,7 @@ def of_call(told: Given, kind: str, problem: Problem, uniform: Tensor | None) ->
     if kind == "cross":
         own, source = (
             None if t is None or t.shape != (batch, length) else t
-            for t, length in ((told.own, queries), (None if bare else told.source, keys))
+            for t, length in ((told.own, queries), (told.source, keys))
         )
         return _real(own, source, sizes)
     own = told.own

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.problem.record import copied
+
 
 class Place(ABC):
     """`tensor(result)` holds the output; `result` is what the function returned: a tensor, or one in a tuple."""
@@ -28,6 +30,10 @@ class Place(ABC):
     def made(self, output: Tensor) -> Any:
         """A result that holds this output (B, H, Lq, Ev), or None where none can be made of it."""
         return None
+
+    def kept(self) -> Place:
+        """The same for a backward pass, before which a model's parameters may be freed or written to."""
+        return self
 
     @abstractmethod
     def gradient(self, grad: Tensor) -> Tensor:
@@ -67,6 +73,9 @@ class Projected(Place):
 
     def by_head(self, tensor: Tensor) -> None:
         return None
+
+    def kept(self) -> Place:
+        return Projected(copied(self._weight), self._heads, self._batch_first)
 
     def gradient(self, grad: Tensor) -> Tensor:
         grad = self._rows(grad) @ self._weight.detach().to(grad.dtype)  # (B, Lq, H · Ev)

@@ -90,6 +90,7 @@ class Receiver(ABC):
         self.masks = MaskStore(self.differentiable)
         self.modules: dict[str, int] = {}  # the numbers of the modules that made a call
         self.unattributed: list[None] = []  # one for each call in a thread that runs no module
+        self.own_code: dict[str, str] = {}  # modules, with their classes, that computed a softmax and are no call
         self._inside = _Inside()
         self._lock = threading.Lock()
 
@@ -121,7 +122,30 @@ class Receiver(ABC):
     @property
     def idle(self) -> bool:
         """Nothing to receive: no module runs, or the call is a part of one that was received."""
+        return self._apart()
+
+    def _apart(self) -> bool:
         return self.stack.innermost is None or self._inside.depth > 0
+
+    def softmax(self) -> None:
+        """A softmax outside of any call, which an attention module may have computed in its own code."""
+        if self.stack.innermost is None or self._inside.depth:
+            return
+        for module in self.stack.modules:
+            kind = type(module).__name__
+            if "attention" in kind.lower():
+                self.own_code[self.stack.names[id(module)]] = kind
+                return
+
+    @property
+    def unread(self) -> dict[str, str]:
+        """Attention modules, with their classes, that made no call, and computed a softmax in their own code."""
+        called = [*self.modules]
+        return {
+            name: kind
+            for name, kind in self.own_code.items()
+            if not any(one == name or one.startswith(f"{name}.") for one in called)
+        }
 
     def number_of(self, name: str) -> int:
         """The number of a module, among those that have made calls."""

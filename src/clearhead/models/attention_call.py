@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.errors import ClearheadError
+from clearhead.base.text import said
 from clearhead.explanation.diagnosis.diagnose import diagnosis_of
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.explanation.explanation import Explanation
@@ -23,7 +24,7 @@ from clearhead.models._outcome import Outcome
 from clearhead.models._padding import Real
 from clearhead.models.explained import explain_call
 from clearhead.models.generation._cached import Cached
-from clearhead.models.padded import PaddedWeights
+from clearhead.models.multiplied import weights_of
 from clearhead.problem.problem import Problem
 from clearhead.problem.record import Record
 from clearhead.scores.base import Score
@@ -44,6 +45,8 @@ class AttentionCall:
     `padding`: which positions are words, where some are padding: `padding.queries` (B, Lq) and `padding.keys` (B, Lk),
     bool, True for a word, each None where all are; None where no padding is known. Reductions of `weights` leave
     padding out, see `PaddedWeights`. `run`: which run of the model made it, from 0 on.
+    What is recorded is what ran, with what an `edit` changed. `factor`, (B, H, Lq): by what an edit multiplied the rows
+    of the softmax over `problem`, `Scale` or `Knockout(after=True)`; `weights` are the product; None: nothing did.
     With `watch(values=True)`: `value` (B, Hk, Lk, Ev), and `output`, `value_norms` and `weighted_norms`; with
     `watch(gradients=True)` these, and after a backward pass `gradients` and `head_importance`.
     """
@@ -62,6 +65,7 @@ class AttentionCall:
     cached_value: Cached | None = None
     outcome: Outcome | None = None
     origin: Origin | None = None  # the layers around the call, for `explain`
+    factor: Tensor | None = None
 
     @property
     def key(self) -> Tensor:
@@ -87,7 +91,7 @@ class AttentionCall:
         found: Weights | None = vars(self).get("_weights")
         if found is None:
             source = FromRecord(self.record, {"score": self.score, "mask": self.mask})
-            found = Weights(source) if self.padding is None else PaddedWeights(source, self.padding)
+            found = weights_of(source, self.padding, self.factor)
             if self.cached_key.whole:  # else it would keep a key for each step that was looked at
                 vars(self)["_weights"] = found
         return found
@@ -170,7 +174,8 @@ class AttentionCall:
         return value, self.outcome
 
     def __repr__(self) -> str:
-        mask, align = "no mask" if self.mask is None else self.mask.title(), self.kept.problem.sizes.align
+        mask = "no mask" if self.mask is None else said(self.mask, self.mask.title)
+        align = self.kept.problem.sizes.align
         query, key = self.query.shape, self.cached_key.shape
         shapes = f"query {tuple(query)}, key {tuple(key)}"
         positional = self.mask is not None and self.mask.positional and query[2] != key[2]

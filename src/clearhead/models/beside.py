@@ -61,8 +61,11 @@ class Beside:
         layer = self.sides[0].layer(number)
         if isinstance(layer, LeftOut):
             return layer
+        if self.sides[1].calls[number].factor is not None:
+            return layer
         try:
-            self.found.append(difference_of(number, *self._calls(number), self.places[number]))
+            label = self.sides[0].labels[number]
+            self.found.append(difference_of(number, *self._calls(number), self.places[number], label))
         except MasksDiffer:
             return layer
         return _measured(layer, self.found[-1])
@@ -82,7 +85,7 @@ class Beside:
         for layer in layers:
             page.add(layer)
             if isinstance(layer, Layer):
-                numbers[int(layer.label[1:])] = layer.numbers
+                numbers[self.sides[0].labels.index(layer.label)] = layer.numbers
         first = page.shown
         for place, (number, heads) in enumerate(numbers.items()):
             counterpart = self.second(number, heads)
@@ -105,17 +108,18 @@ class Beside:
 
     def distinctive(self, shown: Sequence[tuple[str, Sequence[int]]]) -> dict[str, Any] | None:
         """The shown head that differs most, as the page is told it; None where none is known."""
-        places = {label: place for place, (label, _) in enumerate(shown)}
+        names = self.sides[0].labels
+        places = {names.index(label): place for place, (label, _) in enumerate(shown)}
         known = []
         for call in self.found:
-            if f"L{call.number}" in places:
+            if call.number in places:
                 others = torch.ones(1, call.by_query.shape[1], 1, dtype=torch.bool, device="cpu")
-                others[:, list(shown[places[f"L{call.number}"]][1])] = False
+                others[:, list(shown[places[call.number]][1])] = False
                 known.append(replace(call, by_query=call.by_query.masked_fill(others, torch.nan)))
         if not known:
             return None
         at, head = Differences(known).most
-        place = places[f"L{known[at].number}"]
+        place = places[known[at].number]
         most = {"layer": place, "head": list(shown[place][1]).index(head), "sentence": str(Differences(known))}
         return {**most, "measure": DIVERGENCE.name, "nearUniform": False}
 

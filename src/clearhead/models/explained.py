@@ -11,6 +11,7 @@ from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.steps import Step, number
+from clearhead.base.text import said
 from clearhead.base.tracing import without_autocast
 from clearhead.explanation.explanation import Explanation, Part, settled
 from clearhead.explanation.inputs import drawn
@@ -46,6 +47,13 @@ def explain_call(
         value = call.value
         shapes["value"] = tuple(call.key.shape if value is None else value.shape)
         said = f"The {call.kind}-attention of {call.name}, computed by {call.backend}.\n\n"
+        if call.factor is not None and bool((factor := call.factor[shown.region.sides[:3]]).ne(1).any()):
+            low, high = number(float(factor.min())), number(float(factor.max()))
+            times = low if low == high else f"{low} … {high}"
+            said += (
+                f"An edit multiplied the weights of these queries after the softmax, by {times}. The steps do not show "
+                "that: weights and output below are those before it.\n\n"
+            )
         title = "Inputs, as the model gave them to attention"
         if len(made.steps) > len(inputs):
             title = "From the layers' input to query, key and value"
@@ -81,7 +89,7 @@ def _mask(call: AttentionCall, problem: Problem, shown: Shown) -> Any:
     of_call = spans.keep(*sides, problem.sizes.keys)
     if mask is not None and not bool((mask.part(problem.sizes, sides) ^ of_call).any()):
         return mask
-    return RecordedMask(spans, problem.sizes, None if mask is None else mask.title())
+    return RecordedMask(spans, problem.sizes, None if mask is None else said(mask, mask.title))
 
 
 def _made(call: AttentionCall, inputs: list[Step], shown: Shown) -> FromInput:

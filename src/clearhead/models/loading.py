@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,18 +35,10 @@ def load(folder: str | Path, head: bool | None = False) -> tuple[Any, Any]:
     Raises a `ClearheadError` for a folder that cannot be loaded whole: what is missing would be random.
     """
     transformers, folder = require("transformers", "models", "loading a model"), Path(folder)
-    if not folder.is_dir():
-        raise ClearheadError(f"no folder {str(folder)!r}: pass --model a folder saved with save_pretrained().")
-    if not list(folder.glob("*.safetensors")):
-        raise ClearheadError(
-            f"{str(folder)!r} holds no *.safetensors file. Weights are read as safetensors alone, since other formats "
-            "can run code: load the model once where you trust it and call save_pretrained(), which writes them."
-        )
-    if not any(list(folder.glob(pattern)) for pattern in ("tokenizer*", "vocab*", "spiece*", "*.model")):
-        raise ClearheadError(
-            f"{str(folder)!r} holds no tokenizer: call tokenizer.save_pretrained({str(folder)!r}) as well."
-        )
-    _check_json(folder)
+    try:
+        _check_folder(folder)
+    except OSError as error:
+        raise ClearheadError(f"cannot read the folder {str(folder)!r:.300}: {error.strerror}.") from error
     safe = {"local_files_only": True, "trust_remote_code": False}
     options = {"use_safetensors": True, "output_loading_info": True}
     try:
@@ -69,6 +63,23 @@ def load(folder: str | Path, head: bool | None = False) -> tuple[Any, Any]:
     return model.eval(), tokenizer
 
 
+def _check_folder(folder: Path) -> None:
+    """Raise for a folder without weights or a tokenizer."""
+    if not folder.is_dir():
+        raise ClearheadError(f"no folder {str(folder)!r:.300}: pass --model a folder saved with save_pretrained().")
+    names = os.listdir(folder)
+    if not fnmatch.filter(names, "*.safetensors"):
+        raise ClearheadError(
+            f"{str(folder)!r} holds no *.safetensors file. Weights are read as safetensors alone, since other formats "
+            "can run code: load the model once where you trust it and call save_pretrained(), which writes them."
+        )
+    if not any(fnmatch.filter(names, pattern) for pattern in ("tokenizer*", "vocab*", "spiece*", "*.model")):
+        raise ClearheadError(
+            f"{str(folder)!r} holds no tokenizer: call tokenizer.save_pretrained({str(folder)!r}) as well."
+        )
+    _check_json(folder)
+
+
 def _check_json(folder: Path) -> None:
     for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
         path = folder / name
@@ -76,7 +87,7 @@ def _check_json(folder: Path) -> None:
             continue
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ClearheadError(f"{str(path)!r} cannot be read as JSON: {reason(error)}") from error
         if not isinstance(found, dict):
             raise ClearheadError(

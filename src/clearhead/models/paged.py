@@ -9,6 +9,7 @@ from typing import Any
 from clearhead.base.errors import ClearheadError
 from clearhead.explanation.modules.origin.frequencies import Pair, frequencies
 from clearhead.inspection.measures import Found, Measure
+from clearhead.models._labels import labels
 from clearhead.models._words import whole, words, words_of
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.heads._measured import measured
@@ -43,6 +44,7 @@ class Paged:
         sizes = _sizes(calls, self.sequence)
         self.words, self.source = words(name, tokens, sizes), words("source_tokens", source_tokens, sizes)
         self.tokens = Tokens(self.words or None, self.source or None)
+        self.labels = labels(calls)
         self.roles = roles([(call.name, call.kind) for call in calls])
         self.found: dict[int, Mapping[Measure, Found]] = {}
 
@@ -56,6 +58,12 @@ class Paged:
     def layer(self, number: int) -> Layer | LeftOut:
         """Call `number`, with the measures of its heads."""
         call, sequence = self.calls[number], self.place(number)
+        if call.factor is not None:
+            return LeftOut(
+                call.name,
+                "an edit multiplied its weights after the softmax (Scale, Knockout(after=True)), which the page does "
+                "not compute. Look at seen[name][i].weights.",
+            )
         layer = layer_from_call(call, *self.texts(number), sequence, self.error)
         if isinstance(layer, LeftOut):
             return layer
@@ -63,7 +71,7 @@ class Paged:
         each = _by_head(self.found[number], call, sequence)
         return replace(
             layer,
-            label=f"L{number}",
+            label=self.labels[number],
             role=self.roles[number],
             measures=each,
             values=_lengths(call, sequence),
@@ -108,7 +116,7 @@ class Paged:
 
         None where queries see one key each, so that heads cannot be told apart.
         """
-        heads = {int(label[1:].split("#")[0]): (place, own) for place, (label, own) in enumerate(shown)}
+        heads = {self.labels.index(label.split("#")[0]): (place, own) for place, (label, own) in enumerate(shown)}
         try:
             most = distinctive(self.calls, self.tokens, self.found, {n: own for n, (_, own) in heads.items()})
         except ClearheadError:

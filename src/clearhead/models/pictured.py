@@ -10,7 +10,7 @@ import torch
 
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.pictures import Array, Panel, Side, Style, check_style, draw
-from clearhead.base.text import escaped
+from clearhead.base.text import escaped, said
 from clearhead.base.thumbnails import short, table
 from clearhead.inspection.plot import CELLS, IN_GRID, allowed, numbers, panels, picks, titles
 from clearhead.masks._draw import cell_of, shares
@@ -101,7 +101,7 @@ def listed(seen: Calls[AttentionCall]) -> str:
     rows = []
     for i, call in enumerate(seen.calls):
         shape = (*call.query.shape[:3], call.cached_key.shape[2])
-        mask = "" if call.mask is None else short(call.mask.title(), 60)
+        mask = "" if call.mask is None else short(said(call.mask, call.mask.title), 60)
         rows.append([i, call.name, call.kind, call.run, " × ".join(map(str, shape)), mask, call.backend])
     names = ["call", "module", "kind", "run", "B × H × Lq × Lk", "mask", "backend"]
     return f"<div><p><code>{escaped(repr(seen))}</code></p>{table(names, rows)}</div>"

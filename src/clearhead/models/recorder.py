@@ -25,12 +25,17 @@ from clearhead.models._patch import wrappers
 from clearhead.models._place import BY_HEAD, Place, Separate
 from clearhead.models._receiver import Answer, DotCall, Instead, Receiver
 from clearhead.models.attention_call import AttentionCall, no_key, with_key
+from clearhead.models.edits._changed import Change
+from clearhead.models.edits._recorded import edited
+from clearhead.models.edits.edit import change_of, editing, unmasked
+from clearhead.models.edits.spot import Unmasked
 from clearhead.models.generation._cached import alone
 from clearhead.models.generation._caches import Caches, Call
 from clearhead.models.reduced import ReducedCall, reduced
 from clearhead.models.use import NAME
+from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem
-from clearhead.problem.record import Record, copied
+from clearhead.problem.record import Record, copied, now
 from clearhead.scores.base import Score
 from clearhead.scores.dot import Dot
 
@@ -41,7 +46,6 @@ class Recorder(Receiver):
         self.calls: list[AttentionCall] = []
         self.reduced: list[ReducedCall] = []
         self.asked = asked
-        self.values = asked.values or asked.gradients or asked.fuse
         self.seen = 0  # how many calls were recorded
         self.padding = padding  # what was passed as watch(padding=)
         self.fitted = False  # whether it fitted any call
@@ -52,10 +56,14 @@ class Recorder(Receiver):
         self.stack.notes = asked.values
 
     @property
+    def values(self) -> bool:  # type: ignore[override]
+        return self._copies_values or self.asked.fuse or editing()  # an edit of the caller's own may read them
+
+    @property
     def idle(self) -> bool:
         """Nothing to record: also where the call is of a run not asked for."""
         # gradient checkpointing runs a module again in the backward pass: the same calls
-        return super().idle or in_backward() or self.run % self.asked.every > 0
+        return self._apart() or in_backward() or self.run % self.asked.every > 0
 
     @property
     def run(self) -> int:
@@ -100,6 +108,7 @@ class Recorder(Receiver):
             dropped=bool(call.dropout_p),
             fusible=given if self.asked.fuse else None,
             origin=call.origin,
+            change=self._change(problem, name, given.value, call.dropout_p, unmasked(call.query, masks.uniform)),
         )
 
     def _score(self, call: DotCall) -> Dot:
@@ -120,7 +129,22 @@ class Recorder(Receiver):
         kept, query, key, score, mask = read(problem, call, self.copies)
         value = problem.value if self._copies_values else None
         dropped, tensors = bool(problem.dropout_p), (query, key, value)
-        return self._keep(kept, tensors, score, mask, backend, name=name, place=BY_HEAD, dropped=dropped, fresh=True)
+        change = self._change(kept.problem, name, problem.value, problem.dropout_p)
+        return self._keep(
+            kept, tensors, score, mask, backend, name=name, place=BY_HEAD, dropped=dropped, fresh=True, change=change
+        )
+
+    def _change(
+        self, problem: Problem, name: str, value: Tensor | None, dropout_p: float, unmasked: Unmasked | None = None
+    ) -> Change | None:
+        """What an edit changes of this call."""
+        if not editing():
+            return None
+        module = next(
+            (number for number, known in self.stack.names.items() if known == name), id(self.innermost.module)
+        )
+        value = None if value is None else value.detach().to(problem.query.dtype)
+        return change_of(module, problem._replace(value=value), dropout_p, unmasked)
 
     def _keep(
         self,
@@ -138,10 +162,11 @@ class Recorder(Receiver):
         fusible: DotCall | None = None,
         fresh: bool = False,
         origin: Origin | None = None,
+        change: Change | None = None,
     ) -> Answer:
         """Keep a call. `tensors`: query, key, and the value, if it is wanted. `score` and `mask`: what it came from.
 
-        `fresh`: the key is a copy already.
+        `fresh`: the key is a copy already. `change`: what an edit changes of it, so that what ran is recorded.
         """
         innermost, (query, key, value) = self.innermost, tensors
         problem = record.problem
@@ -158,19 +183,29 @@ class Recorder(Receiver):
         outcome = Outcome(dropped=dropped) if self.asked.values or self.asked.gradients else None
         answer: Answer = None
         values = None
+        joins = self.copies and key is problem.key
         if not self.copies:
             keys = alone(key)
         else:
             in_use = sizes.keys if kind == "cross" else filled(problem, uniform)
             tokens = innermost.tokens if kind == "self" else None
-            steps = Call(kind, self.run, sizes.queries, in_use, joins=key is problem.key, tokens=tokens)
+            steps = Call(kind, self.run, sizes.queries, in_use, joins=joins, tokens=tokens)
             with unobserved():
                 keys, values = self._caches.add(name, steps, key, value, fresh)
-            if steps.joins:
-                record = record._replace(problem=with_key(problem, keys.tensor() if keys.whole else no_key(keys)))
+        factor = None
+        if change is not None:
+            with unobserved(), self.inside():  # an edit of the caller's own may compute attention
+                ran = edited(change, score, query, uniform, name, self._copies_values)
+            if ran.problem.visible is not problem.visible and ran.problem.spans is not None:
+                said = "no mask" if mask is None else mask.title()
+                mask = RecordedMask(ran.problem.spans, sizes, f"{said}, edited")
+            record, query, uniform, factor = now(ran.problem), ran.query, ran.uniform, ran.factor
+        if joins:
+            whole = keys.tensor() if keys.whole else no_key(keys)
+            record = record._replace(problem=with_key(record.problem, whole))
         call = AttentionCall(
             name, kind, query, keys, score, mask, backend, record, uniform, padding, self.run, values, outcome,
-            origin or innermost.origin(),
+            origin or innermost.origin(), factor,
         )  # fmt: skip
         self.sizes.add((sizes.batch, sizes.keys))
         if self.asked.each is not None:

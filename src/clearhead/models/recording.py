@@ -9,8 +9,8 @@ from typing import Any, overload
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
-from clearhead.base.pages import check_writable
 from clearhead.base.pictures import Style
+from clearhead.base.written import check_writable
 from clearhead.explanation.diagnosis.diagnose import diagnosis_of
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.explanation.explanation import Explanation
@@ -108,8 +108,9 @@ class Recording(Calls[AttentionCall]):
         `tokens`, as for `table`, the same word and induction; each less what uniform attention gives. They are means
         over the queries that may see such a key, at least 8, or half of all. Where no share is 5% above uniform it is
         the head of the least entropy; and where no entropy is below 98% of the largest possible, the sentence says
-        that all heads are near uniform. `L1H8` is head 8 of `seen[1]`. Gives a `Distinctive`, whose `str()` is the
-        sentence. Raises a `ClearheadError` where no query sees several keys. Cost: that of the measures of `table`.
+        that all heads are near uniform. `L1H8` is head 8 of layer 1, the second that made a call; `L1.2H8` of its call
+        2, where it made several. Gives a `Distinctive`, whose `str()` is the sentence. Raises a `ClearheadError` where
+        no query sees several keys. Cost: that of the measures of `table`.
         """
         return distinctive(self.calls, Tokens(tokens, source_tokens))
 
@@ -393,6 +394,7 @@ def load_seen(path: str | Path) -> Recording:
     True
 
     Gives a `Recording`, its tensors on the CPU; a mask is shown as it was, and holds its intervals or its matrix.
-    Raises a `ClearheadError` for a file that is none, or is damaged. Cost: the file is read whole.
+    Raises a `ClearheadError` for a file that is none, or whose header holds what `save` does not write, before memory
+    is asked for. Cost: the file is read whole, and may then be written to or removed.
     """
     return Recording(read(path))

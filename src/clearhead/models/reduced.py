@@ -14,11 +14,10 @@ from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.reductions.log_sum_exp import LogSumExp
 from clearhead.inspection.reductions.topk import TopK
 from clearhead.inspection.source import FromRecord
-from clearhead.inspection.weights import Weights
 from clearhead.models._choice import Heads, numbers_of, runs_of
 from clearhead.models._padding import Real
 from clearhead.models.attention_call import AttentionCall
-from clearhead.models.padded import PaddedWeights
+from clearhead.models.multiplied import weights_of
 from clearhead.problem.problem import Problem
 from clearhead.problem.record import now
 from clearhead.problem.region import Region
@@ -93,7 +92,7 @@ def reduced(call: AttentionCall, reductions: tuple[Reduction, ...], heads: Heads
     wanted = reductions if LogSumExp() in reductions else (*reductions, LogSumExp())
     for run in runs_of(numbers):
         source = FromRecord(now(cut(problem, Region(heads=run))), {})
-        weights = Weights(source) if call.padding is None else PaddedWeights(source, call.padding)
+        weights = weights_of(source, call.padding, None if call.factor is None else call.factor[:, run])
         found.append(weights.reduce(*(_of_keys(one, keys) for one in wanted)))
     every = [_together(parts) for parts in zip(*found, strict=True)]
     rows = every[wanted.index(LogSumExp())]

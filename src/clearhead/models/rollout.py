@@ -15,6 +15,7 @@ from clearhead.inspection.weights import Weights
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import listed
 from clearhead.models.edits.base import Positions, checked_positions, chosen
+from clearhead.models.multiplied import weights_of
 
 COLUMNS = 64  # tokens at a time: memory is theirs for each head
 
@@ -67,7 +68,8 @@ def _wide(call: AttentionCall) -> Weights:
     """The weights of a call, of all positions; of one in low precision, for values of float32."""
     scores, dtype = call.problem.scores, call.weights.dtype
     scores = scores._replace(query=scores.query.to(dtype), key=scores.key.to(dtype))
-    return Weights(FromRecord(call.record._replace(problem=call.problem._replace(scores=scores)), {}))
+    record = call.record._replace(problem=call.problem._replace(scores=scores))
+    return weights_of(FromRecord(record, {}), None, call.factor)
 
 
 def _length(calls: Sequence[AttentionCall]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from clearhead._attention import attention
 from clearhead.base.errors import ClearheadError, require
+from clearhead.base.managers import in_with_statement
 from clearhead.base.tracing import compiling
 from clearhead.distributed import Layout
 from clearhead.distributed.layout import check_layout
@@ -42,10 +44,12 @@ def use_in_transformers(model: Any, *, layout: Layout | None = None) -> Any:
     >>> ch.use_in_transformers(model)(input_ids=torch.arange(10)[None]).last_hidden_state.shape
     torch.Size([1, 10, 64])
 
-    `model`: a transformers model whose backend can be set (`set_attn_implementation`). It is changed, and returned.
+    `model`: a transformers model whose backend can be set (`set_attn_implementation`). It is changed, and returned;
+    this is no context manager, and in a `with` an error. `model.set_attn_implementation("sdpa")` sets it back.
+    The model gets copies of its configuration objects (`model.config` is another one after the call), so that other
+    models that were made from the same ones keep their backends; what you change later, change in `model.config`.
     Softcaps, sinks, position biases, grouped heads, windows and padding are taken as the model gives them; pairs
     that its masks exclude are skipped, and a mask is converted once for all layers. A query that sees nothing gets 0.
-    `model.set_attn_implementation("sdpa")` sets it back.
     `layout`: which rank of a group holds which positions, such as `clearhead.distributed.ZigZag(length, group)`: then
     the model is called on every rank with that rank's part of a batch, and gives the outputs of these positions:
 
@@ -63,6 +67,12 @@ def use_in_transformers(model: Any, *, layout: Layout | None = None) -> Any:
     ranks send each other position ids and attention masks once a call, and in each layer what
     `clearhead.distributed.plan` shows.
     """
+    if in_with_statement():
+        raise ClearheadError(
+            "use_in_transformers changes the model until it is set back, and is no context manager. Write "
+            "`ch.use_in_transformers(model)` as a statement of its own, and afterwards "
+            "`model.set_attn_implementation('sdpa')`. The model was not changed."
+        )
     transformers = require("transformers", "models", "use_in_transformers")
     if not isinstance(model, transformers.PreTrainedModel):
         raise ClearheadError(
@@ -84,12 +94,34 @@ def use_in_transformers(model: Any, *, layout: Layout | None = None) -> Any:
         )
     parts = [part for part in model.modules() if isinstance(part, transformers.PreTrainedModel)]
     remove(parts)
+    _own_configs(model, transformers.PreTrainedConfig)
     if layout is not None:
         model.set_attn_implementation(RANKS)
         Hook(layout).attach(parts)
     else:
         model.set_attn_implementation(NAME if all(part._supports_sdpa for part in parts) else MASKED)
     return model
+
+
+def _own_configs(model: nn.Module, kind: type) -> None:
+    """Give the model and its layers copies of their configurations, which say what the backend is.
+
+    Models that were made from one configuration share it, and the backend set for one would be that of all.
+    """
+    own: dict[int, Any] = {}
+
+    def copied(config: Any) -> Any:
+        if id(config) not in own:
+            own[id(config)] = mine = copy(config)
+            for name, inner in vars(mine).items():
+                if isinstance(inner, kind):
+                    mine.__dict__[name] = copied(inner)
+        return own[id(config)]
+
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, kind):
+                module.__dict__[name] = copied(value)
 
 
 def _mask(backend: str, masks: Any, *args: Any, **kwargs: Any) -> Tensor | None:

@@ -10,6 +10,7 @@ from typing import Any, overload
 from torch import nn
 
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.managers import Managed
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.models._asked import asked
 from clearhead.models._choice import Heads, Layers, check_layers
@@ -103,7 +104,8 @@ def watch(
     Raises a `ClearheadError` at the end of the `with` if no call was recognised: the result is never empty; and where
     `padding` fits no call. Raises an `UnsupportedError` for a compiled model: watch the one that was compiled; and for
     a backend called with a keyword that may change the weights and cannot be read. Warns of calls of
-    `F.scaled_dot_product_attention` in threads that run no module: they are not recorded.
+    `F.scaled_dot_product_attention` in threads that run no module, and, without `layers`, of modules with "Attention"
+    in their class's name that computed a softmax in their own code: they are not recorded.
     Cost: a copy of query and key a call; O(Lq + Lk) memory each, and the mask's own tensor once where its rows are
     no intervals. `torch.nn` projects queries and keys inside: a record projects them once more.
     """
@@ -111,7 +113,8 @@ def watch(
         raise ClearheadError(f"watch takes a torch.nn.Module; got a {type(model).__name__}.")
     refuse_compiled(model)
     wanted = asked(keep, every, layers, heads, merge, values, gradients, fuse)
-    return _watching(Recorder(model, wanted, None if padding is None else checked(padding)))
+    words = None if padding is None else checked(padding)
+    return Managed("watch(...)", lambda: _watching(Recorder(model, wanted, words)))
 
 
 def each_call(model: nn.Module, do: Callable[[AttentionCall], None], padding: Any) -> AbstractContextManager[Any]:
@@ -135,7 +138,9 @@ def _watching(recorder: Recorder) -> Iterator[Recording | Statistics]:
     if recorder.padding is not None and not recorder.fitted and recorder.asked.layers is None:
         raise ShapeError(_fits_none(recorder))
     if lost:
-        warnings.warn(_lost(lost), stacklevel=3)  # points at the caller's `with` statement
+        warnings.warn(_lost(lost), stacklevel=4)  # points at the caller's `with` statement
+    if recorder.unread and recorder.asked.layers is None:
+        warnings.warn(_unread(recorder.unread), stacklevel=4)
 
 
 def _fits_none(recorder: Recorder) -> str:
@@ -144,6 +149,14 @@ def _fits_none(recorder: Recorder) -> str:
     return (
         f"watch: padding has shape {tuple(recorder.padding.shape)}, and the calls have (batch, keys) "
         f"{', '.join(map(str, sizes[:6]))}. Pass the attention mask of the batch that the model was given, (B, L)."
+    )
+
+
+def _unread(modules: dict[str, str]) -> str:
+    return (
+        f"the attention of {listed(modules)} ({', '.join(dict.fromkeys(modules.values()))}) is not in the record: it "
+        "was computed by a softmax in these modules' own code, and not by a function that can be recorded. "
+        "Name the layers that are wanted to have no such word: watch(model, layers=…)."
     )
 
 

@@ -8,10 +8,13 @@ import tempfile
 import weakref
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from clearhead.base.errors import ClearheadError
 
 # The higher levels are hardly smaller: what is left is noise.
 LEVEL = 6
@@ -52,6 +55,18 @@ def _array(kind: str, values: bytes) -> bytes:
     return head + values + b"\0" * (-len(values) % 8)
 
 
+@contextmanager
+def _told() -> Iterator[None]:
+    """Says where the file is that cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise ClearheadError(
+            f"cannot keep the page's data in the folder for temporary files: {error.strerror or error}. Set the "
+            "variable TMPDIR to a folder that has room."
+        ) from error
+
+
 class Blocks:
     """Collects blocks of arrays, and says where each array stands; equal blocks are kept once.
 
@@ -60,7 +75,8 @@ class Blocks:
     """
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115
+        with _told():
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115
         weakref.finalize(self, self._file.close)
         self._ends = [0]
         self._numbers: dict[bytes, int] = {}
@@ -73,7 +89,9 @@ class Blocks:
         content = hashlib.sha256(values).digest()
         number = self._numbers.setdefault(content, len(self))
         if number == len(self):
-            self._file.write(zlib.compress(values, LEVEL))
+            with _told():
+                self._file.write(zlib.compress(values, LEVEL))
+                self._file.flush()
             self._ends.append(self._file.tell())
             if early:
                 self._early.add(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from clearhead.base.text import said
 from clearhead.models.audits._pairs import WorstRow
 from clearhead.models.audits.audited_call import AuditedCall
 
@@ -10,14 +11,15 @@ def described(call: AuditedCall) -> str:
     """Some lines for a person to read."""
     _, _, queries, keys = call.call.problem.sizes.shape
     mask = call.call.mask
-    found = mask.title() if mask is not None else "a mask" if call.call.problem.visible is not None else "no mask"
+    found = "no mask" if call.call.problem.visible is None else "a mask"
+    found = found if mask is None else said(mask, mask.title)
     align = call.call.problem.sizes.align
     if call.call.mask is not None and call.call.mask.positional and queries != keys:
         found += f" (align={align!r})"
     padding = ", and no padding" if call.call.padding is not None else ""
     lines = [
         f"  {call.name}, {call.kind}, {call.backend}, run {call.run}, {queries} queries and {keys} keys",
-        f"  the call had {found}; expected was {call.expected.title()}{padding}",
+        f"  the call had {found}; expected was {said(call.expected, call.expected.title)}{padding}",
     ]
     for what, place in (("leaked", call.most_leaked), ("hidden", call.most_hidden)):
         if place is not None:
@@ -62,7 +64,7 @@ MORE = "a mask that hides more than was expected, such as a sliding window, or p
 
 def _cause(call: AuditedCall, place: WorstRow, what: str) -> str | None:
     """What may have led to this: the likeliest."""
-    problem, expected = call.call.problem, call.expected.title()
+    problem, expected = call.call.problem, said(call.expected, call.expected.title)
     sizes, keys = problem.sizes, place.keys.tolist()
     later = min(keys) > place.position
     if call.disjoint:

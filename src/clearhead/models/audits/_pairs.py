@@ -118,7 +118,8 @@ def shares(call: AttentionCall, pairs: Pairs) -> tuple[Tensor, Tensor]:
             continue
         mine = log_sum_exp(call, part)
         found.append(torch.where(mine == -torch.inf, 0.0, torch.sigmoid(mine - rest)))
-    return found[0], found[1]
+    leaked = found[0] if call.factor is None else found[0] * call.factor.abs().to(found[0].dtype)
+    return leaked, found[1]
 
 
 def weights_of(call: AttentionCall, part: Visible) -> Weights:

@@ -7,6 +7,7 @@ from typing import Any
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_number
+from clearhead.base.text import said
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.audits._causes import described
 from clearhead.models.audits._expected import Expected, expected_of
@@ -59,7 +60,7 @@ class Audit(Calls[AuditedCall]):
         return [row for call in self.calls for row in call.rows()]
 
     def __str__(self) -> str:
-        return self.told()
+        return said(self, self.told)
 
     def told(self, tolerance: float = TOLERANCE) -> str:
         """The same as `str`, for another tolerance."""

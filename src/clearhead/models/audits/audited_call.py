@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from clearhead.base.text import said
 from clearhead.masks.base import Mask
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.audits._pairs import WorstRow
@@ -82,5 +83,8 @@ class AuditedCall:
         return [same | {"head": i} | {name: values[i] for name, values in columns.items()} for i in range(count)]
 
     def __repr__(self) -> str:
+        return said(self, self._said)
+
+    def _said(self) -> str:
         shares = ", ".join(f"{name} {float(values.mean()):.3g}" for name, values in list(self.heads.items())[::2])
         return f"AuditedCall({self.name!r}, {shares})"

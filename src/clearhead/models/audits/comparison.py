@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import UnsupportedError
+from clearhead.base.text import said
 from clearhead.inspection.reductions.log_sum_exp import LogSumExp
 from clearhead.inspection.reductions.max_score import MaxScore
 from clearhead.inspection.reductions.output import Output
@@ -78,6 +79,9 @@ class Comparison(Calls[ComparedCall]):
         return [call.row() for call in self.calls]
 
     def __str__(self) -> str:
+        return said(self, self._said)
+
+    def _said(self) -> str:
         first = self.first
         by_backend = [
             f"  {run.calls[0].backend}: {sum(call.departs for call in run.calls)} of {len(run.calls)} calls depart, "

@@ -8,9 +8,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from clearhead.base.errors import UnsupportedError
+from clearhead.base.text import said
 from clearhead.inspection.difference import Aligned, WeightDifference
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
+from clearhead.models._labels import labels
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import Calls
 from clearhead.models.differences._divergence import divergences
@@ -33,6 +36,7 @@ class CallDifference:
     weights: WeightDifference
     by_query: Tensor
     run: int = 0
+    label: str = ""
 
     @property
     def divergence(self) -> Tensor:
@@ -72,12 +76,15 @@ class Differences(Calls[CallDifference]):
         )
 
     def __str__(self) -> str:
+        return said(self, self._said)
+
+    def _said(self) -> str:
         place, head = self.most
         call = self.calls[place]
         most = torch.log(torch.tensor(2.0, device="cpu"))
         every = torch.cat([one.divergence for one in self.calls])
         return (
-            f"L{call.number}H{head} differs most: a Jensen–Shannon divergence of {float(call.divergence[head]):.3g} "
+            f"{call.label}H{head} differs most: a Jensen–Shannon divergence of {float(call.divergence[head]):.3g} "
             f"nats, of at most {most:.3f}; the mean over {int(every.isfinite().sum())} heads is "
             f"{float(every.nanmean()):.3g} ({call.name})."
         )
@@ -87,20 +94,29 @@ def compare_calls(mine: list[AttentionCall], theirs: list[AttentionCall], aligne
     """See `Recording.compare`."""
     places = checked_places(aligned)
     check_calls(mine, theirs)
+    for call in (*mine, *theirs):
+        if call.factor is not None:
+            raise UnsupportedError(
+                f"compare: an edit multiplied weights of {call.name} after the softmax, and the divergence is of "
+                "softmaxes. Compare recordings without Scale and without Knockout(after=True), or parts by hand: "
+                "seen[0].weights[index]."
+            )
     found = []
-    for number, (one, other) in enumerate(zip(mine, theirs, strict=True)):
+    for number, (one, other, label) in enumerate(zip(mine, theirs, labels(mine), strict=True)):
         check_pair(number, one, other, places)
-        found.append(difference_of(number, one, other, places))
+        found.append(difference_of(number, one, other, places, label))
     return Differences(found)
 
 
-def difference_of(number: int, mine: AttentionCall, theirs: AttentionCall, places: Places) -> CallDifference:
+def difference_of(
+    number: int, mine: AttentionCall, theirs: AttentionCall, places: Places, label: str
+) -> CallDifference:
     """The calls of one number, which `check_pair` let pass."""
     by_query = divergences(mine, theirs, places)
     before, after = (
         Aligned(_weights(call), at) for call, at in zip((mine, theirs), places or (None, None), strict=True)
     )
-    return CallDifference(mine.name, mine.kind, number, WeightDifference(before, after), by_query, mine.run)
+    return CallDifference(mine.name, mine.kind, number, WeightDifference(before, after), by_query, mine.run, label)
 
 
 def _weights(call: AttentionCall) -> Weights:

@@ -13,16 +13,16 @@ from clearhead.problem.problem import Problem
 def spot_of(problem: Problem, running: Running, name: str) -> Spot:
     """By the model's cache, which counts its tokens; else by the call's alignment; else by what its last query sees."""
     sizes = problem.sizes
-    queries, keys = sizes.queries, sizes.keys
+    queries, keys, heads = sizes.queries, sizes.keys, sizes.heads
     told = isinstance(sizes.align, int | Tensor)
     total = None if told else running.tokens
     if not told and (running.kind == "cross" or queries > keys):
         first = 0 if total is None else total - queries
-        return Spot(range(first, first + queries), range(keys), keys)
+        return Spot(range(first, first + queries), range(keys), keys, range(heads), heads)
     if total is None:
         total = _first(problem, name) + queries
     before = 0 if told else max(total - keys, 0)  # what a sliding window has left behind
-    return Spot(range(total - queries, total), range(before, before + keys), min(total, keys))
+    return Spot(range(total - queries, total), range(before, before + keys), min(total, keys), range(heads), heads)
 
 
 def _first(problem: Problem, name: str) -> int:

@@ -36,7 +36,11 @@ class Edit:
     >>> torch.allclose(output[:, 2], ch.attention(2 * x, x, x)[:, 2], atol=1e-6)
     True
 
-    One of your own overrides `before`, `removed` or `factor`. Of all edits:
+    One of your own overrides `before`, `removed` or `factor`. `before` is given the problem of the heads that it
+    changes and of no other, those that stand side by side at a time: its query is (B, h, Lq, E), and `spot.heads` has
+    their numbers. It gives back a problem of the same sizes, dtype and device; anything else raises a `ClearheadError`
+    where the model calls attention. `spot.mask`, `spot.bias` and `spot.tensor` take what is of the whole sequence and
+    of all heads, and give the part that is the problem's. Of all edits:
     `layers`: modules by name, by pattern ("*.layers.3.*") or by number, in the order in which they first call
     attention. `heads`: a number, a slice or some numbers. `queries`: positions in the whole sequence, a number, a slice
     or some numbers; a negative one counts from the newest position that the call knows. None is all of them. Where
@@ -51,7 +55,7 @@ class Edit:
         self.queries = checked_positions(queries, f"{who}: queries")
 
     def before(self, problem: Problem, spot: Spot) -> Problem:
-        """The problem with what this changes before the softmax; `spot` is that of the problem's queries and keys."""
+        """The problem with what this changes before the softmax; `spot` is that of its queries, keys and heads."""
         return problem
 
     def acts(self, spot: Spot) -> bool:

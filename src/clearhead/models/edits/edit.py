@@ -5,32 +5,25 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
-from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from clearhead._attention import Arguments
 from clearhead.base.errors import ClearheadError, UnsupportedError
-from clearhead.base.tracing import unobserved, without_autocast
-from clearhead.engines import operation
-from clearhead.engines.choose import choose
-from clearhead.models._choice import runs_of
+from clearhead.base.managers import Managed
+from clearhead.base.tracing import unobserved
 from clearhead.models._compiled import refuse_compiled
 from clearhead.models._place import BY_HEAD, Place
 from clearhead.models._receiver import Answer, DotCall, Receiver
 from clearhead.models.calls import listed
+from clearhead.models.edits._changed import Change, changed
+from clearhead.models.edits._returned import with_weights
 from clearhead.models.edits._spots import spot_of
-from clearhead.models.edits._visible import without_keys
 from clearhead.models.edits.base import Edit, chosen
 from clearhead.models.edits.spot import Spot, Unmasked
 from clearhead.models.sources.all import given_calls
-from clearhead.problem.partial import log_sum_exp
 from clearhead.problem.problem import Problem
-from clearhead.problem.region import Region
-from clearhead.problem.regions import cut
 
 
 def edit(model: nn.Module, *edits: Edit) -> AbstractContextManager[None]:
@@ -47,11 +40,13 @@ def edit(model: nn.Module, *edits: Edit) -> AbstractContextManager[None]:
     False
 
     `model`: any model that `watch` recognises, its backend left as it is. `edits`: `Knockout`, `Scale`, `Force` and
-    `AddBias`, all at once; several of one head and query are applied in their order, scores before outputs.
+    `AddBias`, or `Edit`s of your own, all at once; several of one head and query are applied in their order, scores
+    before outputs. What an edit of your own gives back is checked as `attention` checks its arguments.
     The model's own function runs; then the outputs of the changed heads and queries are computed again from the
     same query, key, value, mask and bias, and put in their place: all others of that layer are the backend's, to the
-    bit. Gradients flow through what was computed again. Weights that a model returns are those before the edit; so are
-    those of a `watch` inside or around it, and its `call.output` if it was entered first, or of torch's own modules.
+    bit. Gradients flow through what was computed again. What looks at the model in either order of nesting (`watch`,
+    `monitor`, `lazy_attentions`) is given what ran, the edited weights and outputs; so are those to whom the model
+    returns its weights, where the changed rows have no gradient.
     Positions are those of the whole sequence, in a prompt and in each step of a generation with any cache.
     Gradient checkpointing computes layers again in the backward pass, which then belongs inside the `with` too.
     `torch.nn`'s Transformer layers leave their fast path here, as they do in training: outputs at padding differ.
@@ -66,7 +61,7 @@ def edit(model: nn.Module, *edits: Edit) -> AbstractContextManager[None]:
         what = repr(wrong[0])[:60] if wrong else "none"
         raise ClearheadError(f"edit takes edits, such as ch.Knockout(layers=3, heads=2, keys=0); got {what}.")
     refuse_compiled(model)
-    return _editing(Editor(model, edits))
+    return Managed("edit(...)", lambda: _editing(Editor(model, edits)))
 
 
 _active: list[Editor] = []
@@ -75,7 +70,7 @@ _lock = threading.Lock()
 
 @contextmanager
 def _editing(editor: Editor) -> Iterator[None]:
-    with _alone(editor), given_calls(editor):
+    with _alone(editor), given_calls(editor, innermost=True):  # what else looks at a call sees it edited
         yield
     unused = [one for one, used in zip(editor.edits, editor.used, strict=True) if not used]
     if unused:
@@ -97,6 +92,22 @@ def _alone(editor: Editor) -> Iterator[None]:
     finally:
         with _lock:
             _active.remove(editor)
+
+
+def change_of(module: int, problem: Problem, dropout_p: float, unmasked: Unmasked | None = None) -> Change | None:
+    """What an edit that is at work changes of a call that this module, by its id, makes now; None: nothing."""
+    with _lock:
+        found = [one for one in _active if module in one.stack.names and not one.idle]
+    return found[0].change(problem, found[0].stack.names[module], dropout_p, unmasked) if found else None
+
+
+def editing() -> bool:
+    """Whether any model is edited at present."""
+    return bool(_active)
+
+
+def unmasked(query: Tensor, blind: Tensor | None) -> Unmasked | None:
+    return None if blind is None else Unmasked(query, blind)
 
 
 def refuse_edited(model: nn.Module, who: str) -> None:
@@ -125,47 +136,45 @@ class Editor(Receiver):
     def dots(self, call: DotCall) -> Answer:
         self.check(call.query, call.key, call.name)
         name = self.name(call.name)
-        edits = self._of(name)
-        if not edits:
+        if not self._of(name):
             return None
         with unobserved():
             one = call.one_dtype()
             problem = one.problem()
-        blind = call.masks.uniform
-        unmasked = None if blind is None else Unmasked(one.query, blind)
-        return self._after(problem, edits, name, call.place, call.dropout_p, unmasked)
+        change = self.change(problem, name, call.dropout_p, unmasked(one.query, call.masks.uniform))
+        return self._after(change, name, call.place)
 
     def own(self, problem: Problem, call: Arguments, backend: str) -> Answer:
         self.check(problem.query, problem.key)
         name = self.name(None)
-        edits = self._of(name)
-        return self._after(problem, edits, name, BY_HEAD, problem.dropout_p) if edits else None
+        return self._after(self.change(problem, name, problem.dropout_p), name, BY_HEAD)
 
     def _of(self, name: str) -> list[int]:
         """The numbers of the edits of a module."""
         number = self.number_of(name)
         return [i for i, one in enumerate(self.edits) if one.chooses(name, number)]
 
-    def _after(
-        self,
-        problem: Problem,
-        edits: list[int],
-        name: str,
-        place: Place | None,
-        dropout_p: float,
-        unmasked: Unmasked | None = None,
-    ) -> Answer:
+    def change(self, problem: Problem, name: str, dropout_p: float, unmasked: Unmasked | None = None) -> Change | None:
+        """What is changed of a call of this module; None: nothing."""
+        edits = self._of(name)
+        if not edits:
+            return None
         if dropout_p:
             raise UnsupportedError(
                 f"{name} was called with dropout {dropout_p}, and edit() computes some heads again, which would drop "
                 "other weights. Pass model.eval(), or set the model's attention dropout to 0."
             )
-        if place is None:
-            raise UnsupportedError(f"{name} computes attention inside a fused layer, where edit() can't change it.")
         spot = spot_of(problem, self.innermost, name)._replace(unmasked=unmasked)
         self.places.append(spot.queries)
         regions = list(self._regions(problem, edits, spot, name))
-        return partial(_changed, problem, regions, spot, place) if regions else None
+        return Change(problem, spot, regions) if regions else None
+
+    def _after(self, change: Change | None, name: str, place: Place | None) -> Answer:
+        if change is None:
+            return None
+        if place is None:
+            raise UnsupportedError(f"{name} computes attention inside a fused layer, where edit() can't change it.")
+        return lambda result: with_weights(change, changed(change, place, result))
 
     def _regions(
         self, problem: Problem, edits: list[int], spot: Spot, name: str
@@ -187,48 +196,4 @@ class Editor(Receiver):
             for of_rows in np.unique(among.T, axis=0):
                 if of_rows.any():
                     some = [self.edits[edits[i]] for i in np.flatnonzero(of_rows)]
-                    yield some, numbers, np.flatnonzero((of_rows == among.T).all(1))
-
-
-def _changed(
-    problem: Problem,
-    regions: list[tuple[list[Edit], tuple[int, ...], np.ndarray]],
-    spot: Spot,
-    place: Place,
-    result: Any,
-) -> Any:
-    """The result of a call with its edits."""
-    with unobserved(), without_autocast(problem.sizes.device):
-        tensor = place.tensor(result)
-        for edits, numbers, rows in regions:
-            edited = problem
-            for one in edits:
-                edited = one.before(edited, spot)
-            hull = slice(int(rows[0]), int(rows[-1]) + 1)
-            within = torch.from_numpy(rows - hull.start).to(problem.sizes.device)
-            for heads in runs_of(numbers):
-                region = Region(heads=heads, queries=hull)
-                new = _output(cut(edited, region), edits, spot)[:, :, within]
-                old = lambda: _attended(cut(problem, region))[:, :, within]  # noqa: B023, E731 - called at once
-                tensor = place.changed(tensor, heads, within + hull.start, old, new)
-        return place.result(result, tensor)
-
-
-def _output(problem: Problem, edits: list[Edit], spot: Spot) -> Tensor:
-    """The output of a part, with what its edits change after the softmax."""
-    removed = [keys for one in edits if (keys := one.removed(spot)) is not None]
-    gone = np.logical_or.reduce(removed) if removed else np.zeros(0, dtype=bool)
-    if not gone.any():
-        output = _attended(problem)
-    else:  # the output of the other keys, by their share of the whole softmax
-        rest = without_keys(problem, gone)
-        some, every = (operation.partial(part, choose(part, None)) for part in (rest, problem))
-        sums = [log_sum_exp(part.maximum, part.log_sum) for part in (some, every)]  # type: ignore[arg-type]
-        share = (sums[0] - sums[1]).masked_fill(sums[0] == -torch.inf, -torch.inf).exp()
-        output = some.output * share.unsqueeze(-1)
-    factor = float(np.prod([one.factor for one in edits]))
-    return output if factor == 1.0 else output * factor
-
-
-def _attended(problem: Problem) -> Tensor:
-    return operation.run(problem, choose(problem, None))
+                    yield some, numbers, (of_rows == among.T).all(1)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.base.errors import ShapeError
-from clearhead.base.shapes import Sizes, as_scores
+from clearhead.base.shapes import Sizes, as_scores, part
 from clearhead.biases.base import Added, Bias, check_added
 from clearhead.masks.base import Mask
 from clearhead.problem.region import Region, bias_part, visible_part
@@ -29,12 +29,15 @@ class Spot(NamedTuple):
     """The positions of a call's queries and keys, from 0 on, padding counted.
 
     In a generation each step's queries come after those before, and a cache may hold the last keys alone. `filled`: how
-    many of the keys are there; a static cache has slots that nothing fills yet.
+    many of the keys are there; a static cache has slots that nothing fills yet. `heads`: the numbers of the problem's
+    heads, among the `all_heads` of the module.
     """
 
     queries: range
     keys: range
     filled: int
+    heads: range
+    all_heads: int
     unmasked: Unmasked | None = None
 
     @property
@@ -42,20 +45,29 @@ class Spot(NamedTuple):
         """How many positions of the keys' sequence there are so far."""
         return self.keys.start + self.filled
 
+    def of_heads(self, heads: slice) -> Spot:
+        """That of some of the heads."""
+        unmasked = self.unmasked
+        if unmasked is not None:
+            unmasked = Unmasked(unmasked.query[:, heads], part(unmasked.blind, slice(None), heads))
+        return self._replace(heads=self.heads[heads], unmasked=unmasked)
+
     def mask(self, mask: Mask, sizes: Sizes) -> Visible:
-        """A mask of the whole sequence, for this call's queries and keys."""
+        """A mask of the whole sequence and of all heads, for the problem's queries, keys and heads."""
         whole = self._whole(sizes)
         visible = resolve(mask, whole, as_written=False)
         return visible if whole.shape == sizes.shape else visible_part(visible, self._region, whole)
 
     def bias(self, bias: Bias, sizes: Sizes) -> Added:
-        """A bias of the whole sequence, for this call's queries and keys."""
+        """A bias of the whole sequence and of all heads, for the problem's queries, keys and heads."""
         whole = self._whole(sizes)
-        added = check_added(bias.lower(whole), whole, type(bias).__name__)
+        added = check_added(bias.lower(whole), whole, f"{type(bias).__name__}.lower")
         return added if whole.shape == sizes.shape else bias_part(added, self._region, whole)
 
     def tensor(self, tensor: Tensor, name: str) -> Tensor:
-        """A tensor (..., Lq, Lk) of the whole sequence, or a longer one, for this call: 0 in slots not filled."""
+        """A tensor (..., Lq, Lk) of the whole sequence, or a longer one, and of all heads, for the problem's queries,
+        keys and heads: 0 in slots not filled.
+        """
         four = as_scores(tensor, 4)
         rows, columns = four.shape[-2:]
         if (rows != 1 and rows < self.queries.stop) or (columns != 1 and columns < self.newest):
@@ -64,6 +76,14 @@ class Spot(NamedTuple):
                 f"{self.queries.stop - 1} and keys up to {self.newest - 1}. Pass one of the whole sequence, (..., Lq, "
                 "Lk), with the tokens that are still to be generated."
             )
+        if four.ndim == 4 and four.shape[1] != 1:
+            if four.shape[1] != self.all_heads:
+                raise ShapeError(
+                    f"{name} has shape {tuple(tensor.shape)}, of {four.shape[1]} heads, and the module has "
+                    f"{self.all_heads}. Pass one of all heads, (..., {self.all_heads}, Lq, Lk), whichever are changed, "
+                    "or one for all alike, (..., 1, Lq, Lk)."
+                )
+            four = four[:, self._region.heads]
         if rows != 1:
             four = four[..., self.queries.start : self.queries.stop, :]
         if columns != 1:
@@ -73,9 +93,9 @@ class Spot(NamedTuple):
 
     def _whole(self, sizes: Sizes) -> Sizes:
         """The sizes of the whole sequence's scores, whose query 0 stands at key 0."""
-        return Sizes(sizes.batch, sizes.heads, self.queries.stop, self.keys.stop, sizes.device, align="upper_left")
+        return Sizes(sizes.batch, self.all_heads, self.queries.stop, self.keys.stop, sizes.device, align="upper_left")
 
     @property
     def _region(self) -> Region:
         queries, keys = (slice(places.start, places.stop) for places in (self.queries, self.keys))
-        return Region(queries=queries, keys=keys)
+        return Region(heads=slice(self.heads.start, self.heads.stop), queries=queries, keys=keys)

@@ -45,6 +45,9 @@ class Link(NamedTuple):
         fits = fits and (new.shape[1], new.shape[3]) == (first.new.shape[1], first.new.shape[3])
         last = self.base + self.length
         fits = fits and 0 <= self.base <= self.start <= stop <= last and self.base <= self.filled <= last
+        # each place up to `filled` stands here or before
+        fits = fits and self.start <= (0 if before is None else before.filled)
+        fits = fits and (stop == self.filled or (self.start == self.base and stop == last))
         if self.rows is None:
             fits = fits and new.shape[0] == first.new.shape[0]
         else:
@@ -57,10 +60,12 @@ class Link(NamedTuple):
 
 @dataclass(eq=False)
 class Chain:
-    """Calls of which each continues the one before. `run`: that of the newest."""
+    """Calls of which each continues the one before. `run`: that of the newest. `first`: the place in the whole sequence
+    of its first key, where a window had left keys before anything was recorded."""
 
     links: list[Link]
     run: int = 0
+    first: int = 0
 
 
 class Cached(NamedTuple):

@@ -123,10 +123,21 @@ def comparable(tensor: Tensor) -> bool:
 
 def first(call: Call, tensor: Tensor, fresh: bool, query: int | None) -> Cached:
     """The first of a chain; of the empty slots of a static cache nothing is kept."""
+    cached = _first(call, tensor, fresh, query)
+    cached.chain.first = (call.left(tensor.shape[2]) or 0) if call.kind == "self" else 0
+    return cached
+
+
+def _first(call: Call, tensor: Tensor, fresh: bool, query: int | None) -> Cached:
     length, filled = tensor.shape[2], call.filled
     if call.joins and filled < length and comparable(tensor) and not bool(bits(tensor[:, :, filled:]).any()):
         return Cached(Chain([Link(0, length, 0, copied(tensor[:, :, :filled]), filled, query=query)]), 0)
     return alone(tensor if fresh else copied(tensor), filled, query)
+
+
+def _sum(tensor: Tensor) -> int:
+    """Of the bits of its numbers: a write through `.data` is not counted as one, and changes it."""
+    return int(bits(tensor).sum()) if comparable(tensor) else 0
 
 
 class _Newest:
@@ -140,7 +151,7 @@ class _Newest:
         self.chain = cached.chain
         self.chain.run = call.run
         self._left = call.left(tensor.shape[2])
-        self._given: tuple[Tensor, int] | None = None  # the model's own, and how often it had been written to
+        self._given: tuple[Tensor, int, int] | None = None  # the model's own, its writes that are counted, its bits
         self._room: Tensor | None = None  # a copy, which has the newest from `_at` on, and room for more
         self._at = 0
         self._hold(tensor)
@@ -156,13 +167,17 @@ class _Newest:
         return type(mine) is Tensor and shapes[0] == shapes[1]
 
     def _hold(self, tensor: Tensor) -> None:
-        self._given = None if tensor.is_inference() else (tensor, tensor._version)
+        self._given = None if tensor.is_inference() else (tensor, tensor._version, _sum(tensor))
 
     def _mine(self, tensor: Tensor) -> Tensor:
         """All that the newest call had. `tensor`: what the next one has, perhaps in the same memory."""
         if self._room is None and self._given is not None:
-            mine, version = self._given
-            if mine._version == version and mine.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr():
+            mine, version, total = self._given
+            if (
+                mine._version == version
+                and _sum(mine) == total
+                and mine.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
+            ):
                 return mine
         if self._room is None:
             self._room, self._given = Cached(self.chain, len(self.chain.links) - 1).tensor(), None

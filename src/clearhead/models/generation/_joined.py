@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from clearhead.models._padding import Real
 from clearhead.models.generation._cached import Cached
 from clearhead.models.generation._caches import equal
 from clearhead.models.generation._placed import Placed, Step
-from clearhead.models.padded import PaddedWeights
+from clearhead.models.multiplied import weights_of
 from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.record import Record
 from clearhead.problem.visible import visible
@@ -56,9 +56,39 @@ def joined(calls: Sequence[AttentionCall]) -> Weights:
         bias = Added(function=Placed(steps, [_bias_of(step) for step in steps], 0.0, sizes.shape).part)
     problem = last.problem._replace(scores=scores, sizes=sizes, visible=visible(spans, sizes), bias=bias)
     mask = RecordedMask(spans, sizes)
-    source = FromRecord(Record(problem, Versions(()), copied=True), {"score": last.call.score, "mask": mask})
+    said: dict[str, Any] = {"score": last.call.score, "mask": mask}
+    if last.call.cached_key.chain.first:  # a window had left keys before anything was recorded
+        own, held = places(steps)
+        said |= {"queries": f"{own.start} … {own.stop - 1}", "keys": f"{held.start} … {held.stop - 1}"}
+    source = FromRecord(Record(problem, Versions(()), copied=True), said)
     padding = _padding(steps, keys)
-    return Weights(source) if padding is None else PaddedWeights(source, padding)
+    return weights_of(source, padding, _factor(steps))
+
+
+def positions(calls: Sequence[AttentionCall]) -> tuple[range, range]:
+    """See `Steps.positions`."""
+    return places(_steps(calls))
+
+
+def places(steps: list[Step]) -> tuple[range, range]:
+    """Where the rows and the columns of the joined matrix stand in the whole sequence."""
+    last, first = steps[-1], steps[-1].call.cached_key.chain.first
+    keys = last.link.length if last.call.kind == "cross" else last.link.filled
+    start = first + (steps[0].link.query or 0)
+    return range(start, start + sum(step.queries for step in steps)), range(first, first + keys)
+
+
+def _factor(steps: list[Step]) -> Tensor | None:
+    """By what an edit multiplied each row."""
+    if all(step.call.factor is None for step in steps):
+        return None
+    factors = []
+    for step in steps:
+        factor, dtype = step.call.factor, step.call.weights.dtype
+        if factor is None:
+            factor = torch.ones(step.problem.sizes.shape[:3], dtype=dtype, device=step.call.query.device)
+        factors.append(step.of_rows(factor)[:, :, : step.queries])
+    return torch.cat(factors, 2)
 
 
 def _steps(calls: Sequence[AttentionCall]) -> list[Step]:

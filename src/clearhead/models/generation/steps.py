@@ -6,7 +6,7 @@ from typing import Any, SupportsIndex, overload
 
 from clearhead.inspection.weights import Weights
 from clearhead.models.attention_call import AttentionCall
-from clearhead.models.generation._joined import joined
+from clearhead.models.generation._joined import joined, positions
 
 
 class Steps(list[AttentionCall]):
@@ -35,6 +35,7 @@ class Steps(list[AttentionCall]):
         rows; where beams were reordered, those that the last step's rows continue; of rejected tokens none, but for
         the last step's, which nothing has rejected yet. Masks, biases and padding are those of each step, placed at
         its keys; the empty slots of a static cache are left out. In cross attention all steps see the same keys.
+        Where a window had left keys before anything was recorded, these are no columns: `positions` says what is there.
         Formula: row i is that of the step which had query i, its keys at the places where they stand in the sequence.
         Gives `Weights` (B, H, Lq, Lk), Lk the keys that the cache ever held, Lq the queries of these calls.
         Raises a `ClearheadError` for calls of several modules; where the keys of before were changed, as quantised
@@ -43,6 +44,14 @@ class Steps(list[AttentionCall]):
         Cost: a copy of the queries and of the keys, once.
         """
         return joined(self)
+
+    @property
+    def positions(self) -> tuple[range, range]:
+        """Where the queries and the keys of `joined()` stand in the whole sequence, as the model's cache counts it.
+
+        Of a recording that is read from a file both are counted from the first key that it holds.
+        """
+        return positions(self)
 
     @overload
     def __getitem__(self, which: SupportsIndex) -> AttentionCall: ...

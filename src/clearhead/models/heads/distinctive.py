@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from clearhead.base.errors import ClearheadError
 from clearhead.inspection.measures import MEASURES, Found, Measure
+from clearhead.models._labels import labels
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.heads._measured import measured
 from clearhead.models.heads._tokens import Tokens
@@ -121,7 +122,7 @@ def _of_call(number: int, found: Mapping[Measure, Found]) -> Iterator[_One]:
 
 def _said(best: _One, focused: _One, near: bool, calls: Sequence[AttentionCall], tokens: Tokens, heads: int) -> str:
     call = calls[best.layer]
-    where = f"L{best.layer}H{best.head}"
+    where = f"{labels(calls)[best.layer]}H{best.head}"
     if best.measure.name == ENTROPY:
         return (
             f"{where} attends to few keys, of no one kind: its entropy is {_percent(best.value)} of the largest "

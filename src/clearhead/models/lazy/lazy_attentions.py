@@ -14,11 +14,14 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError, UnsupportedError, require
+from clearhead.base.managers import Managed
 from clearhead.base.numbers import check_count
 from clearhead.base.tracing import compiling, empty_of_values, in_backward, refuse_jit, transformed, unobserved
 from clearhead.models._compiled import refuse_compiled
 from clearhead.models._masks import MaskStore
-from clearhead.models._patch import replaced
+from clearhead.models._patch import interface_replaced
+from clearhead.models.edits._returned import edited_weights
+from clearhead.models.edits.edit import change_of, editing, unmasked
 from clearhead.models.lazy._of_model import OfModel
 from clearhead.models.lazy.lazy_attention import lazy_attention
 from clearhead.models.sources import transformers
@@ -51,7 +54,7 @@ def lazy_attentions(model: Model, *, max_bytes: int | None = DENSE_BYTES) -> Abs
     call, or in generate(), are a `LazyAttention`: a tensor that is computed where it is looked at, from query and key.
     It is valid after the `with`. With gradients enabled it is in the model's graph. Gives the model.
     A step of generation, one query, has its weights at once, as an ordinary tensor: they are smaller than its keys.
-    A model that runs on "eager" gives its own weights, as ever.
+    A model that runs on "eager" gives its own weights, as ever; a call that an `edit` changes the edited ones, dense.
     `max_bytes`: how many bytes may stand dense at a time, of all lazy weights in this process; None for no limit.
     Where eager attention gives a query that may see nothing a uniform row, a backend that gives 0 has a row of 0.
     Raises a `ClearheadError` for a model that computes attention in its own code; an `UnsupportedError` for a compiled
@@ -73,7 +76,7 @@ def lazy_attentions(model: Model, *, max_bytes: int | None = DENSE_BYTES) -> Abs
             "Other modules can be watched: ch.watch(model)."
         )
     refuse_compiled(model, "lazy_attentions", "makes lazy")
-    return _lazily(model, _Interface(next(_numbers), max_bytes))
+    return Managed("lazy_attentions(...)", lambda: _lazily(model, _Interface(next(_numbers), max_bytes)))
 
 
 def check_max_bytes(given: Any) -> None:
@@ -83,11 +86,10 @@ def check_max_bytes(given: Any) -> None:
 
 @contextmanager
 def _lazily(model: Model, interface: _Interface) -> Iterator[Model]:
-    modeling = sys.modules["transformers.modeling_utils"]
     for module in model.modules():
         module.__dict__[MARK] = (*module.__dict__.get(MARK, ()), interface.number)
     try:
-        with replaced(modeling.AttentionInterface, "get_interface", interface.wrap):
+        with interface_replaced(interface.wrap):
             yield model
     finally:
         for module in model.modules():
@@ -150,14 +152,38 @@ class _Interface:
         transformers.check(name, mask, backend, kwargs)
         with unobserved():
             own = transformers.own_name(function)
+            kwargs = transformers.applied(own, kwargs)
             key, masks = transformers.masked(self._masks, own, backend, module, query, key, mask, kwargs)
             score = Dot(scale=kwargs.get("scaling"), softcap=kwargs.get("softcap"))
             added = {"attention mask": mask, "position bias": kwargs.get("position_bias")}
             source = OfModel(query, key, score, masks, kwargs.get("s_aux"), added)
+            if (
+                editing()
+                and (dense := _edited(source, module, query, masks.uniform, kwargs, self._max_bytes)) is not None
+            ):
+                return dense
             found = lazy_attention(source, query.dtype, self._max_bytes)
             if query.shape[2] == 1 and not source.learnt:
                 return found.weights.dense(None).to(query.dtype)  # type: ignore[no-any-return]
             return found
+
+
+def _edited(
+    source: OfModel, module: nn.Module, query: Tensor, uniform: Tensor | None, kwargs: dict[str, Any], most: int | None
+) -> Tensor | None:
+    """The weights of a call that an edit changes, an ordinary tensor; None where none does."""
+    problem = source.without_graph().problem()
+    blind = unmasked(query.detach().to(problem.query.dtype), uniform)
+    change = change_of(id(module), problem, kwargs.get("dropout") or 0.0, blind)
+    if change is None:
+        return None
+    if source.learnt:
+        raise UnsupportedError(
+            f"lazy_attentions: an edit changes a call of {type(module).__name__}, and gradients of its weights are not "
+            "followed through that. Run the model under torch.no_grad(), or outside of the edit's `with`."
+        )
+    dense: Tensor = edited_weights(change).dense(most)
+    return dense.to(query.dtype)
 
 
 def _asked(kwargs: dict[str, Any]) -> bool:

@@ -10,12 +10,16 @@ from clearhead.models.sources import functions, own, transformers
 
 
 @contextmanager
-def given_calls(receiver: Receiver) -> Iterator[None]:
-    """The receiver is given each attention call of its model inside the `with`."""
+def given_calls(receiver: Receiver, innermost: bool = False) -> Iterator[None]:
+    """The receiver is given each attention call of its model inside the `with`.
+
+    Of several receivers the later one sees a call first, and its result last; or, `innermost`, after all others, and
+    its result before them.
+    """
     with ExitStack() as stack:
         # first: what the compiler makes of it would keep the rest alive
-        stack.enter_context(functions.source(receiver))
+        stack.enter_context(functions.source(receiver, innermost))
         stack.enter_context(receiver.stack.entered())
-        stack.enter_context(transformers.source(receiver))
-        stack.enter_context(own.source(receiver))
+        stack.enter_context(transformers.source(receiver, innermost))
+        stack.enter_context(own.source(receiver, innermost))
         yield

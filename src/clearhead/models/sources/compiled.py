@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import secrets
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from clearhead.base.errors import UnsupportedError
 from clearhead.base.tracing import compiling
 from clearhead.models._modules import Running
 from clearhead.models._padding import Given
-from clearhead.models._patch import replaced
+from clearhead.models._patch import interface_replaced
 from clearhead.models.recorder import Recorder
 from clearhead.models.sources import transformers
 
@@ -46,15 +45,11 @@ class Interface:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        modeling = sys.modules.get("transformers.modeling_utils")
-        if modeling is None:  # no model of transformers can exist
-            yield
-            return
         with torch.inference_mode(False):  # what is made in it cannot be given to an operation that writes
             for number, module in enumerate(self.modules):
                 module.__dict__[self.attribute] = torch.tensor([self.number, number], device="cpu")
         try:
-            with replaced(modeling.AttentionInterface, "get_interface", self._wrap):
+            with interface_replaced(self._wrap):
                 yield
         finally:
             for module in self.modules:
@@ -79,7 +74,7 @@ class Interface:
                 return _observed(attribute, function, backend)
             if number not in _here.open:
                 return function
-            return transformers.recorded(_here.open[number][1], function, backend)
+            return transformers.recorded(_here.open[number][1], function, backend, transformers.read)
 
         return get_interface
 
@@ -173,6 +168,7 @@ def observe(
     kwargs = {"position_bias": position_bias, "s_aux": sinks, "position_ids": position_ids, "scaling": scaling}
     kwargs |= {"softcap": softcap, "is_causal": is_causal, "sliding_window": sliding_window}
     running = here.modules[module]
+    recorder.masks.counted = False  # compiled code writes one layer's mask over another one's
     with recorder.stack.inside(_part(recorder, running)):
         transformers.read(recorder, running, query, key, None, mask, backend, own, kwargs)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode_temporarily
 
-from clearhead.base.tracing import OWN_SDPA
+from clearhead.base.tracing import OWN_SDPA, compiling
 from clearhead.models._compiled import prepare_compiler, uncompiled
 from clearhead.models._patch import replaced
 from clearhead.models._receiver import Answer, Receiver
@@ -25,8 +26,11 @@ READERS: dict[Any, Callable[..., Answer]] = {
 }
 
 
+SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
+
+
 @contextmanager
-def source(receiver: Receiver) -> Iterator[None]:
+def source(receiver: Receiver, innermost: bool = False) -> Iterator[None]:
     """Receive every call of these functions, under whatever name they were imported.
 
     A function mode is one thread's: each thread enters it where it enters the model.
@@ -41,7 +45,7 @@ def source(receiver: Receiver) -> Iterator[None]:
         return scaled_dot_product_attention
 
     prepare_compiler(_Mode.__torch_function__)
-    receiver.stack.around = _Mode(receiver)
+    receiver.stack.around = _Below(receiver) if innermost else _Mode(receiver)
     overlooking = replaced(torch.overrides, "has_torch_function", _overlooked)
     try:
         with overlooking, replaced(F, "scaled_dot_product_attention", counted):
@@ -61,7 +65,34 @@ class _Mode(TorchFunctionMode):
     ) -> Any:
         if func in READERS:
             return self.see(self.receiver, func, args, kwargs or {})
+        if func in SOFTMAX and not compiling():
+            self.receiver.softmax()
         return func(*args, **(kwargs or {}))
+
+
+class _Below(AbstractContextManager[None]):
+    """A mode that sees calls after all that are there, which are entered once more above it."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver, self._here = receiver, _Here()
+
+    def __enter__(self) -> None:
+        active: list[TorchFunctionMode] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        above = [_Mode(mode.receiver) for mode in active if isinstance(mode, _Mode)]
+        with ExitStack() as stack:
+            for mode in (_Mode(self._receiver), *above):
+                stack.enter_context(mode)
+            self._here.entered.append(stack.pop_all())
+
+    def __exit__(self, *error: Any) -> None:
+        self._here.entered.pop().__exit__(*error)
+
+
+class _Here(threading.local):
+    """What this thread has entered."""
+
+    def __init__(self) -> None:
+        self.entered: list[ExitStack] = []
 
 
 def _see(receiver: Receiver, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

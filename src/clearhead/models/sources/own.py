@@ -19,7 +19,7 @@ from clearhead.problem.problem import Problem
 
 
 @contextmanager
-def source(receiver: Receiver) -> Iterator[None]:
+def source(receiver: Receiver, innermost: bool = False) -> Iterator[None]:
     """Give the problem as the engine is given it: an engine may compute it in pieces, by many calls."""
     given = _Given()
 
@@ -49,7 +49,7 @@ def source(receiver: Receiver) -> Iterator[None]:
 
         return attend
 
-    with replaced(_attention, "run", wrap), replaced(_attention, "attend", outside):
+    with replaced(_attention, "run", wrap, innermost), replaced(_attention, "attend", outside, innermost):
         yield
 
 

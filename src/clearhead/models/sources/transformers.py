@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import inspect
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -14,11 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.errors import UnsupportedError
+from clearhead.base.tracing import constant
 from clearhead.masks.causal import Causal
 from clearhead.models import _keywords
+from clearhead.models._compiled import uncompiled
 from clearhead.models._masks import MaskStore, Recorded, compact
 from clearhead.models._packed import documents
-from clearhead.models._patch import replaced
+from clearhead.models._patch import interface_replaced
 from clearhead.models._place import Separate
 from clearhead.models._receiver import Answer, DotCall, Receiver
 from clearhead.models._selected import selected
@@ -29,32 +32,37 @@ from clearhead.models.use import MASKED, NAME
 # the interface gives (B, Lq, H, Ev), and weights or None
 BY_POSITION = Separate(lambda t: t.transpose(1, 2), lambda output: (output.transpose(1, 2).contiguous(), None))
 
+# transformers' own functions that drop a keyword for which they have no parameter, and their modules
+HOMES = {"sdpa_attention_forward": "sdpa_attention", "flex_attention_forward": "flex_attention"}
+
 
 @contextmanager
-def source(receiver: Receiver) -> Iterator[None]:
+def source(receiver: Receiver, innermost: bool = False) -> Iterator[None]:
     """Wrap every attention function that transformers looks up, while a model is watched.
 
     Its models call `AttentionInterface.get_interface` each time for the function of their backend, which takes the
     module, the key heads before they are repeated, the mask and the scaling.
     """
-    modeling = sys.modules.get("transformers.modeling_utils")
-    if modeling is None:  # no model of transformers can exist
-        yield
-        return
+
+    eager = uncompiled(read)
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def get_interface(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
             function = original(self, attn_implementation, default)
             backend = "eager" if inspect.unwrap(function) is default else str(attn_implementation)
-            return recorded(receiver, function, backend)
+            return recorded(receiver, function, backend, eager)
 
         return get_interface
 
-    with replaced(modeling.AttentionInterface, "get_interface", wrap):
+    with interface_replaced(wrap, innermost):
         yield
 
 
-def recorded(receiver: Receiver, function: Callable[..., Any], backend: str) -> Callable[..., Any]:
+def recorded(
+    receiver: Receiver, function: Callable[..., Any], backend: str, give: Callable[..., Answer]
+) -> Callable[..., Any]:
+    """The function of a backend, and `give`, which is `read`, before it."""
+
     @wraps(function)  # another watch around this one asks whose function it is
     def attention(
         module: nn.Module,
@@ -69,7 +77,7 @@ def recorded(receiver: Receiver, function: Callable[..., Any], backend: str) -> 
             return function(module, query, key, value, attention_mask, *args, **kwargs)
         kwargs = named(function, args, kwargs)
         check(receiver.stack.names.get(id(module)) or type(module).__name__, attention_mask, backend, kwargs)
-        answer = read(receiver, module, query, key, value, attention_mask, backend, own_name(function), kwargs)
+        answer = give(receiver, module, query, key, value, attention_mask, backend, own_name(function), kwargs)
         return receiver.compute(answer, function, module, query, key, value, attention_mask, **kwargs)
 
     return attention
@@ -96,6 +104,7 @@ def read(
 ) -> Answer:
     """Give a call of a backend to the receiver. `own`: the name of its function, if that is transformers' own."""
     receiver.check(query, key, receiver.stack.names.get(id(module)))
+    kwargs = applied(own, kwargs)
     filled, masks = masked(receiver.masks, own, backend, module, query, key, mask, kwargs)
     sinks = kwargs.get("s_aux")
     return receiver.dots(
@@ -113,6 +122,25 @@ def read(
             dropout_p=kwargs.get("dropout") or 0.0,
         )
     )
+
+
+def applied(own: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The keywords without those that the backend drops. `own`: as in `read`."""
+    dropped = _dropped(own) if own in HOMES else ()
+    return {word: value for word, value in kwargs.items() if word not in dropped} if dropped else kwargs
+
+
+@constant
+def _dropped(own: str) -> tuple[str, ...]:
+    """What this function of the installed version has no parameter for, and so leaves out of the softmax."""
+    return _without_parameter(own)
+
+
+@functools.cache
+def _without_parameter(own: str) -> tuple[str, ...]:
+    function = getattr(importlib.import_module(f"transformers.integrations.{HOMES[own]}"), own)
+    parameters = inspect.signature(function).parameters
+    return tuple(word for word in ("softcap", "s_aux", "position_bias") if word not in parameters)
 
 
 def masked(

@@ -68,7 +68,8 @@ def survey(
     do not depend on ranks, so one process and many give the same bits, where the model does (one kind of device, one
     number of threads).
     Raises a `ClearheadError` for texts that are no strings or empty, for the state of another survey, which is left as
-    it is, and for batches of other ranks that do not come.
+    it is, for a file of the state that is not what was written (by its SHA-256; delete it, and it is computed anew),
+    and for batches of other ranks that do not come. Several processes may make the same survey in one folder at a time.
     Cost: a pass of the model, and per call one over its pairs for all measures, two over one key a query for "first"
     and "previous"; memory O(batch). The model's weights are read once for their digest.
     """
@@ -130,7 +131,7 @@ def _all(files: State, digests: list[str], wait: float) -> Iterator[Done]:
 def _late(missing: list[int], wait: float) -> ClearheadError:
     some = ", ".join(map(str, missing[:10])) + (", …" if len(missing) > 10 else "")
     return ClearheadError(
-        f"survey: {len(missing)} batches of other ranks are missing or damaged ({some}), and none came for {wait:g} "
+        f"survey: {len(missing)} batches of other ranks are missing ({some}), and none came for {wait:g} "
         "seconds. Start those ranks, or all of them, again with the same arguments: what is in the folder is kept, and "
         "the survey goes on."
     )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Self
+from weakref import WeakMethod
 
 from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError, UnsupportedError
+from clearhead.base.managers import caller, warn_unused
 from clearhead.base.numbers import check_count
 from clearhead.base.tracing import compiler_here, compiling, in_backward, transformed
 from clearhead.explanation.diagnosis.checks import entropy_collapse
@@ -23,6 +26,7 @@ from clearhead.models._compiled import (
     refuse_compiled_code,
     uncompiled,
 )
+from clearhead.models._patch import replacing
 from clearhead.models.recorder import Recorder
 from clearhead.models.sources import functions, own
 from clearhead.models.sources.compiled import Interface
@@ -53,7 +57,8 @@ def monitor(model: nn.Module, every: int = 20, callback: Callback | Any = None, 
     `model`: as for `watch`. `callback`: a function that is called after each monitored call of the model with the
     step's number and its rows; or TensorBoard's `SummaryWriter`, or whatever has its `add_scalar`, which gets each
     number as "entropy/layers.0.self_attn/3", the last being the head. `layers`: as for `watch`.
-    Gives a `Monitor`, which ends with the `with`, or by its `remove()`.
+    Gives a `Monitor`, which ends with the `with`, or by its `remove()`. With a callback it stays on the model until
+    then; one without a callback ends when it is let go, and warns if its table was never read.
 
     Of each head, over the queries that see a key and are no padding, of all sequences of the batch:
     entropy: the mean of H_i = −Σ_j w_ij log w_ij, in nats (`Entropy`).
@@ -111,20 +116,28 @@ class Monitor:
         self._found: list[tuple[int, dict[str, Tensor]]] = []
         self._modules: dict[str, int] = {}  # those that made calls in any step
         self._lock, self._here = threading.Lock(), _Here()
-        self._open, self._removed = 0, False  # monitored passes that run, in any thread
-        self._interface = Interface(model)
+        self._open, self._removed = 0, True  # monitored passes that run, in any thread; whether it sees no more
+        self._line, self._used = caller(), callback is not None
+        self._interface, self._installed = Interface(model), ExitStack()
         with ExitStack() as stack:
             stack.enter_context(self._interface.installed())
-            before, after = _Hook(self._begin), _Hook(self._end)
+            before, after = self._hooks = (
+                _Hook(_weak(self._begin, self._installed)),
+                _Hook(_weak(self._end, self._installed)),
+            )
+            if self._used:
+                self._stay()
             stack.callback(model.register_forward_pre_hook(before, with_kwargs=True).remove)
             stack.callback(model.register_forward_hook(after, always_call=True).remove)
-            self._installed = stack.pop_all()
+            self._installed.enter_context(stack.pop_all())
+        self._removed = False
 
     def table(self) -> Rows:
         """A row for each monitored step, module and head, as `pandas.DataFrame` takes them.
 
         Its columns: step, module, head, entropy, max_logit, sink_share.
         """
+        self._used = True
         return [row for step, found in self._found for row in rows_of(step, found)]
 
     def diagnose(self) -> Diagnosis:
@@ -144,7 +157,17 @@ class Monitor:
             self._installed.close()
 
     def __enter__(self) -> Self:
+        if self._removed:
+            raise ClearheadError(
+                "this monitor was removed, or its `with` has ended: write `with ch.monitor(...):` each time."
+            )
+        self._stay()
         return self
+
+    def _stay(self) -> None:
+        """The model keeps it from here on, until it is removed."""
+        for hook, method in zip(self._hooks, (self._begin, self._end), strict=True):
+            hook.calls(method)
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         self.remove()
@@ -155,6 +178,19 @@ class Monitor:
             )
         if kind is None and self._modules:
             check_layers(self._asked.layers, self._modules, "monitor")
+
+    def __del__(self) -> None:
+        if getattr(self, "_removed", True) or sys.is_finalizing():
+            return
+        if not replacing():  # else this runs inside of it, and the model's next call removes what was installed
+            self._installed.close()
+        if self._used:
+            return
+        warn_unused(
+            "monitor(...) was let go before its table was read: write `with ch.monitor(...) as seen:`, or keep what it "
+            "gives until its remove()",
+            self._line,
+        )
 
     def __repr__(self) -> str:
         return f"Monitor({self.steps} steps, {len(self._found)} of them monitored)"
@@ -175,6 +211,7 @@ class Monitor:
                 "tensors have no values of their own to read. Remove the monitor, or train by backward()."
             )
         one = _Step(module, self._asked, here, step)
+        one.monitor = self  # which stays until the pass has ended
         one.compiled = compiled or compiled_inside(module)
         with ExitStack() as stack:
             if not one.compiled:  # compiled code would pause at what these put in place
@@ -219,6 +256,20 @@ class Monitor:
             self._installed.close()
 
 
+def _weak(method: Callable[..., None], installed: ExitStack) -> Callable[..., None]:
+    """The method, without keeping its Monitor: after it is gone, the model's next call removes what was installed."""
+    found = WeakMethod(method)
+
+    def run(*args: Any, **kwargs: Any) -> None:
+        of_monitor = found()
+        if of_monitor is None:
+            installed.close()
+        else:
+            of_monitor(*args, **kwargs)
+
+    return run
+
+
 class _Here(threading.local):
     """The pass that runs in this thread."""
 
@@ -232,6 +283,7 @@ class _Step(Recorder):
     """Records one pass; of other passes that run meanwhile in other threads it records nothing."""
 
     compiled = False
+    monitor: Monitor
 
     def __init__(self, model: nn.Module, asked: Asked, here: _Here, number: int) -> None:
         super().__init__(model, asked)
@@ -248,8 +300,13 @@ class _Hook:
 
     def __init__(self, run: Callable[..., None] | None = None) -> None:
         prepare_compiler(type(self).__call__)  # else it would compile this, and be asked for in its own code
+        self.run: Callable[..., None] | None = None
+        if run is not None:
+            self.calls(run)
+
+    def calls(self, run: Callable[..., None]) -> None:
         reason = "monitor() begins and ends a step in eager code; compile with fullgraph=False, or the model itself"
-        self.run = None if run is None else uncompiled(run, reason)
+        self.run = uncompiled(run, reason)
 
     def __call__(self, module: nn.Module, *args: Any) -> None:
         if self.run is not None:

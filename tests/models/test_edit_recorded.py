@@ -1,0 +1,302 @@
+"""What is recorded of an edited model is what ran: beside weights that are changed by hand in float64."""
+
+import contextlib
+import os
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import clearhead as ch
+from clearhead.biases.base import Added
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
+
+SMALL = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+SMALL |= {"num_attention_heads": 4, "max_position_embeddings": 64, "num_key_value_heads": 2}
+IDS = torch.randint(3, 100, (2, 12), generator=torch.Generator().manual_seed(0))
+B, H, L, E = 2, 4, 9, 8
+
+
+class Block(torch.nn.Module):
+    def forward(self, q, k, v, **more):
+        return F.scaled_dot_product_attention(q, k, v, enable_gqa=True, **more)
+
+
+class Sharpen(ch.Edit):
+    """An edit of one's own that can be said of the query."""
+
+    def before(self, problem, spot):
+        return problem._replace(scores=problem.scores._replace(scale=2 * problem.scores.scale))
+
+
+class OtherKeys(ch.Edit):
+    """One that cannot: other keys."""
+
+    def before(self, problem, spot):
+        return problem._replace(scores=problem.scores._replace(key=problem.key.flip(2)))
+
+
+def drawn_edit(rng):
+    """An edit, what it does to the scores, and what it does to the weights: functions of float64 rows by hand."""
+    heads = sorted(rng.choice(H, size=rng.integers(1, H + 1), replace=False).tolist())
+    queries = sorted(rng.choice(L, size=rng.integers(1, L + 1), replace=False).tolist())
+    at = {"heads": heads, "queries": queries} if rng.random() < 0.8 else {}
+    heads, queries = at.get("heads", list(range(H))), at.get("queries", list(range(L)))
+    here = torch.zeros(1, H, L, 1, dtype=torch.bool)
+    for head in heads:
+        here[0, head, queries] = True
+    keys = sorted(rng.choice(L, size=rng.integers(1, 5), replace=False).tolist())
+    column = torch.zeros(L, dtype=torch.bool)
+    column[keys] = True
+    bias = torch.from_numpy(rng.normal(size=(L, L)))
+    keep = torch.from_numpy(rng.random((L, L)) < 0.6)
+    factor = float(rng.choice([0.0, 0.5, -1.5, 3.0]))
+    kinds = {
+        "knockout": (ch.Knockout(**at, keys=keys), lambda s, raw: s.masked_fill(column, -torch.inf), None),
+        "after": (ch.Knockout(**at, keys=keys, after=True), None, lambda w: w.masked_fill(column, 0.0)),
+        "scale": (ch.Scale(**at, factor=factor), None, lambda w: w * factor),
+        "bias": (ch.AddBias(bias.float(), **at), lambda s, raw: s + bias, None),
+        "force": (ch.Force(keep, **at), lambda s, raw: raw.masked_fill(~keep, -torch.inf), None),
+        "sharpen": (Sharpen(**at), lambda s, raw: s + raw, None),
+        "other keys": (OtherKeys(**at), "flipped", None),
+    }
+    name = rng.choice(list(kinds))
+    return name, here, *kinds[name]
+
+
+def by_hand(q, k, allowed, edits):
+    """The edited weights, float64 (B, H, L, L)."""
+    q, k = q.double(), k.double().repeat_interleave(H // k.shape[1], 1)
+    raw = q @ k.mT / E**0.5
+    scores = torch.where(allowed, raw, -torch.inf)
+    for _, here, _, before, _ in edits:
+        if before == "flipped":
+            new = torch.where(allowed, q @ k.flip(2).mT / E**0.5, -torch.inf)
+        elif before is not None:
+            new = before(scores, raw)
+        else:
+            continue
+        scores = torch.where(here, new, scores)
+    weights = scores.softmax(-1).nan_to_num(0.0)  # a query that sees nothing gives 0
+    for _, here, _, _, after in edits:
+        if after is not None:
+            weights = torch.where(here, after(weights), weights)
+    return weights
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_weights_are_those_that_ran(seed, tmp_path):
+    """Any edits, a watch inside or around them, the recording itself, reduced at once, or read from a file."""
+    rng = np.random.default_rng(seed)
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(B, H, L, E, generator=generator)
+    k, v = (torch.randn(B, int(rng.choice([2, 4])), L, E, generator=generator) for _ in range(2))
+    k = k[:, : v.shape[1]].repeat_interleave(max(v.shape[1] // k.shape[1], 1), 1)
+    edits = [drawn_edit(rng) for _ in range(rng.integers(1, 4))]
+    if sum(name in ("sharpen", "other keys", "force") for name, *_ in edits) and len(edits) > 1:
+        edits = edits[:1]  # by hand these are known by themselves
+    allowed, more = torch.ones(L, L, dtype=torch.bool), {}
+    if rng.random() < 0.6:
+        allowed, more = allowed.tril(), {"is_causal": True}
+    wanted = by_hand(q, k, allowed, edits)
+    output = wanted @ v.double().repeat_interleave(H // v.shape[1], 1)
+    model, own = Block(), [edit for _, _, edit, _, _ in edits]
+
+    def close(one, other):
+        torch.testing.assert_close(torch.as_tensor(one).double(), other, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+    for around in (False, True):
+        watching = ch.watch(model, values=True)
+        first, second = (watching, ch.edit(model, *own)) if around else (ch.edit(model, *own), watching)
+        with first as one, second as other:
+            ran = model(q, k, v, **more)
+        seen = one if around else other
+        call = seen[0]
+        assert torch.equal(call.output, ran)
+        close(ran, output)
+        close(call.weights.dense(), wanted)
+        close(call.weights @ v, output)
+        close(call.weights[1, 2], wanted[1, 2])
+        close(call.weights[0, :, 3:7, 2], wanted[0, :, 3:7, 2])
+        close(call.weights.received(), wanted.sum(2))
+        again = ch.load_seen(seen.save(tmp_path / f"{around}.safetensors"))
+        close(again[0].weights.dense(), wanted)
+        close(again[0].output, output)
+        keep = [ch.Entropy(), ch.Received(), ch.Mass([0] * 4 + [1] * (L - 4)), ch.Pool(3, "mean")]
+        watching = ch.watch(model, keep=keep)
+        first, second = (watching, ch.edit(model, *own)) if around else (ch.edit(model, *own), watching)
+        with first as one, second as other:
+            model(q, k, v, **more)
+        entropy, received, mass, pooled = (one if around else other).calls[0].results
+        shares = (wanted / wanted.sum(-1, keepdim=True)).nan_to_num(0.0)
+        close(entropy, -torch.xlogy(shares, shares).sum(-1))
+        close(received, wanted.sum(2))
+        close(mass, torch.stack([wanted[..., :4].sum(-1), wanted[..., 4:].sum(-1)], -1))
+        close(pooled, wanted.reshape(B, H, 3, 3, 3, 3).mean((3, 5)))
+
+
+class Nested(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Block()
+
+    def forward(self, x):
+        return self.inner(x, x, x) + 1
+
+
+@pytest.mark.parametrize("around", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_part_of_a_model(around, whole):
+    """The edit is of a module inside the watched one, or the other way round."""
+    model, x = Nested(), torch.randn(1, 2, 6, 4, generator=torch.Generator().manual_seed(0))
+    edited, watched = (model, model.inner) if whole else (model.inner, model)
+    watching, editing = ch.watch(watched, values=True), ch.edit(edited, ch.Knockout(heads=1, keys=2))
+    with watching if around else editing as one, editing if around else watching as other:
+        ran = model(x)
+    call = (one if around else other)[0]
+    scores = x.double() @ x.double().mT / 2
+    scores[:, 1, :, 2] = -torch.inf
+    torch.testing.assert_close(call.weights.dense().double(), scores.softmax(-1), rtol=1e-5, atol=1e-6)
+    assert torch.equal(call.output + 1, ran)
+
+
+def llama(**more):
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, **more)).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(4 if weight.ndim > 1 else 1)
+    return model
+
+
+@pytest.mark.parametrize("edit", [ch.Knockout(0, [0, 2], [7, 13], [3, 6]), ch.Scale(0, 1, 0.5, [9, 14])])
+def test_joined_steps_of_an_edited_generation(edit):
+    model = llama()
+    with torch.no_grad(), ch.edit(model, edit):
+        with ch.watch(model) as seen:
+            ids = model.generate(IDS, do_sample=False, max_new_tokens=5, min_new_tokens=5)
+        with ch.watch(model) as whole:
+            model(ids[:, :-1], use_cache=False)
+    for name in whole:
+        torch.testing.assert_close(seen[name].joined().dense(), whole[name][0].weights.dense(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("around", [False, True])
+def test_weights_that_the_model_returns(implementation, around):
+    model = llama(attn_implementation=implementation)
+    edits = ch.Knockout(0, [0, 2], slice(5, None), [1, 3]), ch.Scale(1, 1, 0.5)
+    lazily = ch.lazy_attentions(model) if implementation == "sdpa" else contextlib.nullcontext()
+    editing = ch.edit(model, *edits)
+    with torch.no_grad(), editing if around else lazily, lazily if around else editing, ch.watch(model) as seen:
+        returned = model(IDS, output_attentions=True).attentions
+    for call, weights in zip(seen.calls, returned, strict=True):
+        torch.testing.assert_close(call.weights.dense(), weights[...], rtol=1e-4, atol=1e-5)
+    assert float(returned[0][:, [0, 2], 5:][..., [1, 3]].abs().max()) == 0.0
+    torch.testing.assert_close(returned[1][:, 1].sum(-1), torch.full((2, 12), 0.5))
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_weights_that_torchs_module_returns(average):
+    torch.manual_seed(0)
+    model, x = torch.nn.MultiheadAttention(12, 3, batch_first=True).eval(), torch.randn(2, 7, 12)
+    with ch.edit(model, ch.Knockout(heads=1, queries=[2, 3], keys=0)), ch.watch(model) as seen:
+        _, weights = model(x, x, x, average_attn_weights=average)
+    mine = seen[0].weights.dense()
+    assert float(mine[:, 1, 2:4, 0].abs().max()) == 0.0
+    torch.testing.assert_close(weights, mine.mean(1) if average else mine, rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_made_of_a_recording(tmp_path):
+    """Tables, audits, reports and explanations are of what ran; what cannot follow a factor says so."""
+    model = llama()
+    with torch.no_grad():
+        with ch.watch(model) as seen, ch.edit(model, ch.Knockout(0, 1, keys=0)):
+            model(IDS)
+        with ch.watch(model, values=True) as scaled, ch.edit(model, ch.Scale(0, 2, 0.25), ch.Scale(1, 3)):
+            model(IDS)
+        with ch.watch(model, values=True) as plain:
+            model(IDS)
+    assert np.isnan(seen.table()[1]["first"]) and seen.table()[0]["first"] > 0.0  # no query of head 1 may see it
+    found = seen.check(ch.Causal())
+    assert "Causal(), edited" in str(found) and "hidden" in str(found)
+    seen.report(tmp_path / "page.html")
+    assert float(seen.explain(0, 1, 5, 1)["weights"][..., 0].abs().max()) == 0.0
+    rows, before = (recording.table() for recording in (scaled, plain))
+    assert rows[2]["value mass"] == pytest.approx(before[2]["value mass"] / 4, rel=1e-4)
+    assert rows[2]["entropy"] == pytest.approx(before[2]["entropy"], rel=1e-4)
+    assert np.isnan(rows[7]["first"])  # its weights are all 0: no query sees a key
+    assert "after the softmax, by 0.25" in " ".join(str(scaled.explain(0, 2, 5, 0)).split())
+    with pytest.raises(ch.UnsupportedError, match="after the softmax"):
+        scaled.compare(plain)
+    with pytest.raises(ch.UnsupportedError, match="after the softmax"):
+        scaled[0].weights.pool(2)
+    assert "after the softmax" in scaled.report(tmp_path / "scaled.html").read_text()
+
+
+def test_a_monitor_sees_what_ran():
+    model = llama().train()
+    with ch.monitor(model, every=1) as seen, ch.edit(model, ch.Knockout(0, 1, keys=0)):
+        model(IDS)
+    with ch.edit(model, ch.Knockout(0, 1, keys=0)), ch.monitor(model, every=1) as inside:
+        model(IDS)
+    with ch.watch(model, keep=[ch.Entropy()]) as kept, ch.edit(model, ch.Knockout(0, 1, keys=0)):
+        model(IDS)
+    wanted = kept.calls[0].means[0].tolist()
+    for rows in (seen.table(), inside.table()):
+        assert [row["entropy"] for row in rows[:4]] == pytest.approx(wanted, rel=1e-4)
+
+
+class Restless(ch.Edit):
+    """Another answer at each call, in one of its three methods."""
+
+    def __init__(self, where):
+        super().__init__(heads=[0, 2])
+        self.where, self.calls, self.draws = where, 0, torch.Generator().manual_seed(0)
+
+    def before(self, problem, spot):
+        if self.where == "query":
+            noise = torch.randn(problem.query.shape, generator=self.draws)
+            return problem._replace(scores=problem.scores._replace(query=problem.query + noise))
+        if self.where == "mask":
+            keep = torch.rand(problem.sizes.shape, generator=self.draws) > 0.5
+            return ch.Force(keep[:1, :1]).before(problem, spot)
+        if self.where == "bias":
+            noise = torch.randn(1, 1, *problem.sizes.shape[2:], generator=self.draws)
+            return problem._replace(bias=Added(dense=noise))
+        return problem
+
+    def removed(self, spot):
+        if self.where != "removed":
+            return None
+        self.calls += 1
+        return np.arange(len(spot.keys)) == self.calls
+
+
+@pytest.mark.parametrize("where", ["query", "mask", "bias", "removed"])
+@pytest.mark.parametrize("around", [False, True])
+def test_an_edit_that_gives_another_answer_each_time_is_not_recorded(where, around):
+    """A record would be of other random numbers than those that ran; without a record such an edit works."""
+    block, x = Block(), torch.randn(1, 4, L, E, generator=torch.Generator().manual_seed(1))
+    with ch.edit(block, Restless(where)):
+        assert not torch.equal(block(x, x, x), F.scaled_dot_product_attention(x, x, x))
+    watching, editing = ch.watch(block), ch.edit(block, Restless(where))
+    first, second = (editing, watching) if around else (watching, editing)
+    with pytest.raises(ch.UnsupportedError, match="Restless gives another"), first, second:
+        block(x, x, x)
+
+
+@pytest.mark.parametrize("part", ["query", "key", "value"])
+def test_an_edit_that_writes_to_the_models_tensors_is_refused(part):
+    class Writes(ch.Edit):
+        def before(self, problem, spot):
+            getattr(problem, part).mul_(2)
+            return problem
+
+    block, tensors = Block(), torch.randn(3, 1, 4, L, E)
+    tensors = [tensor.clone() for tensor in tensors]
+    with pytest.raises(ch.ClearheadError, match=f"wrote to the call's {part}"), ch.edit(block, Writes(heads=1)):
+        block(*tensors)

@@ -1,0 +1,78 @@
+"""Recordings whose files were changed: one error before memory is asked for, or a whole recording."""
+
+import json
+import struct
+import sys
+
+import damage
+import pytest
+
+import clearhead as ch
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the limit of a process's memory is Linux's")
+
+
+def test_random_changes_are_refused_in_words_or_harmless(tmp_path):
+    pytest.importorskip("safetensors", reason="the extra [models] is not installed")
+    found = damage.tried(range(250), tmp_path)
+    assert [case for case in found if case[2] not in ("refused", "read")] == []
+    assert len(found) == 250 and {case[2] for case in found} == {"refused", "read"}
+
+
+def lengths(found):
+    """A length that the file does not bear out, of each chain."""
+    for chain in found["chains"]:
+        for link in chain:
+            link["length"] = 10**12
+
+
+NAMED = {
+    "chains that are a number": (lambda found: found.update(chains=1.5), "the header.chains is 1.5; expected a list"),
+    "chains that are a text": (lambda found: found.update(chains="x"), "chains is 'x'; expected a list"),
+    "chains of nothing": (lambda found: found.update(chains=[]), "expected the number of a chain"),
+    "chains that are an object": (lambda found: found.update(chains={}), "chains is {}; expected a list"),
+    "lengths beyond memory": (lengths, r"length is 1000000000000; expected \d+, the keys"),
+    "another key": (lambda found: found["calls"][0].update(more=1), "expected an object of name, kind"),
+    "no key": (lambda found: found["calls"][0].pop("run"), "expected an object of name, kind"),
+    "a kind": (lambda found: found["calls"][0].update(kind="both"), "kind is 'both'; expected 'self' or 'cross'"),
+    "a scale": (lambda found: found["calls"][0].update(scale="1"), "scale is '1'; expected a finite number"),
+    "a scale beyond floats": (lambda found: found["calls"][0].update(scale=10**400), "expected a finite number"),
+    "no number": (lambda found: found["calls"][0].update(scale=float("nan")), "has the number NaN"),
+    "a tensor": (lambda found: found["calls"][0].update(query="99"), "query is '99'; expected the name of a tensor"),
+    "a dtype": (lambda found: found["calls"][0].update(sinks=found["calls"][1]["spans"][0]), "torch.int64; expected"),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_what_is_wrong_is_said(name, tmp_path):
+    change, says = NAMED[name]
+    path = damage.recordings()[0 if "length" in name else 1].save(tmp_path / "seen")
+    header, inner, data = damage.parts(path)
+    change(inner)
+    header["__metadata__"]["clearhead recording"] = json.dumps(inner)
+    new = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(new)) + new + data)
+    with pytest.raises(ch.ClearheadError, match=says) as error:
+        ch.load_seen(path)
+    assert str(path) in str(error.value)
+
+
+def test_a_recording_saved_over_its_own_file_is_the_same(tmp_path):
+    first, _ = damage.recordings()
+    path = first.save(tmp_path / "seen")
+    again = ch.load_seen(path)
+    again.save(path)
+    for old, new in zip(first.calls, ch.load_seen(path).calls, strict=True):
+        assert old.weights.dense().equal(new.weights.dense()) and old.key.equal(new.key)
+
+
+def test_what_is_loaded_does_not_change_with_its_file(tmp_path):
+    first, _ = damage.recordings()
+    path = first.save(tmp_path / "seen")
+    again = ch.load_seen(path)
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(size // 2)
+        file.write(bytes(size - size // 2))
+    for old, new in zip(first.calls, again.calls, strict=True):
+        assert old.query.equal(new.query) and old.key.equal(new.key)
