@@ -23,7 +23,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,15 +75,22 @@ def use_device(options: argparse.Namespace) -> None:
 
 
 def child(first: int, stop: int, at: str, without: set[str]) -> None:
-    """Run some problems: the one at work is written to a file, what fails to the standard output."""
+    """Run some problems, without those of these layouts, surroundings and tasks."""
     from fuzzing.draw import draw
 
+    def left(number: int) -> Iterator[str]:
+        if not without or not without & {(spec := draw(number)).layout, spec.surroundings, spec.task}:
+            yield from failures_of(number)
+
+    run_all(first, stop, at, left)
+
+
+def run_all(first: int, stop: int, at: str, failures_of: Callable[[int], Iterator[str]]) -> None:
+    """Run some problems: the one at work is written to a file, what fails to the standard output."""
     with open(at, "r+b", buffering=0) as place:
         for number in range(first, stop):
             place.seek(0)
             place.write(f"{number:<20}".encode())
-            if without and without & {(spec := draw(number)).layout, spec.surroundings, spec.task}:
-                continue
             for failure in failures_of(number):
                 print(json.dumps(failure), flush=True)
         place.seek(0)
@@ -93,13 +100,13 @@ def child(first: int, stop: int, at: str, without: set[str]) -> None:
 class Child:
     """A process that runs some problems, and where it is."""
 
-    def __init__(self, first: int, stop: int, options: list[str]) -> None:
+    def __init__(self, first: int, stop: int, options: list[str], program: str) -> None:
         self.stop, self.number, self.since = stop, first, time.monotonic()
         self.at = tempfile.NamedTemporaryFile(delete=False)  # noqa: SIM115 - closed in results()
         self.out, self.errors = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.at.write(f"{first:<20}".encode())
         self.at.flush()
-        command = [sys.executable, __file__, "--child", f"{first}:{stop}:{self.at.name}", *options]
+        command = [sys.executable, program, "--child", f"{first}:{stop}:{self.at.name}", *options]
         self.process = subprocess.Popen(command, stdout=self.out, stderr=self.errors)
 
     def look(self) -> None:
@@ -127,7 +134,9 @@ class Child:
         return found
 
 
-def fuzz(first: int, stop: int, jobs: int = 1, options: Iterable[str] = (), progress: Any = None) -> list[str]:
+def fuzz(
+    first: int, stop: int, jobs: int = 1, options: Iterable[str] = (), progress: Any = None, program: str = __file__
+) -> list[str]:
     """The failures of the problems from `first` up to `stop`, each chunk in a process of its own."""
     failures: list[str] = []
     waiting = [(a, min(a + CHUNK, stop)) for a in range(first, stop, CHUNK)][::-1]
@@ -135,7 +144,7 @@ def fuzz(first: int, stop: int, jobs: int = 1, options: Iterable[str] = (), prog
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                running.append(Child(*waiting.pop(), list(options)))
+                running.append(Child(*waiting.pop(), list(options), program))
             time.sleep(0.05)
             for one in list(running):
                 one.look()

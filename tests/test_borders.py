@@ -177,13 +177,28 @@ for placement in (Replicate(), Shard(0), Shard(1)):
         ch.attention(*tensors, engine="native")
     except ch.UnsupportedError as refusal:
         print("served and refused")
+for placement, shape in ((Shard(0), (1, 3, 50, 8)), (Shard(1), (2, 1, 50, 8))):
+    tensor = distribute_tensor(torch.randn(shape), mesh, [placement])
+    try:
+        tensor @ tensor.mT
+        want = True
+    except RuntimeError:
+        want = False
+    try:
+        ch.attention(tensor, tensor, tensor)
+        found = True
+    except ch.UnsupportedError as refusal:
+        assert "to_local()" in str(refusal) and str(placement.dim) in str(refusal)
+        found = False
+    print("as PyTorch" if want == found else (want, found))
 dist.destroy_process_group()
 """
 
 
 def test_distributed_tensors_are_served_or_refused_in_words():
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", DISTRIBUTED], capture_output=True, text=True)
-    assert done.stdout.split("\n")[:3] == ["served and refused"] * 3, done.stderr[-2000:]
+    said = done.stdout.splitlines()
+    assert said[:5] == ["served and refused"] * 3 + ["as PyTorch"] * 2, (said, done.stderr[-2000:])
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -288,7 +288,7 @@ def test_what_a_newcomer_met():
     assert isinstance(sum([ch.ALiBi(4), ch.ALiBi(4)]), ch.Bias)
     keep = torch.ones(6, 6, dtype=torch.bool)
     for wrong in (lambda: keep & ch.Causal(), lambda: keep.numpy() | ch.Causal()):
-        with pytest.raises(ch.ClearheadError, match=r"left one is a .* Wrap a bool tensor in DenseMask"):
+        with pytest.raises(ch.ClearheadError, match=r"left one is a .* as DenseMask"):
             wrong()
     with pytest.raises(ch.ClearheadError, match="left one is a Tensor"):
         torch.zeros(6, 6) + ch.ALiBi(4)

@@ -121,6 +121,11 @@ def edited(edit: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def entered(manager: Any) -> float:
+    manager.__enter__()
+    return 1.0
+
+
 def watched(model: Any, keep: Any = None, heads: Any = None, merge: Any = None, **which: Any) -> Any:
     with ch.watch(model, keep=keep, heads=heads, merge=merge, **which) as seen, torch.no_grad():
         model(x3())
@@ -794,8 +799,8 @@ ENTRIES: dict[str, Entry] = {
         {"model": Block(), "every": 1, "callback": None, "layers": 0},
         {"callback": {"None": "same", "class": "own"}, "layers": {"None": "same"}},
     ),
-    "lazy_attentions": E("models", lambda model: ch.lazy_attentions(model), {"model": None}),
-    "edit": E("models", lambda model: ch.edit(model, ch.Scale()) and 1.0, {"model": Block()}),
+    "lazy_attentions": E("models", lambda model: entered(ch.lazy_attentions(model)), {"model": None}),
+    "edit": E("models", lambda model: entered(ch.edit(model, ch.Scale())), {"model": Block()}),
     "Edit": E("models", edited(ch.Edit), EDITED, EDITS),
     "Knockout": E(
         "models",

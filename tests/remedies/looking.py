@@ -1,0 +1,498 @@
+"""Cases, as in the table: what looks at weights, recordings and models, and compiled code."""
+
+from remedies.table import LLAMA, case
+
+SEEN = """
+def seen_of(model, *given, **options):
+    with ch.watch(model, **options) as seen, torch.no_grad():
+        model(*given)
+    return seen
+class Masked(Block):
+    def forward(self, x, mask=None):
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+"""
+BERT = (
+    SEEN
+    + """
+import transformers
+WORDS = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+def bert(**options):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    return transformers.BertModel(transformers.BertConfig(**sizes, num_attention_heads=2)).eval()
+def recorded(mask, padding=WORDS):
+    model = bert()
+    with ch.watch(model, padding=padding) as seen, torch.no_grad():
+        model(torch.arange(8).view(2, 4), attention_mask=mask)
+    return seen
+def leaked(mask):
+    return recorded(mask)[0].weights.dense()[1, :, :, 2:].sum()
+"""
+)
+JOINED = """
+class Cached(torch.nn.Module):
+    def forward(self, x, past):
+        keys = torch.cat([past, x], 2)
+        causal = x.shape[2] == keys.shape[2]
+        return torch.nn.functional.scaled_dot_product_attention(x, keys, keys, is_causal=causal), keys
+def generated(change=None):
+    block, past = Cached(), q[:, :, :0]
+    with ch.watch(block) as seen:
+        for step in (q[:, :, :3], q[:, :, 3:4], q[:, :, 4:]):
+            past = block(step, past)[1]
+            past = past if change is None else change(past)
+    return seen
+"""
+PLOT = "import matplotlib\nmatplotlib.use('Agg')\ndrawn = lambda axes: torch.tensor(axes is not None)\nfresh = lambda: ch.weights(x, x).plot(0)\n"
+DRAWN = "torch.tensor(True)"
+DEFINED = "class Changed(Block):\n    pass\n"
+CASES = [
+    # diagnoses
+    case(
+        "ch.diagnose(long / 8, other, long)",
+        ("scale=1.0", "attention(long / 8, other, long, @)", "plain(long, other, long)"),
+        ("leave the division of the query out", "attention(long, other, long) # @", "plain(long, other, long)"),
+        setup="long, other = torch.randn(2, 2, 12, 64)",
+    ),
+    case(
+        "ch.diagnose(long, other, long, scale=1 / 64)",
+        ("scale=0.125", "attention(long, other, long, @)", "plain(long, other, long)"),
+        setup="long, other = torch.randn(2, 2, 12, 64)",
+    ),
+    case(
+        "recorded(None).diagnose()",
+        ("attention_mask", "(lambda attention_mask: leaked(@))(WORDS)", "torch.tensor(0.0)"),
+        (
+            "mask=Padding(attention_mask)",
+            "(lambda attention_mask: attention(x[:2], x[:2], x[:2], @))(WORDS.bool())",
+            "plain(x[:2], x[:2], x[:2], WORDS.bool()[:, None])",
+        ),
+        setup=BERT,
+    ),
+    case(
+        "recorded(1 - WORDS).diagnose()",
+        (
+            "Padding(attention_mask)",
+            "(lambda attention_mask: attention(x[:2], x[:2], x[:2], mask=@))(WORDS.bool())",
+            "plain(x[:2], x[:2], x[:2], WORDS.bool()[:, None])",
+        ),
+        (
+            "key_padding_mask=attention_mask == 0",
+            "(lambda attention_mask: as_torch(x[:2], x[:2], x[:2], @)[0])(WORDS)",
+            "torch.cat([of_torch(x)[:1], as_torch(x[1:2], x[1:2, :2], x[1:2, :2])[0]])",
+        ),
+        setup=BERT,
+    ),
+    case(
+        "ch.diagnose(x, x, x, mask=torch.zeros(4, 4).masked_fill(~matrix, -1e9).index_fill(0, torch.tensor(1), -1e9))",
+        (
+            "−∞",
+            "attention(x, x, x, mask=torch.zeros(4, 4).masked_fill(~matrix, float('@'.replace('−∞', '-inf'))))",
+            "plain(x, x, x, matrix)",
+        ),
+        ("a bool mask (True: may attend)", "attention(x, x, x, mask=matrix) # @", "plain(x, x, x, matrix)"),
+    ),
+    case(
+        "ch.diagnose(x, x, x, mask=added + torch.where(matrix, 0.0, torch.nan))",
+        (
+            "−∞",
+            "attention(x, x, x, mask=torch.where(matrix, added, float('@'.replace('−∞', '-inf'))))",
+            "plain(x, x, x, matrix, added)",
+        ),
+        ("torch.where", "attention(x, x, x, mask=@(matrix, added, -torch.inf))", "plain(x, x, x, matrix, added)"),
+    ),
+    case(
+        "ch.diagnose(q, q + 1e5, q, mask=Causal())",
+        (
+            "float64",
+            "attention(q.to(torch.@), q.to(torch.@) + 1e5, q.to(torch.@), mask=Causal()).float()",
+            "plain(q, q, q, five)",
+        ),
+        (
+            "take out an offset that all keys share",
+            "attention(q, key - 1e5, q, mask=Causal()) # @",
+            "plain(q.double(), key.double(), q.double(), five).float()",
+        ),
+        setup="key = q + 1e5",
+    ),
+    # explanations
+    case(
+        "ch.explain(*[x.long().numpy()] * 3, gradients=True)",
+        (
+            "query, key and value of a floating-point dtype",
+            "ch.explain(x, x, x, gradients=True)['output'] # @",
+            "plain(x, x, x)",
+        ),
+    ),
+    case(
+        "ch.explain(hooked(), x, x, x)",
+        ("ch.watch(module)", "seen(hooked(), lambda module: @)", "of_torch(x)"),
+        setup="""
+def hooked():
+    attend.W_q.register_forward_hook(lambda module, given, output: output)
+    return attend
+def seen(module, watching):
+    with watching(module) as found:
+        output = module(x, x, x)
+    step = found[0].explain()
+    return output.detach()
+""",
+    ),
+    # weights and gradients of weights
+    case(
+        "torch.func.vmap(lambda a: ch.weights(a, a).gradients(a, a)[...])(x)",
+        ("Give the inputs a batch dimension", "ch.weights(x, x).gradients(x, x)[...] # @", "x @ x.mT"),
+    ),
+    case(
+        "read(False)",
+        ("Read what you need of attention_weights before", "read(True) # @", "soft(x, x, scale=0.5)"),
+        setup="""
+class Twice(ch.Score):
+    times = 2.0
+    def tile(self, query, key):
+        return self.times * query @ key.mT
+def read(before):
+    score = Twice()
+    score.times = 0.5
+    dot = ch.nn.MultiHeadAttention(8, 1, score=score, record_gradients=True)
+    with torch.no_grad():
+        for layer in (dot.W_q, dot.W_k):
+            layer.weight.copy_(torch.eye(8)), layer.bias.zero_()
+        dot(x, x, x)
+    found = dot.attention_weights
+    if before:
+        return found.dense()[:, 0].detach()
+    score.times = 3.0
+    return found.dense()
+""",
+    ),
+    case(
+        "attention(*[q.transpose(1, 2)] * 3, mask=Lengths([3, 5]))",
+        (
+            "tensor.transpose(1, 2)",
+            "attention(*[@ for tensor in [q.transpose(1, 2)] * 3], mask=Lengths([3, 5]))",
+            "plain(q, q, q, torch.arange(5) < torch.tensor([3, 5])[:, None, None, None])",
+        ),
+    ),
+    case(
+        "backward(lambda tensor: tensor)",
+        ("tensor.clone()", "backward(lambda tensor: @)", "expected()"),
+        setup="""
+def backward(kept):
+    with torch.enable_grad():
+        query, bias = x.clone().requires_grad_(), added.clone()
+        output = attention(query, x, x, bias=DenseBias(kept(bias)), mask=Documents([0, 0, 1, 1]), engine='sdpa')
+        bias.zero_()
+        output.square().sum().backward()
+    return query.grad
+def expected():
+    blocks = torch.block_diag(torch.ones(2, 2), torch.ones(2, 2)).bool()
+    with torch.enable_grad():
+        query = x.clone().requires_grad_()
+        plain(query, x, x, blocks, added).square().sum().backward()
+    return query.grad
+""",
+    ),
+    case(
+        "ch.weights(x, x).gradients(x, x.to('meta'))",
+        ("one kind", "ch.weights(x, x).gradients(x, x)[...] # @", "x @ x.mT"),
+    ),
+    case(
+        "ch.weights(big, big).gradients(big, big)[...]",
+        ("Index the part", "ch.weights(big, big).gradients(big, big)[:, 7, :9] # @", "(big[:, 7] @ big.mT)[:, 0, :9]"),
+        setup="big = torch.zeros(1, 12000, 2)\nbig[..., :9, :] = torch.rand(9, 2)\n",
+    ),
+    # pictures, words, recordings
+    case(
+        "ch.weights(x, x).plot(ax=fresh())",
+        ("choose one", "drawn(ch.weights(x, x).plot(1, ax=fresh())) # @", DRAWN),
+        ("pass no ax", "drawn(ch.weights(x, x).plot()) # @", DRAWN),
+        setup=PLOT,
+    ),
+    case(
+        "ch.explain(q, q, q).plot('query', ax=fresh())",
+        (
+            "explain(..., at=...)",
+            "drawn((lambda explain: @)(lambda some, at: ch.explain(q, q, q, at=(0, 0))).plot('query', ax=fresh()))",
+            DRAWN,
+        ),
+        ("pass no ax", "drawn(ch.explain(q, q, q).plot('query')) # @", DRAWN),
+        setup=PLOT,
+    ),
+    case(
+        "watched().layers(sequence='a')",
+        ("a whole number", "torch.tensor(len(watched().layers(sequence=1))) # @", "torch.tensor(1)"),
+    ),
+    case(
+        "watched().layers(list('ab'))",
+        ("one word for each position", "torch.tensor(len(watched().layers(list('abcde')))) # @", "torch.tensor(1)"),
+    ),
+    case(
+        "two()",
+        (
+            "tokens= and beside_tokens=",
+            "two('abcde', 'abcd') # @",
+            "torch.tensor(True)",
+        ),
+        setup="""
+import tempfile, os
+def of(length):
+    model = Block()
+    with ch.watch(model) as seen:
+        model(q[:, :, :length])
+    return seen
+def two(tokens=None, beside_tokens=None):
+    path = os.path.join(tempfile.mkdtemp(), 'page.html')
+    page = of(5).report(path, tokens and list(tokens), beside=of(4), beside_tokens=beside_tokens and list(beside_tokens))
+    return torch.tensor(os.path.getsize(page) > 1000)
+""",
+    ),
+    case(
+        "seen_of(Masked(), q, five).compare(seen_of(Masked(), q))",
+        (
+            "the same mask",
+            "seen_of(Masked(), q, five).compare(seen_of(Masked(), q, five))[0].divergence # @",
+            "torch.zeros(2).double()",
+        ),
+        (
+            "aligned=",
+            "seen_of(Masked(), q, five).compare(seen_of(Masked(), q[:, :, :3], five[:3, :3]), @([0, 1, 2], [0, 1, 2]))[0].divergence",
+            "torch.zeros(2).double()",
+        ),
+        setup=SEEN,
+    ),
+    case(
+        "across(q, q[:, :, :3]).explain(tokens=list('abcde'), source_tokens=list('ab'))",
+        (
+            "one a position",
+            "across(q, q[:, :, :3]).explain(tokens=list('abcde'), source_tokens=list('abc'))['output'] # @",
+            "plain(q, q[:, :, :3], q[:, :, :3])",
+        ),
+        setup="""
+class Across(Block):
+    def forward(self, x, y):
+        return torch.nn.functional.scaled_dot_product_attention(x, y, y)
+def across(x, y):
+    model = Across()
+    with ch.watch(model, values=True) as seen:
+        model(x, y)
+    return seen[0]
+""",
+    ),
+    case(
+        "seen_of(Masked(), q[:, :, :1]).distinctive()",
+        ("a longer text", "torch.tensor(seen_of(Masked(), q).distinctive().head in (0, 1)) # @", DRAWN),
+        setup=SEEN,
+    ),
+    case(
+        "many().plot('*', 0)",
+        ("the number of one", "drawn(many().plot(1, 0)) # @", DRAWN),
+        setup=PLOT
+        + "def many():\n    model = Block()\n    with ch.watch(model) as seen:\n        model(q), model(q)\n    return seen\n",
+    ),
+    case(
+        "recorded(rows, rows).layers(sequence=1)",
+        ("another sequence=", "torch.tensor(len(recorded(rows, rows).layers(sequence=0))) # @", "torch.tensor(1)"),
+        setup=BERT + "rows = torch.tensor([[1] * 4, [0] * 4])\n",
+    ),
+    case(
+        "watched().layers(error=2)",
+        ("1e-4", "torch.tensor(len(watched().layers(error=@)))", "torch.tensor(1)"),
+    ),
+    case(
+        "pandasless()",
+        (
+            "use the table as it is: a list of dicts",
+            "torch.tensor([row['Entropy'] for row in watched().table(ch.Entropy())]) # @",
+            "entropy.nanmean((0, 2))",
+        ),
+        setup="""
+import sys
+def pandasless():
+    before = sys.modules.get('pandas')
+    sys.modules['pandas'] = None
+    try:
+        watched().table().to_pandas()
+    finally:
+        sys.modules.pop('pandas')
+        if before is not None:
+            sys.modules['pandas'] = before
+""",
+    ),
+    # generation
+    case(
+        "generated(lambda past: (past * 8).round() / 8 + 1e-3)['Cached'].joined()",
+        ("another cache", "generated()['Cached'].joined().dense() # @", "soft(q, q, five)"),
+        (
+            "seen[name][n:].joined()",
+            "(lambda seen, name, n: @)(generated(), 'Cached', 0).dense()",
+            "soft(q, q, five)",
+        ),
+        setup=JOINED,
+    ),
+    case(
+        "generated()['Cached'][::2].joined()",
+        ("seen[name]", "(lambda seen, name: @)(generated(), 'Cached').joined().dense()", "soft(q, q, five)"),
+        setup=JOINED,
+    ),
+    # backends
+    case(
+        "called(ch.use_in_transformers(model()), cu_seq_lens_q=torch.tensor([0, 4]), cu_seq_lens_k=torch.tensor([0, 4]), max_length_q=4, max_length_k=4)",
+        (
+            "documents that fill the whole sequence",
+            "called(ch.use_in_transformers(model()), cu_seq_lens_q=STARTS, cu_seq_lens_k=STARTS, max_length_q=4, max_length_k=4, position_ids=PLACES) # @",
+            "torch.cat([called(model(), IDS[:, :4]), called(model(), IDS[:, 4:])], 1)",
+        ),
+        setup=LLAMA
+        + """
+STARTS, PLACES = torch.tensor([0, 4, 6]), torch.tensor([[0, 1, 2, 3, 0, 1]])
+def called(one, ids=IDS, **more):
+    with torch.no_grad():
+        return one(ids, use_cache=False, **more).last_hidden_state
+""",
+    ),
+    case(
+        "called(ch.use_in_transformers(model()), unknown=torch.ones(4))",
+        ("attn_implementation='sdpa'", "called(model(@))", "ids_out(model(attn_implementation='eager'))"),
+        (
+            "with no keyword in its call that its forward does not name",
+            "called(ch.use_in_transformers(model())) # @",
+            "ids_out(model())",
+        ),
+        setup=LLAMA
+        + "def called(one, **more):\n    with torch.no_grad():\n        return one(IDS, **more).last_hidden_state\n",
+    ),
+    case(
+        "ch.assert_attends(bert(), {'input_ids': torch.arange(8).view(2, 4)}, None, padding=WORDS)",
+        (
+            "attention_mask",
+            "torch.tensor(ch.assert_attends(bert(), {'input_ids': torch.arange(8).view(2, 4), '@': WORDS}, None) is None)",
+            DRAWN,
+        ),
+        setup=BERT,
+    ),
+    case(
+        "ch.distributed.ZigZag(8)",
+        ("a number of ranks", "ch.distributed.ZigZag(8, 2).positions() # @", "torch.tensor([0, 1, 6, 7])"),
+    ),
+    case(
+        "called(ch.use_in_transformers(model()), IDS.view(2, 3), cu_seq_lens_q=ACROSS, cu_seq_lens_k=ACROSS)",
+        (
+            "(1, L)",
+            "called(ch.use_in_transformers(model()), IDS.view(1, 6), cu_seq_lens_q=ACROSS, cu_seq_lens_k=ACROSS, position_ids=PLACES) # @",
+            "torch.cat([called(model(), IDS[:, :2]), called(model(), IDS[:, 2:])], 1)",
+        ),
+        setup=LLAMA
+        + """
+ACROSS, PLACES = torch.tensor([0, 2, 6]), torch.tensor([[0, 1, 0, 1, 2, 3]])
+def called(one, ids=IDS, **more):
+    with torch.no_grad():
+        return one(ids, use_cache=False, **more).last_hidden_state
+""",
+    ),
+    case(
+        "ch.assert_attends(model(), PACKED, EXPECTED)",
+        ("use_cache=False", "torch.tensor(ch.assert_attends(model(), {**PACKED, **dict(@)}, EXPECTED) is None)", DRAWN),
+        setup=LLAMA
+        + """
+PACKED = {'input_ids': IDS, 'position_ids': torch.tensor([[0, 1, 2, 3, 0, 1]])}
+EXPECTED = Causal() & Documents([0, 0, 0, 0, 1, 1])
+""",
+    ),
+    # compiled code
+    case(
+        "monitored(Block(), q)",
+        ("torch.compiler.reset()", "(@, monitored(model(), IDS))[1]", "torch.tensor(1)"),
+        ("train without compiling", "monitored(Block(), q, compiled=False) # @", "torch.tensor(1)"),
+        setup=LLAMA
+        + """
+def monitored(one, given, compiled=True):
+    step = lambda given: one(given)
+    step = torch.compile(step, backend='eager') if compiled else step
+    with ch.monitor(one.train()) as seen:
+        step(given)
+    return torch.tensor(seen.steps)
+""",
+    ),
+    case(
+        "watched_in(compiled())",
+        (
+            "watch(copy.deepcopy(model))",
+            "(lambda watch, model: watched_in(*@))(lambda one: (one, ch.watch(one)), compiled())",
+            "soft(q, q, five)",
+        ),
+        setup="""
+import copy
+def compiled():
+    one = Block()
+    one.compile(backend='eager')
+    return one
+def watched_in(model, manager=None):
+    with manager or ch.watch(model) as seen:
+        model(q)
+    return seen[0].weights.dense()
+""",
+    ),
+    case(
+        "monitored(compiled())",
+        ("torch.compiler.reset()", "(compiled(), @, monitored(Own()))[2]", "torch.tensor(1)"),
+        setup="""
+class Own(Block):
+    def forward(self, x):
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True) * 2
+def compiled():
+    one = Own().train()
+    torch.compile(one, backend='eager')(q)
+    return one
+def monitored(model):
+    with ch.monitor(model.train()) as seen:
+        model(q)
+    return torch.tensor(seen.steps)
+""",
+    ),
+    case(
+        "torch.compile(step, backend='eager', fullgraph=True)(x)",
+        ("outside of the compiled function", "step(x)[:, :, :0] # @", "x[:, :, :0]"),
+        setup="""
+def step(x):
+    cache = ch.nn.KeyValueCache()
+    with torch.no_grad():
+        return attend(x, x, x, Causal(), cache=cache, new_lens=[2, 1, 4, 3])
+""",
+    ),
+    case(
+        "torch.compile(of_engine, backend='eager', fullgraph=True)(x)",
+        ("outside of the compiled function", "of_engine(x) # @", "plain(x, x, x, low)"),
+        (
+            "engine=None",
+            "torch.compile(lambda x: attention(x, x, x, mask=Causal(), @), backend='eager')(x)",
+            "plain(x, x, x, low)",
+        ),
+        setup="from clearhead.engines.choose import ENGINES\ndef of_engine(x):\n    return attention(x, x, x, mask=Causal(), engine=ENGINES[2])\n",
+    ),
+    case(
+        "warned(lambda: pooled(False))",
+        ("call a module of the model there", "pooled('module') # @", "soft(q, q, five)"),
+        ("run it in one thread", "pooled('one') # @", "soft(q, q, five)"),
+        setup="""
+from concurrent.futures import ThreadPoolExecutor
+class Pooled(torch.nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.inner = how, Block()
+    def forward(self, x):
+        run = self.inner if self.how == 'module' else lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+        if self.how == 'one':
+            return run(x)
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(run, x).result()
+def pooled(how):
+    model = Pooled(how)
+    with ch.watch(model) as seen:
+        model(q)
+        if not how:
+            model.inner(q)
+    return seen[0].weights.dense()
+""",
+    ),
+]

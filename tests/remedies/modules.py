@@ -1,0 +1,213 @@
+"""Cases, as in the table: modules, problems that an edit gives back, and models under watch."""
+
+from remedies.table import LLAMA, case
+
+OWN = """
+class Own(ch.Edit):
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+    def before(self, problem, spot):
+        return self.change(problem)
+def edited(edit):
+    model = Block()
+    with ch.edit(model, edit if isinstance(edit, ch.Edit) else Own(edit)):
+        return model(q)
+"""
+PART = """
+module = ch.nn.MultiHeadAttention.from_torch(torch.nn.MultiheadAttention(8, 2, batch_first=True)).eval()
+def part(module):
+    module.W_q, module.W_k, module.W_v = (row(getattr(module, name)) for name in ('W_q', 'W_k', 'W_v'))
+    module.W_o.weight = torch.nn.Parameter(module.W_o.weight[:, :4])
+    return module
+def row(layer):
+    layer.weight, layer.bias = torch.nn.Parameter(layer.weight[:4]), torch.nn.Parameter(layer.bias[:4])
+    return layer
+def first(module, added):
+    q1, k1, v1 = (torch.nn.functional.linear(x, l.weight[:4], l.bias[:4]) for l in (module.W_q, module.W_k, module.W_v))
+    return torch.nn.functional.linear(plain(q1, k1, v1, None, added), module.W_o.weight[:, :4], module.W_o.bias)
+"""
+ADDITIVE = """
+module = ch.nn.AdditiveAttention(5)
+module(x, x, x)
+key = query = value = x
+def called(change):
+    change(module)
+    return module(x, x, x)
+def formula():
+    W_q, W_k = module.W_q.weight, module.W_k.weight
+    return torch.softmax(torch.tanh((x @ W_q.T)[:, :, None] + (x @ W_k.T)[:, None]) @ module.w_v, -1) @ x
+"""
+CASES = [
+    # modules
+    case(
+        "module(x, x, x)",
+        ("module.to('cpu', torch.float32)", "(lambda module: @)(module)(x, x, x)", "of_torch(x)"),
+        setup="import copy; module = copy.deepcopy(attend); module.W_q.bias.data = module.W_q.bias.data.double()",
+    ),
+    case(
+        "module(x, x, x)",
+        ("module.to('cpu', torch.float32)", "(lambda module: @)(module)(x, x, x)", "of_torch(x)"),
+        setup="import copy; module = copy.deepcopy(attend); module.W_o.double()",
+    ),
+    case(
+        "part(module)(x, x, x, bias=ALiBi(2))",
+        (
+            "(B, 1, Lq, Lk)",
+            "part(module)(x, x, x, bias=DenseBias(slope.expand(4, 1, 4, 4))) # @",
+            "first(module, slope)",
+        ),
+        setup=PART + "slope = -(torch.arange(4)[:, None] - torch.arange(4)).abs() / 16\n",
+    ),
+    case(
+        "called(lambda module: module.W_q.register_forward_hook(lambda *given: None))",
+        (
+            "clearhead.attention(W_q(query), W_k(key), value, score=Additive.from_weights(None, None, w_v))",
+            "(lambda clearhead, Additive, W_q, W_k, w_v: @)(ch, ch.Additive, module.W_q, module.W_k, module.w_v)",
+            "formula()",
+        ),
+        setup=ADDITIVE,
+    ),
+    case(
+        "called(lambda module: setattr(module, 'W_q', torch.nn.Linear(8, 5)))",
+        (
+            "torch.nn.Linear(8, 5, bias=False)",
+            "called(lambda module: setattr(module, 'W_q', @)) - formula()",
+            "torch.zeros(4, 4, 8)",
+        ),
+        (
+            "clearhead.attention(W_q(query), W_k(key), value, score=Additive.from_weights(None, None, w_v))",
+            "(lambda clearhead, Additive, W_q, W_k, w_v: @)(ch, ch.Additive, module.W_q, module.W_k, module.w_v)",
+            "formula()",
+        ),
+        setup=ADDITIVE,
+    ),
+    case(
+        "later(attend, cache)",
+        ("KeyValueCache()", "later(attend, ch.nn.@)", "of_torch(x[:1])"),
+        (
+            "copy.deepcopy(cache)",
+            "of_copy(@)[:, -1:]",
+            "(as_torch(x[:1, -1:], x[:1], x[:1])[0])",
+        ),
+        setup="import copy\ncache = ch.nn.KeyValueCache()\nother = copy.deepcopy(attend)\n"
+        "other(x[:1, :3], x[:1, :3], x[:1, :3], cache=cache)\n"
+        "def later(attend, cache):\n    return attend(x[:1], x[:1], x[:1], cache=cache)\n"
+        "def of_copy(cache):\n    return copy.deepcopy(other)(x[:1, 3:], x[:1, 3:], x[:1, 3:], cache=cache)",
+    ),
+    case(
+        "ch.nn.MultiHeadAttention.from_torch(theirs(add_zero_attn=True))",
+        (
+            "Append it to key and value",
+            "ours()(x, x, x) # @",
+            "theirs(add_zero_attn=True)(x, x, x)[0].detach()",
+        ),
+        setup="""
+def theirs(**options):
+    torch.manual_seed(0)
+    return torch.nn.MultiheadAttention(8, 2, bias=False, batch_first=True, **options).eval()
+def ours():
+    module = ch.nn.MultiHeadAttention.from_torch(theirs())
+    zeroed = torch.nn.functional.pad(x, (0, 0, 0, 1))
+    return lambda q, k, v: module(q, zeroed, zeroed)
+""",
+    ),
+    # what an edit gives back
+    case(
+        "edited(lambda p: p._replace(value=p.value.double()))",
+        (
+            "value.to(query)",
+            "edited(lambda p: p._replace(value=(lambda value, query: @)(p.value.double(), p.query)))",
+            "plain(q, q, q, five)",
+        ),
+        setup=OWN,
+    ),
+    case(
+        "edited(lambda p: p._replace(value=p.value.to('meta')))",
+        ("value.to('cpu')", "edited(lambda p: p._replace(value=(lambda value: @)(p.value)))", "plain(q, q, q, five)"),
+        setup=OWN,
+    ),
+    case(
+        "edited(lambda p: doubled(p, lambda tensor: tensor.double()))",
+        (
+            "tensor.to(problem.query)",
+            "edited(lambda problem: doubled(problem, lambda tensor: (lambda tensor: @)(tensor.double())))",
+            "plain(q, q, q, five)",
+        ),
+        setup=OWN + "def doubled(p, to):\n"
+        "    scores = p.scores._replace(query=to(p.query), key=to(p.key))\n"
+        "    return p._replace(scores=scores, value=to(p.value))\n",
+    ),
+    case(
+        "edited(written)",
+        (
+            "problem._replace(…)",
+            "edited(lambda problem: problem._replace(scores=problem.scores._replace(query=2 * problem.query))) # @",
+            "plain(2 * q, q, q, five)",
+        ),
+        setup=OWN + "def written(problem):\n    problem.query.mul_(2)\n    return problem\n",
+    ),
+    case(
+        "looked(lambda problem: times(problem, next(factors)))",
+        (
+            "drawn once",
+            "looked(lambda problem, factor=next(factors): times(problem, factor)) # @",
+            "soft(2 * q, q, five)",
+        ),
+        (
+            "a generator that it seeds",
+            "looked(lambda problem: times(problem, drawn())) # @",
+            "soft(drawn() * q, q, five)",
+        ),
+        ("look at the model outside of the edit's `with`", "watched()[0].weights[:] # @", "soft(q, q, five)"),
+        setup=OWN
+        + """
+import itertools
+factors = itertools.count(2)
+def drawn():
+    return 1 + float(torch.rand((), generator=torch.Generator().manual_seed(0)))
+def times(problem, factor):
+    return problem._replace(scores=problem.scores._replace(scale=factor * problem.scores.scale))
+def looked(change):
+    model = Block()
+    with ch.edit(model, Own(change)), ch.watch(model) as seen:
+        model(q)
+    return seen[0].weights[:]
+""",
+    ),
+    case(
+        "edited(ch.AddBias(torch.zeros(3, 5, 5)))",
+        (
+            "(..., 2, Lq, Lk)",
+            "edited(ch.AddBias(torch.stack([bias, 2 * bias]))) # @",
+            "plain(q, q, q, five, torch.stack([bias, 2 * bias]))",
+        ),
+        ("(..., 1, Lq, Lk)", "edited(ch.AddBias(bias[None])) # @", "plain(q, q, q, five, bias)"),
+        setup=OWN + "bias = torch.rand(5, 5)\n",
+    ),
+    case(
+        "inside(model())",
+        ("torch.no_grad()", "under(@)", "eager() * torch.tensor([0.5, 1.0])[:, None, None]"),
+        (
+            "outside of the edit's `with`",
+            "after() # @",
+            "eager()",
+        ),
+        setup=LLAMA
+        + """
+def inside(one):
+    with torch.enable_grad(), ch.edit(one, ch.Scale(heads=0, factor=0.5)), ch.lazy_attentions(one):
+        return one(IDS, output_attentions=True).attentions[0]
+def under(no_grad):
+    one = model()
+    with no_grad, ch.edit(one, ch.Scale(heads=0, factor=0.5)), ch.lazy_attentions(one):
+        return one(IDS, output_attentions=True).attentions[0]
+def after():
+    one = model()
+    with ch.edit(one, ch.Scale(heads=0, factor=0.5)):
+        one(IDS)
+    with torch.enable_grad(), ch.lazy_attentions(one):
+        return one(IDS, output_attentions=True).attentions[0].dense().detach()
+""",
+    ),
+]

@@ -1,0 +1,1089 @@
+"""Wrong code, what its message says to write instead, and what that should give, by plain PyTorch or NumPy.
+
+A case: names for its code; the code that provokes the message; and remedies. A remedy is a fragment that stands in the
+message word for word, the code in whose place `@` it is written, and the numbers that were meant. A message is an
+error's, a warning's, or the remedies of a diagnosis. B = L, where a mask's meaning can't be told by its shape.
+"""
+
+from typing import NamedTuple
+
+Remedy = tuple[str, str, str]
+
+
+class Case(NamedTuple):
+    wrong: str
+    remedies: tuple[Remedy, ...]
+    setup: str = ""
+
+
+def case(wrong: str, *remedies: Remedy, setup: str = "") -> Case:
+    return Case(wrong, remedies, setup)
+
+
+ROWS = "plain(x, x, x, rows[:, None])"  # padding, a row a sequence
+MATRIX = "plain(x, x, x, matrix)"  # queries by keys
+LLAMA = """
+import transformers
+IDS = torch.arange(6)[None]
+def model(train=False, **options):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+    sizes |= {"attention_dropout": 0.5 * train}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1, **options)
+    return transformers.LlamaModel(config).train(train)
+def ids_out(one):
+    with torch.no_grad():
+        return one(IDS).last_hidden_state
+def lazy(train=False, **options):
+    one = model(train)
+    with torch.no_grad(), ch.lazy_attentions(one, **options):
+        return one(IDS, output_attentions=True).attentions[0]
+def eager():
+    with torch.no_grad():
+        return model(attn_implementation="eager")(IDS, output_attentions=True).attentions[0]
+"""
+CASES = [
+    # masks
+    case(
+        "attention(x, x, x, mask=Causal() & rows.long())",
+        ("Padding(tensor.bool())", "attention(x, x, x, mask=Causal() & @)", "plain(x, x, x, rows[:, None] & low)"),
+        setup="tensor = rows.long()",
+    ),
+    case(
+        "attention(x, x, x, mask=rows.float() | Causal())",
+        ("Padding(tensor.bool())", "attention(x, x, x, mask=@ | Causal())", "plain(x, x, x, rows[:, None] | low)"),
+        setup="tensor = rows.float()",
+    ),
+    case(
+        "attention(x, x, x, mask=Causal() & matrix.int())",
+        ("DenseMask(tensor.bool())", "attention(x, x, x, mask=Causal() & @)", "plain(x, x, x, matrix & low)"),
+        setup="tensor = matrix.int()",
+    ),
+    case(
+        "attention(x, x, x, mask=Causal() & (~rows).long())",
+        (
+            "tensor == 0",
+            "attention(x, x, x, mask=Causal() & Padding(@))",
+            "plain(x, x, x, rows[:, None] & low)",
+        ),
+        setup="tensor = (~rows).long()",
+    ),
+    case(
+        "attention(x, x, x, mask=Causal() & rows.numpy())",
+        (
+            "Padding(tensor.astype(bool))",
+            "attention(x, x, x, mask=Causal() & @)",
+            "plain(x, x, x, rows[:, None] & low)",
+        ),
+        setup="tensor = rows.long().numpy()",
+    ),
+    case(
+        "attention(x, x, x, mask=Causal() & added)",
+        ("bias=tensor", "attention(x, x, x, mask=Causal(), @)", "plain(x, x, x, low, added)"),
+        setup="tensor = added",
+    ),
+    case(
+        "attention(x, x, x, mask=rows.long())",
+        ("Padding(mask.bool())", "attention(x, x, x, mask=@)", ROWS),
+        ("DenseMask(mask.bool())", "attention(x, x, x, mask=@)", "plain(x, x, x, rows)"),
+        ("mask == 0", "attention(x, x, x, mask=Padding(@))", "plain(x, x, x, ~rows[:, None])"),
+        setup="mask = rows.long()",
+    ),
+    case(
+        "attention(x, x, x, mask=rows.float())",
+        ("Padding(mask.bool())", "attention(x, x, x, mask=@)", ROWS),
+        ("bias=mask", "attention(x, x, x, @)", "plain(x, x, x, None, rows.float().view(4, 4))"),
+        setup="mask = rows.float()",
+    ),
+    case(
+        "DenseMask(rows.float())",
+        ("Padding(mask.bool())", "attention(x, x, x, mask=@)", ROWS),
+        setup="mask = rows.float()",
+    ),
+    case(
+        "Lengths(rows.float())",
+        ("Padding(keep.bool())", "attention(x, x, x, mask=@)", ROWS),
+        ("DenseMask(keep.bool())", "attention(x, x, x, mask=@)", "plain(x, x, x, rows)"),
+        setup="keep = rows.float()",
+    ),
+    case(
+        "Lengths(torch.tensor([1.0, 2.0, 3.0, 4.0]))",
+        ("valid_lens.long()", "attention(x, x, x, mask=Lengths(@))", "plain(x, x, x, steps)"),
+        setup="valid_lens = torch.tensor([1.0, 2.0, 3.0, 4.0]); steps = (torch.arange(4) < valid_lens[:, None])[:, None]",
+    ),
+    case(
+        "Padding(rows.float())",
+        ("keep.bool()", "attention(x, x, x, mask=Padding(@))", ROWS),
+        setup="keep = rows.float()",
+    ),
+    case(
+        "Padding(torch.tensor([[1, 3]]))",
+        ("Lengths(valid_lens)", "attention(x, x, x, mask=@)", "plain(x, x, x, steps)"),
+        setup="valid_lens = torch.tensor([1, 2, 3, 4]); steps = (torch.arange(4) < valid_lens[:, None])[:, None]",
+    ),
+    case(
+        "attention(x[:3], x[:3], x[:3], mask=rows[:3])",
+        ("Padding(mask)", "attention(x[:3], x[:3], x[:3], mask=@)", "plain(x, x, x, rows[:, None])[:3]"),
+        setup="mask = rows[:3, :]",
+    ),
+    case(
+        "attention(x[:3], x[:3], x[:3], mask=padding[:3])",
+        ("mask[:, None]", "attention(x[:3], x[:3], x[:3], mask=@)", "plain(x, x, x, rows[:, None])[:3]"),
+        setup="padding = torch.zeros(4, 4).masked_fill(~rows, -torch.inf); mask = padding[:3]",
+    ),
+    case(
+        "attention(q, q, q, mask=padding)",
+        ("mask[:, None, None]", "attention(q, q, q, mask=@)", "plain(q, q, q, keep[:, None, None])"),
+        setup="keep = torch.arange(5) < torch.tensor([[2], [4]]); "
+        "mask = padding = torch.zeros(2, 5).masked_fill(~keep, -torch.inf)",
+    ),
+    case(
+        "attention(q, q, q, mask=heads)",
+        ("mask[None]", "attention(q, q, q, mask=@)", "plain(q, q, q, heads[None])"),
+        ("mask[:, None]", "attention(q, q, q, mask=@)", "plain(q, q, q, heads[:, None])"),
+        setup="mask = heads = torch.rand(2, 5, 5) < 0.7; heads[..., 0] = True",
+    ),
+    case(
+        "attention(x, x, x, mask=added.double())",
+        ("mask.to(query.dtype)", "attention(x, x, x, mask=@)", "plain(x, x, x, None, added)"),
+        setup="mask, query = added.double(), x",
+    ),
+    case(
+        "attention(x[:, :3], x, x, mask=Causal())",
+        ('align="upper_left"', "attention(x[:, :3], x, x, mask=Causal(), @)", "plain(x[:, :3], x, x, low[:3])"),
+        ('align="lower_right"', "attention(x[:, :3], x, x, mask=Causal(), @)", "plain(x[:, :3], x, x, low[1:])"),
+    ),
+    case("~Causal() and Causal()", ("&", "(~Causal() @ Causal()).dense(4, 4).float()", "torch.zeros(4, 4)")),
+    case(
+        "MaskFunction(matrix)",
+        ("DenseMask(keep)", "attention(x, x, x, mask=@)", MATRIX),
+        setup="keep = matrix",
+    ),
+    case(
+        "attention(x, x, x, mask=MaskFunction(lambda b, h, i, j: (i - j).float()))",
+        (
+            "bool",
+            "attention(x, x, x, mask=MaskFunction(lambda b, h, i, j: (i >= j).to(torch.@)))",
+            "plain(x, x, x, low)",
+        ),
+    ),
+    case(
+        "Documents(torch.tensor([2.0, 2.0]))",
+        ("Documents.from_lengths(lengths)", "attention(x, x, x, mask=@)", "plain(x, x, x, blocks)"),
+        setup="lengths = [2, 2]; blocks = torch.block_diag(torch.ones(2, 2), torch.ones(2, 2)).bool()",
+    ),
+    case(
+        "Documents.from_cu_seqlens([2, 2])",
+        ("Documents.from_lengths(lengths)", "attention(x, x, x, mask=@)", "plain(x, x, x, blocks)"),
+        setup="lengths = [2, 2]; blocks = torch.block_diag(torch.ones(2, 2), torch.ones(2, 2)).bool()",
+    ),
+    case(
+        "Documents.from_lengths([[2, 2]])",
+        ("ids", "attention(x, x, x, mask=Documents(@))", "plain(x, x, x, blocks)"),
+        setup="ids = torch.tensor([[0, 0, 1, 1]] * 4); "
+        "blocks = torch.block_diag(torch.ones(2, 2), torch.ones(2, 2)).bool()",
+    ),
+    case(
+        "Lengths([2, 3]).dense(4, 4)",
+        ("query (B, Lq, E) and key (B, Lk, E)", "Lengths([2, 3]).dense(x[:2], x[:2]).float() # @", "two"),
+        setup="two = (torch.arange(4) < torch.tensor([[2], [3]]))[:, None].expand(2, 4, 4).float()",
+    ),
+    # inputs
+    case(
+        "attention(x[0, 0], x, x)",
+        ("query[None]", "attention(@, x[0], x[0])", "plain(x[0, :1], x[0], x[0])"),
+        setup="query = x[0, 0]",
+    ),
+    case(
+        "attention([[1.0, 2.0]], x, x)",
+        (
+            "numpy.asarray(query)",
+            "torch.from_numpy(attention(@, x[0, :, :2].numpy(), x[0].numpy()))",
+            "plain(torch.tensor([[1.0, 2.0]]), x[0, :, :2], x[0])",
+        ),
+        setup="import numpy; query = np.float32([[1.0, 2.0]]).tolist(); numpy = SimpleNamespace(asarray=lambda v: np.asarray(v, np.float32))",
+    ),
+    case(
+        "attention(x.long(), x, x)",
+        ("query.float()", "attention(@, x, x)", "plain(x.long().float(), x, x)"),
+        setup="query = x.long()",
+    ),
+    case(
+        "attention(x, x.double(), x)",
+        ("key.to(query)", "attention(x, @, x)", "plain(x, x, x)"),
+        setup="query, key = x, x.double()",
+    ),
+    case(
+        "attention(x.numpy(), x, x)",
+        ("torch.from_numpy(array)", "attention(@, x, x)", "plain(x, x, x)"),
+        setup="array = x.numpy()",
+    ),
+    case(
+        "attention(masked, x.numpy(), x.numpy())",
+        ("query.filled(0.0)", "torch.from_numpy(attention(@, x.numpy(), x.numpy()))", "plain(zeroed, x, x)"),
+        setup="query = masked = np.ma.masked_less(x.numpy(), 0.2); zeroed = torch.where(x < 0.2, 0.0, x)",
+    ),
+    case(
+        "attention(x.numpy(), masked, x.numpy())",
+        (
+            "~key.mask.any(-1)",
+            "torch.from_numpy(attention(x.numpy(), key.filled(0.0), x.numpy(), mask=Padding(@)))",
+            "plain(x, x, x, rows[:, None])",
+        ),
+        setup="hidden = (~rows[:, :, None]).expand(4, 4, 8).numpy(); key = masked = np.ma.array(x.numpy(), mask=hidden)",
+    ),
+    case(
+        "attention(x.to_sparse(), x, x)",
+        ("query.to_dense()", "attention(@, x, x)", "plain(x, x, x)"),
+        setup="query = x.to_sparse()",
+    ),
+    case(
+        "attention(jagged, x, x)",
+        ("query.to_padded_tensor(0.0)", "attention(@, x[:2], x[:2])[1, :2]", "plain(x[1, :2], x[1], x[1])"),
+        setup="import warnings; warnings.simplefilter('ignore'); query = jagged = torch.nested.nested_tensor([x[0], x[1, :2]])",
+    ),
+    case(
+        "attention(q.transpose(1, 2), q3.transpose(1, 2), q3.transpose(1, 2))",
+        (
+            "tensor.transpose(1, 2)",
+            "attention(*[@ for tensor in (q.transpose(1, 2), q3.transpose(1, 2), q3.transpose(1, 2))])",
+            "plain(q, q3, q3)",
+        ),
+        setup="q3 = torch.rand(2, 2, 3, 8)",
+    ),
+    case(
+        "attention(q, q[0], q)",
+        ("key[None]", "attention(q, @, q)", "plain(q, q[:1], q)"),
+        ("key[:, None]", "attention(q, @, q)", "plain(q, q[0][:, None], q)"),
+        setup="key = q[0]",
+    ),
+    case(
+        "Causal().plot(key=4)",
+        (
+            "pass both",
+            "torch.tensor(Causal().plot(query=4, key=4).get_title() == 'Causal()') # @",
+            "torch.tensor(True)",
+        ),
+    ),
+    # scores and biases
+    case(
+        "attention(x, x[..., :6], x)",
+        (
+            "Bilinear(query_dim=8, key_dim=6)",
+            "attention(x, x[..., :6], x, score=fixed(@))",
+            "plain(x @ W, x[..., :6], x, scale=1.0)",
+        ),
+        setup="W = torch.rand(8, 6)\ndef fixed(score):\n    score.W.data.copy_(W)\n    return score",
+    ),
+    case(
+        "attention(x, x, x, score=Bilinear(8, 6))",
+        ("key_dim=8", "attention(x, x, x, score=fixed(Bilinear(8, @)))", "plain(x @ W, x, x, scale=1.0)"),
+        setup="W = torch.rand(8, 8)\ndef fixed(score):\n    score.W.data.copy_(W)\n    return score",
+    ),
+    case(
+        "attention(x.double(), x.double(), x.double(), score=score)",
+        (
+            "score.to(torch.float64)",
+            "attention(x.double(), x.double(), x.double(), score=@)",
+            "plain(x.double() @ W.double(), x.double(), x.double(), scale=1.0)",
+        ),
+        setup="score = Bilinear(8, 8); W = score.W.data.clone()",
+    ),
+    case(
+        "attention(x, x, x, score=Dot)",
+        ("Dot(...)", "attention(x, x, x, score=@)", "plain(x, x, x)"),
+        setup="original = Dot; Dot = type('Dot', (original,), {'__init__': lambda self, *a: original.__init__(self)})",
+    ),
+    case(
+        "attention(x, x, x, score=Gaussian(), scale=2.0)",
+        ("scale", "attention(x, x, x, @=2.0)", "plain(x, x, x, scale=2.0)"),
+    ),
+    case(
+        "attention(q, q, q, bias=ALiBi(3))",
+        ("ALiBi(2)", "attention(q, q, q, bias=@)", "plain(q, q, q, None, slopes * -apart)"),
+        setup="slopes = torch.tensor([2**-4, 2**-8])[:, None, None]; apart = (torch.arange(5)[:, None] - torch.arange(5)).abs()",
+    ),
+    case(
+        "attention(q, q, q, bias=RelativeBias(3))",
+        ("RelativeBias(2)", "attention(q, q, q, bias=zeroed(@))", "plain(q, q, q)"),
+        setup="def zeroed(bias):\n    bias.weight.data.zero_()\n    return bias",
+    ),
+    case(
+        "ALiBi(2) + added",
+        (
+            "DenseBias(tensor)",
+            "attention(x[:, None], x[:, None], x[:, None], bias=ALiBi(1) + @)[:, 0]",
+            "plain(x, x, x, None, added - apart / 256)",
+        ),
+        setup="tensor = added; apart = (torch.arange(4)[:, None] - torch.arange(4)).abs()",
+    ),
+    case(
+        "BiasFunction(added)",
+        ("DenseBias(tensor)", "attention(x, x, x, bias=@)", "plain(x, x, x, None, added)"),
+        setup="tensor = added",
+    ),
+    case("DenseBias(matrix)", ("mask=DenseMask(keep)", "attention(x, x, x, @)", MATRIX), setup="keep = matrix"),
+    case(
+        "attention(x, x, x, bias=BiasFunction(lambda b, h, i, j: i >= j))",
+        ("MaskFunction", "attention(x, x, x, mask=@(lambda b, h, i, j: i >= j))", "plain(x, x, x, low)"),
+    ),
+    case(
+        "RelativeBias(2, num_buckets=16, max_distance=4)",
+        ("fewer buckets", "RelativeBias(2, num_buckets=4, max_distance=4).weight.new_zeros(1) # @", "torch.zeros(1)"),
+    ),
+    # drop-ins
+    case(
+        "ch.scaled_dot_product_attention(x, x, x, attn_mask=matrix, is_causal=True)",
+        (
+            "attention(query, key, value, mask=DenseMask(attn_mask) & Causal(), align='upper_left')",
+            "@",
+            "plain(x, x, x, matrix & low)",
+        ),
+        setup="query = key = value = x; attn_mask = matrix",
+    ),
+    case(
+        "ch.scaled_dot_product_attention(x, x, x, attn_mask=added, is_causal=True)",
+        (
+            "attention(query, key, value, mask=Causal(), bias=attn_mask, align='upper_left')",
+            "@",
+            "plain(x, x, x, low, added)",
+        ),
+        setup="query = key = value = x; attn_mask = added",
+    ),
+    case(
+        "ch.scaled_dot_product_attention(x, x, x, attn_mask=Causal())",
+        (
+            "attention(query, key, value, mask=...)",
+            "(lambda attention: @)(lambda query, key, value, mask: ch.attention(query, key, value, mask=Causal()))",
+            "plain(x, x, x, low)",
+        ),
+        setup="query = key = value = x",
+    ),
+    case(
+        "ch.scaled_dot_product_attention(four, q, q)",
+        ("enable_gqa=True", "ch.scaled_dot_product_attention(four, q, q, @)", "plain(four, twice, twice)"),
+        setup="four = torch.rand(2, 4, 5, 8); twice = q.repeat_interleave(2, 1)",
+    ),
+    # weights
+    case(
+        "ch.weights(x, x).dense(max_bytes=8)",
+        ("max_bytes=None", "ch.weights(x, x).dense(@)", "soft(x, x)"),
+        ("w[..., -1, :]", "(lambda w: @)(ch.weights(x, long))", "soft(x, long)[..., -1, :]"),
+        setup="long = torch.rand(4, 20, 8)",
+    ),
+    case(
+        "ch.weights(x, x)[torch.tensor([0, 1])]",
+        ("dense()", "ch.weights(x, x).@[torch.tensor([0, 1])]", "soft(x, x)[:2]"),
+    ),
+    case("ch.weights(x, x).topk(9)", ("1 ≤ k ≤ Lk", "ch.weights(x, x).topk(4)[0] # @", "soft(x, x).topk(4).values")),
+    case(
+        "ch.weights(x.numpy(), x.numpy()) @ x",
+        ("torch.from_numpy(array)", "(lambda w: w.__matmul__(x))(ch.weights(@, x))", "plain(x, x, x)"),
+        setup="array = x.numpy()",
+    ),
+    case(
+        "attention(x, x, x, sinks=torch.zeros(3))",
+        ("(1,)", "attention(x, x, x, sinks=torch.zeros(@)).sum().isfinite()", "torch.tensor(True)"),
+    ),
+    # modules
+    case(
+        "attend(x, x, x, mask=rows.long())",
+        ("mask=Padding(mask)", "attend(x, x, x, @)", "of_torch(x, ~rows)"),
+        ("mask=DenseMask(mask.bool())", "attend(x, x, x, @)", "of_torch(x, None, ~rows)"),
+        setup="mask = rows.long()",
+    ),
+    case(
+        "attend(x, x, x, mask=torch.tensor([1, 2, 3, 4]))",
+        ("valid_lens=mask", "attend(x, x, x, @)", "of_torch(x, ~steps)"),
+        ("mask=Lengths(mask)", "attend(x, x, x, @)", "of_torch(x, ~steps)"),
+        setup="mask = torch.tensor([1, 2, 3, 4]); steps = torch.arange(4) < mask[:, None]",
+    ),
+    case(
+        "attend(x, x, x, valid_lens=rows)",
+        ("mask=Padding(keep)", "attend(x, x, x, @)", "of_torch(x, ~rows)"),
+        setup="keep = rows",
+    ),
+    case("attend(x, x, x, valid_lens=Causal())", ("mask=Causal()", "attend(x, x, x, @)", "of_torch(x, None, ~low)")),
+    case(
+        "attend(x[:3], x[:3], x[:3], mask=rows[:3])",
+        ("Padding(mask)", "attend(x[:3], x[:3], x[:3], mask=@)", "of_torch(x, ~rows)[:3]"),
+        ("Padding(~mask)", "attend(x[:3], x[:3], x[:3], mask=Padding(~(@).keep))", "of_torch(x, ~rows)[:3]"),
+        setup="mask = rows[:3]",
+    ),
+    case(
+        "attend(x[:3], x[:3], x[:3], mask=padding)",
+        ("mask[:, None]", "attend(x[:3], x[:3], x[:3], mask=@)", "of_torch(x, ~rows)[:3]"),
+        setup="mask = padding = torch.zeros(3, 4).masked_fill(~rows[:3], -torch.inf)",
+    ),
+    case(
+        "as_torch(x, x, x, attn_mask=rows.long())",
+        ("key_padding_mask=attention_mask == 0", "as_torch(x, x, x, @)[0]", "of_torch(x, ~rows)"),
+        setup="attention_mask = rows.long()",
+    ),
+    case(
+        "as_torch(x, x, x, is_causal=True)",
+        (
+            "torch.nn.Transformer.generate_square_subsequent_mask(length)",
+            "as_torch(x, x, x, attn_mask=@, is_causal=True)[0]",
+            "of_torch(x, None, ~low)",
+        ),
+        setup="length = 4",
+    ),
+    case(
+        "attend(x, x, x, key_padding_mask=~rows)",
+        ("Padding(~key_padding_mask)", "attend(x, x, x, mask=@)", "of_torch(x, ~rows)"),
+        setup="key_padding_mask = ~rows",
+    ),
+    case(
+        "attend(x, x, x, attn_mask=~matrix)",
+        ("~attn_mask", "attend(x, x, x, mask=@)", "of_torch(x, None, ~matrix)"),
+        setup="attn_mask = ~matrix",
+    ),
+    case(
+        "ch.nn.MultiHeadAttention(7, 2)",
+        (
+            "MultiHeadAttention(7, 2, head_dim=4)",
+            "ch.nn.@(x[..., :7], x[..., :7], x[..., :7])[:, :, :0]",
+            "x[:, :, :0]",
+        ),
+    ),
+    case(
+        "attend(x.double(), x, x)",
+        ("query.to(module.W_q.weight)", "attend(@, x, x)", "of_torch(x)"),
+        setup="query, module = x.double(), attend",
+    ),
+    case(
+        "attend(x.tolist(), x, x)",
+        ("torch.as_tensor(query)", "attend(@, x, x)", "of_torch(x)"),
+        setup="query = x.tolist()",
+    ),
+    # diagnoses
+    case(
+        "ch.diagnose(q, q, q, mask=mask)",
+        ("Causal()", "attention(q, q, q, mask=@)", "plain(q, q, q, tri)"),
+        ("~mask", "attention(q, q, q, mask=@)", "plain(q, q, q, tri)"),
+        setup="mask = torch.ones(5, 5).triu(1).bool(); tri = torch.ones(5, 5).tril().bool()",
+    ),
+    case(
+        "ch.diagnose(q, q, q, mask=mask)",
+        ("Causal()", "attention(q, q, q, mask=@)", "plain(q, q, q, tri)"),
+        ("torch.ones_like(mask).tril()", "attention(q, q, q, mask=@)", "plain(q, q, q, tri)"),
+        setup="mask = torch.ones(5, 5).triu().bool(); tri = torch.ones(5, 5).tril().bool()",
+    ),
+    case(
+        "ch.diagnose(x, x, x, mask=mask)", ("~mask", "attention(x, x, x, mask=@)", ROWS), setup="mask = ~rows[:, None]"
+    ),
+    case(
+        "ch.diagnose(long, long, long, mask=mask)",
+        ("~mask", "attention(long, long, long, mask=@)", "plain(long, long, long, near)"),
+        setup="long = torch.rand(2, 12, 8); near = (torch.arange(12)[:, None] - torch.arange(12)).abs() < 3; mask = ~near",
+    ),
+    case(
+        "diagnosed(mask)",
+        ("mask.bool()", "attention(x, x, x, mask=@)", MATRIX),
+        setup="mask = matrix.float()\nclass Adds(Block):\n    def forward(self, x):\n"
+        "        return torch.nn.functional.scaled_dot_product_attention(x, x, x, mask)\n"
+        "def diagnosed(mask):\n    model = Adds()\n    with ch.watch(model) as seen:\n        model(x[:, None])\n"
+        "    return seen.diagnose()",
+    ),
+    case(
+        "ch.diagnose(long, long, long, scale=1.0)",
+        ("scale=0.125", "attention(long, long, long, @)", "plain(long, long, long)"),
+        setup="long = torch.randn(2, 12, 64)",
+    ),
+    case(
+        "ch.diagnose(x[:, :3], x, x, mask=Causal())",
+        ('align="lower_right"', "attention(x[:, :3], x, x, mask=Causal(), @)", "plain(x[:, :3], x, x, low[1:])"),
+    ),
+    # models
+    case(
+        "heads(block, 7)",
+        ("numbered from 0", "heads(block, 1) # @", "plain(q, q, q, five) * torch.tensor([1.0, 0.0])[:, None, None]"),
+        setup="block = Block()\ndef heads(block, h):\n    with ch.edit(block, ch.Scale(heads=h, factor=0.0)):\n        return block(q)",
+    ),
+    case(
+        "twice(block, ch.Scale(heads=0, factor=0.0), ch.Scale(heads=1, factor=0.0))",
+        ("ch.edit(model, first, second)", "inside(@, model)", "torch.zeros_like(q)"),
+        setup="model = block = Block(); first, second = ch.Scale(heads=0, factor=0.0), ch.Scale(heads=1, factor=0.0)\ndef inside(manager, model):\n    with manager:\n        return model(q)\ndef twice(block, a, b):\n    with ch.edit(block, a), ch.edit(block, b):\n        return block(q)",
+    ),
+    case(
+        "unread(block)",
+        ("values=True", "output(block, @)", "plain(q, q, q, five)"),
+        setup="block = Block()\ndef output(block, **options):\n    with ch.watch(block, **options) as seen:\n        block(q)\n    return seen[0].output\ndef unread(block):\n    return output(block)",
+    ),
+    case(
+        "monitored(Block().eval())",
+        ("model.train()", "monitored((lambda model: @)(Block().eval()))", "torch.tensor(1)"),
+        setup="def monitored(model):\n    with ch.monitor(model) as seen:\n        model(q)\n    return torch.tensor(seen.steps)",
+    ),
+    case(
+        "warned(lambda: ch.watch(Block()))",
+        ("with ch.watch(...):", "weights(block)", "soft(q, q, five)"),
+        setup="block = Block()\ndef weights(block):\n    with ch.watch(block) as seen:\n        block(q)\n    return seen[0].weights.dense()",
+    ),
+    case("ch.diagnose(q)", ("query, key and value", "torch.tensor(len(ch.diagnose(q, q, q))) # @", "torch.tensor(0)")),
+    # more inputs
+    case(
+        "attention(x.numpy().astype('O'), x.numpy(), x.numpy())",
+        ("query.astype(float)", "torch.from_numpy(attention(@, *[x.double().numpy()] * 2))", "plain(x, x, x).double()"),
+        setup="query = x.numpy().astype('O')",
+    ),
+    case(
+        "attention(*[x.numpy().astype(np.longdouble)] * 3)",
+        (
+            "query.astype('float64')",
+            "torch.from_numpy(attention(@, *[x.double().numpy()] * 2))",
+            "plain(x, x, x).double()",
+        ),
+        setup="query = x.numpy().astype(np.longdouble)",
+    ),
+    case(
+        "ch.partial(x.numpy(), x.numpy(), x.numpy()).merge(ch.partial(x, x, x))",
+        (
+            "pass all inputs as one kind",
+            "ch.partial(x, x, x, keys=(0, 8)).merge(ch.partial(x, x, x, keys=(4, 8))).output # @",
+            "plain(x, x, x)",
+        ),
+    ),
+    case(
+        "attention(q.transpose(1, 2), q.transpose(1, 2), q)",
+        ("tensor.transpose(1, 2)", "attention(*[@ for tensor in (q.transpose(1, 2),) * 2], q)", "plain(q, q, q)"),
+    ),
+    case(
+        "torch.jit.trace(Attend(), x)",
+        ("torch.export", "@.export(Attend(), (x,)).module()(x)", "plain(x, x, x)"),
+        setup="class Attend(Block):\n    def forward(self, x):\n        return ch.attention(x, x, x)",
+    ),
+    case(
+        "torch.func.vmap(lambda x: attention(x, x, x, dropout_p=0.5), randomness='different')(x)",
+        ("dropout_p=0", "torch.func.vmap(lambda x: attention(x, x, x, @))(x)", "plain(x, x, x)"),
+    ),
+    case(
+        "torch.func.vmap(lambda m: attention(x[0], x[0], x[0], mask=m))(matrix[None])",
+        (
+            "call attention() on the whole batch",
+            "attention(x[:1], x[:1], x[:1], mask=matrix[None]) # @",
+            "plain(x[:1], x[:1], x[:1], matrix)",
+        ),
+    ),
+    case(
+        "attention(x, x, x, bias=DenseBias(added.to('meta')))",
+        (
+            "bias.to(query.device)",
+            "attention(x, x, x, bias=DenseBias(added)) # @",
+            "plain(x, x, x, None, added)",
+        ),
+    ),
+    case(
+        "attention(x, x, x, mask=matrix.to('meta'))",
+        ("mask.to(query.device)", "attention(x, x, x, mask=matrix) # @", MATRIX),
+    ),
+    case(
+        "attention(q, q, q, sinks=torch.zeros(2, device='meta'))",
+        ("sinks.to(query.device)", "attention(q, q, q, sinks=torch.full((2,), -1e9)) # @", "plain(q, q, q)"),
+    ),
+    case(
+        "attention(x, x, x, mask=Causal() & Documents.from_cu_seqlens([0, 2, 4], [0, 1, 4]))",
+        ("DenseMask", "attention(x, x, x, mask=@(matrix))", MATRIX),
+    ),
+    case(
+        "attention(x, x, x, mask=Padding(rows[:, :3]))",
+        ("the mask of the source", "attention(x, x, x, mask=Padding(rows)) # @", ROWS),
+    ),
+    case("Causal().dense('a', 4)", ("both lengths", "Causal().dense(4, 4).float() # @", "low.float()")),
+    case(
+        "attention(x, x, x, mask=Wrong())",
+        ("view(1, 1, -1)", "attention(x, x, x, mask=Wrong(lambda p: p.@))", "plain(x, x, x, low)"),
+        setup="class Wrong(ch.Mask):\n    def __init__(self, shape=lambda p: p):\n        self.shape = shape\n    def lower(self, sizes):\n        place = self.shape(torch.arange(sizes.queries))\n        return ch.Spans(place * 0, place + 1)",
+    ),
+    case(
+        "ch.masked_softmax(ragged)",
+        (
+            "valid_lens",
+            "ch.masked_softmax(torch.tensor([[1.0, 2.0], [3.0, 0.0]]), @=torch.tensor([2, 1]))[1]",
+            "torch.tensor([1.0, 0.0])",
+        ),
+        setup="ragged = [[1.0, 2.0], [3.0]]",
+    ),
+    # inspection
+    case(
+        "ch.weights(x, x)[torch.tensor([0])]",
+        ("integers, slices, ... and None", "ch.weights(x, x)[0, 1:, ..., None] # @", "soft(x, x)[0, 1:, ..., None]"),
+    ),
+    case(
+        "ch.weights(x, x).reduce(ch.Mass(torch.tensor([0, -1, 1, 1])))",
+        (
+            "bool, (groups, Lk)",
+            "ch.weights(x, x).reduce(ch.Mass(torch.tensor([[True, False, False, False], [False, False, True, True]])))[0] # @",
+            "torch.stack([soft(x, x)[..., 0], soft(x, x)[..., 2:].sum(-1)], -1)",
+        ),
+    ),
+    case(
+        "ch.weights(x, x).reduce(ch.Mass(groups))",
+        (
+            "groups.to_dense()",
+            "ch.weights(x, x).reduce(ch.Mass(@))[0]",
+            "torch.stack([soft(x, x)[..., :2].sum(-1), soft(x, x)[..., 2:].sum(-1)], -1)",
+        ),
+        setup="groups = torch.tensor([0, 0, 1, 1]).to_sparse()",
+    ),
+    case(
+        "torch.func.vmap(lambda x: ch.weights(x, x).entropy())(x)",
+        (
+            "Give query and key a batch dimension",
+            "ch.weights(x, x).entropy() # @",
+            "-(soft(x, x) * soft(x, x).log()).sum(-1)",
+        ),
+    ),
+    case(
+        "stale(lambda tensor: tensor)",
+        ("tensor.clone()", "stale(lambda tensor: @)", "keep @ keep.mT"),
+        setup="keep = x.clone()\ndef stale(given):\n    value = keep.clone()\n    found = ch.weights(x, x).gradients(given(value), keep)\n    value.zero_()\n    return found[...]",
+    ),
+    # scores
+    case(
+        "ch.Additive.from_concatenated(torch.rand(5, 7), torch.rand(5))",
+        (
+            "key_dim=...",
+            "ch.Additive.from_concatenated(torch.rand(5, 7), torch.rand(5), key_dim=3)(x[..., :4], x[..., :3])[..., :0] # @",
+            "x[..., :0]",
+        ),
+    ),
+    # modules
+    case(
+        "attend(x, x, x, mask=[1, 2])",
+        (
+            "valid_lens=...",
+            "attend(x, x, x, valid_lens=torch.tensor([1, 2, 3, 4])) # @",
+            "of_torch(x, torch.arange(4) >= torch.tensor([[1], [2], [3], [4]]))",
+        ),
+    ),
+    case(
+        "attend(x, x, x, valid_lens=2)",
+        (
+            "one for each sequence",
+            "attend(x, x, x, valid_lens=[2, 2, 2, 2]) # @",
+            "of_torch(x, (torch.arange(4) >= 2).expand(4, 4))",
+        ),
+    ),
+    case(
+        "attend(y, y.transpose(0, 1), y.transpose(0, 1))",
+        ("tensor.transpose(0, 1)", "attend(*[@ for tensor in (y,) * 3])", "of_torch(x)"),
+        setup="y = x[:, :3].transpose(0, 1); x = x[:, :3]\nm = of_torch\ndef of_torch(x):\n    return module_(x)\nmodule_ = lambda x: as_torch(x, x, x)[0]",
+    ),
+    case(
+        "as_torch(x, x, x, attn_mask=matrix.to('meta'))",
+        ("attn_mask.to(query)", "as_torch(x, x, x, attn_mask=~matrix)[0] # @", "of_torch(x, None, ~matrix)"),
+    ),
+    case(
+        "ch.nn.LearnedPositionalEncoding(2, 8)(x)",
+        ("max_len=4", "ch.nn.LearnedPositionalEncoding(embed_dim=8, @)(x)[..., :0]", "x[..., :0]"),
+    ),
+    case(
+        "attend(x, attend.prepare(x, x), cache=ch.nn.KeyValueCache())",
+        ("one of the two", "attend(x, attend.prepare(x, x)) # @", "of_torch(x)"),
+    ),
+    case(
+        "attend(x, x, x, new_lens=torch.tensor([1, 2, 3, 4]))",
+        (
+            "valid_lens",
+            "attend(x, x, x, @=torch.tensor([1, 2, 3, 4]))",
+            "of_torch(x, torch.arange(4) >= torch.tensor([[1], [2], [3], [4]]))",
+        ),
+    ),
+    case(
+        "attend(x, attend.prepare(x, x), x)",
+        ("attend(query, prepared)", "@", "of_torch(x)"),
+        ("attend(query, key, value)", "@", "of_torch(x)"),
+        setup="query = key = value = x; prepared = attend.prepare(x, x)",
+    ),
+    case(
+        "attend(x, x[:, :3], x[:, :3], mask=matrix)",
+        (
+            "Padding(keep)",
+            "attend(x, x[:, :3], x[:, :3], mask=@)[:2]",
+            "as_torch(x, x[:, :3], x[:, :3], key_padding_mask=~keep)[0][:2]",
+        ),
+        setup="keep = torch.tensor([[True, True, False]] * 4)",
+    ),
+    case(
+        "used(attend)",
+        ("Read what you need of attention_weights before", "used(attend, True) # @", "soft(*projected)"),
+        setup="projected = [attend.W_q(x).unflatten(-1, (2, 4)).transpose(1, 2).detach(), attend.W_k(x).unflatten(-1, (2, 4)).transpose(1, 2).detach()]\ndef used(attend, before=False):\n    one = x.clone()\n    dot = ch.nn.DotProductAttention()\n    q1, k1 = (t.clone() for t in projected)\n    dot(q1, k1, k1)\n    if before:\n        return dot.attention_weights.dense().detach()\n    k1.zero_()\n    return dot.attention_weights.dense()",
+    ),
+    # diagnoses of the rest
+    case(
+        "ch.diagnose(q, q, q, mask=torch.zeros(5, 5).bool())",
+        ("pass ~mask", "attention(q, q, q, mask=~torch.zeros(5, 5).bool()) # @", "plain(q, q, q)"),
+    ),
+    case(
+        "ch.explain(x.to('meta'), x.to('meta'), x.to('meta'))",
+        ("outside of torch.compile", "ch.explain(x, x, x)['output'] # @", "plain(x, x, x)"),
+    ),
+    case(
+        "ch.diagnose(x.to('meta'), x.to('meta'), x.to('meta'))",
+        ("Call it in eager code", "torch.tensor(len(ch.diagnose(x, x, x))) # @", "torch.tensor(0)"),
+    ),
+    # models
+    case("watched(values=3)", ("True or False", "watched(values=True)[0].output # @", "plain(q, q, q, five)")),
+    case(
+        "watched(every=1, fuse=True)",
+        ("keep=…", "watched(fuse=True, keep=[ch.Entropy()])[0].results[0].nan_to_num(0) # @", "entropy"),
+    ),
+    case(
+        "watched(layers='nothing')", ("numbered from 0", "watched(layers=0)[0].weights.dense() # @", "soft(q, q, five)")
+    ),
+    case("watched(layers=1.5)", ("their numbers", "watched(layers=[0])[0].weights.dense() # @", "soft(q, q, five)")),
+    case("watched()['nothing']", ("there are", "watched()['Block'][0].weights.dense() # @", "soft(q, q, five)")),
+    case("watched()[3]", ("1 were seen", "watched()[0].weights.dense() # @", "soft(q, q, five)")),
+    case(
+        "watched().view(heads=0)",
+        (
+            "pass layer=",
+            "torch.tensor(len(watched().view(layer=0, heads=0)._repr_html_()) > 1000) # @",
+            "torch.tensor(True)",
+        ),
+    ),
+    case(
+        "watched().view(layer=0, heads=[])",
+        (
+            "None for all",
+            "torch.tensor(len(watched().view(layer=0, heads=None)._repr_html_()) > 1000) # @",
+            "torch.tensor(True)",
+        ),
+    ),
+    case(
+        "watched().check('causal')",
+        ("ch.Causal()", "torch.tensor([call.most for call in watched().check(@).calls])", "torch.zeros(1)"),
+    ),
+    case(
+        "watched().check({'nothing': None})",
+        (
+            "patterns of whole names",
+            "torch.tensor(watched().check({'Bl*': Causal()})[0].most) # @",
+            "torch.tensor(0.0)",
+        ),
+    ),
+    case(
+        "watched().compare(longer())",
+        (
+            "aligned=([0, 1, 3], [0, 1, 2])",
+            "watched().compare(longer(), @)[0].divergence.isfinite().all()",
+            "torch.tensor(True)",
+        ),
+        setup="def longer():\n    model = Block()\n    with ch.watch(model) as seen:\n        model(torch.rand(2, 2, 7, 8))\n    return seen",
+    ),
+    case(
+        "watched(padding=torch.ones(3, 4))",
+        ("(B, L)", "watched(padding=torch.ones(2, 5))[0].weights.dense() # @", "soft(q, q, five)"),
+    ),
+    case(
+        "ch.watch(torch.compile(Block()))",
+        ("watch(model._orig_mod)", "seen(ch.@)", "soft(q, q, five)"),
+        setup="model = torch.compile(Block())\ndef seen(manager):\n    with manager as found:\n        model._orig_mod(q)\n    return found[0].weights.dense()",
+    ),
+    case(
+        "trained(Block().train())",
+        ("model.eval()", "trained((lambda model: @)(Block()))[0].weights.dense()", "soft(q, q, five)"),
+        setup="class Drops(Block):\n    def forward(self, x):\n        return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True, dropout_p=0.5 * self.training)\nBlock = Drops\ndef trained(model):\n    with ch.watch(model, gradients=True) as seen:\n        model(q)\n    return seen",
+    ),
+    case(
+        "changed(Block().train())",
+        (
+            "model.eval()",
+            "changed((lambda model: @)(Block()))",
+            "plain(q, q, q, five) * torch.tensor([0.0, 1.0])[:, None, None]",
+        ),
+        setup="class Drops(Block):\n    def forward(self, x):\n        return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True, dropout_p=0.5 * self.training)\nBlock = Drops\ndef changed(model):\n    with ch.edit(model, ch.Scale(heads=0, factor=0.0)):\n        return model(q)",
+    ),
+    case(
+        "edited(ch.AddBias(torch.zeros(3, 3)))",
+        ("the whole sequence", "edited(ch.AddBias(torch.zeros(5, 5))) # @", "plain(q, q, q, five)"),
+        setup="def edited(edit):\n    model = Block()\n    with ch.edit(model, edit):\n        return model(q)",
+    ),
+    case(
+        "ch.load_seen(other())",
+        ("seen.save()", "again()[0].weights.dense() # @", "soft(q, q, five)"),
+        setup="import os, tempfile\nfrom safetensors.torch import save_file\ndef other():\n    path = os.path.join(tempfile.mkdtemp(), 'a.safetensors')\n    save_file({'x': x}, path)\n    return path\ndef again():\n    with tempfile.TemporaryDirectory() as folder:\n        return ch.load_seen(watched().save(folder + '/seen.safetensors'))",
+    ),
+    case(
+        "watched().save('/nowhere/at/all.safetensors')",
+        ("a folder that exists", "again()[0].weights.dense() # @", "soft(q, q, five)"),
+        setup="import tempfile\ndef again():\n    with tempfile.TemporaryDirectory() as folder:\n        return ch.load_seen(watched().save(folder + '/seen.safetensors'))",
+    ),
+    case(
+        "monitored(Linear())",
+        ("torch.nn.functional.scaled_dot_product_attention", "monitored(Block().train())", "torch.tensor(1)"),
+        setup="Linear = lambda: torch.nn.Linear(8, 8).train()\ndef monitored(model):\n    with ch.monitor(model) as seen:\n        model(q)\n    return torch.tensor(seen.steps)",
+    ),
+    case(
+        "seen(torch.nn.Linear(8, 8))",
+        ("torch.nn.functional.scaled_dot_product_attention", "seen(Block()) # @", "soft(q, q, five)"),
+        setup="def seen(model):\n    with ch.watch(model) as found:\n        model(q)\n    return found[0].weights.dense()",
+    ),
+    case(
+        "warned(lambda: ch.monitor(Block()))",
+        ("with ch.monitor(...) as seen:", "monitored(Block().train()) # @", "torch.tensor(1)"),
+        setup="def monitored(model):\n    with ch.monitor(model) as seen:\n        model(q)\n    return torch.tensor(seen.steps)",
+    ),
+    case(
+        "twice()",
+        ("with ch.edit(...):", "twice(True) # @", "torch.zeros_like(q)"),
+        setup="def twice(anew=False):\n    model = Block()\n    make = lambda: ch.edit(model, ch.Scale(heads=[0, 1], factor=0.0))\n    manager = make()\n    with manager:\n        model(q)\n    with make() if anew else manager:\n        return model(q)",
+    ),
+    case(
+        "backward(False)",
+        ("loss.backward()", "backward(True).isfinite().all() # @", "torch.tensor(True)"),
+        setup="def backward(yes):\n    model, one = Block(), q.clone().requires_grad_()\n    with torch.enable_grad(), ch.watch(model, gradients=True) as seen:\n        loss = model(one).sum()\n        if yes:\n            loss.backward()\n    return seen[0].gradients[...]",
+    ),
+    # pictures and words
+    case(
+        "watched().plot(0, title=3)",
+        ("pass a string", "drawn(watched().plot(0, title='three')) # @", "torch.tensor(True)"),
+        setup="import matplotlib\nmatplotlib.use('Agg')\ndrawn = lambda axes: torch.tensor(axes is not None)",
+    ),
+    case(
+        "ch.weights(x, x).plot(0, cmap='nothing')",
+        ("'GnBu'", "drawn(ch.weights(x, x).plot(0, cmap=@))", "torch.tensor(True)"),
+        setup="import matplotlib\nmatplotlib.use('Agg')\ndrawn = lambda axes: torch.tensor(axes is not None)",
+    ),
+    case(
+        "ch.weights(x, x).plot(0, bar=3)",
+        ("True or False", "drawn(ch.weights(x, x).plot(0, bar=False)) # @", "torch.tensor(True)"),
+        setup="import matplotlib\nmatplotlib.use('Agg')\ndrawn = lambda axes: torch.tensor(axes is not None)",
+    ),
+    case(
+        "ch.weights(x, x).plot(0, ax=3)",
+        ("None", "drawn(ch.weights(x, x).plot(0, ax=@))", "torch.tensor(True)"),
+        setup="import matplotlib\nmatplotlib.use('Agg')\ndrawn = lambda axes: torch.tensor(axes is not None)",
+    ),
+    case(
+        "watched().plot(0, tokens='abcde')",
+        ("a list of words", "drawn(watched().plot(0, tokens=list('abcde'))) # @", "torch.tensor(True)"),
+        setup="import matplotlib\nmatplotlib.use('Agg')\ndrawn = lambda axes: torch.tensor(axes is not None)",
+    ),
+    case(
+        "watched().plot(0, tokens=list('abc'))",
+        ("one word for each", "drawn(watched().plot(0, tokens=list('abcde'))) # @", "torch.tensor(True)"),
+        setup="import matplotlib\nmatplotlib.use('Agg')\ndrawn = lambda axes: torch.tensor(axes is not None)",
+    ),
+    case(
+        "ch.weights(x, x).plot(0, query_labels='abcd')",
+        ("a list of words", "drawn(ch.weights(x, x).plot(0, query_labels=list('abcd'))) # @", "torch.tensor(True)"),
+        setup="import matplotlib\nmatplotlib.use('Agg')\ndrawn = lambda axes: torch.tensor(axes is not None)",
+    ),
+    case(
+        "ch.weights(x, x).plot(0, query_labels=list('abc'))",
+        ("one for each", "drawn(ch.weights(x, x).plot(0, query_labels=list('abcd'))) # @", "torch.tensor(True)"),
+        setup="import matplotlib\nmatplotlib.use('Agg')\ndrawn = lambda axes: torch.tensor(axes is not None)",
+    ),
+    case(
+        "watched().view(title=3)",
+        ("title='Attention'", "torch.tensor('Attention' in watched().view(@)._repr_html_())", "torch.tensor(True)"),
+    ),
+    case(
+        "watched(values=True)[0].explain(tokens=list('abc'))",
+        (
+            "one a position",
+            "watched(values=True)[0].explain(tokens=list('abcde'))['output'][0, :] # @",
+            "plain(q, q, q, five)[0, :]",
+        ),
+    ),
+    case(
+        "watched(values=True)[0].explain(tokens=q)",
+        (
+            "tokenizer.convert_ids_to_tokens(ids)",
+            "watched(values=True)[0].explain(tokens=(lambda tokenizer, ids: @)(SimpleNamespace(convert_ids_to_tokens=list), 'abcde'))['output'][0, :]",
+            "plain(q, q, q, five)[0, :]",
+        ),
+    ),
+    case(
+        "watched().table(tokens='abcde')",
+        ("a list of words", "torch.tensor(len(watched().table(tokens=[list('abcde')] * 2))) # @", "torch.tensor(2)"),
+    ),
+    case(
+        "watched().table(tokens=list('abc'))",
+        (
+            "one list for each sequence",
+            "torch.tensor(len(watched().table(tokens=[list('abcde')] * 2))) # @",
+            "torch.tensor(2)",
+        ),
+    ),
+    case(
+        "watched().table(tokens=torch.rand(5))",
+        (
+            "integers (L,) or (B, L)",
+            "torch.tensor(len(watched().table(tokens=torch.arange(5).repeat(2, 1)))) # @",
+            "torch.tensor(2)",
+        ),
+    ),
+    case(
+        "ch.align('abc', 'abd')",
+        (
+            "ids.tolist()",
+            "torch.tensor(ch.align((lambda ids: @)(torch.tensor([1, 2, 3])), [1, 2, 4]))",
+            "torch.tensor([[0, 1], [0, 1]])",
+        ),
+    ),
+    case(
+        "ch.align(['a'], ['b'])",
+        (
+            "the tokens of two versions of one text",
+            "torch.tensor(ch.align(['a', 'b'], ['b'])) # @",
+            "torch.tensor([[1], [0]])",
+        ),
+    ),
+    case(
+        "watched().compare(watched(), aligned=3)",
+        (
+            "aligned=([0, 1, 3], [0, 1, 2])",
+            "watched().compare(watched(), @)[0].divergence.isfinite().all()",
+            "torch.tensor(True)",
+        ),
+    ),
+    case(
+        "watched().compare(many())",
+        ("seen.runs[0]", "watched().compare((lambda seen: @)(many()))[0].divergence", "torch.zeros(2).double()"),
+        setup="def many():\n    model = Block()\n    with ch.watch(model) as seen:\n        model(q), model(q)\n    return seen",
+    ),
+    case(
+        "many().rollout()",
+        ("seen.runs[0].rollout()", "(lambda seen: @)(many()).isfinite().all()", "torch.tensor(True)"),
+        setup="def many():\n    model = Block()\n    with ch.watch(model) as seen:\n        model(q), model(torch.rand(2, 2, 7, 8))\n    return seen",
+    ),
+    case(
+        "ch.Recording([]).check(Causal())",
+        ("no call", "torch.tensor(watched().check(Causal())[0].most) # @", "torch.tensor(0.0)"),
+    ),
+    case(
+        "edited(ch.Scale(queries=9, factor=0.0))",
+        ("at positions 0 … 4", "edited(ch.Scale(queries=4, factor=0.0))[..., 4, :] # @", "torch.zeros(2, 2, 8)"),
+        setup="def edited(edit):\n    model = Block()\n    with ch.edit(model, edit):\n        return model(q)",
+    ),
+    case(
+        "watched(heads=0)",
+        ("keep=…", "watched(heads=0, keep=[ch.Entropy()])[0].results[0].nan_to_num(0) # @", "entropy[:, :1]"),
+    ),
+    # lazy attentions
+    case(
+        "lazy().data_ptr()",
+        ("attention.dense().data_ptr()", "torch.tensor((lambda attention: @)(lazy()) > 0)", "torch.tensor(True)"),
+        setup=LLAMA,
+    ),
+    case(
+        "lazy().zero_()",
+        ("attention.clone()", "(lambda attention: @)(lazy()).zero_().sum()", "torch.tensor(0.0)"),
+        setup=LLAMA,
+    ),
+    case(
+        "lazy(max_bytes=8).clone()",
+        ("attention[:, 0]", "(lambda attention: @)(lazy(max_bytes=400))", "eager()[:, 0]"),
+        (
+            "attention.weights.entropy()",
+            "(lambda attention: @)(lazy(max_bytes=400)).nan_to_num(0)",
+            "-(eager() * eager().clamp(min=1e-30).log()).sum(-1)",
+        ),
+        setup=LLAMA,
+    ),
+    case("lazy(train=True)", ("model.eval()", "lazy() # @", "eager()"), setup=LLAMA),
+    case(
+        "wrapped()",
+        (
+            "pass the model inside it",
+            "torch.tensor(wrapped(True).config._attn_implementation == 'clearhead') # @",
+            "torch.tensor(True)",
+        ),
+        setup=LLAMA
+        + "def wrapped(inside=False):\n    return ch.use_in_transformers(model() if inside else torch.nn.Sequential(model()))\n",
+    ),
+    case(
+        "inside()",
+        ("ch.use_in_transformers(model)", "ids_out(one := (lambda model: @)(model()))", "ids_out(model())"),
+        (
+            "model.set_attn_implementation('sdpa')",
+            "ids_out((lambda model: (ch.use_in_transformers(model), @, model)[2])(model()))",
+            "ids_out(model())",
+        ),
+        setup=LLAMA + "def inside():\n    one = model()\n    with ch.use_in_transformers(one):\n        pass\n",
+    ),
+    case(
+        "of_layers()",
+        ("seen[name].joined()", "(lambda seen, name: @)(recorded(), 'layers.0.self_attn').dense()", "eager()"),
+        setup=LLAMA
+        + "def recorded():\n    one = model()\n    with ch.watch(one) as seen, torch.no_grad():\n        one(IDS)\n    return seen\ndef of_layers():\n    return recorded()['*'].joined()\n",
+    ),
+    # the rest
+    case(
+        "torch.func.vmap(lambda v: attention(x, x, x, mask=Lengths(v)))(lens)",
+        (
+            "on the whole batch",
+            "attention(x, x, x, mask=Lengths(lens[0])) # @",
+            "plain(x, x, x, torch.arange(4) < lens[0][:, None, None])",
+        ),
+        setup="lens = torch.tensor([[1, 2, 3, 4], [4, 3, 2, 1]])",
+    ),
+    case(
+        "attention(x, x, x, mask=Far())",
+        ("0 ≤ start and stop ≤ Lk", "attention(x, x, x, mask=Far(0)) # @", "plain(x, x, x)"),
+        setup="class Far(ch.Mask):\n    def __init__(self, more=3):\n        self.more = more\n    def lower(self, sizes):\n        start = torch.zeros(1, 1, 1, dtype=torch.int64)\n        return ch.Spans(start, start + sizes.keys + self.more)",
+    ),
+    case(
+        "ch.nn.RotaryEmbedding(8)([1.0])",
+        ("pass a tensor (..., L, E)", "ch.nn.RotaryEmbedding(8)(x[:, :1]) # @", "x[:, :1]"),
+    ),
+    case(
+        "ch.nn.SinusoidalPositionalEncoding(8)([1.0])",
+        ("pass a tensor (..., L, 8)", "ch.nn.SinusoidalPositionalEncoding(8)(x)[:0] # @", "x[:0]"),
+    ),
+    case(
+        "ch.Additive.from_weights(torch.rand(8, 5), torch.rand(5, 8), torch.rand(5))(x, x)",
+        (
+            "W_q.T",
+            "ch.Additive.from_weights((lambda W_q: @)(W), K, w)(x, x)",
+            "torch.tanh((x @ W)[:, :, None] + (x @ K.T)[:, None]) @ w",
+        ),
+        setup="W, K, w = torch.rand(8, 5), torch.rand(5, 8), torch.rand(5)",
+    ),
+    case(
+        "again()",
+        ("with ch.monitor(...):", "again(True) # @", "torch.tensor(1)"),
+        setup="def again(anew=False):\n    model = Block().train()\n    seen = ch.monitor(model)\n    with seen:\n        model(q)\n    with ch.monitor(model) if anew else seen as second:\n        model(q)\n    return torch.tensor(second.steps)",
+    ),
+    case(
+        "first(x[:, :3], y, y)",
+        ("batch_first=True", "ch.nn.TorchMultiheadAttention(8, 2, @)(x[:, :3], y, y)[0][..., :0]", "x[:, :3, :0]"),
+        setup="first = ch.nn.TorchMultiheadAttention(8, 2); y = torch.rand(4, 5, 8)",
+    ),
+    case(
+        "inside()",
+        ("outside of the edit's `with`", "inside(False) # @", "torch.tensor(True)"),
+        setup=LLAMA
+        + "def inside(yes=True):\n    one = model()\n    if yes:\n        with ch.edit(one, ch.Scale(heads=0)):\n            ch.compare(one, 'sdpa', 'eager', {'input_ids': IDS})\n    return torch.tensor(ch.compare(one, 'sdpa', 'eager', {'input_ids': IDS}).first is None)\n",
+    ),
+    case(
+        "saved(gauss())",
+        ("ch.Recording([call for call in seen.calls if …]).save(path)", "saved(watched()) # @", "soft(q, q, five)"),
+        setup="import os, tempfile\ndef saved(seen):\n    path = os.path.join(tempfile.mkdtemp(), 'a.safetensors')\n    return ch.load_seen(seen.save(path))[0].weights.dense()\nclass Gauss(Block):\n    def forward(self, x):\n        return ch.attention(x, x, x, score=ch.Gaussian())\ndef gauss():\n    one = Gauss()\n    with ch.watch(one) as seen:\n        one(q)\n    return seen",
+    ),
+    case(
+        "of_shape(q, q[..., :3, :], q.transpose(1, 2))",
+        ("tensor.transpose(1, 2)", "attention(*[@ for tensor in (q.transpose(1, 2),) * 3])", "plain(q, q, q)"),
+        setup="of_shape = attention",
+    ),
+    case(
+        "lazily().backward()",
+        ("call.weights.gradients(value, grad)", "(lambda call, value, grad: @)(watched()[0], q, q)[...]", "q @ q.mT"),
+        setup=LLAMA
+        + "def lazily():\n    one = model()\n    with ch.lazy_attentions(one):\n        found = one(IDS, output_attentions=True).attentions[0]\n    found.register_hook(print)\n    return found.sum()\n",
+    ),
+    case(
+        "torch.func.vmap(one)(q[None])",
+        ("without", "one(q) # @", "plain(q, q, q, five)"),
+        setup="block = Block()\ndef one(x):\n    with ch.watch(block):\n        return block(x)",
+    ),
+    case(
+        "of_cache()",
+        ('align="lower_right"', "attention(x[:, 1:], x, x, mask=Causal(), @)", "plain(x[:, 1:], x, x, low[1:])"),
+        setup="of_cache = lambda: ch.diagnose(x[:, 1:], x, x, mask=Causal(), align='upper_left')",
+    ),
+]
