@@ -199,3 +199,23 @@ def test_a_causal_flag_with_more_keys_than_queries(number):
         output = block(q, k)
     scores = q.double() @ k.double().mT / 8**0.5
     close(output, by_hand(scores, torch.ones(4, 7, dtype=torch.bool).tril(), changes) @ k.double())
+
+
+@pytest.mark.parametrize("ours", [False, True])
+@pytest.mark.parametrize("average", [False, True])
+def test_changed_rows_of_returned_weights_have_no_gradient(ours, average):
+    """Neither that of the edit, nor that of the weights before it; the other rows keep theirs."""
+    torch.manual_seed(0)
+    module = torch.nn.MultiheadAttention(E, H, batch_first=True)
+    module = ch.nn.TorchMultiheadAttention.from_torch(module) if ours else module
+    x = torch.randn(2, 5, E)
+
+    def gradient(row, *edits):
+        module.zero_grad()
+        with ch.edit(module, *edits):
+            module(x, x, x, average_attn_weights=average)[1][..., row, :].square().sum().backward()
+        return module.in_proj_weight.grad.clone()
+
+    changed, elsewhere = ch.Scale(factor=0.5, queries=1), ch.Scale(factor=0.5, queries=3)
+    assert not gradient(1, changed).any()
+    assert gradient(1, elsewhere).any()

@@ -45,7 +45,9 @@ def with_weights(change: Change, result: Any) -> Any:
             old = Weights(FromRecord(now(before._replace(sizes=before.sizes._replace(leading=None))), {})).dense(None)
             moved = torch.where(inside, new - old, 0.0).mean(1)
     if averaged:
-        return (result[0], given + moved.to(given.dtype).view(given.shape), *result[2:])
+        old = given.view(batch, queries, keys)
+        new = torch.where(inside.any(1), (old + moved.to(old.dtype)).detach(), old)  # no head's old gradient is left
+        return (result[0], new.view(given.shape), *result[2:])
     kept = given.view(new.shape)
     return (result[0], torch.where(inside, new.to(given.dtype), kept).view(given.shape), *result[2:])
 
