@@ -44,9 +44,13 @@ class Edited(NamedTuple):
     uniform: Tensor | None
 
 
-@torch.no_grad()
 def edited(change: Change, score: Score, query: Tensor, uniform: Tensor | None, name: str, values: bool) -> Edited:
     """The call whose edits these are. `values`: whether its value is kept beside the weights."""
+    with torch.no_grad(), change.inside():
+        return _edited(change, score, query, uniform, name, values)
+
+
+def _edited(change: Change, score: Score, query: Tensor, uniform: Tensor | None, name: str, values: bool) -> Edited:
     problem, spot = change.problem, change.spot
     sizes = problem.sizes._replace(leading=None)
     found = problem._replace(value=None)

@@ -15,10 +15,10 @@ from clearhead.base.managers import Managed
 from clearhead.base.tracing import unobserved
 from clearhead.models._compiled import refuse_compiled
 from clearhead.models._place import BY_HEAD, Place
-from clearhead.models._receiver import Answer, DotCall, Receiver
+from clearhead.models._receiver import Answer, Changing, DotCall, Receiver
 from clearhead.models.calls import listed
 from clearhead.models.edits._changed import Change, changed
-from clearhead.models.edits._returned import with_weights
+from clearhead.models.edits._returned import RanEdited, with_weights
 from clearhead.models.edits._spots import spot_of
 from clearhead.models.edits.base import Edit, chosen
 from clearhead.models.edits.spot import Spot, Unmasked
@@ -167,14 +167,14 @@ class Editor(Receiver):
         spot = spot_of(problem, self.innermost, name)._replace(unmasked=unmasked)
         self.places.append(spot.queries)
         regions = list(self._regions(problem, edits, spot, name))
-        return Change(problem, spot, regions) if regions else None
+        return Change(problem, spot, regions, self.inside) if regions else None
 
     def _after(self, change: Change | None, name: str, place: Place | None) -> Answer:
         if change is None:
             return None
         if place is None:
             raise UnsupportedError(f"{name} computes attention inside a fused layer, where edit() can't change it.")
-        return lambda result: with_weights(change, changed(change, place, result))
+        return Changing(lambda result: with_weights(change, changed(change, place, result)), RanEdited(change))
 
     def _regions(
         self, problem: Problem, edits: list[int], spot: Spot, name: str
