@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from clearhead.report.page import markup, program_ending_in, style_of_report
+from clearhead.base.pages import program
+from clearhead.report.page import markup, style_of_report
 
 
 def module() -> str:
@@ -15,4 +16,4 @@ def module() -> str:
     box in pixels.
     """
     text = json.dumps(markup(style_of_report()))
-    return f"const MARKUP = {text};\nexport default {program_ending_in('widget.js')}"
+    return f"const MARKUP = {text};\n{program('widget')}"

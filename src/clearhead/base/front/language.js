@@ -28,7 +28,7 @@ function tokensOf(text) {
 }
 
 /** `name = expression` as {name, tree}. Throws a SyntaxError for what is no such line. */
-function read(code) {
+export function read(code) {
   const tokens = tokensOf(code);
   let at = 0;
   const next = () => tokens[at];
@@ -148,11 +148,11 @@ function* allTrees(tree) {
 /** What a tree reads and what it calls: the names of such trees, each once, in order. */
 const namesOf = (kind) => (tree) =>
   [...new Set([...allTrees(tree)].filter((inner) => inner.kind === kind).map((inner) => inner.name))];
-const namesIn = namesOf("name");
-const callsIn = namesOf("call");
+export const namesIn = namesOf("name");
+export const callsIn = namesOf("call");
 
 /** The tree with `change(tree)` in the place of each inner tree for which that is not null. */
-function changed(tree, change) {
+export function changed(tree, change) {
   const other = change(tree);
   if (other) return other;
   return tree.kind === "call" ? { ...tree, inputs: tree.inputs.map((inner) => changed(inner, change)) } : tree;

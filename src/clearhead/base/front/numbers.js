@@ -10,7 +10,7 @@ function rounded(size, format, digits) {
 }
 
 /** A number as Python's `number()` has it: four digits after the point; below 0.1 and far from 1, four in all. */
-function number(x) {
+export function number(x) {
   if (Number.isNaN(x)) return "NaN";
   if (!Number.isFinite(x)) return x > 0 ? "∞" : "-∞";
   const size = Math.abs(x);
@@ -20,18 +20,18 @@ function number(x) {
   return sign + rounded(size, "toExponential", 3).replace(/e([+-])(\d)$/, "e$10$2");
 }
 
-function textOf(x, kind) {
+export function textOf(x, kind) {
   if (kind === "allowed") return x ? "■" : "·";
   return kind === "integer" ? String(x) : number(x);
 }
 
-const sizeOf = (sizes) => sizes.reduce((product, n) => product * n, 1);
+export const sizeOf = (sizes) => sizes.reduce((product, n) => product * n, 1);
 
 /** Where an index stands in memory, in C order. */
-const placeOf = (index, sizes) => index.reduce((place, n, axis) => place * sizes[axis] + n, 0);
+export const placeOf = (index, sizes) => index.reduce((place, n, axis) => place * sizes[axis] + n, 0);
 
 /** Calls `visit(index)` for every index of an array of these sizes, in C order; the index is used again. */
-function everyIndex(sizes, visit) {
+export function everyIndex(sizes, visit) {
   const index = sizes.map(() => 0);
   for (let left = sizeOf(sizes); left > 0; left--) {
     visit(index);
@@ -40,4 +40,4 @@ function everyIndex(sizes, visit) {
 }
 
 /** A whole number with its thousands apart. (`toLocaleString` takes 10 ms when it is first called.) */
-const grouped = (count) => String(count).replace(/\B(?=(\d{3})+$)/g, ",");
+export const grouped = (count) => String(count).replace(/\B(?=(\d{3})+$)/g, ",");

@@ -3,6 +3,9 @@
 // A node is {axes, at(index), term(index)}: axes are [{n, more}], `more` being entries that this page does not hold.
 // Nothing between the steps is kept; only a step's own numbers are (see steps.js).
 
+import { axisOf, constantOf, lengthOf, rearrangements, valueNode } from "./shapes.js";
+import { between, BINDS, bracketed, called, sumOf, times } from "./terms.js";
+
 /** An index of a result as one of an input that broadcasts to it. */
 function broadcastIndex(index, axes) {
   const skip = index.length - axes.length;
@@ -123,7 +126,7 @@ function takeAlong(node, places, where) {
 
 const inFloat32 = entrywise(Math.fround, (a) => a);
 
-const operations = {
+export const operations = {
   add: entrywise((a, b) => a + b, (a, b) => between(a, " + ", b, BINDS.sum, BINDS.sum, BINDS.product)),
   sub: entrywise((a, b) => a - b, (a, b) => between(a, " - ", b, BINDS.sum, BINDS.sum, BINDS.product)),
   mul: entrywise((a, b) => a * b, times),
@@ -157,7 +160,7 @@ const operations = {
 };
 
 /** The node of a tree, over the steps by name. Throws for a call or a name that this page does not know. */
-function nodeOf(tree, steps) {
+export function nodeOf(tree, steps) {
   if (tree.kind === "value") return valueNode(tree.value, tree.text);
   if (tree.kind === "name") {
     const step = steps.get(tree.name);

@@ -2,10 +2,13 @@
 //
 // Nodes are those of operations.js.
 
-const constantOf = (node) => node.at([]);
-const axisOf = (node, axis) => (axis < 0 ? axis + node.axes.length : axis);
+import { number, placeOf, sizeOf } from "./numbers.js";
+import { leaf } from "./terms.js";
 
-const valueNode = (value, text = null) => ({
+export const constantOf = (node) => node.at([]);
+export const axisOf = (node, axis) => (axis < 0 ? axis + node.axes.length : axis);
+
+export const valueNode = (value, text = null) => ({
   axes: [],
   at: () => value,
   term: () => leaf(text ?? number(value)),
@@ -33,7 +36,7 @@ function unsqueeze(node, where) {
 const swapLast = (node) => transpose(node, valueNode(-2), valueNode(-1));
 
 /** How many entries an axis has; of an axis that this page holds in part, that is not known. */
-function lengthOf({ n, more }) {
+export function lengthOf({ n, more }) {
   if (more) throw new Error("this page holds a part of the entries alone");
   return n;
 }
@@ -124,7 +127,7 @@ function arange(from, to, by) {
   return { axes: [axisOfSize(Math.ceil((end - first) / step))], at, term: (given) => leaf(String(at(given))) };
 }
 
-const rearrangements = {
+export const rearrangements = {
   transpose, unsqueeze, unflatten, flatten, index: indexed, cat, stack, repeat, repeat_interleave: repeatEach, arange,
   pad, T: swapLast, mT: swapLast, list: (...nodes) => nodes,
 };

@@ -3,26 +3,28 @@
 // A term is {binds, pieces}: a piece is a string or {text, step, index}. `binds` says how tightly, so that brackets
 // stand where they are needed and nowhere else.
 
-const BINDS = { compare: 0, sum: 1, product: 2, unary: 3, power: 4, atom: 5 };
+import { grouped } from "./numbers.js";
+
+export const BINDS = { compare: 0, sum: 1, product: 2, unary: 3, power: 4, atom: 5 };
 let mostTerms = 8; // of a sum that are written out: those with the largest size
-const setMostTerms = (n) => { mostTerms = n; };
+export const setMostTerms = (n) => { mostTerms = n; };
 
 const atom = (text) => ({ binds: BINDS.atom, pieces: [text] });
 
 /** A number that stands in a step, or in the code; brackets go round a negative one as round a sum. */
-function leaf(text, source = null) {
+export function leaf(text, source = null) {
   const piece = source ? { text, ...source } : text;
   return { binds: text.startsWith("-") ? BINDS.sum : BINDS.atom, pieces: [piece] };
 }
 
-const bracketed = (term, least) => (term.binds < least ? ["(", ...term.pieces, ")"] : term.pieces);
+export const bracketed = (term, least) => (term.binds < least ? ["(", ...term.pieces, ")"] : term.pieces);
 
-function between(left, sign, right, binds, leastLeft, leastRight) {
+export function between(left, sign, right, binds, leastLeft, leastRight) {
   return { binds, pieces: [...bracketed(left, leastLeft), sign, ...bracketed(right, leastRight)] };
 }
 
-const times = (a, b) => between(a, "·", b, BINDS.product, BINDS.product, BINDS.product);
-const called = (name, ...terms) => ({
+export const times = (a, b) => between(a, "·", b, BINDS.product, BINDS.product, BINDS.product);
+export const called = (name, ...terms) => ({
   binds: BINDS.atom,
   pieces: [`${name}(`, ...terms.flatMap((term, n) => (n ? [", ", ...term.pieces] : term.pieces)), ")"],
 });
@@ -36,7 +38,7 @@ function largest(values) {
 }
 
 /** A sum of `values`, whose terms `termOf(n)` writes out; `more` are not in this page. */
-function sumOf(values, termOf, more, sign = " + ") {
+export function sumOf(values, termOf, more, sign = " + ") {
   const shown = largest(values);
   const left = values.length - shown.length + more;
   const single = values.length === 1 && !left;
@@ -51,10 +53,10 @@ function sumOf(values, termOf, more, sign = " + ") {
   return { binds: single ? termOf(0).binds : BINDS.sum, pieces };
 }
 
-const plainText = (pieces) => pieces.map((piece) => piece.text ?? piece).join("");
+export const plainText = (pieces) => pieces.map((piece) => piece.text ?? piece).join("");
 
 /** All the places that a number is made of, as pieces: also those of terms that are not written out. */
-function placesIn(node, index) {
+export function placesIn(node, index) {
   const before = mostTerms;
   mostTerms = Infinity;
   try {

@@ -1,8 +1,11 @@
 // ---- The map of differences: two hues, on a square root's scale, so that small differences are seen beside large ones.
 
+import { hatching } from "./colour.js";
+import { signedStep, signedTables } from "./signed.js";
+
 const LESS = "#b8590b"; // in both themes
 
-function drawDifference(canvas, { pool, limit, byQuery, byKey }, layout, { dark, colours }) {
+export function drawDifference(canvas, { pool, limit, byQuery, byKey }, layout, { dark, colours }) {
   const { left, top, across, down, ratio, width, height, right, words } = layout;
   const table = signedTables[dark ? "dark" : "light"];
   Object.assign(canvas, { width, height });

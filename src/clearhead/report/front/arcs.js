@@ -1,9 +1,11 @@
 // ---- The strongest weights as arcs over the text, from the token that looks to the token looked at.
 
-const ARCS = 5;
+import { draw, percent } from "./words.js";
+
+export const ARCS = 5;
 
 /** Adds a pair to the strongest ARCS, which are in order: [weight, query, key]. Equals stay in the order they came. */
-function keepStrongest(strongest, weight, i, j) {
+export function keepStrongest(strongest, weight, i, j) {
   if (!(weight > 0) || (strongest.length === ARCS && weight <= strongest[ARCS - 1][0])) return;
   let at = strongest.length;
   while (at > 0 && strongest[at - 1][0] < weight) at--;
@@ -39,7 +41,7 @@ function arcBetween(from, to, labelled) {
 }
 
 /** Draws arcs on `svg`, which lies over the texts. `pairs`: [weight, query, key]; `view`: which end is chosen. */
-function drawArcs(svg, pairs, view, proseOf) {
+export function drawArcs(svg, pairs, view, proseOf) {
   const over = svg.getBoundingClientRect();
   const taken = []; // places of labels
   svg.replaceChildren();

@@ -1,5 +1,7 @@
 // ---- Tokens of bytes as the text that they stand for.
 
+export const special = /^(\[[A-Z]+\d*\]|<\/?[a-z_]+\d*>|<\|[^|]*\|>)$/; // a token of the tokenizer's own: [CLS], </s>, <|end|>
+
 /** Byte-level tokenizers write each byte as one sign: printable Latin-1 as itself, the others from U+0100 on. */
 const byteSigns = new Map();
 for (let byte = 0, next = 256; byte < 256; byte++) {
@@ -29,13 +31,13 @@ function signAt(bytes, at) {
 }
 
 const byteName = (byte) => `⟨${byte.toString(16).toUpperCase().padStart(2, "0")}⟩`;
-const onlyByteNames = /^(⟨[0-9A-F]{2}⟩)+$/;
+export const onlyByteNames = /^(⟨[0-9A-F]{2}⟩)+$/;
 
 /**
  * Each token's text. A sign whose bytes are in several tokens stands with the first of them; a token that only goes on
  * with one is the names of its bytes, and so is a byte that is in no sign.
  */
-function textsOfBytes(tokens, marking) {
+export function textsOfBytes(tokens, marking) {
   const each = tokens.map((token) => bytesOfToken(token, marking));
   const texts = tokens.map((token, index) => (each[index] ? "" : token));
   for (let from = 0; from < tokens.length; from++) {
@@ -59,7 +61,7 @@ function textsOfBytes(tokens, marking) {
 }
 
 /** Are these tokens of bytes, though none begins with a space? If so all are, and their bytes are UTF-8 beyond ASCII. */
-function onlyBytes(tokens) {
+export function onlyBytes(tokens) {
   if (!tokens.some((token) => /[^ -~]/.test(token))) return false;
   const each = tokens.filter((token) => !special.test(token)).map((token) => bytesOfToken(token, "Ġ"));
   if (each.includes(null)) return false;

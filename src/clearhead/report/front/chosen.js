@@ -1,7 +1,10 @@
 // ---- Several tokens at once: their names in an address, and the mean of what they look at.
 
+import { ARCS, keepStrongest } from "./arcs.js";
+import { breathe, countsOf, mayLook, weightOf } from "./weights.js";
+
 /** Positions as an address holds them, such as `3-7.9`. */
-function rangesOf(positions) {
+export function rangesOf(positions) {
   const ranges = [];
   for (const at of [...positions].sort((a, b) => a - b)) {
     const last = ranges.at(-1);
@@ -22,14 +25,17 @@ function fromRanges(text, count) {
   return [...found].sort((a, b) => a - b);
 }
 
-View.more.set("tokens", (text, run) => {
-  const most = Math.max(...run.layers.map(({ queries, keys }) => Math.max(queries, keys)));
-  const positions = fromRanges(text, most);
-  return positions.length > 1 ? rangesOf(positions) : null;
-});
+/** What is read of the address: several tokens. */
+export const ADDRESS_OF_TOKENS = {
+  tokens: (text, run) => {
+    const most = Math.max(...run.layers.map(({ queries, keys }) => Math.max(queries, keys)));
+    const positions = fromRanges(text, most);
+    return positions.length > 1 ? rangesOf(positions) : null;
+  },
+};
 
 /** The chosen tokens: those that were taken together, or the one. */
-function chosenOf(view) {
+export function chosenOf(view) {
   const together = fromRanges(view.tokens, view.lengths[0]);
   return together.includes(view.token) ? together : [view.token];
 }
@@ -38,7 +44,7 @@ function chosenOf(view) {
  * The mean of the weights of some tokens, `weights`, and of what they would be if each query looked at all it may see
  * alike, `fair`; for each other token. `strongest`: the strongest pairs, [weight, query, key]. Null if `wanted()` turns false before it is computed.
  */
-async function meanLook(head, view, tokens, wanted) {
+export async function meanLook(head, view, tokens, wanted) {
   const out = view === "out";
   const counts = countsOf(head);
   const length = out ? head.keys : head.queries;
@@ -64,7 +70,7 @@ async function meanLook(head, view, tokens, wanted) {
 }
 
 /** The same of one token whose look is known. */
-function oneLook({ head, view, token, weights, ranked }) {
+export function oneLook({ head, view, token, weights, ranked }) {
   const counts = countsOf(head);
   const fair = new Float64Array(weights.length);
   const at = (other) => (view === "out" ? [token, other] : [other, token]);

@@ -1,5 +1,8 @@
 // ---- From a weight to a colour.
 
+import { cssColour, inkOn, tableOf, tables } from "../../base/front/ramp.js";
+import { percent, times } from "./words.js";
+
 // Less than uniform: never as far from the background as more.
 const below = { light: ["#ece5d8", "#ffffff"], dark: ["#302a20", "#1a1f28"] };
 const LEAST = 1 / 64; // times uniform: less is coloured as this
@@ -24,7 +27,7 @@ const diverging = { light: divergingTable("light"), dark: divergingTable("dark")
  * alike, on a log scale; "log", the weight on a log scale from a tenth of the least uniform share; "linear", the weight.
  * `most`: the keys that the query sees that sees the most.
  */
-class Scale {
+export class Scale {
   constructor(kind, most, dark) {
     this.kind = kind;
     this.relative = kind === "uniform";
@@ -75,7 +78,7 @@ class Scale {
 }
 
 /** A pattern of slanted lines, for pairs that are not allowed. */
-function hatching(context, colours, ratio) {
+export function hatching(context, colours, ratio) {
   const size = Math.round(6 * ratio);
   const tile = document.createElement("canvas");
   tile.width = size;

@@ -1,22 +1,37 @@
 // ---- Two heads beside each other: what one attends to more than the other.
 
+import { grouped } from "../../base/front/numbers.js";
+import { drawDifference } from "./apart.js";
+import {
+  differenceOf, haveKey, haveQuery, headBeside, inText, objectionTo, placesAcross, weightBeside,
+} from "./difference.js";
+import { Layout } from "./layout.js";
+import { drawCross, drawLabels } from "./marks.js";
+import { keyOf, placesIn } from "./measures.js";
+import { headName } from "./names.js";
+import { drawRamp, signedTables } from "./signed.js";
+import { pairOf } from "./view.js";
+import { equalShare, mayLook } from "./weights.js";
+import { make, pairName, percent, plural, signed } from "./words.js";
+
 /** A side of the comparison from the address: a head, `pins`, the average of those, or `uniform`. */
 function sideIn(text, run) {
   if (text === "pins" || text === "uniform") return text;
   const [found, ...more] = placesIn(text, run);
   return found && !more.length ? keyOf(found) : null;
 }
-View.more.set("a", sideIn);
-View.more.set("b", sideIn);
 
-function sideName(page, side) {
+/** What this pane reads of the address. */
+export const ADDRESS_OF_COMPARISON = { a: sideIn, b: sideIn };
+
+export function sideName(page, side) {
   const { run, view } = page;
   if (side === "uniform") return "uniform attention";
   if (side === "pins") return `average of the ${placesIn(view.pins, run).length} pinned`;
   return headName(page, placesIn(side, run)[0]);
 }
 
-class ComparePane {
+export class ComparePane {
   constructor(page) {
     this.page = page;
     this.canvas = page.find("apart");

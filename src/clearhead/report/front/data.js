@@ -1,10 +1,12 @@
 // ---- The page's data as objects. The format is described in `clearhead/report/page.py`.
 
+import { breathe, rowsOf } from "./weights.js";
+
 const PLACES = 8; // the most arrays of a block: where one stands is 8 * block + place
 const plainArrays = [Uint8Array, Int32Array, Float32Array, Float64Array];
 
 /** The arrays of a block, an ArrayBuffer: kind and bytes as int32, the values, filled up to 8 bytes; and so on. */
-function arraysOf(buffer) {
+export function arraysOf(buffer) {
   const found = [];
   for (let at = 0; at < buffer.byteLength;) {
     const [kind, bytes] = new Int32Array(buffer, at, 2);
@@ -59,7 +61,7 @@ const unpacked = (bytes) =>
   new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).arrayBuffer();
 
 /** The data that stand in a page: its metadata at once, a block when it is asked for. */
-function embeddedSource(page) {
+export function embeddedSource(page) {
   return {
     meta: JSON.parse(page.getElementById("meta").textContent),
     async block(number) {
@@ -76,10 +78,10 @@ function embeddedSource(page) {
 }
 
 /** The data as binary messages: `ask(number)` is the promise of the bytes of a block. */
-const messageSource = (meta, ask) => ({ meta, block: async (number) => unpacked(await ask(number)) });
+export const messageSource = (meta, ask) => ({ meta, block: async (number) => unpacked(await ask(number)) });
 
 /** What a page shows. `source`: its `meta`, and `block(number)`, the promise of an ArrayBuffer. */
-class Run {
+export class Run {
   constructor(source) {
     const { title, texts, originals, steps, measures, distinctive, leftOut, beside, aligned } = source.meta;
     Object.assign(this, { title, texts, originals, steps, measures, distinctive, leftOut, beside, aligned });

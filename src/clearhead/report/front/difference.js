@@ -1,5 +1,8 @@
 // ---- How far two rows of weights are apart. The formulas of `compare` in Python, in float64.
 
+import { breathe, mayLook, weightOf } from "./weights.js";
+import { plural } from "./words.js";
+
 const MOST_PAIRS = 2 ** 22; // that are computed: of longer texts every second, third, … query is compared
 const ROUNDING = 0.001; // that a row without a sink may lack to 1
 const LARGEST = 12; // differences that are listed
@@ -30,7 +33,7 @@ function jensenShannon(p, q, rest) {
 }
 
 /** Where the tokens of one text stand in another, −1 for those that it has not; null where each has its own place. */
-function placesAcross(run, from, to) {
+export function placesAcross(run, from, to) {
   for (const { texts, positions } of run.aligned ?? []) {
     const way = texts[0] === from && texts[1] === to ? 0 : texts[1] === from && texts[0] === to ? 1 : -1;
     if (way < 0) continue;
@@ -42,20 +45,20 @@ function placesAcross(run, from, to) {
 }
 
 /** A head whose `rows` and `columns` say where the queries and keys of another layer stand in its own texts. */
-const headBeside = (run, { queryText, keyText }, head) => ({
+export const headBeside = (run, { queryText, keyText }, head) => ({
   ...head, rows: placesAcross(run, queryText, head.layer.queryText), columns: placesAcross(run, keyText, head.layer.keyText),
 });
 
-const inText = (places, at) => (places ? places[at] : at);
+export const inText = (places, at) => (places ? places[at] : at);
 
 /** The weight of a pair in a head, by the pair's place in the texts that are compared. */
-const weightBeside = (head, i, j) => weightOf(head, inText(head.rows, i), inText(head.columns, j));
+export const weightBeside = (head, i, j) => weightOf(head, inText(head.rows, i), inText(head.columns, j));
 
 /**
  * Why two sides cannot be compared, or null. A side: `heads`, of which it is the mean, each a `headBeside` of the first of
  * all, whose texts are compared; `uniform`, no heads.
  */
-function objectionTo(a, b) {
+export function objectionTo(a, b) {
   const heads = [...a.heads, ...b.heads];
   if (!heads.length) return "Choose a head for one side: there is none.";
   const other = heads.find(({ queries, keys, rows, columns }) => (
@@ -79,8 +82,8 @@ function rowOf(side, i, seen) {
 }
 
 /** Whether all texts have query i, or key j. */
-const haveQuery = (heads, i) => heads.every(({ rows }) => inText(rows, i) >= 0);
-const haveKey = (heads, j) => heads.every(({ columns }) => inText(columns, j) >= 0);
+export const haveQuery = (heads, i) => heads.every(({ rows }) => inText(rows, i) >= 0);
+export const haveKey = (heads, j) => heads.every(({ columns }) => inText(columns, j) >= 0);
 
 /**
  * Which keys query i may see, 0 or 1, of those that all texts have; null where it sees none, or the masks of the heads
@@ -105,7 +108,7 @@ function seenBy(heads, i) {
  * `byKey`, sums of the differences; `largest`, the pairs that differ most: {i, j, a, b}. In slices; null when `wanted()`
  * turns false.
  */
-async function differenceOf(a, b, perRow, perColumn, wanted) {
+export async function differenceOf(a, b, perRow, perColumn, wanted) {
   const heads = [...a.heads, ...b.heads];
   const { queries, keys } = heads[0];
   const step = Math.ceil((queries * keys * heads.length) / 2 / MOST_PAIRS);

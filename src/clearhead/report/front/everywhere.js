@@ -1,6 +1,11 @@
 // ---- The same pair in all heads that read the same texts: one square a head, computed when asked for.
 
-class EverywherePane {
+import { Scale } from "./colour.js";
+import { headName } from "./names.js";
+import { countsOf, weightOf } from "./weights.js";
+import { make, nameOf, percent } from "./words.js";
+
+export class EverywherePane {
   constructor(page) {
     this.page = page;
     this.box = page.find("everywhere");

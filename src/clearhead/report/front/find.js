@@ -1,5 +1,7 @@
 // ---- Words found in the text.
 
+import { grouped } from "../../base/front/numbers.js";
+
 /** The runs of tokens, [first, last], that hold what is sought, whatever its case. */
 function matchesOf(words, sought) {
   const wanted = sought.toLowerCase();
@@ -25,7 +27,7 @@ function matchesOf(words, sought) {
   return found;
 }
 
-class Find {
+export class Find {
   constructor(page, pane) {
     Object.assign(this, { page, pane, matches: [], current: -1 });
     this.form = page.find("find");

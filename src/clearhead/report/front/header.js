@@ -1,6 +1,10 @@
 // ---- The head of the page: what is opened, and the choices that hold for all panes.
 
-class HeaderPane {
+import { headName } from "./names.js";
+import { sinkShareOf } from "./weights.js";
+import { percent } from "./words.js";
+
+export class HeaderPane {
   constructor(page) {
     this.page = page;
     this.inputs = page.root.querySelectorAll("fieldset.choice input");

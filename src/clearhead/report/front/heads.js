@@ -1,36 +1,23 @@
 // ---- All heads: what each does, and the choice among them.
 
+import { HeadList, HeadScatter } from "./heads_list.js";
+import { HeadMatrix } from "./heads_matrix.js";
+import { HeadsTop } from "./heads_top.js";
+import { figureOf, figureWords, keyOf, placesIn, titleOf } from "./measures.js";
+import { headName, roleOf } from "./names.js";
+import { plural } from "./words.js";
+
 const SHOWS = ["squares", "maps", "list", "scatter"];
 const measureIn = (text, run) => (run.measures.some(({ name }) => name === text) ? text : null);
-View.more.set("by", measureIn);
-View.more.set("against", measureIn);
-View.more.set("show", (text) => (SHOWS.indexOf(text) > 0 ? text : null));
-View.more.set("only", (text) => text || null);
-View.more.set("pins", (text, run) => placesIn(text, run).map(keyOf).join("_") || null);
 
-/** A short name for each layer, no two alike: "L3". */
-function labelsOf(layers) {
-  const plain = layers.map((layer, index) => layer.label ?? `L${index}`);
-  const named = plain.map((label, index) => (
-    plain.indexOf(label) === plain.lastIndexOf(label) ? label : `${roleOf(layers[index])} ${label}`));
-  return named.map((label, index) => {
-    const same = named.slice(0, index).filter((other) => other === label).length;
-    return same ? `${label}#${same + 1}` : label;
-  });
-}
-
-/** What a layer reads and is read by: "encoder", "decoder", "cross", "self". */
-const roleOf = (layer) => layer.role ?? layer.kind;
-
-/** Whether a layer is of the second of two recordings, and the layer of the other that stands beside it, or null. */
-const isSecond = (layer) => roleOf(layer).endsWith("beside");
-function counterpartOf(run, layer) {
-  const pair = (run.beside ?? []).find((places) => places.includes(layer));
-  return pair === undefined ? null : pair[0] === layer ? pair[1] : pair[0];
-}
-
-/** "L3H8" */
-const headName = ({ labels, run }, { layer, head }) => `${labels[layer]}H${run.layers[layer].heads[head].number ?? head}`;
+/** What this pane reads of the address. */
+export const ADDRESS_OF_HEADS = {
+  by: measureIn,
+  against: measureIn,
+  show: (text) => (SHOWS.indexOf(text) > 0 ? text : null),
+  only: (text) => text || null,
+  pins: (text, run) => placesIn(text, run).map(keyOf).join("_") || null,
+};
 
 /** Whether a head fits what was typed: each word of it is a layer, a head, or a part of the name or role. */
 function fits(page, place, typed) {
@@ -43,8 +30,9 @@ function fits(page, place, typed) {
       : about.includes(word) || name === word));
 }
 
-class HeadsPane {
-  constructor(page) {
+/** `Pins`: the class of what is pinned and compared. */
+export class HeadsPane {
+  constructor(page, Pins) {
     this.page = page;
     const { run } = page;
     this.places = run.layers.flatMap(({ heads }, layer) => heads.map((_, head) => ({ layer, head })));
@@ -52,7 +40,7 @@ class HeadsPane {
     this.parts = { list: new HeadList(this), scatter: new HeadScatter(this), squares: new HeadMatrix(this) };
     this.parts.maps = this.parts.squares;
     this.top = new HeadsTop(this);
-    this.pins = new HeadPins(this);
+    this.pins = new Pins(this);
     page.find("overview-title").textContent = `All ${plural(this.places.length, "head")}`;
     page.find("left-out").hidden = run.leftOut.length === 0;
     page.find("left-out").textContent = run.leftOut.map(({ name, reason }) => `Left out: ${name}: ${reason}`).join(" ");

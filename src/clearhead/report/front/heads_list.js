@@ -1,8 +1,11 @@
 // ---- Heads in the order of a measure, and two measures of all heads as points.
 
+import { figureWords, keyOf, limitOf, rankedBy, RATIOS, titleOf, valueWords } from "./measures.js";
+import { barOf, make, plural } from "./words.js";
+
 const ROWS_AT_ONCE = 200;
 
-class HeadList {
+export class HeadList {
   constructor(pane) {
     this.pane = pane;
     this.box = pane.page.find("head-list");
@@ -51,7 +54,7 @@ function walk(event, root, elements) {
   elements[Math.min(elements.length - 1, Math.max(0, from + way))].focus();
 }
 
-class HeadScatter {
+export class HeadScatter {
   constructor(pane) {
     this.pane = pane;
     this.box = pane.page.find("points");

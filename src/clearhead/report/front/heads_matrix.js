@@ -1,5 +1,13 @@
 // ---- The matrix of heads: layers down, heads across, one square a head. It always fits its pane's width.
 
+import { cssColour, inkOn } from "../../base/front/ramp.js";
+import { stepTo } from "./keys.js";
+import { keyOf, limitOf } from "./measures.js";
+import { roleOf } from "./names.js";
+import { drawThumbnail, HeadPreview } from "./preview.js";
+import { signedStep, signedTables } from "./signed.js";
+import { make, revealIn } from "./words.js";
+
 const GROUP_TITLES = { encoder: "Encoder", decoder: "Decoder", cross: "Cross attention", self: "Self attention" };
 
 /**
@@ -15,7 +23,7 @@ function squaresIn(count, room, least, most) {
   return squaresIn(Math.ceil(count / lines), room, Math.min(least, room), most);
 }
 
-class HeadMatrix {
+export class HeadMatrix {
   constructor(pane) {
     this.pane = pane;
     const { page } = pane;

@@ -1,6 +1,12 @@
 // ---- The most distinctive heads, what the chosen measure is, and what its colours mean.
 
-class HeadsTop {
+import { Scale } from "./colour.js";
+import { figureWords, limitOf, limitWords, mostDistinctive, NATS, shareWords } from "./measures.js";
+import { headName, isSecond } from "./names.js";
+import { drawRamp, signedTables } from "./signed.js";
+import { make, nameOf, times } from "./words.js";
+
+export class HeadsTop {
   constructor(pane) {
     this.pane = pane;
     const { page } = pane;

@@ -1,7 +1,7 @@
 // ---- Arrow keys among elements that are laid out in lines.
 
 /** The index that an arrow key leads to among laid-out elements, or -1. */
-function stepTo(key, from, elements) {
+export function stepTo(key, from, elements) {
   const last = elements.length - 1;
   const forward = getComputedStyle(elements[from].parentElement).direction === "rtl" ? -1 : 1;
   if (key === "ArrowRight") return Math.min(last, Math.max(0, from + forward));

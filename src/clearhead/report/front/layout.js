@@ -1,13 +1,15 @@
 // ---- Where things are on the map, in device pixels. No drawing here.
 
-const SMALLEST_LABELLED = 12; // CSS pixels of a cell that a token's label fits beside
+import { weightsOf } from "./tiles.js";
+
+export const SMALLEST_LABELLED = 12; // CSS pixels of a cell that a token's label fits beside
 const LARGEST_CELL = 44; // CSS pixels: a text of few tokens does not fill the screen
 const MOST_EXACT = 16; // weights a pixel side that are computed where there is a map from afar
-const BARS = 36; // CSS pixels for the bars above the map, and at its right
+export const BARS = 36; // CSS pixels for the bars above the map, and at its right
 const LABEL_SIGNS = 12; // a label is cut to this many signs
 
 /** The most signs in a token of a text, as far as a label shows them. */
-function labelSigns(words, width) {
+export function labelSigns(words, width) {
   words.longest ??= words.reduce((most, { label }) => Math.max(most, label.length), 0);
   return Math.min(words.longest, width < 480 ? 8 : LABEL_SIGNS);
 }
@@ -122,7 +124,7 @@ class Axis {
 }
 
 /** The geometry of the map of `head` in a box `width` CSS pixels wide. */
-class Layout {
+export class Layout {
   constructor(head, names, width, tallest, ratio) {
     this.ratio = ratio;
     const room = (words) => Math.max(40, 14 + 6.8 * labelSigns(words, width));
@@ -205,7 +207,7 @@ class Layout {
 }
 
 /** The strongest pair of a cell, which is the pair the cell's colour shows; the first if none is allowed. */
-function strongestIn(head, { i: row, j: column }, perRow, perColumn) {
+export function strongestIn(head, { i: row, j: column }, perRow, perColumn) {
   let best = { i: row, j: column, weight: -1 };
   const right = Math.min(head.keys, column + perColumn);
   const weights = new Float64Array(perColumn);
@@ -219,7 +221,7 @@ function strongestIn(head, { i: row, j: column }, perRow, perColumn) {
 }
 
 /** Positions worth a tick: round steps at least `apart` pixels from each other. */
-function ticksOf(axis, apart) {
+export function ticksOf(axis, apart) {
   const least = (apart / axis.cell) * axis.per;
   const step = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4].find((each) => each >= least) ?? 5e4;
   const [first, last] = axis.seen;

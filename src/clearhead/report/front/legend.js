@@ -1,6 +1,11 @@
 // ---- What the colours mean.
 
-function paintLegend(page, { head, i, scale, names }) {
+import { hatching } from "./colour.js";
+import { drawRamp } from "./signed.js";
+import { countsOf } from "./weights.js";
+import { make, nameOf, percent } from "./words.js";
+
+export function paintLegend(page, { head, i, scale, names }) {
   const byId = (id) => page.find(id);
   drawRamp(byId("ramp"), scale.table);
   const hatch = byId("hatch").getContext("2d");

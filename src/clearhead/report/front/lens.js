@@ -1,9 +1,16 @@
 // ---- The lens: the pairs around one, large, always with their words.
 
+import { hatching } from "./colour.js";
+import { labelSigns } from "./layout.js";
+import { SMALL } from "./marks.js";
+import { weightsOf } from "./tiles.js";
+import { countsOf } from "./weights.js";
+import { shortened } from "./words.js";
+
 const LENS = 15; // pairs a side
 const NEAR = 14; // CSS pixels that stay free around the pair
 
-class Lens {
+export class Lens {
   constructor(canvas) {
     this.canvas = canvas;
     this.seen = null; // what it shows, for tests

@@ -1,11 +1,15 @@
 // ---- Two columns, queries left and keys right, with lines from each query to its strongest keys.
 
+import { keepStrongest } from "./arcs.js";
+import { weightOf } from "./weights.js";
+import { draw, nameOf, percent, plural, shortened } from "./words.js";
+
 const ROW = 15; // CSS pixels of a token
 const WHOLE_COLUMN = 100; // so many tokens are shown at full height; of more, a box scrolls
 const ABOVE = 20; // CSS pixels over the columns, for their titles
 
-// How many lines a query has where they are open; null: they are closed.
-View.more.set("lines", (text) => (/^[1-5]$/.test(text ?? "") ? text : null));
+/** What this pane reads of the address: how many lines a query has where they are open; null: they are closed. */
+export const ADDRESS_OF_LINES = { lines: (text) => (/^[1-5]$/.test(text ?? "") ? text : null) };
 
 /** The strongest keys of query i, strongest first, as [key, weight]: ARCS or what there is above 0. */
 function strongestOf(head, i) {
@@ -32,7 +36,7 @@ function fitted(label, room) {
   return text;
 }
 
-class LinesPane {
+export class LinesPane {
   constructor(page) {
     this.page = page;
     this.box = page.find("lines-box");

@@ -1,5 +1,15 @@
 // ---- The page of a file: its one report, and its address.
 
+import { ComparePane } from "./compare.js";
+import { embeddedSource, Run } from "./data.js";
+import { MapPane } from "./map.js";
+import { mount } from "./mount.js";
+import { TILE } from "./picture.js";
+import { TextPane } from "./text.js";
+import { slices, tileOf } from "./tiles.js";
+import { lookOf } from "./weights.js";
+import { numberAt, whyOf } from "./why.js";
+
 /**
  * For tests and for the console; nothing on the page depends on it. All of it only reads.
  * `state()`: a copy of what is chosen. `weights(layer, head, token, view)`: the promise of one row, or with view "in" one

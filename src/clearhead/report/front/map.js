@@ -1,7 +1,14 @@
 // ---- The weights of one head as a picture: from the whole head to single pairs.
 
-/** How far the weights of the page are from the model's: what was measured when it was written, of many pairs. */
-const measuredError = ({ error }) => (error === null ? "" : `, within about ${error.toExponential(1)} of the model's`);
+import { hatching } from "./colour.js";
+import { Helper } from "./helper.js";
+import { Layout } from "./layout.js";
+import { paintLegend } from "./legend.js";
+import { Lens } from "./lens.js";
+import { announceMap, describeMap, sayPair } from "./map_words.js";
+import { drawBars, drawCross, drawLabels, hasWords, labelled } from "./marks.js";
+import { Picture } from "./picture.js";
+import { steer } from "./steer.js";
 
 /** A part of the map in an address: queries from and to, keys from and to. */
 function rectangleIn(text) {
@@ -10,10 +17,10 @@ function rectangleIn(text) {
   return top < bottom && left < right ? text : null;
 }
 
-View.more.set("zoom", rectangleIn);
-View.more.set("pool", (text) => (text === "mean" ? "mean" : null));
+/** What this pane reads of the address. */
+export const ADDRESS_OF_MAP = { zoom: rectangleIn, pool: (text) => (text === "mean" ? "mean" : null) };
 
-class MapPane {
+export class MapPane {
   constructor(page) {
     this.page = page;
     this.canvas = page.find("map");

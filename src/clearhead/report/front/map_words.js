@@ -1,7 +1,17 @@
 // ---- What is said about the map in words: beside it, under it, and to screen readers.
 
+import { evenness, receivedRatios } from "./marks.js";
+import { headName } from "./names.js";
+import { placeInRow } from "./tiles.js";
+import { countsOf, mayLook, weightOf } from "./weights.js";
+import { LONG } from "./why.js";
+import { nameOf, pairName, percent, plural, times } from "./words.js";
+
+/** How far the weights of the page are from the model's: what was measured when it was written, of many pairs. */
+export const measuredError = ({ error }) => (error === null ? "" : `, within about ${error.toExponential(1)} of the model's`);
+
 /** What the cells show, and where one can go from here. */
-function describeMap(pane) {
+export function describeMap(pane) {
   const { layout, page } = pane;
   const { down, across } = layout;
   const { head, layer } = page.shown;
@@ -23,7 +33,7 @@ function describeMap(pane) {
 }
 
 /** What is in sight, for screen readers. */
-function announceMap(pane) {
+export function announceMap(pane) {
   const { down, across, whole } = pane.layout;
   const { head } = pane.page.shown;
   const sizes = `${plural(head.queries, "query")} on ${plural(head.keys, "key")}`;
@@ -34,7 +44,7 @@ function announceMap(pane) {
 }
 
 /** Says under the map what is known of the pair that is meant. */
-async function sayPair(pane) {
+export async function sayPair(pane) {
   const { shown } = pane.page;
   const { head, names } = shown;
   const { i, j } = pane.meant;

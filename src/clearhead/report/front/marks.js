@@ -1,10 +1,14 @@
 // ---- What is drawn around the map: bars, words, and the marks of a pair.
 
+import { BARS, labelSigns, SMALLEST_LABELLED, ticksOf } from "./layout.js";
+import { countsOf } from "./weights.js";
+import { shortened } from "./words.js";
+
 const OCTAVES = [4, 3]; // the bars above reach to 2^4 and 2^-3 times uniform
-const SMALL = "px system-ui, sans-serif";
+export const SMALL = "px system-ui, sans-serif";
 
 /** How many times what uniform attention under the same mask would give each key receives; else the average key. */
-function receivedRatios(head) {
+export function receivedRatios(head) {
   if (!head.ratios) {
     const seeing = countsOf(head).reduce((sum, count) => sum + (count > 0 ? 1 : 0), 0);
     const average = head.expected ? null : seeing / head.keys;
@@ -14,7 +18,7 @@ function receivedRatios(head) {
 }
 
 /** The entropy of each query over that of uniform attention; null where the data does not have it. */
-function evenness(head) {
+export function evenness(head) {
   if (!head.evenness && head.entropy) {
     const counts = countsOf(head);
     head.evenness = Float64Array.from(head.entropy, (nats, i) => (counts[i] > 1 ? nats / Math.log(counts[i]) : NaN));
@@ -42,7 +46,7 @@ function eachCell(axis, numbers, mean, show) {
 }
 
 /** Above: what each key receives. At the right: how evenly each query looks. */
-function drawBars(pen, { head }, layout, mean, colours) {
+export function drawBars(pen, { head }, layout, mean, colours) {
   const { left, top, across, down, ratio } = layout;
   const room = Math.round((BARS - 4) * ratio);
   const octave = room / (OCTAVES[0] + OCTAVES[1]);
@@ -84,10 +88,10 @@ function drawBars(pen, { head }, layout, mean, colours) {
 }
 
 /** Does each token of an axis get its word? */
-const hasWords = (axis, ratio) => axis.per === 1 && axis.cell >= SMALLEST_LABELLED * ratio;
+export const hasWords = (axis, ratio) => axis.per === 1 && axis.cell >= SMALLEST_LABELLED * ratio;
 
 /** The tokens that get a label on an axis. */
-function labelled(axis, ratio, apart) {
+export function labelled(axis, ratio, apart) {
   if (!hasWords(axis, ratio)) return ticksOf(axis, apart * ratio);
   const [first, last] = axis.seen;
   return Array.from({ length: last - first }, (_, at) => first + at);
@@ -127,7 +131,7 @@ function labelOf(words, index, layout) {
   return shortened(words[index].label, labelSigns(words, layout.width / layout.ratio));
 }
 
-function drawLabels(pen, { names }, layout, colours) {
+export function drawLabels(pen, { names }, layout, colours) {
   ["down", "across"].forEach((side, at) => {
     const axis = layout[side];
     const turned = side === "across" && hasWords(axis, layout.ratio);
@@ -139,7 +143,7 @@ function drawLabels(pen, { names }, layout, colours) {
 }
 
 /** The words and the places of a pair, in the margins and around the picture; nothing over other cells. */
-function drawCross(pen, { names }, pair, layout, colours) {
+export function drawCross(pen, { names }, pair, layout, colours) {
   const { left, top, across, down, ratio } = layout;
   const thick = Math.max(1, Math.round(1.5 * ratio));
   const bar = Math.round(4 * ratio);

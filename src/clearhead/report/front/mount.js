@@ -1,9 +1,33 @@
 // ---- A report in an element: what is chosen, the panes that show it, and the one way it changes.
 
+import { ADDRESS_OF_TOKENS } from "./chosen.js";
+import { Scale } from "./colour.js";
+import { ADDRESS_OF_COMPARISON, ComparePane } from "./compare.js";
+import { EverywherePane } from "./everywhere.js";
+import { HeaderPane } from "./header.js";
+import { ADDRESS_OF_HEADS, HeadsPane } from "./heads.js";
+import { ADDRESS_OF_LINES, LinesPane } from "./lines.js";
+import { ADDRESS_OF_MAP, MapPane } from "./map.js";
+import { labelsOf } from "./names.js";
+import { PairPane } from "./pair.js";
+import { HeadPins } from "./pins.js";
+import { ADDRESS_OF_TEXT, TextPane } from "./text.js";
+import { Theme } from "./theme.js";
+import { ToolsPane } from "./tools.js";
+import { View } from "./view.js";
+import { countsOf, lookOf } from "./weights.js";
+import { readText } from "./words.js";
+
 // Each shows what is chosen, in its own part. The map is first: its worker computes while the others are drawn.
-const PANES = [
-  MapPane, HeadsPane, HeaderPane, ToolsPane, TextPane, ComparePane, LinesPane, PairPane, EverywherePane,
+const panesOf = (page) => [
+  new MapPane(page), new HeadsPane(page, HeadPins), new HeaderPane(page), new ToolsPane(page), new TextPane(page),
+  new ComparePane(page), new LinesPane(page), new PairPane(page), new EverywherePane(page),
 ];
+
+const ADDRESS = {
+  ...ADDRESS_OF_HEADS, ...ADDRESS_OF_TOKENS, ...ADDRESS_OF_TEXT, ...ADDRESS_OF_MAP, ...ADDRESS_OF_COMPARISON,
+  ...ADDRESS_OF_LINES,
+};
 
 /**
  * `run`: the data. `view`: what is chosen, changed by `choose` alone. `shown`: what the panes show. A pane is made with
@@ -18,7 +42,7 @@ class Page {
     this.root.append(template.content.cloneNode(true));
     this.texts = run.texts.map(readText);
     this.labels = labelsOf(run.layers);
-    this.view = new View(run);
+    this.view = new View(run, ADDRESS);
     this.shown = null;
     this.hovered = null;
     this.turn = 0;
@@ -26,7 +50,7 @@ class Page {
     this.onaddress = () => {};
     this.theme = new Theme(host, () => this.refresh());
     this.find("title").textContent = run.title;
-    this.panes = PANES.map((Pane) => new Pane(this));
+    this.panes = panesOf(this);
     this.resized = new ResizeObserver(() => {
       clearTimeout(this.resizing);
       this.resizing = setTimeout(() => this.shown && this.room !== host.clientWidth && this.refresh(), 120);
@@ -142,4 +166,4 @@ function tokenToOpen(head, view, words) {
 }
 
 /** Shows a report in an element. It listens to nothing outside it: several may stand on one page. */
-const mount = (host, run, template) => new Page(host, run, template);
+export const mount = (host, run, template) => new Page(host, run, template);

@@ -1,5 +1,12 @@
 // ---- One pair: why it has its weight, what it moves, and the strongest others.
 
+import { grouped } from "../../base/front/numbers.js";
+import { receivedRatios } from "./marks.js";
+import { oneText } from "./view.js";
+import { countsOf, entropyOf, equalShare, lookOf, mayLook, rankOf, sinkShareOf, term, weightOf } from "./weights.js";
+import { LONG, paintWhy } from "./why.js";
+import { barOf, make, nameOf, percent, plural, signed, times } from "./words.js";
+
 const LISTED = 8;
 const TERMS = 6; // dimensions of a score that are shown, the largest first
 
@@ -39,7 +46,7 @@ function termsOf(head, i, j) {
 /** "6.3 positions", "1,200 positions" */
 const turnWords = (period) => `${period < 100 ? Number(period.toPrecision(2)) : grouped(Number(period.toPrecision(2)))} positions`;
 
-class PairPane {
+export class PairPane {
   constructor(page) {
     this.page = page;
     this.waiting = 0;

@@ -1,6 +1,10 @@
 // ---- The picture of a head in tiles: computed from the centre out, kept, and drawn over what is coarser.
 
-const TILE = 256; // cells a side
+import { channels } from "../../base/front/ramp.js";
+import { tileFromPyramid } from "./tiles.js";
+import { breathe } from "./weights.js";
+
+export const TILE = 256; // cells a side
 const MOST_TILES = 64; // kept, or twice what is in sight: half a megabyte each
 const SIDE_BY_SIDE = 2; // asked for at a time
 const COLOURING = 8; // ms of a frame
@@ -9,7 +13,7 @@ const COLOURING = 8; // ms of a frame
 const fromPyramid = ({ pyramid }, { perRow, perColumn }) =>
   Boolean(pyramid) && perRow >= pyramid.perRow && perColumn >= pyramid.perColumn;
 
-class Picture {
+export class Picture {
   /** `changed`: called when a tile has come. */
   constructor(helper, changed) {
     this.helper = helper;

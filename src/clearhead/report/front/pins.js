@@ -1,6 +1,11 @@
 // ---- Heads that are pinned, and the two that are compared.
 
-class HeadPins {
+import { sideName } from "./compare.js";
+import { keyOf, placesIn } from "./measures.js";
+import { counterpartOf, headName } from "./names.js";
+import { make } from "./words.js";
+
+export class HeadPins {
   constructor(pane) {
     this.pane = pane;
     const { page } = pane;

@@ -1,7 +1,12 @@
 // ---- Small maps of heads: the largest weight of each cell, as times uniform.
 
+import { channels } from "../../base/front/ramp.js";
+import { Scale } from "./colour.js";
+import { figureWords } from "./measures.js";
+import { make } from "./words.js";
+
 /** Draws a head's small map; what is masked has a colour of its own. */
-async function drawThumbnail({ run, theme }, { layer: number, head }, canvas) {
+export async function drawThumbnail({ run, theme }, { layer: number, head }, canvas) {
   const layer = run.layers[number];
   const { block, rows, columns } = layer.thumbnail;
   const wanted = `${number}.${head} ${theme.dark}`;
@@ -23,7 +28,7 @@ async function drawThumbnail({ run, theme }, { layer: number, head }, canvas) {
 }
 
 /** The small map and the measure of the head that is pointed at, beside the pane and never over it. */
-class HeadPreview {
+export class HeadPreview {
   constructor(pane) {
     this.pane = pane;
     this.box = pane.page.find("preview");

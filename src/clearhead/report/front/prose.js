@@ -1,5 +1,8 @@
 // ---- A text as a list of tokens to choose from. Of a long one, only what is near the eye is on the page.
 
+import { stepTo } from "./keys.js";
+import { directionOf, make, revealIn, visible } from "./words.js";
+
 const WHOLE = 2000; // a text of at most so many tokens is on the page as a whole
 const CHUNK = 256; // about how many tokens of a longer one come and go together
 const LONG_WORD = 32; // a longer word may be broken at any sign
@@ -21,7 +24,7 @@ function chunksOf(words) {
 }
 
 /** `dress(span, index)` gives a token its colour and its state, whenever it comes onto the page. */
-class Prose {
+export class Prose {
   constructor(words, title, dress, { answer = null, originals = {} } = {}) {
     Object.assign(this, { words, dress, answer, originals, respelled: false });
     this.spans = new Array(words.length); // those on the page

@@ -1,11 +1,17 @@
 // ---- What can be taken away from the page: pictures as SVG with their words, rows as CSV, a caption.
 
+import { channels } from "../../base/front/ramp.js";
+import { measuredError } from "./map_words.js";
+import { headName } from "./names.js";
+import { countsOf, mayLook, weightOf } from "./weights.js";
+import { draw, plural, shortened } from "./words.js";
+
 const VECTOR = 128; // tokens on a side whose cells are rectangles; of more, the picture is an image inside the SVG
 const EXACT = 1024; // tokens on a side of which each pair is drawn; of more, the map as it stands on the page
 const WORDS = 160; // tokens on a side that are named in a picture; of more, positions
 
 /** What the picture is of, for a caption: the model's module, layer, head, rows and columns, scale. */
-function captionOf(page) {
+export function captionOf(page) {
   const { layer, head } = page.shown;
   const { view } = page;
   const scales = { uniform: "weights as multiples of uniform attention under the same mask", log: "weights, log scale",
@@ -15,7 +21,7 @@ function captionOf(page) {
 }
 
 /** The head's map with its words, as an SVG element: rows are queries. `zoom`, [i0, i1, j0, j1]: a part of it. */
-function svgOfMap(page, zoom = null) {
+export function svgOfMap(page, zoom = null) {
   const { head, names, scale } = page.shown;
   const { colours } = page.theme;
   const [i0, i1, j0, j1] = zoom ?? [0, head.queries, 0, head.keys];
@@ -102,7 +108,7 @@ function imageOf(rows, columns, stepAt, scale, colours) {
 }
 
 /** The text as it stands on the page, words and shading, as an SVG element. */
-function svgOfText(page) {
+export function svgOfText(page) {
   const box = page.find("texts");
   const frame = box.getBoundingClientRect();
   const { colours } = page.theme;
@@ -145,7 +151,7 @@ function field(value) {
 }
 
 /** The weights of the chosen token, one line each. */
-function csvOfRow(page) {
+export function csvOfRow(page) {
   const { look, head, view } = page.shown;
   const words = page.run.texts[view === "out" ? page.shown.layer.keyText : page.shown.layer.queryText];
   const lines = [["position", "token", "weight", "times_uniform", "allowed"]];
@@ -158,7 +164,7 @@ function csvOfRow(page) {
 }
 
 /** Hands a file to the reader. */
-function save(name, text, type) {
+export function save(name, text, type) {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob([text], { type }));
   link.download = name;
@@ -166,4 +172,4 @@ function save(name, text, type) {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
-const written = (svg) => `<?xml version="1.0" encoding="UTF-8"?>\n${new XMLSerializer().serializeToString(svg)}\n`;
+export const written = (svg) => `<?xml version="1.0" encoding="UTF-8"?>\n${new XMLSerializer().serializeToString(svg)}\n`;

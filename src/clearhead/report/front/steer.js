@@ -1,5 +1,10 @@
 // ---- How the map is moved, and a pair chosen on it.
 
+import { strongestIn } from "./layout.js";
+import { describeMap } from "./map_words.js";
+import { pairOf } from "./view.js";
+import { Gestures } from "./zoom.js";
+
 /** The strongest pair under a point, or a whole token beside the picture. */
 function pairAt(pane, [x, y]) {
   const { layout } = pane;
@@ -29,7 +34,7 @@ function zoomMap(pane, to, point) {
 }
 
 /** Listens to what moves the map and its pair: gestures, keys and buttons. */
-function steer(pane) {
+export function steer(pane) {
   const { canvas, page } = pane;
   const zoomTo = (factor, point) => zoomMap(pane, pane.layout.times(factor), point);
   const whole = () => {

@@ -1,8 +1,10 @@
 // ---- A strip beside a long text: where in it the weight is, and which part of it is in sight.
 
+import { make } from "./words.js";
+
 const STRIP_WIDE = 14; // CSS pixels wide
 
-class Strip {
+export class Strip {
   constructor(prose) {
     this.prose = prose;
     this.canvas = make("canvas", "strip");

@@ -1,18 +1,27 @@
 // ---- The page of a survey: the heads of a model, by statistics over many texts. No call stands behind it.
 
+import { ADDRESS_OF_HEADS, HeadsPane } from "./heads.js";
+import { ALONE, RATIOS, titleOf, valueWords } from "./measures.js";
+import { headName, labelsOf } from "./names.js";
+import { Theme } from "./theme.js";
+import { View } from "./view.js";
+import { make } from "./words.js";
+
 /** The view of heads alone: an address has no token. */
 class SurveyView extends View {
   get address() {
     const parts = new URLSearchParams({ layer: this.layer, head: this.head });
-    for (const name of View.more.keys()) if (this[name] !== null) parts.set(name, this[name]);
+    for (const [name] of this.more) if (this[name] !== null) parts.set(name, this[name]);
     return `#${parts}`;
   }
 }
-View.more.set("show", (text) => (["list", "scatter"].includes(text) ? text : null)); // there are no small maps
-View.more.delete("pins");
+
+/** What is read of the address: there are no small maps, and no pins. */
+const { by, against, only } = ADDRESS_OF_HEADS;
+const ADDRESS = { by, against, show: (text) => (["list", "scatter"].includes(text) ? text : null), only };
 
 /** There is no second call to compare a head with. */
-class HeadPins {
+class NoPins {
   toggle() {}
 
   paint() {}
@@ -44,7 +53,7 @@ class SurveyPage {
     this.root.querySelector("[value=maps]").parentElement.remove();
     this.run = runOf(meta);
     this.labels = labelsOf(this.run.layers);
-    this.view = new SurveyView(this.run);
+    this.view = new SurveyView(this.run, ADDRESS);
     this.theme = new Theme(host, () => this.paint());
     this.find("title").textContent = meta.title;
     this.find("where").textContent = meta.said;
@@ -52,7 +61,7 @@ class SurveyPage {
       const other = this.theme.system.matches ? "light" : "dark";
       this.theme.choose(this.theme.chosen === null ? other : null);
     });
-    this.pane = new HeadsPane(this);
+    this.pane = new HeadsPane(this, NoPins);
     new ResizeObserver(() => this.room !== host.clientWidth && this.paint()).observe(host);
   }
 

@@ -1,7 +1,12 @@
 // ---- Taking tokens of a text: by pointer and by keys, one or several.
 
+import { rangesOf } from "./chosen.js";
+import { pairOf } from "./view.js";
+import { mayLook, weightOf } from "./weights.js";
+import { pairName, percent, visible } from "./words.js";
+
 /** Listens to the text of a listing, and changes what is chosen on the page. */
-function listenTo(listing, pane) {
+export function listenTo(listing, pane) {
   const { page } = pane;
   const { prose } = listing;
   const { element } = prose;

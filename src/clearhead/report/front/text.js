@@ -1,11 +1,25 @@
 // ---- The text itself: choose tokens in it, see what they look at shaded.
 
+import { grouped } from "../../base/front/numbers.js";
+import { drawArcs } from "./arcs.js";
+import { chosenOf, meanLook, oneLook, rangesOf } from "./chosen.js";
+import { Find } from "./find.js";
+import { Prose } from "./prose.js";
+import { Strip } from "./strip.js";
+import { listenTo } from "./take.js";
+import { oneText } from "./view.js";
+import { countsOf } from "./weights.js";
+import { draw, make, nameOf, pairName, percent } from "./words.js";
+
 const REST = 250; // milliseconds that a pointer rests on a token before its own look is shown
 
-View.more.set("arcs", (text) => (text === "1" ? "1" : null));
-View.more.set("spelling", (text) => (text === "1" ? "1" : null));
+/** What this pane reads of the address. */
+export const ADDRESS_OF_TEXT = {
+  arcs: (text) => (text === "1" ? "1" : null),
+  spelling: (text) => (text === "1" ? "1" : null),
+};
 
-class TextPane {
+export class TextPane {
   constructor(page) {
     this.page = page;
     this.holds = ""; // which texts the pane holds now

@@ -1,6 +1,6 @@
 // ---- Light or dark: the system's, or the chosen one. Print is light.
 
-class Theme {
+export class Theme {
   constructor(host, changed) {
     this.host = host;
     this.chosen = null; // "light" or "dark"; null: as the system

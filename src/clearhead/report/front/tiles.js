@@ -1,7 +1,9 @@
 // ---- The weights of a rectangle of pairs, pooled. Pure: it runs in the worker and, where there is none, on the page.
 
+import { breathe, countsOf, mayLook, onlySpans, scoresOf } from "./weights.js";
+
 /** The weights of query i on keys `from` to `to`, all inside its span; -1 where it may not look. */
-function weightsOf(head, i, from, to, into) {
+export function weightsOf(head, i, from, to, into) {
   const total = head.logsumexp[i];
   const plain = onlySpans(head);
   scoresOf(head, i, from, to, into);
@@ -11,7 +13,7 @@ function weightsOf(head, i, from, to, into) {
 }
 
 /** Gives way to other work when it has run for `most` ms: true, or the promise of whether to go on. */
-function slices(most, wanted) {
+export function slices(most, wanted) {
   let since = performance.now();
   return () => {
     if (performance.now() - since < most) return true;
@@ -27,7 +29,7 @@ function slices(most, wanted) {
  * largest weight of the pairs, or their mean, 0 for those that are not allowed; with `relative` each weight times the
  * number of keys that its query sees. -1 where no pair is allowed, NaN where a weight is none; null when it is not wanted any more.
  */
-async function tileOf(head, { i, j, rows, columns, perRow, perColumn, mean, relative }, pause) {
+export async function tileOf(head, { i, j, rows, columns, perRow, perColumn, mean, relative }, pause) {
   const cells = new Float32Array(rows * columns).fill(-1);
   const sums = mean ? new Float64Array(rows * columns) : null;
   const right = Math.min(head.keys, j + columns * perColumn);
@@ -62,7 +64,7 @@ async function tileOf(head, { i, j, rows, columns, perRow, perColumn, mean, rela
 }
 
 /** The weight of a pair, its rank in the row of its query, and how many keys that sees: as [weight, rank, seen]. */
-function placeInRow(head, i, j) {
+export function placeInRow(head, i, j) {
   const from = head.start[i];
   const row = new Float64Array(Math.max(0, head.stop[i] - from));
   weightsOf(head, i, from, head.stop[i], row);
@@ -89,7 +91,7 @@ function weightsOfCodes() {
  * The same as `tileOf`, from the head's pyramid, whose cells are no larger: all cells that one of these overlaps, so
  * that no maximum is lost. `relative` takes the middle query's number of keys for all of a cell.
  */
-function tileFromPyramid(head, { i, j, rows, columns, perRow, perColumn, mean, relative }) {
+export function tileFromPyramid(head, { i, j, rows, columns, perRow, perColumn, mean, relative }) {
   const { pyramid } = head;
   const codes = mean ? pyramid.mean : pyramid.max;
   const weights = weightsOfCodes();

@@ -1,5 +1,9 @@
 // ---- Theme, size for a talk, what can be saved, print, and the list of keys.
 
+import { captionOf, csvOfRow, save, svgOfMap, svgOfText, written } from "./saved.js";
+import { SCALES } from "./view.js";
+import { make } from "./words.js";
+
 const KEYS = [
   ["arrow keys", "move among heads, tokens or pairs, wherever the focus is"],
   ["Enter", "chooses"],
@@ -14,7 +18,7 @@ const KEYS = [
   ["?", "this list"],
 ];
 
-class ToolsPane {
+export class ToolsPane {
   constructor(page) {
     this.page = page;
     const { root, host } = page;

@@ -1,23 +1,25 @@
 // ---- What is chosen on the page, and the address that holds it: a link and Back restore all of it.
 
-const SCALES = ["uniform", "log", "linear"];
+import { inText, placesAcross } from "./difference.js";
+import { isSecond } from "./names.js";
+
+export const SCALES = ["uniform", "log", "linear"];
 
 /** A number of a link, or null where it is none that exists. */
-function numberIn(text, count) {
+export function numberIn(text, count) {
   const value = /^\d+$/.test(text ?? "") ? Number(text) : NaN;
   return value < count ? value : null;
 }
 
 /**
  * `layer` and `head`; `view`, "out": what a query looks at, or "in": what looks at a key; `token`, that query or key;
- * `pair`, the other token, or null for the strongest; `scale`, of the colours. Panes add what they need: a name in
- * `View.more` with the function that reads it from the address.
+ * `pair`, the other token, or null for the strongest; `scale`, of the colours. `more`: what panes add, each name with the
+ * function that reads it from the address.
  */
-class View {
-  static more = new Map();
-
-  constructor(run) {
+export class View {
+  constructor(run, more) {
     this.run = run;
+    this.more = Object.entries(more);
     this.read("");
   }
 
@@ -33,7 +35,7 @@ class View {
     const [own, other] = this.lengths;
     this.token = numberIn(parts.get("token"), own);
     this.pair = numberIn(parts.get("pair"), other);
-    for (const [name, readOne] of View.more) this[name] = readOne(parts.get(name), this.run);
+    for (const [name, readOne] of this.more) this[name] = readOne(parts.get(name), this.run);
   }
 
   get address() {
@@ -41,7 +43,7 @@ class View {
     if (this.pair !== null) parts.set("pair", this.pair);
     if (this.view === "in") parts.set("view", "in");
     if (this.scale !== SCALES[0]) parts.set("scale", this.scale);
-    for (const name of View.more.keys()) if (this[name] !== null) parts.set(name, this[name]);
+    for (const [name] of this.more) if (this[name] !== null) parts.set(name, this[name]);
     return `#${parts}`;
   }
 
@@ -75,7 +77,7 @@ class View {
 }
 
 /** Does one text look at itself, so that one reading serves both sides? */
-const oneText = (layer) => layer.kind === "self" && layer.queryText === layer.keyText;
+export const oneText = (layer) => layer.kind === "self" && layer.queryText === layer.keyText;
 
 /** The same token in the text of the other recording; null where it has not that, and in texts that do not correspond. */
 function tokenBeside(run, before, after, token) {
@@ -85,4 +87,4 @@ function tokenBeside(run, before, after, token) {
 }
 
 /** The change of a view that makes query i and key j the pair looked at. */
-const pairOf = (view, i, j) => (view === "out" ? { token: i, pair: j } : { token: j, pair: i });
+export const pairOf = (view, i, j) => (view === "out" ? { token: i, pair: j } : { token: j, pair: i });

@@ -8,7 +8,7 @@ const PHIS = {
 };
 
 /** What feature d adds to the product of query i and key j: every score is made of these. */
-function term(head, i, j, d) {
+export function term(head, i, j, d) {
   const { features, weight } = head;
   const value = PHIS[head.phi](head.query[i * features + d], head.key[j * features + d]);
   return weight ? weight[d] * value : value;
@@ -18,7 +18,7 @@ function term(head, i, j, d) {
 const isProduct = (head) => !head.scores && !head.weight && head.phi === "mul";
 
 /** The sum of the terms; of a score that has none, the score that was given. */
-function dot(head, i, j) {
+export function dot(head, i, j) {
   const { features } = head;
   if (head.scores) return head.scores[i * head.keys + j];
   let sum = 0;
@@ -37,7 +37,7 @@ function placeIn(tiles, i, j) {
 }
 
 /** What is added to the score of a pair after the softcap; −∞ hides the pair. */
-function biasOf(head, i, j) {
+export function biasOf(head, i, j) {
   let bias = 0;
   if (head.relative) bias += head.relative[j - i + head.queries - 1];
   if (head.dense) {
@@ -60,10 +60,10 @@ function scoreFrom(head, product, i, j) {
   return hasBias(head) ? score + biasOf(head, i, j) : score;
 }
 
-const scoreOf = (head, i, j) => scoreFrom(head, dot(head, i, j), i, j);
+export const scoreOf = (head, i, j) => scoreFrom(head, dot(head, i, j), i, j);
 
 /** May query i see key j? Inside its span, and in no hole of it. */
-function mayLook(head, i, j) {
+export function mayLook(head, i, j) {
   if (j < head.start[i] || j >= head.stop[i]) return false;
   if (head.holes) {
     const place = placeIn(head.holes, i, j);
@@ -73,9 +73,9 @@ function mayLook(head, i, j) {
 }
 
 /** Whether spans alone say who may see whom. */
-const onlySpans = (head) => !head.holes && !hasBias(head);
+export const onlySpans = (head) => !head.holes && !hasBias(head);
 
-function weightOf(head, i, j) {
+export function weightOf(head, i, j) {
   const total = head.logsumexp[i];
   return total === -Infinity || !mayLook(head, i, j) ? 0 : Math.exp(scoreOf(head, i, j) - total);
 }
@@ -111,14 +111,14 @@ function productsOf(head, i, from, to, into) {
 }
 
 /** The scores of query i on keys `from` to `to`, whether it may look at them or not. */
-function scoresOf(head, i, from, to, into) {
+export function scoresOf(head, i, from, to, into) {
   const product = isProduct(head);
   if (product) productsOf(head, i, from, to, into);
   for (let j = from; j < to; j++) into[j - from] = scoreFrom(head, product ? into[j - from] : dot(head, i, j), i, j);
 }
 
 /** The share of a query's softmax that goes to its head's sink; 0 without one, and where it sees nothing. */
-function sinkShareOf(head, i) {
+export function sinkShareOf(head, i) {
   return head.sink === null || head.logsumexp[i] === -Infinity ? 0 : Math.exp(head.sink - head.logsumexp[i]);
 }
 
@@ -126,7 +126,7 @@ function sinkShareOf(head, i) {
  * Of all rows: `logsumexp` of keys and sink; `entropy`, and `distance` in positions, of the weights divided by their sum;
  * `received`, the sum of these over the queries. The page computes them where the head is small.
  */
-function rowsOf(head) {
+export function rowsOf(head) {
   const { queries, keys, sink } = head;
   const placed = head.position !== null && head.kind === "self";
   const logsumexp = new Float64Array(queries).fill(-Infinity);
@@ -162,7 +162,7 @@ function rowsOf(head) {
 }
 
 /** How many keys each query may see; the most of any query, and whether it is the same for all that see something. */
-function countsOf(head) {
+export function countsOf(head) {
   if (head.mostKeys === undefined) {
     head.mostKeys = head.counts.reduce((most, count) => Math.max(most, count), 1);
     head.alike = head.counts.every((count) => count === 0 || count === head.mostKeys);
@@ -171,13 +171,13 @@ function countsOf(head) {
 }
 
 /** What query i would give each key if it looked at all it may see alike. */
-const equalShare = (head, i) => 1 / countsOf(head)[i];
+export const equalShare = (head, i) => 1 / countsOf(head)[i];
 
 /**
  * All weights of one token: of a query on the keys (view "out"), or of the queries on a key ("in").
  * `allowed` lists the others that may be looked at, `ranked` the same, strongest first: sorted when it is asked for.
  */
-function lookOf(head, view, token) {
+export function lookOf(head, view, token) {
   const out = view === "out";
   const length = out ? head.keys : head.queries;
   const weights = new Float64Array(length);
@@ -201,17 +201,17 @@ function lookOf(head, view, token) {
 }
 
 /** The entropy of a query's weights in nats; of those divided by their sum, where a sink takes a share. */
-function entropyOf(look) {
+export function entropyOf(look) {
   if (look.sum === 0) return look.head.entropy[look.token]; // the sink takes all but what is too little for a number
   const shares = look.ranked.map((other) => look.weights[other] / look.sum);
   return shares.reduce((sum, share) => (share > 0 ? sum - share * Math.log(share) : sum + 0 * share), 0);
 }
 
 /** The rank of `other` among the allowed: 1 is the strongest, equals share the better rank. */
-function rankOf(look, other) {
+export function rankOf(look, other) {
   const weight = look.weights[other];
   return 1 + look.allowed.reduce((above, each) => above + (look.weights[each] > weight ? 1 : 0), 0);
 }
 
 /** Time for other work: input, painting. */
-const breathe = () => new Promise((resolve) => { setTimeout(resolve, 0); });
+export const breathe = () => new Promise((resolve) => { setTimeout(resolve, 0); });

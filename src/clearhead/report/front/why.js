@@ -2,14 +2,21 @@
 //
 // Python gives the names, the formulas and the code of the steps (`why` of a layer); the numbers are this row's.
 
-steps.setMostTerms(3);
-const LONG = 2048; // keys of a row that is computed only when the page is at rest
+import { read } from "../../base/front/language.js";
+import { everyIndex, number, placeOf, sizeOf } from "../../base/front/numbers.js";
+import { nodeOf } from "../../base/front/operations.js";
+import { leaf, plainText, setMostTerms } from "../../base/front/terms.js";
+import { biasOf, countsOf, dot, mayLook } from "./weights.js";
+import { make } from "./words.js";
+
+setMostTerms(3);
+export const LONG = 2048; // keys of a row that is computed only when the page is at rest
 
 /** An array as a node: `sizes` are its axes. */
-const nodeOver = (name, values, sizes, text = steps.number) => ({
+const nodeOver = (name, values, sizes, text = number) => ({
   axes: sizes.map((n) => ({ n, more: 0 })),
-  at: (index) => values[steps.placeOf(index, sizes)],
-  term: (index) => steps.leaf(text(values[steps.placeOf(index, sizes)]), { step: name, index: [...index] }),
+  at: (index) => values[placeOf(index, sizes)],
+  term: (index) => leaf(text(values[placeOf(index, sizes)]), { step: name, index: [...index] }),
 });
 
 /** What is given for query i: every array has the axes (B, H, Lq, …) of the explanation, here of size 1. */
@@ -31,15 +38,15 @@ function givenOf(head, i) {
 
 /** The numbers of a step, which later steps read. `first`: the first that is computed, the sum of the terms of each key. */
 function numbersOf(head, i, made, sizes, first) {
-  const values = new Float64Array(steps.sizeOf(sizes));
+  const values = new Float64Array(sizeOf(sizes));
   if (first) return values.map((_, j) => dot(head, i, j));
   let place = 0;
-  steps.everyIndex(sizes, (index) => { values[place++] = made.at(index); });
+  everyIndex(sizes, (index) => { values[place++] = made.at(index); });
   return values;
 }
 
 /** The steps of row i, by name: each with its formula, its numbers, and its terms written out. */
-function whyOf(head, i, run) {
+export function whyOf(head, i, run) {
   if (head.why?.row === i) return head.why.steps;
   const given = givenOf(head, i);
   const found = new Map();
@@ -50,7 +57,7 @@ function whyOf(head, i, run) {
       found.set(name, { name, formula, node: given[name]() });
       continue;
     }
-    const made = steps.nodeOf(steps.read(code).tree, found);
+    const made = nodeOf(read(code).tree, found);
     const sizes = made.axes.map((axis) => axis.n);
     const numbers = numbersOf(head, i, made, sizes, ![...found.values()].some((step) => step.made));
     found.set(name, { name, formula, made, sizes, numbers, node: nodeOver(name, numbers, sizes) });
@@ -60,20 +67,20 @@ function whyOf(head, i, run) {
 }
 
 /** The number of a computed step for key j: of a step with one number a row, that. */
-function numberAt(step, j) {
+export function numberAt(step, j) {
   const index = step.sizes.map((n, axis) => (axis === 3 && n > 1 ? j : 0));
-  return { value: step.numbers[steps.placeOf(index, step.sizes)], made: steps.plainText(step.made.term(index).pieces) };
+  return { value: step.numbers[placeOf(index, step.sizes)], made: plainText(step.made.term(index).pieces) };
 }
 
 /** Each step that leads to the weight of a pair, with its number and what it is made of. */
-function paintWhy(head, i, j, run, target) {
+export function paintWhy(head, i, j, run, target) {
   const rows = [...whyOf(head, i, run).values()].filter((step) => step.made).map((step) => {
     const { value, made } = numberAt(step, j);
     const row = make("tr");
     const heading = make("th");
     heading.scope = "row";
     heading.append(make("span", "formula", step.formula), make("span", "made", `= ${made}`));
-    row.append(heading, make("td", "", steps.number(value)));
+    row.append(heading, make("td", "", number(value)));
     row.dataset.step = step.name;
     return row;
   });

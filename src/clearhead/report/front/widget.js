@@ -1,5 +1,8 @@
 // ---- A report in a notebook: the same panes, with data that the kernel sends a block at a time.
 
+import { messageSource, Run } from "./data.js";
+import { mount } from "./mount.js";
+
 const PATIENCE = 10; // seconds without an answer until it is said
 
 /** The theme of the notebook around: JupyterLab and Visual Studio Code say it on the body. Null: as the system. */
@@ -70,4 +73,4 @@ function render({ model, el }) {
   };
 }
 
-return { render };
+export default { render };

@@ -1,11 +1,13 @@
 // ---- Tokens and numbers as a person reads them. Strings only: they reach the page as text.
 
+import { grouped } from "../../base/front/numbers.js";
+import { onlyByteNames, onlyBytes, special, textsOfBytes } from "./bytes.js";
+
 const visibleSigns = { " ": "␣", "\n": "⏎", "\r": "␍", "\t": "⇥", "\u00a0": "⍽" };
 
 // Controls, marks that reorder text, and signs with no shape. Joiners inside emoji and words stay.
 const unseenSigns = /[\p{Cc}\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/gu;
 const shapeless = /^[\s\p{Cf}\p{Mn}\p{Cc}\ufe00-\ufe0f]+$/u;
-const special = /^(\[[A-Z]+\d*\]|<\/?[a-z_]+\d*>|<\|[^|]*\|>)$/;
 const closing = /^[.,;:!?،؛؟۔、。)\]}%’”'…-]+$/u;
 const opening = /^[([{$#“‘'-]+$/u;
 const inWord = /^[\p{L}\p{M}\p{N}⟩][\p{L}\p{M}\p{N}⟨]/u; // two signs with a word going on between them
@@ -14,7 +16,7 @@ const unspaced = /\p{Script=Han}|\p{Script=Hiragana}|\p{Script=Katakana}|\p{Scri
 const codePoint = (sign) => `⟨U+${sign.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`;
 
 /** Text in which nothing is invisible: white space alone or at line ends, and controls, get a sign. */
-function visible(text) {
+export function visible(text) {
   if (/^[!-~]+$/.test(text)) return text; // most tokens: a text of a hundred thousand is read at once
   if (text === "") return "∅";
   if (shapeless.test(text)) return Array.from(text, (sign) => visibleSigns[sign] || codePoint(sign)).join("");
@@ -50,7 +52,7 @@ function readToken(token, marking, before = ".") {
  * `joined`: it goes on with the word before; `ends`: a line ends after it; `plain`: nothing in it is replaced by a sign;
  * `repeated`: its label needs its position to be told apart.
  */
-function readText(tokens) {
+export function readText(tokens) {
   const marking = markingOf(tokens);
   const texts = marking === "Ġ" || marking === "▁" ? textsOfBytes(tokens, marking) : tokens;
   const read = texts.map((text, index) => {
@@ -71,7 +73,7 @@ function readText(tokens) {
 const rightToLeft = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff\u{10800}-\u{10fff}\u{1e800}-\u{1efff}]/u;
 
 /** The direction of a text: that of most of its letters, special tokens aside. */
-function directionOf(words) {
+export function directionOf(words) {
   if (!words.some(({ prose }) => rightToLeft.test(prose))) return "ltr";
   let surplus = 0;
   for (const { prose, plain } of words) {
@@ -81,20 +83,20 @@ function directionOf(words) {
   return surplus > 0 ? "rtl" : "ltr";
 }
 
-const shortened = (text, most) => {
+export const shortened = (text, most) => {
   const signs = Array.from(text);
   return signs.length > most ? `${signs.slice(0, most - 1).join("")}…` : text;
 };
 
 /** A token's name in a sentence, fenced so that its writing direction stays its own. `other`: what another text has there. */
-function nameOf(words, index) {
+export function nameOf(words, index) {
   const { label, repeated, other } = words[index];
   const names = [label, ...(other === undefined ? [] : [other])].map((name) => `\u2068${shortened(name, 24)}\u2069`);
   return `${names.join(" / ")}${repeated ? ` (${index})` : ""}`;
 }
 
 /** A weight in percent, to what the eye can use: 53.1%, 3.6%, 0.83%, 0.0012%, < 0.00001%. */
-function percent(weight) {
+export function percent(weight) {
   const value = 100 * weight;
   if (Number.isNaN(value)) return "not a number";
   if (value === 0) return "0%";
@@ -102,21 +104,19 @@ function percent(weight) {
   return value >= 1e-5 ? `${Number(value.toPrecision(2))}%` : "< 0.00001%";
 }
 
-const signed = (value, digits) => value.toFixed(digits).replace("-", "−");
+export const signed = (value, digits) => value.toFixed(digits).replace("-", "−");
 
 /** A ratio: 4.3 ×, 0.012 ×, 120 ×, < 0.001 ×. */
-const times = (ratio) => ratio > 0 && ratio < 0.001 ? "< 0.001 ×" : `${ratio >= 100 ? Math.round(ratio) : Number(ratio.toPrecision(2))} ×`;
-
-const { grouped } = steps;
+export const times = (ratio) => ratio > 0 && ratio < 0.001 ? "< 0.001 ×" : `${ratio >= 100 ? Math.round(ratio) : Number(ratio.toPrecision(2))} ×`;
 
 const plurals = { query: "queries", key: "keys", head: "heads" };
-const plural = (count, noun) => `${grouped(count)} ${count === 1 ? noun : plurals[noun]}`;
+export const plural = (count, noun) => `${grouped(count)} ${count === 1 ? noun : plurals[noun]}`;
 
 /** "A → B", the query first. `names`: the words of the queries, and of the keys. */
-const pairName = (names, i, j) => `${nameOf(names[0], i)} → ${nameOf(names[1], j)}`;
+export const pairName = (names, i, j) => `${nameOf(names[0], i)} → ${nameOf(names[1], j)}`;
 
 /** Scrolls `element` into sight within its own box; the page itself stays where it is. */
-function revealIn(box, element) {
+export function revealIn(box, element) {
   const outer = box.getBoundingClientRect();
   const inner = element.getBoundingClientRect();
   if (inner.top < outer.top || inner.bottom > outer.bottom) {
@@ -125,7 +125,7 @@ function revealIn(box, element) {
 }
 
 /** An element with a class and text: the one way in which words get onto the page. */
-function make(tag, className, text) {
+export function make(tag, className, text) {
   const element = document.createElement(tag);
   if (className) element.className = className;
   if (text !== undefined) element.textContent = text;
@@ -133,7 +133,7 @@ function make(tag, className, text) {
 }
 
 /** A bar that is filled to so many hundredths of its width. */
-function barOf(share, className) {
+export function barOf(share, className) {
   const bar = make("span", "bar");
   bar.append(make("span", className));
   bar.firstChild.style.width = `${share}%`;
@@ -141,7 +141,7 @@ function barOf(share, className) {
 }
 
 /** An element of SVG with attributes and text. */
-function draw(tag, attributes, text) {
+export function draw(tag, attributes, text) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
   if (text !== undefined) element.textContent = text;

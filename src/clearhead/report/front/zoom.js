@@ -8,7 +8,7 @@ const STILL = 5; // CSS pixels that a pointer may move in a click
  * `scaleTo(pixels, point)`; `drag(x, y)` by so many pixels, `point(point)` or null, `choose(point)`, `free()` whether there is room to zoom in a direction.
  * Points are CSS pixels from the corner of the element.
  */
-class Gestures {
+export class Gestures {
   constructor(element, does) {
     this.element = element;
     this.does = does;

@@ -1,6 +1,12 @@
 // ---- One card a computed step, with the tables it is made of; inputs that stand together share a card.
 
-const cards = []; // {part, steps, element, views: null until it is first shown}
+import { namesIn } from "../../../base/front/language.js";
+import { addressOf, choice, choose } from "./choice.js";
+import { byId, data } from "./data.js";
+import { formulaNow, isStale, steps, whyNow } from "./steps.js";
+import { axisKey, element, tableOfStep } from "./tables.js";
+
+export const cards = []; // {part, steps, element, views: null until it is first shown}
 
 for (const part of data.parts) {
   for (const step of part.steps.map((one) => steps.get(one.name))) {
@@ -10,20 +16,13 @@ for (const part of data.parts) {
   }
 }
 
-const cardOf = (step) => cards.findIndex((card) => card.steps.includes(step));
-const everythingShown = () => document.documentElement.dataset.view === "all";
+export const cardOf = (step) => cards.findIndex((card) => card.steps.includes(step));
+export const everythingShown = () => document.documentElement.dataset.view === "all";
 const visibleCards = () => cards.filter((card) => card.views && !card.element.hidden);
-const visibleViews = () => visibleCards().flatMap((card) => card.views.filter((view) => !(view.operand && everythingShown())));
-
-/** The name under which the chosen entry of an axis is kept; an axis of the same name twice has two. */
-function axisKey(step, axis) {
-  const name = step.axes[axis];
-  const before = step.axes.slice(0, axis).filter((other) => other === name).length;
-  return before ? `${name}${before + 1}` : name;
-}
+export const visibleViews = () => visibleCards().flatMap((card) => card.views.filter((view) => !(view.operand && everythingShown())));
 
 /** The index of the chosen number of a step. */
-const chosenIndex = (step) =>
+export const chosenIndex = (step) =>
   step.axes.map((_, axis) => Math.min(choice.at[axisKey(step, axis)] ?? 0, step.sizes[axis] - 1));
 
 function buildCard(card) {
@@ -79,7 +78,7 @@ function paintCard(card) {
   });
 }
 
-function makeCards() {
+export function makeCards() {
   const box = byId("cards");
   const list = byId("steps");
   let part = null;
@@ -106,7 +105,7 @@ function makeCards() {
 }
 
 /** Shows the chosen card, or all of them with the chosen one marked. */
-function showCards() {
+export function showCards() {
   const chosen = cardOf(steps.get(choice.step));
   cards.forEach((card, n) => {
     card.element.hidden = n !== chosen && !everythingShown();
@@ -121,4 +120,14 @@ function showCards() {
   byId("count").textContent = `step ${chosen + 1} of ${cards.length}`;
   byId("previous").disabled = chosen === 0;
   byId("next").disabled = chosen === cards.length - 1;
+}
+
+export function stepBy(by, withFocus = false) {
+  const now = cardOf(steps.get(choice.step));
+  const next = Math.min(cards.length - 1, Math.max(0, now + by));
+  if (next === now) return;
+  choose({ step: cards[next].steps[0].name });
+  const { element: box } = cards[next];
+  if (everythingShown()) box.scrollIntoView({ block: "nearest" });
+  if (withFocus) box.querySelector(".result td.cell[tabindex='0']")?.focus();
 }

@@ -1,5 +1,15 @@
 // ---- What stands above the steps: which head, scale and temperature, theme, one step or all.
 
+import { number } from "../../../base/front/numbers.js";
+import { cardOf, cards, everythingShown, stepBy } from "./cards.js";
+import { choice, choose, refresh, say } from "./choice.js";
+import { isDark } from "./colour.js";
+import { byId, data } from "./data.js";
+import {
+  change, computeAgain, editable, firstScale, isChanged, obstacle, resetAll, scaleStep, softmaxPart, steps,
+} from "./steps.js";
+import { element, visible } from "./tables.js";
+
 /** A slider of powers of two around `middle`, with the exact number in a field beside it. */
 function makeSlider(name, middle, read, write) {
   const box = byId(name);
@@ -27,7 +37,7 @@ function makeSlider(name, middle, read, write) {
 
 const sliders = [];
 
-function makeControls() {
+export function makeControls() {
   const set = (name) => (value) => {
     change[name] = value;
     computeAgain();
@@ -70,7 +80,7 @@ function makeBlocks(axis) {
   });
 }
 
-function paintControls() {
+export function paintControls() {
   for (const paint of sliders) paint();
   for (const axis of ["B", "H"]) {
     const input = document.querySelector(`input[name=${axis}][value="${choice.at[axis] ?? 0}"]`);
@@ -79,7 +89,7 @@ function paintControls() {
   byId("reset").disabled = !isChanged();
 }
 
-function setTheme(theme) {
+export function setTheme(theme) {
   document.documentElement.dataset.theme = theme;
   byId("theme").textContent = theme === "dark" ? "light" : "dark";
   byId("theme").setAttribute("aria-label", `Use the ${theme === "dark" ? "light" : "dark"} theme`);
@@ -94,7 +104,7 @@ function setView(view) {
 }
 
 /** Paper is white and has all steps; afterwards the page is as it was. */
-function followPrinting() {
+export function followPrinting() {
   let before = null;
   window.matchMedia("print").addEventListener("change", (event) => {
     if (event.matches) {

@@ -1,7 +1,13 @@
 // ---- An input's cell as a field: Enter or leaving it takes the number, Escape leaves it as it was. A cell of a mask
 // has no field: it is turned over.
 
-function editCell(view, cell, typed) {
+import { placeOf } from "../../../base/front/numbers.js";
+import { refresh, say } from "./choice.js";
+import { editable, fitted, refusal, setInput } from "./steps.js";
+import { element } from "./tables.js";
+import { placeName } from "./written.js";
+
+export function editCell(view, cell, typed) {
   const { step } = view;
   if (!editable(step) || cell.querySelector("input")) return;
   const index = view.indexAt(cell);

@@ -1,5 +1,13 @@
 // ---- Pointer and keyboard: a cell under the pointer or in focus is written out, a click or Enter fixes it.
 
+import { stepBy, visibleViews } from "./cards.js";
+import { choice, choose } from "./choice.js";
+import { byId } from "./data.js";
+import { editCell } from "./edit.js";
+import { editable } from "./steps.js";
+import { axisKey } from "./tables.js";
+import { showChosen, showNumber } from "./written.js";
+
 function viewOf(cell) {
   return visibleViews().find((view) => view.figure.contains(cell)) ?? null;
 }
@@ -64,7 +72,7 @@ function onKey(event) {
   }
 }
 
-function listen() {
+export function listen() {
   const box = byId("cards");
   box.addEventListener("pointerover", (event) => {
     const cell = cellIn(event.target);

@@ -1,7 +1,13 @@
 // ---- The steps: their numbers as Python computed them, and computed again when an input, the scale or the
 // temperature is changed.
 
-const steps = new Map();
+import { changed, namesIn, read } from "../../../base/front/language.js";
+import { everyIndex, grouped, number, placeOf, sizeOf, textOf } from "../../../base/front/numbers.js";
+import { nodeOf } from "../../../base/front/operations.js";
+import { leaf } from "../../../base/front/terms.js";
+import { data, decode } from "./data.js";
+
+export const steps = new Map();
 data.parts.forEach((part, n) => part.steps.forEach((step) => steps.set(step.name, step)));
 
 /** Numbers of a step as a node, read where they stand. */
@@ -15,7 +21,7 @@ const numbersOf = (step) => ({
   ),
 });
 
-function allNumbers(node) {
+export function allNumbers(node) {
   const numbers = new Float64Array(sizeOf(node.axes.map((axis) => axis.n)));
   let place = 0;
   everyIndex(node.axes.map((axis) => axis.n), (index) => { numbers[place++] = node.at(index); });
@@ -25,7 +31,7 @@ function allNumbers(node) {
 /** Whether two numbers are the same but for rounding in float32, among numbers as large as `size`. */
 const alike = (a, b, size) => Object.is(a, b) || a === b || Math.abs(a - b) <= 1e-3 * (1e-3 + size);
 
-const largestSize = (numbers) => numbers.reduce((most, x) => (Number.isFinite(x) ? Math.max(most, Math.abs(x)) : most), 0);
+export const largestSize = (numbers) => numbers.reduce((most, x) => (Number.isFinite(x) ? Math.max(most, Math.abs(x)) : most), 0);
 
 for (const step of steps.values()) {
   step.numbers = decode(step);
@@ -81,22 +87,22 @@ function findObstacle() {
   return "";
 }
 
-const obstacle = findObstacle();
+export const obstacle = findObstacle();
 for (const step of steps.values()) step.first = step.numbers;
 
 /** The step `scores = … * scale`, and what the softmax is taken of: the two things that a slider changes. */
-const scaleStep = [...steps.values()].find((step) => {
+export const scaleStep = [...steps.values()].find((step) => {
   const tree = step.tree;
   return tree?.name === "mul" && tree.inputs[0].kind === "name" && tree.inputs[1].kind === "value" && !step.aside;
 });
-const softmaxPart = data.parts.find((part) => ["maximum", "weights"].every((name) => part.steps.includes(steps.get(name))));
+export const softmaxPart = data.parts.find((part) => ["maximum", "weights"].every((name) => part.steps.includes(steps.get(name))));
 const logits = !softmaxPart?.steps.some((step) => step.tree) ? []
   : [...new Set(softmaxPart.steps.flatMap((step) => (step.tree ? namesIn(step.tree) : [])))]
     .filter((name) => steps.get(name).kind === "number" && (steps.get(name).given || !softmaxPart.steps.includes(steps.get(name))));
-const firstScale = scaleStep?.tree.inputs[1].value;
+export const firstScale = scaleStep?.tree.inputs[1].value;
 
-const change = { scale: firstScale, temperature: 1, inputs: new Set() };
-const isChanged = () => change.scale !== firstScale || change.temperature !== 1 || change.inputs.size > 0;
+export const change = { scale: firstScale, temperature: 1, inputs: new Set() };
+export const isChanged = () => change.scale !== firstScale || change.temperature !== 1 || change.inputs.size > 0;
 
 /** A step's tree with the scale and the temperature of the sliders. */
 function treeNow(step) {
@@ -110,7 +116,7 @@ function treeNow(step) {
 }
 
 /** Computes every step again that something changed reaches; the others keep Python's numbers. */
-function computeAgain() {
+export function computeAgain() {
   const reached = new Set(change.inputs);
   for (const step of steps.values()) {
     if (!step.tree) continue;
@@ -123,12 +129,12 @@ function computeAgain() {
   }
 }
 
-const editable = (step) => !obstacle && step.given && !outside.has(step);
+export const editable = (step) => !obstacle && step.given && !outside.has(step);
 /** Whether a step's numbers are those of other inputs than the page has now. */
-const isStale = (step) => isChanged() && outside.has(step);
+export const isStale = (step) => isChanged() && outside.has(step);
 
 /** Puts a number into an input, in all sequences and heads that share it. */
-function setInput(step, index, value) {
+export function setInput(step, index, value) {
   if (!change.inputs.has(step.name)) step.numbers = step.first.slice();
   change.inputs.add(step.name);
   const [sequences, group] = step.copies;
@@ -144,7 +150,7 @@ function setInput(step, index, value) {
 }
 
 /** What a step's type makes of a number; null where it is none, or one that the step may not have. */
-function fitted(step, text) {
+export function fitted(step, text) {
   const plain = text.trim().replace("−", "-");
   if (step.kind === "integer") {
     const [least, most] = step.within ?? [-Number.MAX_SAFE_INTEGER, Number.MAX_SAFE_INTEGER];
@@ -157,12 +163,12 @@ function fitted(step, text) {
 }
 
 /** Why what was typed is none of a step's numbers. */
-function refusal(step, text) {
+export function refusal(step, text) {
   if (step.kind !== "integer") return `“${text}” is no number that fits ${step.type}.`;
   return `“${text}” is no whole number${step.within ? ` from ${step.within.join(" to ")}` : ""}.`;
 }
 
-function resetAll() {
+export function resetAll() {
   for (const name of change.inputs) steps.get(name).numbers = steps.get(name).first;
   Object.assign(change, { scale: firstScale, temperature: 1 });
   change.inputs.clear();
@@ -170,7 +176,7 @@ function resetAll() {
 }
 
 /** A step's formula, with the scale and the temperature as they are. */
-function formulaNow(step) {
+export function formulaNow(step) {
   let [left, right] = [step.formula.split(" = ")[0], step.formula.split(" = ").slice(1).join(" = ")];
   if (step === scaleStep) right = right.replace(number(firstScale), number(change.scale));
   if (change.temperature !== 1 && softmaxPart?.steps.includes(step)) {
@@ -182,7 +188,7 @@ function formulaNow(step) {
 }
 
 /** Why a step is taken; a sentence with figures is of the first numbers. */
-function whyNow(step) {
+export function whyNow(step) {
   if (isStale(step)) return `Of the numbers first given; this page does not compute it again. ${step.why}`;
   return step.changed && /\d\.\d|\d%|\d of \d/.test(step.why) ? `With the numbers first given: ${step.why}` : step.why;
 }

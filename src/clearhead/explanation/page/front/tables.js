@@ -1,22 +1,35 @@
 // ---- A step's numbers as a table: one sequence and head, with the names of its rows and columns.
 
+import { grouped, placeOf, textOf } from "../../../base/front/numbers.js";
+import { choice } from "./choice.js";
+import { coloursOf } from "./colour.js";
+import { data } from "./data.js";
+import { editable, isStale, largestSize } from "./steps.js";
+
 const HEAT = { rows: 16, columns: 12 }; // a larger table is a heat map: the number of a cell is said when it is chosen
 const DENSE = 4; // a table of more columns is set smaller
-const LABELLED = ["B", "H", "Lq", "Lk", "L"];
+export const LABELLED = ["B", "H", "Lq", "Lk", "L"];
 
 /** Text in which characters that print nothing, or turn the line around, are seen. */
-const visible = (text) => text.replace(/[\p{C}\p{Zl}\p{Zp}]/gu, (character) => {
+export const visible = (text) => text.replace(/[\p{C}\p{Zl}\p{Zp}]/gu, (character) => {
   const code = character.codePointAt(0).toString(16);
   return code.length <= 2 ? `\\x${code.padStart(2, "0")}` : `\\u${code.padStart(4, "0")}`;
 });
 
 /** What an entry of an axis is called. */
-function labelOf(step, axis, n) {
+export function labelOf(step, axis, n) {
   const name = step.axes[axis];
   const labels = data.labels[name];
   if (!labels) return name === "1" ? "" : String(n);
   if (step.of && axis < 4) return visible(labels[step.of[axis]] ?? labels[0]);
   return step.sizes[axis] === 1 && labels.length > 1 ? "every" : visible(labels[n]);
+}
+
+/** The name under which the chosen entry of an axis is kept; an axis of the same name twice has two. */
+export function axisKey(step, axis) {
+  const name = step.axes[axis];
+  const before = step.axes.slice(0, axis).filter((other) => other === name).length;
+  return before ? `${name}${before + 1}` : name;
 }
 
 /** The axes of a step: those chosen above the table, its rows and its columns (null: one row, one column). */
@@ -27,7 +40,7 @@ function layoutOf(step) {
   return { rows, columns, chosen: axes.filter((n) => n !== rows && n !== columns) };
 }
 
-function element(tag, className, text) {
+export function element(tag, className, text) {
   const made = document.createElement(tag);
   if (className) made.className = className;
   if (text !== undefined) made.textContent = text;
@@ -46,7 +59,7 @@ function labelCell(text, scope) {
  * A table of a step. `operand`: it stands beside a result that is made of it. Its methods: `paint()` shows the numbers
  * as they are; `indexAt(cell)` is the index of a cell, `cellAt(index)` the cell of an index, null where it is not here.
  */
-function tableOfStep(step, operand) {
+export function tableOfStep(step, operand) {
   const { rows, columns, chosen } = layoutOf(step);
   const sizeAlong = (axis) => (axis === null ? 1 : step.sizes[axis]);
   const [rowCount, columnCount] = [sizeAlong(rows), sizeAlong(columns)];

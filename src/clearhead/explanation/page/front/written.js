@@ -1,9 +1,18 @@
 // ---- The chosen number, written out from the numbers that it is made of; those light up in the tables.
 
+import { namesIn } from "../../../base/front/language.js";
+import { placeOf, textOf } from "../../../base/front/numbers.js";
+import { placesIn, plainText } from "../../../base/front/terms.js";
+import { chosenIndex, visibleViews } from "./cards.js";
+import { choice } from "./choice.js";
+import { byId, data } from "./data.js";
+import { editable, steps } from "./steps.js";
+import { element, LABELLED, labelOf } from "./tables.js";
+
 const TONES = 3; // colours in which the numbers of one step and those of the next stand apart
 
 /** The name of an entry's index as formulas have it: `scores[0, 2]`. */
-function placeName(step, index) {
+export function placeName(step, index) {
   const places = index.flatMap((n, axis) => {
     const name = step.axes[axis];
     if (name === "1" || (axis < 2 && LABELLED.indexOf(name) === axis && data.single[axis])) return [];
@@ -18,7 +27,7 @@ function placeName(step, index) {
 const canWriteOut = (step) => step.made && namesIn(step.tree).every((name) => !steps.get(name).of);
 
 /** The sentence of one number, as pieces. */
-function sentenceOf(step, index) {
+export function sentenceOf(step, index) {
   const x = step.numbers[placeOf(index, step.sizes)];
   const result = step.kind === "allowed" ? (x ? "True" : "False") : textOf(x, step.kind);
   const pieces = [`${placeName(step, index)} = `];
@@ -30,7 +39,7 @@ function sentenceOf(step, index) {
   return [...pieces, result];
 }
 
-function showNumber(step, index) {
+export function showNumber(step, index) {
   const box = byId("written");
   const tones = new Map(); // of each step's name, the colour of its numbers
   const sources = canWriteOut(step) ? placesIn(step.made, index) : [];
@@ -87,4 +96,10 @@ function markNames(view, place, withRow) {
     if (withRow && input) view.cells[row].forEach((cell) => cell.classList.add("same"));
   }
   if (column !== null) view.figure.querySelectorAll("thead th")[column]?.classList.add("same");
+}
+
+/** Writes out the chosen number. */
+export function showChosen() {
+  const step = steps.get(choice.of);
+  showNumber(step, chosenIndex(step));
 }

@@ -1,0 +1,36 @@
+"""Builds as scikit-build-core does, after the programs of the pages have been bundled."""
+
+from typing import Any
+
+from bundle import bundle
+from scikit_build_core import build as plain
+from scikit_build_core.build import (
+    get_requires_for_build_editable as get_requires_for_build_editable,
+)
+from scikit_build_core.build import (
+    get_requires_for_build_sdist as get_requires_for_build_sdist,
+)
+from scikit_build_core.build import (
+    get_requires_for_build_wheel as get_requires_for_build_wheel,
+)
+from scikit_build_core.build import (
+    prepare_metadata_for_build_editable as prepare_metadata_for_build_editable,
+)
+from scikit_build_core.build import (
+    prepare_metadata_for_build_wheel as prepare_metadata_for_build_wheel,
+)
+
+
+def build_wheel(*arguments: Any, **options: Any) -> str:
+    bundle()
+    return plain.build_wheel(*arguments, **options)
+
+
+def build_editable(*arguments: Any, **options: Any) -> str:
+    bundle()
+    return plain.build_editable(*arguments, **options)
+
+
+def build_sdist(*arguments: Any, **options: Any) -> str:
+    bundle()
+    return plain.build_sdist(*arguments, **options)

@@ -1,0 +1,25 @@
+// ---- What layers and heads are called, and which of them stand beside each other.
+
+/** A short name for each layer, no two alike: "L3". */
+export function labelsOf(layers) {
+  const plain = layers.map((layer, index) => layer.label ?? `L${index}`);
+  const named = plain.map((label, index) => (
+    plain.indexOf(label) === plain.lastIndexOf(label) ? label : `${roleOf(layers[index])} ${label}`));
+  return named.map((label, index) => {
+    const same = named.slice(0, index).filter((other) => other === label).length;
+    return same ? `${label}#${same + 1}` : label;
+  });
+}
+
+/** What a layer reads and is read by: "encoder", "decoder", "cross", "self". */
+export const roleOf = (layer) => layer.role ?? layer.kind;
+
+/** Whether a layer is of the second of two recordings, and the layer of the other that stands beside it, or null. */
+export const isSecond = (layer) => roleOf(layer).endsWith("beside");
+export function counterpartOf(run, layer) {
+  const pair = (run.beside ?? []).find((places) => places.includes(layer));
+  return pair === undefined ? null : pair[0] === layer ? pair[1] : pair[0];
+}
+
+/** "L3H8" */
+export const headName = ({ labels, run }, { layer, head }) => `${labels[layer]}H${run.layers[layer].heads[head].number ?? head}`;
