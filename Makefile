@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 DOCS := .venv/.ready-docs
+MODULES := node_modules/.package-lock.json
 
 .PHONY: demo test docs alone versions lint bench bundle wheel sanitize clean
 
@@ -34,10 +35,11 @@ versions: browser
 	$(OTHER)/bin/pip install -q --disable-pip-version-check --no-deps --require-hashes -r bert.txt
 	OMP_NUM_THREADS=1 $(OTHER)/bin/pytest -n 2 tests/test_*.py tests/nn tests/inspection $(WATCHED:%=tests/models/test_%.py)
 
-lint: $(READY)
+lint: $(READY) $(MODULES)
 	$(BIN)/ruff check src packaging tests benchmarks examples docs
 	$(BIN)/ruff format --check src packaging tests benchmarks examples docs
 	$(BIN)/mypy
+	node_modules/.bin/tsc
 
 # The site, in build/site: every cell runs, and what is wrong fails. Then every page is opened in a browser.
 docs: $(DOCS) bundle browser
@@ -48,6 +50,10 @@ docs: $(DOCS) bundle browser
 # The programs of the pages, where a source of theirs has changed: this needs Node.js. A release holds them.
 bundle:
 	@$(PYTHON) packaging/bundle.py
+
+# what bundles and checks them
+$(MODULES): package-lock.json
+	@$(PYTHON) packaging/bundle.py --packages
 
 # Side by side, in ratios. It refuses to report while the tests are red.
 bench: $(READY) bundle

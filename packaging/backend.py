@@ -4,21 +4,7 @@ from typing import Any
 
 from bundle import bundle
 from scikit_build_core import build as plain
-from scikit_build_core.build import (
-    get_requires_for_build_editable as get_requires_for_build_editable,
-)
-from scikit_build_core.build import (
-    get_requires_for_build_sdist as get_requires_for_build_sdist,
-)
-from scikit_build_core.build import (
-    get_requires_for_build_wheel as get_requires_for_build_wheel,
-)
-from scikit_build_core.build import (
-    prepare_metadata_for_build_editable as prepare_metadata_for_build_editable,
-)
-from scikit_build_core.build import (
-    prepare_metadata_for_build_wheel as prepare_metadata_for_build_wheel,
-)
+from scikit_build_core.build import *  # noqa: F403 - the hooks that are not here
 
 
 def build_wheel(*arguments: Any, **options: Any) -> str:

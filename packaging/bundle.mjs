@@ -1,4 +1,4 @@
-// Bundles the programs of the pages with esbuild, minified, one file each: node packaging/bundle.mjs FOLDER
+// Bundles the programs and the styles of the pages with esbuild, minified, one file each: node packaging/bundle.mjs FOLDER
 
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
@@ -27,3 +27,16 @@ const worker = await build({ ...options, entryPoints: [join(REPORT, "worker.js")
 const define = { WORKER_PROGRAM: JSON.stringify(worker.outputFiles[0].text) };
 await build({ ...options, define, entryPoints: { report: join(REPORT, "main.js") } });
 await build({ ...options, define, entryPoints: { widget: join(REPORT, "widget.js") }, format: "esm" });
+
+// The style of each page: a file for each pane, after what all share. `outside` is around the element of a report.
+const styles = {
+  report: [REPORT, "page", "heads", "text", "map", "compare", "lines", "pair", "tools"],
+  survey: [REPORT, "page", "heads", "survey"],
+  outside: [REPORT, "outside"],
+  explanation: [join(SOURCES, "explanation", "page", "front"), "page"],
+};
+for (const [name, [resolveDir, ...files]] of Object.entries(styles)) {
+  const contents = files.map((file) => `@import "./${file}.css";`).join("\n");
+  const stdin = { contents, resolveDir, loader: "css" };
+  await build({ ...plain, outdir: undefined, outfile: join(folder, `${name}.css`), stdin });
+}

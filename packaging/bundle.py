@@ -27,7 +27,7 @@ MISSING = (
 
 def digest() -> str:
     """A digest of all that the bundle is made of."""
-    sources = sorted(ROOT.glob("src/clearhead/**/front/*.js"))
+    sources = sorted(path for kind in ("js", "css") for path in ROOT.glob(f"src/clearhead/**/front/*.{kind}"))
     made = hashlib.sha256()
     for path in (*sources, ROOT / "packaging/bundle.mjs", ROOT / "package-lock.json"):
         content = path.read_bytes().replace(b"\r\n", b"\n")

@@ -64,8 +64,13 @@ def test_a_clone_without_node_is_told_what_to_install(copy: Path) -> None:
 
 
 def test_a_page_without_its_program_says_how_to_make_it() -> None:
-    with pytest.raises(ch.UnsupportedError, match=r"the program 'none' .* `make bundle`"):
+    with pytest.raises(ch.UnsupportedError, match=r"'none.js', a part of the pages, is not there.* `make bundle`"):
         pages.program("none")
+
+
+@pytest.mark.parametrize("name", ("report", "survey", "outside", "explanation"))
+def test_no_style_can_end_its_element(name: str) -> None:
+    assert len(pages.style(name)) > 100 and "</style" not in pages.style(name).lower()
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

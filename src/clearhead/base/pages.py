@@ -16,17 +16,26 @@ from clearhead.base.written import replacing
 
 
 def source(package: str, name: str) -> str:
-    """A file of a package's folder `front`, with the line ends that a browser hashes."""
+    """A file of a package's folder `front`."""
     text = files(package).joinpath("front", name).read_text(encoding="utf-8")
     return text.replace("\r\n", "\n")
 
 
 def program(name: str) -> str:
     """A page's program: its scripts in one, as `packaging/bundle.py` makes it of the folders `front`."""
-    file = files("clearhead.base").joinpath("bundle", f"{name}.js")
+    return _bundled(f"{name}.js")
+
+
+def style(name: str) -> str:
+    """A page's style, made in the same way."""
+    return _bundled(f"{name}.css")
+
+
+def _bundled(name: str) -> str:
+    file = files("clearhead.base").joinpath("bundle", name)
     if not file.is_file():
         raise UnsupportedError(
-            f"the program {name!r} of the pages is not there: it is made where clearhead is installed. In a clone "
+            f"{name!r}, a part of the pages, is not there: it is made where clearhead is installed. In a clone "
             "`make bundle` makes it, with Node.js; otherwise install clearhead again."
         )
     return file.read_text(encoding="utf-8")

@@ -11,11 +11,9 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from clearhead.base.pages import embedded, filled, policy, program, source
+from clearhead.base.pages import embedded, filled, policy, program, source, style
 from clearhead.report.describe import finite
 from clearhead.report.page import heads_pane
-
-STYLES = ("page.css", "heads.css", "survey.css")
 
 
 class About(NamedTuple):
@@ -39,13 +37,12 @@ class Shown(NamedTuple):
 
 def heads_page(title: str, said: str, statistics: Sequence[Shown], rows: Sequence[Mapping[str, Any]]) -> str:
     """The page, of rows with the columns layer, module, head, and those of the statistics."""
-    style = "".join(source(__package__, name) for name in STYLES)
-    outside, guard, script = source(__package__, "outside.css"), program("guard"), program("survey")
+    inside, outside, guard, script = style("survey"), style("outside"), program("guard"), program("survey")
     parts = {
-        "policy": policy((outside, style), guard, script),
+        "policy": policy((outside, inside), guard, script),
         "title": html.escape(title),
         "outside": outside,
-        "report": filled(source(__package__, "survey_panes.html"), {"style": style, "heads": heads_pane()}),
+        "report": filled(source(__package__, "survey_panes.html"), {"style": inside, "heads": heads_pane()}),
         "guard": guard,
         "meta": embedded(_meta(title, said, statistics, rows)),
         "program": script,

@@ -41,19 +41,17 @@ from __future__ import annotations
 
 import base64
 import html
+import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.pages import embedded, filled, filled_parts, policy, program, source, write_parts
+from clearhead.base.pages import embedded, filled, filled_parts, policy, program, source, style, write_parts
 from clearhead.report._blocks import PLACES, Blocks
 from clearhead.report.describe import described, measured
 from clearhead.report.layer import Layer, LeftOut, Measures
-
-# The style of the page: a file for each pane, after what all share.
-STYLES = ("page.css", "heads.css", "text.css", "map.css", "compare.css", "lines.css", "pair.css", "tools.css")
 
 # What is said of a head that is not where an array stands.
 NO_PLACES = ("number", "sink", "rows", "columns", "perRow", "perColumn", "side")
@@ -108,15 +106,14 @@ class Page:
         """The page, in parts. Raises an `UnsupportedError` where every call was left out."""
         if not self._layers:
             raise nothing_left(self._left_out)
-        style, outside = style_of_report(), source(__package__, "outside.css")
-        guard, load, script = program("guard"), program("load"), program("report")
+        inside, outside = style("report"), style("outside")
+        guard, load, script = program("guard"), program("load"), program_with_markup("report")
         yield from filled_parts(
             source(__package__, "page.html"),
             {
-                "policy": policy((outside, style), guard, load, script, worker=True),
+                "policy": policy((outside, inside), guard, load, script, worker=True),
                 "title": html.escape(self.title),
                 "outside": outside,
-                "report": markup(style),
                 "guard": guard,
                 "meta": embedded(self.meta()),
                 "thumbnails": self._blocks.html(early=True, first=()),
@@ -173,14 +170,10 @@ class Page:
         }
 
 
-def style_of_report() -> str:
-    """The style inside a report's element."""
-    return "".join(source(__package__, name) for name in STYLES)
-
-
-def markup(style: str) -> str:
-    """The content of a report's element."""
-    return filled(source(__package__, "report.html"), {"style": style, "heads": heads_pane()})
+def program_with_markup(name: str) -> str:
+    """A program that shows a report, after the content of a report's element, `MARKUP`."""
+    text = filled(source(__package__, "report.html"), {"style": style("report"), "heads": heads_pane()})
+    return f'"use strict";\nconst MARKUP = {json.dumps(text)};\n{program(name)}'
 
 
 def heads_pane() -> str:

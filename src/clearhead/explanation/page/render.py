@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING
 
-from clearhead.base.pages import embedded, filled, policy, program, source
+from clearhead.base.pages import embedded, filled, policy, program, source, style
 from clearhead.explanation.page.data import page_data
 
 if TYPE_CHECKING:
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 def render(explanation: Explanation) -> str:
     """The whole page as a string."""
-    style, guard, script = source(__package__, "page.css"), program("guard"), program("explanation")
+    look, guard, script = style("explanation"), program("guard"), program("explanation")
     parts = {
-        "policy": policy((style,), guard, script),
+        "policy": policy((look,), guard, script),
         "title": html.escape(explanation.title),
-        "style": style,
+        "style": look,
         "guard": guard,
         "data": embedded(page_data(explanation)),
         "program": script,

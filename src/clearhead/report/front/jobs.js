@@ -2,7 +2,16 @@
 
 import { placeInRow, tileOf } from "./tiles.js";
 
-export const JOBS = {
-  tile: tileOf,
-  place: async (head, { i, j }) => placeInRow(head, i, j),
-};
+/** @import { Answer, Asked, Weighed } from "./types.d.ts" */
+
+/**
+ * The promise of what is asked of a head: a tile, or where a pair stands in its row.
+ *
+ * @param {Weighed} head
+ * @param {Asked} asked
+ * @param {() => boolean | Promise<boolean>} pause
+ * @returns {Promise<Answer>}
+ */
+export async function answerTo(head, { job, request }, pause) {
+  return job === "place" ? placeInRow(head, request.i, request.j) : tileOf(head, request, pause);
+}

@@ -1,26 +1,37 @@
 // ---- The program of the worker. It gets each head once.
 
-import { JOBS } from "./jobs.js";
+import { answerTo } from "./jobs.js";
 import { slices } from "./tiles.js";
 
-/** What the worker does: keeps heads, and answers each question unless it is taken back before. */
-function serve() {
-  const heads = new Map();
-  const stopped = new Set();
-  self.onmessage = async ({ data: { id, job, number, head, request } }) => {
-    if (job === "keep") heads.set(number, head);
-    else if (job === "forget") heads.delete(number);
-    else if (job === "stop") stopped.add(id);
-    else {
-      try {
-        const found = await JOBS[job](heads.get(number), request, slices(25, () => !stopped.has(id)));
-        stopped.delete(id);
-        self.postMessage({ id, found }, found ? [found.buffer] : []);
-      } catch (error) {
-        setTimeout(() => { throw error; }); // to where the page hears of it
-      }
-    }
-  };
+/** @import { Asked, FromWorker, ToWorker, Weighed } from "./types.d.ts" */
+
+/** @type {Map<number, Weighed>} */
+const heads = new Map();
+
+/** @type {Set<number>} */
+const stopped = new Set();
+
+/**
+ * Answers a question, unless it is taken back before.
+ *
+ * @param {number} id
+ * @param {Weighed | undefined} head
+ * @param {Asked} asked
+ */
+async function answer(id, head, asked) {
+  if (!head) throw new Error("the worker has no such head");
+  const found = await answerTo(head, asked, slices(25, () => !stopped.has(id)));
+  stopped.delete(id);
+  /** @type {FromWorker} */
+  const message = { id, found };
+  self.postMessage(message, { transfer: found ? [found.buffer] : [] });
 }
 
-serve();
+self.onmessage = (/** @type {MessageEvent<ToWorker>} */ { data }) => {
+  if (data.job === "keep") heads.set(data.number, data.head);
+  else if (data.job === "forget") heads.delete(data.number);
+  else if (data.job === "stop") stopped.add(data.id);
+  else answer(data.id, heads.get(data.number), data.asked).catch((error) => {
+    setTimeout(() => { throw error; }); // to where the page hears of it
+  });
+};

@@ -1,12 +1,19 @@
 // ---- An input's cell as a field: Enter or leaving it takes the number, Escape leaves it as it was. A cell of a mask
 // has no field: it is turned over.
 
+import { make } from "../../../base/front/dom.js";
 import { placeOf } from "../../../base/front/numbers.js";
 import { refresh, say } from "./choice.js";
 import { editable, fitted, refusal, setInput } from "./steps.js";
-import { element } from "./tables.js";
 import { placeName } from "./written.js";
 
+/** @import { TableView } from "./types.d.ts" */
+
+/**
+ * @param {TableView} view
+ * @param {HTMLElement} cell
+ * @param {string} [typed]
+ */
 export function editCell(view, cell, typed) {
   const { step } = view;
   if (!editable(step) || cell.querySelector("input")) return;
@@ -18,7 +25,7 @@ export function editCell(view, cell, typed) {
     return;
   }
   const written = String(step.kind === "integer" ? before : Number(before.toPrecision(7)));
-  const field = element("input");
+  const field = make("input");
   field.type = "text";
   field.inputMode = step.kind === "integer" ? "numeric" : "decimal";
   field.value = typed ?? written;
@@ -27,12 +34,14 @@ export function editCell(view, cell, typed) {
   field.focus();
   if (typed === undefined) field.select();
   let open = true;
+  /** @param {boolean} focusCell */
   const close = (focusCell) => {
     open = false;
     field.remove();
     view.paint();
     if (focusCell) cell.focus();
   };
+  /** @param {boolean} focusCell */
   const take = (focusCell) => {
     if (!open) return;
     const untouched = typed === undefined && field.value === written;

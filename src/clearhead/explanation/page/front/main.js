@@ -1,14 +1,15 @@
 // ---- The page: it is painted whenever something is chosen, and opens what its address names.
 
+import { followAddress } from "../../../base/front/address.js";
 import { callsIn, read } from "../../../base/front/language.js";
 import { operations } from "../../../base/front/operations.js";
 import { plainText } from "../../../base/front/terms.js";
 import { cards, chosenIndex, makeCards, showCards, visibleViews } from "./cards.js";
 import { addressOf, choice, openAddress, paintWith, refresh } from "./choice.js";
-import { followPrinting, makeControls, paintControls, setTheme } from "./controls.js";
+import { followPrinting, makeControls, paintControls } from "./controls.js";
 import { byId } from "./data.js";
 import { listen } from "./keys.js";
-import { allNumbers, change, obstacle, steps } from "./steps.js";
+import { allNumbers, change, obstacle, stepOf, steps } from "./steps.js";
 import { sentenceOf, showChosen } from "./written.js";
 
 /** In each table one cell is reached by Tab: the one that the choice names. */
@@ -36,14 +37,23 @@ function paint() {
  * which operations of a line of code it lacks.
  */
 function offerHooks() {
+  /** @param {Float64Array} all */
   const plain = (all) => Array.from(all, (x) => (Number.isFinite(x) ? x : String(x)));
   window.clearhead = Object.freeze({
     obstacle,
     names: () => [...steps.keys()],
-    sizes: (name) => [...steps.get(name).sizes],
-    numbers: (name) => plain(steps.get(name).numbers),
-    computed: (name) => plain(allNumbers(steps.get(name).made ?? steps.get(name).node)),
-    sentence: (name, index) => plainText(sentenceOf(steps.get(name), index)),
+    /** @param {string} name */
+    sizes: (name) => [...stepOf(name).sizes],
+    /** @param {string} name */
+    numbers: (name) => plain(stepOf(name).numbers),
+    /** @param {string} name */
+    computed: (name) => plain(allNumbers(stepOf(name).made ?? stepOf(name).node)),
+    /**
+     * @param {string} name
+     * @param {number[]} index
+     */
+    sentence: (name, index) => plainText(sentenceOf(stepOf(name), index)),
+    /** @param {string} code */
     unknown: (code) => callsIn(read(code).tree).filter((name) => !Object.hasOwn(operations, name)),
     change: () => ({ scale: change.scale, temperature: change.temperature }),
   });
@@ -51,22 +61,16 @@ function offerHooks() {
 
 function main() {
   byId("page").hidden = false;
-  const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  setTheme(dark.matches ? "dark" : "light"); // nothing is chosen yet, and nothing painted
-  dark.addEventListener("change", () => setTheme(dark.matches ? "dark" : "light"));
   document.documentElement.dataset.view = "one";
   paintWith(paint);
-  openAddress();
   makeCards();
   makeControls();
   listen();
   followPrinting();
-  for (const event of ["hashchange", "popstate"]) {
-    window.addEventListener(event, () => {
-      openAddress();
-      refresh();
-    });
-  }
+  followAddress(() => {
+    openAddress();
+    refresh();
+  });
   offerHooks();
   refresh();
 }
