@@ -23,6 +23,13 @@ def pytest_collection_finish(session):
     gc.freeze()
 
 
+@pytest.fixture(scope="module")
+def few_to_collect():
+    """For files whose tests call the garbage collector each: it does not look through what other files have left."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown():
     """No test leaves compiled code, which would run in the next one too."""
