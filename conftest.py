@@ -32,8 +32,10 @@ def few_to_collect():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown():
-    """No test leaves compiled code, which would run in the next one too."""
+    """No test leaves compiled code, which would run in the next one too; nor figures, of which more than 20 warn."""
     result = yield
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
     return result
