@@ -40,11 +40,14 @@ def test_a_softcap_is_that_of_the_formula(engine):
 
 @pytest.mark.parametrize("score", [ch.Dot(), lambda query, key: query @ key.mT], ids=["dot", "tile"])
 @pytest.mark.parametrize("engine", ["tiled", "reference"])
-def test_a_query_that_sees_nothing_has_no_gradient(engine, score):
+@pytest.mark.parametrize("added", [False, True])
+def test_a_query_that_sees_nothing_has_no_gradient(engine, score, added):
+    """By a mask, or by −∞ that is added to its scores."""
     given = [x.requires_grad_() for x in inputs(3, 5)]
     keep = torch.ones(3, 5, dtype=torch.bool)
     keep[1] = False
-    output = ch.attention(*given, score=score, mask=ch.DenseMask(keep), engine=engine)
+    mask = torch.zeros(3, 5, dtype=torch.float64).masked_fill(~keep, -torch.inf) if added else keep
+    output = ch.attention(*given, score=score, mask=mask, engine=engine)
     gradients = torch.autograd.grad(output.sum(), given)
     assert not output[:, :, 1].any() and not gradients[0][:, :, 1].any()
     assert all(bool(g.isfinite().all()) and bool(g.any()) for g in gradients[1:])
@@ -65,9 +68,9 @@ def test_rows_with_sinks_do_not_sum_to_1(engine):
 
 @pytest.mark.parametrize("bias", [ch.RelativeBias, ch.DenseBias], ids=lambda one: one.__name__)
 def test_biases_of_keys_that_begin_later(bias, monkeypatch):
-    monkeypatch.setattr(regions, "BUDGET", 150)
-    sizes = Sizes(3, 2, 40, 40, torch.device("cpu"), align="lower_right")
-    compare("tiled", ch.Dot.example(), ch.SlidingWindow(2), (40, 40), bias.example(sizes))
+    monkeypatch.setattr(regions, "BUDGET", 2000)
+    sizes = Sizes(3, 2, 3 * regions.ROWS, 3 * regions.ROWS, torch.device("cpu"), align="lower_right")
+    compare("tiled", ch.Dot.example(), ch.SlidingWindow(2), sizes.shape[2:], bias.example(sizes))
 
 
 @pytest.mark.parametrize("engine", ["tiled", "native"])
@@ -102,8 +105,7 @@ def test_maps_whose_cells_lie_in_several_blocks(engine, monkeypatch):
 def test_the_largest_score_of_keys_that_begin_later(engine):
     query, key, _ = inputs(9, 9, torch.float32)
     query.requires_grad_(), key.requires_grad_()
-    mask = ch.Lengths([9]) & ch.MaskFunction(lambda b, h, i, j: j >= 4)
-    later = ch.weights(query, key, mask=mask, engine=engine).reduce(ch.MaxScore())[0]
+    later = ch.weights(query, key, mask=ch.Padding(torch.arange(9)[None] >= 4), engine=engine).reduce(ch.MaxScore())[0]
     spans = ch.weights(query, key[:, :, 4:], engine="reference").reduce(ch.MaxScore())[0]
     torch.testing.assert_close(later, spans)
     window = ch.weights(query, key, mask=ch.SlidingWindow(1), engine=engine).reduce(ch.MaxScore())[0]
@@ -122,10 +124,10 @@ def test_more_of_the_largest_than_a_chunk_of_the_tournament_has(engine):
     keep = torch.zeros(2, keys, dtype=torch.bool)
     keep[:, :PEAK] = keep[:, -1] = True
     query, key, _ = inputs(2, keys)
-    values, indices = ch.weights(query, key, mask=ch.DenseMask(keep), engine=engine).topk(PEAK + 9)
-    assert all(len(set(row.tolist())) == PEAK + 9 for row in indices.flatten(0, 2))
+    values, indices = ch.weights(query, key, mask=ch.DenseMask(keep), engine=engine).topk(2 * PEAK + 9)
+    assert all(len(set(row.tolist())) == 2 * PEAK + 9 for row in indices.flatten(0, 2))
     want = (query @ key.mT / 2).masked_fill(~keep, -torch.inf).softmax(-1)
-    torch.testing.assert_close(values, want.topk(PEAK + 9).values)
+    torch.testing.assert_close(values, want.topk(2 * PEAK + 9).values)
     torch.testing.assert_close(values, want.gather(-1, indices))
 
 
