@@ -9,8 +9,12 @@ import torch.nn.functional as F
 import clearhead as ch
 from clearhead.base.shapes import Sizes
 from clearhead.engines.tiled.look import PEAK
+from clearhead.masks.base import dense
+from clearhead.models._padding import Given, of_call
+from clearhead.models.edits.spot import Spot
 from clearhead.nn import KeyValueCache
 from clearhead.problem import regions
+from clearhead.problem.problem import make_problem
 from clearhead.testing import compare, draw, engines
 
 
@@ -208,3 +212,50 @@ def test_a_bias_below_0_is_no_mask():
         output = model(query, key, value)
     assert bool((model.bias < 0).any())
     torch.testing.assert_close(seen.calls[0].weights @ value, output)
+
+
+class WritesItsMask(torch.nn.Module):
+    def forward(self, query, key, value):
+        mask = torch.zeros(3, 5)
+        first = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        mask[:, 0] = -torch.inf
+        return first + F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+
+def test_a_mask_that_is_written_to_between_two_calls():
+    query, key, value = inputs(3, 5, torch.float32)
+    with ch.watch(model := WritesItsMask()) as seen:
+        output = model(query, key, value)
+    first, second = (call.weights for call in seen.calls)
+    assert bool((first[..., 0] > 0).all()) and not second[..., 0].any()
+    torch.testing.assert_close(first @ value + second @ value, output)
+
+
+def test_the_padding_behind_a_cache_of_the_last_words():
+    words = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1], [1] * 8]).bool()
+    query, key = torch.zeros(2, 1, 1, 4), torch.zeros(2, 1, 5, 4)
+    problem = make_problem(query, key, score=ch.Dot(), mask=ch.Padding(words[:, 3:]), align="lower_right")
+    real = of_call(Given(words), "self", problem, None)
+    assert real is not None and real.queries is None and torch.equal(real.keys, words[:, 3:])
+
+
+def test_a_forced_mask_sees_no_slot_that_is_not_filled():
+    query, key = torch.zeros(1, 2, 1, 4), torch.zeros(1, 2, 6, 4)
+    problem = make_problem(query, key, score=ch.Dot(), align="lower_right")
+    spot = Spot(range(3, 4), range(6), 4, range(2), 2)
+    forced = ch.Force(ch.SlidingWindow(9, 9)).before(problem, spot)
+    assert dense(forced.spans, forced.sizes)[0, 0, 0].tolist() == [True] * 4 + [False] * 2
+
+
+def test_an_output_is_told_to_be_made_of_all_that_weighs_something():
+    explanation = ch.explain(torch.zeros(1, 4), torch.zeros(3, 4), torch.ones(3, 2))
+    assert "33% of the value of" in next(step.why for step in explanation.steps if step.name == "output")
+
+
+def test_how_sure_it_is_that_a_mask_is_upside_down():
+    """Later keys alone are never meant; a query's own and later ones may be."""
+    query, key, value = inputs(8, 8, torch.float32)
+    own = torch.ones(8, 8, dtype=torch.bool).triu()
+    found = [ch.diagnose(query, key, value, mask=ch.DenseMask(keep)) for keep in (own, own.triu(1))]
+    severities = [[one.severity for one in each if "upside down" in one.evidence] for each in found]
+    assert severities == [["warning"], ["error"]]

@@ -509,14 +509,14 @@ MODELS = [
         "version = 0 if tensor.is_inference() else tensor._version",
         "version = 0",
         "a mask that is written to between layers is recorded as it was",
-        "models/test_watch.py,models/test_keep.py",
+        "test_by_hand.py",
     ),
     Mutant(
         "models/_padding.py",
         "of_keys = own[:, length - keys :]",
         "of_keys = own[:, :keys]",
         "behind a sliding cache the padding is that of the first words",
-        "models/test_padding.py,models/test_generation.py",
+        "test_by_hand.py",
     ),
     Mutant(
         "models/edits/_changed.py",
@@ -544,7 +544,7 @@ MODELS = [
         ">= spot.filled",
         "> spot.filled",
         "a forced mask sees one empty slot of a static cache",
-        "models/test_edit.py",
+        "test_by_hand.py",
     ),
     Mutant(
         "models/edits/_spots.py",
@@ -618,14 +618,14 @@ PAGES = [
         "weights[b] - weights[a] || a - b",
         "weights[b] - weights[a] || b - a",
         "on the page equal weights are ranked from the last",
-        PAGE + ",report/test_report_text.py",
+        "report/test_report_formulas.py",
     ),
     Mutant(
         "report/front/weights.js",
         "(look.weights[each] > weight ? 1 : 0)",
         "(look.weights[each] >= weight ? 1 : 0)",
         "on the page the strongest weight has rank 2",
-        PAGE + ",report/test_report_text.py",
+        "report/test_report_formulas.py",
     ),
     Mutant(
         "report/codes.py",
@@ -639,14 +639,14 @@ PAGES = [
         "matrix[start : start + last - first, :keys]",
         "matrix[: last - first, :keys]",
         "rows of a tiled matrix are read from its tile's first",
-        "report/test_report_operands.py,report/test_report_long.py",
+        "report/test_report_layer.py",
     ),
     Mutant(
         "base/front/operations.js",
         "const top = maximumOf(values);",
         "const top = 0;",
         "the explanation's page overflows in its softmax",
-        "explanation/test_page.py,explanation/test_page_reader.py",
+        "explanation/test_page.py",
     ),
     Mutant(
         "base/front/operations.js",
@@ -656,11 +656,11 @@ PAGES = [
         "explanation/test_page.py,explanation/test_page_reader.py",
     ),
     Mutant(
-        "base/front/language.js",
-        'name === "pow" ? UNARY_BINDS : binds + 1',
-        "binds + 1",
-        "the explanation's page cannot read 2 ** -x",
-        "explanation/test_page_reader.py,explanation/test_page_examples.py",
+        "base/front/operations.js",
+        "ge: compared((a, b) => a >= b",
+        "ge: compared((a, b) => a > b",
+        "the explanation's page sees one key too few of a window",
+        "explanation/test_page.py",
     ),
     Mutant(
         "explanation/page/front/steps.js",
@@ -698,7 +698,7 @@ EXPLANATIONS = [
         "row[j] >= 0.005",
         "row[j] >= 0.5",
         "what an output is made of leaves out weights below a half",
-        "explanation/test_text.py,explanation/test_steps.py",
+        "test_by_hand.py",
     ),
     Mutant(
         "explanation/modules/rotary.py",
@@ -719,7 +719,7 @@ EXPLANATIONS = [
         'return not own, f"each query sees {at}',
         'return own, f"each query sees {at}',
         "a mask upside down is as sure as a guess",
-        "diagnosis/test_planted.py,diagnosis/test_evidence.py",
+        "test_by_hand.py",
     ),
 ]
 
