@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import clearhead as ch
 from clearhead.base.shapes import Sizes
 from clearhead.engines.tiled.look import PEAK
+from clearhead.masks import Intervals
 from clearhead.masks.base import dense
 from clearhead.models._padding import Given, of_call
 from clearhead.models.edits.spot import Spot
@@ -151,6 +152,17 @@ def test_a_hidden_key_that_is_no_number(engine):
         found = ch.attention(query, dirty_key, dirty_value, mask=ch.DenseMask(keep), engine=engine)
         assert bool(found[:, :, 0].isnan().all())
         torch.testing.assert_close(found[:, :, 1:], want[:, :, 1:])
+
+
+@pytest.mark.parametrize("engine", ["tiled", "native"])
+def test_intervals_of_one_query_inside_that_of_another(engine):
+    query, key, value = inputs(2, 30, torch.float32)
+    mask = Intervals(torch.tensor([0, 0]), torch.tensor([30, 2])) | Intervals(
+        torch.tensor([0, 4]), torch.tensor([0, 6])
+    )
+    given = {"mask": mask, "align": "lower_right"}
+    want = ch.attention(query, key, value, **given, engine="reference")
+    torch.testing.assert_close(ch.attention(query, key, value, **given, engine=engine), want)
 
 
 class Weighted(ch.Score):

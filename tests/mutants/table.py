@@ -318,7 +318,7 @@ ENGINES = [
         "joined[-1][1] = max(joined[-1][1], high)",
         "joined[-1][1] = high",
         "a part of the keys is lost where intervals of rows lie in each other",
-        "test_blocks.py,test_masks.py",
+        "test_by_hand.py",
     ),
     Mutant(
         "problem/partial.py",
