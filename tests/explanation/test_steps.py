@@ -11,7 +11,7 @@ from recomputed import check_script, run
 
 import clearhead as ch
 from clearhead.base.shapes import Sizes
-from clearhead.base.steps import number
+from clearhead.base.steps import Step, number
 from clearhead.testing import masks, scores
 
 ENGINES = ("reference", "tiled", "native")
@@ -74,7 +74,8 @@ def test_leading_dimensions_stay_those_of_the_inputs(shape):
 def test_a_score_s_steps_end_in_its_tile(score):
     score, query_dim, key_dim = score.example()
     query, key = draw(2, 3, 4, query_dim), draw(2, 3, 5, key_dim, seed=1)
-    last = score.steps(query, key)[-1]
+    sides = Step("query", "", query, ("B", "H", "Lq", "E")), Step("key", "", key, ("B", "H", "Lk", "E"))
+    last = score.steps(*sides)[-1]
     assert last.name == "scores"
     assert torch.equal(last.value, score.tile(query, key))
 

@@ -146,7 +146,7 @@ def settled(explanation: Explanation) -> Explanation:
     def one(step: Step) -> Step:
         value = step.value.detach() if step.code else step.value.detach().clone()
         said = Said(step.cell(at_pair(step, explanation.shown))) if step.cell and value.numel() else None
-        return replace(step, value=value, cell=said)
+        return replace(step, value=value, cell=said, made=None, by=None)
 
     parts = tuple(replace(part, steps=tuple(map(one, part.steps))) for part in explanation.parts)
     return replace(explanation, parts=parts)

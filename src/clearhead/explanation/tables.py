@@ -13,6 +13,7 @@ from clearhead.base.steps import Step, number
 from clearhead.explanation.shown import Shown
 
 WIDTH = 64  # entries of a vector that any view holds
+LONG = 300  # characters of a number that is written out
 
 
 class Table(NamedTuple):
@@ -108,8 +109,9 @@ def written_out(step: Step, shown: Shown) -> str:
             continue
         names.append(str(places[at]))
     where = f"[{', '.join(names)}]" if names else ""
-    made, result = step.cell(index), text_of(float(step.value[index]), kind_of(step.value))
-    return f"{step.name}{where} = {made}" + (f" = {result}" if made != result else "")
+    made, value, kind = step.cell(index), step.value[index], kind_of(step.value)
+    result = str(bool(value)) if kind == "allowed" else text_of(float(value), kind)
+    return f"{step.name}{where} = {made} = {result}" if made != result and len(made) <= LONG else ""
 
 
 def shape_of(step: Step, shown: Shown) -> str:
@@ -128,6 +130,7 @@ def facts(step: Step, shown: Shown) -> dict[str, Any]:
         "given": step.given,
         "aside": step.aside,
         "code": step.code,
+        "tree": step.tree,
     }
 
 

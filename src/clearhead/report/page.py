@@ -115,8 +115,8 @@ SCRIPTS = (
 # The style of the page: a file for each pane, after what all share.
 STYLES = ("page.css", "heads.css", "text.css", "map.css", "compare.css", "lines.css", "pair.css", "tools.css")
 
-# What the page uses of the program that computes the steps of an explanation from their code.
-STEPS = ("read", "nodeOf", "leaf", "number", "everyIndex", "placeOf", "sizeOf", "plainText", "setMostTerms", "grouped")
+# What the page uses of the program that computes the steps of an explanation from their trees.
+STEPS = ("nodeOf", "leaf", "number", "everyIndex", "placeOf", "sizeOf", "plainText", "setMostTerms", "grouped")
 
 
 # What is said of a head that is not where an array stands.

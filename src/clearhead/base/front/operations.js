@@ -158,7 +158,7 @@ const operations = {
 
 /** The node of a tree, over the steps by name. Throws for a call or a name that this page does not know. */
 function nodeOf(tree, steps) {
-  if (tree.kind === "value") return valueNode(tree.value, tree.text);
+  if (tree.kind === "value") return valueNode(CONSTANTS[tree.value] ?? tree.value, tree.text);
   if (tree.kind === "name") {
     const step = steps.get(tree.name);
     if (!step) throw new Error(`no step is called ${tree.name}`);

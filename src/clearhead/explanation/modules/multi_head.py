@@ -110,7 +110,7 @@ def _sources(given: dict[str, Any], shown: Shown, dtype: torch.dtype) -> dict[st
             label = "x" if alike else "x_key" if name == "key" and same else f"x_{name}"
             why = "What the module is given: one vector for each position of each sequence."
             x = x.to(kind).view_as(x)  # one tensor may serve twice, and each use has a gradient of its own
-            found[name] = Step(label, "", why, x, ("B", "L" if alike else SIDES[name], "in"))
+            found[name] = Step(label, why, x, ("B", "L" if alike else SIDES[name], "in"))
     return found
 
 

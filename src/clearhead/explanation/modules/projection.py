@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.base.steps import INDEX, Step, of_projection, signed
+from clearhead.base.expressions import call
+from clearhead.base.steps import Step, made
 
 ATTENDS = (
     "A head is an attention of its own over these shorter vectors: the axis of the heads comes before that of the "
@@ -38,35 +39,25 @@ class Linear(NamedTuple):
 
 def projection_steps(layer: Linear, source: Step, name: str, result: str, why: str) -> list[Step]:
     """`result` = source · weightᵀ + bias, after the weight, `W_name`, and the bias, `b_name`."""
-    x, axes = source.value, source.axes
-    i = INDEX[axes[-2]]
-    value = x @ layer.weight.T
-    steps = [Step(f"W_{name}", "", "Learnt: row n makes number n of the result.", layer.weight, ("out", "in"))]
-    formula, code = f"{result}[{i}, n] = Σ_d {source.name}[{i}, d] · W_{name}[n, d]", f"{source.name} @ W_{name}.T"
-    cell = of_projection(x, layer.weight)
+    weight = Step(f"W_{name}", "Learnt: row n makes number n of the result.", layer.weight, ("out", "in"))
+    value, steps = source @ weight.T, [weight]
     if layer.bias is not None:
-        bias, plain = layer.bias, cell
-        value = value + bias
-        steps.append(Step(f"b_{name}", "", "Learnt: added to each result.", bias, ("out",)))
-        formula, code = f"{formula} + b_{name}[n]", f"{code} + b_{name}"
-        cell = lambda at: f"{plain(at)} + {signed(bias[at[-1]])}"  # noqa: E731
-    return [*steps, Step(result, formula, why, value, (*axes[:-1], "out"), f"{result} = {code}", cell)]
+        steps.append(Step(f"b_{name}", "Learnt: added to each result.", layer.bias, ("out",)))
+        value = value + steps[-1]
+    return [*steps, made(result, why, value, (*source.axes[:-1], "out"))]
 
 
 def split(source: Step, heads: int, places: list[int], result: str) -> Step:
     """(B, L, heads · width) as (B, len(places), L, width): for each place, the head that stands there."""
     width = source.value.shape[-1] // heads
-    value = source.value.unflatten(-1, (heads, width)).transpose(-3, -2)  # type: ignore[no-untyped-call]
     axis = source.axes[-2]
-    i = INDEX[axis]
-    formula = f"{result}[h, {i}, d] = {source.name}[{i}, h·{width} + d]"
     why = f"Each vector of {source.value.shape[-1]} is cut into {heads} of {width}, one for each head h."
     if heads == 1:
         why = f"These {width} numbers are those of the head."
     why = f"{why} {ATTENDS}" if axis == "Lq" else "Cut into heads as the queries are."
-    code = f"{result} = {source.name}.unflatten(-1, ({heads}, {width})).transpose(-3, -2)"
+    axes = ("B", "H", axis, "Ev" if result == "value" else "E")
+    value = call("unflatten", source, -1, (heads, width), axes=("B", axis, "H", axes[-1])).transpose(-3, -2)
     if places != list(range(heads)):
-        formula = formula.replace(f"h·{width}", f"{places}[h]·{width}")
         why += " Query heads that share a key head get its rows each."
-        value, code = value[:, places], f"{code}[..., {places}, :, :]"
-    return Step(result, formula, why, value, ("B", "H", axis, "Ev" if result == "value" else "E"), code)
+        value = value[..., places, :, :]
+    return made(result, why, value, axes)

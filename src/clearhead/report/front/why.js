@@ -1,6 +1,6 @@
 // ---- Why a weight is what it is: the steps of an explanation, computed from one query and all keys.
 //
-// Python gives the names, the formulas and the code of the steps (`why` of a layer); the numbers are this row's.
+// Python gives the names, the formulas and the trees of the steps (`why` of a layer); the numbers are this row's.
 
 steps.setMostTerms(3);
 const LONG = 2048; // keys of a row that is computed only when the page is at rest
@@ -45,12 +45,12 @@ function whyOf(head, i, run) {
   const found = new Map();
   const ordinary = run.steps[head.layer.why];
   const blind = countsOf(head)[i] === 0 ? run.steps[head.layer.whyBlind] : [];
-  for (const { name, formula, code } of blind.length ? blind : ordinary) {
-    if (!code) {
+  for (const { name, formula, tree } of blind.length ? blind : ordinary) {
+    if (!tree) {
       found.set(name, { name, formula, node: given[name]() });
       continue;
     }
-    const made = steps.nodeOf(steps.read(code).tree, found);
+    const made = steps.nodeOf(tree, found);
     const sizes = made.axes.map((axis) => axis.n);
     const numbers = numbersOf(head, i, made, sizes, ![...found.values()].some((step) => step.made));
     found.set(name, { name, formula, made, sizes, numbers, node: nodeOver(name, numbers, sizes) });

@@ -89,7 +89,7 @@ def last_projection(origin: Origin, output: Step, heads: Tensor, shown: Shown) -
         return Part(title, (), f"{said}it computes something else, or they were changed since.")
     if ran.layer.weight.numel() > LISTED:
         steps = [step for step in steps if step.name not in ("W_output", "b_output")]
-        steps[-1] = replace(steps[-1], code="")
+        steps[-1] = replace(steps[-1], code="", tree=None)
         said += f" Its weights ({_sizes(ran.layer)}) are too many to be listed."
     return Part(title, tuple(steps), said)
 
@@ -159,13 +159,7 @@ def _ended(steps: list[Step], given: Step, found: Tensor, dtype: torch.dtype) ->
         return [*steps[:-1], replace(last, why=why, value=given.value)]
     kind = str(dtype).removeprefix("torch.")
     why = f"{given.why} The model's own numbers, rounded to {kind} on the way; the last step is within {number(far)}."
-    return [*steps[:-1], _renamed(last, f"exact_{given.name}"), replace(given, why=why)]
-
-
-def _renamed(step: Step, name: str) -> Step:
-    """Its own name stands first in its formula and in its code."""
-    formula, code = (name + text.removeprefix(step.name) for text in (step.formula, step.code))
-    return replace(step, name=name, formula=formula, code=code)
+    return [*steps[:-1], last.called(f"exact_{given.name}"), replace(given, why=why)]
 
 
 def _unlisted(steps: list[Step], name: str) -> list[Step]:
@@ -174,10 +168,10 @@ def _unlisted(steps: list[Step], name: str) -> list[Step]:
     flat, after = steps[start], steps[start + 1]
     why = f"{flat.why} {flat.formula}."
     if after.value.numel() != flat.value.numel() or after.value.ndim != 4:
-        return [replace(flat, formula="", code="", why=why), *steps[start + 1 :]]
+        return [replace(flat, formula="", code="", tree=None, why=why), *steps[start + 1 :]]
     why, of_layer = why.replace(flat.name, after.name), flat.cell
     assert of_layer is not None
-    head = replace(after, formula="", code="", why=why, cell=lambda at: of_layer((at[0], *at[2:])))
+    head = replace(after, formula="", code="", tree=None, why=why, cell=lambda at: of_layer((at[0], *at[2:])))
     return [head, *steps[start + 2 :]]
 
 

@@ -82,8 +82,8 @@ const say = (text) => { byId("said").textContent = text; };
 /**
  * For tests and for the console; all of it only reads. `numbers(name)` are those of a step as the page has them,
  * `computed(name)` what the page makes of the steps before it;
- * `sentence(name, index)` is one of them written out; `obstacle` is why the page can't compute, and `unknown(code)`
- * which operations of a line of code it lacks.
+ * `sentence(name, index)` is one of them written out; `obstacle` is why the page can't compute, and `unknown(tree)`
+ * which operations of a tree it lacks.
  */
 function offerHooks() {
   const plain = (all) => Array.from(all, (x) => (Number.isFinite(x) ? x : String(x)));
@@ -94,7 +94,7 @@ function offerHooks() {
     numbers: (name) => plain(steps.get(name).numbers),
     computed: (name) => plain(allNumbers(steps.get(name).made ?? steps.get(name).node)),
     sentence: (name, index) => plainText(sentenceOf(steps.get(name), index)),
-    unknown: (code) => callsIn(read(code).tree).filter((name) => !Object.hasOwn(operations, name)),
+    unknown: (tree) => callsIn(tree).filter((name) => !Object.hasOwn(operations, name)),
     change: () => ({ scale: change.scale, temperature: change.temperature }),
   });
 }

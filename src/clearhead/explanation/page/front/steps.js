@@ -31,11 +31,9 @@ for (const step of steps.values()) {
   step.numbers = decode(step);
   step.node = numbersOf(step);
 }
-const isGradient = (step) => step.code.includes("torch.autograd.grad");
 for (const step of steps.values()) {
-  if (!step.code || isGradient(step)) continue;
+  if (!step.tree) continue;
   try {
-    step.tree = read(step.code).tree;
     step.made = nodeOf(step.tree, steps);
     if (step.of) fillIn(step);
   } catch (error) {
@@ -66,7 +64,7 @@ function findObstacle() {
   const [held, keys] = data.keys;
   if (held < keys) return `it holds ${held} of ${grouped(keys)} keys, and the softmax needs every one.`;
   if (!data.whole) return "its inputs are too many.";
-  const unknown = all.find((step) => !step.given && !step.code && !outside.has(step));
+  const unknown = all.find((step) => !step.given && !step.tree && !outside.has(step));
   if (unknown) return `“${unknown.name}” shows no steps of its own: its formula is known to Python alone.`;
   const unread = all.find((step) => step.problem);
   if (unread) return `it does not know how “${unread.name}” is computed (${unread.problem}).`;
