@@ -242,7 +242,7 @@ def flows(x: Operand, out: Operand, d: Operand, name: str) -> list[Operand]:
         raise Unsaid
     found = []
     for each, grad in zip(x.inputs, back(x, d, out), strict=False):
-        if isinstance(each, Operand) and reads(each, name):
+        if isinstance(each, Operand) and each.value.is_floating_point() and reads(each, name):
             found += flows(each, each, _summed(grad, each), name)
     return found
 

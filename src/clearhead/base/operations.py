@@ -163,7 +163,7 @@ def _softmax_write(x: Expression, places: Places, view: View) -> Text:
 
 
 def _softmax_back(x: Expression, d: Operand, out: Operand) -> list[Operand]:
-    return [out * (d - (out * d).sum(-1, keepdim=True))]
+    return [out * (d - (out * d).sum(x.inputs[1], keepdim=True))]
 
 
 def _equal(a: Text, b: Text) -> Text:

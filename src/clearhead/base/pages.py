@@ -13,7 +13,7 @@ from typing import Any
 
 from clearhead.base.written import replacing
 
-# The program that computes the steps of an explanation from their code.
+# The program that computes the steps of an explanation from their trees.
 ARITHMETIC = ("numbers.js", "language.js", "terms.js", "shapes.js", "operations.js")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.base.expressions import OPERATIONS, Expression, Operand, Operation, code_of, written
+from clearhead.base.expressions import OPERATIONS, Expression, Operand, Operation, call, code_of, written
 from clearhead.base.formulas import ATOM, COMPARE, CONDITION, Place, Places, Text, View, apart, joined, letter, moved
 
 
@@ -116,6 +116,12 @@ def _flat_axes(x: Expression) -> tuple[str, ...]:
     return (*inner.axes[:start], inner.axes[-1])
 
 
+def _flat_back(x: Expression, d: Operand, out: Operand) -> list[Operand]:
+    inner = x.inputs[0]
+    start = x.inputs[1] % inner.value.ndim
+    return [call("unflatten", d, start, tuple(inner.value.shape[start:]), axes=inner.axes)]
+
+
 def _beside(places: Places, axis: int, parts: Sequence[tuple[int, Any]]) -> Text:
     """One of several, (how many entries, what is written of a place), that stand behind each other along an axis."""
     place, start = places[axis], 0
@@ -211,14 +217,15 @@ OPERATIONS |= {
         lambda a, dim, sizes: a.unflatten(dim, sizes), method("unflatten"),
         lambda x, places: _joined_source(x, places), lambda x: x.inputs[0].axes,
     ),
-    "flatten": _moved(torch.flatten, method("flatten"), _flat_source, _flat_axes),
+    "flatten": _moved(torch.flatten, method("flatten"), _flat_source, _flat_axes, _flat_back),
     "index": _moved(_indexed, _index_code, _index_source, _index_axes),
     "to": _moved(
         lambda a, kind: a.to(kind), method("to"), lambda x, places: places, lambda x: x.inputs[0].axes,
         lambda x, d, out: [d],
     ),
     "double": _moved(
-        lambda a: a.double(), method("double"), lambda x, places: places, lambda x: x.inputs[0].axes
+        lambda a: a.double(), method("double"), lambda x, places: places, lambda x: x.inputs[0].axes,
+        lambda x, d, out: [d],
     ),
     "cat": Operation(torch.cat, torch_function("torch.cat"), _cat_write, _listed_axes),
     "stack": Operation(torch.stack, torch_function("torch.stack"), _stack_write, _listed_axes),

@@ -15,9 +15,8 @@ from clearhead.base.tracing import without_autocast
 from clearhead.explanation.explanation import Explanation, Part
 from clearhead.explanation.inputs import drawn
 from clearhead.explanation.modules.captured import Captured, captured
-from clearhead.explanation.modules.joined import joined_steps
 from clearhead.explanation.modules.layers import Layers, layers_of
-from clearhead.explanation.modules.projection import projection_steps, split
+from clearhead.explanation.modules.projection import joined_steps, projection_steps, split
 from clearhead.explanation.modules.rotary import rotary_steps
 from clearhead.explanation.of_problem import attention_parts, input_steps
 from clearhead.explanation.shown import Shown, choose, settle
