@@ -27,8 +27,9 @@ def test_the_script_gives_masked_pairs_no_weight_in_a_row_of_nan_either(which, m
 
 
 def test_the_sum_of_a_query_that_sees_nothing_has_no_term_of_the_sink():
-    text = str(ch.explain(QUERY, KEY, VALUE, mask=ch.Lengths(0), sinks=torch.tensor([5.0])))
-    assert "total[0] = 1, since nothing is seen = 1.0000" in text
+    text = " ".join(str(ch.explain(QUERY, KEY, VALUE, mask=ch.Lengths(0), sinks=torch.tensor([5.0]))).split())
+    assert "total[i] = Σ_j numerator[i, j] + exp(sink - maximum[i]), and 1 where blind[i]" in text
+    assert "total[0] =" not in text  # no sum is written out: it is 1
 
 
 @pytest.mark.parametrize("widths", [(0, 2), (4, 0), (0, 0)], ids=str)
@@ -43,7 +44,7 @@ def test_widths_of_0(widths):
 
 def test_a_negative_bandwidth_is_squared_with_its_sign():
     score = ch.Gaussian(torch.nn.Parameter(torch.tensor(-0.7)))
-    assert "/ (2 · (-0.7000)²)" in str(ch.explain(QUERY, KEY, VALUE, score=score))
+    assert "/ (2·(-0.7000)²)" in str(ch.explain(QUERY, KEY, VALUE, score=score))
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e30])

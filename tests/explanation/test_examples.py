@@ -11,7 +11,7 @@ from recomputed import check_script
 import clearhead as ch
 from clearhead.base.steps import number
 from clearhead.explanation.examples import EXAMPLES, example
-from clearhead.explanation.of_scores import explain_softmax
+from clearhead.explanation.of_problem import explain_softmax
 
 GOLDENS = json.loads((Path(__file__).parents[1] / "goldens.json").read_text())
 

@@ -33,16 +33,21 @@ def example(name, mask=None, more="plain"):
     return ch.explain(**inputs, **given), inputs, given
 
 
-def test_the_page_knows_every_line_of_code(show):
-    codes = {
-        step.code for name in COMPUTED for mask in [None, *masks()] for more in MORE
+def called(name, *inputs):
+    """The tree of an operation, as a page is given it."""
+    return {"kind": "call", "name": name, "inputs": list(inputs), "options": {}}
+
+
+def test_the_page_knows_every_operation(show):
+    trees = {
+        step.code: step.tree for name in COMPUTED for mask in [None, *masks()] for more in MORE
         for step in example(name, mask, more)[0].steps if step.code
     }  # fmt: skip
-    assert len(codes) > 40
+    assert len(trees) > 40
     opened = show(small())
-    unknown = opened.page.evaluate("(codes) => codes.filter((code) => clearhead.unknown(code).length)", sorted(codes))
-    assert unknown == []
-    assert opened.page.evaluate("clearhead.unknown('a = torch.fft(b)')") == ["fft"]
+    some = "(trees) => trees.flatMap((tree) => clearhead.unknown(tree))"
+    assert opened.page.evaluate(some, [*trees.values()]) == []
+    assert opened.page.evaluate(some, [called("fft", {"kind": "name", "name": "b"})]) == ["fft"]
 
 
 @pytest.mark.parametrize("mask", [None, *masks()], ids=lambda m: "no mask" if m is None else m.__name__)
@@ -201,8 +206,8 @@ class Own(ch.Score):
         (lambda: ch.explain(draw(3, 4), draw(80, 4), draw(80, 2)), "64 of 80 keys"),
         (lambda: ch.explain(draw(3, 4), draw(60, 256), draw(60, 2), score=ch.Bilinear(4, 256)), "inputs are too many"),
         (lambda: ch.explain(draw(3, 4) / 0, draw(4, 4), draw(4, 2)), "hold NaN"),
-        (lambda: altered(small(), code="products = query.mystery(key)"), "no operation mystery"),
-        (lambda: altered(small(), code="products = query @ key.transpose(-1, -2) + 1"), "not give Python's numbers"),
+        (lambda: altered(small(), tree=called("mystery", {"kind": "name", "name": "query"})), "no operation mystery"),
+        (lambda: altered(small(), tree=called("neg", small().steps[3].tree)), "not give Python's numbers"),
     ],
 )
 def test_where_it_cannot_compute_it_says_why_and_offers_no_change(explanation, words, show):

@@ -11,7 +11,7 @@ from recomputed import check_script, run
 
 import clearhead as ch
 from clearhead.base.shapes import Sizes
-from clearhead.base.steps import number
+from clearhead.base.steps import Step, made, number
 from clearhead.testing import masks, scores
 
 ENGINES = ("reference", "tiled", "native")
@@ -74,7 +74,8 @@ def test_leading_dimensions_stay_those_of_the_inputs(shape):
 def test_a_score_s_steps_end_in_its_tile(score):
     score, query_dim, key_dim = score.example()
     query, key = draw(2, 3, 4, query_dim), draw(2, 3, 5, key_dim, seed=1)
-    last = score.steps(query, key)[-1]
+    sides = Step("query", "", query, ("B", "H", "Lq", "E")), Step("key", "", key, ("B", "H", "Lk", "E"))
+    last = score.steps(*sides)[-1]
     assert last.name == "scores"
     assert torch.equal(last.value, score.tile(query, key))
 
@@ -316,3 +317,25 @@ def test_arguments_by_name():
     module = ch.nn.MultiHeadAttention(3, 1)
     assert torch.equal(ch.explain(query=x, key=x, value=x)["output"], ch.explain(x, x, x)["output"])
     assert torch.equal(ch.explain(module, query=x, key=x, value=x)["result"], ch.explain(module, x, x, x)["result"])
+
+
+class Manhattan(ch.Score):
+    """A score of one's own that says its steps."""
+
+    def tile(self, query, key):
+        return -(query.unsqueeze(-2) - key.unsqueeze(-3)).abs().sum(-1)
+
+    def steps(self, query, key):
+        apart = made("apart", "Number by number.", query.unsqueeze(-2) - key.unsqueeze(-3))
+        return [apart, made("scores", "The farther apart, the lower.", -apart.abs().sum(-1))]
+
+
+def test_a_score_of_one_s_own_says_its_steps_in_lines():
+    query, key = draw(3, 4), draw(5, 4, seed=1)
+    explanation = ch.explain(query, key, key, score=Manhattan(), gradients=True)
+    check_script(explanation)
+    formulas = {step.name: step.formula for step in explanation.steps}
+    assert formulas["apart"] == "apart[i, j, d] = query[i, d] - key[j, d]"
+    assert formulas["scores"] == "scores[i, j] = -(Σ_d |apart[i, j, d]|)"
+    assert formulas["d_key"] == "d_key[j, d] = Σ_i -d_apart[i, j, d]"
+    torch.testing.assert_close(explanation["d_key"], -explanation["d_apart"].sum(0))

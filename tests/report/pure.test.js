@@ -1,9 +1,9 @@
-// Units of what needs no page: addresses, tokens in words, the language of a step's code and its numbers.
+// Units of what needs no page: addresses, tokens in words, the tree of a step and its numbers.
 import assert from "node:assert";
 import test from "node:test";
 
 import { addressFrom, numberIn, partsOf } from "../../src/clearhead/base/front/address.js";
-import { callsIn, namesIn, read } from "../../src/clearhead/base/front/language.js";
+import { callsIn, changed, constantIn, namesIn } from "../../src/clearhead/base/front/language.js";
 import { everyIndex, grouped, number, placeOf } from "../../src/clearhead/base/front/numbers.js";
 import { nodeOf } from "../../src/clearhead/base/front/operations.js";
 import { plainText } from "../../src/clearhead/base/front/terms.js";
@@ -51,9 +51,13 @@ test("numbers in words", () => {
   assert.strictEqual(grouped(1234567), "1,234,567");
 });
 
-test("a line of code is read, computed and written out", () => {
-  const { name, tree } = read("scores = query @ key.transpose(-2, -1) * 0.5");
-  assert.deepStrictEqual([name, namesIn(tree), callsIn(tree)], ["scores", ["query", "key"], ["mul", "matmul", "transpose", "neg"]]);
+const named = (name) => ({ kind: "name", name });
+const value = (value) => ({ kind: "value", value, text: null });
+const call = (name, ...inputs) => ({ kind: "call", name, inputs, options: {} });
+
+test("a tree is computed and written out", () => {
+  const tree = call("mul", call("matmul", named("query"), call("transpose", named("key"), value(-2), value(-1))), value(0.5));
+  assert.deepStrictEqual([namesIn(tree), callsIn(tree)], [["query", "key"], ["mul", "matmul", "transpose"]]);
   const over = (step, values, sizes) => ({
     axes: sizes.map((n) => ({ n, more: 0 })),
     at: (index) => values[placeOf(index, sizes)],
@@ -65,6 +69,18 @@ test("a line of code is read, computed and written out", () => {
   everyIndex([2, 2], (index) => found.push(node.at(index)));
   assert.deepStrictEqual(found, [8.5, 11.5, 19.5, 26.5]);
   assert.strictEqual(plainText(node.term([1, 0]).pieces), "(3·5 + 4·6)·0.5000");
-  assert.throws(() => nodeOf(read("a = torch.nothing(query)").tree, steps), /no operation nothing/);
-  assert.throws(() => read("a = query +"), SyntaxError);
+  const twice = changed(tree, (inner) => (inner.kind === "value" && inner.value === 0.5 ? value(1) : null));
+  assert.strictEqual(nodeOf(twice, steps).at([0, 0]), 17);
+  const largest = { ...call("amax", named("query"), value(-1)), options: { keepdim: value(true) } };
+  assert.deepStrictEqual(nodeOf(largest, steps).axes.map(({ n }) => n), [2, 1]);
+  assert.strictEqual(nodeOf(largest, steps).at([1, 0]), 4);
+  const hidden = call("masked_fill", named("query"), call("gt", named("query"), value(2)), value("-inf"));
+  assert.deepStrictEqual([[0, 1], [1, 0]].map((index) => nodeOf(hidden, steps).at(index)), [2, -Infinity]);
+  assert.throws(() => nodeOf(call("nothing", named("query")), steps), /no operation nothing/);
+  assert.throws(() => nodeOf(named("value"), steps), /no step is called value/);
+});
+
+test("a value that JSON has no number for is its name", () => {
+  assert.deepStrictEqual(["inf", "-inf", "nan", true, false, "float32", 3].map((each) => constantIn(value(each))),
+    [Infinity, -Infinity, NaN, 1, 0, "float32", 3]);
 });

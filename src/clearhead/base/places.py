@@ -17,10 +17,10 @@ def positions(sizes: Sizes, at: Sides, name: str, who: str) -> tuple[Step, Step]
     own = torch.arange(sizes.queries, device=sizes.device).view(1, 1, -1) + query_offset(sizes, who)
     rows = part(own, *at[:3]).unsqueeze(-1)
     of_queries = "The position of each query among the keys, from 0 on: a column, (…, 1)."
-    return Step(f"{name}_queries", "", of_queries, rows, (*PAIRS[:3], "1")), key_positions(sizes, at, f"{name}_keys")
+    return Step(f"{name}_queries", of_queries, rows, (*PAIRS[:3], "1")), key_positions(sizes, at, f"{name}_keys")
 
 
 def key_positions(sizes: Sizes, at: Sides, name: str) -> Step:
     """The row of the keys' positions."""
     columns, most = torch.arange(sizes.keys, device=sizes.device)[at[3]], max(sizes.keys - 1, 0)
-    return Step(name, "", "The position of each key, from 0 on: a row.", columns, ("Lk",), within=(0, most))
+    return Step(name, "The position of each key, from 0 on: a row.", columns, ("Lk",), within=(0, most))

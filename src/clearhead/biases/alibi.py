@@ -12,7 +12,7 @@ from clearhead.base.numbers import check_count
 from clearhead.base.places import positions
 from clearhead.base.positions import query_offset
 from clearhead.base.shapes import Sides, Sizes, no_heads, placed
-from clearhead.base.steps import PAIRS, Step, number, signed
+from clearhead.base.steps import PAIRS, Step, made
 from clearhead.biases.base import Added, Bias, distances, wide
 
 
@@ -48,48 +48,29 @@ class ALiBi(Bias):
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "bias") -> list[Step]:
         rows, columns = positions(sizes, at, name, "ALiBi")
-        far = (columns.value - rows.value).abs()
+        why = "How far the key stands from the query, before or after it. The column and the row broadcast to a matrix."
+        far = made(f"{name}_distances", why, (columns - rows).abs(), PAIRS)
         slopes = self._slope_steps(at[1], name, sizes)
-        m, d = slopes[-1], f"{name}_distances"
-        value = -m.value * far
-        return [
-            rows, columns,
-            Step(
-                d, f"{d}[i, j] = |{columns.name}[j] - {rows.name}[i]|",
-                "How far the key stands from the query, before or after it. The column and the row broadcast to a "
-                "matrix.", far, PAIRS, f"{d} = ({columns.name} - {rows.name}).abs()",
-                lambda at: f"|{int(columns.value[at[3]])} - {int(rows.value[at[0], 0, at[2], 0])}|",
-            ),
-            *slopes,
-            Step(
-                name, f"{name}[i, j] = -{m.name} · {d}[i, j]",
-                "Each step away from the query takes one slope off the score, so that near keys get more weight; the "
-                "steeper a head's slope, the nearer the keys that it looks at.", value, PAIRS,
-                f"{name} = -{m.name} * {d}",
-                lambda at: f"-{signed(m.value[0, at[1], 0, 0])}·{int(far[at[0], 0, at[2], at[3]])}",
-            ),
-        ]  # fmt: skip
+        why = (
+            "Each step away from the query takes one slope off the score, so that near keys get more weight; the "
+            "steeper a head's slope, the nearer the keys that it looks at."
+        )
+        return [rows, columns, far, *slopes, made(name, why, -slopes[-1] * far, PAIRS)]
 
     def _slope_steps(self, heads: slice, name: str, sizes: Sizes) -> list[Step]:
         """The slopes of some heads: by their formula, or, where they are others, as they are."""
         slopes = wide(placed(self.slopes, sizes.device, "ALiBi"))[heads][None, :, None, None]
         axes, power = (*PAIRS[:2], "1", "1"), _power(len(self.slopes))
-        places = slopes.new_tensor(_places(len(self.slopes)))[heads][None, :, None, None]
-        slope, place = f"{name}_slopes", f"{name}_places"
-        made = 2 ** (-8 * places / power)
-        if slopes.requires_grad or not torch.allclose(made, slopes, rtol=1e-6, atol=0.0):
-            return [Step(slope, "", "The slope of each head: these were set or learnt.", slopes, axes)]
+        numbers = slopes.new_tensor(_places(len(self.slopes)))[heads][None, :, None, None]
         why = "The number of each head, counted from 1."
         if power < len(self.slopes):
             why += f" Those after head {power}, the last power of two, stand half way between the others: 0.5, 1.5, …"
-        return [
-            Step(place, "", why, places, axes),
-            Step(
-                slope, f"{slope} = 2^(-8 · {place} / {power})",
-                "The slope of each head: the higher its place, the flatter it is, down to 2^-8.", slopes, axes,
-                f"{slope} = 2 ** (-8 * {place} / {power})", lambda at: f"2^(-8 · {number(places[at])} / {power})",
-            ),
-        ]  # fmt: skip
+        places = Step(f"{name}_places", why, numbers, axes)
+        by_place = 2 ** (-8 * places / power)
+        if slopes.requires_grad or not torch.allclose(by_place.value, slopes, rtol=1e-6, atol=0.0):
+            return [Step(f"{name}_slopes", "The slope of each head: these were set or learnt.", slopes, axes)]
+        why = "The slope of each head: the higher its place, the flatter it is, down to 2^-8."
+        return [places, made(f"{name}_slopes", why, by_place, value=slopes)]
 
     def lower(self, sizes: Sizes) -> Added:
         if sizes.heads != self.slopes.shape[0]:

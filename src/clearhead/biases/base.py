@@ -14,7 +14,7 @@ from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.positions import check_align
 from clearhead.base.rules import broadcast
 from clearhead.base.shapes import Align, Sides, Sizes, array_sizes, extent, part
-from clearhead.base.steps import PAIRS, Step, number, signed
+from clearhead.base.steps import PAIRS, Step, made
 from clearhead.base.text import said
 from clearhead.base.tracing import compiling
 
@@ -230,18 +230,8 @@ class Sum(Bias):
     def steps(self, sizes: Sizes, at: Sides, name: str = "bias") -> list[Step]:
         left = self.left.explained(sizes, at, f"{name}_left")
         right = self.right.explained(sizes, at, f"{name}_right")
-        one, other = left[-1], right[-1]
-        both = one.value + other.value
-        formula = f"{name}[i, j] = {one.name}[i, j] + {other.name}[i, j]"
-        a, b = (step.value.expand(both.shape) for step in (one, other))
-        return [
-            *left,
-            *right,
-            Step(
-                name, formula, "Both are added. An axis of size 1 is repeated.", both, PAIRS,
-                f"{name} = {one.name} + {other.name}", lambda at: f"{number(a[at])} + {signed(b[at])}",
-            ),
-        ]  # fmt: skip
+        both = made(name, "Both are added. An axis of size 1 is repeated.", left[-1] + right[-1], PAIRS)
+        return [*left, *right, both]
 
     def lower(self, sizes: Sizes) -> Added:
         return _lowered(self.left, sizes).plus(_lowered(self.right, sizes))
@@ -283,19 +273,13 @@ def ends_in(steps: list[Step], numbers: Tensor) -> bool:
 def numbers_alone(name: str, numbers: Tensor) -> list[Step]:
     """A bias as it is, without steps."""
     why = "One number a pair that does not depend on its vectors, but, for example, on how far apart the two are."
-    return [Step(name, "", why, numbers.reshape((1,) * (4 - numbers.ndim) + tuple(numbers.shape)), PAIRS)]
+    return [Step(name, why, numbers.reshape((1,) * (4 - numbers.ndim) + tuple(numbers.shape)), PAIRS)]
 
 
 def looked_up(name: str, table: Step, places: Step) -> Step:
     """The step that takes, for each pair, the entry of a row of numbers, (B or 1, H or 1, 1, n), that it names."""
-    value = torch.take_along_dim(table.value, places.value, -1)
     why = "Each pair gets the number of its place in the table."
-    formula, code = f"{table.name}[{places.name}[i, j]]", f"torch.take_along_dim({table.name}, {places.name}, -1)"
-    place = places.value.expand(value.shape)
-    return Step(
-        name, f"{name}[i, j] = {formula}", why, value, PAIRS, f"{name} = {code}",
-        lambda at: f"{table.name}[{int(place[at])}]",
-    )  # fmt: skip
+    return made(name, why, table.take_along_dim(places, -1), PAIRS)
 
 
 def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:

@@ -12,7 +12,7 @@ from clearhead.base.arrays import check_float, owned
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.places import positions
 from clearhead.base.shapes import Sides, Sizes, part, placed
-from clearhead.base.steps import PAIRS, Step
+from clearhead.base.steps import PAIRS, Step, made
 from clearhead.biases.base import Added, Bias, looked_up, wide
 
 
@@ -58,18 +58,13 @@ class DistanceBias(Bias):
         first, last = int(after.min()), int(after.max())
         rows = replace(rows, within=(int(rows.value.min()), int(rows.value.max())))  # so that each has its place
         along = wide(part(self._table(sizes), *at[:2]))[:, :, None, sizes.queries - 1 + first : sizes.queries + last]
-        table = Step(
-            f"{name}_table", "", "The numbers that were given, one a distance: those of the distances here.", along,
-            (*PAIRS[:2], "1", "distance"),
-        )  # fmt: skip
-        to, of = columns.name, rows.name
-        places = Step(
-            f"{name}_places", f"{name}_places[i, j] = {to}[j] - {of}[i] + {-first}",
+        given = "The numbers that were given, one a distance: those of the distances here."
+        table = Step(f"{name}_table", given, along, (*PAIRS[:2], "1", "distance"))
+        why = (
             f"How far the key is after the query; where it is before it, below 0. {-first} more is its place in the "
-            "table, which begins with the key that is farthest before its query.", after - first, PAIRS,
-            f"{name}_places = {to} - {of} + {-first}",
-            lambda at: f"{int(columns.value[at[3]])} - {int(rows.value[0, 0, at[2], 0])} + {-first}",
-        )  # fmt: skip
+            "table, which begins with the key that is farthest before its query."
+        )
+        places = made(f"{name}_places", why, columns - rows + -first, PAIRS)
         return [rows, columns, places, table, looked_up(name, table, places)]
 
     def lower(self, sizes: Sizes) -> Added:

@@ -14,7 +14,7 @@ from clearhead.base.numbers import MOST, check_count, check_flag
 from clearhead.base.places import positions
 from clearhead.base.positions import query_offset
 from clearhead.base.shapes import Sides, Sizes, no_heads
-from clearhead.base.steps import PAIRS, Step
+from clearhead.base.steps import PAIRS, Step, made
 from clearhead.biases.base import Added, Bias, distances, looked_up, wide
 
 
@@ -65,55 +65,39 @@ class RelativeBias(Bias):
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "bias") -> list[Step]:
         rows, columns = positions(sizes, at, name, "RelativeBias")
-        after = columns.value - rows.value
-        apart = Step(
-            f"{name}_apart", f"{name}_apart[i, j] = {columns.name}[j] - {rows.name}[i]",
+        why = (
             "How far the key stands after the query; where it stands before it, below 0. The column and the row "
-            "broadcast to a matrix.", after, PAIRS, f"{name}_apart = {columns.name} - {rows.name}",
-            lambda at: f"{int(columns.value[at[3]])} - {int(rows.value[at[0], 0, at[2], 0])}",
-        )  # fmt: skip
+            "broadcast to a matrix."
+        )
+        apart = made(f"{name}_apart", why, columns - rows, PAIRS)
         weight = wide(self.weight)[:, at[1]].T[None, :, None]
         why = "Learnt: one number for each bucket, in each head."
-        table = Step(f"{name}_table", "", why, weight, (*PAIRS[:2], "1", "bucket"))
+        table = Step(f"{name}_table", why, weight, (*PAIRS[:2], "1", "bucket"))
         buckets = self._bucket_steps(apart, name)
         return [rows, columns, apart, *buckets, table, looked_up(name, table, buckets[-1])]
 
     def _bucket_steps(self, apart: Step, name: str) -> list[Step]:
         """From the distances to their buckets."""
         half, exact, buckets = self._sides()
-        after, far, edges = apart.value, f"{name}_far", f"{name}_edges"
         if self.bidirectional:
-            steps = [self._far(far, after.abs(), f"|{apart.name}[i, j]|", f"{apart.name}.abs()")]
+            far = made(f"{name}_far", "How many places lie between the two, on either side.", apart.abs())
         else:
-            formula, code = (
-                f"-{apart.name}[i, j], and 0 where that is below 0",
-                f"(-{apart.name}).masked_fill({apart.name} > 0, 0)",
-            )
-            steps = [self._far(far, (-after).clamp(min=0), formula, code)]
-        least = self._edges(after.device)
+            why = "How far the key stands before the query; the keys after it share the query's own bucket."
+            far = made(f"{name}_far", why, (-apart).masked_fill(apart > 0, 0))
+        least = self._edges(apart.value.device)
         widening = (
             f"The least distance of each bucket but bucket 0. Each distance below {exact} has its own; then buckets "
             f"widen: distance d is in bucket {exact} + {buckets - exact} · log(d / {exact}) / "
             f"log({self.max_distance} / {exact}), rounded down, and in {buckets - 1} at most."
         )
         most = min(self.max_distance, 2 * MOST)
-        steps.append(Step(edges, "", widening, least, ("edge",), within=(0, most)))
-        count = torch.bucketize(steps[0].value, least, right=True)
-        formula, code = f"how many of {edges} are at most {far}[i, j]", f"({far}.unsqueeze(-1) >= {edges}).sum(-1)"
+        edges = Step(f"{name}_edges", widening, least, ("edge",), within=(0, most))
+        count = (far.unsqueeze(-1) >= edges).sum(-1)
         why = "Near distances have a bucket each, and far ones share them."
         if half:
-            count = count + half * (after > 0)
-            formula += f", and {half} more where {apart.name}[i, j] > 0"
-            code += f" + {half} * ({apart.name} > 0)"
+            count = count + half * (apart > 0)
             why += f" The keys after the query have buckets of their own, from {half} on."
-        name = f"{name}_buckets"
-        return [*steps, Step(name, f"{name}[i, j] = {formula}", why, count, PAIRS, f"{name} = {code}")]
-
-    def _far(self, name: str, size: Tensor, formula: str, code: str) -> Step:
-        why = "How many places lie between the two, on either side."
-        if not self.bidirectional:
-            why = "How far the key stands before the query; the keys after it share the query's own bucket."
-        return Step(name, f"{name}[i, j] = {formula}", why, size, PAIRS, f"{name} = {code}")
+        return [far, edges, made(f"{name}_buckets", why, count)]
 
     def lower(self, sizes: Sizes) -> Added:
         if sizes.heads != self.weight.shape[1]:

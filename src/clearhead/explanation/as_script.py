@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
-from clearhead.explanation.shown import Shown
-
-if TYPE_CHECKING:
-    from clearhead.explanation.explanation import Part
+from clearhead.explanation.document import Document
 
 NUMBERS = 20_000  # that the inputs of a script may hold
 
@@ -26,9 +21,9 @@ inf, nan = float("inf"), float("nan")
 """
 
 
-def render(title: str, parts: Sequence[Part], shown: Shown) -> str:
+def render(document: Document) -> str:
     """The program."""
-    steps = [step for part in parts for step in part.steps]
+    steps = [step for part in document.parts for step in part.steps]
     count = sum(step.value.numel() for step in steps if not step.code)
     if count > NUMBERS:
         raise ClearheadError(
@@ -37,14 +32,13 @@ def render(title: str, parts: Sequence[Part], shown: Shown) -> str:
         )
     follows = any("torch.autograd.grad" in step.code for step in steps)
     lines = [HEAD]
-    for part in parts:
-        lines.append(f"# {_comment(part.title)}")
-        for step in part.steps:
-            lines.append(f"# {_comment(step.why)}")
+    for section in document.sections:
+        lines.append(f"# {_comment(section.title)}")
+        for step in (entry.step for entry in section.entries):
             learns = follows and step.value.is_floating_point() and not step.name.startswith("d_")
-            given = f"{step.name} = {_literal(shown.squeezed(step))}" + ".requires_grad_()" * learns
-            lines.append(step.code or given)
-            lines.append(f"print({step.name!r}, tuple({step.name}.shape), {step.name}.detach(), sep='\\n')")
+            given = f"{step.name} = {_literal(document.shown.squeezed(step))}" + ".requires_grad_()" * learns
+            shows = f"print({step.name!r}, tuple({step.name}.shape), {step.name}.detach(), sep='\\n')"
+            lines += [f"# {_comment(step.why)}", step.code or given, shows]
         lines.append("")
     return "\n".join(lines)
 

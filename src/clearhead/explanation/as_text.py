@@ -1,64 +1,60 @@
-"""An explanation as plain text, at most 80 columns wide."""
+"""An explanation as plain text, at most 80 columns wide, whatever words it holds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
+import textwrap
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal
 
-from clearhead.base.steps import Step
-from clearhead.explanation.columns import KEPT, cut, left, printable, right, width, wrapped
+from clearhead.base.text import KEPT, printable
+from clearhead.explanation.document import Document, Entry
 from clearhead.explanation.shown import Shown, few_keys, narrowed
-from clearhead.explanation.tables import Table, shape_of, tables, text_of, written_out
-
-if TYPE_CHECKING:
-    from clearhead.explanation.explanation import Part
+from clearhead.explanation.tables import Table, text_of
 
 Kind = Literal["title", "formula", "text", "numbers"]
 COLUMNS = 80
 NAMES = 14  # characters of a row's name
 CELL = 10  # characters of a number
 FIT = (COLUMNS - 4 - NAMES) // (CELL + 1)  # numbers to a row
+FILLER = "\0"  # stands behind each character that is two columns wide, so that a length is a width
 
 
-def render(title: str, parts: Sequence[Part], shown: Shown) -> str:
+def render(document: Document) -> str:
     """The whole explanation."""
-    return "\n".join(text for _, text in lines(title, parts, shown))
+    return "\n".join(text for _, text in lines(document))
 
 
-def lines(title: str, parts: Sequence[Part], shown: Shown) -> Iterator[tuple[Kind, str]]:
+def lines(document: Document) -> Iterator[tuple[Kind, str]]:
     """Each line with what it is, which says how a terminal shows it."""
-    yield from (("title", line) for line in _wrap(title, ""))
-    yield "title", "=" * min(width(printable(title)), COLUMNS)
-    if shown.chosen:
-        yield from (("text", line) for line in _wrap(f"Shown: {shown.chosen}.", ""))
-    said = list(shown.left_out)
-    if FIT < len(shown.keys) == shown.sizes.keys:
-        said.append(few_keys(shown.sizes.keys, FIT))
-    yield from (("text", line) for left_out in said for line in _wrap(f"Of {left_out}.", ""))
+    shown, notes = document.shown, document.notes
     few = narrowed(shown, FIT)
-    for n, part in enumerate(parts, 1):
-        yield from (("text", ""), ("title", f"{n}. {part.title}"))
-        if part.drawn:
+    if FIT < len(shown.keys) == shown.sizes.keys:
+        notes = [*notes, f"Of {few_keys(shown.sizes.keys, FIT)}."]
+    yield from (("title", line) for line in wrapped(document.title, ""))
+    yield "title", "=" * min(width(printable(document.title)), COLUMNS)
+    yield from (("text", line) for note in notes for line in wrapped(note, ""))
+    for n, section in enumerate(document.sections, 1):
+        yield from (("text", ""), ("title", f"{n}. {section.title}"))
+        if section.drawn:
             yield "text", ""
-        for line in part.drawn.splitlines():
-            line = printable(line)
+        for line in map(printable, section.drawn.splitlines()):
             whole = width(line) + 3 < COLUMNS
-            yield from (("numbers", kept) for kept in ([f"   {line}".rstrip()] if whole else _wrap(line, "   ")))
-        for step in part.steps:
+            yield from (("numbers", kept) for kept in ([f"   {line}".rstrip()] if whole else wrapped(line, "   ")))
+        for entry in section.entries:
             yield "text", ""
-            yield from _step(step, shown, few)
+            yield from _entry(entry, few)
 
 
-def _step(step: Step, shown: Shown, few: Shown) -> Iterator[tuple[Kind, str]]:
-    shape = shape_of(step, shown).replace(" ", KEPT)  # which is not broken over two lines
-    yield from (("formula", line) for line in _wrap(f"{step.formula or step.name}{KEPT * 2} ({shape})", "   "))
-    why = ("For comparison. " if step.aside else "") + step.why
-    yield from (("text", line) for line in _wrap(why, "     "))
-    for table in tables(step, few if step.value.is_floating_point() else shown):
-        yield from (("numbers", line) for line in _lines(table))
-    sentence = written_out(step, shown)
-    if sentence:
-        yield from (("numbers", line) for line in _wrap(sentence, "     "))
+def _entry(entry: Entry, few: Shown) -> Iterator[tuple[Kind, str]]:
+    shape = entry.shape.replace(" ", KEPT)  # which is not broken over two lines
+    yield from (("formula", line) for line in wrapped(f"{entry.formula}{KEPT * 2} ({shape})", "   "))
+    why = ("For comparison. " if entry.step.aside else "") + entry.step.why
+    yield from (("text", line) for line in wrapped(why, "     "))
+    narrow = replace(entry, shown=few) if entry.step.value.is_floating_point() else entry
+    yield from (("numbers", line) for table in narrow.tables for line in _lines(table))
+    yield from (("numbers", line) for line in wrapped(entry.sentence, "     "))
 
 
 def _lines(table: Table) -> Iterator[str]:
@@ -80,5 +76,45 @@ def _lines(table: Table) -> Iterator[str]:
         yield f"     … {missing}"
 
 
-def _wrap(text: str, indent: str) -> list[str]:
-    return wrapped(text, indent, COLUMNS - 1)
+# ---- Columns of a terminal
+
+
+def width(text: str) -> int:
+    """How many columns it takes: a character of East Asia two, an accent that is put on another one none."""
+    return len(_filled(text)) - sum(unicodedata.category(c) in ("Mn", "Me") for c in text)
+
+
+def cut(word: str, most: int) -> str:
+    """A name, in so many columns at most."""
+    shown = printable(word)
+    if width(shown) <= most:
+        return shown
+    filled = _filled(shown) + " "
+    return _plain(filled[: most - 1 - (filled[most - 1] == FILLER)]) + "…"
+
+
+def left(word: str, columns: int) -> str:
+    """The word, then spaces up to so many columns."""
+    return word + " " * (columns - width(word))
+
+
+def right(word: str, columns: int) -> str:
+    """The word after spaces, in so many columns."""
+    return " " * (columns - width(word)) + word
+
+
+def wrapped(text: str, indent: str) -> list[str]:
+    """Lines of at most `COLUMNS`, the first indented so far, the others by two more."""
+    filled = _filled(printable(text))
+    lines = textwrap.wrap(
+        filled, COLUMNS - 1, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False
+    )
+    return [_plain(line).replace(KEPT, " ").rstrip() for line in lines]
+
+
+def _filled(text: str) -> str:
+    return "".join(c + FILLER * (unicodedata.east_asian_width(c) in "WF") for c in text)
+
+
+def _plain(text: str) -> str:
+    return text.replace(FILLER, "")

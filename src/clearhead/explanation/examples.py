@@ -10,7 +10,7 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError
 from clearhead.explanation.explain import explain
 from clearhead.explanation.explanation import Explanation, settled
-from clearhead.explanation.of_scores import explain_softmax
+from clearhead.explanation.of_problem import explain_softmax
 from clearhead.explanation.online_softmax import explain_online_softmax
 from clearhead.masks.causal import Causal
 from clearhead.masks.lengths import Lengths

@@ -12,19 +12,11 @@ from clearhead.base.errors import ClearheadError, require
 from clearhead.base.pages import write_page
 from clearhead.base.steps import Step
 from clearhead.base.text import said
-from clearhead.explanation import as_html, as_markdown, as_plot, as_script, as_text
+from clearhead.explanation import as_markup, as_plot, as_script, as_text
+from clearhead.explanation.document import Document, at_pair
+from clearhead.explanation.document import Part as Part
 from clearhead.explanation.page.render import render as render_page
 from clearhead.explanation.shown import Shown
-from clearhead.explanation.tables import as_record, at_pair
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """Steps that belong together, under a title, with lines that are drawn before them."""
-
-    title: str
-    steps: tuple[Step, ...]
-    drawn: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +48,11 @@ class Explanation:
         """Every step, in order."""
         return tuple(step for part in self.parts for step in part.steps)
 
+    @property
+    def document(self) -> Document:
+        """What each way to show it prints."""
+        return Document(self.title, self.parts, self.shown)
+
     def __getitem__(self, name: str) -> Tensor:
         """The result of the step of this name, with as many leading dimensions as the inputs have."""
         return self.shown.squeezed(self._step(name))
@@ -68,7 +65,7 @@ class Explanation:
         raise ClearheadError(f"no step is called {name!r:.60}; the steps are {known}.")
 
     def __str__(self) -> str:
-        return said(self, lambda: as_text.render(self.title, self.parts, self.shown))
+        return said(self, lambda: as_text.render(self.document))
 
     __repr__ = __str__
 
@@ -76,12 +73,12 @@ class Explanation:
         """For `rich`'s print and console: headings and formulas bold, numbers plain, reasons dim."""
         text = require("rich.text", "terminal", "a terminal's styles").Text
         styles = {"title": "bold", "formula": "bold", "text": "dim", "numbers": ""}
-        every = as_text.lines(self.title, self.parts, self.shown)
+        every = as_text.lines(self.document)
         return text("\n").join(text(line, styles[kind]) for kind, line in every)
 
     def markdown(self) -> str:
         """The same as Markdown: a heading a part, a table a step. Words of the inputs are escaped."""
-        return as_markdown.render(self.title, self.parts, self.shown)
+        return as_markup.markdown(self.document)
 
     @overload
     def html(self, path: None = None) -> str: ...
@@ -93,18 +90,18 @@ class Explanation:
         With a `path` the page is written there, and the path returned; else the page is returned, as a string. It
         needs no network. Words of the inputs are shown as text. Raises a `ClearheadError` where it cannot be written.
         """
-        page = render_page(self)
+        page = render_page(self.document)
         return page if path is None else write_page(path, page, "page")
 
     def _repr_html_(self) -> str:
-        return said(self, lambda: as_html.render(self.title, self.parts, self.shown))
+        return said(self, lambda: as_markup.html(self.document))
 
     def script(self) -> str:
         """A short program in plain PyTorch that computes the same steps from the inputs' numbers, and prints them.
 
         Raises a `ClearheadError` where the inputs hold more than 20,000 numbers.
         """
-        return as_script.render(self.title, self.parts, self.shown)
+        return as_script.render(self.document)
 
     def plot(self, name: str = "weights", ax: Any = None) -> Any:
         """Draw a step with matplotlib: "scores", "weights", "output", … Returns the axes, an array of them for several.
@@ -116,18 +113,7 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """The same as numbers and text alone, which `json.dumps` takes; NaN and infinities as text."""
-        return {
-            "title": self.title,
-            "left_out": list(self.shown.left_out),
-            "parts": [
-                {
-                    "title": part.title,
-                    "drawn": part.drawn,
-                    "steps": [as_record(step, self.shown) for step in part.steps],
-                }
-                for part in self.parts
-            ],
-        }
+        return self.document.record
 
 
 @dataclass(frozen=True)
@@ -146,7 +132,7 @@ def settled(explanation: Explanation) -> Explanation:
     def one(step: Step) -> Step:
         value = step.value.detach() if step.code else step.value.detach().clone()
         said = Said(step.cell(at_pair(step, explanation.shown))) if step.cell and value.numel() else None
-        return replace(step, value=value, cell=said)
+        return replace(step, value=value, cell=said, made=None, by=None)
 
     parts = tuple(replace(part, steps=tuple(map(one, part.steps))) for part in explanation.parts)
     return replace(explanation, parts=parts)

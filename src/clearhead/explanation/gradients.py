@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import to_tensor_float
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.expressions import Expression, Unsaid, flows, formula_of, reads
 from clearhead.base.steps import Step
 from clearhead.base.tracing import without_autocast
 from clearhead.explanation.explanation import Explanation, Part
@@ -43,13 +46,15 @@ def with_gradients(explanation: Explanation, given: Any) -> Explanation:
         f"Given: how much a loss grows when a number of {last.name} grows a little, divided by that little growth. "
         "d_… of another step is the same for its numbers."
     )
-    back = [Step(f"d_{last.name}", "", why, grad, last.axes)]
+    back = [Step(f"d_{last.name}", why, grad, last.axes)]
     # a step that shows no code is written out in the script, which can't follow a gradient through it
     opaque = [i for i, step in enumerate(found) if step.formula and not step.code]
+    known = {last.name: back[0]}
     for i, (step, flown) in reversed(list(enumerate(zip(found, grads, strict=True)))):
         if flown is not None:
+            known[step.name] = Step(f"d_{step.name}", "", flown, step.axes)
             followed = not opaque or i >= opaque[-1] or step.name == "value"
-            back.append(_backward(step, flown, last.name, steps, followed))
+            back.append(_backward(step, known, last.name, [step for step in steps if not step.aside], followed))
     part = Part("Gradients: how a loss changes with the numbers of each step", tuple(back))
     return replace(explanation, parts=(*explanation.parts, part))
 
@@ -69,18 +74,53 @@ def _given(given: Any, last: Step, explanation: Explanation) -> Tensor:
     return tensor.to(last.value.dtype).reshape(last.value.shape)
 
 
-def _backward(step: Step, grad: Tensor, last: str, steps: Sequence[Step], followed: bool) -> Step:
-    name = f"d_{step.name}"
-    formula = f"{name} = Σ d_{last} · ∂{last} / ∂{step.name}, over all numbers of {last}"
-    why = "By the chain rule: the derivatives of the steps between are multiplied."
-    said = [(user.name, user.back[step.name]) for user in steps if step.name in user.back]
-    if len(said) == 1:
-        ((user, back),) = said
-        formula, why = back.formula.replace("{d}", f"d_{user}"), back.why
+def _backward(step: Step, known: Mapping[str, Step], last: str, steps: Sequence[Step], followed: bool) -> Step:
+    """`known`: by the name of each step that follows, and of this one, its gradient."""
+    grad = known[step.name]
+    said = _said(step, known, steps)
+    if said is None:
+        formula = f"{grad.name} = Σ d_{last} · ∂{last} / ∂{step.name}, over all numbers of {last}"
+        why = "By the chain rule: the derivatives of the steps between are multiplied."
+    else:
+        formula, why = said
     if step.axes[-2:] in (("Lk", "E"), ("Lk", "Ek")) or step.name == "value":
-        still = (grad == 0).all(-1)
+        still = (grad.value == 0).all(-1)
         gone = int((still if still.ndim == 1 else still.flatten(0, -2).all(0)).sum())
         if gone:
-            why += f" {gone} of {grad.shape[-2]} keys got 0: no query sees them, so they do not change the loss."
-    code = f"({name},) = torch.autograd.grad({last}, {step.name}, d_{last}, retain_graph=True)"
-    return Step(name, formula, why, grad, step.axes, code if followed else "")
+            why += f" {gone} of {grad.value.shape[-2]} keys got 0: no query sees them, so they do not change the loss."
+    code = f"({grad.name},) = torch.autograd.grad({last}, {step.name}, d_{last}, retain_graph=True)"
+    return replace(grad, why=why, formula=formula, code=code if followed else "")
+
+
+def _said(step: Step, known: Mapping[str, Step], steps: Sequence[Step]) -> tuple[str, str] | None:
+    """The formula of a step's gradient and why, from the trees of the steps that are made of it; None: none says it."""
+    flown, why = [], ""
+    try:
+        for user in (each for each in steps if each.name in known):
+            if user.by is not None and reads(user.by, step.name):
+                flown += flows(user.by, user, known[user.name], step.name)
+                why = reason(user, step.name)
+            elif user.by is None and user.made is not None and reads(user.made, step.name):
+                return None
+    except Unsaid:
+        return None
+    if not flown:
+        return None
+    return formula_of(f"d_{step.name}", functools.reduce(operator.add, flown), step.axes), why
+
+
+def reason(user: Step, name: str) -> str:
+    """Why the gradient of the step of this name is what it is, by the operation of the step that is made of it."""
+    by = user.by
+    if isinstance(by, Expression) and by.name == "softmax":
+        return (
+            "A larger score makes its own weight larger and the others of its row smaller: hence the difference. Where "
+            "a weight is 0, as for masked pairs, this is 0."
+        )
+    if isinstance(by, Expression) and by.name == "matmul" and user.name == "output":
+        left = getattr(by.inputs[0], "name", "")
+        made = f"Output i is made of value j times {left}[i, j]"
+        if name == left:
+            return f"{made}: so this weight gets d_output times value j."
+        return f"{made}, so value j gets d_output of each i, times that weight."
+    return "By the chain rule: the gradient of the step that is made of this one, times how that depends on it."

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from clearhead._attention import Arguments
 from clearhead.base.arrays import accumulated
 from clearhead.base.steps import Step
-from clearhead.explanation.bias_part import bias_part
 from clearhead.explanation.explanation import Explanation, Part
-from clearhead.explanation.mask_part import mask_part
+from clearhead.explanation.inputs import letters
 from clearhead.explanation.output_part import output_part
-from clearhead.explanation.scores_part import scores_part
+from clearhead.explanation.scores_part import bias_part, mask_part, scores_part
 from clearhead.explanation.shown import Shown, choose, settle
 from clearhead.explanation.softmax_part import masked_after, softmax_part, wrong_axis
+from clearhead.masks.base import Mask
 from clearhead.problem.guard import guard
-from clearhead.problem.problem import Problem
+from clearhead.problem.problem import ABSENT, Problem
 from clearhead.problem.regions import cut
+from clearhead.scores.base import SCORES
 
 
 def explain_problem(problem: Problem, mask: Any, at: Any, *, drawn: str, title: str) -> Explanation:
@@ -32,34 +35,34 @@ def explain_problem(problem: Problem, mask: Any, at: Any, *, drawn: str, title: 
 
 
 def attention_parts(
-    problem: Problem, mask: Any, shown: Shown, before: list[Step]
+    problem: Problem, given: Any, shown: Shown, before: list[Step]
 ) -> tuple[list[Part], Tensor, Tensor | None]:
     """The parts from the scores to the output, the weights, and the mask (None: every query sees every key).
 
-    `before`: steps among which are "query", "key" and, where an output is wanted, "value", a row of keys a head.
+    `given`: the mask as it was given. `before`: steps among which are "query", "key" and, where an output is wanted,
+    "value", a row of keys a head.
     """
     rows = _rows(problem, shown)
-    found = {step.name: step.value for step in before}
+    found = {step.name: step for step in before}
     query, key, value = found["query"], found["key"], found.get("value")
-    bias = bias_part(problem, rows, shown, query.dtype)
-    scores = scores_part(rows, query, key, bias)
-    parts = [Part("Scores: how well each query fits each key", tuple(scores))]
-    last, keep, otherwise = scores[-1], None, []
+    bias = bias_part(problem, rows, shown, query.value.dtype)
+    steps = scores_part(rows, query, key, bias)
+    parts = [Part("Scores: how well each query fits each key", tuple(steps))]
+    last, mask, otherwise = steps[-1], None, []
     if rows.visible is not None:
-        masked = mask_part(mask, problem.sizes, shown, last.value)
+        masked = mask_part(given, problem.sizes, shown, last)
         parts.append(Part("Mask: who may see whom", tuple(masked)))
-        keep = masked[-2].value
-        otherwise = masked_after(last.value, keep) if rows.sinks is None else []
+        mask = masked[-2]
+        otherwise = masked_after(last, mask) if rows.sinks is None else []
         last = masked[-1]
-    softmax = softmax_part(rows, last.name, last.value)
-    weights = softmax[-1].value
+    softmax = softmax_part(rows, last)
     if rows.sinks is None:
-        otherwise = wrong_axis(last.name, last.value) + otherwise
+        otherwise = wrong_axis(last) + otherwise
     parts.append(Part("Softmax: from scores to weights", (*softmax, *otherwise)))
     if value is not None:
-        output = output_part(rows, weights, value, shown, keep)
+        output = output_part(rows, softmax[-1], value, shown, mask)
         parts.append(Part("Output: a weighted mixture of the values", tuple(output)))
-    return parts, weights, keep
+    return parts, softmax[-1].value, None if mask is None else mask.value
 
 
 def _rows(problem: Problem, shown: Shown) -> Problem:
@@ -93,5 +96,24 @@ def input_steps(problem: Problem, shown: Shown) -> list[Step]:
         shared = "" if group == 1 else " Heads that share a key head have the same rows."
         copies = tuple(n if stride == 0 else 1 for n, stride in zip(given.shape[:2], given.stride()[:2], strict=True))
         axes = ("B", "H", length, width)
-        steps.append(Step(name, "", why[name] + shared, tensor, axes, copies=(copies[0], copies[1] * group)))
+        steps.append(Step(name, why[name] + shared, tensor, axes, copies=(copies[0], copies[1] * group)))
     return steps
+
+
+def explain_softmax(scores: Tensor, mask: Mask | None, at: Any = None) -> Explanation:
+    """The masked softmax of scores (..., Lq, Lk), over the keys."""
+    keys = torch.eye(scores.shape[-1], dtype=scores.dtype, device=scores.device)  # so that query · key is the score
+    keys = keys.expand(*scores.shape[:-2], *keys.shape)
+    problem = Arguments(scores, keys, ABSENT, scale=1.0, mask=mask).problem()
+    shown = choose(at, problem.sizes)
+    why = "One number for each query and key: the better they fit, the larger it is."
+    given = Step("scores", why, problem.query, SCORES)
+    lead = [axis for axis in ("B", "H") if axis not in shown.absent]
+    parts, last, otherwise, keep = [Part("Scores", (given,), letters(lead))], given, [], None
+    if mask is not None:
+        masked = mask_part(mask, problem.sizes, shown, given)
+        parts.append(Part("Mask: who may see whom", tuple(masked)))
+        last, otherwise, keep = masked[-1], masked_after(given, masked[-2]), masked[-2].value
+    steps = softmax_part(problem, last)
+    parts.append(Part("Softmax: from scores to weights", (*steps, *wrong_axis(last), *otherwise)))
+    return Explanation("Softmax over the keys, step by step", tuple(parts), settle(shown, steps[-1].value, keep))

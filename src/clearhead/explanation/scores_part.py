@@ -1,59 +1,60 @@
-"""The part of an explanation that leads from query and key to the scores."""
+"""The parts of an explanation that lead from query and key to the finished scores: score, scale, bias, mask."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from clearhead.base.steps import Back, Step, number, signed
+from clearhead.base.expressions import short
+from clearhead.base.shapes import Sizes
+from clearhead.base.steps import PAIRS, Step, made, number
+from clearhead.biases.base import ends_in, numbers_alone
+from clearhead.explanation.shown import Shown
+from clearhead.masks.base import Mask
+from clearhead.masks.dense import DenseMask
 from clearhead.problem.problem import Problem
-from clearhead.scores.base import SCORES, ByTile, capped, with_parameters
+from clearhead.scores.base import SCORES, ByTile, with_parameters
 from clearhead.scores.dot import Dot
 
 
-def scores_part(rows: Problem, query: Tensor, key: Tensor, bias: list[Step]) -> list[Step]:
+def scores_part(rows: Problem, query: Step, key: Step, bias: list[Step]) -> list[Step]:
     """The score's own steps, then scale, softcap and the steps of the bias; the last step is called "scores"."""
     scores = rows.scores
     assert isinstance(scores, ByTile)
-    steps = with_parameters(scores.score, lambda p: p.to(query.dtype)).explained(query, key)
+    steps = with_parameters(scores.score, lambda p: p.to(query.value.dtype)).explained(query, key)
+
+    def before(name: str) -> Step:
+        """The last step by another name than "scores": more is done before it is that."""
+        steps[-1] = steps[-1].called(name)
+        return steps[-1]
+
     if scores.scale != 1.0:
-        before = _renamed(steps, "products" if isinstance(scores.score, Dot) else "unscaled")
-        steps.append(_scaled(before, scores.scale, query.shape[-1], scores.score))
+        products = before("products" if isinstance(scores.score, Dot) else "unscaled")
+        why = _why_scaled(products.value, scores.scale, query.value.shape[-1], scores.score)
+        steps.append(made("scores", why, products * scores.scale))
     if scores.softcap is not None:
-        steps.append(_softcapped(_renamed(steps, "uncapped"), scores.softcap))
+        cap = short(scores.softcap)
+        why = f"The softcap bounds every score between -{cap:g} and {cap:g}, smoothly."
+        steps.append(made("scores", why, cap * (before("uncapped") / cap).tanh()))
     if bias:
         why = "The bias is added to the score: where it is below 0 the key gets less weight, where it is above 0 more."
-        added = _added(_renamed(steps, "unbiased"), bias[-1], why)
-        steps += [*bias, added]
+        steps += [*bias, made("scores", why, before("unbiased") + bias[-1])]
     if rows.poison is not None:
         of_query, of_key = rows.poison
-        poison = (of_query + of_key.repeat_interleave(rows.sizes.heads // of_key.shape[1], 1)).to(query.dtype)
+        poison = of_query + of_key.repeat_interleave(rows.sizes.heads // of_key.shape[1], 1)
         why = "Inputs hold NaN or ∞. They stand above as 0, and NaN is put here for each pair that they are a part of."
-        given = Step("not_finite", "", why, poison, SCORES)
+        given = Step("not_finite", why, poison.to(query.value.dtype), SCORES)
         why = "So what is not finite reaches the queries that may see it, and no others."
-        steps += [given, _added(_renamed(steps, "of_finite"), given, why)]
+        steps += [given, made("scores", why, before("of_finite") + given)]
     return steps
 
 
-def _renamed(steps: list[Step], name: str) -> Step:
-    """Give the last step another name than "scores": more is done before it is that."""
-    last = steps[-1]
-    formula, code = (name + text.removeprefix("scores") for text in (last.formula, last.code or "scores"))
-    steps[-1] = replace(last, name=name, formula=formula, code=code if last.code else "")
-    return steps[-1]
-
-
-def _scaled(before: Step, scale: float, width: int, score: object) -> Step:
-    value = before.value * scale
-    finite = before.value[before.value.isfinite()]
-    spread = ""
-    if finite.numel() > 1:
-        variance = float(finite.detach().var(correction=0))
-        spread = (
-            f" The variance of the scores is {number(variance)} before and {number(variance * scale * scale)} after."
-        )
+def _why_scaled(before: Tensor, scale: float, width: int, score: object) -> str:
     if isinstance(score, Dot) and width and math.isclose(scale, width**-0.5, rel_tol=1e-6):
         why = (
             f"{number(scale)} is 1/√{width}. Sums of {width} products lie about √{width} times as far apart as single "
@@ -62,30 +63,47 @@ def _scaled(before: Step, scale: float, width: int, score: object) -> Step:
         )
     else:
         why = "The larger the scale, the more of the weight goes to the keys with the largest scores."
-    formula, code = f"scores[i, j] = {before.name}[i, j] · {number(scale)}", f"scores = {before.name} * {scale!r}"
-    return Step(
-        "scores", formula, why + spread, value, SCORES, code,
-        lambda at: f"{signed(before.value[at])}·{signed(scale)}",
-        back={before.name: Back(f"d_{before.name}[i, j] = {{d}}[i, j] · {number(scale)}")},
-    )  # fmt: skip
+    finite = before[before.isfinite()].detach()
+    if finite.numel() <= 1:
+        return why
+    variance = float(finite.var(correction=0))
+    return (
+        f"{why} The variance of the scores is {number(variance)} before and {number(variance * scale * scale)} after."
+    )
 
 
-def _softcapped(before: Step, cap: float) -> Step:
-    why = f"The softcap bounds every score between -{cap:g} and {cap:g}, smoothly."
-    value, code = capped(before.value, cap), f"scores = {cap!r} * torch.tanh({before.name} / {cap!r})"
-    return Step(
-        "scores", f"scores[i, j] = {cap:g} · tanh({before.name}[i, j] / {cap:g})", why, value, SCORES, code,
-        lambda at: f"{number(cap)} · tanh({number(before.value[at])} / {number(cap)})",
-    )  # fmt: skip
+def bias_part(problem: Problem, rows: Problem, shown: Shown, dtype: torch.dtype) -> list[Step]:
+    """The bias's own steps, where they are known, else its numbers; the last step is called "bias". Empty without one.
+
+    `rows`: the chosen rows of the problem. `dtype`: that of the scores.
+    """
+    if problem.bias is None or rows.bias is None:
+        return []
+    given, every = problem.bias.given, slice(None)
+    numbers = rows.bias.tile(every, every, every, every, rows.sizes).to(dtype)
+    if given is not None:
+        sides = (*shown.region.sides[:3], every)
+        steps = given.explained(problem.sizes, sides)
+        # that of a recorded call may read a tensor that was written to since
+        if ends_in(steps, numbers.expand(rows.sizes.shape)):
+            if torch.promote_types(steps[-1].value.dtype, dtype) == dtype:
+                return steps
+            steps = given.explained(problem.sizes, sides, "bias_wide")
+            return [*steps, made("bias", f"Rounded to {dtype}, which the scores have.", steps[-1].to(dtype), PAIRS)]
+    return numbers_alone("bias", numbers)
 
 
-def _added(before: Step, given: Step, why: str) -> Step:
-    value = before.value + given.value
-    formula = f"scores[i, j] = {before.name}[i, j] + {given.name}[i, j]"
-    every = given.value.expand(value.shape)
-    whole = [step for step in (before, given) if step.value.shape == value.shape]  # one that is repeated gets a sum
-    return Step(
-        "scores", formula, why, value, SCORES, f"scores = {before.name} + {given.name}",
-        lambda at: f"{number(before.value[at])} + {signed(every[at])}",
-        back={step.name: Back(f"d_{step.name}[i, j] = {{d}}[i, j]") for step in whole},
-    )  # fmt: skip
+def mask_part(mask: Any, sizes: Sizes, shown: Shown, scores: Step) -> list[Step]:
+    """The mask's own steps, and the scores with −∞ where it is False: the last step, "masked"."""
+    if isinstance(mask, Tensor | np.ndarray):
+        mask = DenseMask(mask)
+    assert isinstance(mask, Mask)
+    steps = mask.explained(sizes, (*shown.region.sides[:3], slice(None)))
+    first = next(n for n, step in enumerate(steps) if step.value.dtype == torch.bool)
+    steps[first] = replace(steps[first], why=f"{steps[first].why} ■ is True: the query may see the key; · is False.")
+    keep = steps[-1].value.expand(scores.value.shape)
+    why = (
+        f"Where the mask is False the score becomes -∞: here for {int((~keep).sum()):,} of {keep.numel():,} pairs. "
+        "exp(-∞) is 0, so these keys get the weight 0, and the weights of the other keys sum to 1."
+    )
+    return [*steps, made("masked", why, scores.masked_fill(~steps[-1], -torch.inf))]

@@ -1,10 +1,9 @@
-"""The numbers of a step as tables with names of their rows and columns: what every way to show it draws."""
+"""The numbers of a step as tables with names of their rows and columns."""
 
 from __future__ import annotations
 
 import itertools
-import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -84,60 +83,3 @@ def _side(axis: str, size: int, shown: Shown) -> tuple[tuple[int, ...], tuple[st
         {"Lq": "every query", "Lk": "every key"}[axis] if single else shown.name(axis, places[n]) for n in chosen
     )
     return chosen, names, size - len(chosen)
-
-
-def at_pair(step: Step, shown: Shown) -> tuple[int, ...]:
-    """The index of the number of a step that is written out: that of the pair, the first of any other axis."""
-    places = dict(zip(("B", "H", "Lq", "Lk"), shown.pair, strict=True)) | {"L": shown.pair[2]}
-    return tuple(places.get(axis, 0) if n > 1 else 0 for axis, n in zip(step.axes, step.value.shape, strict=True))
-
-
-def written_out(step: Step, shown: Shown) -> str:
-    """One number of a step, from the numbers above: `scores[0, 1] = 1·2 + 3·4 = 14`; empty where it has none."""
-    if step.cell is None:
-        return ""
-    index = at_pair(step, shown)
-    names = []
-    for axis, at, size in zip(step.axes, index, step.value.shape, strict=True):
-        places = shown.places(axis, size)
-        if axis in ("B", "H"):
-            count = len(shown.batches if axis == "B" else shown.heads)
-            if count == 1 and shown.sizes.shape["BH".index(axis)] == 1:
-                continue
-        if axis == "1":
-            continue
-        names.append(str(places[at]))
-    where = f"[{', '.join(names)}]" if names else ""
-    made, result = step.cell(index), text_of(float(step.value[index]), kind_of(step.value))
-    return f"{step.name}{where} = {made}" + (f" = {result}" if made != result else "")
-
-
-def shape_of(step: Step, shown: Shown) -> str:
-    """The shape, each size with its name: `B 2, Lq 3, Lk 4`."""
-    pairs = [(axis, n) for axis, n in zip(step.axes, step.value.shape, strict=True) if axis not in shown.absent]
-    return ", ".join(f"{axis} {n}" if axis != "1" else "1" for axis, n in pairs) or "one number"
-
-
-def facts(step: Step, shown: Shown) -> dict[str, Any]:
-    """What a step is, without its numbers."""
-    return {
-        "name": step.name,
-        "formula": step.formula,
-        "why": step.why,
-        "shape": shape_of(step, shown),
-        "given": step.given,
-        "aside": step.aside,
-        "code": step.code,
-    }
-
-
-def as_record(step: Step, shown: Shown) -> dict[str, Any]:
-    """A step as plain numbers and text."""
-    return facts(step, shown) | {
-        "written_out": written_out(step, shown),
-        "tables": [t._asdict() | {"cells": [[_plain(x) for x in row] for row in t.cells]} for t in tables(step, shown)],
-    }
-
-
-def _plain(x: float) -> float | str:
-    return x if math.isfinite(x) else str(x)

@@ -17,7 +17,7 @@ from clearhead.base.positions import check_align
 from clearhead.base.shapes import Align, Sizes, array_sizes
 from clearhead.base.shapes import Sides as Sides
 from clearhead.base.steps import PAIRS as PAIRS
-from clearhead.base.steps import Step
+from clearhead.base.steps import Step, made
 from clearhead.base.text import said
 from clearhead.masks._draw import html, plot, sizes_drawn, text
 from clearhead.masks._spans import Edges as Edges
@@ -104,7 +104,7 @@ class Mask(ABC):
         1. `name`: what the last step is called. A mask that has no steps of its own is shown as it is.
         """
         why = f"{said(self, self.title)}: True where the query may see the key."
-        return [Step(name, "", why, self.part(sizes, at), PAIRS)]
+        return [Step(name, why, self.part(sizes, at), PAIRS)]
 
     def explained(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
         """Its `steps`; where they end in another mask, as those that a changed subclass inherits, the mask alone."""
@@ -252,9 +252,8 @@ class Combined(Mask):
         left, right = (
             s.explained(sizes, at, f"{name}_{end}") for s, end in ((self.left, "left"), (self.right, "right"))
         )
-        formula = f"{left[-1].name} {self.operator} {right[-1].name}"
-        both = self.part(sizes, at)
-        return [*left, *right, Step(name, f"{name} = {formula}", self.meaning, both, PAIRS, f"{name} = {formula}")]
+        both = left[-1] & right[-1] if self.operator == "&" else left[-1] | right[-1]
+        return [*left, *right, made(name, self.meaning, both, PAIRS)]
 
 
 class And(Combined):
@@ -359,11 +358,7 @@ class Not(Mask):
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
         inner = self.mask.explained(sizes, at, f"{name}_inner")
-        formula = f"{name} = ~{inner[-1].name}"
-        return [
-            *inner,
-            Step(name, formula, "~, not: True where the other is False.", self.part(sizes, at), PAIRS, formula),
-        ]
+        return [*inner, made(name, "~, not: True where the other is False.", ~inner[-1], PAIRS)]
 
     def lower(self, sizes: Sizes) -> Spans:
         other = check_spans(self.mask.lower(sizes), sizes, self.mask)

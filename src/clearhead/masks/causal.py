@@ -9,7 +9,7 @@ import torch
 from clearhead.base.places import positions
 from clearhead.base.positions import query_offset
 from clearhead.base.shapes import Sizes
-from clearhead.base.steps import Step
+from clearhead.base.steps import Step, made
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 
@@ -41,12 +41,11 @@ class Causal(Mask):
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
         rows, columns = positions(sizes, at, name, "Causal")
-        formula, code = f"{name}[i, j] = {columns.name}[j] <= {rows.name}[i]", f"{name} = {columns.name} <= {rows.name}"
         why = (
             "A query may see the keys up to its own position, and none after it: of a text that is made word by word, "
             "the later words are not known yet. The column and the row broadcast to a matrix."
         )
-        return [rows, columns, Step(name, formula, why, columns.value <= rows.value, PAIRS, code)]
+        return [rows, columns, made(name, why, columns <= rows, PAIRS)]
 
     def lower(self, sizes: Sizes) -> Spans:
         own = torch.arange(1, sizes.queries + 1, device=sizes.device).view(1, 1, -1)

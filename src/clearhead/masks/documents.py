@@ -11,7 +11,7 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.positions import query_offset
 from clearhead.base.shapes import Sizes, heads_second, part, placed
-from clearhead.base.steps import Step
+from clearhead.base.steps import Step, made
 from clearhead.base.tracing import empty_of_values, readable
 from clearhead.masks._lengths import as_tensor, check_lengths, few_values
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
@@ -129,16 +129,12 @@ class Documents(Mask):
         batch = max(own.shape[0], ids.shape[0])
         mine = ids.expand(batch, -1).gather(1, own[:, 0].expand(batch, -1)).unsqueeze(1)
         rows, columns = part(mine, *at[:3]).unsqueeze(-1), part(ids, at[0])[:, None, None, at[3]]
-        of_queries, of_keys = f"{name}_query_ids", f"{name}_key_ids"
         row = "The number of the document that each key belongs to: a row."
         column = "The number of the document that each query belongs to: a column, (…, 1)."
-        formula, code = f"{name}[i, j] = {of_queries}[i] == {of_keys}[j]", f"{name} = {of_queries} == {of_keys}"
+        of_queries = Step(f"{name}_query_ids", column, rows, (*PAIRS[:3], "1"))
+        of_keys = Step(f"{name}_key_ids", row, columns, (*PAIRS[:2], "1", "Lk"))
         why = "A query may see the keys of its own document. The column and the row broadcast to a matrix."
-        return [
-            Step(of_queries, "", column, rows, (*PAIRS[:3], "1")),
-            Step(of_keys, "", row, columns, PAIRS),
-            Step(name, formula, why, rows == columns, PAIRS, code),
-        ]
+        return [of_queries, of_keys, made(name, why, of_queries.eq(of_keys), PAIRS)]
 
     def lower(self, sizes: Sizes) -> Spans:
         if self.ids.shape[-1] != sizes.keys or (self.ids.ndim == 2 and self.ids.shape[0] not in (1, sizes.batch)):

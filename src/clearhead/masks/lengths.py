@@ -11,7 +11,7 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.places import key_positions
 from clearhead.base.shapes import Sizes, heads_second, part, placed
-from clearhead.base.steps import Step
+from clearhead.base.steps import Step, made
 from clearhead.base.tracing import ensure, readable
 from clearhead.masks._lengths import check_lengths, few_values
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
@@ -67,13 +67,9 @@ class Lengths(Mask):
             "Each position is compared with the length; the column and the row broadcast to a matrix. The other keys "
             "are padding, which only fills shorter sequences up to the length of the longest."
         )
-        code = f"{name} = {positions.name} < {name}_lengths"
-        formula = f"{name}[i, j] = {positions.name}[j] < {name}_lengths" + "[i]" * (self.valid_lens.ndim == 2)
-        return [
-            Step(f"{name}_lengths", "", why, lens, ("B", "H", "Lq", "1"), within=(0, sizes.keys)),
-            positions,
-            Step(name, formula, compare, positions.value < lens, PAIRS, code),
-        ]
+        of_each = "Lq" if self.valid_lens.ndim == 2 else "1"
+        lengths = Step(f"{name}_lengths", why, lens, ("B", "H", of_each, "1"), within=(0, sizes.keys))
+        return [lengths, positions, made(name, compare, positions < lengths, PAIRS)]
 
     def lower(self, sizes: Sizes) -> Spans:
         lens = placed(self.valid_lens, sizes.device, "Lengths: valid_lens")

@@ -63,7 +63,7 @@ class Padding(Mask):
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
         why = "The keys that are no padding, one row a sequence: all its queries may see them, and no others."
-        return [Step(name, "", why, self.part(sizes, at), PAIRS)]
+        return [Step(name, why, self.part(sizes, at), PAIRS)]
 
     def lower(self, sizes: Sizes) -> Spans:
         if self.keep.shape[1] != sizes.keys or self.keep.shape[0] not in (1, sizes.batch):

@@ -11,7 +11,7 @@ from clearhead.base.errors import ShapeError, columns
 from clearhead.base.places import positions
 from clearhead.base.positions import query_offset
 from clearhead.base.shapes import Sizes, part, placed
-from clearhead.base.steps import Step
+from clearhead.base.steps import Step, made
 from clearhead.base.tracing import readable
 from clearhead.masks._draw import LARGEST
 from clearhead.masks._lengths import check_lengths, few_values
@@ -68,18 +68,11 @@ class PrefixLM(Mask):
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
         rows, columns = positions(sizes, at, name, "PrefixLM")
         of_prefix = placed(self.lengths, sizes.device, "PrefixLM: lengths").view(-1, 1, 1)
-        lengths = part(of_prefix, *at[:3]).unsqueeze(-1)
-        formula = f"{columns.name}[j] <= {rows.name}[i] or {columns.name}[j] < {name}_lengths"
-        code = f"({columns.name} <= {rows.name}) | ({columns.name} < {name}_lengths)"
+        each = part(of_prefix, *at[:3]).unsqueeze(-1)
+        of_each, most = "The length of each sequence's prefix.", max(sizes.keys, int(each.max()))
+        lengths = Step(f"{name}_lengths", of_each, each, (*PAIRS[:2], "1", "1"), within=(0, most))
         why = "A query may see the keys up to its own position, and all keys of the prefix, those after it too."
-        keep = (columns.value <= rows.value) | (columns.value < lengths)
-        of_each, most = "The length of each sequence's prefix.", max(sizes.keys, int(lengths.max()))
-        return [
-            rows,
-            columns,
-            Step(f"{name}_lengths", "", of_each, lengths, (*PAIRS[:3], "1"), within=(0, most)),
-            Step(name, f"{name}[i, j] = {formula}", why, keep, PAIRS, f"{name} = {code}"),
-        ]
+        return [rows, columns, lengths, made(name, why, (columns <= rows) | (columns < lengths), PAIRS)]
 
     def lower(self, sizes: Sizes) -> Spans:
         if self.lengths.numel() not in (1, sizes.batch):

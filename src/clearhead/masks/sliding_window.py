@@ -11,7 +11,7 @@ from clearhead.base.numbers import check_count
 from clearhead.base.places import positions
 from clearhead.base.positions import FAR, query_offset
 from clearhead.base.shapes import Sizes
-from clearhead.base.steps import Step
+from clearhead.base.steps import Step, made
 from clearhead.masks._draw import LARGEST
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
@@ -61,12 +61,9 @@ class SlidingWindow(Mask):
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
         rows, columns = positions(sizes, at, name, "SlidingWindow")
         before, after = min(self.before, FAR), min(self.after, FAR)
-        low, high = rows.value - before, rows.value + after
-        formula = f"{rows.name}[i] - {before} <= {columns.name}[j] <= {rows.name}[i] + {after}"
-        code = f"({columns.name} >= {rows.name} - {before}) & ({columns.name} <= {rows.name} + {after})"
         why = f"A query may see the key at its own position, {before} before it, and {after} after it."
-        keep = (columns.value >= low) & (columns.value <= high)
-        return [rows, columns, Step(name, f"{name}[i, j] = {formula}", why, keep, PAIRS, f"{name} = {code}")]
+        keep = (columns >= rows - before) & (columns <= rows + after)
+        return [rows, columns, made(name, why, keep, PAIRS)]
 
     def lower(self, sizes: Sizes) -> Spans:
         own = torch.arange(sizes.queries, device=sizes.device).view(1, 1, -1)

@@ -116,7 +116,7 @@ def _computed(call: AttentionCall, shown: Shown, output: Step | None) -> Part:
     why = f"What {call.backend} gave for these queries. The largest difference to the output above is {number(far)}."
     if far > _rounding(theirs, given.dtype):
         why += " That is more than rounding: the model drops weights while training, or computes something else."
-    return Part(title, (Step("model_output", "", why, theirs, ("B", "H", "Lq", "Ev")),))
+    return Part(title, (Step("model_output", why, theirs, ("B", "H", "Lq", "Ev")),))
 
 
 def _rounding(output: Tensor, dtype: torch.dtype) -> float:

@@ -176,8 +176,8 @@ class Layer:
     query_tokens: list[str]
     key_tokens: list[str]
     sinks: Array | None = None
-    steps: tuple[dict[str, str], ...] = ()
-    blind_steps: tuple[dict[str, str], ...] = ()
+    steps: tuple[dict[str, Any], ...] = ()
+    blind_steps: tuple[dict[str, Any], ...] = ()
     operand_steps: tuple[Array, Array] | None = None
     error: float | None = None
     phi: str = "mul"

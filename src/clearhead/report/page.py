@@ -9,7 +9,7 @@ list of these is one array in several parts. `front/data.js` reads them: `new Ru
 
 `meta`:
   title; texts: lists of tokens; originals: {text: {token: spelling}} of words that the tokenizer does not know;
-  steps: lists of {name, formula, code};
+  steps: lists of {name, formula, tree}, as `base/front/language.js` says it, null where the step is given;
   measures: [{name, says, formula, range, does}], those that some head has;
   distinctive: {layer, head, sentence, measure, nearUniform}, layer and head by their places in this page, or null;
   leftOut: [{name, reason}], calls that are not shown;

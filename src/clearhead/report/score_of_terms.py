@@ -1,18 +1,11 @@
-"""The formula and the code of a score as a page holds it: terms of features, added up."""
+"""The score of a page as explanations say it: terms of features, added up."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from clearhead.base.steps import Step
-from clearhead.scores.base import SCORES, Score
-
-# The term of a feature: as a formula, and as code over all pairs.
-TERMS = {
-    "mul": ("query[i, d] · key[j, d]", "query.unsqueeze(-2) * key.unsqueeze(-3)"),
-    "tanh_add": ("tanh(query[i, d] + key[j, d])", "torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3))"),
-    "sq_diff": ("(query[i, d] - key[j, d])²", "(query.unsqueeze(-2) - key.unsqueeze(-3)).square()"),
-}
+from clearhead.base.steps import Operand, Step, made
+from clearhead.scores.base import Score
 
 
 class ScoreOfTerms(Score):
@@ -25,11 +18,17 @@ class ScoreOfTerms(Score):
     def tile(self, query: Tensor, key: Tensor) -> Tensor:
         return query.new_zeros(*query.shape[:-1], key.shape[-2])  # the page has the numbers
 
-    def steps(self, query: Tensor, key: Tensor) -> list[Step]:
-        pair, code = TERMS[self.phi]
-        times, given = "", []
-        if self.weighted:
-            times, code = "weight[d] · ", f"({code}) * weight"
-            given.append(Step("weight", "", "The factor of each feature.", query[0, 0, 0], ("E",)))
-        formula = f"scores[i, j] = Σ_d {times}{pair}"
-        return [*given, Step("scores", formula, "", self.tile(query, key), SCORES, f"scores = ({code}).sum(-1)")]
+    def steps(self, query: Step, key: Step) -> list[Step]:
+        rows, columns = query.unsqueeze(-2), key.unsqueeze(-3)
+        term: Operand
+        match self.phi:
+            case "tanh_add":
+                term = (rows + columns).tanh()
+            case "sq_diff":
+                term = (rows - columns).square()
+            case _:
+                term = rows * columns
+        weight = Step("weight", "The factor of each feature.", query.value[0, 0, 0], ("E",))
+        summed = (weight * term if self.weighted else term).sum(-1)
+        scores = made("scores", "", summed, value=self.tile(query.value, key.value))
+        return [weight, scores] if self.weighted else [scores]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +19,9 @@ from clearhead.scores.dot import Dot
 
 
 def with_steps(layer: Layer) -> Layer:
-    """The same with name, formula and code of each step that leads to a weight, in order.
+    """The same with name, formula and tree of each step that leads to a weight, in order.
 
-    One without code is given: "query", "key", "weight", "bias", "mask", "sink". The first with code is the sum of
+    One without a tree is given: "query", "key", "weight", "bias", "mask", "sink". The first with a tree is the sum of
     the terms: the page has its numbers already. A query that sees nothing has its own steps.
     """
     if layer.scores is not None:
@@ -30,7 +31,7 @@ def with_steps(layer: Layer) -> Layer:
     return replace(layer, steps=_steps(layer, masked, False), blind_steps=_steps(layer, True, True) if blind else ())
 
 
-def _steps(layer: Layer, masked: bool, blind: bool) -> tuple[dict[str, str], ...]:
+def _steps(layer: Layer, masked: bool, blind: bool) -> tuple[dict[str, Any], ...]:
     """They are read from an explanation of two keys with the parts that the layer has: none depends on how many."""
     keep = torch.tensor([[not blind, not masked]], device="cpu")
     mask = DenseMask(keep) if masked else None
@@ -51,7 +52,7 @@ def _steps(layer: Layer, masked: bool, blind: bool) -> tuple[dict[str, str], ...
     given = input_steps(problem, shown)
     parts, _, _ = attention_parts(problem, mask, shown, given)
     steps = given + [step for part in parts for step in part.steps if not step.aside]
-    return tuple({"name": step.name, "formula": step.formula, "code": step.code} for step in steps)
+    return tuple({"name": step.name, "formula": step.formula, "tree": step.tree} for step in steps)
 
 
 def _has_bias(layer: Layer) -> bool:

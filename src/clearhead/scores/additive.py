@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.numbers import check_count
-from clearhead.base.steps import INDEX, Back, Step, number, of_projection, products, signed
+from clearhead.base.steps import Step, made
 from clearhead.scores.base import SCORES, Pairwise, Score, check_width, given_parameter, linear_weight
 
 
@@ -104,19 +104,8 @@ class Additive(Score):
         query, key = self.project(query, key)
         return torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3)) @ self.w_v
 
-    def steps(self, query: Tensor, key: Tensor) -> list[Step]:
-        widths = ("E", "E") if query.shape[-1] == key.shape[-1] else ("Eq", "Ek")
-        q_steps = _projection_steps("query", ("Lq", widths[0]), query, self.W_q)
-        k_steps = _projection_steps("key", ("Lk", widths[1]), key, self.W_k)
-        q_name, q = (q_steps[-1].name, q_steps[-1].value) if q_steps else ("query", query)
-        k_name, k = (k_steps[-1].name, k_steps[-1].value) if k_steps else ("key", key)
-        pairs = q.unsqueeze(-2) + k.unsqueeze(-3)
-        hidden, axes = torch.tanh(pairs), (*SCORES, "hidden")
-
-        def added(at: tuple[int, ...]) -> str:
-            b, h, i, j, d = at
-            return f"{number(q[b, h, i, d])} + {signed(k[b, h, j, d])}"
-
+    def steps(self, query: Step, key: Step) -> list[Step]:
+        q_steps, k_steps = _projection_steps(query, self.W_q), _projection_steps(key, self.W_k)
         why_pairs = (
             "Every query is added to every key: queries get an axis of size 1 where the keys stand, (Lq, 1, hidden), "
             "keys one where the queries stand, (1, Lk, hidden), and broadcasting repeats each along that axis."
@@ -129,29 +118,11 @@ class Additive(Score):
             "The sum runs over the hidden axis, which is gone after it: one number for each query and key is left. (A "
             "matrix w_v of shape (hidden, 1) would leave an axis of size 1, which squeeze(-1) removes.)"
         )
-        made = f"pairs[i, j, n] = {q_name}[i, n] + {k_name}[j, n]"
-        code = f"pairs = {q_name}.unsqueeze(-2) + {k_name}.unsqueeze(-3)"
-        back = {
-            q_name: Back(f"d_{q_name}[i, n] = Σ_j {{d}}[i, j, n]"),
-            k_name: Back(f"d_{k_name}[j, n] = Σ_i {{d}}[i, j, n]"),
-        }
-        back_of_tanh = {"pairs": Back("d_pairs[i, j, n] = {d}[i, j, n] · (1 - hidden[i, j, n]²)")}
-        bounded, summed = "hidden[i, j, n] = tanh(pairs[i, j, n])", "scores[i, j] = Σ_n w_v[n] · hidden[i, j, n]"
-        return [
-            *q_steps,
-            *k_steps,
-            Step("pairs", made, why_pairs, pairs, axes, code, added, back=back),
-            Step(
-                "hidden", bounded, why_tanh, hidden, axes, "hidden = torch.tanh(pairs)",
-                lambda at: f"tanh({number(pairs[at])})", back=back_of_tanh,
-            ),
-            Step("w_v", "", "Learnt: the factor of each of the hidden numbers in the score.", self.w_v, ("hidden",)),
-            Step(
-                "scores", summed, why_sum, hidden @ self.w_v, SCORES, "scores = hidden @ w_v",
-                lambda at: products(self.w_v, hidden[at]),
-                back={"hidden": Back("d_hidden[i, j, n] = {d}[i, j] · w_v[n]")},
-            ),
-        ]  # fmt: skip
+        of_query, of_key = [query, *q_steps][-1], [key, *k_steps][-1]
+        pairs = made("pairs", why_pairs, of_query.unsqueeze(-2) + of_key.unsqueeze(-3), (*SCORES, "hidden"))
+        hidden = made("hidden", why_tanh, pairs.tanh())
+        w_v = Step("w_v", "Learnt: the factor of each of the hidden numbers in the score.", self.w_v, ("hidden",))
+        return [*q_steps, *k_steps, pairs, hidden, w_v, made("scores", why_sum, hidden @ w_v)]
 
     def lower(self, query: Tensor, key: Tensor) -> Pairwise:
         return Pairwise("tanh_add", *self.project(query, key), weight=self.w_v)
@@ -167,17 +138,12 @@ class Additive(Score):
         return self.described(*dims, f"hidden_dim={self.w_v.shape[0]}")
 
 
-def _projection_steps(name: str, of_side: tuple[str, str], side: Tensor, matrix: Tensor | None) -> list[Step]:
+def _projection_steps(side: Step, matrix: Tensor | None) -> list[Step]:
     """A side's projection to the hidden width; none where it is projected already."""
     if matrix is None:
         return []
-    length, width = of_side
-    weight, i = f"W_{name[0]}", INDEX[length]
-    formula = f"projected_{name}[{i}, n] = Σ_d {name}[{i}, d] · {weight}[n, d]"
+    name = side.name
+    learnt = f"Learnt: row n makes hidden number n of a {name}."
+    W = Step(f"W_{name[0]}", learnt, matrix, ("hidden", side.axes[-1]))
     why = f"Each {name} becomes a vector of the hidden width, so that queries and keys of any widths can be added."
-    code, axes = f"projected_{name} = {name} @ {weight}.T", ("B", "H", length, "hidden")
-    back = {name: Back(f"d_{name}[{i}, d] = Σ_n {{d}}[{i}, n] · {weight}[n, d]")}
-    return [
-        Step(weight, "", f"Learnt: row n makes hidden number n of a {name}.", matrix, ("hidden", width)),
-        Step(f"projected_{name}", formula, why, side @ matrix.T, axes, code, of_projection(side, matrix), back=back),
-    ]
+    return [W, made(f"projected_{name}", why, side @ W.T)]

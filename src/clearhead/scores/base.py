@@ -147,18 +147,19 @@ class Score(nn.Module, ABC):
         """The normal form over query (B, H, Lq, Eq) and key (B, Hk, Lk, Ek), or None if there is none."""
         return None
 
-    def steps(self, query: Tensor, key: Tensor) -> list[Step]:
+    def steps(self, query: Step, key: Step) -> list[Step]:
         """How `tile` comes to its scores, for `clearhead.explain`; the last step is the `scores`, (B, H, Lq, Lk).
 
-        query (B, H, Lq, Eq), key (B, H, Lk, Ek). A score that has none of its own is shown as one step.
+        The steps `query` (B, H, Lq, Eq) and `key` (B, H, Lk, Ek) are given; each further one is a line over those
+        before it, `made("scores", "Why.", query @ key.mT)`. A score that has none of its own is shown as one step.
         """
         why = "One number for each query and key: what this score makes of the pair. It shows no steps of its own."
-        tile = checked_tile(self, query, key)
-        return [Step("scores", f"scores = {type(self).__name__}(query, key)", why, tile, SCORES)]
+        tile = checked_tile(self, query.value, key.value)
+        return [Step("scores", why, tile, SCORES, formula=f"scores = {type(self).__name__}(query, key)")]
 
-    def explained(self, query: Tensor, key: Tensor) -> list[Step]:
+    def explained(self, query: Step, key: Step) -> list[Step]:
         """Its `steps`; where they end in other numbers than `tile`, as those that a changed subclass inherits, one."""
-        steps, tile = self.steps(query, key), checked_tile(self, query, key)
+        steps, tile = self.steps(query, key), checked_tile(self, query.value, key.value)
         found = steps[-1].value
         if found.shape == tile.shape and torch.allclose(found.to(tile), tile, rtol=1e-4, atol=1e-5, equal_nan=True):
             return steps

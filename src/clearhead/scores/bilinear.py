@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from clearhead.base.steps import Back, Step, back_of_pairs, of_pairs, of_projection
-from clearhead.scores.base import SCORES, Pairwise, Score, check_width, given_parameter, linear_weight
+from clearhead.base.steps import Step, made
+from clearhead.scores.base import Pairwise, Score, check_width, given_parameter, linear_weight
 
 
 class Bilinear(Score):
@@ -49,21 +49,12 @@ class Bilinear(Score):
     def tile(self, query: Tensor, key: Tensor) -> Tensor:
         return query @ self.W @ key.transpose(-1, -2)
 
-    def steps(self, query: Tensor, key: Tensor) -> list[Step]:
-        turned = query @ self.W
-        why = "The matrix makes each query a vector of the key's width."
-        formula, code = "turned[i, e] = Σ_d query[i, d] · W[d, e]", "turned = query @ W"
-        cell = of_projection(query, self.W.T)
-        back = {"query": Back("d_query[i, d] = Σ_e {d}[i, e] · W[d, e]")}
-        first = Step("turned", formula, why, turned, ("B", "H", "Lq", "Ek"), code, cell, back=back)
-        formula, code = "scores[i, j] = Σ_e turned[i, e] · key[j, e]", "scores = turned @ key.transpose(-1, -2)"
-        why, cell = "Then it is a dot product with each key.", of_pairs(turned, key)
-        scores, back = turned @ key.transpose(-1, -2), back_of_pairs("turned", "key", "e")
-        return [
-            Step("W", "", "Learnt: the factor of entry d of a query times entry e of a key.", self.W, ("Eq", "Ek")),
-            first,
-            Step("scores", formula, why, scores, SCORES, code, cell, back=back),
-        ]
+    def steps(self, query: Step, key: Step) -> list[Step]:
+        factors = "Learnt: the factor of entry d of a query times entry e of a key."
+        W = Step("W", factors, self.W, ("Eq", "Ek"))
+        turned = made("turned", "The matrix makes each query a vector of the key's width.", query @ W)
+        scores = made("scores", "Then it is a dot product with each key.", turned @ key.transpose(-1, -2))
+        return [W, turned, scores]
 
     def lower(self, query: Tensor, key: Tensor) -> Pairwise:
         return Pairwise("mul", query @ self.W, key)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from clearhead.base.expressions import short
 from clearhead.base.numbers import check_positive
-from clearhead.base.steps import INDEX, Back, Step, back_of_pairs, number, of_pairs
-from clearhead.scores.base import SCORES, Pairwise, Score, check_equal_width
+from clearhead.base.steps import Step, made
+from clearhead.scores.base import Pairwise, Score, check_equal_width
 
 
 class Cosine(Score):
@@ -32,27 +33,12 @@ class Cosine(Score):
     def tile(self, query: Tensor, key: Tensor) -> Tensor:
         return unit(query) @ unit(key).transpose(-1, -2) / self.temperature
 
-    def steps(self, query: Tensor, key: Tensor) -> list[Step]:
-        found = [*_unit_steps("query", "Lq", query), *_unit_steps("key", "Lk", key)]
-        unit_query, unit_key = found[1].value, found[3].value
-        cosines = unit_query @ unit_key.transpose(-1, -2)
+    def steps(self, query: Step, key: Step) -> list[Step]:
+        of_query, of_key = _unit_steps(query), _unit_steps(key)
         why = "The product of two vectors of length 1 is the cosine of the angle between them: from -1 to 1."
-        formula = "cosines[i, j] = Σ_d unit_query[i, d] · unit_key[j, d]"
-        code, cell = "cosines = unit_query @ unit_key.transpose(-1, -2)", of_pairs(unit_query, unit_key)
-        back = back_of_pairs("unit_query", "unit_key")
-        found.append(Step("cosines", formula, why, cosines, SCORES, code, cell, back=back))
+        cosines = made("cosines", why, of_query[-1] @ of_key[-1].transpose(-1, -2))
         why = "Cosines alone differ by at most 2. The smaller the temperature, the farther apart the scores."
-        formula, code = (
-            f"scores[i, j] = cosines[i, j] / {self.temperature!r}",
-            f"scores = cosines / {self.temperature!r}",
-        )
-
-        def over(at: tuple[int, ...]) -> str:
-            return f"{number(cosines[at])} / {number(self.temperature)}"
-
-        scores = cosines / self.temperature
-        back = {"cosines": Back(f"d_cosines[i, j] = {{d}}[i, j] / {self.temperature!r}")}
-        return [*found, Step("scores", formula, why, scores, SCORES, code, over, back=back)]
+        return [*of_query, *of_key, cosines, made("scores", why, cosines / short(self.temperature))]
 
     def lower(self, query: Tensor, key: Tensor) -> Pairwise:
         return Pairwise("mul", unit(query), unit(key), scale=1 / self.temperature)
@@ -67,25 +53,18 @@ class Cosine(Score):
         return self.described(f"temperature={self.temperature}")
 
 
-def _unit_steps(name: str, length: str, side: Tensor) -> list[Step]:
+def _unit_steps(side: Step) -> list[Step]:
     """The norms of queries or keys, and the vectors over them."""
-    norms, i = torch.linalg.vector_norm(side, dim=-1, keepdim=True), INDEX[length]
-    why = f"The length of each {name} as a vector: the root of the sum of its squares."
-    code = f"torch.linalg.vector_norm({name}, dim=-1, keepdim=True)"
+    name = side.name
+    norms = side.vector_norm(dim=-1, keepdim=True)
     # in float64 no square of a float32 number overflows or becomes 0
-    wide = torch.linalg.vector_norm(side, dim=-1, keepdim=True, dtype=torch.float64).to(side.dtype)
-    if not torch.allclose(norms, wide, equal_nan=True, atol=0.0):
-        norms, code = wide, f"{code[:-1]}, dtype=torch.float64).to({side.dtype})"
-    formula = f"{name}_norms[{i}] = √(Σ_d {name}[{i}, d]²)"
-    first = Step(f"{name}_norms", formula, why, norms, ("B", "H", length, "1"), f"{name}_norms = {code}")
-
-    def over(at: tuple[int, ...]) -> str:
-        return f"{number(side[at])} / {number(norms[*at[:3], 0])}"
-
+    wide = side.vector_norm(dim=-1, keepdim=True, dtype=torch.float64).to(side.value.dtype)
+    if not torch.allclose(norms.value, wide.value, equal_nan=True, atol=0.0):
+        norms = wide
+    length = made(f"{name}_norms", f"The length of each {name} as a vector: the root of the sum of its squares.", norms)
     why = f"Each {name} divided by its length, so that only its direction counts; a vector of zeros stays one."
-    code = f"unit_{name} = {name} / {name}_norms.masked_fill({name}_norms == 0, 1.0)"
-    formula = f"unit_{name}[{i}, d] = {name}[{i}, d] / {name}_norms[{i}]"
-    return [first, Step(f"unit_{name}", formula, why, unit(side), ("B", "H", length, "E"), code, over)]
+    over = side / length.masked_fill(length.eq(0), 1.0)
+    return [length, made(f"unit_{name}", why, over, value=unit(side.value))]
 
 
 def unit(vectors: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ import math
 from torch import Tensor
 
 from clearhead.base.numbers import check_number
-from clearhead.base.steps import Step, back_of_pairs, of_pairs
-from clearhead.scores.base import SCORES, Pairwise, Score, check_equal_width
+from clearhead.base.steps import Step, made
+from clearhead.scores.base import Pairwise, Score, check_equal_width
 
 
 class Dot(Score):
@@ -41,14 +41,12 @@ class Dot(Score):
     def tile(self, query: Tensor, key: Tensor) -> Tensor:
         return query @ key.transpose(-1, -2)
 
-    def steps(self, query: Tensor, key: Tensor) -> list[Step]:
+    def steps(self, query: Step, key: Step) -> list[Step]:
         why = (
             "Each query is multiplied with each key, entry by entry, and the products are added: the matrix product "
             "query · keyᵀ. It is large where the two vectors point the same way."
         )
-        formula, code = "scores[i, j] = Σ_d query[i, d] · key[j, d]", "scores = query @ key.transpose(-1, -2)"
-        scores, back = query @ key.transpose(-1, -2), back_of_pairs("query", "key")
-        return [Step("scores", formula, why, scores, SCORES, code, of_pairs(query, key), back=back)]
+        return [made("scores", why, query @ key.transpose(-1, -2))]
 
     def lower(self, query: Tensor, key: Tensor) -> Pairwise:
         return Pairwise("mul", query, key)

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import ShapeError
 from clearhead.base.numbers import check_positive
-from clearhead.base.steps import Back, Step, number, signed, total
-from clearhead.scores.base import SCORES, Pairwise, Score, check_equal_width
+from clearhead.base.steps import Step, made
+from clearhead.scores.base import Pairwise, Score, check_equal_width
 
 
 class Gaussian(Score):
@@ -41,46 +41,19 @@ class Gaussian(Score):
         difference = query.unsqueeze(-2) - key.unsqueeze(-3)
         return -difference.square().sum(-1) / (2 * self._width() ** 2)
 
-    def steps(self, query: Tensor, key: Tensor) -> list[Step]:
-        squared = (query.unsqueeze(-2) - key.unsqueeze(-3)).square().sum(-1)
-        scores = -squared / (2 * self._width() ** 2)
-        h = torch.as_tensor(self._width(), dtype=squared.dtype, device=squared.device)
-
-        def distance(at: tuple[int, ...]) -> str:
-            pairs = zip(query[at[:3]], key[(*at[:2], at[3])], strict=True)
-            return total([f"({number(a)} - {signed(b)})²" for a, b in pairs], most=4)
-
-        def exponent(at: tuple[int, ...]) -> str:
-            return f"-{number(squared[at])} / (2 · {signed(h)}²)"
-
+    def steps(self, query: Step, key: Step) -> list[Step]:
         why = (
             "The squared distance of query and key. (Multiplied out, it would lose digits where all inputs share a "
             "large offset.)"
         )
-        code = "squared = (query.unsqueeze(-2) - key.unsqueeze(-3)).square().sum(-1)"
-        formula = "squared[i, j] = Σ_d (query[i, d] - key[j, d])²"
+        squared = made("squared", why, (query.unsqueeze(-2) - key.unsqueeze(-3)).square().sum(-1))
+        width = torch.as_tensor(self._width(), dtype=squared.value.dtype, device=squared.value.device)
+        why = "The bandwidth, in the unit of the inputs: keys much farther away than h get almost no weight."
+        h = Step("h", why, width, ())
         near = "Near keys get a score near 0, far keys one far below 0. exp(score) is the Gaussian kernel."
-        last = "scores[i, j] = -squared[i, j] / (2 h²)"
-        return [
-            Step("squared", formula, why, squared, SCORES, code, distance),
-            Step(
-                "h",
-                "",
-                "The bandwidth, in the unit of the inputs: keys much farther away than h get almost no weight.",
-                h,
-                (),
-            ),
-            Step(
-                "scores",
-                last,
-                near,
-                scores,
-                SCORES,
-                "scores = -squared / (2 * h**2)",
-                exponent,
-                back={"squared": Back("d_squared[i, j] = -{d}[i, j] / (2 · h²)")},
-            ),
-        ]
+        exact = -squared.value / (2 * self._width() ** 2)
+        scores = -squared / (2 * h**2)
+        return [squared, h, made("scores", near, scores, value=exact, by=scores)]
 
     def lower(self, query: Tensor, key: Tensor) -> Pairwise:
         return Pairwise("sq_diff", query, key, scale=-1 / (2 * self._width() ** 2))  # type: ignore[arg-type]

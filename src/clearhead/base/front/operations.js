@@ -3,6 +3,7 @@
 // A node is {axes, at(index), term(index)}: axes are [{n, more}], `more` being entries that this page does not hold.
 // Nothing between the steps is kept; only a step's own numbers are (see steps.js).
 
+import { constantIn } from "./language.js";
 import { lastOf } from "./numbers.js";
 import { axisOf, constantOf, lengthOf, rearrangements, valueNode, valueOf } from "./shapes.js";
 import { between, BINDS, bracketed, called, sumOf, times } from "./terms.js";
@@ -255,7 +256,7 @@ export const operations = {
  * @returns {Computed}
  */
 export function nodeOf(tree, steps) {
-  if (tree.kind === "value") return /** @type {Computed} */ (valueNode(tree.value, tree.text)); // or what an index takes
+  if (tree.kind === "value") return /** @type {Computed} */ (valueNode(constantIn(tree), tree.text)); // or what an index takes
   if (tree.kind === "name") {
     const step = steps.get(tree.name);
     if (!step) throw new Error(`no step is called ${tree.name}`);
@@ -265,7 +266,7 @@ export function nodeOf(tree, steps) {
   const inputs = tree.inputs.map((inner) => nodeOf(inner, steps));
   const options = Object.entries(tree.options).map(([name, inner]) => [name, nodeOf(inner, steps)]);
   const operation = operations[/** @type {keyof typeof operations} */ (tree.name)];
-  // what Python's code gives a call is what it takes: the explanations' tests run every one
+  // what Python's tree gives a call is what it takes: the explanations' tests run every one
   const run = /** @type {(...given: unknown[]) => Computed} */ (/** @type {(...given: never[]) => unknown} */ (operation));
   return run(...inputs, ...(options.length ? withGap(inputs, Object.fromEntries(options)) : []));
 }

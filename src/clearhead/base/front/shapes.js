@@ -8,14 +8,14 @@ import { leaf } from "./terms.js";
 /** @import { Computed, Constant, ConstantNode, Extent, Given, Range } from "./types.d.ts" */
 
 /**
- * What a constant of the code is.
+ * What a constant of a tree is.
  *
  * @param {ConstantNode} node
  */
 export const valueOf = (node) => node.at([]);
 
 /**
- * A number of the code, such as an axis.
+ * A number of a tree, such as an axis.
  *
  * @param {ConstantNode | undefined} node
  */
@@ -149,8 +149,7 @@ function flatten(node, where) {
  * @returns {Place}
  */
 function placeIn(value) {
-  if (Array.isArray(value) && value.every((n) => typeof n === "number")) return value;
-  if (typeof value === "number" || value === "..." || (typeof value === "object" && !Array.isArray(value))) return value;
+  if (typeof value !== "string" || value === "...") return value;
   throw new Error("this page does not know that index");
 }
 

@@ -1,13 +1,13 @@
 // The types that the pages share.
 
-/** A part of the code of a step, see `language.js`. */
+/** A part of the tree of a step, see `language.js`. */
 export type Tree = NameTree | ValueTree | CallTree;
 export interface NameTree { kind: "name"; name: string }
-export interface ValueTree { kind: "value"; value: Constant; text: string | null }
+export interface ValueTree { kind: "value"; value: Constant | boolean; text: string | null }
 export interface CallTree { kind: "call"; name: string; inputs: Tree[]; options: Record<string, Tree> }
 
-/** What a value of the code is: a number, a type or "..." as text, what an index takes. */
-export type Constant = number | string | undefined | (number | undefined)[] | Range;
+/** What a value of a tree is: a number, a type or "..." as text, what an index takes. */
+export type Constant = number | string | number[] | Range;
 export interface Range { from?: number; to?: number; by?: number }
 
 /** An axis of `n` entries that the page holds; `more`, those that it does not. */
@@ -21,7 +21,7 @@ export interface Term { binds: number; pieces: Piece[] }
 /** What an operation computes, entry by entry. */
 export interface Computed { axes: Extent[]; at(index: number[]): number; term(index: number[]): Term }
 
-/** A value of the code, which is not always a number. */
+/** A value of a tree, which is not always a number. */
 export interface ConstantNode { axes: Extent[]; at(index: number[]): Constant; term(index: number[]): Term }
 
 /** What an operation is given: numbers, a constant, or a list of them. */

@@ -15,9 +15,8 @@ from clearhead.base.tracing import without_autocast
 from clearhead.explanation.explanation import Explanation, Part
 from clearhead.explanation.inputs import drawn
 from clearhead.explanation.modules.captured import Captured, captured
-from clearhead.explanation.modules.joined import joined_steps
 from clearhead.explanation.modules.layers import Layers, layers_of
-from clearhead.explanation.modules.projection import projection_steps, split
+from clearhead.explanation.modules.projection import joined_steps, projection_steps, split
 from clearhead.explanation.modules.rotary import rotary_steps
 from clearhead.explanation.of_problem import attention_parts, input_steps
 from clearhead.explanation.shown import Shown, choose, settle
@@ -110,7 +109,7 @@ def _sources(given: dict[str, Any], shown: Shown, dtype: torch.dtype) -> dict[st
             label = "x" if alike else "x_key" if name == "key" and same else f"x_{name}"
             why = "What the module is given: one vector for each position of each sequence."
             x = x.to(kind).view_as(x)  # one tensor may serve twice, and each use has a gradient of its own
-            found[name] = Step(label, "", why, x, ("B", "L" if alike else SIDES[name], "in"))
+            found[name] = Step(label, why, x, ("B", "L" if alike else SIDES[name], "in"))
     return found
 
 

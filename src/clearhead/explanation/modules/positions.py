@@ -11,10 +11,11 @@ from torch import Tensor
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.errors import ClearheadError
+from clearhead.base.expressions import side_by_side
 from clearhead.base.shapes import Sizes
-from clearhead.base.steps import Step, number, signed
+from clearhead.base.steps import Step, made
 from clearhead.explanation.explanation import Explanation, Part
-from clearhead.explanation.modules.rotary import rotary_steps
+from clearhead.explanation.modules.rotary import rotary_steps, speeds
 from clearhead.explanation.shown import QUERIES, Shown
 from clearhead.nn.learned_positional_encoding import LearnedPositionalEncoding
 from clearhead.nn.rotary_embedding import RotaryEmbedding
@@ -42,26 +43,20 @@ def explain_positions(module: Positional, inputs: tuple[Any, ...], keywords: dic
     absent = AXES[x.ndim - 2 : 2] if x.ndim < 3 else ("H",) if x.ndim == 3 else ()
     pair = (0, 0, min(1, len(places) - 1), 0)
     shown = Shown(sizes, tuple(range(batch)), tuple(range(heads)), tuple(places), (), pair, absent, left_out)
-    dtype = accumulated(x.dtype)
-    source = Step(
-        "x",
-        "",
-        "One vector for each position p, which its numbers x[p, d] do not depend on.",
-        four[:, :, list(places)].to(dtype),
-        AXES,
-    )
+    why = "One vector for each position p, which its numbers x[p, d] do not depend on."
+    source = Step("x", why, four[:, :, list(places)].to(accumulated(x.dtype)), AXES)
     first = offset.reshape(-1, 1, 1) if isinstance(offset, Tensor) and offset.numel() > 1 else int(offset)
     positions = torch.tensor(list(places), device=x.device) + first
     if isinstance(module, RotaryEmbedding):
         steps = rotary_steps(module, "result", source, positions)
-    elif isinstance(module, SinusoidalPositionalEncoding):
-        steps = _sines(module.embed_dim, source, positions)
     else:
-        why = "Learnt: one vector for each position; the rows are those of the positions here."
-        steps = [
-            Step("encoding", "", why, module.P[positions].to(dtype), ("L", "E")),
-            _sum(source, module.P[positions]),
-        ]
+        if isinstance(module, SinusoidalPositionalEncoding):
+            steps = _sines(module.embed_dim, source, positions)
+        else:
+            why = "Learnt: one vector for each position; the rows are those of the positions here."
+            steps = [Step("encoding", why, module.P[positions].to(source.value.dtype), ("L", "E"))]
+        why = "The sum depends on the position too, so that attention can use the order of the vectors."
+        steps.append(made("result", why, source + steps[-1], AXES))
     title = f"{type(module).__name__}({module.extra_repr()}), step by step"
     return Explanation(title, (Part("Inputs", (source,)), Part("Positions", tuple(steps))), shown)
 
@@ -78,38 +73,14 @@ def _places(at: Any, every: range) -> range:
     return found
 
 
-def _sines(width: int, source: Step, positions: Tensor) -> list[Step]:
-    speeds = 10000.0 ** -(torch.arange(0, width, 2, device=positions.device).double() / width)
-    angles = positions.double().unsqueeze(-1) * speeds
-    encoding = torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[..., :width].to(source.value.dtype)
-    fast = (
+def _sines(width: int, source: Step, given: Tensor) -> list[Step]:
+    positions = Step("positions", "The position of each vector.", given, ("L",))
+    why = (
         "Numbers 2n and 2n + 1 of the encoding are pair n. From one position to the next its angle grows by its speed."
     )
-    of_speeds = f"10000.0 ** -(torch.arange(0, {width}, 2).double() / {width})"
-    each = "The sine and the cosine of each angle, side by side. Positions near each other get similar vectors."
-    code = f"torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[..., :{width}].to({source.value.dtype})"
-    return [
-        Step("positions", "", "The position of each vector.", positions, ("L",)),
-        Step("speeds", f"speeds[n] = 10000^(-2n/{width})", fast, speeds, ("pair",), f"speeds = {of_speeds}"),
-        Step(
-            "angles", "angles[p, n] = positions[p] · speeds[n]",
-            "The angle of each pair, in radians: 2π is a full turn.",
-            angles, ("L", "pair"), "angles = positions.double().unsqueeze(-1) * speeds",
-            lambda at: f"{int(positions[at[0]])}·{number(speeds[at[1]])}",
-        ),
-        Step(
-            "encoding", "encoding[p, 2n] = sin(angles[p, n]), encoding[p, 2n + 1] = cos(angles[p, n])", each, encoding,
-            ("L", "E"), f"encoding = {code}",
-            lambda at: f"{('sin', 'cos')[at[1] % 2]}({number(angles[at[0], at[1] // 2])})",
-        ),
-        _sum(source, encoding),
-    ]  # fmt: skip
-
-
-def _sum(source: Step, encoding: Tensor) -> Step:
-    why = "The sum depends on the position too, so that attention can use the order of the vectors."
-    return Step(
-        "result", "result[p, d] = x[p, d] + encoding[p, d]", why, source.value + encoding, AXES,
-        "result = x + encoding",
-        lambda at: f"{number(source.value[at])} + {signed(encoding[at[2:]])}",
-    )  # fmt: skip
+    fast = made("speeds", why, speeds(10000.0, width, given.device), ("pair",))
+    why = "The angle of each pair, in radians: 2π is a full turn."
+    angles = made("angles", why, positions.double().unsqueeze(-1) * fast, ("L", "pair"))
+    why = "The sine and the cosine of each angle, side by side. Positions near each other get similar vectors."
+    both = side_by_side(angles.sin(), angles.cos())[..., :width].to(source.value.dtype)
+    return [positions, fast, angles, made("encoding", why, both, ("L", "E"))]

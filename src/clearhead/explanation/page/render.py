@@ -1,26 +1,118 @@
-"""Writes the page: one HTML file with the steps as data, and a program that shows and recomputes them."""
+"""The page: one HTML file with the steps as data, their numbers as in memory, and a program that computes them."""
 
 from __future__ import annotations
 
+import base64
 import html
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from clearhead.base.pages import embedded, filled, policy, program, source, style
-from clearhead.explanation.page.data import page_data
+from clearhead.base.steps import Step
+from clearhead.explanation.document import Document, Entry, at_pair
+from clearhead.explanation.shown import Shown
+from clearhead.explanation.tables import WIDTH, kind_of
 
-if TYPE_CHECKING:
-    from clearhead.explanation.explanation import Explanation
+INPUTS = 12_000  # numbers of inputs that a page holds whole, so that it can compute with them
+DEEP = 4_000  # numbers of a step with one vector a pair that a page holds; of more, the vector of one pair
+STORED = {"float32": torch.float32, "float64": torch.float64, "int32": torch.int32, "uint8": torch.uint8}
 
 
-def render(explanation: Explanation) -> str:
+def render(document: Document) -> str:
     """The whole page as a string."""
     look, guard, script = style("explanation"), program("guard"), program("explanation")
     parts = {
         "policy": policy((look,), guard, script),
-        "title": html.escape(explanation.title),
+        "title": html.escape(document.title),
         "style": look,
         "guard": guard,
-        "data": embedded(page_data(explanation)),
+        "data": embedded(page_data(document)),
         "program": script,
     }
     return filled(source(__package__, "page.html"), parts)
+
+
+def page_data(document: Document) -> dict[str, Any]:
+    """All of it, for JSON.
+
+    A page that holds every number of the inputs can compute with others in their place; of a long call it holds what
+    is shown. Labels are those of the entries that it holds.
+    """
+    shown, steps = document.shown, [step for part in document.parts for step in part.steps]
+    inputs = sum(step.value.numel() for step in steps if step.given)
+    paired = any("Lk" in step.axes for step in steps)  # else it has positions, and no keys
+    held = len(shown.keys) if paired else shown.sizes.keys
+    whole = held == shown.sizes.keys and inputs <= INPUTS
+    kept = {"B": shown.batches, "H": shown.heads, "Lq": shown.queries, "Lk": shown.keys, "L": shown.queries}
+    return {
+        "title": document.title,
+        "leftOut": list(shown.left_out),
+        "whole": whole,
+        "keys": [held, shown.sizes.keys],
+        "single": [n == 1 for n in shown.sizes.shape[:2]],
+        "labels": {axis: [shown.name(axis, place) for place in places] for axis, places in kept.items()},
+        "places": {axis: list(places) for axis, places in kept.items()},
+        "pair": [*shown.pair[:3], shown.keys.index(shown.pair[3]) if paired else 0],
+        "parts": [
+            {
+                "title": part.title,
+                "drawn": part.drawn,
+                "steps": [_step(entry, whole) for entry in part.entries],
+            }
+            for part in document.sections
+        ],
+    }
+
+
+def _step(entry: Entry, whole: bool) -> dict[str, Any]:
+    step, held = entry.step, _held(entry.step, entry.shown, whole)
+    return entry.facts | {
+        "tree": step.tree,
+        "copies": list(step.copies),
+        "within": step.within,
+        "kind": kind_of(step.value),
+        "axes": list(step.axes),
+        "more": held.more,
+        "of": held.of,
+        **_stored(held.value),
+    }
+
+
+class _Held(NamedTuple):
+    """What the page holds of a step."""
+
+    value: Tensor
+    more: list[int]  # along each axis, how many entries it does not hold
+    of: list[int] | None  # the pair that its vector is of, where it holds no other; among what the page holds
+
+
+def _held(step: Step, shown: Shown, whole: bool) -> _Held:
+    value = step.value.detach().cpu()
+    if not whole:
+        for n, (axis, size) in enumerate(zip(step.axes, value.shape, strict=True)):
+            if axis == "Lk" and size == shown.sizes.keys:
+                value = value.index_select(n, torch.tensor(shown.keys, device=value.device))
+            elif size > WIDTH and axis not in ("B", "H", "Lq"):
+                value = value.narrow(n, 0, WIDTH)
+    of = None
+    if not step.given and value.ndim > 4 and value.numel() > DEEP:
+        b, h, i, j = at_pair(step, shown)[:4]
+        of = [b, h, i, shown.keys.index(j) if step.value.shape[3] > 1 else 0]
+        value = value[tuple(slice(n, n + 1) for n in of)]
+    more = [a - b for a, b in zip(step.value.shape, value.shape, strict=True)]
+    return _Held(value, more, of)
+
+
+def _stored(value: Tensor) -> dict[str, Any]:
+    """An array as base64 of its values in C order, their type and its sizes."""
+    if value.dtype == torch.bool:
+        name = "uint8"
+    elif value.is_floating_point():
+        name = "float64" if value.dtype == torch.float64 else "float32"
+    else:
+        name = "int32" if not value.numel() or int(value.abs().max()) < 2**31 else "float64"
+    array = value.to(STORED[name]).numpy()
+    content = array.astype(array.dtype.newbyteorder("<")).tobytes()
+    return {"sizes": list(value.shape), "type": name, "values": base64.b64encode(content).decode("ascii")}

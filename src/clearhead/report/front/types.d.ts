@@ -1,6 +1,6 @@
 // What the modules of the report give each other. The format of the file stands in `clearhead/report/page.py`.
 
-import type { Computed } from "../../base/front/types.d.ts";
+import type { Computed, Tree } from "../../base/front/types.d.ts";
 import type { Theme } from "../../base/front/theme.js";
 import type { Scale } from "./colour.js";
 import type { Layout } from "./layout.js";
@@ -19,7 +19,7 @@ export type Places = number | number[];
 export type MeasureFigure = [number, number, (number | null)?];
 
 export interface Measure { name: string; says: string; formula: string; range: string; does: string | null }
-export interface StepText { name: string; formula: string; code: string }
+export interface StepText { name: string; formula: string; tree: Tree | null }
 export interface Aligned { texts: [number, number]; positions: [number[], number[]] }
 export interface HeadAt { layer: number; head: number }
 export interface Distinctive extends HeadAt { sentence: string; measure: string; nearUniform: boolean }

@@ -1,9 +1,8 @@
 // ---- Why a weight is what it is: the steps of an explanation, computed from one query and all keys.
 //
-// Python gives the names, the formulas and the code of the steps (`why` of a layer); the numbers are this row's.
+// Python gives the names, the formulas and the trees of the steps (`why` of a layer); the numbers are this row's.
 
 import { make } from "../../base/front/dom.js";
-import { read } from "../../base/front/language.js";
 import { everyIndex, number, placeOf, sizeOf } from "../../base/front/numbers.js";
 import { nodeOf } from "../../base/front/operations.js";
 import { leaf, plainText, setMostTerms } from "../../base/front/terms.js";
@@ -88,12 +87,12 @@ export function whyOf(head, i, run) {
   const found = new Map();
   const ordinary = run.steps[head.layer.why];
   const blind = countsOf(head)[i] === 0 ? run.steps[head.layer.whyBlind] : [];
-  for (const { name, formula, code } of blind.length ? blind : ordinary) {
-    if (!code) {
+  for (const { name, formula, tree } of blind.length ? blind : ordinary) {
+    if (!tree) {
       found.set(name, { name, formula, node: given[name](), found: null });
       continue;
     }
-    const made = nodeOf(read(code).tree, found);
+    const made = nodeOf(tree, found);
     const sizes = made.axes.map((axis) => axis.n);
     const numbers = numbersOf(head, i, made, sizes, ![...found.values()].some((step) => step.found));
     found.set(name, { name, formula, node: nodeOver(name, numbers, sizes), found: { made, sizes, numbers } });

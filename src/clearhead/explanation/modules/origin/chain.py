@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.base.steps import INDEX, Step, number
+from clearhead.base.steps import Step, made
 from clearhead.explanation.modules.norm import Norm, norm_steps
 from clearhead.explanation.modules.origin.places import Places, taken
 from clearhead.explanation.modules.origin.ran import Ran
@@ -32,7 +32,7 @@ class Turn(NamedTuple):
             rows = taken(taken(each, 0, batches), 1, places.positions).unsqueeze(1)
             word = {"cos": "cosine", "sin": "sine"}[what]
             why = f"The {word} of each entry's angle, which the model made of the position. What stays has the angle 0."
-            found.append(Step(f"{name}_{what}", "", why, rows.to(before.value.dtype), axes))
+            found.append(Step(f"{name}_{what}", why, rows.to(before.value.dtype), axes))
         partners = partner_step(name, before, self.dim, self.interleaved)
         return [*found, partners, turned_step(result, before, partners, *found)]
 
@@ -130,13 +130,8 @@ def turns(given: tuple[Tensor, Tensor] | None, batch: int, length: int, width: i
 
 
 def _times(before: Step, factor: float, name: str) -> Step:
-    i = INDEX[before.axes[-2]]
-    return Step(
-        name,
-        f"{name}[{i}, d] = {number(factor)} · {before.name}[{i}, d]",
+    why = (
         "These numbers times one factor, the same in all places looked at, are the model's: its own scale, or a norm "
-        "of vectors that are equally long.",
-        before.value * factor,
-        before.axes,
-        f"{name} = {factor!r} * {before.name}",
+        "of vectors that are equally long."
     )
+    return made(name, why, factor * before)

@@ -137,7 +137,7 @@ def recorded(given: Tensor, places: Places) -> Tensor:
 def input_step(label: str, x: Tensor, name: str, places: Places, dtype: torch.dtype) -> Step:
     rows = taken(taken(x, 0, places.batches), 1, places.positions).to(dtype)
     why = "What the next layer is given: one vector for each position of each sequence."
-    return Step(label, "", why, rows, ("B", AXES[name], "in"))
+    return Step(label, why, rows, ("B", AXES[name], "in"))
 
 
 def near(found: Tensor, wanted: Tensor, dtype: torch.dtype, doubt: Tensor | float = 0.0) -> bool:

@@ -12,12 +12,11 @@ from torch import Tensor
 from clearhead.base.arrays import accumulated
 from clearhead.base.steps import Step, number
 from clearhead.explanation.explanation import Part
-from clearhead.explanation.modules.joined import joined_steps
 from clearhead.explanation.modules.origin.chain import Chain, doubt
 from clearhead.explanation.modules.origin.find import batched, find, input_step, near
 from clearhead.explanation.modules.origin.places import AXES, Places, taken
 from clearhead.explanation.modules.origin.ran import Origin, Ran
-from clearhead.explanation.modules.projection import Linear
+from clearhead.explanation.modules.projection import Linear, joined_steps
 from clearhead.explanation.shown import Shown
 
 LISTED = 8_000  # numbers of inputs and weights that are listed; of more the sums are shown, by their first terms
@@ -89,7 +88,7 @@ def last_projection(origin: Origin, output: Step, heads: Tensor, shown: Shown) -
         return Part(title, (), f"{said}it computes something else, or they were changed since.")
     if ran.layer.weight.numel() > LISTED:
         steps = [step for step in steps if step.name not in ("W_output", "b_output")]
-        steps[-1] = replace(steps[-1], code="")
+        steps[-1] = replace(steps[-1], code="", tree=None)
         said += f" Its weights ({_sizes(ran.layer)}) are too many to be listed."
     return Part(title, tuple(steps), said)
 
@@ -159,13 +158,7 @@ def _ended(steps: list[Step], given: Step, found: Tensor, dtype: torch.dtype) ->
         return [*steps[:-1], replace(last, why=why, value=given.value)]
     kind = str(dtype).removeprefix("torch.")
     why = f"{given.why} The model's own numbers, rounded to {kind} on the way; the last step is within {number(far)}."
-    return [*steps[:-1], _renamed(last, f"exact_{given.name}"), replace(given, why=why)]
-
-
-def _renamed(step: Step, name: str) -> Step:
-    """Its own name stands first in its formula and in its code."""
-    formula, code = (name + text.removeprefix(step.name) for text in (step.formula, step.code))
-    return replace(step, name=name, formula=formula, code=code)
+    return [*steps[:-1], last.called(f"exact_{given.name}"), replace(given, why=why)]
 
 
 def _unlisted(steps: list[Step], name: str) -> list[Step]:
@@ -174,10 +167,10 @@ def _unlisted(steps: list[Step], name: str) -> list[Step]:
     flat, after = steps[start], steps[start + 1]
     why = f"{flat.why} {flat.formula}."
     if after.value.numel() != flat.value.numel() or after.value.ndim != 4:
-        return [replace(flat, formula="", code="", why=why), *steps[start + 1 :]]
+        return [replace(flat, formula="", code="", tree=None, why=why), *steps[start + 1 :]]
     why, of_layer = why.replace(flat.name, after.name), flat.cell
     assert of_layer is not None
-    head = replace(after, formula="", code="", why=why, cell=lambda at: of_layer((at[0], *at[2:])))
+    head = replace(after, formula="", code="", tree=None, why=why, cell=lambda at: of_layer((at[0], *at[2:])))
     return [head, *steps[start + 2 :]]
 
 

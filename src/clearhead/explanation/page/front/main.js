@@ -1,7 +1,7 @@
 // ---- The page: it is painted whenever something is chosen, and opens what its address names.
 
 import { followAddress } from "../../../base/front/address.js";
-import { callsIn, read } from "../../../base/front/language.js";
+import { callsIn } from "../../../base/front/language.js";
 import { operations } from "../../../base/front/operations.js";
 import { plainText } from "../../../base/front/terms.js";
 import { cards, chosenIndex, makeCards, showCards, visibleViews } from "./cards.js";
@@ -11,6 +11,8 @@ import { byId } from "./data.js";
 import { listen } from "./keys.js";
 import { allNumbers, change, obstacle, stepOf, steps } from "./steps.js";
 import { sentenceOf, showChosen } from "./written.js";
+
+/** @import { Tree } from "../../../base/front/types.d.ts" */
 
 /** In each table one cell is reached by Tab: the one that the choice names. */
 function placeTabs() {
@@ -33,8 +35,8 @@ function paint() {
 /**
  * For tests and for the console; all of it only reads. `numbers(name)` are those of a step as the page has them,
  * `computed(name)` what the page makes of the steps before it;
- * `sentence(name, index)` is one of them written out; `obstacle` is why the page can't compute, and `unknown(code)`
- * which operations of a line of code it lacks.
+ * `sentence(name, index)` is one of them written out; `obstacle` is why the page can't compute, and `unknown(tree)`
+ * which operations of a tree it lacks.
  */
 function offerHooks() {
   /** @param {Float64Array} all */
@@ -53,8 +55,8 @@ function offerHooks() {
      * @param {number[]} index
      */
     sentence: (name, index) => plainText(sentenceOf(stepOf(name), index)),
-    /** @param {string} code */
-    unknown: (code) => callsIn(read(code).tree).filter((name) => !Object.hasOwn(operations, name)),
+    /** @param {Tree} tree */
+    unknown: (tree) => callsIn(tree).filter((name) => !Object.hasOwn(operations, name)),
     change: () => ({ scale: change.scale, temperature: change.temperature }),
   });
 }

@@ -1,7 +1,7 @@
 // ---- The steps: their numbers as Python computed them, and computed again when an input, the scale or the
 // temperature is changed.
 
-import { changed, namesIn, read } from "../../../base/front/language.js";
+import { changed, namesIn } from "../../../base/front/language.js";
 import { everyIndex, grouped, number, placeOf, sizeOf, textOf } from "../../../base/front/numbers.js";
 import { nodeOf } from "../../../base/front/operations.js";
 import { leaf } from "../../../base/front/terms.js";
@@ -40,7 +40,7 @@ export const steps = new Map(parts.flatMap((part) => part.steps.map((step) => [s
  */
 function begun(data) {
   const numbers = decode(data);
-  const none = { tree: null, made: null, problem: "", changed: false };
+  const none = { made: null, problem: "", changed: false };
   const step = /** @type {Step} */ ({ ...data, ...none, numbers, first: numbers });
   step.node = numbersOf(step);
   return step;
@@ -81,12 +81,9 @@ export const largestSize = (numbers) => {
   return most;
 };
 
-/** @param {Step} step */
-const isGradient = (step) => step.code.includes("torch.autograd.grad");
 for (const step of steps.values()) {
-  if (!step.code || isGradient(step)) continue;
+  if (!step.tree) continue;
   try {
-    step.tree = read(step.code).tree;
     step.made = nodeOf(step.tree, steps);
     if (step.of) fillIn(step);
   } catch (error) {
@@ -123,7 +120,7 @@ function findObstacle() {
   const [held, keys] = data.keys;
   if (held < keys) return `it holds ${held} of ${grouped(keys)} keys, and the softmax needs every one.`;
   if (!data.whole) return "its inputs are too many.";
-  const unknown = all.find((step) => !step.given && !step.code && !outside.has(step));
+  const unknown = all.find((step) => !step.given && !step.tree && !outside.has(step));
   if (unknown) return `“${unknown.name}” shows no steps of its own: its formula is known to Python alone.`;
   const unread = all.find((step) => step.problem);
   if (unread) return `it does not know how “${unread.name}” is computed (${unread.problem}).`;
@@ -166,7 +163,7 @@ export const isChanged = () => change.scale !== firstScale || change.temperature
  * @returns {Tree | null}
  */
 function treeNow(step) {
-  if (step === scaleStep && scaleTree && change.scale !== firstScale) {
+  if (step === scaleStep && scaleTree && change.scale !== undefined && change.scale !== firstScale) {
     return { ...scaleTree, inputs: [scaleTree.inputs[0], { kind: "value", value: change.scale, text: null }] };
   }
   if (!step.tree || change.temperature === 1 || !softmaxPart?.steps.includes(step)) return step.tree;

@@ -1,4 +1,4 @@
-// What the modules of an explanation's page give each other. What Python writes is `page_data` in `data.py`.
+// What the modules of an explanation's page give each other. What Python writes is `page_data` in `render.py`.
 
 import type { Computed, Tree } from "../../../base/front/types.d.ts";
 
@@ -8,13 +8,13 @@ export type ArrayType = "float32" | "float64" | "int32" | "uint8";
 /** A step as Python writes it. */
 export interface StepData {
   name: string; formula: string; code: string; why: string; shape: string; given: boolean; aside: boolean; kind: StepKind;
-  axes: string[]; sizes: number[]; more: number[]; of: number[] | null; copies: [number, number];
+  axes: string[]; sizes: number[]; more: number[]; of: number[] | null; copies: [number, number]; tree: Tree | null;
   within: [number, number] | null; type: ArrayType; values: string;
 }
 
 /** The same with its numbers: `first`, as they came; `made`, what it is computed by, where the page knows how. */
 export interface Step extends StepData {
-  numbers: Float64Array; first: Float64Array; node: Computed; tree: Tree | null; made: Computed | null;
+  numbers: Float64Array; first: Float64Array; node: Computed; made: Computed | null;
   problem: string; changed: boolean;
 }
 

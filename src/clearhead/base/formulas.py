@@ -1,0 +1,211 @@
+"""Formulas: an expression's text, with letters for the places along its axes, or with the numbers of one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+TERMS = 6  # the most terms of a sum that are written out
+LETTERS = {"B": "b", "H": "h", "Lq": "i", "Lk": "j", "L": "p", "Ek": "e", "Ev": "e", "in": "d", "E": "d", "Eq": "d"}
+
+# How tightly a text binds: brackets go round one that binds less than its place asks for.
+CONDITION, COMPARE, SUM, SERIES, PRODUCT, UNARY, POWER, ATOM = range(8)
+
+
+class Text(NamedTuple):
+    """A part of a formula, or of a line of code."""
+
+    binds: int
+    text: str
+
+    def inside(self, least: int) -> str:
+        """It, in brackets where it binds less."""
+        return self.text if self.binds >= least else f"({self.text})"
+
+
+class Linear(NamedTuple):
+    """A place as a formula names it, `h·4 + d`: letters with their factors, and a number."""
+
+    terms: tuple[tuple[str, Fraction], ...]
+    plus: Fraction = Fraction(0)
+
+    def __str__(self) -> str:
+        over = max(each.denominator for each in (self.plus, *(factor for _, factor in self.terms)))
+        single, plus = len(self.terms) == 1, self.plus * over
+        words = []
+        for letter, factor in ((letter, factor * over) for letter, factor in self.terms):
+            words.append(letter if factor == 1 else f"{factor}{letter}" if single else f"{letter}·{factor}")
+        text = " + ".join(words) + (f" {'+' if plus > 0 else '-'} {abs(plus)}" if plus else "")
+        return text if over == 1 else f"({text}) / {over}" if plus else f"{text} / {over}"
+
+
+Place = int | Linear
+Places = Sequence[Place]
+
+
+def letter(name: str) -> Linear:
+    return Linear(((name, Fraction(1)),))
+
+
+def moved(place: Place, times: int = 1, plus: int = 0, over: int = 1) -> Place:
+    """times · place + plus, over `over`."""
+    if isinstance(place, int):
+        return (place * times + plus) // over
+    terms = tuple((name, factor * times / over) for name, factor in place.terms)
+    return Linear(terms, (place.plus * times + plus) / over)
+
+
+def joined(places: Places, sizes: Sequence[int]) -> Place:
+    """The place in one axis of what has several places in axes of these sizes."""
+    found: Place = places[0]
+    for place, size in zip(places[1:], sizes[1:], strict=True):
+        found = moved(found, size)
+        if isinstance(found, int) and isinstance(place, int):
+            found += place
+        else:
+            one, two = (p if isinstance(p, Linear) else Linear((), Fraction(p)) for p in (found, place))
+            found = Linear(one.terms + two.terms, one.plus + two.plus)
+    return found
+
+
+def apart(place: Place, sizes: Sequence[int]) -> list[Place]:
+    """The places in axes of these sizes of what has one place in all of them."""
+    found: list[Place] = []
+    for size in reversed(sizes[1:]):
+        outer, inner = _divided(place, size)
+        found.append(inner)
+        place = outer
+    return [place, *found[::-1]]
+
+
+def _divided(place: Place, size: int) -> tuple[Place, Place]:
+    if isinstance(place, int):
+        return divmod(place, size)
+    outer = tuple((name, factor / size) for name, factor in place.terms if factor % size == 0)
+    inner = tuple((name, factor) for name, factor in place.terms if factor % size)
+    if not inner:
+        return Linear(outer, Fraction(place.plus // size)), int(place.plus % size)
+    if outer and len(inner) == 1 and inner[0][1] == 1 and not place.plus:
+        return Linear(outer), Linear(inner)
+    return letter(f"({place} // {size})"), letter(f"({place} mod {size})")
+
+
+class View(NamedTuple):
+    """How leaves and sums are written: by letters, or, at one place, by numbers.
+
+    `used`: the letters that stand for something already. `heads`: whether heads have a
+    letter too. `root`: the whole expression.
+    """
+
+    numbers: bool
+    used: frozenset[str] = frozenset()
+    heads: bool = False
+    root: object = None
+
+    @property
+    def times(self) -> str:
+        return "·" if self.numbers else " · "
+
+    def leaf(self, name: str, value: Tensor, axes: Sequence[str], places: Places) -> Text:
+        """What a step is at a place: its name with letters, or the number."""
+        if self.numbers:
+            return numeral(
+                value.detach()[_numbers(0 if n == 1 else p for p, n in zip(places, value.shape, strict=True))]
+            )
+        return self.named(name, axes, places)
+
+    def named(self, name: str, axes: Sequence[str], places: Places) -> Text:
+        shown = [
+            str(place)
+            for axis, place in zip(axes, places, strict=True)
+            if axis not in ("1", "B") and (self.heads or axis != "H")
+        ]
+        return Text(ATOM, f"{name}[{', '.join(shown)}]" if shown else name)
+
+    def fresh(self, axis: str) -> tuple[str, View]:
+        """A letter that stands for no place yet, and the view in which it does."""
+        name = next(each for each in (LETTERS.get(axis, "n"), *"klmnopqrstuvw") if each not in self.used)
+        return name, self._replace(used=self.used | {name})
+
+    def series(
+        self, sign: str, axis: str, size: int, term: Callable[[Place, View], Text], rank: Callable[[], Tensor]
+    ) -> Text:
+        """Σ or another sign over an axis: with a letter, or its terms, of many keys those whose `rank` is largest."""
+        if not self.numbers:
+            name, inner = self.fresh(axis)
+            if sign in ("every", "some"):
+                return Text(COMPARE, f"{sign} {term(letter(name), inner).text}")
+            return Text(SERIES, f"{sign}_{name} {term(letter(name), inner).inside(PRODUCT)}")
+        places = list(range(size))
+        if axis == "Lk" and size:
+            weight = rank().detach().double()
+            if sign == "Σ":
+                weight = weight.abs()
+                places = [n for n in places if float(weight[n]) != 0] or places[:1]
+            weight = weight.nan_to_num(torch.inf, posinf=torch.inf)
+            if len(places) > TERMS - 1:
+                best = weight.topk(TERMS - 2).indices.tolist()
+                left = len(places) - len(best)
+                return total([term(n, self) for n in sorted(best)], left, sign)
+        return total([term(n, self) for n in places[:TERMS]], max(0, len(places) - TERMS), sign)
+
+
+def _numbers(places: Iterable[Place]) -> tuple[int, ...]:
+    return tuple(place for place in places if isinstance(place, int))
+
+
+def row_at(value: Tensor, places: Places, axis: int) -> Tensor:
+    """The row along an axis in which a place stands."""
+    axis %= value.ndim
+    row: Tensor = value[_numbers(places[:axis])].movedim(0, -1)[_numbers(places[axis + 1 :])]
+    return row
+
+
+def total(terms: Sequence[Text], left: int = 0, sign: str = "Σ") -> Text:
+    """A sum written out, or what else is taken of the terms; those that are left out are counted. None of them is 0."""
+    if sign != "Σ":
+        return Text(ATOM, f"{sign}({', '.join([term.text for term in terms] + ['…'] * bool(left))})")
+    if len(terms) <= 1 and not left:
+        return terms[0] if terms else Text(ATOM, "0")
+    more = [f"… ({left:,} more terms)"] * bool(left)
+    return Text(SUM, " + ".join([terms[0].inside(SUM), *(term.inside(PRODUCT) for term in terms[1:]), *more]))
+
+
+def numeral(x: Tensor | float | str) -> Text:
+    """A number, or the name of a type; a negative one binds as a sum does."""
+    if isinstance(x, Tensor):
+        x = x.item()
+    text = number(x) if isinstance(x, float) else str(x)
+    return Text(SUM if text.startswith("-") else ATOM, text)
+
+
+def number(x: float | Tensor) -> str:
+    """A number, or a tensor of one, as every table and sum shows it: four digits after the point.
+
+    Below 0.1, and far from 1, it has four digits in all, so that a sum can be followed.
+
+    >>> from clearhead.base.formulas import number
+    >>> number(0.5), number(-1234567.0), number(2e-7), number(float("-inf")), number(3.0), number(-0.00123456)
+    ('0.5000', '-1.235e+06', '2.000e-07', '-∞', '3.0000', '-0.001235')
+    """
+    x = float(x.detach()) if isinstance(x, Tensor) else x
+    if x != x:
+        return "NaN"
+    if abs(x) == float("inf"):
+        return "∞" if x > 0 else "-∞"
+    x += 0.0  # -0.0 is shown as 0
+    digits = 4 if x == 0 or abs(x) >= 0.1 else 5 if abs(x) >= 0.01 else 6
+    return f"{x:.{digits}f}" if x == 0 or 1e-3 <= abs(x) < 1e4 else f"{x:.3e}"
+
+
+def infix(sign: str, binds: int, left: int, right: int) -> Callable[[Text, Text], Text]:
+    """Two texts with a sign between them, each in brackets where it binds less than is asked for."""
+    return lambda a, b: Text(binds, f"{a.inside(left)}{sign}{b.inside(right)}")
+
+
+def function(name: str) -> Callable[..., Text]:
+    return lambda *inner: Text(ATOM, f"{name}({', '.join(each.text for each in inner)})")

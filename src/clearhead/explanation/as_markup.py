@@ -1,0 +1,86 @@
+"""An explanation as Markdown, and as HTML without a script, which a notebook shows in a cell.
+
+The HTML is no frame with the whole page in it: notebooks keep what they show, and those who read them elsewhere (in a
+list of changes, on a site that renders them) get no scripts and no frames.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+
+from clearhead.base.text import escaped, printable
+from clearhead.explanation.document import Document
+from clearhead.explanation.tables import Table, text_of
+
+CELL = "text-align:right;font-variant-numeric:tabular-nums;padding:1px 8px"
+NAME = "text-align:left;font-weight:normal;opacity:.75;padding:1px 8px"
+
+
+def markdown(document: Document) -> str:
+    """A heading a part, a table a step."""
+    lines = [f"# {_marked(document.title)}", *(f"\n{_marked(note)}" for note in document.notes)]
+    for section in document.sections:
+        lines += ["", f"## {_marked(section.title)}", *([""] if section.drawn else [])]
+        for line in map(printable, section.drawn.splitlines()):
+            wrapped = textwrap.wrap(line, 76, subsequent_indent="  ") if len(line) > 76 else [line]
+            lines += [f"    {each}" for each in wrapped]
+        for entry in section.entries:
+            why = ("*For comparison.* " if entry.step.aside else "") + _marked(entry.step.why)
+            lines += ["", f"**{_marked(entry.formula)}** ({entry.shape})", "", why]
+            for table in entry.tables:
+                lines += ["", *_markdown_table(table)]
+            lines += ["", _marked(entry.sentence)] if entry.sentence else []
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_table(table: Table) -> Iterator[str]:
+    if table.caption:
+        yield from (f"{_marked(table.caption)}:", "")
+    yield "|  | " + " | ".join(map(_marked, table.columns)) + " |"
+    yield "|---" * (len(table.columns) + 1) + "|"
+    for name, row in zip(table.rows, table.cells, strict=True):
+        yield f"| {_marked(name)} | " + " | ".join(text_of(x, table.kind) for x in row) + " |"
+    if table.missing:
+        yield from ("", f"… {table.missing}")
+
+
+def _marked(text: str) -> str:
+    """Text that Markdown, and the HTML that it allows, show as it is, in one line."""
+    marked = re.sub(r"([\\`*_{}\[\]()#+!|~$^:@-])", r"\\\1", printable(text))
+    marked = re.sub(r"(www)\.", r"\1\\.", marked, flags=re.IGNORECASE)  # which GitHub makes a link
+    return marked.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def html(document: Document) -> str:
+    """A heading a part, its steps folded under it, a table a step."""
+    lines = [f"<div><h3>{escaped(document.title)}</h3>", *(f"<p>{escaped(note)}</p>" for note in document.notes)]
+    for section in document.sections:
+        lines.append(f"<details open><summary><b>{escaped(section.title)}</b></summary>")
+        lines += [f"<pre>{escaped(section.drawn, lines=True)}</pre>"] if section.drawn else []
+        for entry in section.entries:
+            why = ("<i>For comparison.</i> " if entry.step.aside else "") + escaped(entry.step.why)
+            lines.append(f"<p><b>{escaped(entry.formula)}</b> ({escaped(entry.shape)})<br>{why}</p>")
+            lines += [line for table in entry.tables for line in _html_table(table)]
+            lines += [f"<p>{escaped(entry.sentence)}</p>"] if entry.sentence else []
+        lines.append("</details>")
+    return "\n".join([*lines, "</div>"])
+
+
+def _html_table(table: Table) -> Iterator[str]:
+    yield '<div style="overflow-x:auto"><table>'
+    if table.caption:
+        yield f"<caption>{escaped(table.caption)}</caption>"
+    if any(table.columns):
+        yield f"<tr><td></td>{''.join(_cell('th', NAME, name) for name in table.columns)}</tr>"
+    for name, row in zip(table.rows, table.cells, strict=True):
+        numbers = "".join(_cell("td", CELL, text_of(x, table.kind)) for x in row)
+        yield f"<tr>{_cell('th', NAME, name)}{numbers}</tr>"
+    yield "</table></div>"
+    if table.missing:
+        yield f"<p>… {escaped(table.missing)}</p>"
+
+
+def _cell(tag: str, style: str, text: str) -> str:
+    return f'<{tag} style="{style}"><bdi>{escaped(text)}</bdi></{tag}>'
