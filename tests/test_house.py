@@ -170,7 +170,7 @@ def test_a_class_bears_the_name_of_its_file(kind):
 
 def test_every_file_is_small():
     long = {name: len(path.read_text().splitlines()) for name, path, _ in modules()}
-    assert max(long.values()) <= 400, sorted(long.items(), key=lambda item: -item[1])[:3]
+    assert max(long.values()) <= 600, sorted(long.items(), key=lambda item: -item[1])[:3]
 
 
 FACTORIES = {"empty", "zeros", "ones", "full", "tensor", "arange", "linspace", "eye", "empty_strided", "rand", "randn"}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Generic, Protocol, Self, TypeVar, overload
 
 import numpy as np
 
 from clearhead.base.errors import ClearheadError
+from clearhead.models.call import AttentionCall
 
 
 class AnyCall(Protocol):
@@ -81,3 +83,24 @@ def listed(names: Iterator[str] | Any) -> str:
     """Some names, in words."""
     every = list(names)
     return (", ".join(map(repr, every[:6])) + (", …" if len(every) > 6 else "")) or "none"
+
+
+def labels(calls: Sequence[AttentionCall]) -> list[str]:
+    """The layer "L3" for its one call of layer 3, and "L3.0", "L3.1", … where a layer made several, as in a generation.
+
+    Layers are numbered in the order in which they first call attention. A module that is called again in the same run,
+    and continues no keys, is another layer with the same parameters (ALBERT).
+    """
+    turns: Counter[tuple[int, str]] = Counter()
+    layers = []
+    for call in calls:
+        run = call.run, call.name
+        turns[run] += int(not turns[run] or not call.cached_key.number)
+        layers.append((call.name, turns[run]))
+    numbers = {layer: number for number, layer in enumerate(dict.fromkeys(layers))}
+    counts, made = Counter(layers), Counter[tuple[str, int]]()
+    found = []
+    for layer in layers:
+        found.append(f"L{numbers[layer]}" + (f".{made[layer]}" if counts[layer] > 1 else ""))
+        made[layer] += 1
+    return found

@@ -15,26 +15,24 @@ from clearhead.explanation.diagnosis.diagnose import diagnosis_of
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.explanation.explanation import Explanation
 from clearhead.inspection.reductions.base import Reduction
-from clearhead.models._diagnosed import case_of
-from clearhead.models.attention_call import AttentionCall
-from clearhead.models.audits._expected import Expected
-from clearhead.models.audits.audit import Audit, audit
-from clearhead.models.beside import beside_of
+from clearhead.models.call import AttentionCall
 from clearhead.models.calls import Calls
-from clearhead.models.differences.differences import Differences, compare_calls
-from clearhead.models.edits.base import Positions
-from clearhead.models.framed import Framed, framed
-from clearhead.models.generation.steps import Steps
-from clearhead.models.heads._measured import measured
-from clearhead.models.heads._tokens import Tokens
-from clearhead.models.heads.distinctive import Distinctive, distinctive
-from clearhead.models.heads.table import Table, joined
-from clearhead.models.paged import Paged
-from clearhead.models.pictured import listed, plotted
-from clearhead.models.reduced import reduced
-from clearhead.models.rollout import rollout
+from clearhead.models.chain.steps import Steps
+from clearhead.models.read.audit import Audit, Expected, audit
+from clearhead.models.read.diagnosed import case_of
+from clearhead.models.read.differences import Differences, compare_calls
+from clearhead.models.read.distinctive import Distinctive, distinctive, measured
+from clearhead.models.read.rollout import rollout
+from clearhead.models.read.tokens import Tokens
+from clearhead.models.show.beside import beside_of
+from clearhead.models.show.framed import Framed, framed
+from clearhead.models.show.paged import Paged
+from clearhead.models.show.pictured import listed, plotted
+from clearhead.models.show.stored import read, save
 from clearhead.models.statistics import rows_of, usual
-from clearhead.models.stored import read, save
+from clearhead.models.table import Table, joined
+from clearhead.models.use.edits.base import Positions
+from clearhead.models.use.reduced import reduced
 from clearhead.report import Layer
 from clearhead.report.operands import ERROR
 from clearhead.report.page import nothing_left

@@ -9,9 +9,9 @@ from clearhead.inspection.reductions.entropy import Entropy
 from clearhead.inspection.reductions.mean_distance import MeanDistance
 from clearhead.inspection.reductions.sink_share import SinkShare
 from clearhead.inspection.reductions.topk import TopK
-from clearhead.models.attention_call import AttentionCall
+from clearhead.models.call import AttentionCall
 from clearhead.models.calls import Calls
-from clearhead.models.reduced import ReducedCall
+from clearhead.models.use.reduced import ReducedCall
 
 
 class Statistics(Calls[ReducedCall]):

@@ -12,17 +12,17 @@ from torch import nn
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.managers import Managed
 from clearhead.inspection.reductions.base import Reduction
-from clearhead.models._asked import asked
-from clearhead.models._choice import Heads, Layers, check_layers
-from clearhead.models._compiled import refuse_compiled
-from clearhead.models._padding import checked
-from clearhead.models.attention_call import AttentionCall
+from clearhead.models.call import AttentionCall
 from clearhead.models.calls import listed
-from clearhead.models.means import Means
-from clearhead.models.recorder import Recorder
 from clearhead.models.recording import Recording
-from clearhead.models.sources.all import given_calls
 from clearhead.models.statistics import Statistics
+from clearhead.models.tap.choice import Heads, Layers, check_layers
+from clearhead.models.tap.padding import checked
+from clearhead.models.tap.refused import refuse_compiled
+from clearhead.models.tap.tap import given_calls
+from clearhead.models.use.asked import asked
+from clearhead.models.use.means import Means
+from clearhead.models.use.recorder import Recorder
 
 
 @overload

@@ -1,0 +1,110 @@
+"""The tokens of a text, as numbers that are equal where the tokens are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.models.call import AttentionCall
+
+Pair = tuple[Tensor | None, Tensor]
+
+
+class Tokens:
+    """The tokens of a model's text, and of the one that its encoder reads, where there are two."""
+
+    def __init__(self, tokens: Any, source_tokens: Any) -> None:
+        numbers: dict[str, int] = {}
+        self.own = None if tokens is None else _rows("tokens", tokens, numbers)
+        self.source = None if source_tokens is None else _rows("source_tokens", source_tokens, numbers)
+        self.words = {number: word for word, number in numbers.items()}
+
+    def of(self, call: AttentionCall, sequence: int | None = None) -> Pair | None:
+        """The tokens of a call's queries, (B or 1, Lq), and keys, (B or 1, Lk), int64; None where they do not fit.
+
+        In self attention the queries are some of the keys: None in their place. `sequence`: of this one alone.
+        """
+        batch, _, queries, keys = call.problem.sizes.shape
+        queried, words = call.padding or (None, None)
+        if sequence is not None:
+            batch = 1
+            queried, words = (None if t is None else t[sequence : sequence + 1] for t in (queried, words))
+        device = call.problem.sizes.device
+        held = _placed(self.source, batch, keys, words)
+        if call.kind == "cross":
+            asked = _placed(self.own, batch, queries, queried)
+            return None if asked is None or held is None else (asked.to(device), held.to(device))
+        own = _placed(self.own, batch, keys, words)
+        held = held if own is None else own  # an encoder's text is the source
+        return None if held is None else (None, held.to(device))
+
+    def word(self, call: AttentionCall, sequence: int, key: int) -> str | None:
+        """The word at a key, where words were given."""
+        pair = self.of(call)
+        held = None if pair is None else pair[1]
+        return None if held is None else self.words.get(int(held[sequence % len(held), key]))
+
+    def check(self, calls: Sequence[AttentionCall]) -> None:
+        """Raise where tokens were given that fit no call."""
+        if (self.own is None and self.source is None) or not calls or any(self.of(call) for call in calls):
+            return
+        sizes = sorted({(call.problem.sizes.batch, call.problem.sizes.keys) for call in calls})
+        given = {len(row) for rows in (self.own, self.source) if rows is not None for row in rows}
+        raise ShapeError(
+            f"tokens has {sorted(given)} tokens a sequence, and the calls have (sequences, keys) {sizes}; pass one "
+            "token for each position, or for each that is no padding: a list of words, one list for each sequence, or "
+            "the ids (B, L) that the model was given. Cross attention needs source_tokens too."
+        )
+
+
+def _rows(name: str, tokens: Any, numbers: dict[str, int]) -> list[Tensor]:
+    """The numbers of each sequence's tokens: of ids as they are, of words by a dictionary."""
+    if isinstance(tokens, Tensor | np.ndarray):
+        ids = torch.as_tensor(tokens).detach().cpu()
+        if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool or ids.ndim not in (1, 2):
+            raise ClearheadError(
+                f"{name} has dtype {ids.dtype}, shape {tuple(ids.shape)}; pass words, or the ids of tokens, integers "
+                "(L,) or (B, L)."
+            )
+        return list(ids.long().reshape(-1, ids.shape[-1]))
+    ordered = isinstance(tokens, Sequence) and not isinstance(tokens, str | bytes)
+    rows = list(tokens) if ordered else []
+    if rows and all(isinstance(row, Sequence) and not isinstance(row, str | bytes) for row in rows):
+        lists = [list(row) for row in rows]
+    else:
+        lists = [rows]
+    every = [token for row in lists for token in row]
+    if not ordered or not every or not all(isinstance(token, str) for token in every):
+        raise ClearheadError(
+            f"{name} is a {type(tokens).__name__}; pass a list of words, one for each position, a list of such lists, "
+            "one for each sequence, or the ids of tokens, an integer tensor (B, L)."
+        )
+    return [
+        torch.tensor([numbers.setdefault(token, len(numbers)) for token in row], dtype=torch.int64, device="cpu")
+        for row in lists
+    ]
+
+
+def _placed(rows: list[Tensor] | None, batch: int, length: int, words: Tensor | None) -> Tensor | None:
+    """Each sequence's numbers at its positions, (B or 1, length), −1 at padding; None where they do not fit."""
+    if rows is None or len(rows) not in (1, batch):
+        return None
+    if all(len(row) == length for row in rows):
+        return torch.stack(rows)
+    if words is None:
+        return None
+    placed = torch.full((batch, length), -1, dtype=torch.int64, device="cpu")
+    for sequence, real in enumerate(words.cpu()):
+        row = rows[sequence % len(rows)]
+        if len(row) == length:
+            placed[sequence] = row
+        elif len(row) == int(real.sum()):
+            placed[sequence, real] = row
+        else:
+            return None
+    return placed
