@@ -90,13 +90,13 @@ if TYPE_CHECKING:
     from clearhead.explanation.diagnosis.finding import Finding as Finding
     from clearhead.explanation.explain import explain as explain
     from clearhead.explanation.explanation import Explanation as Explanation
-    from clearhead.models.call import AttentionCall as AttentionCall
+    from clearhead.models.attention_call import AttentionCall as AttentionCall
     from clearhead.models.chain.steps import Steps as Steps
+    from clearhead.models.checks import assert_attends as assert_attends
+    from clearhead.models.checks import compare as compare
     from clearhead.models.read.align import align as align
-    from clearhead.models.read.attending import assert_attends as assert_attends
     from clearhead.models.read.audit import Audit as Audit
     from clearhead.models.read.audit import AuditedCall as AuditedCall
-    from clearhead.models.read.backends import compare as compare
     from clearhead.models.read.comparison import ComparedCall as ComparedCall
     from clearhead.models.read.comparison import Comparison as Comparison
     from clearhead.models.read.differences import CallDifference as CallDifference
@@ -104,7 +104,8 @@ if TYPE_CHECKING:
     from clearhead.models.read.distinctive import Distinctive as Distinctive
     from clearhead.models.recording import Recording as Recording
     from clearhead.models.recording import load_seen as load_seen
-    from clearhead.models.statistics import Statistics as Statistics
+    from clearhead.models.survey import Survey as Survey
+    from clearhead.models.survey import survey as survey
     from clearhead.models.table import Table as Table
     from clearhead.models.use.edits.add_bias import AddBias as AddBias
     from clearhead.models.use.edits.base import Edit as Edit
@@ -119,8 +120,7 @@ if TYPE_CHECKING:
     from clearhead.models.use.monitor import monitor as monitor
     from clearhead.models.use.on_clearhead import use_in_transformers as use_in_transformers
     from clearhead.models.use.reduced import ReducedCall as ReducedCall
-    from clearhead.models.use.surveys.result import Survey as Survey
-    from clearhead.models.use.surveys.survey import survey as survey
+    from clearhead.models.use.reduced import Statistics as Statistics
     from clearhead.models.watch import watch as watch
 
 __version__ = "0.1.0"

@@ -238,4 +238,4 @@ def test_equal_masks_of_other_forms_fit():
 
 
 def test_the_models_function_of_that_name_stays():
-    assert ch.compare.__module__ == "clearhead.models.read.backends"
+    assert ch.compare.__module__ == "clearhead.models.checks"

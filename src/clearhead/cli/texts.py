@@ -12,7 +12,7 @@ import torch
 from clearhead.base.errors import ClearheadError
 from clearhead.base.text import printable
 from clearhead.cli.generated import check_causal, decoder_words, generated
-from clearhead.models.call import AttentionCall
+from clearhead.models.attention_call import AttentionCall
 from clearhead.models.loading import bundled, check_length, load, quiet, reason
 from clearhead.models.recording import Recording
 from clearhead.models.show.paged import Paged

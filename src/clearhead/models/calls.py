@@ -10,7 +10,8 @@ from typing import Any, Generic, Protocol, Self, TypeVar, overload
 import numpy as np
 
 from clearhead.base.errors import ClearheadError
-from clearhead.models.call import AttentionCall
+from clearhead.base.text import listed
+from clearhead.models.attention_call import AttentionCall
 
 
 class AnyCall(Protocol):
@@ -77,12 +78,6 @@ class Calls(Generic[Call]):
         for call in self.calls:
             found.setdefault(call.run, []).append(call)
         return [type(self)(calls) for calls in found.values()]
-
-
-def listed(names: Iterator[str] | Any) -> str:
-    """Some names, in words."""
-    every = list(names)
-    return (", ".join(map(repr, every[:6])) + (", …" if len(every) > 6 else "")) or "none"
 
 
 def labels(calls: Sequence[AttentionCall]) -> list[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, Self
 
 from clearhead.base.errors import ClearheadError
-from clearhead.inspection.measures import MEASURES, Found, Measure
+from clearhead.inspection.measures import MEASURES
 
 
 class Table(list[dict[str, Any]]):
@@ -29,6 +29,12 @@ class Table(list[dict[str, Any]]):
     `about(column)` says what a measure is, with its formula, range and source; `to_pandas()` makes a DataFrame.
     """
 
+    @classmethod
+    def of(cls, row: Mapping[str, Any], columns: Mapping[str, Iterable[Any]]) -> Self:
+        """A row for each entry of the columns, which are of one length; `row` is what all of them begin with."""
+        entries = zip(*columns.values(), strict=True)
+        return cls({**row, **dict(zip(columns, each, strict=True))} for each in entries)
+
     def about(self, column: str) -> str:
         """What a measure is, its formula, range and source. Raises a `ClearheadError` for what is no measure."""
         for measure in MEASURES:
@@ -47,17 +53,3 @@ class Table(list[dict[str, Any]]):
                 "pandas  or use the table as it is: a list of dicts."
             ) from missing
         return pandas.DataFrame(list(self))
-
-
-def columns_of(found: dict[Measure, Found], head: int) -> dict[str, float]:
-    """A head's measures, each beside that of uniform attention."""
-    columns = {}
-    for measure, values in found.items():
-        columns[measure.name] = float(values.value[head])
-        columns[f"{measure.name} uniform"] = float(values.uniform[head])
-    return columns
-
-
-def joined(rows: Iterable[dict[str, Any]], found: dict[Measure, Found]) -> list[dict[str, Any]]:
-    """A call's rows, one a head, with its measures."""
-    return [row | columns_of(found, head) for head, row in enumerate(rows)]

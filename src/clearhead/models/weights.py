@@ -25,9 +25,9 @@ from clearhead.inspection.reductions.sink_share import SinkShare
 from clearhead.inspection.reductions.topk import TopK
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
-from clearhead.models.tap.padding import Real
 from clearhead.problem.problem import Problem
 from clearhead.problem.visible import seen_by
+from clearhead.problem.words import ALL_WORDS, Words
 
 
 class PaddedWeights(Weights):
@@ -53,7 +53,7 @@ class PaddedWeights(Weights):
     cut: where a model let it see padding, that padding stays in the row.
     """
 
-    def __init__(self, source: FromRecord, padding: Real) -> None:
+    def __init__(self, source: FromRecord, padding: Words) -> None:
         super().__init__(source)
         self._recorded, self._padding = source.record, padding
 
@@ -91,10 +91,10 @@ OF_SCORES = LogSumExp | MaxScore | Entropy | MeanDistance  # of scores, or of we
 LINEAR = Output | Mass | SinkShare
 
 
-def weights_of(source: FromRecord, padding: Real | None, factor: Tensor | None) -> Weights:
+def weights_of(source: FromRecord, padding: Words | None, factor: Tensor | None) -> Weights:
     """The weights of a record. `factor`: as in `AttentionCall`."""
     if factor is not None:
-        return MultipliedWeights(source, padding or Real(None, None), factor)
+        return MultipliedWeights(source, padding or ALL_WORDS, factor)
     return Weights(source) if padding is None else PaddedWeights(source, padding)
 
 
@@ -116,7 +116,7 @@ class MultipliedWeights(PaddedWeights):
     distance are of weights divided by their sum, and `scores`, `logsumexp` and `MaxScore` of the scores alone.
     """
 
-    def __init__(self, source: FromRecord, padding: Real, factor: Tensor) -> None:
+    def __init__(self, source: FromRecord, padding: Words, factor: Tensor) -> None:
         super().__init__(source, padding)
         self._factor = factor
 

@@ -14,7 +14,7 @@ from clearhead.models.chain.cached import Link
 from clearhead.problem.problem import Problem
 
 if TYPE_CHECKING:
-    from clearhead.models.call import AttentionCall
+    from clearhead.models.attention_call import AttentionCall
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,11 +29,11 @@ from clearhead.inspection.weights import Weights
 from clearhead.masks.base import Spans
 from clearhead.models.chain.cached import Cached
 from clearhead.models.chain.caches import equal
-from clearhead.models.tap.padding import Real
 from clearhead.models.weights import weights_of
 from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.record import Record
 from clearhead.problem.visible import visible
+from clearhead.problem.words import ALL_WORDS, Words
 
 EVERY = slice(None)
 
@@ -299,7 +299,7 @@ def _together(one: list[Tensor], other: list[Tensor]) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-def _padding(steps: list[Step], keys: int) -> Real | None:
+def _padding(steps: list[Step], keys: int) -> Words | None:
     """Which positions are words, by what each step knows of its own."""
     if all(step.call.padding is None for step in steps):
         return None
@@ -307,7 +307,7 @@ def _padding(steps: list[Step], keys: int) -> Real | None:
     of_keys = torch.ones(batch, keys, dtype=torch.bool, device=device)
     of_queries = []
     for step in steps:
-        words = step.call.padding or Real(None, None)
+        words = step.call.padding or ALL_WORDS
         every = torch.ones(batch, step.queries, dtype=torch.bool, device=device)
         of_queries.append(every if words.queries is None else step.of_rows(words.queries)[:, : step.queries])
         if words.keys is not None:
@@ -315,5 +315,5 @@ def _padding(steps: list[Step], keys: int) -> Real | None:
             known = step.of_rows(words.keys)[:, : step.end - base]
             of_keys[:, base : base + known.shape[1]] = known
     queries = torch.cat(of_queries, 1)
-    real = Real(*(None if bool(side.all()) else side for side in (queries, of_keys)))
+    real = Words(*(None if bool(side.all()) else side for side in (queries, of_keys)))
     return None if real == (None, None) else real

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, SupportsIndex, overload
 
 from clearhead.inspection.weights import Weights
-from clearhead.models.call import AttentionCall
+from clearhead.models.attention_call import AttentionCall
 from clearhead.models.chain.joined import joined, positions
 
 

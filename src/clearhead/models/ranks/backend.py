@@ -16,11 +16,9 @@ from clearhead.distributed import Layout, attention
 from clearhead.masks.base import Mask
 from clearhead.masks.causal import Causal
 from clearhead.masks.sliding_window import SlidingWindow
-from clearhead.models.tap import keywords as _keywords
-from clearhead.models.tap.keywords import dot
+from clearhead.models.tap.keywords import RANKS, READ, check_keywords, dot
 
-RANKS = "clearhead_ranks"
-READ = frozenset({"scaling", "softcap", "s_aux", "dropout", "is_causal", "sliding_window", "position_ids"})
+SHARED = frozenset({"scaling", "softcap", "s_aux", "dropout", "is_causal", "sliding_window", "position_ids"})
 
 
 @dataclass
@@ -104,8 +102,8 @@ def attend(
         )
     if call := running.get():
         call.attended = True
-    _keywords.check(name, RANKS, kwargs)
-    if more := sorted(word for word, given in kwargs.items() if given is not None and word in _keywords.READ - READ):
+    check_keywords(name, RANKS, kwargs)
+    if more := sorted(word for word, given in kwargs.items() if given is not None and word in READ - SHARED):
         raise UnsupportedError(
             f"{name} gives its attention {', '.join(more)}, of this rank's positions alone: position biases, chosen "
             "keys and packed lengths are not shared out over ranks. Packed documents are told by position_ids."

@@ -19,8 +19,9 @@ from clearhead.distributed.layout import Layout
 from clearhead.distributed.whole import whole
 from clearhead.masks.documents import Documents
 from clearhead.masks.padding import Padding
-from clearhead.models.ranks.backend import RANKS, Running, running
+from clearhead.models.ranks.backend import Running, running
 from clearhead.models.ranks.positions import check as check_positions
+from clearhead.models.tap.keywords import RANKS
 from clearhead.models.tap.padding import parameters
 from clearhead.problem.problem import refuse_distributed
 

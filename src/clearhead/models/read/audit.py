@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,13 +13,16 @@ from torch import Tensor
 from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_number
-from clearhead.base.text import said
+from clearhead.base.text import listed, said
 from clearhead.masks.base import Mask, Spans
 from clearhead.masks.dense import DenseMask
-from clearhead.models.call import AttentionCall
-from clearhead.models.calls import Calls, listed
+from clearhead.models.attention_call import AttentionCall
+from clearhead.models.call import Call
+from clearhead.models.calls import Calls
 from clearhead.models.read.pairs import KnownPairs, WorstRow, shares, worst_row
+from clearhead.models.table import Table
 from clearhead.models.tap.choice import fits
+from clearhead.models.tap.modules import Kind
 from clearhead.problem._recorded import RecordedMask
 
 One = Mask | Tensor | np.ndarray | Callable[[AttentionCall], Any] | None
@@ -82,7 +85,7 @@ def _part(keep: Tensor, queries: int, keys: int) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class AuditedCall:
+class AuditedCall(Call):
     """An attention call beside the mask that was expected of it.
 
     `leaked` (B, H, Lq): of each query, the share of its softmax that goes to keys that `expected` does not allow.
@@ -103,20 +106,24 @@ class AuditedCall:
     disjoint: bool
 
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # type: ignore[override]
         return self.call.name
 
     @property
-    def kind(self) -> Literal["self", "cross"]:
+    def kind(self) -> Kind:  # type: ignore[override]
         return self.call.kind
 
     @property
-    def run(self) -> int:
-        return self.call.run
+    def backend(self) -> str:  # type: ignore[override]
+        return self.call.backend
 
     @property
-    def backend(self) -> str:
-        return self.call.backend
+    def shape(self) -> tuple[int, int, int, int]:  # type: ignore[override]
+        return self.call.shape
+
+    @property
+    def run(self) -> int:  # type: ignore[override]
+        return self.call.run
 
     @property
     def most(self) -> float:
@@ -139,14 +146,10 @@ class AuditedCall:
             found[f"most {name}"] = by_head.amax(1) if by_head.shape[1] else by_head.sum(1)
         return found
 
-    def rows(self) -> list[dict[str, Any]]:
-        """A row for each head: run, module, kind, backend, queries, keys, head, and what `heads` has."""
-        _, _, queries, keys = self.call.problem.sizes.shape
-        same = {"run": self.run, "module": self.name, "kind": self.kind, "backend": self.backend}
-        same |= {"queries": queries, "keys": keys}
+    def table(self) -> Table:
+        """A row for each head: what every call has, head, and what `heads` has."""
         columns = {name: values.tolist() for name, values in self.heads.items()}
-        count = self.call.problem.sizes.heads
-        return [same | {"head": i} | {name: values[i] for name, values in columns.items()} for i in range(count)]
+        return Table.of(self.row, {"head": range(self.shape[1]), **columns})
 
     def __repr__(self) -> str:
         return said(self, self._said)
@@ -270,13 +273,13 @@ class Audit(Calls[AuditedCall]):
         most = _checked(tolerance)
         return all(call.most <= most for call in self.calls)
 
-    def table(self) -> list[dict[str, Any]]:
+    def table(self) -> Table:
         """A row for each call and head, as `pandas.DataFrame` takes them.
 
         Its columns: run, module, kind, backend, queries, keys, head; leaked and hidden, means over the queries that
         count; most leaked and most hidden, the largest of them.
         """
-        return [row for call in self.calls for row in call.rows()]
+        return Table(row for call in self.calls for row in call.table())
 
     def __str__(self) -> str:
         return said(self, self.told)

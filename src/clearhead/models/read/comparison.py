@@ -16,8 +16,9 @@ from clearhead.inspection.reductions.max_score import MaxScore
 from clearhead.inspection.reductions.output import Output
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
-from clearhead.models.call import AttentionCall
+from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import Calls
+from clearhead.models.table import Table
 
 # What rounding does to an output, as a part of the largest value, where scores are about 0. Scores are rounded to the
 # inputs' dtype too, by as much as they are large; eager attention of float64 has a softmax in float32.
@@ -48,6 +49,7 @@ class ComparedCall:
     def departs(self) -> bool:
         return not self.error <= self.tolerance
 
+    @property
     def row(self) -> dict[str, Any]:
         """Its line of `Comparison.table`."""
         same = {"call": self.number, "module": self.name, "kind": self.kind, "backend": self.backend}
@@ -71,12 +73,12 @@ class Comparison(Calls[ComparedCall]):
         """Whether both backends compute their formula in every call."""
         return self.first is None
 
-    def table(self) -> list[dict[str, Any]]:
+    def table(self) -> Table:
         """A row for each call of each backend, as `pandas.DataFrame` takes them.
 
         Its columns: call (its number), module, kind, backend, error, tolerance, departs.
         """
-        return [call.row() for call in self.calls]
+        return Table(call.row for call in self.calls)
 
     def __str__(self) -> str:
         return said(self, self._said)

@@ -13,7 +13,7 @@ from clearhead.base.text import said
 from clearhead.inspection.difference import Aligned, WeightDifference
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
-from clearhead.models.call import AttentionCall
+from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import Calls, labels
 from clearhead.models.read.divergence import Places, check_calls, check_pair, checked_places, divergences
 from clearhead.models.table import Table
@@ -40,6 +40,11 @@ class CallDifference:
     def divergence(self) -> Tensor:
         return self.by_query.transpose(0, 1).flatten(1).nanmean(-1)
 
+    def table(self) -> Table:
+        """A row for each head: call (its number), run, module, kind, head, divergence."""
+        same = {"call": self.number, "run": self.run, "module": self.name, "kind": self.kind}
+        return Table.of(same, {"head": range(len(self.divergence)), "divergence": self.divergence.tolist()})
+
     def __repr__(self) -> str:
         return f"CallDifference({self.name!r}, {self.kind}, {tuple(self.weights.shape)})"
 
@@ -60,18 +65,7 @@ class Differences(Calls[CallDifference]):
 
     def table(self) -> Table:
         """A row for each call and head. Its columns: call (its number), run, module, kind, head, divergence."""
-        return Table(
-            {
-                "call": call.number,
-                "run": call.run,
-                "module": call.name,
-                "kind": call.kind,
-                "head": head,
-                "divergence": d,
-            }
-            for call in self.calls
-            for head, d in enumerate(call.divergence.tolist())
-        )
+        return Table(row for call in self.calls for row in call.table())
 
     def __str__(self) -> str:
         return said(self, self._said)

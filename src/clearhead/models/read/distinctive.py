@@ -10,10 +10,11 @@ import torch
 
 from clearhead.base.errors import ClearheadError
 from clearhead.inspection.measures import MEASURES, Found, Measure, Subject
-from clearhead.models.call import AttentionCall
+from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import labels
 from clearhead.models.read.tokens import Tokens
-from clearhead.report.from_call import of_sequence
+from clearhead.problem.regions import of_sequence
+from clearhead.problem.words import ALL_WORDS
 
 
 @torch.no_grad()
@@ -22,12 +23,12 @@ def measured(call: AttentionCall, tokens: Tokens, sequence: int | None = None) -
 
     `sequence`: of this one alone.
     """
-    words = (None, None) if call.padding is None else (call.padding.queries, call.padding.keys)
+    words = call.padding or ALL_WORDS
     problem, value, skipped = call.record.problem, call.value, call.uniform
     factor = call.factor
     if sequence is not None:
-        problem, some = of_sequence(call, sequence), slice(sequence, sequence + 1)
-        words = (None if words[0] is None else words[0][some], None if words[1] is None else words[1][some])
+        problem, some = of_sequence(problem, sequence, words.queries), slice(sequence, sequence + 1)
+        words = words.of(some)
         value = None if value is None else value[some]
         factor = None if factor is None else factor[some]
         skipped = skipped if skipped is None or len(skipped) == 1 else skipped[some]

@@ -15,7 +15,7 @@ from clearhead.inspection.difference import BLOCK, Aligned
 from clearhead.inspection.measures.allowed import among, looked_at
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
-from clearhead.models.call import AttentionCall
+from clearhead.models.attention_call import AttentionCall
 from clearhead.problem.problem import Problem
 from clearhead.problem.record import now
 from clearhead.problem.region import Region, host_part

@@ -13,7 +13,7 @@ from clearhead.inspection.weights import Weights
 from clearhead.masks.base import Mask, Spans
 from clearhead.masks.dense import DenseMask
 from clearhead.masks.padding import Padding
-from clearhead.models.call import AttentionCall
+from clearhead.models.attention_call import AttentionCall
 from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem
 from clearhead.problem.record import now

@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, human_bytes
+from clearhead.base.text import listed
 from clearhead.inspection.index import DENSE_BYTES
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
-from clearhead.models.call import AttentionCall
-from clearhead.models.calls import listed
-from clearhead.models.use.edits.base import Positions, checked_positions, chosen
+from clearhead.models.attention_call import AttentionCall
+from clearhead.models.tap.choice import Positions, checked_positions, chosen
 from clearhead.models.weights import weights_of
 
 COLUMNS = 64  # tokens at a time: memory is theirs for each head

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.models.call import AttentionCall
+from clearhead.models.attention_call import AttentionCall
 
 Pair = tuple[Tensor | None, Tensor]
 

@@ -9,15 +9,16 @@ from typing import Any
 import torch
 
 from clearhead.base.errors import ClearheadError
-from clearhead.models.call import AttentionCall
+from clearhead.models.attention_call import AttentionCall
 from clearhead.models.chain.cached import alone
 from clearhead.models.read.align import align
 from clearhead.models.read.differences import CallDifference, Differences, difference_of
 from clearhead.models.read.divergence import MasksDiffer, Places, check_calls, check_pair
 from clearhead.models.show.paged import Paged
+from clearhead.problem.regions import of_sequence
+from clearhead.problem.words import ALL_WORDS
 from clearhead.report import Layer, Page
 from clearhead.report._words import Shown
-from clearhead.report.from_call import of_sequence
 from clearhead.report.layer import LeftOut
 from clearhead.report.of_heads import of_heads
 
@@ -199,13 +200,13 @@ def one_sequence(call: AttentionCall, sequence: int) -> AttentionCall:
     if call.query.shape[0] == 1:
         return call
     some = slice(sequence, sequence + 1)
-    padding, uniform = call.padding, call.uniform
+    words, uniform = call.padding or ALL_WORDS, call.uniform
     return replace(
         call,
         query=call.query[some],
         cached_key=alone(call.key[some]),
-        kept=call.record._replace(problem=of_sequence(call, sequence)),
-        padding=None if padding is None else type(padding)(*(None if t is None else t[some] for t in padding)),
+        kept=call.record._replace(problem=of_sequence(call.problem, sequence, words.queries)),
+        padding=None if call.padding is None else words.of(some),
         uniform=uniform if uniform is None or len(uniform) == 1 else uniform[some],
         cached_value=None,
         outcome=None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead.base.errors import ClearheadError, require
 from clearhead.base.numbers import check_count
-from clearhead.models.call import AttentionCall
+from clearhead.models.attention_call import AttentionCall
 from clearhead.models.show.paged import Paged
 from clearhead.report import Layer, Page
 from clearhead.report.of_heads import of_heads

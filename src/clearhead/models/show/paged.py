@@ -12,7 +12,7 @@ import numpy as np
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.explanation.modules.origin.frequencies import Pair, frequencies
 from clearhead.inspection.measures import Found, Measure
-from clearhead.models.call import AttentionCall
+from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import labels
 from clearhead.models.read.distinctive import distinctive, measured
 from clearhead.models.read.tokens import Tokens

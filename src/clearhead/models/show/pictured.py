@@ -14,10 +14,11 @@ from clearhead.base.text import escaped, said
 from clearhead.base.thumbnails import short, table
 from clearhead.inspection.plot import CELLS, IN_GRID, allowed, numbers, panels, picks, titles
 from clearhead.masks._draw import cell_of, shares
-from clearhead.models.call import AttentionCall
+from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import Calls
+from clearhead.problem.regions import of_sequence
+from clearhead.problem.words import ALL_WORDS
 from clearhead.report._words import Cells, Shown
-from clearhead.report.from_call import of_sequence
 from clearhead.report.statistics import lazy
 
 Words = Sequence[str] | None
@@ -58,7 +59,8 @@ def _of_words(call: AttentionCall, chosen: Sequence[tuple[int, ...]], rows: Show
     most = CELLS if len(chosen) == 1 else IN_GRID
     sequence, problem = chosen[0][0], call.problem
     with torch.no_grad():
-        maps = numbers(lazy(of_sequence(call, sequence)).reduce(Cells(rows, columns, most))[0][0])
+        one = of_sequence(problem, sequence, (call.padding or ALL_WORDS).queries)
+        maps = numbers(lazy(one).reduce(Cells(rows, columns, most))[0][0])
     cell = cell_of(len(rows.places), len(columns.places), most)
 
     def hidden(head: int) -> Array:

@@ -17,7 +17,8 @@ from clearhead.base.versions import Versions
 from clearhead.base.written import replacing
 from clearhead.biases.base import Added
 from clearhead.masks.base import Spans
-from clearhead.models.call import AttentionCall, no_key
+from clearhead.models.attention_call import AttentionCall
+from clearhead.models.call import Outcome, no_key
 from clearhead.models.chain.cached import Cached, Chain, Link
 from clearhead.models.show.schema import (
     BOOL,
@@ -40,13 +41,12 @@ from clearhead.models.show.schema import (
     text,
     whole,
 )
-from clearhead.models.tap.padding import Real
-from clearhead.models.use.outcome import Outcome
 from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.checked import checked
 from clearhead.problem.problem import make_problem
 from clearhead.problem.record import EVERY, Record, at_once
 from clearhead.problem.visible import Memo, Visible
+from clearhead.problem.words import Words
 from clearhead.scores.dot import Dot
 
 FORMAT = 5
@@ -306,7 +306,7 @@ def _call(read: Mapping[str, Any]) -> AttentionCall:
         read["backend"],
         Record(problem, Versions(()), copied=True),
         uniform,
-        None if read["padding"] is None else Real(*read["padding"]),
+        None if read["padding"] is None else Words(*read["padding"]),
         read["run"],
         read["value"],
         None if outcome is None else Outcome(outcome[0], outcome[1], read["dropped"]),

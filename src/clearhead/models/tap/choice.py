@@ -1,16 +1,23 @@
-"""Which layers, and which of their heads."""
+"""Which layers, which of their heads, and which positions."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from clearhead.base.errors import ClearheadError
-from clearhead.models.calls import listed
+from clearhead.base.text import listed
+from clearhead.base.tracing import readable
 
 Layers = int | str | Sequence[int | str] | None
 Heads = int | slice | Sequence[int] | None
+Positions = int | slice | Sequence[int] | None
 
 
 def fits(layer: int | str, name: str, number: int) -> bool:
@@ -78,3 +85,35 @@ def runs_of(numbers: tuple[int, ...]) -> list[slice]:
         else:
             runs.append(slice(number, number + 1))
     return runs
+
+
+def checked_positions(positions: Any, name: str) -> tuple[int, ...] | slice | None:
+    if positions is None:
+        return None
+    numbers = isinstance(positions, Tensor) and positions.layout == torch.strided and readable(positions)
+    if numbers or isinstance(positions, np.ndarray):
+        positions = positions.tolist()
+    try:
+        if isinstance(positions, slice):
+            range(0)[positions]  # raises for what is no slice of positions
+            return positions
+        listed = positions if isinstance(positions, list | tuple | range) else (positions,)
+        if listed and not any(isinstance(one, bool | np.bool_) for one in listed):
+            return tuple(operator.index(one) for one in listed)
+    except (TypeError, ValueError):
+        pass
+    raise ClearheadError(f"{name} is {positions!r:.60}; expected a position, a slice, or some positions.")
+
+
+def chosen(positions: tuple[int, ...] | slice | None, places: range, filled: int) -> np.ndarray:
+    """Which of these places are among the positions, bool. `filled`: positions so far, from which negative ones count.
+
+    Positions that are not among the places are others' to change.
+    """
+    if positions is None:
+        return np.ones(len(places), dtype=bool)
+    if isinstance(positions, slice):
+        inside = range(filled)[positions]
+        return np.fromiter((p in inside for p in places), dtype=bool, count=len(places))
+    absolute = [p + filled if p < 0 else p for p in positions]
+    return np.isin(np.asarray(places), absolute)

@@ -22,7 +22,7 @@ from clearhead.models.tap import interface as transformers
 from clearhead.models.tap.modules import Running
 from clearhead.models.tap.padding import Given
 from clearhead.models.tap.patch import interface_replaced
-from clearhead.models.use.recorder import Recorder
+from clearhead.models.tap.receiver import Receiver
 
 # Read by no backend of transformers' own but FlashAttention's and those that choose keys.
 UNREAD = ("indices", "block_indices", "cu_seq_lens_q", "cu_seq_lens_k")
@@ -33,7 +33,7 @@ _numbers = itertools.count(secrets.randbits(48))  # marks are saved with a model
 class Interface:
     """The attention interface, wrapped from before a model is compiled.
 
-    A pass is recorded by the recorder that `recording` has put in its thread; where there is none, nothing is done.
+    A pass is recorded by the receiver that `recording` has put in its thread; where there is none, nothing is done.
     A mark is a tensor, the number of the interface and that of the module, since layers share compiled code, and a
     number that is a constant of the code would make each layer compile anew.
     """
@@ -56,9 +56,9 @@ class Interface:
                 module.__dict__.pop(self.attribute, None)
 
     @contextmanager
-    def recording(self, recorder: Recorder) -> Iterator[None]:
+    def recording(self, receiver: Receiver) -> Iterator[None]:
         """While a pass runs in this thread."""
-        _here.open[self.number] = self, recorder
+        _here.open[self.number] = self, receiver
         try:
             yield
         finally:
@@ -81,7 +81,7 @@ class Interface:
 
 class _Here(threading.local):
     def __init__(self) -> None:
-        self.open: dict[int, tuple[Interface, Recorder]] = {}  # by the number of the interface
+        self.open: dict[int, tuple[Interface, Receiver]] = {}  # by the number of the interface
 
 
 _here = _Here()
@@ -122,15 +122,15 @@ def _observed(attribute: str, function: Callable[..., Any], backend: str) -> Cal
     return attention
 
 
-def _part(recorder: Recorder, module: nn.Module) -> Running:
+def _part(receiver: Receiver, module: nn.Module) -> Running:
     """The attention module as running. Which modules run around it compiled code does not show.
 
     So the side of an encoder–decoder is read from its name; attention of a decoder may be self or cross, and the
     padding of its queries is the decoder's in both.
     """
-    around = recorder.stack.innermost
+    around = receiver.stack.innermost
     assert around is not None, "asked for while a pass runs"
-    parts = recorder.stack.names[id(module)].split(".")
+    parts = receiver.stack.names[id(module)].split(".")
     if "decoder" in parts:
         return Running(module, "cross", around.told)
     if "encoder" in parts and around.told.source is not None:
@@ -162,15 +162,15 @@ def observe(
     interface, module = mark.tolist()
     if interface not in _here.open:
         return
-    here, recorder = _here.open[interface]
-    if recorder.idle:  # a checkpoint runs it again in the backward pass
+    here, receiver = _here.open[interface]
+    if receiver.idle:  # a checkpoint runs it again in the backward pass
         return
     kwargs = {"position_bias": position_bias, "s_aux": sinks, "position_ids": position_ids, "scaling": scaling}
     kwargs |= {"softcap": softcap, "is_causal": is_causal, "sliding_window": sliding_window}
     running = here.modules[module]
-    recorder.masks.counted = False  # compiled code writes one layer's mask over another one's
-    with recorder.stack.inside(_part(recorder, running)):
-        transformers.read(recorder, running, query, key, None, mask, backend, own, kwargs)
+    receiver.masks.counted = False  # compiled code writes one layer's mask over another one's
+    with receiver.stack.inside(_part(receiver, running)):
+        transformers.read(receiver, running, query, key, None, mask, backend, own, kwargs)
 
 
 @observe.register_fake

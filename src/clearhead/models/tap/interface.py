@@ -17,16 +17,14 @@ from torch import Tensor, nn
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.tracing import constant
 from clearhead.masks.causal import Causal
-from clearhead.models.ranks.backend import RANKS
-from clearhead.models.tap import keywords as _keywords
 from clearhead.models.tap import told as flash
+from clearhead.models.tap.keywords import MASKED, NAME, RANKS, check_keywords
 from clearhead.models.tap.masks import MaskStore, Recorded, compact
 from clearhead.models.tap.patch import interface_replaced
 from clearhead.models.tap.place import Separate
 from clearhead.models.tap.receiver import Answer, DotCall, Receiver
 from clearhead.models.tap.refused import uncompiled
 from clearhead.models.tap.told import documents, selected
-from clearhead.models.use.on_clearhead import MASKED, NAME
 
 # the interface gives (B, Lq, H, Ev), and weights or None
 BY_POSITION = Separate(lambda t: t.transpose(1, 2), lambda output: (output.transpose(1, 2).contiguous(), None))
@@ -165,7 +163,7 @@ def check(name: str, mask: Any, backend: str, kwargs: dict[str, Any]) -> None:
             f"{name} attends over the ranks of a layout, and each has a part of its queries and keys: what is recorded "
             "would be no attention of the whole. Set it back (use_in_transformers(model)), and watch it in one process."
         )
-    _keywords.check(name, backend, kwargs)
+    check_keywords(name, backend, kwargs)
     if mask is not None and not isinstance(mask, Tensor):
         raise UnsupportedError(
             f"{name} was called on the backend {backend!r} with attention_mask of type {type(mask).__name__}, which "

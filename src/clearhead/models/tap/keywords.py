@@ -8,10 +8,16 @@ from typing import Any
 from clearhead.base.errors import UnsupportedError
 from clearhead.scores.dot import Dot
 
+# The names under which clearhead registers its own backends. MASKED is for models that transformers does not run on
+# SDPA: their modules need not set `is_causal`, since eager attention gets every causal mask, and their own code adds
+# the mask to scores. So the mask is eager's, and a call without one is not causal. RANKS shares out sequences.
+NAME, MASKED, RANKS = "clearhead", "clearhead_masked", "clearhead_ranks"
+
 _dots: dict[tuple[float | None, float | None], Dot] = {}
 
 
 def dot(scale: float | None, softcap: float | None) -> Dot:
+    """Dot products, one object for each scale and softcap, since models ask for the same again and again."""
     found = _dots.get((scale, softcap))
     if found is None:
         found = _dots[scale, softcap] = Dot(scale, softcap)
@@ -83,7 +89,7 @@ REFUSED = {
 KNOWN = READ | NOT_READ.keys()
 
 
-def check(name: str, backend: str, keywords: Mapping[str, Any]) -> None:
+def check_keywords(name: str, backend: str, keywords: Mapping[str, Any]) -> None:
     """Raise where a backend is given a keyword that may change the weights and is not read."""
     given = [
         word for word, value in keywords.items() if value is not None and word not in READ and word not in NOT_READ

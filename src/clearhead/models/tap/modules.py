@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from clearhead.explanation.modules.origin.ran import Layers, Origin, noted
 from clearhead.models.tap.padding import Given, given, parameters
 from clearhead.models.tap.patch import replaced
-from clearhead.nn.multi_head_attention import MultiHeadAttention
 
 Kind = Literal["self", "cross"]
 
 # The names of the arguments that the keys of cross attention come from.
 SOURCES = ("key_value_states", "encoder_hidden_states", "cross_attention_states", "context", "memory")
+
+
+class Notes(Protocol):
+    """What a receiver notes of the layers around an attention call; the objects that it makes are its own."""
+
+    def begun(self, kwargs: dict[str, Any]) -> Any:
+        """A module has been called with these keywords: what is noted of the layers inside it."""
+
+    def ended(
+        self, around: Any, inside: Any, module: nn.Module, args: tuple[Any, ...], kwargs: Any, result: Any, name: str
+    ) -> None:
+        """A module has run: add it to what is noted of the module around it, in which it has this name."""
+
+    def projected(self, inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Any:
+        """The origin of a query, key and value that a function of torch has projected from these inputs."""
 
 
 class Running(NamedTuple):
@@ -27,14 +40,7 @@ class Running(NamedTuple):
     kind: Kind
     told: Given
     cache: Any = None
-    ran: Layers | None = None  # the layers in it that have run
-
-    def origin(self) -> Origin | None:
-        """What an attention call that is made now may have come from."""
-        if self.ran is None:
-            return None
-        self.ran.attended = True
-        return Origin(self.ran, len(self.ran), self.ran.turns)
+    noted: Any = None  # what the receiver has noted of the layers in it
 
     @property
     def tokens(self) -> int | None:
@@ -66,7 +72,7 @@ class Stack:
         self._threads = 0
         self._entries = 0
         self.around: AbstractContextManager[Any] = nullcontext()  # entered while a thread runs the model
-        self.notes = False  # whether each module's layers are noted, with their inputs
+        self.notes: Notes | None = None  # what takes note of each module's layers
 
     def entered(self) -> AbstractContextManager[None]:
         # innermost: so that of two function modes (`around`) the later one is on top, and sees a call first
@@ -91,11 +97,10 @@ class Stack:
             try:
                 result = call(module, *args, **kwargs)
             finally:
-                inside = stack.pop().ran
-            if around.ran is not None and inside is not None:
+                inside = stack.pop().noted
+            if self.notes is not None and around.noted is not None and inside is not None:
                 name = self.names[id(module)].removeprefix(f"{self.names[id(around.module)]}.")
-                noted(around.ran, module, args, kwargs, result, name)
-                around.ran.add(name, inside)
+                self.notes.ended(around.noted, inside, module, args, kwargs, result, name)
             return result
 
         return _call_impl
@@ -124,11 +129,7 @@ class Stack:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], stack: list[Running]
     ) -> Running:
         entered = _entered(module, args, kwargs, stack)
-        if not self.notes:
-            return entered
-        layers = Layers()
-        layers.turn(kwargs.get("position_embeddings"))
-        return entered._replace(ran=layers)
+        return entered if self.notes is None else entered._replace(noted=self.notes.begun(kwargs))
 
     @contextmanager
     def _outermost(self, module: nn.Module) -> Iterator[None]:
@@ -181,7 +182,7 @@ def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], s
     if len(args) > 1:
         named.update(zip(parameters(module.forward), args, strict=False))
     second = any(isinstance(named.get(source), Tensor) for source in SOURCES)
-    if isinstance(module, nn.MultiheadAttention | MultiHeadAttention):  # which project query and key by themselves
+    if isinstance(module, nn.MultiheadAttention) or getattr(type(module), "projects_inputs", False):
         second = named.get("key") is not named.get("query")
     kind: Kind = "cross" if second else "self"
     told = given(module.forward, named, stack[-1].told if stack else Given())

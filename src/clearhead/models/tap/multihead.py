@@ -7,14 +7,12 @@ A query without an allowed key has weights 0 in the record; the modules give it 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.explanation.modules.origin.layouts import SIDES
-from clearhead.explanation.modules.origin.ran import Origin, ran
-from clearhead.explanation.modules.projection import Linear
 from clearhead.masks.causal import Causal
 from clearhead.masks.lengths import Lengths
 from clearhead.models.tap.masks import Recorded
@@ -176,15 +174,10 @@ def read_layer(
 
 def _origin(
     receiver: Receiver, inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor | None]
-) -> Origin | None:
+) -> Any:
     """What query, key and value were made of: the three parts of the module's input projection."""
-    if not receiver.stack.notes:
-        return None
-    layers = [
-        ran(f"in_proj, of {side},", Linear(weight.detach(), None if bias is None else bias.detach()), x)
-        for side, x, weight, bias in zip(SIDES, inputs, weights, biases, strict=True)
-    ]
-    return Origin(layers, len(layers))
+    notes = receiver.stack.notes
+    return None if notes is None else notes.projected(inputs, weights, biases)
 
 
 def _heads(projected: Tensor, heads: int) -> Tensor:

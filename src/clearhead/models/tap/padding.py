@@ -16,6 +16,7 @@ from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import Sizes
 from clearhead.base.tracing import empty_of_values, transformed
 from clearhead.problem.problem import Problem
+from clearhead.problem.words import Words
 
 
 def parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
@@ -37,16 +38,6 @@ _of_class = lru_cache(maxsize=1024)(_names)
 
 
 EVERY = (slice(None),) * 4
-
-
-class Real(NamedTuple):
-    """Which positions are words and not padding, bool, True for a word; None where all are.
-
-    `queries` (B, Lq), `keys` (B, Lk).
-    """
-
-    queries: Tensor | None
-    keys: Tensor | None
 
 
 class Given(NamedTuple):
@@ -97,7 +88,7 @@ def checked(padding: Any) -> Tensor:
     return mask == 1
 
 
-def of_call(told: Given, kind: str, problem: Problem, uniform: Tensor | None) -> Real | None:
+def of_call(told: Given, kind: str, problem: Problem, uniform: Tensor | None) -> Words | None:
     """The padding of one call, where the mask given to the model fits its shape.
 
     Self attention has some mask itself; cross attention without one sees the padding of its source. With a cache the
@@ -133,7 +124,7 @@ def fits(padding: Tensor, kind: str, sizes: Sizes) -> bool:
     return padding.shape[0] == batch and (length == keys or (with_cache and length < keys))
 
 
-def as_said(padding: Tensor, kind: str, problem: Problem) -> Real | None:
+def as_said(padding: Tensor, kind: str, problem: Problem) -> Words | None:
     """The padding of one call, from that of `watch`. Keys after it, in a cache, are words up to the last one seen."""
     sizes = problem.sizes
     if kind == "cross":
@@ -145,10 +136,10 @@ def as_said(padding: Tensor, kind: str, problem: Problem) -> Real | None:
     return _real(words[:, filled - sizes.queries : filled], words, sizes)
 
 
-def _real(queries: Tensor | None, keys: Tensor | None, sizes: Sizes) -> Real | None:
+def _real(queries: Tensor | None, keys: Tensor | None, sizes: Sizes) -> Words | None:
     """None where there is no padding."""
     sides = (None if t is None or bool(t.all()) else t.to(sizes.device, copy=True) for t in (queries, keys))
-    real = Real(*sides)
+    real = Words(*sides)
     return real if real != (None, None) else None
 
 
@@ -163,7 +154,7 @@ def _alike(problem: Problem, uniform: Tensor | None) -> bool:
 
 
 @torch.no_grad()
-def _hidden(real: Real, problem: Problem, uniform: Tensor | None) -> bool:
+def _hidden(real: Words, problem: Problem, uniform: Tensor | None) -> bool:
     """Whether no word sees a key that is padding: if one does, the mask given to the model is of another sequence."""
     spans, sizes = problem.spans, problem.sizes
     if spans is None or real.keys is None:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from clearhead._attention import Arguments
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.tracing import transformed
-from clearhead.explanation.modules.origin.ran import Origin
 from clearhead.models.tap.masks import MaskStore, Recorded
 from clearhead.models.tap.modules import Kind, Running, Stack
 from clearhead.models.tap.place import Place
@@ -38,7 +37,8 @@ class DotCall(NamedTuple):
 
     query (B, H, Lq, E), key (B, Hk, Lk, E), value (B, Hk, Lk, Ev), or None where the receiver reads none. `masks`:
     the call's own, converted by the receiver's store, with the sinks regarded. `place`: where the output is in the
-    result, if it can be found. `origin`: what made query, key and value; None means the layers of the running module.
+    result, if it can be found. `origin`: what made query, key and value, as the receiver's
+    notes say it; None means the layers of the running module.
     `name`, `kind`: None means those of the innermost running module.
     """
 
@@ -54,7 +54,7 @@ class DotCall(NamedTuple):
     softcap: float | None = None
     sinks: Tensor | None = None
     dropout_p: float = 0.0
-    origin: Origin | None = None
+    origin: Any = None
 
     @property
     def score(self) -> Dot:

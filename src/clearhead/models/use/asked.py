@@ -14,7 +14,7 @@ from clearhead.models.tap.choice import Heads, checked_heads, checked_layers, fi
 from clearhead.models.use.means import Means
 
 if TYPE_CHECKING:
-    from clearhead.models.call import AttentionCall
+    from clearhead.models.attention_call import AttentionCall
 
 
 class Asked(NamedTuple):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.models.calls import listed
+from clearhead.base.text import listed
 from clearhead.models.use.reduced import ReducedCall
 
 

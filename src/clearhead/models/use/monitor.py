@@ -23,6 +23,7 @@ from clearhead.inspection.reductions.base import Reduction, arange
 from clearhead.inspection.reductions.entropy import Entropy
 from clearhead.inspection.reductions.max_score import MaxScore
 from clearhead.inspection.reductions.sink_share import SinkShare
+from clearhead.models.table import Table
 from clearhead.models.tap import functions, own
 from clearhead.models.tap.choice import Layers, check_layers
 from clearhead.models.tap.compiled import Interface
@@ -107,13 +108,16 @@ def _totals(call: ReducedCall) -> Tensor:
     )
 
 
-def rows_of(step: int, found: dict[str, Tensor]) -> list[dict[str, Any]]:
+def rows_of(step: int, found: dict[str, Tensor]) -> Table:
     """A row for each head: step, module, head, and the three numbers."""
-    return [
-        {"step": step, "module": name, "head": head} | dict(zip(COLUMNS, values, strict=True))
+    each = (
+        Table.of(
+            {"step": step, "module": name},
+            {"head": range(len(heads)), **dict(zip(COLUMNS, heads.T.tolist(), strict=True))},
+        )
         for name, heads in found.items()
-        for head, values in enumerate(heads.tolist())
-    ]
+    )
+    return Table(row for rows in each for row in rows)
 
 
 Rows = list[dict[str, Any]]
@@ -216,13 +220,13 @@ class Monitor:
             self._installed.enter_context(stack.pop_all())
         self._removed = False
 
-    def table(self) -> Rows:
+    def table(self) -> Table:
         """A row for each monitored step, module and head, as `pandas.DataFrame` takes them.
 
         Its columns: step, module, head, entropy, max_logit, sink_share.
         """
         self._used = True
-        return [row for step, found in self._found for row in rows_of(step, found)]
+        return Table(row for step, found in self._found for row in rows_of(step, found))
 
     def diagnose(self) -> Diagnosis:
         """Heads whose entropy collapses over the monitored steps: see `clearhead.diagnose`."""

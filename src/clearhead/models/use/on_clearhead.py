@@ -18,19 +18,12 @@ from clearhead.distributed.layout import check_layout
 from clearhead.masks.base import Mask
 from clearhead.masks.causal import Causal
 from clearhead.masks.dense import DenseMask
-from clearhead.models.ranks.backend import RANKS, attend, make_mask
+from clearhead.models.ranks.backend import attend, make_mask
 from clearhead.models.ranks.hook import Hook, remove
 from clearhead.models.ranks.refused import refuse
-from clearhead.models.tap import keywords as _keywords
-from clearhead.models.tap.keywords import dot
+from clearhead.models.tap.keywords import MASKED, NAME, RANKS, check_keywords, dot
 from clearhead.models.tap.masks import compact, converted
 from clearhead.models.tap.told import documents, selected
-
-NAME = "clearhead"
-# For models that transformers does not run on SDPA. Their modules need not set `is_causal`, since eager attention gets
-# every causal mask; and their own code adds the mask to scores. So the mask is eager's, and a call without one is not
-# causal.
-MASKED = "clearhead_masked"
 
 
 def use_in_transformers(model: Any, *, layout: Layout | None = None) -> Any:
@@ -157,7 +150,7 @@ def _attend(
     if backend == NAME and attention_mask is None and causal and query.shape[2] > 1:
         mask, align = Causal(), "upper_left"
     bias = kwargs.get("position_bias")
-    _keywords.check(type(module).__name__, backend, kwargs)
+    check_keywords(type(module).__name__, backend, kwargs)
     narrower = _narrower(module, (*query.shape[:3], key.shape[2]), attention_mask is not None, kwargs)
     if narrower is not None:
         if attention_mask is None and kwargs.get("block_indices") is not None:

@@ -19,11 +19,13 @@ from clearhead.biases.base import Bias
 from clearhead.explanation.modules.origin.ran import Origin
 from clearhead.inspection.reductions.output import Output
 from clearhead.masks.base import Mask
-from clearhead.models.call import AttentionCall, no_key, with_key
+from clearhead.models.attention_call import AttentionCall
+from clearhead.models.call import Outcome, no_key, with_key
 from clearhead.models.chain.cached import alone
 from clearhead.models.chain.caches import Caches, Call
+from clearhead.models.tap.keywords import NAME
 from clearhead.models.tap.modules import Kind
-from clearhead.models.tap.padding import Real, as_said, fits, of_call
+from clearhead.models.tap.padding import as_said, fits, of_call
 from clearhead.models.tap.patch import wrappers
 from clearhead.models.tap.place import BY_HEAD, Place, Separate
 from clearhead.models.tap.receiver import Answer, DotCall, Instead, Receiver
@@ -32,14 +34,14 @@ from clearhead.models.use.edits.changed import Change
 from clearhead.models.use.edits.edit import change_of, editing, unmasked
 from clearhead.models.use.edits.recorded import edited
 from clearhead.models.use.edits.spot import Unmasked
-from clearhead.models.use.on_clearhead import NAME
-from clearhead.models.use.outcome import Outcome
+from clearhead.models.use.origins import Origins, origin_of
 from clearhead.models.use.reduced import ReducedCall, reduced
 from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.given import with_given
 from clearhead.problem.problem import Problem, as_score, make_problem
 from clearhead.problem.reads import tensors_in
 from clearhead.problem.record import Record, copied, frozen, now, record
+from clearhead.problem.words import Words
 from clearhead.scores.base import ByTile, Score
 from clearhead.scores.dot import Dot
 
@@ -57,7 +59,7 @@ class Recorder(Receiver):
         self._runs: dict[int, int] = {}  # by the entry of the stack
         self._caches = Caches(asked.every)
         self._scores: dict[tuple[float | None, float | None], Dot] = {}
-        self.stack.notes = asked.values
+        self.stack.notes = Origins() if asked.values else None
 
     @property
     def values(self) -> bool:  # type: ignore[override]
@@ -209,7 +211,7 @@ class Recorder(Receiver):
             record = record._replace(problem=with_key(record.problem, whole))
         call = AttentionCall(
             name, kind, query, keys, score, mask, backend, record, uniform, padding, self.run, values, outcome,
-            origin or innermost.origin(), factor,
+            origin or origin_of(innermost), factor,
         )  # fmt: skip
         self.sizes.add((sizes.batch, sizes.keys))
         if self.asked.each is not None:
@@ -246,7 +248,7 @@ class Recorder(Receiver):
         return bool(getattr(config, "is_encoder_decoder", False)) and "decoder" in name.split(".")
 
 
-def _fused_value(call: DotCall, padding: Real | None) -> Tensor | None:
+def _fused_value(call: DotCall, padding: Words | None) -> Tensor | None:
     """The value of a call whose output can come from the pass of its statistics.
 
     Not where it has gradients, dropout, or a dtype that autocast chooses; nor with padding, which statistics leave out;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -14,19 +14,23 @@ from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.reductions.log_sum_exp import LogSumExp
 from clearhead.inspection.reductions.topk import TopK
 from clearhead.inspection.source import FromRecord
-from clearhead.models.call import AttentionCall
+from clearhead.models.attention_call import AttentionCall
+from clearhead.models.call import Call
+from clearhead.models.calls import Calls
+from clearhead.models.table import Table
 from clearhead.models.tap.choice import Heads, numbers_of, runs_of
-from clearhead.models.tap.padding import Real
+from clearhead.models.tap.modules import Kind
 from clearhead.models.weights import weights_of
 from clearhead.problem.problem import Problem
 from clearhead.problem.record import now
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
 from clearhead.problem.unseen import seen
+from clearhead.problem.words import ALL_WORDS, Words
 
 
 @dataclass(frozen=True, eq=False)
-class ReducedCall:
+class ReducedCall(Call):
     """An attention call of a model, of which what reductions found is kept, and no query and no key.
 
     `results`: those of `watch(keep=…)`, in their order, each (B, H, …); `TopK` gives weight 0 and key −1 where there
@@ -37,7 +41,7 @@ class ReducedCall:
     """
 
     name: str
-    kind: Literal["self", "cross"]
+    kind: Kind
     backend: str
     shape: tuple[int, int, int, int]
     reductions: tuple[Reduction, ...]
@@ -45,7 +49,7 @@ class ReducedCall:
     heads: tuple[int, ...]
     queries: Tensor
     keys: Tensor | None = None
-    padding: Real | None = None
+    padding: Words | None = None
     run: int = 0
 
     @property
@@ -77,9 +81,30 @@ class ReducedCall:
         counted = counted.cpu().reshape(*counted.shape, *(1,) * (values.ndim - 3))
         return values.masked_fill(~counted, 0.0).sum((0, 2)), counted.sum((0, 2)).double()
 
+    def table(self) -> Table:
+        """A row for each head: what every call has, head, and each of `means` that is one number a head."""
+        columns: dict[str, list[Any]] = {"head": list(self.heads)}
+        for reduction, mean in zip(self.reductions, self.means, strict=True):
+            name = type(reduction).__name__
+            if mean.numel() == len(mean):
+                columns[name if name not in columns else f"{name} {len(columns) - 1}"] = mean.flatten().tolist()
+        return Table.of(self.row, columns)
+
     def __repr__(self) -> str:
         kept = ", ".join(type(reduction).__name__ for reduction in self.reductions)
         return f"ReducedCall({self.name!r}, {self.kind}, {'×'.join(map(str, self.shape))}, {kept}, {self.backend})"
+
+
+class Statistics(Calls[ReducedCall]):
+    """The attention calls of a model watched with `keep=`: of each its `results`."""
+
+    def table(self) -> Table:
+        """A row for each call and head, as `pandas.DataFrame` takes them.
+
+        Its columns: run, module, kind, backend, queries, keys, head; and, by the name of its reduction, each of
+        `call.means` that is one number a head.
+        """
+        return Table(row for call in self.calls for row in call.table())
 
 
 @torch.no_grad()
@@ -97,7 +122,7 @@ def reduced(call: AttentionCall, reductions: tuple[Reduction, ...], heads: Heads
     every = [_together(parts) for parts in zip(*found, strict=True)]
     rows = every[wanted.index(LogSumExp())]
     results = [_filled(result, one) for result, one in zip(every, reductions, strict=False)]
-    words = call.padding or Real(None, None)
+    words = call.padding or ALL_WORDS
     counted = rows != -torch.inf
     if words.queries is not None:
         counted &= words.queries.unsqueeze(1)

@@ -11,8 +11,8 @@ from clearhead.base.arrays import check_float, to_tensor
 from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import fit, placed
 from clearhead.biases.base import Added, Bias
-from clearhead.models.tap.choice import Heads, Layers
-from clearhead.models.use.edits.base import Edit, Positions
+from clearhead.models.tap.choice import Heads, Layers, Positions
+from clearhead.models.use.edits.base import Edit
 from clearhead.models.use.edits.spot import Spot
 from clearhead.problem.problem import Problem
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from clearhead.base.errors import ClearheadError
-from clearhead.base.tracing import readable
-from clearhead.models.tap.choice import Heads, Layers, checked_heads, checked_layers, fits, numbers_of
+from clearhead.models.tap.choice import (
+    Heads,
+    Layers,
+    Positions,
+    checked_heads,
+    checked_layers,
+    checked_positions,
+    fits,
+    numbers_of,
+)
 from clearhead.models.use.edits.spot import Spot
 from clearhead.problem.problem import Problem
-
-Positions = int | slice | Sequence[int] | None
 
 
 class Edit:
@@ -77,38 +78,6 @@ class Edit:
     def __repr__(self) -> str:
         said = ", ".join(f"{name}={_said(value)}" for name, value in vars(self).items() if value is not None)
         return f"{type(self).__name__}({said})"
-
-
-def checked_positions(positions: Any, name: str) -> tuple[int, ...] | slice | None:
-    if positions is None:
-        return None
-    numbers = isinstance(positions, Tensor) and positions.layout == torch.strided and readable(positions)
-    if numbers or isinstance(positions, np.ndarray):
-        positions = positions.tolist()
-    try:
-        if isinstance(positions, slice):
-            range(0)[positions]  # raises for what is no slice of positions
-            return positions
-        listed = positions if isinstance(positions, list | tuple | range) else (positions,)
-        if listed and not any(isinstance(one, bool | np.bool_) for one in listed):
-            return tuple(operator.index(one) for one in listed)
-    except (TypeError, ValueError):
-        pass
-    raise ClearheadError(f"{name} is {positions!r:.60}; expected a position, a slice, or some positions.")
-
-
-def chosen(positions: tuple[int, ...] | slice | None, places: range, filled: int) -> np.ndarray:
-    """Which of these places are among the positions, bool. `filled`: positions so far, from which negative ones count.
-
-    Positions that are not among the places are others' to change.
-    """
-    if positions is None:
-        return np.ones(len(places), dtype=bool)
-    if isinstance(positions, slice):
-        inside = range(filled)[positions]
-        return np.fromiter((p in inside for p in places), dtype=bool, count=len(places))
-    absolute = [p + filled if p < 0 else p for p in positions]
-    return np.isin(np.asarray(places), absolute)
 
 
 def _said(value: Any) -> str:

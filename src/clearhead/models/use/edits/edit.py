@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from clearhead._attention import Arguments
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.managers import Managed
+from clearhead.base.text import listed
 from clearhead.base.tracing import unobserved
-from clearhead.models.calls import listed
+from clearhead.models.tap.choice import chosen
 from clearhead.models.tap.place import BY_HEAD, Place
 from clearhead.models.tap.receiver import Answer, DotCall, Receiver
 from clearhead.models.tap.refused import refuse_compiled
 from clearhead.models.tap.tap import given_calls
-from clearhead.models.use.edits.base import Edit, chosen
+from clearhead.models.use.edits.base import Edit
 from clearhead.models.use.edits.changed import Change, changed
 from clearhead.models.use.edits.recorded import with_weights
 from clearhead.models.use.edits.spot import Spot, Unmasked, spot_of

@@ -12,8 +12,8 @@ from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import placed
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask, check_keep
-from clearhead.models.tap.choice import Heads, Layers
-from clearhead.models.use.edits.base import Edit, Positions
+from clearhead.models.tap.choice import Heads, Layers, Positions
+from clearhead.models.use.edits.base import Edit
 from clearhead.models.use.edits.spot import Spot
 from clearhead.models.use.edits.visible import without_keys
 from clearhead.problem.problem import Problem

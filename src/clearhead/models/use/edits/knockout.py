@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from clearhead.base.numbers import check_flag
-from clearhead.models.tap.choice import Heads, Layers
-from clearhead.models.use.edits.base import Edit, Positions, checked_positions, chosen
+from clearhead.models.tap.choice import Heads, Layers, Positions, checked_positions, chosen
+from clearhead.models.use.edits.base import Edit
 from clearhead.models.use.edits.spot import Spot
 from clearhead.models.use.edits.visible import without_keys
 from clearhead.problem.problem import Problem

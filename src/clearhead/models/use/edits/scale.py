@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from clearhead.base.numbers import check_number
-from clearhead.models.tap.choice import Heads, Layers
-from clearhead.models.use.edits.base import Edit, Positions
+from clearhead.models.tap.choice import Heads, Layers, Positions
+from clearhead.models.use.edits.base import Edit
 
 
 class Scale(Edit):

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from clearhead.base.errors import ClearheadError
 from clearhead.inspection.measures import MEASURES, Found, Measure, Subject
 from clearhead.inspection.reductions.base import Reduction
-from clearhead.models.call import AttentionCall
+from clearhead.models.attention_call import AttentionCall
 from clearhead.models.use.means import Means
+from clearhead.models.use.recorded import each_call
 from clearhead.models.use.reduced import reduced
 from clearhead.models.use.surveys.batches import Batch
-from clearhead.models.watch import each_call
+from clearhead.problem.words import ALL_WORDS
 
 Sum = tuple[Tensor, Tensor]  # a sum (H, …) and how many it is of, (H, 1, …): float64, on the CPU
 
@@ -93,7 +94,7 @@ class Look:
         return Summed(call.name, tuple(range(heads)), (*kept.measures, *kept.reductions), tuple(found))
 
     def _subject(self, call: AttentionCall) -> Subject:
-        words = (None, None) if call.padding is None else (call.padding.queries, call.padding.keys)
+        words = call.padding or ALL_WORDS
         before = self._before
         like = before[1] if before is not None and _alike(before[0], call) else None
         own = call.kind == "self" and self._tokens.shape == (call.problem.sizes.batch, call.problem.sizes.keys)

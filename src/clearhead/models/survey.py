@@ -1,23 +1,77 @@
-"""What a survey gives: a table of heads, and a page of it."""
+"""survey(): statistics of every head of a model over many texts, as a table of heads and as a page."""
 
 from __future__ import annotations
 
 import csv
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import nn
 
-from clearhead.base.errors import ShapeError
 from clearhead.base.pages import write_page
+from clearhead.inspection.reductions.base import Reduction
+from clearhead.models.table import Table
 from clearhead.models.use.means import Means
 from clearhead.models.use.surveys.looks import CLASSES, NAMED
-from clearhead.models.use.surveys.state import Done
+from clearhead.models.use.surveys.run import Total, surveyed
 from clearhead.report.heads_page import About, Shown, heads_page
+
+
+def survey(
+    model: nn.Module,
+    texts: Iterable[str] | Iterable[Mapping[str, Any]],
+    tokenizer: Any,
+    *,
+    keep: Sequence[str | Reduction] | None = None,
+    state: str | Path | None = None,
+    batch: int = 4096,
+    max_length: int | None = None,
+    rank: tuple[int, int] | None = None,
+    wait: float = 600.0,
+) -> Survey:
+    """Statistics of every head of a model over many texts: on one process or many, and on from where it was stopped.
+
+    >>> import torch, torch.nn.functional as F, clearhead as ch
+    >>> class Reader(torch.nn.Module):
+    ...     def forward(self, input_ids, attention_mask):
+    ...         x = F.one_hot(input_ids, 128).float()[:, None]
+    ...         return F.scaled_dot_product_attention(x, x, x, attn_mask=attention_mask[:, None, None].bool())
+    >>> def tokenizer(texts):
+    ...     return {"input_ids": [list(text.encode()) for text in texts]}
+    >>> found = ch.survey(Reader().eval(), ["a cab", "a longer text"], tokenizer, keep=["first", ch.Entropy()])
+    >>> [row] = found.table()
+    >>> row["queries"], round(row["first"], 4), round(row["first uniform"], 4), round(row["Entropy"], 4)
+    (18, 0.1115, 0.1111, 2.299)
+
+    `model`: called with `input_ids` and `attention_mask`, in eval mode; of transformers, without the layer that
+    makes words. `texts`: any iterable of strings, or of rows with a "text", as those of `datasets`; it is read once.
+    `tokenizer`: of transformers, or a function of a list of texts that gives {"input_ids": a list of ids for each}.
+    `keep`: measures of `seen.table()` by their names, each beside uniform attention, all but "value mass"; "word
+    classes", what special tokens, punctuation, numbers, words and the parts that go on with a word receive; and
+    reductions, as for `watch`. None is entropy, first, sink, previous, distance, and the classes where the tokenizer
+    has a vocabulary. Means are over all queries (or keys) that count: every word weighs the same, padding does not
+    count.
+    `state`: a folder, with one file a batch that is written under another name first: killed at any point, the same
+    call goes on, with the same result. Processes share it, each with its part: `rank` (number, of how many), None as
+    torchrun sets them (RANK, WORLD_SIZE); every one reads all texts, computes its batches, waits for the others', and
+    returns the whole. `wait`: for so many seconds without a new file. `batch`: the most tokens of one pass of the
+    model, padding counted; texts are sorted by length among 1,024. `max_length`: longer texts are cut there; None is
+    what the model takes. Gives a `Survey`.
+    Formula: each mean is Σ over batches of a sum / Σ of counts, both float64, added in the order of the batches. These
+    do not depend on ranks, so one process and many give the same bits, where the model does (one kind of device, one
+    number of threads).
+    Raises a `ClearheadError` for texts that are no strings or empty, for the state of another survey, which is left as
+    it is, for a file of the state that is not what was written (by its SHA-256; delete it, and it is computed anew),
+    and for batches of other ranks that do not come. Several processes may make the same survey in one folder at a time.
+    Cost: a pass of the model, and per call one over its pairs for all measures, two over one key a query for "first"
+    and "previous"; memory O(batch). The model's weights are read once for their digest.
+    """
+    total, length, count = surveyed(model, texts, tokenizer, keep, state, batch, max_length, rank, wait)
+    return _of(total, type(model).__name__, length, count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,13 +110,13 @@ class Survey:
             found.update(tensor.contiguous().numpy().tobytes())
         return found.hexdigest()
 
-    def table(self) -> list[dict[str, Any]]:
+    def table(self) -> Table:
         """A row for each module and head, as `pandas.DataFrame` takes them.
 
         Its columns: layer (the number of the module in the order of the calls), module, head, queries (how many were
         added up), and each statistic that is one number a head; NaN where nothing counts.
         """
-        rows = []
+        rows = Table()
         for layer, name in enumerate(self.means):
             means, state = self.means[name], self.means.state_dict()
             queries = state[f"{name}:0:sum"]
@@ -128,32 +182,8 @@ def _about(column: str) -> About:
     return About(column, f"The mean of {column} over all queries, keys or texts that count.", "a mean", "any", None)
 
 
-class Total:
-    """The sum over batches, added in the order in which they are given."""
-
-    def __init__(self, columns: Sequence[str]) -> None:
-        self._columns, self._counts = tuple(columns), [0, 0, 0]
-        self._modules: dict[str, None] = {}
-        self._sums: dict[str, Tensor] = {}
-
-    def add(self, found: Done) -> None:
-        for name, tensor in found.sums.items():
-            before = self._sums.get(name)
-            if before is not None and before.shape != tensor.shape:
-                raise ShapeError(
-                    f"survey: {name.rsplit(':', 2)[0]} gave a result of shape {tuple(before.shape)} before, and of "
-                    f"{tuple(tensor.shape)} now: it depends on the length of the texts, as a Pool's map does, and "
-                    "cannot be added up. Leave it out of keep."
-                )
-            self._sums[name] = tensor if before is None else before + tensor
-        self._modules |= dict.fromkeys(found.modules)
-        counts = (found.texts, found.tokens, found.truncated)
-        self._counts = [a + b for a, b in zip(self._counts, counts, strict=True)]
-
-    def survey(self, model: str, max_length: int | None, batches: int) -> Survey:
-        means = Means()
-        order = {name: number for number, name in enumerate(self._modules)}
-        by_module = sorted(self._sums.items(), key=lambda item: order[item[0].rsplit(":", 2)[0]])
-        means.load_state_dict(dict(by_module))
-        texts, tokens, truncated = self._counts
-        return Survey(model, self._columns, means, texts, tokens, truncated, batches, max_length)
+def _of(total: Total, model: str, max_length: int | None, batches: int) -> Survey:
+    means = Means()
+    means.load_state_dict(total.state_dict())
+    texts, tokens, truncated = total.counts
+    return Survey(model, total.columns, means, texts, tokens, truncated, batches, max_length)

@@ -1,24 +1,22 @@
-"""survey(): statistics of every head of a model over many texts."""
+"""The batches of a survey: computed, or read from the state, and added up in their order."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from clearhead.base.errors import ClearheadError
+from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count, check_number
-from clearhead.inspection.reductions.base import Reduction
 from clearhead.models.loading import reason
 from clearhead.models.use.surveys.arguments import kept_of, length_of, rank_of, settings_of
 from clearhead.models.use.surveys.batches import Batch, batches
 from clearhead.models.use.surveys.looks import Kept, read
-from clearhead.models.use.surveys.result import Survey, Total
 from clearhead.models.use.surveys.state import Done, State, done
 
 
@@ -50,55 +48,46 @@ def bar_of(texts: Any, number: int) -> Any:
 POLL = 0.2  # seconds between two looks for the files of other ranks
 
 
-def survey(
+class Total:
+    """The sum over batches, added in the order in which they are given."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self.columns, self.counts = tuple(columns), [0, 0, 0]
+        self._modules: dict[str, None] = {}
+        self._sums: dict[str, Tensor] = {}
+
+    def add(self, found: Done) -> None:
+        for name, tensor in found.sums.items():
+            before = self._sums.get(name)
+            if before is not None and before.shape != tensor.shape:
+                raise ShapeError(
+                    f"survey: {name.rsplit(':', 2)[0]} gave a result of shape {tuple(before.shape)} before, and of "
+                    f"{tuple(tensor.shape)} now: it depends on the length of the texts, as a Pool's map does, and "
+                    "cannot be added up. Leave it out of keep."
+                )
+            self._sums[name] = tensor if before is None else before + tensor
+        self._modules |= dict.fromkeys(found.modules)
+        counts = (found.texts, found.tokens, found.truncated)
+        self.counts = [a + b for a, b in zip(self.counts, counts, strict=True)]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The sums, by module in the order of the calls, as `Means` takes them."""
+        order = {name: number for number, name in enumerate(self._modules)}
+        return dict(sorted(self._sums.items(), key=lambda item: order[item[0].rsplit(":", 2)[0]]))
+
+
+def surveyed(
     model: nn.Module,
-    texts: Iterable[str] | Iterable[Mapping[str, Any]],
+    texts: Any,
     tokenizer: Any,
-    *,
-    keep: Sequence[str | Reduction] | None = None,
-    state: str | Path | None = None,
-    batch: int = 4096,
-    max_length: int | None = None,
-    rank: tuple[int, int] | None = None,
-    wait: float = 600.0,
-) -> Survey:
-    """Statistics of every head of a model over many texts: on one process or many, and on from where it was stopped.
-
-    >>> import torch, torch.nn.functional as F, clearhead as ch
-    >>> class Reader(torch.nn.Module):
-    ...     def forward(self, input_ids, attention_mask):
-    ...         x = F.one_hot(input_ids, 128).float()[:, None]
-    ...         return F.scaled_dot_product_attention(x, x, x, attn_mask=attention_mask[:, None, None].bool())
-    >>> def tokenizer(texts):
-    ...     return {"input_ids": [list(text.encode()) for text in texts]}
-    >>> found = ch.survey(Reader().eval(), ["a cab", "a longer text"], tokenizer, keep=["first", ch.Entropy()])
-    >>> [row] = found.table()
-    >>> row["queries"], round(row["first"], 4), round(row["first uniform"], 4), round(row["Entropy"], 4)
-    (18, 0.1115, 0.1111, 2.299)
-
-    `model`: called with `input_ids` and `attention_mask`, in eval mode; of transformers, without the layer that
-    makes words. `texts`: any iterable of strings, or of rows with a "text", as those of `datasets`; it is read once.
-    `tokenizer`: of transformers, or a function of a list of texts that gives {"input_ids": a list of ids for each}.
-    `keep`: measures of `seen.table()` by their names, each beside uniform attention, all but "value mass"; "word
-    classes", what special tokens, punctuation, numbers, words and the parts that go on with a word receive; and
-    reductions, as for `watch`. None is entropy, first, sink, previous, distance, and the classes where the tokenizer
-    has a vocabulary. Means are over all queries (or keys) that count: every word weighs the same, padding does not
-    count.
-    `state`: a folder, with one file a batch that is written under another name first: killed at any point, the same
-    call goes on, with the same result. Processes share it, each with its part: `rank` (number, of how many), None as
-    torchrun sets them (RANK, WORLD_SIZE); every one reads all texts, computes its batches, waits for the others', and
-    returns the whole. `wait`: for so many seconds without a new file. `batch`: the most tokens of one pass of the
-    model, padding counted; texts are sorted by length among 1,024. `max_length`: longer texts are cut there; None is
-    what the model takes. Gives a `Survey`.
-    Formula: each mean is Σ over batches of a sum / Σ of counts, both float64, added in the order of the batches. These
-    do not depend on ranks, so one process and many give the same bits, where the model does (one kind of device, one
-    number of threads).
-    Raises a `ClearheadError` for texts that are no strings or empty, for the state of another survey, which is left as
-    it is, for a file of the state that is not what was written (by its SHA-256; delete it, and it is computed anew),
-    and for batches of other ranks that do not come. Several processes may make the same survey in one folder at a time.
-    Cost: a pass of the model, and per call one over its pairs for all measures, two over one key a query for "first"
-    and "previous"; memory O(batch). The model's weights are read once for their digest.
-    """
+    keep: Any,
+    state: str | Path | None,
+    batch: int,
+    max_length: int | None,
+    rank: tuple[int, int] | None,
+    wait: float,
+) -> tuple[Total, int | None, int]:
+    """The sums over all texts, how long a text may be, and how many batches there were: see `models/survey.py`."""
     kept = kept_of(keep, tokenizer)
     number, ranks = rank_of(rank, state)
     check_count(batch, 1, "survey: batch")
@@ -120,7 +109,7 @@ def survey(
         for found in _all(files, digests, float(wait)):
             total.add(found)
         files.tidy(len(digests))
-    return total.survey(type(model).__name__, length, len(digests))
+    return total, length, len(digests)
 
 
 def _read(model: nn.Module, batch: Batch, kept: Kept) -> Done:
