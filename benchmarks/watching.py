@@ -104,7 +104,7 @@ def joined() -> Result:
     def watched() -> None:
         with ch.watch(model) as seen:
             generate()
-        for name in seen:
+        for name in seen.names:
             seen[name].joined()
 
     seconds = interleaved({"plain": generate, "joined": watched}, 9, 1)

@@ -130,7 +130,7 @@ class State:
         if not depth:
             raise NotKnown(f"calls functions in more than {DEPTH} levels")
         code = function.__code__
-        where = type(function.__globals__), type(function.__builtins__)
+        where = type(function.__globals__), type(getattr(function, "__builtins__", None))
         if where != (dict, dict):
             raise NotKnown("has globals that are no dict")
         if vars(function):

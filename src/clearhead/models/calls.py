@@ -34,8 +34,8 @@ class Calls(Generic[Call]):
     """The attention calls of a watched model.
 
     `calls`, in order; `seen[3]`, one of them; `seen["encoder.layer.3.attention.self"]`, those of one module, in order,
-    or of all whose names fit a pattern, `seen["*.layer.3.*"]`; iterating gives the modules' names. `runs`: the same
-    apart for each run of the model.
+    or of all whose names fit a pattern, `seen["*.layer.3.*"]`; iterating gives the calls. `names`: those of the
+    modules. `runs`: the same apart for each run of the model.
     """
 
     def __init__(self, calls: list[Call]) -> None:
@@ -57,14 +57,19 @@ class Calls(Generic[Call]):
         found = [call for call in self.calls if call.name == which]
         found = found or [call for call in self.calls if isinstance(which, str) and fnmatchcase(call.name, which)]
         if not found:
-            raise ClearheadError(f"no attention call of a module {which!r} was seen; there are {listed(self)}.")
+            raise ClearheadError(f"no attention call of a module {which!r} was seen; there are {listed(self.names)}.")
         return found
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys(call.name for call in self.calls))
+    def __iter__(self) -> Iterator[Call]:
+        return iter(self.calls)
 
     def __len__(self) -> int:
-        return len(list(iter(self)))
+        return len(self.calls)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the modules that made calls, in the order of their first calls."""
+        return list(dict.fromkeys(call.name for call in self.calls))
 
     def __repr__(self) -> str:
         kinds = [call.kind for call in self.calls]

@@ -7,7 +7,10 @@ from importlib import import_module
 from typing import Any, Self
 
 from clearhead.base.errors import ClearheadError
+from clearhead.base.text import listed, printable, said
 from clearhead.inspection.measures import MEASURES
+
+ROWS, COLUMNS = 20, 100  # of a table as text: the most rows, and the most characters of a line
 
 
 class Table(list[dict[str, Any]]):
@@ -23,6 +26,10 @@ class Table(list[dict[str, Any]]):
     >>> table = seen.table()
     >>> len(table), round(table[0]["previous"], 3), round(table[0]["previous uniform"], 3)
     (2, 0.321, 0.321)
+    >>> print(seen.table(ch.Entropy()))
+    run  module  kind  backend  queries  keys  head  Entropy
+      0   Block  self     sdpa        5     5     0    0.957
+      0   Block  self     sdpa        5     5     1    0.957
     >>> print(table.about("previous"))
     The weight on the token before the query's own, a mean over the queries that may see one. Formula: mean_i w_ij, ...
 
@@ -34,6 +41,26 @@ class Table(list[dict[str, Any]]):
         """A row for each entry of the columns, which are of one length; `row` is what all of them begin with."""
         entries = zip(*columns.values(), strict=True)
         return cls({**row, **dict(zip(columns, each, strict=True))} for each in entries)
+
+    def __str__(self) -> str:
+        """The first rows and columns, as many as fit a screen of 100 columns and 24 lines."""
+        return said(self, self._fitted)
+
+    def _fitted(self) -> str:
+        rows = self[:ROWS]
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+        cells = [[column, *(_cell(row.get(column)) for row in rows)] for column in columns]
+        widths = [max(map(len, column)) for column in cells]
+        fit = 1
+        while fit < len(cells) and sum(widths[: fit + 1]) + 2 * fit <= COLUMNS:
+            fit += 1
+        lines = [
+            "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=False))
+            for line in zip(*cells[:fit], strict=True)
+        ]
+        more = [f"{len(self) - len(rows)} more rows"] * (len(self) > len(rows))
+        more += [f"{len(cells) - fit} more columns: {listed(columns[fit:])}"] * (len(cells) > fit)
+        return "\n".join([*lines, *more]) or "no rows"
 
     def about(self, column: str) -> str:
         """What a measure is, its formula, range and source. Raises a `ClearheadError` for what is no measure."""
@@ -53,3 +80,11 @@ class Table(list[dict[str, Any]]):
                 "pandas  or use the table as it is: a list of dicts."
             ) from missing
         return pandas.DataFrame(list(self))
+
+
+def _cell(value: Any) -> str:
+    """A number with three digits after the point, text in one line of at most 40 characters."""
+    if isinstance(value, float):
+        return f"{value:.3f}" if abs(value) < 1e5 else f"{value:.3g}"
+    text = "" if value is None else printable(str(value))
+    return text if len(text) <= 40 else f"{text[:39]}…"

@@ -6,10 +6,8 @@ It writes nothing; it says that it writes to its module's mark, so that the comp
 
 from __future__ import annotations
 
-import itertools
-import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,66 +15,50 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.tracing import compiling
-from clearhead.models.tap import interface as transformers
+from clearhead.base.tracing import compiling, some_compiling
+from clearhead.models.tap.interface import BackendCall, Given, Marks, Subscriber, read, subscribed
 from clearhead.models.tap.modules import Running
-from clearhead.models.tap.padding import Given
-from clearhead.models.tap.patch import interface_replaced
+from clearhead.models.tap.padding import Given as Told
 from clearhead.models.tap.receiver import Receiver
 
 # Read by no backend of transformers' own but FlashAttention's and those that choose keys.
 UNREAD = ("indices", "block_indices", "cu_seq_lens_q", "cu_seq_lens_k")
 
-_numbers = itertools.count(secrets.randbits(48))  # marks are saved with a model: those of another process are others
 
-
-class Interface:
+class Interface(Subscriber):
     """The attention interface, wrapped from before a model is compiled.
 
     A pass is recorded by the receiver that `recording` has put in its thread; where there is none, nothing is done.
-    A mark is a tensor, the number of the interface and that of the module, since layers share compiled code, and a
-    number that is a constant of the code would make each layer compile anew.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.number = next(_numbers)
-        self.attribute = f"_clearhead_monitor_{self.number}"
-        self.modules = list(model.modules())
+        self.marks = Marks(model)
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        with torch.inference_mode(False):  # what is made in it cannot be given to an operation that writes
-            for number, module in enumerate(self.modules):
-                module.__dict__[self.attribute] = torch.tensor([self.number, number], device="cpu")
-        try:
-            with interface_replaced(self._wrap):
-                yield
-        finally:
-            for module in self.modules:
-                module.__dict__.pop(self.attribute, None)
+        with self.marks.put(), subscribed(self):
+            yield
 
     @contextmanager
     def recording(self, receiver: Receiver) -> Iterator[None]:
         """While a pass runs in this thread."""
-        _here.open[self.number] = self, receiver
+        number = self.marks.number
+        _here.open[number] = self, receiver
         try:
             yield
         finally:
-            del _here.open[self.number]
+            del _here.open[number]
 
-    def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        number, attribute = self.number, self.attribute
+    def meets(self, backend: str) -> bool:
+        return self.marks.number in _here.open or (some_compiling() and compiling())
 
-        def get_interface(registry: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
-            function: Callable[..., Any] = original(registry, attn_implementation, default)
-            backend = "eager" if function is default else str(attn_implementation)
-            if compiling():
-                return _observed(attribute, function, backend)
-            if number not in _here.open:
-                return function
-            return transformers.recorded(_here.open[number][1], function, backend, transformers.read)
-
-        return get_interface
+    def called(self, call: BackendCall) -> Any:
+        if not compiling():
+            return Given(_here.open[self.marks.number][1], inside_compiled_code=False).called(call)
+        mark = getattr(call.module, self.marks.attribute, None)
+        if mark is not None:
+            _observe(call, mark)
+        return call.run()
 
 
 class _Here(threading.local):
@@ -87,39 +69,30 @@ class _Here(threading.local):
 _here = _Here()
 
 
-def _observed(attribute: str, function: Callable[..., Any], backend: str) -> Callable[..., Any]:
-    own = transformers.own_name(function)
-
-    def attention(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
-    ) -> Any:
-        mark = getattr(module, attribute, None)
-        if mark is not None:
-            transformers.check(type(module).__name__, attention_mask, backend, kwargs)
-            unread = [word for word in UNREAD if kwargs.get(word) is not None and backend not in ("eager", "sdpa")]
-            if unread:
-                raise UnsupportedError(
-                    f"{type(module).__name__} called the attention backend {backend!r} with {unread[0]!r}, which "
-                    "cannot be read in compiled code. Monitor the model without compiling it."
-                )
-            observe(
-                query.detach(),
-                key.detach(),
-                attention_mask,
-                kwargs.get("position_bias"),
-                kwargs.get("s_aux"),
-                kwargs.get("position_ids"),
-                kwargs.get("scaling"),
-                kwargs.get("softcap"),
-                kwargs.get("is_causal"),
-                kwargs.get("sliding_window"),
-                backend,
-                own,
-                mark,
-            )
-        return function(module, query, key, value, attention_mask, **kwargs)
-
-    return attention
+def _observe(call: BackendCall, mark: Tensor) -> None:
+    call.check(type(call.module).__name__)
+    given = call.keywords
+    unread = [word for word in UNREAD if given.get(word) is not None and call.backend not in ("eager", "sdpa")]
+    if unread:
+        raise UnsupportedError(
+            f"{type(call.module).__name__} called the attention backend {call.backend!r} with {unread[0]!r}, which "
+            "cannot be read in compiled code. Monitor the model without compiling it."
+        )
+    observe(
+        call.query.detach(),
+        call.key.detach(),
+        call.mask,
+        given.get("position_bias"),
+        given.get("s_aux"),
+        given.get("position_ids"),
+        given.get("scaling"),
+        given.get("softcap"),
+        given.get("is_causal"),
+        given.get("sliding_window"),
+        call.backend,
+        call.own,
+        mark,
+    )
 
 
 def _part(receiver: Receiver, module: nn.Module) -> Running:
@@ -134,7 +107,7 @@ def _part(receiver: Receiver, module: nn.Module) -> Running:
     if "decoder" in parts:
         return Running(module, "cross", around.told)
     if "encoder" in parts and around.told.source is not None:
-        return Running(module, "self", Given(around.told.source))
+        return Running(module, "self", Told(around.told.source))
     return Running(module, around.kind, around.told)
 
 
@@ -167,10 +140,14 @@ def observe(
         return
     kwargs = {"position_bias": position_bias, "s_aux": sinks, "position_ids": position_ids, "scaling": scaling}
     kwargs |= {"softcap": softcap, "is_causal": is_causal, "sliding_window": sliding_window}
-    running = here.modules[module]
+    running = here.marks.modules[module]
     receiver.masks.counted = False  # compiled code writes one layer's mask over another one's
     with receiver.stack.inside(_part(receiver, running)):
-        transformers.read(receiver, running, query, key, None, mask, backend, own, kwargs)
+        read(receiver, BackendCall(running, query, key, None, mask, kwargs, backend, own, _not_run))
+
+
+def _not_run(*_: Any) -> None:
+    raise AssertionError("the function of an observed call is run by the code beside it")
 
 
 @observe.register_fake

@@ -1,15 +1,19 @@
-"""The first source: the attention interface of transformers."""
+"""The attention interface of transformers: where the calls of its models are met."""
 
 from __future__ import annotations
 
 import functools
 import importlib
 import inspect
+import itertools
+import secrets
+import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +24,7 @@ from clearhead.masks.causal import Causal
 from clearhead.models.tap import told as flash
 from clearhead.models.tap.keywords import MASKED, NAME, RANKS, check_keywords
 from clearhead.models.tap.masks import MaskStore, Recorded, compact
-from clearhead.models.tap.patch import interface_replaced
+from clearhead.models.tap.patch import replaced
 from clearhead.models.tap.place import Separate
 from clearhead.models.tap.receiver import Answer, DotCall, Receiver
 from clearhead.models.tap.refused import uncompiled
@@ -33,92 +37,182 @@ BY_POSITION = Separate(lambda t: t.transpose(1, 2), lambda output: (output.trans
 HOMES = {"sdpa_attention_forward": "sdpa_attention", "flex_attention_forward": "flex_attention"}
 
 
-@contextmanager
-def source(receiver: Receiver, innermost: bool = False) -> Iterator[None]:
-    """Wrap every attention function that transformers looks up, while a model is watched.
+class BackendCall(NamedTuple):
+    """A call of a backend's function by a model of transformers.
 
-    Its models call `AttentionInterface.get_interface` each time for the function of their backend, which takes the
-    module, the key heads before they are repeated, the mask and the scaling.
+    query (B, H, Lq, E), key and value (B, Hk, Lk, ·), the key heads before they are repeated. `mask`: what the model
+    gives as attention_mask. `keywords`: the rest, by name. `own`: the name of `function`, where it is one of
+    transformers' own, else "".
     """
 
-    eager = uncompiled(read)
+    module: nn.Module
+    query: Tensor
+    key: Tensor
+    value: Tensor | None
+    mask: Any
+    keywords: dict[str, Any]
+    backend: str
+    own: str
+    function: Callable[..., Any]
+
+    def run(self, leave_out: str | None = None) -> Any:
+        """What the function gives: (B, Lq, H, Ev), and weights or None. `leave_out`: a keyword that it is not given."""
+        keywords = self.keywords
+        if leave_out is not None:
+            keywords = {word: value for word, value in keywords.items() if word != leave_out}
+        return self.function(self.module, self.query, self.key, self.value, self.mask, **keywords)
+
+    def check(self, name: str) -> None:
+        """Raise for what would be read wrong. `name`: of the module."""
+        if self.backend == RANKS:
+            raise UnsupportedError(
+                f"{name} attends over the ranks of a layout, and each has a part of its queries and keys: what is "
+                "recorded would be no attention of the whole. Set it back (use_in_transformers(model)), and watch it "
+                "in one process."
+            )
+        check_keywords(name, self.backend, self.keywords)
+        if self.mask is not None and not isinstance(self.mask, Tensor):
+            raise UnsupportedError(
+                f"{name} was called on the backend {self.backend!r} with attention_mask of type "
+                f"{type(self.mask).__name__}, which cannot be read. Load the model with attn_implementation='sdpa' or "
+                "'eager'."
+            )
+
+    def read(self, store: MaskStore) -> tuple[Tensor, Recorded, dict[str, Any]]:
+        """The keys that the backend sees, its masks, and the keywords that it does not drop."""
+        keywords, key, mask = applied(self.own, self.keywords), self.key, self.mask
+        if (self.own == "flash_attention_forward" or "flash" in self.backend) and mask is not None:
+            key = key[:, :, : mask.shape[1]]  # of a static cache
+        shape = (*self.query.shape[:3], key.shape[2])
+        return key, _masks(store, self.module, shape, mask, self.backend, self.own, keywords), keywords
+
+
+class Subscriber(ABC):
+    """Is given the calls of each backend's function that transformers looks up, while it is `subscribed`."""
+
+    def meets(self, backend: str) -> bool:
+        """Whether it wants the calls of a function that is looked up now."""
+        return True
+
+    @abstractmethod
+    def called(self, call: BackendCall) -> Any:
+        """The result of a call: that of `call.run()`, unless the subscriber gives another."""
+
+
+@contextmanager
+def subscribed(subscriber: Subscriber, innermost: bool = False) -> Iterator[None]:
+    """The subscriber is given calls inside the `with`; of several the last one first, or (`innermost`) after all.
+
+    Models of transformers call `AttentionInterface.get_interface` each time for the function of their backend. Where
+    transformers has not been imported, none of its models can exist, and nothing is done.
+    """
+    modeling = sys.modules.get("transformers.modeling_utils")
+    if modeling is None:
+        yield
+        return
+    if not hasattr(modeling.AttentionInterface, "get_interface"):
+        raise UnsupportedError(
+            f"transformers {sys.modules['transformers'].__version__} has no function by which its models look up their "
+            "attention (AttentionInterface.get_interface), where clearhead sees their calls. transformers 5.1 has "
+            "it, and later ones:  pip install 'clearhead[models]'"
+        )
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def get_interface(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
-            function = original(self, attn_implementation, default)
-            backend = "eager" if inspect.unwrap(function) is default else str(attn_implementation)
-            return recorded(receiver, function, backend, eager)
+        def get_interface(registry: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
+            function: Callable[..., Any] = original(registry, attn_implementation, default)
+            inner = inspect.unwrap(function) if isinstance(function, FunctionType) else function
+            backend = "eager" if inner is default else str(attn_implementation)
+            return _met(subscriber, function, backend) if subscriber.meets(backend) else function
 
         return get_interface
 
-    with interface_replaced(wrap, innermost):
+    with replaced(modeling.AttentionInterface, "get_interface", wrap, innermost):
         yield
 
 
-def recorded(
-    receiver: Receiver, function: Callable[..., Any], backend: str, give: Callable[..., Answer]
-) -> Callable[..., Any]:
-    """The function of a backend, and `give`, which is `read`, before it."""
+def _met(subscriber: Subscriber, function: Callable[..., Any], backend: str) -> Callable[..., Any]:
+    own = own_name(function)
 
-    @wraps(function)  # another watch around this one asks whose function it is
     def attention(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        *args: Any,
-        **kwargs: Any,
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *args: Any, **kwargs: Any
     ) -> Any:
+        if args:
+            bound = inspect.signature(function).bind_partial(None, None, None, None, None, *args)
+            kwargs = {**dict(list(bound.arguments.items())[5:]), **kwargs}
+        return subscriber.called(BackendCall(module, query, key, value, attention_mask, kwargs, backend, own, function))
+
+    # another subscriber around this one asks whose function it is; a partial has no name of its own
+    return wraps(function)(attention) if isinstance(function, FunctionType) else attention
+
+
+class Given(Subscriber):
+    """Gives a receiver the calls of its model."""
+
+    def __init__(self, receiver: Receiver, inside_compiled_code: bool = True) -> None:
+        self._receiver = receiver
+        self._read = uncompiled(read) if inside_compiled_code else read
+
+    def called(self, call: BackendCall) -> Any:
+        receiver = self._receiver
         if receiver.idle:  # not a call of this model, or part of one that is recorded
-            return function(module, query, key, value, attention_mask, *args, **kwargs)
-        kwargs = named(function, args, kwargs)
-        check(receiver.stack.names.get(id(module)) or type(module).__name__, attention_mask, backend, kwargs)
-        answer = give(receiver, module, query, key, value, attention_mask, backend, own_name(function), kwargs)
-        return receiver.compute(answer, function, module, query, key, value, attention_mask, **kwargs)
-
-    return attention
+            return call.run()
+        call.check(receiver.stack.names.get(id(call.module)) or type(call.module).__name__)
+        return receiver.compute(self._read(receiver, call), call.run)
 
 
-def named(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What a backend is given after query, key, value and mask, by name."""
-    if not args:
-        return kwargs
-    bound = inspect.signature(function).bind_partial(None, None, None, None, None, *args)
-    return {**dict(list(bound.arguments.items())[5:]), **kwargs}
-
-
-def read(
-    receiver: Receiver,
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor | None,
-    mask: Tensor | None,
-    backend: str,
-    own: str,
-    kwargs: dict[str, Any],
-) -> Answer:
-    """Give a call of a backend to the receiver. `own`: the name of its function, if that is transformers' own."""
-    receiver.check(query, key, receiver.stack.names.get(id(module)))
-    kwargs = applied(own, kwargs)
-    filled, masks = masked(receiver.masks, own, backend, module, query, key, mask, kwargs)
-    sinks = kwargs.get("s_aux")
+def read(receiver: Receiver, call: BackendCall) -> Answer:
+    """Give a call of a backend to the receiver."""
+    name = receiver.stack.names.get(id(call.module))
+    receiver.check(call.query, call.key, name)
+    key, masks, keywords = call.read(receiver.masks)
+    sinks = keywords.get("s_aux")
     return receiver.dots(
         DotCall(
-            query,
-            filled,
-            None if value is None else value[:, :, : filled.shape[2]],
-            masks if sinks is None else masks.with_sinks(filled.shape[2]),
-            backend=NAME if backend == MASKED else backend,
+            call.query,
+            key,
+            None if call.value is None else call.value[:, :, : key.shape[2]],
+            masks if sinks is None else masks.with_sinks(key.shape[2]),
+            backend=NAME if call.backend == MASKED else call.backend,
             place=BY_POSITION,
-            name=receiver.stack.names.get(id(module)),
-            scale=kwargs.get("scaling"),
-            softcap=kwargs.get("softcap"),
+            name=name,
+            scale=keywords.get("scaling"),
+            softcap=keywords.get("softcap"),
             sinks=sinks,
-            dropout_p=kwargs.get("dropout") or 0.0,
+            dropout_p=keywords.get("dropout") or 0.0,
         )
     )
+
+
+class Marks:
+    """A number of its own in every module of a model, by which compiled code, copies and replicas of it are known.
+
+    `attribute`: where a module has its mark, a tensor of this number and that of the module. It is a tensor, since
+    layers share compiled code, and a number that is a constant of the code would make each layer compile anew.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.number = next(_numbers)
+        self.attribute = f"_clearhead_{self.number}"
+        self.modules = list(model.modules())
+
+    @contextmanager
+    def put(self) -> Iterator[None]:
+        """The modules have their marks inside the `with`."""
+        with torch.inference_mode(False):  # what is made in it cannot be given to an operation that writes
+            for number, module in enumerate(self.modules):
+                module.__dict__[self.attribute] = torch.tensor([self.number, number], device="cpu")
+        try:
+            yield
+        finally:
+            for module in self.modules:
+                module.__dict__.pop(self.attribute, None)
+
+    def on(self, module: nn.Module) -> bool:
+        """Whether a module has the mark: one of the model's, or of a copy of it."""
+        return self.attribute in module.__dict__
+
+
+_numbers = itertools.count(secrets.randbits(48))  # marks are saved with a model: those of another process are others
 
 
 def applied(own: str, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -138,37 +232,6 @@ def _without_parameter(own: str) -> tuple[str, ...]:
     function = getattr(importlib.import_module(f"transformers.integrations.{HOMES[own]}"), own)
     parameters = inspect.signature(function).parameters
     return tuple(word for word in ("softcap", "s_aux", "position_bias") if word not in parameters)
-
-
-def masked(
-    store: MaskStore,
-    own: str,
-    backend: str,
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    mask: Tensor | None,
-    kwargs: dict[str, Any],
-) -> tuple[Tensor, Recorded]:
-    """The keys that a backend sees, and its masks. `own`: the name of its function, if that is transformers' own."""
-    if (own == "flash_attention_forward" or "flash" in backend) and mask is not None:
-        key = key[:, :, : mask.shape[1]]  # of a static cache
-    return key, _masks(store, module, (*query.shape[:3], key.shape[2]), mask, backend, own, kwargs)
-
-
-def check(name: str, mask: Any, backend: str, kwargs: dict[str, Any]) -> None:
-    """Refuse what would be recorded wrong."""
-    if backend == RANKS:
-        raise UnsupportedError(
-            f"{name} attends over the ranks of a layout, and each has a part of its queries and keys: what is recorded "
-            "would be no attention of the whole. Set it back (use_in_transformers(model)), and watch it in one process."
-        )
-    check_keywords(name, backend, kwargs)
-    if mask is not None and not isinstance(mask, Tensor):
-        raise UnsupportedError(
-            f"{name} was called on the backend {backend!r} with attention_mask of type {type(mask).__name__}, which "
-            "cannot be read. Load the model with attn_implementation='sdpa' or 'eager'."
-        )
 
 
 def own_name(function: Callable[..., Any]) -> str:

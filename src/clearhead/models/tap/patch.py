@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-
-from clearhead.base.errors import UnsupportedError
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -36,26 +33,6 @@ def replaced(owner: Any, name: str, wrap: Wrap, innermost: bool = False) -> Iter
             setattr(owner, name, _wrapped(original, wraps))
             if not wraps:
                 del _active[key]
-
-
-@contextmanager
-def interface_replaced(wrap: Wrap, innermost: bool = False) -> Iterator[None]:
-    """`wrap` is around the function by which models of transformers look up the function of their backend.
-
-    Where transformers has not been imported, none of its models can exist, and nothing is done.
-    """
-    modeling = sys.modules.get("transformers.modeling_utils")
-    if modeling is None:
-        yield
-        return
-    if not hasattr(modeling.AttentionInterface, "get_interface"):
-        raise UnsupportedError(
-            f"transformers {sys.modules['transformers'].__version__} has no function by which its models look up their "
-            "attention (AttentionInterface.get_interface), where clearhead sees their calls. transformers 5.1 has "
-            "it, and later ones:  pip install 'clearhead[models]'"
-        )
-    with replaced(modeling.AttentionInterface, "get_interface", wrap, innermost):
-        yield
 
 
 def replacing() -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from clearhead.models.tap import functions, own
-from clearhead.models.tap import interface as transformers
+from clearhead.models.tap.interface import Given, subscribed
 from clearhead.models.tap.receiver import Receiver
 
 
@@ -21,6 +21,6 @@ def given_calls(receiver: Receiver, innermost: bool = False) -> Iterator[None]:
         # first: what the compiler makes of it would keep the rest alive
         stack.enter_context(functions.source(receiver, innermost))
         stack.enter_context(receiver.stack.entered())
-        stack.enter_context(transformers.source(receiver, innermost))
+        stack.enter_context(subscribed(Given(receiver), innermost))
         stack.enter_context(own.source(receiver, innermost))
         yield

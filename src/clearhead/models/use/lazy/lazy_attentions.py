@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-import secrets
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import wraps
-from inspect import unwrap
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -17,9 +13,8 @@ from clearhead.base.errors import ClearheadError, UnsupportedError, require
 from clearhead.base.managers import Managed
 from clearhead.base.numbers import check_count
 from clearhead.base.tracing import compiling, empty_of_values, in_backward, refuse_jit, transformed, unobserved
-from clearhead.models.tap import interface as transformers
+from clearhead.models.tap.interface import BackendCall, Marks, Subscriber, subscribed
 from clearhead.models.tap.masks import MaskStore
-from clearhead.models.tap.patch import interface_replaced
 from clearhead.models.tap.refused import refuse_compiled
 from clearhead.models.use.edits.edit import change_of, editing, unmasked
 from clearhead.models.use.edits.recorded import edited_weights
@@ -28,9 +23,7 @@ from clearhead.models.use.lazy.of_model import OfModel
 from clearhead.scores.dot import Dot
 
 DENSE_BYTES = 2**30
-MARK = "_clearhead_lazy_attentions"  # in a module's __dict__, which copies and replicas of it have too
 
-_numbers = itertools.count(secrets.randbits(48))  # marks are saved with a model: those of another process are others
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -76,7 +69,7 @@ def lazy_attentions(model: Model, *, max_bytes: int | None = DENSE_BYTES) -> Abs
             "Other modules can be watched: ch.watch(model)."
         )
     refuse_compiled(model, "lazy_attentions", "makes lazy")
-    return Managed("lazy_attentions(...)", lambda: _lazily(model, _Interface(next(_numbers), max_bytes)))
+    return Managed("lazy_attentions(...)", lambda: _lazily(model, max_bytes))
 
 
 def check_max_bytes(given: Any) -> None:
@@ -85,83 +78,41 @@ def check_max_bytes(given: Any) -> None:
 
 
 @contextmanager
-def _lazily(model: Model, interface: _Interface) -> Iterator[Model]:
-    for module in model.modules():
-        module.__dict__[MARK] = (*module.__dict__.get(MARK, ()), interface.number)
-    try:
-        with interface_replaced(interface.wrap):
-            yield model
-    finally:
-        for module in model.modules():
-            left = tuple(number for number in module.__dict__.get(MARK, ()) if number != interface.number)
-            if left:
-                module.__dict__[MARK] = left
-            else:
-                module.__dict__.pop(MARK, None)
+def _lazily(model: Model, max_bytes: int | None) -> Iterator[Model]:
+    lazily = _Lazily(model, max_bytes)
+    with lazily.marks.put(), subscribed(lazily):
+        yield model
 
 
-class _Interface:
+class _Lazily(Subscriber):
     """Gives lazy weights beside the output of each attention function that transformers looks up."""
 
-    def __init__(self, number: int, max_bytes: int | None) -> None:
-        self.number, self._max_bytes = number, max_bytes
-        self._masks = MaskStore()
+    def __init__(self, model: nn.Module, max_bytes: int | None) -> None:
+        self.marks, self._max_bytes, self._masks = Marks(model), max_bytes, MaskStore()
 
-    def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def get_interface(interface: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
-            function = original(interface, attn_implementation, default)
-            backend = "eager" if unwrap(function) is default else str(attn_implementation)
-            return function if backend == "eager" else self._with_weights(function, backend)
+    def meets(self, backend: str) -> bool:
+        return backend != "eager"  # which gives its own
 
-        return get_interface
+    def called(self, call: BackendCall) -> Any:
+        if not self.marks.on(call.module) or not _asked(call.keywords) or in_backward():
+            return call.run()
+        lazy = self._weights(call)
+        output = call.run("output_attentions" if call.own else None)  # with it these would warn that they give none
+        return (output[0] if isinstance(output, tuple) else output), lazy
 
-    def _with_weights(self, function: Callable[..., Any], backend: str) -> Callable[..., Any]:
-        @wraps(function)
-        def attention(
-            module: nn.Module,
-            query: Tensor,
-            key: Tensor,
-            value: Tensor,
-            attention_mask: Tensor | None,
-            *args: Any,
-            **kwargs: Any,
-        ) -> Any:
-            if self.number not in module.__dict__.get(MARK, ()) or not _asked(kwargs) or in_backward():
-                return function(module, query, key, value, attention_mask, *args, **kwargs)
-            kwargs = transformers.named(function, args, kwargs)
-            lazy = self._weights(function, backend, module, query, key, attention_mask, kwargs)
-            if transformers.own_name(function):  # these would warn that they give no weights
-                kwargs = {name: value for name, value in kwargs.items() if name != "output_attentions"}
-            output = function(module, query, key, value, attention_mask, **kwargs)
-            return (output[0] if isinstance(output, tuple) else output), lazy
-
-        return attention
-
-    def _weights(
-        self,
-        function: Callable[..., Any],
-        backend: str,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        mask: Tensor | None,
-        kwargs: dict[str, Any],
-    ) -> Tensor:
-        name = type(module).__name__
-        _refuse(name, query, key, kwargs)
-        transformers.check(name, mask, backend, kwargs)
+    def _weights(self, call: BackendCall) -> Tensor:
+        name, query = type(call.module).__name__, call.query
+        _refuse(name, query, call.key, call.keywords)
+        call.check(name)
         with unobserved():
-            own = transformers.own_name(function)
-            kwargs = transformers.applied(own, kwargs)
-            key, masks = transformers.masked(self._masks, own, backend, module, query, key, mask, kwargs)
-            score = Dot(scale=kwargs.get("scaling"), softcap=kwargs.get("softcap"))
-            added = {"attention mask": mask, "position bias": kwargs.get("position_bias")}
-            source = OfModel(query, key, score, masks, kwargs.get("s_aux"), added)
-            if (
-                editing()
-                and (dense := _edited(source, module, query, masks.uniform, kwargs, self._max_bytes)) is not None
-            ):
-                return dense
+            key, masks, keywords = call.read(self._masks)
+            score = Dot(scale=keywords.get("scaling"), softcap=keywords.get("softcap"))
+            added = {"attention mask": call.mask, "position bias": keywords.get("position_bias")}
+            source = OfModel(query, key, score, masks, keywords.get("s_aux"), added)
+            if editing():
+                dense = _edited(source, call.module, query, masks.uniform, keywords, self._max_bytes)
+                if dense is not None:
+                    return dense
             found = lazy_attention(source, query.dtype, self._max_bytes)
             if query.shape[2] == 1 and not source.learnt:
                 return found.weights.dense(None).to(query.dtype)  # type: ignore[no-any-return]
