@@ -3,6 +3,8 @@
 `--device NAME`: the contract, the fuzz and the modules on another device, such as cuda, and nothing else.
 """
 
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a script; children would ignore it too
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     folder = config.getoption("--kernels")
     if folder:
         other_kernels.use(folder)
@@ -34,6 +38,14 @@ def pytest_collection_modifyitems(config, items):
         others = [item for item in items if not any(part in str(item.path) for part in ON_DEVICES)]
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in others]
+
+
+@pytest.fixture(autouse=True)
+def figures_closed():
+    """Matplotlib keeps every figure of pyplot, and warns of many: whichever test comes after them would fail."""
+    yield
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
 
 
 @pytest.fixture(scope="session")

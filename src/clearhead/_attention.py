@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -116,7 +116,25 @@ class Arguments(NamedTuple):
         return with_given(problem, bias, mask) if by_tile else problem
 
 
-def attend(call: Arguments) -> tuple[Any, Problem]:
+class Ran(Protocol):
+    """What an edit has made of a call: its weights are not those of the problem."""
+
+    def later(self, numpy: bool) -> Callable[[], Any]:
+        """What makes the weights that ran, a `Weights`; it holds no graph. `numpy`: whether they give arrays."""
+
+    def returned(self, weights: Tensor) -> Tensor:
+        """A matrix of the problem's weights, (B, H, Lq, Lk) or its mean over heads, as they ran."""
+
+
+class Attended(NamedTuple):
+    """An output, the problem that was solved, and what an edit made of it, if one did."""
+
+    output: Any
+    problem: Problem
+    ran: Ran | None = None
+
+
+def attend(call: Arguments) -> Attended:
     """Compute `attention`; give the output and the problem that it solved.
 
     `watch` replaces this function, so that code that has imported `attention` by name is recorded too.
@@ -127,7 +145,7 @@ def attend(call: Arguments) -> tuple[Any, Problem]:
     problem = call.problem()
     with without_autocast(problem.sizes.device):
         output = problem.sizes.restore(run(problem, choose(problem, engine), engine))
-    return output.detach().numpy() if numpy else output, problem
+    return Attended(output.detach().numpy() if numpy else output, problem)
 
 
 @dataclass(frozen=True, eq=False)

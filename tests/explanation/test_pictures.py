@@ -15,12 +15,6 @@ def draw(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
 
 
-@pytest.fixture(autouse=True)
-def closed():
-    yield
-    pyplot.close("all")
-
-
 def test_a_picture_holds_the_numbers_of_the_step():
     explanation = ch.explain(draw(3, 4), draw(5, 4, seed=1), draw(5, 2, seed=2))
     for name in ("scores", "weights", "output"):

@@ -18,12 +18,6 @@ matplotlib.use("Agg")
 pyplot = pytest.importorskip("matplotlib.pyplot", reason="the extra [plot] is not installed")
 
 
-@pytest.fixture(autouse=True)
-def closed():
-    yield
-    pyplot.close("all")
-
-
 def test_a_small_head_shows_every_weight_and_its_words():
     weights = ch.weights(torch.rand(2, 3, 4, 8), torch.rand(2, 3, 5, 8))
     axes = weights.plot(1, 2, query_labels=["a", "b", "$c", "d"], key_labels=list("vwxyz"))

@@ -13,12 +13,6 @@ matplotlib.use("Agg")
 pyplot = pytest.importorskip("matplotlib.pyplot", reason="the extra [plot] is not installed")
 
 
-@pytest.fixture(autouse=True)
-def closed():
-    yield
-    pyplot.close("all")
-
-
 @pytest.fixture(scope="module")
 def bert():
     """Two sentences, the second padded, and their tokens."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from torch import nn
 
 from clearhead import _attention
-from clearhead._attention import Arguments
+from clearhead._attention import Arguments, Attended
 from clearhead.base.numbers import check_flag
 from clearhead.base.tracing import compiling, transformed
 from clearhead.inspection.source import FromCall, FromRecord, Source, shown
@@ -28,7 +29,7 @@ class RecordingModule(nn.Module):
     """A module with `attention_weights`. It records in the forward pass, and computes weights on access."""
 
     _last: Source | None = None
-    _made: tuple[Source, RecordedWeights] | None = None
+    _made: tuple[Source, Weights | Callable[[], Weights]] | None = None
 
     def __init__(self, record_gradients: bool = False) -> None:
         super().__init__()
@@ -41,6 +42,7 @@ class RecordingModule(nn.Module):
         They are detached: a loss on them trains nothing. With `record_gradients=True` the module keeps the graph of its
         last call until the next one, and `attention_weights[...]` has gradients.
 
+        After a call that `clearhead.edit` changed they are the edited ones, detached.
         None too after a call under torch.compile or torch.func, whose tensors do not outlive it. Not part of
         the state dict, of pickles and of copies of the module. Raises a `ClearheadError`, now or when they are looked
         at, where a tensor they are computed from was modified in place since.
@@ -51,14 +53,23 @@ class RecordingModule(nn.Module):
         if made is None or made[0] is not last:
             made = self.__dict__["_made"] = last, RecordedWeights(last)
         last.check()
-        return made[1]
+        weights = made[1]
+        if not isinstance(weights, Weights):  # an edit changed them
+            weights = weights()
+            self.__dict__["_made"] = last, weights
+        return weights
 
     def _attend(self, query: Any, key: Any, value: Any, *, fresh: bool = False, **options: Any) -> Any:
-        """`attention`, recorded. `fresh`: only the module holds query and key."""
+        """The output of `attention`, recorded. `fresh`: only the module holds query and key."""
+        return self._attended(query, key, value, fresh=fresh, **options).output
+
+    def _attended(self, query: Any, key: Any, value: Any, *, fresh: bool = False, **options: Any) -> Attended:
+        """The same, with the problem, and with what an edit made of it."""
         # writes to NumPy arrays are not counted
         options = {name: a.copy() if isinstance(a, np.ndarray) else a for name, a in options.items()}
         call = Arguments(query, key, value, **options)
-        output, problem = _attention.attend(call)
+        found = _attention.attend(call)
+        problem = found.problem
         last: Source | None = None
         if not compiling() and not transformed():
             numpy = isinstance(query, np.ndarray)
@@ -67,9 +78,10 @@ class RecordingModule(nn.Module):
             else:
                 said = {"score": call.score, "mask": _words(call.mask), "bias": _words(call.bias), "align": call.align}
                 last = FromRecord(record(problem, copy=numpy, fresh=fresh), said, numpy)
-        self.__dict__["_made"] = None
+        edited = None if last is None or found.ran is None else found.ran.later(last.numpy)
+        self.__dict__["_made"] = None if last is None or edited is None else (last, edited)
         self.__dict__["_last"] = last  # nn.Module.__setattr__ is slow
-        return output
+        return found
 
     def __getstate__(self) -> dict[str, Any]:  # pickle and copy call it
         return {name: value for name, value in self.__dict__.items() if name not in ("_last", "_made")}

@@ -7,6 +7,7 @@ A query without an allowed key has weights 0 in the record; the modules give it 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -85,6 +86,8 @@ def read(
         masks = convert(attn_mask if attn_mask.ndim == 2 else attn_mask.view(batch, -1, *attn_mask.shape[1:]))
     if key_padding_mask is not None:
         masks = masks.plus(convert(key_padding_mask.reshape(batch, 1, 1, -1)))
+    if k.shape[2] > keys:  # the keys that are added stand last: query 0 is still at key 0
+        masks = replace(masks, align="upper_left")
     place = Projected(out_proj_weight, num_heads, batch_first=False)
     backend, dropout_p = "multi_head_attention_forward", dropout_p if training else 0.0
     inputs = [t.transpose(0, 1) for t in (query, key, value)]

@@ -10,10 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from clearhead import _attention
-from clearhead._attention import Arguments
+from clearhead._attention import Arguments, Attended, Ran
 from clearhead.engines.base import Engine
 from clearhead.models.tap.patch import replaced
-from clearhead.models.tap.receiver import Receiver
+from clearhead.models.tap.receiver import Changing, Receiver
 from clearhead.models.tap.refused import uncompiled
 from clearhead.problem.problem import Problem
 
@@ -30,22 +30,26 @@ def source(receiver: Receiver, innermost: bool = False) -> Iterator[None]:
             assert given.call is not None
             after = receiver.own(problem, given.call, f"clearhead {engine.name}")
             output: Tensor = receiver.compute(after, run, problem, engine, asked)
+            given.ran = after.ran if isinstance(after, Changing) else None
             return output
 
         return noting
 
-    def outside(attended: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(call: Arguments) -> Any:
-            before, given.call = given.call, call
+    def outside(attended: Callable[[Arguments], Attended]) -> Callable[[Arguments], Attended]:
+        def noted(call: Arguments) -> Attended:
+            before = given.call, given.ran
+            given.call, given.ran = call, None
             try:
-                return attended(call)
+                found = attended(call)
+                return found if given.ran is None else found._replace(ran=given.ran)
             finally:
-                given.call = before
+                given.call, given.ran = before
 
         eager = uncompiled(noted)
 
-        def attend(call: Arguments) -> Any:
-            return attended(call) if receiver.stack.innermost is None else eager(call)
+        def attend(call: Arguments) -> Attended:
+            found: Attended = attended(call) if receiver.stack.innermost is None else eager(call)
+            return found
 
         return attend
 
@@ -57,3 +61,4 @@ class _Given(threading.local):
     """The arguments of attention() in this thread: the record has the score as given, over inputs not yet projected."""
 
     call: Arguments | None = None
+    ran: Ran | None = None  # what an edit made of it

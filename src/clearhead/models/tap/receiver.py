@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from clearhead._attention import Arguments
+from clearhead._attention import Arguments, Ran
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.tracing import transformed
 from clearhead.models.tap.masks import MaskStore, Recorded
@@ -29,7 +29,17 @@ class Instead(NamedTuple):
     result: Any
 
 
-Answer = After | Instead | None  # None: the function's result stays as it is
+class Changing(NamedTuple):
+    """What is done with a result that an edit changes, and what it made of the weights."""
+
+    after: After
+    ran: Ran
+
+    def __call__(self, result: Any) -> Any:
+        return self.after(result)
+
+
+Answer = After | Changing | Instead | None  # None: the function's result stays as it is
 
 
 class DotCall(NamedTuple):

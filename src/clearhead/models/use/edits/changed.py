@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,17 +33,22 @@ from clearhead.problem.regions import cut
 
 
 class Change(NamedTuple):
-    """A call, where it stands, and its parts that are changed: the edits, the heads, and the rows of queries (Lq,)."""
+    """A call, where it stands, and its parts that are changed: the edits, the heads, and the rows of queries (Lq,).
+
+    `inside`: entered while edits are asked: an edit of the caller's own may compute attention, which is none of the
+    model's.
+    """
 
     problem: Problem
     spot: Spot
     regions: list[tuple[list[Edit], tuple[int, ...], np.ndarray]]
+    inside: Callable[[], AbstractContextManager[None]]
 
 
 def changed(change: Change, place: Place, result: Any) -> Any:
     """The result of a call with its edits."""
-    problem, spot, regions = change
-    with unobserved(), without_autocast(problem.sizes.device):
+    problem, spot, regions, inside = change
+    with inside(), unobserved(), without_autocast(problem.sizes.device):
         tensor = place.tensor(result)
         for edits, numbers, queries in regions:
             rows = np.flatnonzero(queries)

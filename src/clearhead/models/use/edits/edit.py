@@ -16,12 +16,12 @@ from clearhead.base.text import listed
 from clearhead.base.tracing import unobserved
 from clearhead.models.tap.choice import chosen
 from clearhead.models.tap.place import BY_HEAD, Place
-from clearhead.models.tap.receiver import Answer, DotCall, Receiver
+from clearhead.models.tap.receiver import Answer, Changing, DotCall, Receiver
 from clearhead.models.tap.refused import refuse_compiled
 from clearhead.models.tap.tap import given_calls
 from clearhead.models.use.edits.base import Edit
 from clearhead.models.use.edits.changed import Change, changed
-from clearhead.models.use.edits.recorded import with_weights
+from clearhead.models.use.edits.recorded import RanEdited, with_weights
 from clearhead.models.use.edits.spot import Spot, Unmasked, spot_of
 from clearhead.problem.problem import Problem
 
@@ -167,14 +167,14 @@ class Editor(Receiver):
         spot = spot_of(problem, self.innermost, name)._replace(unmasked=unmasked)
         self.places.append(spot.queries)
         regions = list(self._regions(problem, edits, spot, name))
-        return Change(problem, spot, regions) if regions else None
+        return Change(problem, spot, regions, self.inside) if regions else None
 
     def _after(self, change: Change | None, name: str, place: Place | None) -> Answer:
         if change is None:
             return None
         if place is None:
             raise UnsupportedError(f"{name} computes attention inside a fused layer, where edit() can't change it.")
-        return lambda result: with_weights(change, changed(change, place, result))
+        return Changing(lambda result: with_weights(change, changed(change, place, result)), RanEdited(change))
 
     def _regions(
         self, problem: Problem, edits: list[int], spot: Spot, name: str

@@ -112,6 +112,8 @@ def spot_of(problem: Problem, running: Running, name: str) -> Spot:
     if not told and (running.kind == "cross" or queries > keys):
         first = 0 if total is None else total - queries
         return Spot(range(first, first + queries), range(keys), keys, range(heads), heads)
+    if total is None and sizes.align == "upper_left":  # a mask may hide the keys after the last query; they are there
+        return Spot(range(queries), range(keys), keys, range(heads), heads)
     if total is None:
         total = _first(problem, name) + queries
     before = 0 if told else max(total - keys, 0)  # what a sliding window has left behind
@@ -131,7 +133,7 @@ def _first(problem: Problem, name: str) -> int:
         return int(align.reshape(-1)[0])
     if isinstance(align, int):
         return align
-    if align == "upper_left" or sizes.queries == sizes.keys:
+    if sizes.queries == sizes.keys:
         return 0
     if problem.spans is not None and sizes.queries:
         last = int(problem.spans.stop[..., -1].max())  # a static cache has slots behind the last query
