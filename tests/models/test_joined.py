@@ -509,7 +509,7 @@ def test_a_window_that_was_watched_from_the_middle_on(seed):
                 model(ids[:, i : i + 1], past_key_values=past, use_cache=True)
         with ch.watch(model) as whole:
             model(ids, use_cache=False)
-    for name in whole:
+    for name in whole.names:
         weights = seen[name].joined()
         queries, keys = seen[name].positions
         gone = max(begun + 1 - window, 0)

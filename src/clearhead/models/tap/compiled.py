@@ -147,7 +147,7 @@ def observe(
 
 
 def _not_run(*_: Any) -> None:
-    raise AssertionError("the function of an observed call is run by the code beside it")
+    raise AssertionError("an observed call has been run by compiled code")
 
 
 @observe.register_fake
