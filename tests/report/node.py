@@ -1,21 +1,13 @@
-"""The page's own scripts in Node.js, on the data of a page that Python has written."""
+"""The page's own modules in Node.js, on the data of a page that Python has written."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
-
-import pytest
-
-from clearhead.base.pages import source
-
-NODE = shutil.which("node")
-needs_node = pytest.mark.skipif(NODE is None, reason="Node.js is not installed: the page's scripts are not run alone")
-SCRIPTS = ("data.js", "weights.js", "tiles.js")
 
 
 def data_of(html: str) -> dict[str, Any]:
@@ -28,15 +20,18 @@ def data_of(html: str) -> dict[str, Any]:
     return {"meta": json.loads(found[1]), "blocks": [text for _, text in ordered]}
 
 
-def run_units(units: Path, html: str, wanted: Any, folder: Path) -> None:
-    """Run a file of tests for Node.js: it finds `data`, of the page, and `wanted`, beside the page's scripts."""
-    assert NODE is not None
-    (folder / "given.json").write_text(json.dumps({"data": data_of(html), "wanted": wanted}))
-    scripts = "".join(source("clearhead.report", name) for name in SCRIPTS)
-    given = 'const { data, wanted } = JSON.parse(require("fs").readFileSync(`${__dirname}/given.json`, "utf8"));\n'
-    joined = folder / units.name
-    joined.write_text(f'"use strict";\n{given}{scripts}\n{units.read_text()}')
-    done = subprocess.run([NODE, "--test", str(joined)], capture_output=True, text=True, timeout=120)
+def run_on_page(units: Path, html: str, wanted: Any, folder: Path) -> None:
+    """Run a file of tests for Node.js: it reads `data`, of the page, and `wanted` from the file that `GIVEN` names."""
+    given = folder / "given.json"
+    given.write_text(json.dumps({"data": data_of(html), "wanted": wanted}))
+    run_units(units, GIVEN=str(given))
+
+
+def run_units(*units: Path, **surroundings: str) -> None:
+    """Run files of tests for Node.js."""
+    done = subprocess.run(
+        ["node", "--test", *map(str, units)], capture_output=True, text=True, timeout=120, env=os.environ | surroundings
+    )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    ran = re.search(r"^# pass (\d+)$", done.stdout, re.MULTILINE)
-    assert ran and int(ran[1]) > 0, done.stdout
+    ran = re.search(r"^(?:#|ℹ) pass (\d+)$", done.stdout, re.MULTILINE)
+    assert ran and int(ran[1]) >= len(units), done.stdout

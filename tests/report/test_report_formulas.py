@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from eager import pooled, scores_of, statistics_of
-from node import needs_node, run_units
+from node import run_on_page
 
 import clearhead as ch
 from clearhead.base.shapes import Sizes
@@ -147,7 +147,6 @@ def look_entropy(row: Any) -> list[Any]:
     return listed(-(shares * np.log(np.where(shares > 0, shares, 1.0))).sum())
 
 
-@needs_node
 @pytest.mark.parametrize("key_heads", [HEADS, 2])
 def test_every_form_of_a_call(key_heads: int, tmp_path: Path) -> None:
     layers, wanted = [], []
@@ -161,7 +160,7 @@ def test_every_form_of_a_call(key_heads: int, tmp_path: Path) -> None:
         np.testing.assert_allclose(own[keep], scores[keep], rtol=1e-5, atol=2e-6, err_msg=name)
         layers.append(layer)
         wanted.append(wanted_of(name, layer, own, keep, 2e-6))
-    run_units(Path(__file__).with_name("formulas.test.js"), render(layers, "All forms"), wanted, tmp_path)
+    run_on_page(Path(__file__).with_name("formulas.test.js"), render(layers, "All forms"), wanted, tmp_path)
 
 
 class Padded(torch.nn.Module):
@@ -189,7 +188,6 @@ PADDED = {
 }
 
 
-@needs_node
 @pytest.mark.parametrize("kind", ["left", "right", "between"])
 def test_padding_is_left_out(kind: str, tmp_path: Path) -> None:
     words, layers, wanted = sides(kind), [], []
@@ -231,7 +229,7 @@ def test_padding_is_left_out(kind: str, tmp_path: Path) -> None:
             times = whole["weights"][head][real][:, real] * count[:, None]
             assert (layer.entropy[head] <= np.log(np.maximum(count, 1)) + 1e-5).all()
             np.testing.assert_allclose(layer.thumbnail[head], pooled(times, cut[head], 1, 1), atol=2e-5)
-    run_units(Path(__file__).with_name("formulas.test.js"), render(layers, "Padded"), wanted, tmp_path)
+    run_on_page(Path(__file__).with_name("formulas.test.js"), render(layers, "Padded"), wanted, tmp_path)
 
 
 @pytest.mark.parametrize("align", [-1, 4, 6, 9])

@@ -98,7 +98,7 @@ def test_running_text(make_case: Make, open_report: Make) -> None:
 def test_the_policy_stops_what_is_injected(make_case: Make, open_report: Make) -> None:
     """If markup did get in, it could still run and load nothing."""
     html = render([make_case(3).layer], "A report")
-    html = html.replace("<main>", "<main><script>window.ran = 1</script><p style='color:red'>", 1)
+    html = html.replace("<body>", "<body><script>window.ran = 1</script><p style='color:red'>", 1)
     opened = open_report([], html=html)
     page = opened.page
     failed: list[str | None] = []

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from eager import pooled, scores_of, statistics_of
-from node import data_of, needs_node, run_units
+from node import data_of, run_on_page
 from test_report_formulas import FAR, Manhattan, normal, wanted_of
 
 import clearhead as ch
@@ -71,7 +71,6 @@ def test_a_long_head_from_afar(name: str) -> None:
     np.testing.assert_allclose(layer.thumbnail[0], times, rtol=1e-5, atol=1e-5)
 
 
-@needs_node
 def test_parts_and_statistics_that_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(describe, "CHUNK", 64)  # so that an operand has several parts
     monkeypatch.setattr(describe, "AT_ONCE", 0)  # and nothing is left to the page
@@ -89,7 +88,7 @@ def test_parts_and_statistics_that_are_written(tmp_path: Path, monkeypatch: pyte
             assert layer.bias.tiles[0] is not None and layer.bias.tiles[0].places.shape == (2, 3)
         layers.append(layer)
         wanted.append(wanted_of(name, layer, scores, keep, 2e-5))
-    run_units(Path(__file__).with_name("formulas.test.js"), render(layers, "Parts"), wanted, tmp_path)
+    run_on_page(Path(__file__).with_name("formulas.test.js"), render(layers, "Parts"), wanted, tmp_path)
 
 
 def test_what_little_the_keys_receive_beside_a_sink(open_report: Any, monkeypatch: pytest.MonkeyPatch) -> None:

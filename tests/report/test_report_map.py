@@ -352,7 +352,10 @@ def test_a_long_head_is_computed_beside_the_page(make_case: Make, open_report: M
 COUNT = """window.asked = 0;
 const Real = window.Worker;
 window.Worker = class extends Real {
-    postMessage(message, moved) { if (message.job === 'tile') window.asked++; super.postMessage(message, moved ?? []); }
+    postMessage(message, moved) {
+      if (message.asked?.job === 'tile') window.asked++;
+      super.postMessage(message, moved ?? []);
+    }
     terminate() { window.asked = -1e9; super.terminate(); }
 };"""
 
@@ -436,3 +439,10 @@ def test_the_marks_of_the_colours_stand_apart(make_case: Make, open_report: Make
 def test_the_hatch_is_explained_where_it_is(make_case: Make, open_report: Make) -> None:
     page = open_report([make_case(9, heads=1, stop=np.arange(9) + 1).layer]).page
     assert page.locator("#legend-mask").is_visible()
+
+
+@pytest.mark.parametrize(("hash", "chosen"), [("", "max"), ("#pool=mean", "mean")])
+def test_what_a_cell_shows_is_marked(make_case: Make, open_report: Make, hash: str, chosen: str) -> None:
+    opened = open_report([make_case(40).layer], hash)
+    marked = "document.getElementById('clearhead').shadowRoot.querySelector('[name=pool]:checked')?.value"
+    assert opened.page.evaluate(marked) == chosen

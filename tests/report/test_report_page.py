@@ -127,13 +127,3 @@ def test_rendering_loads_no_torch() -> None:
 
     package = str(report.__path__[0]).removesuffix("report")
     subprocess.run([sys.executable, "-c", code, package], check=True)
-
-
-def test_no_two_scripts_use_one_name() -> None:
-    """They are joined into one function: a name that is declared twice would end the page."""
-    from clearhead.base.pages import source
-    from clearhead.report.page import SCRIPTS
-
-    declared = r"^(?:async )?(?:function\*?|const|let|class) (\w+)"
-    names = [name for script in SCRIPTS for name in re.findall(declared, source("clearhead.report", script), re.M)]
-    assert len(names) > 100 and sorted(names) == sorted(set(names))

@@ -11,31 +11,34 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from clearhead.base.errors import UnsupportedError
 from clearhead.base.written import replacing
-
-# The program that computes the steps of an explanation from their code.
-ARITHMETIC = ("numbers.js", "language.js", "terms.js", "shapes.js", "operations.js")
 
 
 def source(package: str, name: str) -> str:
-    """A file of a package's folder `front`, with the line ends that a browser hashes."""
+    """A file of a package's folder `front`."""
     text = files(package).joinpath("front", name).read_text(encoding="utf-8")
     return text.replace("\r\n", "\n")
 
 
-def program_of(*scripts: str) -> str:
-    """Scripts joined into one function, `program`: they share their names with each other and with nothing else.
-
-    Lines that are comments alone are left out: they begin with // or /*, or with the star that continues one.
-    """
-    comment = ("//", "/*", "* ", "*/")
-    code = "\n".join(line for line in "".join(scripts).splitlines() if not line.lstrip().startswith(comment))
-    return f'(function program() {{\n"use strict";\n{code}\n}})();\n'
+def program(name: str) -> str:
+    """A page's program: its scripts in one, as `packaging/bundle.py` makes it of the folders `front`."""
+    return _bundled(f"{name}.js")
 
 
-def module_of(name: str, exports: Sequence[str], *scripts: str) -> str:
-    """Scripts joined into one object, which has these of their names; the others are known to them alone."""
-    return f"const {name} = (() => {{\n{''.join(scripts)}return {{ {', '.join(exports)} }};\n}})();\n"
+def style(name: str) -> str:
+    """A page's style, made in the same way."""
+    return _bundled(f"{name}.css")
+
+
+def _bundled(name: str) -> str:
+    file = files("clearhead.base").joinpath("bundle", name)
+    if not file.is_file():
+        raise UnsupportedError(
+            f"{name!r}, a part of the pages, is not there: it is made where clearhead is installed. In a clone "
+            "`make bundle` makes it, with Node.js; otherwise install clearhead again."
+        )
+    return file.read_text(encoding="utf-8")
 
 
 def embedded(value: Any) -> str:

@@ -11,27 +11,9 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from clearhead.base.pages import embedded, filled, policy, source
+from clearhead.base.pages import embedded, filled, policy, program, source, style
 from clearhead.report.describe import finite
-from clearhead.report.page import heads_pane, program_with
-
-# What of the report's program such a page needs.
-SCRIPTS = (
-    "words.js",
-    "keys.js",
-    "theme.js",
-    "colour.js",
-    "view.js",
-    "signed.js",
-    "measures.js",
-    "preview.js",
-    "heads_matrix.js",
-    "heads_list.js",
-    "heads_top.js",
-    "heads.js",
-    "survey.js",
-)
-STYLES = ("page.css", "heads.css", "survey.css")
+from clearhead.report.page import heads_pane
 
 
 class About(NamedTuple):
@@ -55,17 +37,15 @@ class Shown(NamedTuple):
 
 def heads_page(title: str, said: str, statistics: Sequence[Shown], rows: Sequence[Mapping[str, Any]]) -> str:
     """The page, of rows with the columns layer, module, head, and those of the statistics."""
-    style = "".join(source(__package__, name) for name in STYLES)
-    program = program_with(SCRIPTS)
-    outside, guard = source(__package__, "outside.css"), source("clearhead.base", "guard.js")
+    inside, outside, guard, script = style("survey"), style("outside"), program("guard"), program("survey")
     parts = {
-        "policy": policy((outside, style), guard, program),
+        "policy": policy((outside, inside), guard, script),
         "title": html.escape(title),
         "outside": outside,
-        "report": filled(source(__package__, "survey_panes.html"), {"style": style, "heads": heads_pane()}),
+        "report": filled(source(__package__, "survey_panes.html"), {"style": inside, "heads": heads_pane()}),
         "guard": guard,
         "meta": embedded(_meta(title, said, statistics, rows)),
-        "program": program,
+        "program": script,
     }
     return filled(source(__package__, "survey.html"), parts)
 

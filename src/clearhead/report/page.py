@@ -2,8 +2,7 @@
 
 The page needs no network and runs nothing but its own scripts: a policy in its head names them by hash. What comes from
 the model (names, tokens) is data in a JSON block, and reaches the page as text. See `front/` for the program, one
-concern a file; they are joined here, in the order of `SCRIPTS`, into one function, which stands in the file deflated:
-`load.js` unpacks it.
+concern a file; `packaging/bundle.mjs` makes one script of them, which stands there deflated; `load.js` unpacks it.
 
 **The data** are `meta`, JSON, and blocks, see `_blocks.py`. Where an array stands is a number, 8 · block + place; a
 list of these is one array in several parts. `front/data.js` reads them: `new Run(source)`, of a page or of messages.
@@ -42,82 +41,17 @@ from __future__ import annotations
 
 import base64
 import html
+import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.pages import (
-    ARITHMETIC,
-    embedded,
-    filled,
-    filled_parts,
-    module_of,
-    policy,
-    program_of,
-    source,
-    write_parts,
-)
+from clearhead.base.pages import embedded, filled, filled_parts, policy, program, source, style, write_parts
 from clearhead.report._blocks import PLACES, Blocks
 from clearhead.report.describe import described, measured
 from clearhead.report.layer import Layer, LeftOut, Measures
-
-# What a report is shown by, in a page and in a widget. The first three are all that its worker runs of it.
-SCRIPTS = (
-    "weights.js",
-    "tiles.js",
-    "worker.js",
-    "data.js",
-    "bytes.js",
-    "words.js",
-    "keys.js",
-    "theme.js",
-    "colour.js",
-    "view.js",
-    "signed.js",
-    "measures.js",
-    "preview.js",
-    "heads_matrix.js",
-    "heads_list.js",
-    "heads_top.js",
-    "pins.js",
-    "heads.js",
-    "header.js",
-    "chosen.js",
-    "prose.js",
-    "arcs.js",
-    "strip.js",
-    "find.js",
-    "take.js",
-    "text.js",
-    "layout.js",
-    "picture.js",
-    "marks.js",
-    "lens.js",
-    "zoom.js",
-    "legend.js",
-    "map_words.js",
-    "steer.js",
-    "map.js",
-    "difference.js",
-    "apart.js",
-    "compare.js",
-    "lines.js",
-    "why.js",
-    "pair.js",
-    "everywhere.js",
-    "saved.js",
-    "tools.js",
-    "mount.js",
-)
-
-# The style of the page: a file for each pane, after what all share.
-STYLES = ("page.css", "heads.css", "text.css", "map.css", "compare.css", "lines.css", "pair.css", "tools.css")
-
-# What the page uses of the program that computes the steps of an explanation from their code.
-STEPS = ("read", "nodeOf", "leaf", "number", "everyIndex", "placeOf", "sizeOf", "plainText", "setMostTerms", "grouped")
-
 
 # What is said of a head that is not where an array stands.
 NO_PLACES = ("number", "sink", "rows", "columns", "perRow", "perColumn", "side")
@@ -172,20 +106,18 @@ class Page:
         """The page, in parts. Raises an `UnsupportedError` where every call was left out."""
         if not self._layers:
             raise nothing_left(self._left_out)
-        style, program = style_of_report(), program_ending_in("main.js")
-        outside, guard = source(__package__, "outside.css"), source("clearhead.base", "guard.js")
-        load = source(__package__, "load.js")
+        inside, outside = style("report"), style("outside")
+        guard, load, script = program("guard"), program("load"), program_with_markup("report")
         yield from filled_parts(
             source(__package__, "page.html"),
             {
-                "policy": policy((outside, style), guard, load, program, worker=True),
+                "policy": policy((outside, inside), guard, load, script, worker=True),
                 "title": html.escape(self.title),
                 "outside": outside,
-                "report": markup(style),
                 "guard": guard,
                 "meta": embedded(self.meta()),
                 "thumbnails": self._blocks.html(early=True, first=()),
-                "program": base64.b64encode(zlib.compress(program.encode(), 9)).decode("ascii"),
+                "program": base64.b64encode(zlib.compress(script.encode(), 9)).decode("ascii"),
                 "load": load,
                 "data": self._blocks.html(early=False, first=self._opening()),
             },
@@ -238,31 +170,15 @@ class Page:
         }
 
 
-def style_of_report() -> str:
-    """The style inside a report's element."""
-    return "".join(source(__package__, name) for name in STYLES)
-
-
-def markup(style: str) -> str:
-    """The content of a report's element."""
-    return filled(source(__package__, "report.html"), {"style": style, "heads": heads_pane()})
+def program_with_markup(name: str) -> str:
+    """A program that shows a report, after the content of a report's element, `MARKUP`."""
+    text = filled(source(__package__, "report.html"), {"style": style("report"), "heads": heads_pane()})
+    return f'"use strict";\nconst MARKUP = {json.dumps(text)};\n{program(name)}'
 
 
 def heads_pane() -> str:
     """The content of the pane of heads, which the page of a survey has too."""
     return source(__package__, "heads_pane.html").rstrip("\n")
-
-
-def program_ending_in(last: str) -> str:
-    """The program of a report, with this script at its end: the one that begins it."""
-    return program_with((*SCRIPTS, last))
-
-
-def program_with(scripts: Sequence[str]) -> str:
-    """A program of these scripts, after what all of them use."""
-    arithmetic = module_of("steps", STEPS, *(source("clearhead.base", name) for name in ARITHMETIC))
-    texts = (source(__package__, name) for name in scripts)
-    return program_of(source("clearhead.base", "ramp.js"), arithmetic, *texts)
 
 
 def _blocks_in(parts: Mapping[str, Any]) -> Iterator[int]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
-from clearhead.report.page import markup, program_ending_in, style_of_report
+from clearhead.report.page import program_with_markup
 
 
 def module() -> str:
@@ -14,5 +12,4 @@ def module() -> str:
     too. Its `address` is what a link to a page holds: what is chosen, changed from both sides. `height` is that of the
     box in pixels.
     """
-    text = json.dumps(markup(style_of_report()))
-    return f"const MARKUP = {text};\nexport default {program_ending_in('widget.js')}"
+    return program_with_markup("widget")

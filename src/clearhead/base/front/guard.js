@@ -3,6 +3,7 @@
 // leaves a message and not a blank page.
 window.clearheadProblem = (text) => {
   const box = document.getElementById("problem");
+  if (!box) return;
   box.textContent =
     `This page could not be shown in full: ${text} ` +
     "It needs a browser of 2023 or later (Chrome, Edge, Firefox or Safari).";

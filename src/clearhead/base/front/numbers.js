@@ -1,6 +1,12 @@
 // ---- Numbers as every view of an explanation prints them, and where they stand in an array.
 
-/** Digits as Python rounds them: where two are as near, to the even one. `format`: "toFixed" or "toExponential". */
+/**
+ * Digits as Python rounds them: where two are as near, to the even one. `format`: "toFixed" or "toExponential".
+ *
+ * @param {number} size
+ * @param {"toFixed" | "toExponential"} format
+ * @param {number} digits
+ */
 function rounded(size, format, digits) {
   const [exact, exponent] = size[format](60).split("e");
   const end = exact.length - 60 + digits;
@@ -9,8 +15,12 @@ function rounded(size, format, digits) {
   return exact.slice(0, end) + (exponent ? `e${exponent}` : "");
 }
 
-/** A number as Python's `number()` has it: four digits after the point; below 0.1 and far from 1, four in all. */
-function number(x) {
+/**
+ * A number as Python's `number()` has it: four digits after the point; below 0.1 and far from 1, four in all.
+ *
+ * @param {number} x
+ */
+export function number(x) {
   if (Number.isNaN(x)) return "NaN";
   if (!Number.isFinite(x)) return x > 0 ? "∞" : "-∞";
   const size = Math.abs(x);
@@ -20,18 +30,41 @@ function number(x) {
   return sign + rounded(size, "toExponential", 3).replace(/e([+-])(\d)$/, "e$10$2");
 }
 
-function textOf(x, kind) {
+/**
+ * @param {number} x
+ * @param {string} kind
+ */
+export function textOf(x, kind) {
   if (kind === "allowed") return x ? "■" : "·";
   return kind === "integer" ? String(x) : number(x);
 }
 
-const sizeOf = (sizes) => sizes.reduce((product, n) => product * n, 1);
+/** @param {number[]} sizes */
+export const sizeOf = (sizes) => sizes.reduce((product, n) => product * n, 1);
 
-/** Where an index stands in memory, in C order. */
-const placeOf = (index, sizes) => index.reduce((place, n, axis) => place * sizes[axis] + n, 0);
+/**
+ * The last entry of a list that is not empty.
+ *
+ * @template Entry
+ * @param {ArrayLike<Entry>} list
+ */
+export const lastOf = (list) => list[list.length - 1];
 
-/** Calls `visit(index)` for every index of an array of these sizes, in C order; the index is used again. */
-function everyIndex(sizes, visit) {
+/**
+ * Where an index stands in memory, in C order.
+ *
+ * @param {number[]} index
+ * @param {number[]} sizes
+ */
+export const placeOf = (index, sizes) => index.reduce((place, n, axis) => place * sizes[axis] + n, 0);
+
+/**
+ * Calls `visit(index)` for every index of an array of these sizes, in C order; the index is used again.
+ *
+ * @param {number[]} sizes
+ * @param {(index: number[]) => void} visit
+ */
+export function everyIndex(sizes, visit) {
   const index = sizes.map(() => 0);
   for (let left = sizeOf(sizes); left > 0; left--) {
     visit(index);
@@ -39,5 +72,9 @@ function everyIndex(sizes, visit) {
   }
 }
 
-/** A whole number with its thousands apart. (`toLocaleString` takes 10 ms when it is first called.) */
-const grouped = (count) => String(count).replace(/\B(?=(\d{3})+$)/g, ",");
+/**
+ * A whole number with its thousands apart. (`toLocaleString` takes 10 ms when it is first called.)
+ *
+ * @param {number} count
+ */
+export const grouped = (count) => String(count).replace(/\B(?=(\d{3})+$)/g, ",");

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from clearhead._attention import Arguments
+from clearhead._attention import Arguments, Attended
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.tracing import without_autocast
 from clearhead.engines.choose import choose
@@ -31,12 +31,13 @@ class Captured(NamedTuple):
 
 
 def twin_of(module: RecordingModule, attend: Callable[..., Any]) -> RecordingModule:
-    """A copy over the same parameters that calls this function for attention; the module's record stays as it is.
+    """A copy over the same parameters that calls this function for attention, in place of `_attended`; the module's
+    record stays as it is.
 
     Parameters that a first call makes are made in the copy alone.
     """
     twin = copy.deepcopy(module) if any(map(is_lazy, module.parameters())) else copy.copy(module)
-    twin.__dict__["_attend"] = attend
+    twin.__dict__["_attended"] = attend
     return twin
 
 
@@ -54,13 +55,13 @@ def captured(module: RecordingModule, inputs: tuple[Any, ...], keywords: dict[st
     """Run a copy of the module that shares its parameters, and keep what it gives to `attention`."""
     found: list[tuple[Arguments, Problem, Tensor]] = []
 
-    def keep(query: Any, key: Any, value: Any, *, fresh: bool = False, **options: Any) -> Any:
+    def keep(query: Any, key: Any, value: Any, *, fresh: bool = False, **options: Any) -> Attended:
         call = Arguments(query, key, value, **options)
         problem = call.problem(by_tile=True)
         with without_autocast(problem.sizes.device):
             output = problem.sizes.restore(run(problem, choose(problem, None), None))
         found.append((call, problem, output))
-        return output if isinstance(query, Tensor) else output.detach().numpy()
+        return Attended(output if isinstance(query, Tensor) else output.detach().numpy(), problem)
 
     twin = twin_of(module, keep)
     given = [for_twin(one, module, twin) for one in inputs]

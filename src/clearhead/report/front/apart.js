@@ -1,14 +1,30 @@
 // ---- The map of differences: two hues, on a square root's scale, so that small differences are seen beside large ones.
 
+import { penOf } from "../../base/front/dom.js";
+import { hatching } from "./colour.js";
+import { signedStep, signedTables } from "./signed.js";
+
+/**
+ * @import { Theme } from "../../base/front/theme.js"
+ * @import { Axis, Layout } from "./layout.js"
+ * @import { Difference } from "./types.d.ts"
+ */
+
 const LESS = "#b8590b"; // in both themes
 
-function drawDifference(canvas, { pool, limit, byQuery, byKey }, layout, { dark, colours }) {
+/**
+ * @param {HTMLCanvasElement} canvas
+ * @param {Difference} given
+ * @param {Layout} layout
+ * @param {Theme} given
+ */
+export function drawDifference(canvas, { pool, limit, byQuery, byKey }, layout, { dark, colours }) {
   const { left, top, across, down, ratio, width, height, right, words } = layout;
   const table = signedTables[dark ? "dark" : "light"];
   Object.assign(canvas, { width, height });
   canvas.style.width = `${width / ratio}px`;
   canvas.style.height = `${height / ratio}px`;
-  const pen = canvas.getContext("2d");
+  const pen = penOf(canvas);
   pen.fillStyle = hatching(pen, colours, ratio);
   pen.fillRect(left, top, across.length, down.length);
   const image = new ImageData(across.cells, down.cells);
@@ -18,13 +34,19 @@ function drawDifference(canvas, { pool, limit, byQuery, byKey }, layout, { dark,
     image.data.set([...table.subarray(step, step + 3), 255], 4 * cell);
   });
   const small = Object.assign(document.createElement("canvas"), { width: across.cells, height: down.cells });
-  small.getContext("2d").putImageData(image, 0, 0);
+  penOf(small).putImageData(image, 0, 0);
   pen.imageSmoothingEnabled = false;
   pen.drawImage(small, left, top, across.length, down.length);
   pen.strokeStyle = colours.line;
   pen.strokeRect(left - 0.5, top - 0.5, across.length + 1, down.length + 1);
 
-  /** For each cell of an axis the value of its tokens with the largest size, where it begins, and how thick it is. */
+  /**
+   * For each cell of an axis the value of its tokens with the largest size, where it begins, and how thick it is.
+   *
+   * @param {Axis} axis
+   * @param {Float64Array} values
+   * @param {(most: number, at: number, thick: number) => void} show
+   */
   const cells = (axis, values, show) => {
     for (let cell = 0; cell < axis.cells; cell++) {
       const own = values.subarray(cell * axis.per, (cell + 1) * axis.per);

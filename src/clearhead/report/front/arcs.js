@@ -1,9 +1,24 @@
 // ---- The strongest weights as arcs over the text, from the token that looks to the token looked at.
 
-const ARCS = 5;
+import { draw } from "../../base/front/dom.js";
+import { percent } from "./words.js";
 
-/** Adds a pair to the strongest ARCS, which are in order: [weight, query, key]. Equals stay in the order they came. */
-function keepStrongest(strongest, weight, i, j) {
+/**
+ * @import { Prose } from "./prose.js"
+ * @import { Direction, Meeting, WeightedPair } from "./types.d.ts"
+ */
+
+export const ARCS = 5;
+
+/**
+ * Adds a pair to the strongest ARCS, which are in order: [weight, query, key]. Equals stay in the order they came.
+ *
+ * @param {WeightedPair[]} strongest
+ * @param {number} weight
+ * @param {number} i
+ * @param {number} j
+ */
+export function keepStrongest(strongest, weight, i, j) {
   if (!(weight > 0) || (strongest.length === ARCS && weight <= strongest[ARCS - 1][0])) return;
   let at = strongest.length;
   while (at > 0 && strongest[at - 1][0] < weight) at--;
@@ -11,7 +26,13 @@ function keepStrongest(strongest, weight, i, j) {
   strongest.length = Math.min(strongest.length, ARCS);
 }
 
-/** Where an arc meets a token: its box within `over`; at the edge of its text, with `off`, where it is out of sight. */
+/**
+ * Where an arc meets a token: its box within `over`; at the edge of its text, with `off`, where it is out of sight.
+ *
+ * @param {Prose} prose
+ * @param {number} index
+ * @param {DOMRect} over
+ */
 function meetingOf(prose, index, over) {
   const box = prose.element.getBoundingClientRect();
   const shown = prose.spans[index]?.getClientRects()[0];
@@ -22,7 +43,13 @@ function meetingOf(prose, index, over) {
   return { x: x - over.left, top: top - over.top, bottom: bottom - over.top, off };
 }
 
-/** The path of an arc, and where its label may stand: above or below the end that is not the chosen token. */
+/**
+ * The path of an arc, and where its label may stand: above or below the end that is not the chosen token.
+ *
+ * @param {Meeting} from
+ * @param {Meeting} to
+ * @param {Meeting} labelled
+ */
 function arcBetween(from, to, labelled) {
   const other = labelled === from ? to : from;
   if (Math.abs(from.top - to.top) < 6) {
@@ -38,9 +65,17 @@ function arcBetween(from, to, labelled) {
   return { path, x: labelled.x, y: labelled.top > other.top ? sides : sides.reverse() };
 }
 
-/** Draws arcs on `svg`, which lies over the texts. `pairs`: [weight, query, key]; `view`: which end is chosen. */
-function drawArcs(svg, pairs, view, proseOf) {
+/**
+ * Draws arcs on `svg`, which lies over the texts. `pairs`: [weight, query, key]; `view`: which end is chosen.
+ *
+ * @param {SVGSVGElement} svg
+ * @param {WeightedPair[]} pairs
+ * @param {Direction} view
+ * @param {(side: "query" | "key") => Prose} proseOf
+ */
+export function drawArcs(svg, pairs, view, proseOf) {
   const over = svg.getBoundingClientRect();
+  /** @type {[number, number][]} */
   const taken = []; // places of labels
   svg.replaceChildren();
   const labels = pairs.map(([weight, i, j], number) => {
@@ -58,6 +93,7 @@ function drawArcs(svg, pairs, view, proseOf) {
       draw("circle", { cx: to.x, cy: path.endsWith(` ${to.top}`) ? to.top : to.bottom, r: 2.6 }));
     const wide = Math.max(22, Math.min(over.width - 22, x));
     const rows = [...y, y[0] - 11, y[1] + 11].map((row) => Math.max(10, Math.min(over.height - 3, row)));
+    /** @param {number} row */
     const free = (row) => !taken.some(([a, b]) => Math.abs(a - wide) < 40 && Math.abs(b - row) < 11);
     const high = rows.find(free) ?? rows[0];
     taken.push([wide, high]);

@@ -1,10 +1,20 @@
 // ---- From a weight to a colour.
 
+import { penOf } from "../../base/front/dom.js";
+import { cssColour, inkOn, tableOf, tables } from "../../base/front/ramp.js";
+import { percent, times } from "./words.js";
+
+/** @import { Colours } from "../../base/front/theme.js" */
+
 // Less than uniform: never as far from the background as more.
 const below = { light: ["#ece5d8", "#ffffff"], dark: ["#302a20", "#1a1f28"] };
 const LEAST = 1 / 64; // times uniform: less is coloured as this
 
-/** 256 colours that part at 128, uniform: less is below, more above. */
+/**
+ * 256 colours that part at 128, uniform: less is below, more above.
+ *
+ * @param {"light" | "dark"} name
+ */
 function divergingTable(name) {
   const table = new Uint8ClampedArray(256 * 3);
   const less = tableOf(below[name]);
@@ -24,7 +34,12 @@ const diverging = { light: divergingTable("light"), dark: divergingTable("dark")
  * alike, on a log scale; "log", the weight on a log scale from a tenth of the least uniform share; "linear", the weight.
  * `most`: the keys that the query sees that sees the most.
  */
-class Scale {
+export class Scale {
+  /**
+   * @param {string} kind
+   * @param {number} most
+   * @param {boolean} dark
+   */
   constructor(kind, most, dark) {
     this.kind = kind;
     this.relative = kind === "uniform";
@@ -33,12 +48,21 @@ class Scale {
     this.table = (this.relative ? diverging : tables)[name];
   }
 
-  /** The number that is coloured: of a weight in the row of a query that sees `count` keys. */
+  /**
+   * The number that is coloured: of a weight in the row of a query that sees `count` keys.
+   *
+   * @param {number} weight
+   * @param {number} count
+   */
   value(weight, count) {
     return this.relative ? weight * count : weight;
   }
 
-  /** The step, 0 to 255, of such a number. */
+  /**
+   * The step, 0 to 255, of such a number.
+   *
+   * @param {number} value
+   */
   step(value) {
     let share = value;
     if (this.kind === "log") share = 1 - Math.log(value) / Math.log(0.1 / this.most);
@@ -49,23 +73,31 @@ class Scale {
     return Math.round(255 * Math.min(1, Math.max(0, share)));
   }
 
+  /** @param {number} step */
   css(step) {
     return cssColour(this.table, step);
   }
 
+  /** @param {number} step */
   ink(step) {
     return inkOn(this.table, step);
   }
 
-  /** Numbers worth a mark on the legend, with their words. */
+  /**
+   * Numbers worth a mark on the legend, with their words.
+   *
+   * @returns {[number, string][]}
+   */
   get ticks() {
     if (this.kind === "linear") return [[0, "0%"], [0.5, "50%"], [1, "100%"]];
     if (this.kind === "log") {
       const floor = 0.1 / this.most;
+      /** @type {[number, string][]} */
       const ticks = [[floor, `≤ ${percent(floor)}`]];
       for (let weight = 0.1; weight > 4 * floor; weight /= 10) ticks.push([weight, percent(weight)]);
       return [...ticks, [1, "100%"]];
     }
+    /** @type {[number, string][]} */
     const ticks = [[LEAST, "≤ 1/64 ×"], [1 / 8, "1/8 ×"], [1, "1 × uniform"]];
     for (let ratio = this.most > 300 ? 10 : 4; ratio < this.most / 2; ratio *= this.most > 300 ? 10 : 4) {
       ticks.push([ratio, times(ratio)]);
@@ -74,13 +106,19 @@ class Scale {
   }
 }
 
-/** A pattern of slanted lines, for pairs that are not allowed. */
-function hatching(context, colours, ratio) {
+/**
+ * A pattern of slanted lines, for pairs that are not allowed.
+ *
+ * @param {CanvasRenderingContext2D} context
+ * @param {Colours} colours
+ * @param {number} ratio
+ */
+export function hatching(context, colours, ratio) {
   const size = Math.round(6 * ratio);
   const tile = document.createElement("canvas");
   tile.width = size;
   tile.height = size;
-  const pen = tile.getContext("2d");
+  const pen = penOf(tile);
   pen.fillStyle = colours.panel;
   pen.fillRect(0, 0, size, size);
   pen.strokeStyle = colours.hatch;
@@ -91,5 +129,7 @@ function hatching(context, colours, ratio) {
     pen.lineTo(shift + size + 1, -1);
     pen.stroke();
   }
-  return context.createPattern(tile, "repeat");
+  const pattern = context.createPattern(tile, "repeat");
+  if (!pattern) throw new Error("this browser cannot draw a pattern");
+  return pattern;
 }

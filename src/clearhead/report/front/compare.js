@@ -1,36 +1,82 @@
 // ---- Two heads beside each other: what one attends to more than the other.
 
-/** A side of the comparison from the address: a head, `pins`, the average of those, or `uniform`. */
+import { ARROWS, make, penOf } from "../../base/front/dom.js";
+import { grouped } from "../../base/front/numbers.js";
+import { drawDifference } from "./apart.js";
+import {
+  differenceOf, haveKey, haveQuery, headBeside, inText, objectionTo, placesAcross, weightBeside,
+} from "./difference.js";
+import { Layout } from "./layout.js";
+import { drawCross, drawLabels } from "./marks.js";
+import { keyOf, placesIn } from "./measures.js";
+import { headName } from "./names.js";
+import { drawRamp, signedTables } from "./signed.js";
+import { pairOf } from "./view.js";
+import { equalShare, mayLook } from "./weights.js";
+import { pairName, percent, plural, signed } from "./words.js";
+
+/**
+ * @import { Page } from "./mount.js"
+ * @import { Compared, FullPair, Head, Heads, Names, PageOfHeads, Pair, Readers, Shown, Side } from "./types.d.ts"
+ */
+
+/**
+ * A side of the comparison from the address: a head, `pins`, the average of those, or `uniform`.
+ *
+ * @param {string | null} text
+ * @param {Heads} run
+ */
 function sideIn(text, run) {
   if (text === "pins" || text === "uniform") return text;
   const [found, ...more] = placesIn(text, run);
   return found && !more.length ? keyOf(found) : null;
 }
-View.more.set("a", sideIn);
-View.more.set("b", sideIn);
 
-function sideName(page, side) {
+/** @satisfies {Readers} what this pane reads of the address */
+export const ADDRESS_OF_COMPARISON = { a: sideIn, b: sideIn };
+
+/**
+ * @param {PageOfHeads} page
+ * @param {string} side
+ */
+export function sideName(page, side) {
   const { run, view } = page;
   if (side === "uniform") return "uniform attention";
   if (side === "pins") return `average of the ${placesIn(view.pins, run).length} pinned`;
   return headName(page, placesIn(side, run)[0]);
 }
 
-class ComparePane {
+export class ComparePane {
+  /** @param {Page} page */
   constructor(page) {
     this.page = page;
-    this.canvas = page.find("apart");
+    this.canvas = page.find("apart", HTMLCanvasElement);
     this.job = 0;
+    this.wanted = ""; // what is compared, or is about to be
+    /** @type {Compared | null} */
+    this.found = null;
     page.find("swap").addEventListener("click", () => page.choose({ a: page.view.b, b: page.view.a }));
     page.find("stop-comparing").addEventListener("click", () => page.choose({ a: null, b: null }));
-    const pairAt = (event) => this.found && this.pairAt(event.offsetX, event.offsetY);
+    /** @param {MouseEvent} event */
+    const pairAt = (event) => (this.found ? this.pairAt(event.offsetX, event.offsetY) : null);
     this.canvas.addEventListener("pointermove", (event) => page.hover(this.across(pairAt(event))));
     this.canvas.addEventListener("pointerleave", () => page.hover(null));
     this.canvas.addEventListener("click", (event) => this.take(pairAt(event)));
     this.canvas.addEventListener("keydown", (event) => this.move(event));
   }
 
-  /** The promise of a side: its name, and the heads that it is the mean of; uniform attention has none. */
+  /** What is compared. */
+  get made() {
+    if (!this.found) throw new Error("nothing is compared yet");
+    return this.found;
+  }
+
+  /**
+   * The promise of a side: its name, and the heads that it is the mean of; uniform attention has none.
+   *
+   * @param {string} side
+   * @returns {Promise<Side>}
+   */
   async open(side) {
     const { page } = this;
     const places = side === "uniform" ? [] : placesIn(side === "pins" ? page.view.pins : side, page.run);
@@ -38,48 +84,70 @@ class ComparePane {
     return { name: sideName(page, side), heads, places };
   }
 
-  /** The words of the first head's texts, each with that which the other side has in its place, where that is another. */
-  wordsOf(sides) {
+  /**
+   * The words of the first head's texts, each with that which the other side has in its place, where that is another.
+   *
+   * @param {Head} head
+   * @param {Head} other
+   * @returns {Names}
+   */
+  wordsOf(head, other) {
     const { texts } = this.page;
-    const other = sides[1].heads[0] ?? this.head;
-    return [["queryText", "rows"], ["keyText", "columns"]].map(([text, places]) => {
+    /**
+     * @param {"queryText" | "keyText"} text
+     * @param {Int32Array | null | undefined} places
+     */
+    const words = (text, places) => {
       const beside = texts[other.layer[text]];
-      return texts[this.head.layer[text]].map((word, at) => {
-        const label = beside[inText(other[places], at)]?.label ?? word.label;
+      return texts[head.layer[text]].map((word, at) => {
+        const label = beside[inText(places, at)]?.label ?? word.label;
         return label === word.label ? word : { ...word, other: label };
       });
-    });
+    };
+    return [words("queryText", other.rows), words("keyText", other.columns)];
   }
 
-  /** A pair of the texts that are compared in those of the chosen head, or back (`way` 1); null where it is not there. */
+  /**
+   * A pair of the texts that are compared in those of the chosen head, or back (`way` 1); null where it is not there.
+   *
+   * @param {Partial<Pair> | null} pair
+   * @param {number} [way]
+   * @returns {Pair | null}
+   */
   across(pair, way = 0) {
     if (!pair) return null;
-    const ends = [this.head.layer, this.page.shown.layer];
+    const ends = [this.made.head.layer, this.page.now.layer];
     const [from, to] = way ? ends.reverse() : ends;
+    /**
+     * @param {number | null | undefined} place
+     * @param {"queryText" | "keyText"} text
+     */
     const at = (place, text) => (place === null || place === undefined ? null
       : inText(placesAcross(this.page.run, from[text], to[text]), place));
     const found = { i: at(pair.i, "queryText"), j: at(pair.j, "keyText") };
-    return found.i < 0 || found.j < 0 ? null : found;
+    return (found.i ?? 0) < 0 || (found.j ?? 0) < 0 ? null : found;
   }
 
   /** The divergence of each query, their mean, the pairs that differ most, and where the map is on its canvas. */
   get numbers() {
-    const { byQuery, mean, compared, largest } = this.found;
-    const { left, top, across: { cell } } = this.layout;
+    const { layout, difference: { byQuery, mean, compared, largest } } = this.made;
+    const { left, top, across: { cell } } = layout;
     return { byQuery: Array.from(byQuery), mean, compared, largest, left, top, cell };
   }
 
+  /** @param {Shown} shown */
   async paint(shown) {
     const { page } = this;
     const { a, b, pins } = page.view;
     const section = page.find("compare");
     const started = section.hidden && page.host.dataset.shown !== undefined;
     section.hidden = a === null || b === null;
-    if (started && !section.hidden) section.scrollIntoView({ block: "nearest" });
-    if (section.hidden) {
-      this.wanted = this.found = null;
+    if (a === null || b === null) {
+      this.wanted = "";
+      this.found = null;
       return;
     }
+    if (started) section.scrollIntoView({ block: "nearest" });
     const wanted = [a, b, pins, page.host.clientWidth].join();
     if (this.wanted === wanted) {
       if (this.found) this.draw(shown);
@@ -89,51 +157,50 @@ class ComparePane {
     this.found = null;
     const job = ++this.job;
     delete page.host.dataset.compare;
-    const sides = await Promise.all([a, b].map((side) => this.open(side)));
+    const [one, other] = await Promise.all([this.open(a), this.open(b)]);
     if (job !== this.job) return;
-    const [head] = [...sides[0].heads, ...sides[1].heads];
-    for (const side of sides) side.heads = side.heads.map((one) => headBeside(page.run, head.layer, one));
-    page.find("compare-title").textContent = `${sides[0].name} − ${sides[1].name}`;
-    const objection = objectionTo(...sides);
+    const [head] = [...one.heads, ...other.heads];
+    for (const side of [one, other]) side.heads = side.heads.map((own) => headBeside(page.run, head.layer, own));
+    page.find("compare-title").textContent = `${one.name} − ${other.name}`;
+    const objection = objectionTo(one, other);
     page.find("compare-shown").hidden = objection !== null;
     page.find("compare-said").textContent = objection ?? "Comparing …";
     if (objection === null) {
-      this.sides = sides;
-      this.head = head;
-      this.names = this.wordsOf(sides);
+      const names = this.wordsOf(head, other.heads[0] ?? head);
       const width = page.find("apart-box").clientWidth - 6;
-      this.layout = new Layout(head, this.names, width, Math.max(280, 0.8 * window.innerHeight), window.devicePixelRatio || 1);
-      const { down, across } = this.layout;
-      const found = await differenceOf(...sides, down.per, across.per, () => job === this.job && this.wanted === wanted);
-      if (found === null) return;
-      this.found = found;
+      const layout = new Layout(head, names, width, Math.max(280, 0.8 * window.innerHeight), window.devicePixelRatio || 1);
+      const wantedStill = () => job === this.job && this.wanted === wanted;
+      const difference = await differenceOf(one, other, layout.down.per, layout.across.per, wantedStill);
+      if (difference === null) return;
+      this.found = { sides: [one, other], head, names, layout, difference };
       this.say();
-      this.draw(page.shown);
+      this.draw(page.now);
     }
     page.host.dataset.compare = "drawn";
   }
 
+  /** @param {Pair | null} pair */
   hover(pair) {
-    if (this.found) this.draw(this.page.shown, pair);
+    if (this.found) this.draw(this.page.now, pair);
   }
 
   say() {
-    const { mean, compared, leftOut, alone, step } = this.found;
+    const { mean, compared, leftOut, alone, step, largest } = this.made.difference;
     const { page } = this;
-    const { queries } = this.head;
+    const { queries } = this.made.head;
     page.find("compare-said").textContent = compared === 0 ? "No query can be compared: their masks differ, or none sees a key."
       : `They are ${mean.toPrecision(3)} nats apart: the Jensen–Shannon divergence of their weights, a mean over ` +
         `${plural(compared, "query")}. 0 is the same weights, ${Math.LN2.toFixed(3)} nothing in common.` +
         (step > 1 ? ` Every ${step === 2 ? "second" : `${step}th`} query of ${grouped(queries)} is compared.` : "") +
         (alone ? ` Not compared: ${plural(alone, "query")} that only one text has.` : "") +
         (leftOut ? ` ${plural(leftOut, "query")} left out: the masks differ, or leave no key.` : "");
-    this.canvas.setAttribute("aria-label", `differences of ${this.sides[0].name} and ${this.sides[1].name}: arrow keys move over the pairs`);
-    const [a, b] = this.sides;
+    this.canvas.setAttribute("aria-label", `differences of ${this.made.sides[0].name} and ${this.made.sides[1].name}: arrow keys move over the pairs`);
+    const [a, b] = this.made.sides;
     page.find("apart-less").textContent = `${b.name} more`;
     page.find("apart-more").textContent = `${a.name} more`;
-    page.find("apart-list").replaceChildren(...this.found.largest.map(({ i, j, a: p, b: q }) => {
+    page.find("apart-list").replaceChildren(...largest.map(({ i, j, a: p, b: q }) => {
       const button = make("button", "other");
-      button.append(make("span", "name", pairName(this.names, i, j)),
+      button.append(make("span", "name", pairName(this.made.names, i, j)),
         make("span", "", `${percent(p)} and ${percent(q)}`),
         make("span", "share", `${signed(100 * (p - q), 1)}`.replace(/^(?=\d)/, "+")));
       button.addEventListener("click", () => this.take({ i, j }));
@@ -143,14 +210,20 @@ class ComparePane {
     }));
   }
 
-  /** The pair with the largest difference in the cell at a point. */
+  /**
+   * The pair with the largest difference in the cell at a point.
+   *
+   * @param {number} x
+   * @param {number} y
+   * @returns {FullPair | null}
+   */
   pairAt(x, y) {
-    const { down, across } = this.layout;
-    const { i: row, j: column } = this.layout.pointAt(x, y);
+    const { down, across } = this.made.layout;
+    const { i: row, j: column } = this.made.layout.pointAt(x, y);
     if (row === null || column === null) return null;
     let best = { i: row, j: column, size: -1 };
-    for (let i = row; i < Math.min(this.head.queries, row + down.per); i++) {
-      for (let j = column; j < Math.min(this.head.keys, column + across.per); j++) {
+    for (let i = row; i < Math.min(this.made.head.queries, row + down.per); i++) {
+      for (let j = column; j < Math.min(this.made.head.keys, column + across.per); j++) {
         const [p, q] = this.weightsAt(i, j);
         if (Math.abs(p - q) > best.size) best = { i, j, size: Math.abs(p - q) };
       }
@@ -158,55 +231,84 @@ class ComparePane {
     return { i: best.i, j: best.j };
   }
 
-  /** The weights of a pair on both sides; NaN where a text has it not. */
+  /**
+   * The weights of a pair on both sides; NaN where a text has it not.
+   *
+   * @param {number} i
+   * @param {number} j
+   * @returns {[number, number]}
+   */
   weightsAt(i, j) {
-    const may = mayLook(this.head, i, j);
-    return this.sides.map(({ heads }) => (!haveQuery(heads, i) || !haveKey(heads, j) ? NaN : !may ? 0
-      : !heads.length ? equalShare(this.head, i)
-        : heads.reduce((sum, head) => sum + weightBeside(head, i, j), 0) / heads.length));
+    const may = mayLook(this.made.head, i, j);
+    /** @param {Side} side */
+    const weight = ({ heads }) => (!haveQuery(heads, i) || !haveKey(heads, j) ? NaN : !may ? 0
+      : !heads.length ? equalShare(this.made.head, i)
+        : heads.reduce((sum, head) => sum + weightBeside(head, i, j), 0) / heads.length);
+    const [a, b] = this.made.sides;
+    return [weight(a), weight(b)];
   }
 
-  /** Chooses a pair; of another text, with the first head that is compared. */
+  /**
+   * Chooses a pair; of another text, with the first head that is compared.
+   *
+   * @param {FullPair | null} pair
+   */
   take(pair) {
     if (pair === null) return;
-    const { view, run, shown } = this.page;
-    const places = this.sides.flatMap((side) => side.places);
+    const { view, run, now: shown } = this.page;
+    const places = this.made.sides.flatMap((side) => side.places);
     const same = places.some(({ layer }) => run.layers[layer].queryText === shown.layer.queryText &&
       run.layers[layer].keyText === shown.layer.keyText);
     const own = same ? this.across(pair) : null;
-    const { i, j } = own ?? pair;
+    const { i, j } = own && own.i !== null && own.j !== null ? { i: own.i, j: own.j } : pair;
     this.page.choose({ ...(own ? {} : places[0]), ...pairOf(view.view, i, j) });
   }
 
+  /** @param {KeyboardEvent} event */
   move(event) {
-    const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    const step = ARROWS[event.key];
     if (!step || !this.found) return;
     event.preventDefault();
-    const { i, j } = this.across(this.page.shown, 1) ?? {};
+    const { i, j } = this.across(this.page.now, 1) ?? { i: null, j: null };
+    /**
+     * @param {number} value
+     * @param {number} count
+     */
     const clamp = (value, count) => Math.min(count - 1, Math.max(0, value));
     this.take({
-      i: clamp((i ?? 0) + step[0] * this.layout.down.per, this.head.queries),
-      j: clamp((j ?? 0) + step[1] * this.layout.across.per, this.head.keys),
+      i: clamp((i ?? 0) + step[0] * this.made.layout.down.per, this.made.head.queries),
+      j: clamp((j ?? 0) + step[1] * this.made.layout.across.per, this.made.head.keys),
     });
   }
 
-  /** Draws the differences, with the words and the frame of the pair that is looked at. */
+  /**
+   * Draws the differences, with the words and the frame of the pair that is looked at.
+   *
+   * @param {Pair} given
+   * @param {Pair | null} [hovered]
+   */
   draw({ i, j }, hovered = this.page.hovered) {
-    const inside = (at, count) => at !== null && at !== undefined && at < count;
-    const at = this.across(hovered ?? { i, j }, 1) ?? {};
-    const pair = inside(at.i, this.head.queries) && inside(at.j, this.head.keys) ? at : null;
-    const { found, layout, names, page: { theme } } = this;
-    drawDifference(this.canvas, found, layout, theme);
-    const pen = this.canvas.getContext("2d");
+    const { difference, layout, names, head } = this.made;
+    const { theme } = this.page;
+    const at = this.across(hovered ?? { i, j }, 1) ?? { i: null, j: null };
+    const whole = at.i !== null && at.j !== null && at.i < head.queries && at.j < head.keys;
+    const pair = whole ? { i: at.i ?? 0, j: at.j ?? 0 } : null;
+    drawDifference(this.canvas, difference, layout, theme);
+    const pen = penOf(this.canvas);
     drawLabels(pen, { names }, layout, theme.colours);
     if (pair) drawCross(pen, { names }, pair, layout, theme.colours);
     this.tell(pair);
-    drawRamp(this.page.find("apart-ramp"), signedTables[theme.dark ? "dark" : "light"]);
-    const points = (share) => `${share > 0 ? "+" : ""}${signed(100 * share * found.limit, found.limit < 0.1 ? 2 : 0)}`;
+    drawRamp(this.page.find("apart-ramp", HTMLCanvasElement), signedTables[theme.dark ? "dark" : "light"]);
+    /** @param {number} share */
+    const points = (share) => `${share > 0 ? "+" : ""}${signed(100 * share * difference.limit, difference.limit < 0.1 ? 2 : 0)}`;
     this.page.find("apart-ticks").replaceChildren(...[-1, -0.25, 0, 0.25, 1].map((share) => make("span", "", points(share))));
   }
 
-  /** The pair that is looked at, in words. */
+  /**
+   * The pair that is looked at, in words.
+   *
+   * @param {FullPair | null} pair
+   */
   tell(pair) {
     const say = this.page.find("apart-pair");
     if (pair === null) {
@@ -214,9 +316,9 @@ class ComparePane {
       return;
     }
     const [p, q] = this.weightsAt(pair.i, pair.j);
-    const apart = this.found.byQuery[pair.i];
-    const name = pairName(this.names, pair.i, pair.j);
-    say.textContent = `${name}: ${p !== p || q !== q ? `${percent(p !== p ? q : p)}; only one text has this pair` : !mayLook(this.head, pair.i, pair.j) ? "masked" : `${percent(p)} and ${percent(q)}`}` +
+    const apart = this.made.difference.byQuery[pair.i];
+    const name = pairName(this.made.names, pair.i, pair.j);
+    say.textContent = `${name}: ${p !== p || q !== q ? `${percent(p !== p ? q : p)}; only one text has this pair` : !mayLook(this.made.head, pair.i, pair.j) ? "masked" : `${percent(p)} and ${percent(q)}`}` +
       (apart === apart ? `; the query's weights are ${apart.toFixed(3)} nats apart` : "");
   }
 }

@@ -1,10 +1,23 @@
 // ---- The page's data as objects. The format is described in `clearhead/report/page.py`.
 
+import { breathe, rowsOf } from "./weights.js";
+
+/**
+ * @import {
+ *   Afar, DataSource, Head, Layer, MeasureFigure, Meta, Numbers, Places, Tiles, TilesAt
+ * } from "./types.d.ts"
+ */
+
 const PLACES = 8; // the most arrays of a block: where one stands is 8 * block + place
 const plainArrays = [Uint8Array, Int32Array, Float32Array, Float64Array];
 
-/** The arrays of a block, an ArrayBuffer: kind and bytes as int32, the values, filled up to 8 bytes; and so on. */
-function arraysOf(buffer) {
+/**
+ * The arrays of a block, an ArrayBuffer: kind and bytes as int32, the values, filled up to 8 bytes; and so on.
+ *
+ * @param {ArrayBuffer} buffer
+ * @returns {Numbers[]}
+ */
+export function arraysOf(buffer) {
   const found = [];
   for (let at = 0; at < buffer.byteLength;) {
     const [kind, bytes] = new Int32Array(buffer, at, 2);
@@ -18,7 +31,12 @@ function arraysOf(buffer) {
   return found;
 }
 
-/** Whole multiples of a step for each column, as float32 row by row: see `multiples` in `_blocks.py`. */
+/**
+ * Whole multiples of a step for each column, as float32 row by row: see `multiples` in `_blocks.py`.
+ *
+ * @param {ArrayBuffer} buffer
+ * @param {number} start
+ */
 function multiplesOf(buffer, start) {
   const [rows, columns, planes] = new Int32Array(buffer, start, 4);
   const stepOf = new Float64Array(buffer, start + 16, columns);
@@ -41,7 +59,11 @@ function multiplesOf(buffer, start) {
   return numbers;
 }
 
-/** Numbers of 16 bits: the low bytes of all, then the high ones. */
+/**
+ * Numbers of 16 bits: the low bytes of all, then the high ones.
+ *
+ * @param {Uint8Array} bytes
+ */
 function planesOf(bytes) {
   const numbers = new Uint16Array(bytes.length / 2);
   const count = numbers.length;
@@ -49,19 +71,32 @@ function planesOf(bytes) {
   return numbers;
 }
 
+/**
+ * @param {string} base64
+ * @returns {Uint8Array<ArrayBuffer>}
+ */
 function bytesOf(base64) {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(base64);
   return Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
 }
 
-/** The promise of what was deflated, as an ArrayBuffer. */
+/**
+ * The promise of what was deflated, as an ArrayBuffer.
+ *
+ * @param {BlobPart} bytes
+ */
 const unpacked = (bytes) =>
   new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).arrayBuffer();
 
-/** The data that stand in a page: its metadata at once, a block when it is asked for. */
-function embeddedSource(page) {
+/**
+ * The data that stand in a page: its metadata at once, a block when it is asked for.
+ *
+ * @param {Document} page
+ * @returns {DataSource}
+ */
+export function embeddedSource(page) {
   return {
-    meta: JSON.parse(page.getElementById("meta").textContent),
+    meta: JSON.parse(page.getElementById("meta")?.textContent ?? "null"),
     async block(number) {
       const find = () => page.getElementById(`block-${number}`);
       // the file is still being read: an element that nothing follows may not have all of its text
@@ -75,26 +110,49 @@ function embeddedSource(page) {
   };
 }
 
-/** The data as binary messages: `ask(number)` is the promise of the bytes of a block. */
-const messageSource = (meta, ask) => ({ meta, block: async (number) => unpacked(await ask(number)) });
+/**
+ * The data as binary messages: `ask(number)` is the promise of the bytes of a block.
+ *
+ * @param {Meta} meta
+ * @param {(number: number) => Promise<BlobPart>} ask
+ * @returns {DataSource}
+ */
+export const messageSource = (meta, ask) => ({ meta, block: async (number) => unpacked(await ask(number)) });
 
 /** What a page shows. `source`: its `meta`, and `block(number)`, the promise of an ArrayBuffer. */
-class Run {
+export class Run {
+  /** @param {DataSource} source */
   constructor(source) {
     const { title, texts, originals, steps, measures, distinctive, leftOut, beside, aligned } = source.meta;
-    Object.assign(this, { title, texts, originals, steps, measures, distinctive, leftOut, beside, aligned });
+    this.title = title;
+    this.texts = texts;
+    this.originals = originals;
+    this.steps = steps;
+    this.measures = measures;
+    this.distinctive = distinctive;
+    this.leftOut = leftOut;
+    this.beside = beside;
+    this.aligned = aligned;
+    /** @type {Layer[]} */
     this.layers = source.meta.layers.map((layer) => ({
       ...layer,
       heads: layer.heads.map((head) => ({ ...head, measures: this.named(head.measures) })),
     }));
     this.first = distinctive ?? { layer: 0, head: 0 }; // what the page opens on
     this.source = source;
+    /** @type {Map<number, Promise<Numbers[]>>} */
     this.blocks = new Map();
+    /** @type {Map<string, { afar: Promise<Afar>, whole: Promise<Head> }>} */
     this.heads = new Map();
   }
 
-  /** The measures of a head by their names: [value, that of uniform attention, the key that is meant or null]. */
+  /**
+   * The measures of a head by their names: [value, that of uniform attention, the key that is meant or null].
+   *
+   * @param {(MeasureFigure | 0)[] | undefined} values
+   */
   named(values) {
+    /** @type {Record<string, MeasureFigure>} */
     const found = {};
     (values ?? []).forEach((value, number) => {
       if (value) found[this.measures[number].name] = [value[0], value[1], value[2] ?? null];
@@ -102,64 +160,108 @@ class Run {
     return found;
   }
 
-  /** The promise of the array that stands at a place. */
+  /**
+   * The promise of the array that stands at a place.
+   *
+   * @param {number} place
+   * @returns {Promise<Numbers>}
+   */
   async array(place) {
-    const number = Math.floor(place / PLACES);
-    if (!this.blocks.has(number)) this.blocks.set(number, this.source.block(number).then(arraysOf));
-    return (await this.blocks.get(number))[place % PLACES];
+    return (await this.block(place))[place % PLACES];
   }
 
-  /** The promise of an array that stands in one part or in several; null for one that there is not. */
+  /**
+   * The promise of the block in which a place is.
+   *
+   * @param {number} place
+   */
+  block(place) {
+    const number = Math.floor(place / PLACES);
+    const block = this.blocks.get(number) ?? this.source.block(number).then(arraysOf);
+    this.blocks.set(number, block);
+    return block;
+  }
+
+  /**
+   * The promise of an array that stands in one part or in several; null for one that there is not.
+   *
+   * @param {Places | null | undefined} places
+   * @returns {Promise<Numbers | null>}
+   */
   async joined(places) {
     if (places === undefined || places === null) return null;
     if (!Array.isArray(places)) return this.array(places);
     const parts = [];
     for (const place of places) parts.push(await this.array(place)); // in turn: unpacking takes several times the room
-    const whole = new parts[0].constructor(parts.reduce((sum, part) => sum + part.length, 0));
+    const Kind = /** @type {new (length: number) => Numbers} */ (parts[0].constructor);
+    const whole = new Kind(parts.reduce((sum, part) => sum + part.length, 0));
     let at = 0;
     for (const [number, part] of parts.entries()) {
       whole.set(part, at);
-      const block = await this.blocks.get(Math.floor(places[number] / PLACES));
+      const block = await this.block(places[number]);
       block[places[number] % PLACES] = whole.subarray(at, at += part.length); // it is held once
     }
     return whole;
   }
 
-  /** The promise of one head: see `readHead`. */
+  /**
+   * The promise of one head: see `readHead`.
+   *
+   * @param {number} layerIndex
+   * @param {number} headIndex
+   */
   open(layerIndex, headIndex) {
-    const name = `${layerIndex}/${headIndex}`;
-    if (!this.heads.has(name)) {
-      const afar = readAfar(this, this.layers[layerIndex], headIndex);
-      this.heads.set(name, { afar, whole: afar.then((head) => readHead(this, head)) });
-    }
-    return this.heads.get(name).whole;
+    return this.begun(layerIndex, headIndex).whole;
   }
 
-  /** The promise of what is known of it before its query and key are read: see `readAfar`. */
+  /**
+   * The promise of what is known of it before its query and key are read: see `readAfar`.
+   *
+   * @param {number} layerIndex
+   * @param {number} headIndex
+   */
   afar(layerIndex, headIndex) {
-    this.open(layerIndex, headIndex);
-    return this.heads.get(`${layerIndex}/${headIndex}`).afar;
+    return this.begun(layerIndex, headIndex).afar;
+  }
+
+  /**
+   * @param {number} layerIndex
+   * @param {number} headIndex
+   */
+  begun(layerIndex, headIndex) {
+    const name = `${layerIndex}/${headIndex}`;
+    const known = this.heads.get(name);
+    if (known) return known;
+    const afar = readAfar(this, this.layers[layerIndex], headIndex);
+    const begun = { afar, whole: afar.then((head) => readHead(this, head)) };
+    this.heads.set(name, begun);
+    return begun;
   }
 }
-
-const OF_ROWS = ["start", "stop", "counts", "expected", "logsumexp", "entropy", "received", "distance"];
-const OF_PAIRS = ["query", "key", "weight", "scores", "relative", "values"];
 
 /**
  * What a head is without its operands: the sizes and factors of its layer, and what stands beside its map. Of a long head
  * that is little, and stands first in the file: with `pyramid` its map from afar is drawn while the rest is being read.
+ *
+ * @param {Run} run
+ * @param {Layer} layer
+ * @param {number} headIndex
+ * @returns {Promise<Afar>}
  */
 async function readAfar(run, layer, headIndex) {
   const parts = { ...layer.shared, ...layer.heads[headIndex] };
   const { queries, keys, features, phi, scale, softcap, position, kind } = layer;
-  const head = { layer, number: parts.number, queries, keys, features, phi, scale, softcap, position, kind, parts };
-  head.sink = parts.sink ?? null;
-  const { max, mean, ...sizes } = parts.pyramid ?? {};
-  const read = [...OF_ROWS.map((name) => parts[name]), max, mean].map((places) => run.joined(places));
-  const found = await Promise.all(read);
-  OF_ROWS.forEach((name, index) => { head[name] = found[index]; });
-  head.pyramid = parts.pyramid ? { ...sizes, max: found.at(-2), mean: found.at(-1) } : null;
-  return head;
+  const { pyramid } = parts;
+  const [start, stop, counts, expected, logsumexp, entropy, received, distance, max, mean] = await Promise.all([
+    parts.start, parts.stop, parts.counts, parts.expected, parts.logsumexp, parts.entropy, parts.received, parts.distance,
+    pyramid?.max, pyramid?.mean,
+  ].map((places) => run.joined(places)));
+  if (!start || !stop || !counts) throw new Error(`${layer.label}: its spans are missing`);
+  return {
+    layer, number: parts.number, queries, keys, features, phi, scale, softcap, position, kind, parts,
+    sink: parts.sink ?? null, start, stop, counts, expected, logsumexp, entropy, received, distance,
+    pyramid: pyramid && max && mean ? { ...pyramid, max, mean } : null,
+  };
 }
 
 /**
@@ -168,20 +270,39 @@ async function readAfar(run, layer, headIndex) {
  * (keys); what is added to a score, each null where there is none: `relative` (queries + keys - 1), `dense` with its rows
  * and columns, `tiles`; `holes`, tiles of bits; `logsumexp`, `entropy`, `distance` (queries) and `received` (keys), which
  * `rowsOf` computes where the file does not have them.
+ *
+ * @param {Run} run
+ * @param {Afar} head
+ * @returns {Promise<Head>}
  */
 async function readHead(run, head) {
   const { parts, keys } = head;
-  for (const name of OF_PAIRS) head[name] = await run.joined(parts[name]); // in turn: each takes several times its room
-  head.dense = parts.dense ? { ...parts.dense, values: await run.array(parts.dense.values) } : null;
-  for (const name of ["tiles", "holes"]) {
-    const given = parts[name];
-    head[name] = !given ? null : {
-      side: given.side,
-      across: Math.ceil(keys / given.side),
-      places: await run.array(given.places),
-      values: await run.joined(given.values),
-    };
-  }
-  if (!head.logsumexp) Object.assign(head, rowsOf(head));
-  return head;
+  // in turn: each takes several times its room
+  const query = await run.joined(parts.query);
+  const key = await run.joined(parts.key);
+  const weight = await run.joined(parts.weight);
+  const scores = await run.joined(parts.scores);
+  const relative = await run.joined(parts.relative);
+  const values = await run.joined(parts.values);
+  const dense = parts.dense ? { ...parts.dense, values: await run.array(parts.dense.values) } : null;
+  const tiles = await tilesOf(run, parts.tiles, keys);
+  const holes = await tilesOf(run, parts.holes, keys);
+  const none = new Float32Array(0); // of a score that was given as it is
+  const read = Object.assign(head, { query: query ?? none, key: key ?? none, weight, scores, relative, values, dense, tiles, holes });
+  const { logsumexp, entropy, received } = read;
+  if (logsumexp && entropy && received) return Object.assign(read, { logsumexp, entropy, received });
+  return Object.assign(read, rowsOf(read));
+}
+
+/**
+ * @param {Run} run
+ * @param {TilesAt | null | undefined} given
+ * @param {number} keys
+ * @returns {Promise<Tiles | null>}
+ */
+async function tilesOf(run, given, keys) {
+  if (!given) return null;
+  const [places, values] = [await run.array(given.places), await run.joined(given.values)];
+  if (!values) throw new Error("tiles without values");
+  return { side: given.side, across: Math.ceil(keys / given.side), places, values };
 }

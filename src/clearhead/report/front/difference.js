@@ -1,5 +1,11 @@
 // ---- How far two rows of weights are apart. The formulas of `compare` in Python, in float64.
 
+import { lastOf } from "../../base/front/numbers.js";
+import { breathe, mayLook, weightOf } from "./weights.js";
+import { plural } from "./words.js";
+
+/** @import { ApartPair, Difference, Head, Heads, Layer, Side } from "./types.d.ts" */
+
 const MOST_PAIRS = 2 ** 22; // that are computed: of longer texts every second, third, … query is compared
 const ROUNDING = 0.001; // that a row without a sink may lack to 1
 const LARGEST = 12; // differences that are listed
@@ -8,12 +14,25 @@ const LARGEST = 12; // differences that are listed
  * JS(p, q) = ½ Σ_j (p_j log p_j/m_j + q_j log q_j/m_j), m = (p + q) / 2, in nats: 0 to log 2. What p and q lack to
  * 1 is one key more: the share of a sink, where there is one (`rest`), and what goes to padding. p/m = 1 + (p − q)/(p + q),
  * so that nearly equal weights keep their digits; and 2p/(p + q), so that a weight far below the other keeps its own.
+ *
+ * @param {Float64Array} p
+ * @param {Float64Array} q
+ * @param {boolean} rest
  */
 function jensenShannon(p, q, rest) {
+  /**
+   * @param {number} weight
+   * @param {number} total
+   * @param {number} apart
+   */
   const part = (weight, total, apart) => (weight === 0 ? 0
     : weight * (apart < -0.5 ? Math.log((2 * weight) / total) : Math.log1p(apart)));
   let sum = 0;
   const left = [1, 1];
+  /**
+   * @param {number} a
+   * @param {number} b
+   */
   const add = (a, b) => {
     const total = a + b;
     if (total === 0) return;
@@ -29,43 +48,77 @@ function jensenShannon(p, q, rest) {
   return Math.max(0, sum / 2);
 }
 
-/** Where the tokens of one text stand in another, −1 for those that it has not; null where each has its own place. */
-function placesAcross(run, from, to) {
+/**
+ * Where the tokens of one text stand in another, −1 for those that it has not; null where each has its own place.
+ *
+ * @param {Heads} run
+ * @param {number} from
+ * @param {number} to
+ */
+export function placesAcross(run, from, to) {
   for (const { texts, positions } of run.aligned ?? []) {
     const way = texts[0] === from && texts[1] === to ? 0 : texts[1] === from && texts[0] === to ? 1 : -1;
     if (way < 0) continue;
-    const places = new Int32Array(run.texts[from].length).fill(-1);
-    positions[way].forEach((place, at) => { places[place] = positions[1 - way][at]; });
+    const places = new Int32Array(run.texts?.[from].length ?? 0).fill(-1);
+    const [here, there] = way === 0 ? positions : [positions[1], positions[0]];
+    here.forEach((place, at) => { places[place] = there[at]; });
     return places;
   }
   return null;
 }
 
-/** A head whose `rows` and `columns` say where the queries and keys of another layer stand in its own texts. */
-const headBeside = (run, { queryText, keyText }, head) => ({
+/**
+ * A head whose `rows` and `columns` say where the queries and keys of another layer stand in its own texts.
+ *
+ * @param {Heads} run
+ * @param {Layer} given
+ * @param {Head} head
+ * @returns {Head}
+ */
+export const headBeside = (run, { queryText, keyText }, head) => ({
   ...head, rows: placesAcross(run, queryText, head.layer.queryText), columns: placesAcross(run, keyText, head.layer.keyText),
 });
 
-const inText = (places, at) => (places ? places[at] : at);
+/**
+ * @param {Int32Array | null | undefined} places
+ * @param {number} at
+ */
+export const inText = (places, at) => (places ? places[at] : at);
 
-/** The weight of a pair in a head, by the pair's place in the texts that are compared. */
-const weightBeside = (head, i, j) => weightOf(head, inText(head.rows, i), inText(head.columns, j));
+/**
+ * The weight of a pair in a head, by the pair's place in the texts that are compared.
+ *
+ * @param {Head} head
+ * @param {number} i
+ * @param {number} j
+ */
+export const weightBeside = (head, i, j) => weightOf(head, inText(head.rows, i), inText(head.columns, j));
 
 /**
  * Why two sides cannot be compared, or null. A side: `heads`, of which it is the mean, each a `headBeside` of the first of
  * all, whose texts are compared; `uniform`, no heads.
+ *
+ * @param {Side} a
+ * @param {Side} b
  */
-function objectionTo(a, b) {
+export function objectionTo(a, b) {
   const heads = [...a.heads, ...b.heads];
   if (!heads.length) return "Choose a head for one side: there is none.";
   const other = heads.find(({ queries, keys, rows, columns }) => (
     (!rows && queries !== heads[0].queries) || (!columns && keys !== heads[0].keys)));
   if (other === undefined) return null;
+  /** @param {Head} given */
   const size = ({ queries, keys }) => `${plural(queries, "query")} on ${plural(keys, "key")}`;
   return `They cannot be compared pair by pair: one has ${size(heads[0])}, another ${size(other)}.`;
 }
 
-/** The weights of a side's query, float64, where every head may look at the keys of `seen`. */
+/**
+ * The weights of a side's query, float64, where every head may look at the keys of `seen`.
+ *
+ * @param {Side} side
+ * @param {number} i
+ * @param {Uint8Array} seen
+ */
 function rowOf(side, i, seen) {
   const row = new Float64Array(seen.length);
   let count = 0;
@@ -78,13 +131,26 @@ function rowOf(side, i, seen) {
   return row;
 }
 
-/** Whether all texts have query i, or key j. */
-const haveQuery = (heads, i) => heads.every(({ rows }) => inText(rows, i) >= 0);
-const haveKey = (heads, j) => heads.every(({ columns }) => inText(columns, j) >= 0);
+/**
+ * Whether all texts have query i, or key j.
+ *
+ * @param {Head[]} heads
+ * @param {number} i
+ */
+export const haveQuery = (heads, i) => heads.every(({ rows }) => inText(rows, i) >= 0);
+
+/**
+ * @param {Head[]} heads
+ * @param {number} j
+ */
+export const haveKey = (heads, j) => heads.every(({ columns }) => inText(columns, j) >= 0);
 
 /**
  * Which keys query i may see, 0 or 1, of those that all texts have; null where it sees none, or the masks of the heads
  * differ.
+ *
+ * @param {Head[]} heads
+ * @param {number} i
  */
 function seenBy(heads, i) {
   const seen = new Uint8Array(heads[0].keys);
@@ -93,7 +159,7 @@ function seenBy(heads, i) {
     if (!haveKey(heads, j)) continue;
     const may = mayLook(heads[0], i, j);
     if (heads.some((head) => mayLook(head, inText(head.rows, i), inText(head.columns, j)) !== may)) return null;
-    seen[j] = may;
+    seen[j] = Number(may);
     some ||= may;
   }
   return some ? seen : null;
@@ -104,8 +170,15 @@ function seenBy(heads, i) {
  * compared; `limit`, the largest of all; `byQuery`, the divergence of each query, NaN for those left out, and its `mean`;
  * `byKey`, sums of the differences; `largest`, the pairs that differ most: {i, j, a, b}. In slices; null when `wanted()`
  * turns false.
+ *
+ * @param {Side} a
+ * @param {Side} b
+ * @param {number} perRow
+ * @param {number} perColumn
+ * @param {() => boolean} wanted
+ * @returns {Promise<Difference | null>}
  */
-async function differenceOf(a, b, perRow, perColumn, wanted) {
+export async function differenceOf(a, b, perRow, perColumn, wanted) {
   const heads = [...a.heads, ...b.heads];
   const { queries, keys } = heads[0];
   const step = Math.ceil((queries * keys * heads.length) / 2 / MOST_PAIRS);
@@ -114,6 +187,7 @@ async function differenceOf(a, b, perRow, perColumn, wanted) {
   const byQuery = new Float64Array(queries).fill(NaN);
   const byKey = new Float64Array(keys);
   const rest = heads.some(({ sink, rows }) => rows || (sink !== null && sink !== undefined));
+  /** @type {ApartPair[]} */
   let largest = [];
   let least = 0; // of the listed
   let leftOut = 0;
@@ -141,7 +215,7 @@ async function differenceOf(a, b, perRow, perColumn, wanted) {
       largest.push({ i, j, a: p[j], b: q[j] });
       if (largest.length < 20 * LARGEST) continue;
       largest = strongest(largest);
-      least = Math.abs(largest.at(-1).a - largest.at(-1).b);
+      least = Math.abs(lastOf(largest).a - lastOf(largest).b);
     }
     if (performance.now() - since < 30) continue;
     await breathe();
@@ -155,5 +229,6 @@ async function differenceOf(a, b, perRow, perColumn, wanted) {
   return { pool, limit, byQuery, byKey, mean, compared: known.length, leftOut, alone, step, largest };
 }
 
+/** @param {ApartPair[]} pairs */
 const strongest = (pairs) =>
   pairs.sort((one, two) => Math.abs(two.a - two.b) - Math.abs(one.a - one.b)).slice(0, LARGEST);

@@ -1,16 +1,29 @@
 // ---- The same pair in all heads that read the same texts: one square a head, computed when asked for.
 
-class EverywherePane {
+import { everyIn, make } from "../../base/front/dom.js";
+import { Scale } from "./colour.js";
+import { headName } from "./names.js";
+import { countsOf, mostKeysOf, weightOf } from "./weights.js";
+import { nameOf, percent } from "./words.js";
+
+/**
+ * @import { Page } from "./mount.js"
+ * @import { Head, Shown, Sketch } from "./types.d.ts"
+ */
+
+export class EverywherePane {
+  /** @param {Page} page */
   constructor(page) {
     this.page = page;
-    this.box = page.find("everywhere");
+    this.box = page.find("everywhere", HTMLDetailsElement);
     this.box.addEventListener("toggle", () => this.paint(page.shown));
     this.turn = 0;
   }
 
+  /** @param {Shown | Sketch | null} shown */
   async paint(shown) {
     this.box.hidden = shown === null || shown.pair === null;
-    if (!this.box.open || this.box.hidden) return;
+    if (!shown?.look || shown.i === null || shown.j === null || !this.box.open) return;
     const turn = ++this.turn;
     const { page } = this;
     const { i, j, layer: own, names } = shown;
@@ -33,17 +46,24 @@ class EverywherePane {
     }
     const focused = grid.contains(page.root.activeElement);
     grid.replaceChildren(...rows);
-    if (focused) grid.querySelector("[aria-current]")?.focus();
+    if (focused) everyIn(grid, "[aria-current]", HTMLElement)[0]?.focus();
     const most = found.reduce((best, one) => (one.weight > best.weight ? one : best));
     page.find("everywhere-note").textContent =
       `Each square is “${nameOf(names[0], i)}” → “${nameOf(names[1], j)}” in one head, in the colours of the map. ` +
       `Most in ${headName(page, { layer: most.at, head: most.number })}: ${percent(most.weight)}.`;
   }
 
+  /**
+   * @param {Head} head
+   * @param {number} i
+   * @param {number} weight
+   * @param {number} at
+   * @param {number} number
+   */
   cell(head, i, weight, at, number) {
     const { page } = this;
-    const { kind } = page.shown.scale;
-    const scale = new Scale(kind, (countsOf(head), head.mostKeys), page.theme.dark);
+    const { kind } = page.now.scale;
+    const scale = new Scale(kind, mostKeysOf(head), page.theme.dark);
     const step = scale.step(scale.value(weight, countsOf(head)[i]));
     const button = make("button", "square");
     button.style.backgroundColor = scale.css(step);
@@ -52,7 +72,7 @@ class EverywherePane {
     button.setAttribute("aria-label", words);
     const { view } = page;
     if (view.layer === at && view.head === number) button.setAttribute("aria-current", "true");
-    const [token, pair] = page.shown.view === "out" ? [i, page.shown.j] : [page.shown.j, i];
+    const [token, pair] = page.now.view === "out" ? [i, page.now.j] : [page.now.j, i];
     button.addEventListener("click", () => page.choose({ layer: at, head: number, token, pair }));
     return button;
   }

@@ -1,9 +1,25 @@
 // ---- Words found in the text.
 
-/** The runs of tokens, [first, last], that hold what is sought, whatever its case. */
+import { closestTo, onKey, withModifier } from "../../base/front/dom.js";
+import { grouped } from "../../base/front/numbers.js";
+
+/**
+ * @import { Page } from "./mount.js"
+ * @import { TextPane } from "./text.js"
+ * @import { Listing, Word } from "./types.d.ts"
+ */
+
+/**
+ * The runs of tokens, [first, last], that hold what is sought, whatever its case.
+ *
+ * @param {Word[]} words
+ * @param {string} sought
+ * @returns {[number, number][]}
+ */
 function matchesOf(words, sought) {
   const wanted = sought.toLowerCase();
   if (wanted.trim() === "") return [];
+  /** @type {number[]} */
   const starts = [];
   let text = "";
   words.forEach(({ prose, gap }, index) => {
@@ -11,11 +27,16 @@ function matchesOf(words, sought) {
     starts.push(text.length);
     text += prose.toLowerCase();
   });
+  /**
+   * @param {number} place
+   * @param {number} from
+   */
   const owner = (place, from) => {
     let at = from;
     while (at + 1 < starts.length && starts[at + 1] <= place) at++;
     return at;
   };
+  /** @type {[number, number][]} */
   const found = [];
   let near = 0;
   for (let at = text.indexOf(wanted); at >= 0; at = text.indexOf(wanted, at + wanted.length)) {
@@ -25,11 +46,19 @@ function matchesOf(words, sought) {
   return found;
 }
 
-class Find {
+export class Find {
+  /**
+   * @param {Page} page
+   * @param {TextPane} pane
+   */
   constructor(page, pane) {
-    Object.assign(this, { page, pane, matches: [], current: -1 });
+    this.page = page;
+    this.pane = pane;
+    /** @type {[Listing, [number, number]][]} */
+    this.matches = [];
+    this.current = -1;
     this.form = page.find("find");
-    this.field = page.find("find-words");
+    this.field = page.find("find-words", HTMLInputElement);
     page.find("find-open").addEventListener("click", () => this.open());
     page.find("find-next").addEventListener("click", () => this.go(1));
     page.find("find-before").addEventListener("click", () => this.go(-1));
@@ -43,9 +72,9 @@ class Find {
       event.preventDefault();
       event.stopPropagation();
     });
-    page.root.addEventListener("keydown", (event) => {
-      const typing = event.target.closest("input:not([type=radio]), textarea, select, dialog");
-      if (event.key !== "/" || typing || event.ctrlKey || event.metaKey || event.altKey) return;
+    onKey(page.root, (event) => {
+      const typing = closestTo(event.target, "input:not([type=radio]), textarea, select, dialog");
+      if (event.key !== "/" || typing || withModifier(event)) return;
       event.preventDefault();
       this.open();
     });
@@ -60,7 +89,7 @@ class Find {
 
   /** Closes, with the focus on the token that was found, or on the chosen one. */
   close() {
-    const [listing, [index]] = this.matches[this.current] ?? [this.pane.holding, [this.page.view.token]];
+    const [listing, [index]] = this.matches[this.current] ?? [this.pane.holding, [this.page.view.own]];
     this.form.hidden = true;
     this.matches = [];
     this.current = -1;
@@ -70,14 +99,15 @@ class Find {
 
   seek() {
     this.matches = this.pane.listings.flatMap((listing) =>
-      matchesOf(listing.prose.words, this.field.value).map((match) => [listing, match]));
+      matchesOf(listing.prose.words, this.field.value).map((match) => /** @type {[Listing, [number, number]]} */ ([listing, match])));
     const { holding } = this.pane;
-    const from = this.page.view.token;
+    const from = this.page.view.own;
     this.current = this.matches.findIndex(([listing, [, last]]) => listing === holding && last >= from) - 1;
     if (this.current < -1) this.current = -1;
     this.go(1);
   }
 
+  /** @param {1 | -1} way */
   go(way) {
     const count = this.matches.length;
     if (count > 0) {
@@ -90,7 +120,12 @@ class Find {
       : this.field.value.trim() === "" ? "" : "not found";
   }
 
-  /** "found" or "found current" where a token is in a match. */
+  /**
+   * "found" or "found current" where a token is in a match.
+   *
+   * @param {Listing} listing
+   * @param {number} index
+   */
   markOf(listing, index) {
     const at = this.matches.findIndex(([one, [first, last]]) => one === listing && first <= index && index <= last);
     return at < 0 ? "" : at === this.current ? "found current" : "found";

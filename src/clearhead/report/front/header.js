@@ -1,30 +1,49 @@
 // ---- The head of the page: what is opened, and the choices that hold for all panes.
 
-class HeaderPane {
+import { everyIn } from "../../base/front/dom.js";
+import { headName } from "./names.js";
+import { sinkShareOf } from "./weights.js";
+import { percent } from "./words.js";
+
+/**
+ * @import { Page } from "./mount.js"
+ * @import { Afar, Shown, Sketch } from "./types.d.ts"
+ */
+
+export class HeaderPane {
+  /** @param {Page} page */
   constructor(page) {
     this.page = page;
-    this.inputs = page.root.querySelectorAll("fieldset.choice input");
+    this.inputs = everyIn(page.root, "header fieldset.choice input", HTMLInputElement);
     for (const input of this.inputs) {
       input.addEventListener("change", () => page.choose({ [input.name]: input.value }));
     }
   }
 
+  /** @param {Sketch} shown */
   sketch(shown) {
     this.paint(shown);
   }
 
+  /** @param {Shown | Sketch} given */
   paint({ layer, head }) {
     const { view } = this.page;
-    for (const input of this.inputs) input.checked = view[input.name] === input.value;
+    for (const input of this.inputs) input.checked = [view.scale, view.view].includes(input.value);
     this.page.find("where").textContent =
       `${headName(this.page, view)} · ${layer.name} · ${layer.kind} attention${shareOfSink(head)}`;
   }
 }
 
-/** What a head gives its sink, over the queries that see something. */
+/**
+ * What a head gives its sink, over the queries that see something.
+ *
+ * @param {Afar} head
+ */
 function shareOfSink(head) {
+  const { logsumexp } = head;
+  if (!logsumexp) return "";
   const seeing = head.sink === null ? [] : Array.from(head.counts.keys()).filter((i) => head.counts[i] > 0);
   if (seeing.length === 0) return "";
-  const mean = seeing.reduce((sum, i) => sum + sinkShareOf(head, i), 0) / seeing.length;
+  const mean = seeing.reduce((sum, i) => sum + sinkShareOf({ sink: head.sink, logsumexp }, i), 0) / seeing.length;
   return ` · ${percent(mean)} of its weight goes to no key (a sink in the softmax), the mean of its queries`;
 }

@@ -1,38 +1,40 @@
 // ---- All heads: what each does, and the choice among them.
 
+import { closestTo, everyIn, make, withModifier } from "../../base/front/dom.js";
+import { HeadList, HeadScatter } from "./heads_list.js";
+import { HeadMatrix } from "./heads_matrix.js";
+import { HeadsTop } from "./heads_top.js";
+import { figureOf, figureWords, keyOf, placesIn, titleOf } from "./measures.js";
+import { headName, roleOf } from "./names.js";
+import { plural } from "./words.js";
+
+/** @import { HeadAt, HeadPlace, Heads, PageOfHeads, PinsOfHeads, Readers } from "./types.d.ts" */
+
 const SHOWS = ["squares", "maps", "list", "scatter"];
-const measureIn = (text, run) => (run.measures.some(({ name }) => name === text) ? text : null);
-View.more.set("by", measureIn);
-View.more.set("against", measureIn);
-View.more.set("show", (text) => (SHOWS.indexOf(text) > 0 ? text : null));
-View.more.set("only", (text) => text || null);
-View.more.set("pins", (text, run) => placesIn(text, run).map(keyOf).join("_") || null);
 
-/** A short name for each layer, no two alike: "L3". */
-function labelsOf(layers) {
-  const plain = layers.map((layer, index) => layer.label ?? `L${index}`);
-  const named = plain.map((label, index) => (
-    plain.indexOf(label) === plain.lastIndexOf(label) ? label : `${roleOf(layers[index])} ${label}`));
-  return named.map((label, index) => {
-    const same = named.slice(0, index).filter((other) => other === label).length;
-    return same ? `${label}#${same + 1}` : label;
-  });
-}
+/**
+ * @param {string | null | undefined} text
+ * @param {Heads} run
+ * @returns {string | null}
+ */
+const measureIn = (text, run) => (run.measures.find(({ name }) => name === text)?.name ?? null);
 
-/** What a layer reads and is read by: "encoder", "decoder", "cross", "self". */
-const roleOf = (layer) => layer.role ?? layer.kind;
+/** @satisfies {Readers} what this pane reads of the address */
+export const ADDRESS_OF_HEADS = {
+  by: measureIn,
+  against: measureIn,
+  show: (text) => (text !== null && SHOWS.indexOf(text) > 0 ? text : null),
+  only: (text) => text || null,
+  pins: (text, run) => placesIn(text, run).map(keyOf).join("_") || null,
+};
 
-/** Whether a layer is of the second of two recordings, and the layer of the other that stands beside it, or null. */
-const isSecond = (layer) => roleOf(layer).endsWith("beside");
-function counterpartOf(run, layer) {
-  const pair = (run.beside ?? []).find((places) => places.includes(layer));
-  return pair === undefined ? null : pair[0] === layer ? pair[1] : pair[0];
-}
-
-/** "L3H8" */
-const headName = ({ labels, run }, { layer, head }) => `${labels[layer]}H${run.layers[layer].heads[head].number ?? head}`;
-
-/** Whether a head fits what was typed: each word of it is a layer, a head, or a part of the name or role. */
+/**
+ * Whether a head fits what was typed: each word of it is a layer, a head, or a part of the name or role.
+ *
+ * @param {PageOfHeads} page
+ * @param {HeadAt} place
+ * @param {string} typed
+ */
 function fits(page, place, typed) {
   const layer = page.run.layers[place.layer];
   const name = headName(page, place).toLowerCase();
@@ -43,26 +45,41 @@ function fits(page, place, typed) {
       : about.includes(word) || name === word));
 }
 
-class HeadsPane {
-  constructor(page) {
+/** `Pins`: the class of what is pinned and compared. */
+export class HeadsPane {
+  /**
+   * @param {PageOfHeads} page
+   * @param {new (pane: HeadsPane) => PinsOfHeads} Pins
+   */
+  constructor(page, Pins) {
     this.page = page;
     const { run } = page;
-    this.places = run.layers.flatMap(({ heads }, layer) => heads.map((_, head) => ({ layer, head })));
-    for (const place of this.places) place.name = headName(page, place);
-    this.parts = { list: new HeadList(this), scatter: new HeadScatter(this), squares: new HeadMatrix(this) };
-    this.parts.maps = this.parts.squares;
+    /** @type {HeadPlace[]} */
+    this.places = run.layers.flatMap(({ heads }, layer) => heads.map((_, head) => (
+      { layer, head, name: headName(page, { layer, head }), element: make("div", "head") })));
+    /** @type {Set<string>} the heads that are pinned, and those that fit what was typed */
+    this.pinned = new Set();
+    /** @type {Set<HeadPlace>} */
+    this.shown = new Set();
+    const squares = new HeadMatrix(this);
+    /** @type {Record<string, { paint(): void }>} */
+    this.parts = { list: new HeadList(this), scatter: new HeadScatter(this), squares, maps: squares };
     this.top = new HeadsTop(this);
-    this.pins = new HeadPins(this);
+    this.pins = new Pins(this);
+    const [by, against] = [page.find("measure", HTMLSelectElement), page.find("against", HTMLSelectElement)];
+    const only = page.find("only", HTMLInputElement);
     page.find("overview-title").textContent = `All ${plural(this.places.length, "head")}`;
     page.find("left-out").hidden = run.leftOut.length === 0;
     page.find("left-out").textContent = run.leftOut.map(({ name, reason }) => `Left out: ${name}: ${reason}`).join(" ");
     for (const { name } of run.measures) {
-      for (const id of ["measure", "against"]) page.find(id).append(new Option(titleOf(name), name));
+      for (const choice of [by, against]) choice.append(new Option(titleOf(name), name));
     }
-    page.find("measure").addEventListener("change", (event) => page.choose({ by: event.target.value }));
-    page.find("against").addEventListener("change", (event) => page.choose({ against: event.target.value }));
-    page.find("only").addEventListener("input", (event) => page.choose({ only: event.target.value.trim() || null }, false));
-    this.radios = page.root.querySelectorAll("#heads-as input");
+    by.addEventListener("change", () => page.choose({ by: by.value }));
+    against.addEventListener("change", () => page.choose({ against: against.value }));
+    only.addEventListener("input", () => page.choose({ only: only.value.trim() || null }, false));
+    this.only = only;
+    this.by = by;
+    this.radios = everyIn(page.root, "#heads-as input", HTMLInputElement);
     for (const radio of this.radios) {
       radio.addEventListener("change", () => page.choose({ show: SHOWS.indexOf(radio.value) ? radio.value : null }));
     }
@@ -75,24 +92,37 @@ class HeadsPane {
     return view.by ?? measureIn(run.distinctive?.measure, run) ?? run.measures[0]?.name ?? "";
   }
 
+  /**
+   * @param {HeadAt} place
+   * @param {string} [name]
+   */
   figure(place, name = this.measure) {
     return figureOf(this.page.run, place, name);
   }
 
-  /** "L3H8, decoder, previous token 71%, uniform would be 4%, pinned" */
+  /**
+   * "L3H8, decoder, previous token 71%, uniform would be 4%, pinned"
+   *
+   * @param {HeadPlace} place
+   */
   words(place) {
     const layer = this.page.run.layers[place.layer];
     const said = this.measure ? `, ${figureWords(this.measure, this.figure(place))}` : "";
     return `${place.name}, ${roleOf(layer)}${said}${this.pinned.has(keyOf(place)) ? ", pinned" : ""}`;
   }
 
+  /** @param {HeadAt} place */
   open(place) {
     this.page.choose({ layer: place.layer, head: place.head });
   }
 
-  /** `p` pins the head that has the focus, or the chosen one; `a` and `b` compare it. */
+  /**
+   * `p` pins the head that has the focus, or the chosen one; `a` and `b` compare it.
+   *
+   * @param {KeyboardEvent} event
+   */
   press(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input[type=search], select")) return;
+    if (withModifier(event) || closestTo(event.target, "input[type=search], select")) return;
     const place = this.places.find(({ element }) => element === this.page.root.activeElement) ?? this.page.view;
     if (event.key === "p") this.pins.toggle(place);
     else if (event.key === "a" || event.key === "b") this.page.choose({ [event.key]: keyOf(place) });
@@ -100,18 +130,18 @@ class HeadsPane {
     event.preventDefault();
   }
 
-  sketch(shown) {
-    this.paint(shown);
+  sketch() {
+    this.paint();
   }
 
-  paint(shown) {
+  paint() {
     const { page } = this;
     const { view } = page;
     const show = view.show ?? SHOWS[0];
     this.pinned = new Set(view.pins?.split("_"));
     this.shown = new Set(this.places.filter((place) => view.only === null || fits(page, place, view.only)));
-    page.find("measure").value = this.measure;
-    if (page.root.activeElement !== page.find("only")) page.find("only").value = view.only ?? "";
+    this.by.value = this.measure;
+    if (page.root.activeElement !== this.only) this.only.value = view.only ?? "";
     page.find("only-count").textContent = view.only === null ? ""
       : `${this.shown.size} of ${plural(this.places.length, "head")}`;
     for (const radio of this.radios) radio.checked = radio.value === show;
@@ -120,7 +150,7 @@ class HeadsPane {
     page.find("scatter").hidden = show !== "scatter";
     this.top.paint();
     this.pins.paint();
-    this.parts[show].paint(shown);
+    this.parts[show].paint();
     page.host.dataset.overview = "drawn";
   }
 }

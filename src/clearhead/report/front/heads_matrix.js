@@ -1,10 +1,30 @@
 // ---- The matrix of heads: layers down, heads across, one square a head. It always fits its pane's width.
 
+import { closestTo, everyIn, firstIn, make, revealIn } from "../../base/front/dom.js";
+import { cssColour, inkOn } from "../../base/front/ramp.js";
+import { stepTo } from "./keys.js";
+import { keyOf, limitOf } from "./measures.js";
+import { roleOf } from "./names.js";
+import { drawThumbnail, HeadPreview } from "./preview.js";
+import { signedStep, signedTables } from "./signed.js";
+
+/**
+ * @import { HeadsPane } from "./heads.js"
+ * @import { HeadPlace } from "./types.d.ts"
+ */
+
+/** @type {Record<string, string>} */
 const GROUP_TITLES = { encoder: "Encoder", decoder: "Decoder", cross: "Cross attention", self: "Self attention" };
 
 /**
  * Squares for `count` heads in `room` pixels: how many stand in a line, and how large they are. Where they would be
  * smaller than `least`, a layer takes several lines.
+ *
+ * @param {number} count
+ * @param {number} room
+ * @param {number} least
+ * @param {number} most
+ * @returns {{ columns: number, size: number, gap: number }}
  */
 function squaresIn(count, room, least, most) {
   for (const gap of [1, 0]) {
@@ -15,32 +35,46 @@ function squaresIn(count, room, least, most) {
   return squaresIn(Math.ceil(count / lines), room, Math.min(least, room), most);
 }
 
-class HeadMatrix {
+export class HeadMatrix {
+  /** @param {HeadsPane} pane */
   constructor(pane) {
     this.pane = pane;
     const { page } = pane;
     this.box = page.find("heads");
     this.preview = new HeadPreview(pane);
+    /** @type {HTMLElement[]} */
     this.cells = [];
+    /** @type {{ grid: HTMLElement, heading: HTMLElement, most: number, own: HeadPlace[] }[]} */
     this.grids = [];
+    this.drawn = ""; // what it was drawn for
+    this.maps = false;
     for (const role of new Set(page.run.layers.map(roleOf))) this.build(role);
     this.box.addEventListener("keydown", (event) => this.move(event));
-    this.box.addEventListener("click", (event) => this.at(event) && pane.open(this.at(event)));
+    this.box.addEventListener("click", (event) => {
+      const place = this.at(event);
+      if (place) pane.open(place);
+    });
     this.box.addEventListener("pointerover", (event) => {
       if (event.pointerType !== "touch") this.preview.show(this.at(event));
     });
     this.box.addEventListener("pointerleave", () => this.preview.show(null));
     this.box.addEventListener("focusin", (event) => {
-      if (event.target.matches(":focus-visible")) this.preview.show(this.at(event));
+      if (closestTo(event.target, ".head")?.matches(":focus-visible")) this.preview.show(this.at(event));
     });
     this.box.addEventListener("focusout", () => this.preview.show(null));
   }
 
+  /** @param {Event} event */
   at(event) {
-    return this.pane.places[event.target.closest(".head")?.dataset.place] ?? null;
+    const cell = closestTo(event.target, ".head");
+    return cell ? this.pane.places[Number(cell.dataset.place)] : null;
   }
 
-  /** The grid of one role: a line of numbers, and a row for each layer. */
+  /**
+   * The grid of one role: a line of numbers, and a row for each layer.
+   *
+   * @param {string} role
+   */
   build(role) {
     const { page, places } = this.pane;
     const { layers } = page.run;
@@ -51,9 +85,9 @@ class HeadMatrix {
     const heading = make("div", "numbers");
     heading.setAttribute("aria-hidden", "true");
     grid.append(heading);
-    let row = null;
+    let row = { layer: -1, element: make("div"), squares: make("div") };
     for (const place of own) {
-      if (row?.layer !== place.layer) {
+      if (row.layer !== place.layer) {
         row = { layer: place.layer, element: make("div", "row"), squares: make("div", "squares") };
         row.element.setAttribute("role", "row");
         row.squares.setAttribute("role", "presentation");
@@ -63,11 +97,10 @@ class HeadMatrix {
         row.element.append(label, row.squares);
         grid.append(row.element);
       }
-      const cell = make("div", "head");
+      const cell = place.element;
       cell.setAttribute("role", "gridcell");
       cell.tabIndex = -1;
-      cell.dataset.place = places.indexOf(place);
-      place.element = cell;
+      cell.dataset.place = String(places.indexOf(place));
       row.squares.append(cell);
       this.cells.push(cell);
     }
@@ -93,10 +126,11 @@ class HeadMatrix {
 
   fit() {
     for (const { grid, heading, most, own } of this.grids) {
-      const room = this.box.clientWidth - 8 - grid.querySelector(".number").offsetWidth;
-      const { columns, size, gap } = squaresIn(most, room, ...(this.maps ? [24, 72] : [6, 26]));
-      for (const [name, value] of [["--size", size], ["--gap", gap]]) grid.style.setProperty(name, `${value}px`);
-      grid.style.setProperty("--columns", columns);
+      const room = this.box.clientWidth - 8 - firstIn(grid, ".number", HTMLElement).offsetWidth;
+      const { columns, size, gap } = squaresIn(most, room, this.maps ? 24 : 6, this.maps ? 72 : 26);
+      grid.style.setProperty("--size", `${size}px`);
+      grid.style.setProperty("--gap", `${gap}px`);
+      grid.style.setProperty("--columns", String(columns));
       heading.hidden = columns < most; // several lines a layer
       const every = [1, 2, 4, 8, 16].find((step) => step * (size + gap) >= (columns > 10 ? 28 : 20)) ?? 32;
       const layer = this.pane.page.run.layers[own[0].layer];
@@ -119,9 +153,13 @@ class HeadMatrix {
       element.classList.toggle("dim", !pane.shown.has(place));
       element.classList.toggle("pinned", pane.pinned.has(keyOf(place)));
       element.setAttribute("aria-label", pane.words(place));
-      if (!this.maps) element.replaceChildren();
-      else if (!element.firstChild) element.append(make("canvas"));
-      if (this.maps) drawThumbnail(pane.page, place, element.firstChild);
+      if (!this.maps) {
+        element.replaceChildren();
+        continue;
+      }
+      const canvas = everyIn(element, "canvas", HTMLCanvasElement)[0] ?? make("canvas");
+      if (!element.firstChild) element.append(canvas);
+      drawThumbnail(pane.page, place, canvas);
     }
   }
 
@@ -138,8 +176,9 @@ class HeadMatrix {
     }
   }
 
+  /** @param {KeyboardEvent} event */
   move(event) {
-    const from = this.cells.indexOf(this.pane.page.root.activeElement);
+    const from = this.cells.findIndex((cell) => cell === this.pane.page.root.activeElement);
     if (from < 0) return;
     if (event.key === "Escape") this.preview.show(null);
     const chosen = event.key === "Enter" || event.key === " ";
@@ -149,6 +188,7 @@ class HeadMatrix {
     for (const cell of this.cells) cell.tabIndex = -1;
     this.cells[to].tabIndex = 0;
     this.cells[to].focus();
-    if (chosen) this.pane.open(this.at(event));
+    const place = chosen && this.at(event);
+    if (place) this.pane.open(place);
   }
 }

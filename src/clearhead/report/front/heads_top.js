@@ -1,11 +1,31 @@
 // ---- The most distinctive heads, what the chosen measure is, and what its colours mean.
 
-class HeadsTop {
+import { make } from "../../base/front/dom.js";
+import { Scale } from "./colour.js";
+import { figureWords, limitOf, limitWords, mostDistinctive, NATS, shareWords } from "./measures.js";
+import { headName, isSecond } from "./names.js";
+import { drawRamp, signedTables } from "./signed.js";
+import { nameOf, times } from "./words.js";
+
+/**
+ * @import { HeadsPane } from "./heads.js"
+ * @import { HeadAt } from "./types.d.ts"
+ */
+
+export class HeadsTop {
+  /** @param {HeadsPane} pane */
   constructor(pane) {
     this.pane = pane;
     const { page } = pane;
     const { distinctive } = page.run;
+    /** @type {[HTMLElement, HeadAt][]} */
     this.buttons = [];
+    /**
+     * @param {HTMLElement} button
+     * @param {HeadAt} place
+     * @param {string} by
+     * @param {string} text
+     */
     const offer = (button, place, by, text) => {
       button.textContent = text;
       button.addEventListener("click", () => page.choose({ ...place, by, pair: null }));
@@ -22,7 +42,9 @@ class HeadsTop {
     page.find("five").hidden = five.length === 0;
     page.find("five-title").hidden = five.length === 0;
     page.find("five-title").textContent = five.length > 1 ? `The ${five.length} most distinctive` : "The most distinctive";
-    page.find("five").append(...five.map(({ place: { layer, head, name }, measure, figure }) => {
+    page.find("five").append(...five.map(({ place, measure, figure }) => {
+      const { layer, head } = place;
+      const name = headName(page, place);
       const button = offer(make("button", "chip"), { layer, head }, measure.name,
         `${name} ${measure.name} ${shareWords(figure.value)}`);
       button.title = `${name} ${measure.does}: ${shareWords(figure.value)}, uniform would be ${shareWords(figure.uniform)}`;
@@ -42,7 +64,7 @@ class HeadsTop {
     const scale = new Scale("uniform", page.run.layers[page.view.layer].keys, dark);
     const signs = signedTables[dark ? "dark" : "light"];
     const above = measure === NATS ? signs.map((_, at) => signs[3 * (128 + Math.floor(at / 6)) + (at % 3)]) : signs;
-    drawRamp(page.find("heads-ramp"), maps ? scale.table : above);
+    drawRamp(page.find("heads-ramp", HTMLCanvasElement), maps ? scale.table : above);
     const words = maps ? ["≤ 1/64 ×", "as uniform", times(scale.most)]
       : limitWords(measure, limitOf(measure, places.map((place) => this.pane.figure(place))));
     page.find("heads-ticks").replaceChildren(...words.map((text) => make("span", "", text)));
@@ -58,9 +80,9 @@ class HeadsTop {
     page.find("measure-about").hidden = measure === undefined;
     if (measure === undefined) return;
     const here = this.pane.figure({ layer, head });
+    const words = page.texts?.[page.run.layers[layer].keyText];
     page.find("measure-here").textContent = `${headName(page, { layer, head })}: ${figureWords(name, here)}` +
-      (here?.key === null || here?.key === undefined ? ""
-        : ` (${nameOf(page.texts[page.run.layers[layer].keyText], here.key)})`);
+      (words && typeof here?.key === "number" ? ` (${nameOf(words, here.key)})` : "");
     page.find("measure-says").textContent = measure.says;
     page.find("measure-formula").textContent = `${measure.formula}. From ${measure.range.replace(/^from /i, "")}.`;
     this.explain();

@@ -1,9 +1,15 @@
 // ---- Arrow keys among elements that are laid out in lines.
 
-/** The index that an arrow key leads to among laid-out elements, or -1. */
-function stepTo(key, from, elements) {
+/**
+ * The index that an arrow key leads to among laid-out elements, or -1.
+ *
+ * @param {string} key
+ * @param {number} from
+ * @param {HTMLElement[]} elements
+ */
+export function stepTo(key, from, elements) {
   const last = elements.length - 1;
-  const forward = getComputedStyle(elements[from].parentElement).direction === "rtl" ? -1 : 1;
+  const forward = getComputedStyle(elements[from].parentElement ?? elements[from]).direction === "rtl" ? -1 : 1;
   if (key === "ArrowRight") return Math.min(last, Math.max(0, from + forward));
   if (key === "ArrowLeft") return Math.min(last, Math.max(0, from - forward));
   if (key === "Home") return 0;
@@ -11,6 +17,7 @@ function stepTo(key, from, elements) {
   if (key !== "ArrowUp" && key !== "ArrowDown") return -1;
   const way = key === "ArrowDown" ? 1 : -1;
   const here = elements[from].getBoundingClientRect();
+  /** @param {DOMRect} box */
   const aside = (box) => Math.abs(box.left + box.width / 2 - here.left - here.width / 2);
   let best = from;
   let least = Infinity;

@@ -1,20 +1,39 @@
 // ---- Where things are on the map, in device pixels. No drawing here.
 
-const SMALLEST_LABELLED = 12; // CSS pixels of a cell that a token's label fits beside
+import { weightsOf } from "./tiles.js";
+
+/** @import { Afar, FullPair, Head, MapScale, Names, Pair, Word } from "./types.d.ts" */
+
+export const SMALLEST_LABELLED = 12; // CSS pixels of a cell that a token's label fits beside
 const LARGEST_CELL = 44; // CSS pixels: a text of few tokens does not fill the screen
 const MOST_EXACT = 16; // weights a pixel side that are computed where there is a map from afar
-const BARS = 36; // CSS pixels for the bars above the map, and at its right
+export const BARS = 36; // CSS pixels for the bars above the map, and at its right
 const LABEL_SIGNS = 12; // a label is cut to this many signs
 
-/** The most signs in a token of a text, as far as a label shows them. */
-function labelSigns(words, width) {
-  words.longest ??= words.reduce((most, { label }) => Math.max(most, label.length), 0);
-  return Math.min(words.longest, width < 480 ? 8 : LABEL_SIGNS);
+/** @type {WeakMap<Word[], number>} the most signs in a token of a text */
+const longest = new WeakMap();
+
+/**
+ * The most signs in a token of a text, as far as a label shows them.
+ *
+ * @param {Word[]} words
+ * @param {number} width
+ */
+export function labelSigns(words, width) {
+  const most = longest.get(words) ?? words.reduce((found, { label }) => Math.max(found, label.length), 0);
+  longest.set(words, most);
+  return Math.min(most, width < 480 ? 8 : LABEL_SIGNS);
 }
 
 /**
  * The scales of one axis of `count` tokens in `room` pixels, from the whole to single tokens: `per` tokens in a cell of
  * `cell` pixels. Whole pixels a cell, whole tokens a pixel. `afar`: the tokens in a cell of the map from afar, or 0.
+ *
+ * @param {number} count
+ * @param {number} room
+ * @param {number} ratio
+ * @param {number} afar
+ * @returns {MapScale[]}
  */
 function scalesOf(count, room, ratio, afar) {
   const most = Math.round(LARGEST_CELL * ratio);
@@ -35,7 +54,13 @@ function scalesOf(count, room, ratio, afar) {
 }
 
 /** One side of the map: its scales, which of them is seen, and the pixel of the whole at which the picture begins. */
-class Axis {
+export class Axis {
+  /**
+   * @param {number} count
+   * @param {number} room
+   * @param {number} ratio
+   * @param {number} afar
+   */
   constructor(count, room, ratio, afar) {
     this.count = count;
     this.scales = scalesOf(count, room, ratio, afar);
@@ -62,7 +87,11 @@ class Axis {
     return this.cells * this.cell;
   }
 
-  /** Pixels a token. */
+  /**
+   * Pixels a token.
+   *
+   * @param {MapScale} scale
+   */
   pixelsOf(scale) {
     return scale.cell / scale.per;
   }
@@ -71,12 +100,20 @@ class Axis {
     return this.pixelsOf(this.scales[this.at]);
   }
 
-  /** Where the cell of token `index` begins in the picture. */
+  /**
+   * Where the cell of token `index` begins in the picture.
+   *
+   * @param {number} index
+   */
   startOf(index) {
     return Math.floor(index / this.per) * this.cell - this.offset;
   }
 
-  /** The first token of the cell under a pixel of the picture. */
+  /**
+   * The first token of the cell under a pixel of the picture.
+   *
+   * @param {number} pixel
+   */
   tokenAt(pixel) {
     return Math.min(this.cells - 1, Math.max(0, Math.floor((pixel + this.offset) / this.cell))) * this.per;
   }
@@ -87,24 +124,40 @@ class Axis {
     return [Math.floor(this.offset / this.cell) * this.per, Math.min(this.count, last)];
   }
 
+  /** @param {number} offset */
   moveTo(offset) {
     this.offset = Math.round(Math.min(this.length - this.room, Math.max(0, offset)));
   }
 
-  /** Takes another scale; what is under a pixel stays there. */
+  /**
+   * Takes another scale; what is under a pixel stays there.
+   *
+   * @param {number} at
+   * @param {number} pixel
+   */
   scaleTo(at, pixel) {
     const token = ((pixel + this.offset) / this.cell) * this.per;
     this.at = at;
     this.moveTo((token / this.per) * this.cell - pixel);
   }
 
-  /** The scale next to so many pixels a token. */
+  /**
+   * The scale next to so many pixels a token.
+   *
+   * @param {number} pixels
+   */
   nearest(pixels) {
+    /** @param {MapScale} scale */
     const apart = (scale) => Math.abs(Math.log(this.pixelsOf(scale) / pixels));
     return this.scales.reduce((best, scale, at) => (apart(scale) < apart(this.scales[best]) ? at : best), 0);
   }
 
-  /** Shows the tokens from `first` to before `last`, as large as they fit. */
+  /**
+   * Shows the tokens from `first` to before `last`, as large as they fit.
+   *
+   * @param {number} first
+   * @param {number} last
+   */
   show(first, last) {
     this.at = 0;
     this.scales.forEach((scale, at) => {
@@ -113,7 +166,11 @@ class Axis {
     this.moveTo((first / this.per) * this.cell);
   }
 
-  /** Moves as little as shows token `index`. */
+  /**
+   * Moves as little as shows token `index`.
+   *
+   * @param {number} index
+   */
   reveal(index) {
     const start = this.startOf(index);
     if (start < 0) this.moveTo(this.offset + start);
@@ -122,9 +179,17 @@ class Axis {
 }
 
 /** The geometry of the map of `head` in a box `width` CSS pixels wide. */
-class Layout {
+export class Layout {
+  /**
+   * @param {Afar} head
+   * @param {Names} names
+   * @param {number} width
+   * @param {number} tallest
+   * @param {number} ratio
+   */
   constructor(head, names, width, tallest, ratio) {
     this.ratio = ratio;
+    /** @param {Word[]} words */
     const room = (words) => Math.max(40, 14 + 6.8 * labelSigns(words, width));
     const right = Math.round((!head.entropy ? 2 : width < 480 ? 22 : BARS) * ratio);
     this.right = right;
@@ -159,7 +224,13 @@ class Layout {
     return this.across.count >= this.down.count ? this.across : this.down;
   }
 
-  /** Takes another of the lead's scales; what is under a point of the picture stays there. */
+  /**
+   * Takes another of the lead's scales; what is under a point of the picture stays there.
+   *
+   * @param {number} to
+   * @param {number} x
+   * @param {number} y
+   */
   scaleTo(to, x, y) {
     const { across, down, lead } = this;
     const [other, at, otherAt] = lead === across ? [down, x, y] : [across, y, x];
@@ -169,7 +240,11 @@ class Layout {
     other.scaleTo(other.nearest(Math.max(lead.pixels, least)), otherAt);
   }
 
-  /** The scale of about `factor` times the size: another one, where there is one. */
+  /**
+   * The scale of about `factor` times the size: another one, where there is one.
+   *
+   * @param {number} factor
+   */
   times(factor) {
     const { lead } = this;
     const to = lead.nearest(lead.pixels * factor);
@@ -184,6 +259,7 @@ class Layout {
     }).join(".");
   }
 
+  /** @param {string | null} address */
   show(address) {
     const [top, bottom, left, right] = address === null
       ? [0, this.down.count, 0, this.across.count] : address.split(".").map(Number);
@@ -191,9 +267,19 @@ class Layout {
     this.across.show(Math.min(left, this.across.count - 1), right);
   }
 
-  /** The query and the key under a point in CSS pixels of the canvas: null beside the picture on that side. */
+  /**
+   * The query and the key under a point in CSS pixels of the canvas: null beside the picture on that side.
+   *
+   * @param {number} x
+   * @param {number} y
+   * @returns {Pair}
+   */
   pointAt(x, y) {
     const [right, below] = [x * this.ratio - this.left, y * this.ratio - this.top];
+    /**
+     * @param {Axis} axis
+     * @param {number} pixel
+     */
     const within = (axis, pixel) => pixel >= 0 && pixel < axis.room;
     const column = within(this.across, right);
     const row = within(this.down, below);
@@ -204,8 +290,15 @@ class Layout {
   }
 }
 
-/** The strongest pair of a cell, which is the pair the cell's colour shows; the first if none is allowed. */
-function strongestIn(head, { i: row, j: column }, perRow, perColumn) {
+/**
+ * The strongest pair of a cell, which is the pair the cell's colour shows; the first if none is allowed.
+ *
+ * @param {Head} head
+ * @param {FullPair} given
+ * @param {number} perRow
+ * @param {number} perColumn
+ */
+export function strongestIn(head, { i: row, j: column }, perRow, perColumn) {
   let best = { i: row, j: column, weight: -1 };
   const right = Math.min(head.keys, column + perColumn);
   const weights = new Float64Array(perColumn);
@@ -218,8 +311,13 @@ function strongestIn(head, { i: row, j: column }, perRow, perColumn) {
   return best;
 }
 
-/** Positions worth a tick: round steps at least `apart` pixels from each other. */
-function ticksOf(axis, apart) {
+/**
+ * Positions worth a tick: round steps at least `apart` pixels from each other.
+ *
+ * @param {Axis} axis
+ * @param {number} apart
+ */
+export function ticksOf(axis, apart) {
   const least = (apart / axis.cell) * axis.per;
   const step = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4].find((each) => each >= least) ?? 5e4;
   const [first, last] = axis.seen;

@@ -1,12 +1,28 @@
 // ---- The lens: the pairs around one, large, always with their words.
 
+import { penOf } from "../../base/front/dom.js";
+import { hatching } from "./colour.js";
+import { labelSigns } from "./layout.js";
+import { SMALL } from "./marks.js";
+import { weightsOf } from "./tiles.js";
+import { countsOf } from "./weights.js";
+import { shortened } from "./words.js";
+
+/**
+ * @import { Colours } from "../../base/front/theme.js"
+ * @import { Layout } from "./layout.js"
+ * @import { FullPair, Shown, WeightedPair, Word } from "./types.d.ts"
+ */
+
 const LENS = 15; // pairs a side
 const NEAR = 14; // CSS pixels that stay free around the pair
 
-class Lens {
+export class Lens {
+  /** @param {HTMLCanvasElement} canvas */
   constructor(canvas) {
     this.canvas = canvas;
-    this.seen = null; // what it shows, for tests
+    /** @type {{ rows: string[], columns: string[], values: WeightedPair[] } | null} what it shows, for tests */
+    this.seen = null;
     this.corner = 0;
   }
 
@@ -15,15 +31,29 @@ class Lens {
     this.seen = null;
   }
 
-  /** Shows the pairs around one, in a place that does not hide the pair's own. */
+  /**
+   * Shows the pairs around one, in a place that does not hide the pair's own.
+   *
+   * @param {Shown} given
+   * @param {FullPair} given
+   * @param {Layout} layout
+   * @param {Colours} colours
+   * @param {string} odd
+   */
   show({ head, names, scale }, { i, j }, layout, colours, odd) {
     const { ratio } = layout;
     const narrow = layout.width / ratio < 480;
     const cell = Math.round((narrow ? 10 : 14) * ratio);
     const signs = narrow ? 7 : 10;
+    /** @param {Word[]} words */
     const room = (words) => Math.round((12 + 6.6 * Math.min(signs, labelSigns(words, Infinity))) * ratio);
     const [left, top] = [room(names[0]), room(names[1])];
     const [rows, columns] = [Math.min(LENS, head.queries), Math.min(LENS, head.keys)];
+    /**
+     * @param {number} at
+     * @param {number} size
+     * @param {number} count
+     */
     const within = (at, size, count) => Math.max(0, Math.min(count - size, at - Math.floor(size / 2)));
     const [firstRow, firstColumn] = [within(i, rows, head.queries), within(j, columns, head.keys)];
     const { canvas } = this;
@@ -33,12 +63,14 @@ class Lens {
     canvas.height = top + rows * cell + edge;
     canvas.style.width = `${canvas.width / ratio}px`;
     canvas.style.height = `${canvas.height / ratio}px`;
-    const pen = canvas.getContext("2d");
+    const pen = penOf(canvas);
     pen.fillStyle = hatching(pen, colours, ratio);
     pen.fillRect(left, top, columns * cell, rows * cell);
     const counts = countsOf(head);
     const values = new Float64Array(columns);
-    this.seen = { rows: [], columns: [], values: [] };
+    /** @type {{ rows: string[], columns: string[], values: WeightedPair[] }} */
+    const seen = { rows: [], columns: [], values: [] };
+    this.seen = seen;
     for (let row = 0; row < rows; row++) {
       const query = firstRow + row;
       const from = Math.max(firstColumn, head.start[query]);
@@ -49,11 +81,23 @@ class Lens {
         if (weight < 0) continue;
         pen.fillStyle = weight === weight ? scale.css(scale.step(scale.value(weight, counts[query]))) : odd;
         pen.fillRect(left + (key - firstColumn) * cell, top + row * cell, cell, cell);
-        this.seen.values.push([query, key, weight]);
+        seen.values.push([query, key, weight]);
       }
     }
     pen.textBaseline = "middle";
+    /**
+     * @param {Word[]} words
+     * @param {number} index
+     */
     const word = (words, index) => shortened(words[index].label, signs);
+    /**
+     * @param {string} text
+     * @param {boolean} chosen
+     * @param {number} x
+     * @param {number} y
+     * @param {number} turn
+     * @param {"left" | "right"} align
+     */
     const write = (text, chosen, x, y, turn, align) => {
       pen.save();
       pen.translate(x, y);
@@ -65,13 +109,13 @@ class Lens {
       pen.restore();
     };
     for (let row = 0; row < rows; row++) {
-      this.seen.rows.push(word(names[0], firstRow + row));
-      write(this.seen.rows[row], firstRow + row === i, left - 4 * ratio, top + (row + 0.5) * cell, 0, "right");
+      seen.rows.push(word(names[0], firstRow + row));
+      write(seen.rows[row], firstRow + row === i, left - 4 * ratio, top + (row + 0.5) * cell, 0, "right");
     }
     for (let column = 0; column < columns; column++) {
-      this.seen.columns.push(word(names[1], firstColumn + column));
+      seen.columns.push(word(names[1], firstColumn + column));
       const x = left + (column + 0.5) * cell;
-      write(this.seen.columns[column], firstColumn + column === j, x, top - 4 * ratio, -Math.PI / 2, "left");
+      write(seen.columns[column], firstColumn + column === j, x, top - 4 * ratio, -Math.PI / 2, "left");
     }
     pen.strokeStyle = colours.accent;
     pen.lineWidth = Math.max(1, Math.round(1.5 * ratio));
@@ -81,19 +125,28 @@ class Lens {
     this.dock(layout, i, j);
   }
 
-  /** In a corner of the map's box that is clear of the pair, where it is as long as it can; else under the map. */
+  /**
+   * In a corner of the map's box that is clear of the pair, where it is as long as it can; else under the map.
+   *
+   * @param {Layout} layout
+   * @param {number} i
+   * @param {number} j
+   */
   dock(layout, i, j) {
     const { ratio, left, top, across, down } = layout;
     const box = this.canvas.parentElement;
+    const after = box?.nextElementSibling;
+    if (!box || !(after instanceof HTMLElement)) return;
     const [wide, tall] = [this.canvas.width / ratio, this.canvas.height / ratio];
     const x = (left + across.startOf(j) + across.cell / 2) / ratio;
     const y = (top + down.startOf(i) + down.cell / 2) / ratio;
     const [right, below] = [box.clientWidth - wide, (top + down.room) / ratio - tall];
     const corners = [[right, top / ratio], [0, top / ratio], [0, below], [right, below]];
+    /** @param {number[]} given */
     const clear = ([a, b]) => a >= 0 && b >= 0 &&
       (x < a - NEAR || x > a + wide + NEAR || y < b - NEAR || y > b + tall + NEAR);
     if (!clear(corners[this.corner])) this.corner = Math.max(0, corners.findIndex(clear));
-    const under = [0, layout.height / ratio + box.nextElementSibling.offsetHeight + 6];
+    const under = [0, layout.height / ratio + after.offsetHeight + 6];
     const [a, b] = clear(corners[this.corner]) ? corners[this.corner] : under;
     this.canvas.style.left = `${a}px`;
     this.canvas.style.top = `${b}px`;

@@ -1,30 +1,60 @@
 // ---- Two columns, queries left and keys right, with lines from each query to its strongest keys.
 
+import { draw, penOf } from "../../base/front/dom.js";
+import { keepStrongest } from "./arcs.js";
+import { weightOf } from "./weights.js";
+import { nameOf, percent, plural, shortened } from "./words.js";
+
+/**
+ * @import { Page } from "./mount.js"
+ * @import { FullPair, Head, Pair, Readers, Shown, WeightedPair, Word } from "./types.d.ts"
+ */
+
 const ROW = 15; // CSS pixels of a token
 const WHOLE_COLUMN = 100; // so many tokens are shown at full height; of more, a box scrolls
 const ABOVE = 20; // CSS pixels over the columns, for their titles
 
-// How many lines a query has where they are open; null: they are closed.
-View.more.set("lines", (text) => (/^[1-5]$/.test(text ?? "") ? text : null));
+/** @satisfies {Readers} what this pane reads of the address: how many lines a query has where they are open; null: closed */
+export const ADDRESS_OF_LINES = { lines: (text) => (/^[1-5]$/.test(text ?? "") ? text : null) };
 
-/** The strongest keys of query i, strongest first, as [key, weight]: ARCS or what there is above 0. */
+/**
+ * The strongest keys of query i, strongest first, as [key, weight]: ARCS or what there is above 0.
+ *
+ * @param {Head} head
+ * @param {number} i
+ * @returns {[number, number][]}
+ */
 function strongestOf(head, i) {
   head.strongest ??= new Map();
-  if (!head.strongest.has(i)) {
-    const found = [];
-    for (let j = head.start[i]; j < head.stop[i]; j++) keepStrongest(found, weightOf(head, i, j), i, j);
-    head.strongest.set(i, found.map(([weight, , j]) => [j, weight]));
-  }
-  return head.strongest.get(i);
+  const known = head.strongest.get(i);
+  if (known) return known;
+  /** @type {WeightedPair[]} */
+  const strongest = [];
+  for (let j = head.start[i]; j < head.stop[i]; j++) keepStrongest(strongest, weightOf(head, i, j), i, j);
+  const found = strongest.map(([weight, , j]) => /** @type {[number, number]} */ ([j, weight]));
+  head.strongest.set(i, found);
+  return found;
 }
 
-/** Which rows of a column of `count` tokens are in sight, [first, past the last], of a box scrolled by `top`. */
+/**
+ * Which rows of a column of `count` tokens are in sight, [first, past the last], of a box scrolled by `top`.
+ *
+ * @param {number} count
+ * @param {number} top
+ * @param {number} height
+ * @returns {[number, number]}
+ */
 const rowsIn = (count, top, height) =>
   [Math.max(0, Math.floor(top / ROW) - 1), Math.min(count, Math.ceil((top + height) / ROW) + 1)];
 
-const measuring = document.createElement("canvas").getContext("2d");
+const measuring = penOf(document.createElement("canvas"));
 
-/** A label cut so that it is at most `room` pixels wide in bold. */
+/**
+ * A label cut so that it is at most `room` pixels wide in bold.
+ *
+ * @param {string} label
+ * @param {number} room
+ */
 function fitted(label, room) {
   measuring.font = "700 12px system-ui, sans-serif";
   let text = shortened(label, 24);
@@ -32,14 +62,19 @@ function fitted(label, room) {
   return text;
 }
 
-class LinesPane {
+export class LinesPane {
+  /** @param {Page} page */
   constructor(page) {
     this.page = page;
     this.box = page.find("lines-box");
-    this.svg = page.find("lines-picture");
-    this.details = page.find("lines");
-    this.count = page.find("lines-strongest");
-    this.alone = null; // the pair whose lines alone are shown while a pointer is there
+    this.svg = page.find("lines-picture", SVGSVGElement);
+    this.details = page.find("lines", HTMLDetailsElement);
+    this.count = page.find("lines-strongest", HTMLSelectElement);
+    /** @type {Pair | null} the pair whose lines alone are shown while a pointer is there */
+    this.alone = null;
+    this.asked = 0; // the frame in which it is drawn next
+    this.room = 0; // for the words of a side
+    this.revealed = ""; // the token that was last brought into sight
     this.last = "3";
     this.details.addEventListener("toggle", () => {
       const open = page.view.lines !== null;
@@ -55,8 +90,9 @@ class LinesPane {
     this.asked = requestAnimationFrame(() => this.draw());
   }
 
+  /** @param {Shown} shown */
   paint(shown) {
-    const { lines, view, token } = this.page.view;
+    const { lines, view, own: token } = this.page.view;
     this.details.open = lines !== null;
     if (lines === null) return;
     this.last = lines;
@@ -89,23 +125,32 @@ class LinesPane {
   /** Of a part of a long text, what is in sight. */
   draw() {
     const { page, svg, box } = this;
-    const { lines, view, token } = page.view;
-    if (lines === null || !page.shown) return;
-    const { head, names } = page.shown;
+    const { lines, view } = page.view;
+    if (lines === null || !page.shown?.look) return;
+    const token = page.view.own;
+    const { head, names } = page.now;
     const width = page.find("lines-sheet").clientWidth;
     const height = box.classList.contains("scrolls") ? box.clientHeight : page.find("lines-sheet").clientHeight;
     const top = box.classList.contains("scrolls") ? box.scrollTop : 0;
-    svg.setAttribute("width", width);
-    svg.setAttribute("height", height);
+    svg.setAttribute("width", String(width));
+    svg.setAttribute("height", String(height));
     const column = Math.min(this.room, Math.round(width * 0.3)); // of each side, for its words
+    /** @param {number} index */
     const yOf = (index) => ABOVE + (index + 0.5) * ROW - top;
     const queries = rowsIn(head.queries, top, height);
     const keys = rowsIn(head.keys, top, height);
     const { alone } = this;
     const one = alone ?? (view === "out" ? { i: token, j: null } : { i: null, j: token });
+    /**
+     * @param {number} i
+     * @param {number} j
+     */
     const isOf = (i, j) => (one.i === null ? j === one.j : i === one.i);
+    /** @type {(FullPair & { weight: number, own: boolean })[]} */
     const drawn = [];
+    /** @type {Map<number, number>} */
     const share = new Map(); // the weights of the one token, written beside the other ends
+    /** @param {number} i */
     const add = (i) => {
       for (const [j, weight] of strongestOf(head, i).slice(0, Number(lines))) {
         const own = isOf(i, j);
@@ -115,7 +160,8 @@ class LinesPane {
     };
     for (let i = queries[0]; i < queries[1]; i++) add(i);
     if (one.i !== null && (one.i < queries[0] || one.i >= queries[1])) add(one.i);
-    drawn.sort((a, b) => a.own - b.own || a.weight - b.weight);
+    drawn.sort((a, b) => Number(a.own) - Number(b.own) || a.weight - b.weight);
+    /** @type {SVGElement[]} */
     const parts = drawn.map(({ i, j, weight, own }) => draw("path", {
       class: own ? "own" : "",
       "data-pair": `${i}/${j}`,
@@ -123,12 +169,17 @@ class LinesPane {
       "stroke-width": ((own ? 1.5 : 0.5) + 4.5 * weight).toFixed(2),
       "stroke-opacity": own ? 1 : (0.25 + 0.75 * Math.sqrt(weight)).toFixed(2),
     }));
+    /**
+     * @param {Word[]} words
+     * @param {[number, number]} given
+     * @param {"i" | "j"} name
+     */
     const side = (words, [first, past], name) => {
       for (let index = first; index < past; index++) {
         const chosen = index === (name === "i" ? one.i : one.j);
         const other = (name === "i") === (one.i === null) && share.has(index);
         const label = fitted(words[index].label, column - 50);
-        const weight = other ? percent(share.get(index)) : "";
+        const weight = other ? percent(share.get(index) ?? 0) : "";
         const x = name === "i" ? column : width - column;
         const text = draw("text", { x, y: yOf(index) + 4, class: `${name}${chosen ? " chosen" : other ? " end" : ""}` });
         const space = weight && " ";
@@ -148,15 +199,23 @@ class LinesPane {
     svg.replaceChildren(...parts);
   }
 
+  /** @param {string} label */
   isolated(label) {
     return draw("tspan", {}, `\u2068${label}\u2069`);
   }
 
+  /**
+   * @param {number} x1
+   * @param {number} y1
+   * @param {number} x2
+   * @param {number} y2
+   */
   path(x1, y1, x2, y2) {
     const middle = (x1 + x2) / 2;
     return `M${x1} ${y1}C${middle} ${y1} ${middle} ${y2} ${x2} ${y2}`;
   }
 
+  /** @param {Pair | null} pair */
   hover(pair) {
     const { view } = this.page;
     if (view.lines === null) return;
@@ -167,9 +226,15 @@ class LinesPane {
 
   listen() {
     const { page, svg, box } = this;
+    /**
+     * @param {Event} event
+     * @returns {Partial<FullPair> | null}
+     */
     const at = (event) => {
-      const row = event.target.closest?.("g.row");
-      return row ? { [row.dataset.side]: Number(row.dataset.index) } : null;
+      const row = event.target instanceof Element ? event.target.closest("g.row") : null;
+      if (!(row instanceof SVGGElement)) return null;
+      const index = Number(row.dataset.index);
+      return row.dataset.side === "i" ? { i: index } : { j: index };
     };
     svg.addEventListener("pointermove", (event) => {
       const found = at(event);
@@ -177,6 +242,7 @@ class LinesPane {
     });
     svg.addEventListener("pointerleave", () => page.hover(null));
     // the picture may be drawn anew while a button is down, so that no click comes
+    /** @type {Partial<FullPair> | null} */
     let down = null;
     svg.addEventListener("pointerdown", (event) => { down = event.button === 0 ? at(event) : null; });
     svg.addEventListener("pointerup", (event) => {
@@ -186,16 +252,18 @@ class LinesPane {
       page.choose({ view, token: found.i ?? found.j, pair: null });
     });
     box.addEventListener("keydown", (event) => {
-      const { view, token } = page.view;
-      const turned = { ArrowLeft: "out", ArrowRight: "in" }[event.key];
+      const { view, own: token } = page.view;
+      const turned = event.key === "ArrowLeft" ? "out" : event.key === "ArrowRight" ? "in" : undefined;
       const last = page.view.lengths[0] - 1;
-      const to = { ArrowUp: token - 1, ArrowDown: token + 1, Home: 0, End: last,
-        PageUp: token - 20, PageDown: token + 20 }[event.key];
+      /** @type {Record<string, number>} */
+      const places = { ArrowUp: token - 1, ArrowDown: token + 1, Home: 0, End: last,
+        PageUp: token - 20, PageDown: token + 20 };
+      const to = Object.hasOwn(places, event.key) ? places[event.key] : undefined;
       if (turned === undefined && to === undefined) return;
       event.preventDefault();
       if (to !== undefined) page.choose({ token: Math.min(last, Math.max(0, to)), pair: null }, false);
-      else if (turned !== view) {
-        const { queries, keys } = page.shown.head;
+      else if (turned !== undefined && turned !== view) {
+        const { queries, keys } = page.now.head;
         page.choose({ view: turned, token: Math.min(token, (turned === "out" ? queries : keys) - 1), pair: null }, false);
       }
     });

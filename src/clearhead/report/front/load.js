@@ -6,7 +6,7 @@
     window.clearheadProblem("this browser cannot unpack its data (no DecompressionStream).");
     return;
   }
-  const packed = Uint8Array.from(atob(document.getElementById("program").textContent), (sign) => sign.charCodeAt(0));
+  const packed = Uint8Array.from(atob(document.getElementById("program")?.textContent ?? ""), (sign) => sign.charCodeAt(0));
   const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
   const script = document.createElement("script");
   script.textContent = await new Response(unpacked).text();

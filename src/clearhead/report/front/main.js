@@ -1,5 +1,22 @@
 // ---- The page of a file: its one report, and its address.
 
+import { followAddress, writeAddress } from "../../base/front/address.js";
+import { elementIn } from "../../base/front/dom.js";
+import { ComparePane } from "./compare.js";
+import { embeddedSource, Run } from "./data.js";
+import { MapPane } from "./map.js";
+import { mount, templateOf } from "./mount.js";
+import { TILE } from "./picture.js";
+import { TextPane } from "./text.js";
+import { slices, tileOf } from "./tiles.js";
+import { lookOf } from "./weights.js";
+import { numberAt, whyOf } from "./why.js";
+
+/**
+ * @import { Page } from "./mount.js"
+ * @import { Direction } from "./types.d.ts"
+ */
+
 /**
  * For tests and for the console; nothing on the page depends on it. All of it only reads.
  * `state()`: a copy of what is chosen. `weights(layer, head, token, view)`: the promise of one row, or with view "in" one
@@ -9,28 +26,66 @@
  * `map()`: the map's geometry. `cells()`: its pooled weights, where all of it is in sight. `compare()`: the divergences of the heads that are compared.
  * On the report's element, `data-overview` and `data-map` turn "drawn", `data-shown` names what the
  * panes show as layer/head/view/token/pair; `data-problem` of the root element is "yes" after an error.
+ *
+ * @param {Page} page
  */
 function offerHooks(page) {
+  /**
+   * @param {number} layer
+   * @param {number} head
+   */
   const open = (layer, head) => page.run.open(layer, head);
-  const pane = (kind) => page.panes.find((one) => one instanceof kind);
+  /**
+   * @template Kind
+   * @param {new (page: Page) => Kind} kind
+   */
+  const pane = (kind) => {
+    for (const one of page.panes) if (one instanceof kind) return one;
+    throw new Error(`there is no ${kind.name}`);
+  };
   window.clearhead = Object.freeze({
     state: () => {
       const { layer, head, view, token, pair, scale } = page.view;
       return { layer, head, view, token, pair, scale };
     },
+    /**
+     * @param {number} layer
+     * @param {number} head
+     * @param {number} token
+     * @param {Direction} [view]
+     */
     weights: async (layer, head, token, view = "out") => Array.from(lookOf(await open(layer, head), view, token).weights),
+    /**
+     * @param {number} layer
+     * @param {number} head
+     * @param {number} i
+     * @param {number} j
+     */
     tile: async (layer, head, i, j) => tileOf(await open(layer, head),
-      { i, j, rows: TILE, columns: TILE, perRow: 1, perColumn: 1 }, slices(Infinity)),
+      { i, j, rows: TILE, columns: TILE, perRow: 1, perColumn: 1, mean: false, relative: false },
+      slices(Infinity, () => true)),
+    /**
+     * @param {number} layer
+     * @param {number} head
+     */
     operands: async (layer, head) => {
       const { query, key } = await open(layer, head);
       return [Array.from(query), Array.from(key)];
     },
+    /**
+     * @param {number} layer
+     * @param {number} head
+     * @param {number} i
+     * @param {number} j
+     */
     why: async (layer, head, i, j) =>
-      [...whyOf(await open(layer, head), i, page.run).values()].filter((step) => step.made)
-        .map((step) => [step.name, step.formula, numberAt(step, j).value]),
-    look: () => Array.from(page.shown.look.weights),
+      [...whyOf(await open(layer, head), i, page.run).values()].flatMap(({ name, formula, found }) =>
+        (found ? [[name, formula, numberAt(found, j).value]] : [])),
+    look: () => Array.from(page.now.look.weights),
     text: () => {
-      const { weights, fair, strongest, tokens } = pane(TextPane).shading;
+      const { shading } = pane(TextPane);
+      if (!shading) throw new Error("the text is not shaded yet");
+      const { weights, fair, strongest, tokens } = shading;
       return { weights: Array.from(weights), fair: Array.from(fair), strongest, tokens };
     },
     map: () => pane(MapPane).geometry,
@@ -40,24 +95,15 @@ function offerHooks(page) {
 }
 
 function begin() {
-  const host = document.getElementById("clearhead");
+  const host = elementIn(document, "clearhead");
   host.hidden = false;
-  const page = mount(host, new Run(embeddedSource(document)), document.getElementById("clearhead-page"));
+  const page = mount(host, new Run(embeddedSource(document)), templateOf(MARKUP));
   offerHooks(page);
-  page.onaddress = (address, step) => {
-    try {
-      // a link and Back restore what was chosen
-      if (address !== window.location.hash) window.history[step ? "pushState" : "replaceState"](null, "", address);
-    } catch {
-      // A page inside another document may not change its address: it works without.
-    }
-  };
-  for (const event of ["popstate", "hashchange"]) {
-    window.addEventListener(event, () => window.location.hash !== page.view.address && page.go(window.location.hash));
-  }
+  page.onaddress = writeAddress;
+  followAddress((address) => address !== page.view.address && page.go(address));
   // A key pressed where nothing has the focus is the report's.
   document.addEventListener("keydown", (event) => {
-    const main = page.root.querySelector("main");
+    const { main } = page;
     if (event.target !== document.body || main.inert) return;
     const taken = !main.dispatchEvent(new KeyboardEvent("keydown", event));
     if (taken) event.preventDefault();

@@ -1,29 +1,67 @@
 // ---- The weights of one head as a picture: from the whole head to single pairs.
 
-/** How far the weights of the page are from the model's: what was measured when it was written, of many pairs. */
-const measuredError = ({ error }) => (error === null ? "" : `, within about ${error.toExponential(1)} of the model's`);
+import { penOf } from "../../base/front/dom.js";
+import { hatching } from "./colour.js";
+import { Helper } from "./helper.js";
+import { Layout } from "./layout.js";
+import { paintLegend } from "./legend.js";
+import { Lens } from "./lens.js";
+import { announceMap, describeMap, sayPair } from "./map_words.js";
+import { drawBars, drawCross, drawLabels, hasWords, labelled } from "./marks.js";
+import { Picture } from "./picture.js";
+import { steer } from "./steer.js";
 
-/** A part of the map in an address: queries from and to, keys from and to. */
+/**
+ * @import { Axis } from "./layout.js"
+ * @import { Page } from "./mount.js"
+ * @import { Pair, Readers, Shown, Sketch } from "./types.d.ts"
+ */
+
+/**
+ * A part of the map in an address: queries from and to, keys from and to.
+ *
+ * @param {string | null} text
+ */
 function rectangleIn(text) {
-  if (!/^\d{1,9}(\.\d{1,9}){3}$/.test(text ?? "")) return null;
+  if (text === null || !/^\d{1,9}(\.\d{1,9}){3}$/.test(text)) return null;
   const [top, bottom, left, right] = text.split(".").map(Number);
   return top < bottom && left < right ? text : null;
 }
 
-View.more.set("zoom", rectangleIn);
-View.more.set("pool", (text) => (text === "mean" ? "mean" : null));
+/** @satisfies {Readers} what this pane reads of the address */
+export const ADDRESS_OF_MAP = { zoom: rectangleIn, pool: (text) => (text === "mean" ? "mean" : null) };
 
-class MapPane {
+export class MapPane {
+  /** @param {Page} page */
   constructor(page) {
     this.page = page;
-    this.canvas = page.find("map");
-    this.under = page.find("map-picture");
-    this.layout = null;
+    this.canvas = page.find("map", HTMLCanvasElement);
+    this.under = page.find("map-picture", HTMLCanvasElement);
+    /** @type {Layout | null} */
+    this.made = null;
+    this.frame = ""; // what the layout was made for
+    /** @type {string | null} the part that is seen, as the address has it */
+    this.zoomed = null;
     this.pair = "";
+    /** @type {CanvasPattern | null} */
+    this.hatch = null;
+    /** @type {number | null} */
+    this.frameAsked = null;
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    this.telling = undefined;
+    this.stale = false;
+    this.closed = false; // whether the lens was closed, with Escape
+    this.said = 0; // how many pairs have been named
     this.helper = new Helper();
     this.picture = new Picture(this.helper, () => this.schedule());
-    this.lens = new Lens(page.find("lens"));
+    this.lens = new Lens(page.find("lens", HTMLCanvasElement));
     steer(this);
+  }
+
+  /** Where things are on the map. */
+  get layout() {
+    if (!this.made) throw new Error("the map has not been laid out yet");
+    return this.made;
   }
 
   close() {
@@ -33,29 +71,33 @@ class MapPane {
   /** The geometry of the map and what it shows. */
   get geometry() {
     const { layout, page } = this;
-    const side = ({ count, per, cell, cells, length, room, offset, seen }, at) => {
-      const axis = layout[at];
+    /**
+     * @param {Axis} axis
+     */
+    const side = (axis) => {
+      const { count, per, cell, cells, length, room, offset, seen } = axis;
       const words = hasWords(axis, layout.ratio) ? labelled(axis, layout.ratio, 0) : [];
       return { count, per, cell, cells, length, room, offset, seen, words };
     };
     const { left, top, ratio } = layout;
     return {
       left, top, ratio, ...this.kind, lens: this.lens.seen,
-      down: side(layout.down, "down"), across: side(layout.across, "across"),
+      down: side(layout.down), across: side(layout.across),
     };
   }
 
   /** The numbers of the cells of the whole view, row by row; NaN for what is not there yet. */
   get cells() {
-    return this.picture.valuesOf(this.page.shown.head, this.layout, this.kind);
+    return this.picture.valuesOf(this.page.drawn.head, this.layout, this.kind);
   }
 
   /** What the cells show. */
   get kind() {
     const { layout, page } = this;
-    return { mean: page.view.pool === "mean" && !layout.single, relative: page.shown.scale.relative };
+    return { mean: page.view.pool === "mean" && !layout.single, relative: page.drawn.scale.relative };
   }
 
+  /** @param {Shown | Sketch} shown */
   paint(shown) {
     const { page } = this;
     const { head, layer } = shown;
@@ -65,7 +107,7 @@ class MapPane {
     const frame = [width, tallest, ratio, head.queries, head.keys, layer.queryText, layer.keyText].join();
     if (this.frame !== frame) {
       this.frame = frame;
-      this.layout = new Layout(head, shown.names, width, tallest, ratio);
+      this.made = new Layout(head, shown.names, width, tallest, ratio);
       this.zoomed = null;
     }
     const { zoom } = page.view;
@@ -84,12 +126,20 @@ class MapPane {
     if (page.theme.print.matches) this.draw(); // paper waits for no frame
   }
 
-  /** The whole of it, which is as the map from afar has it: other views are computed when the head has been read. */
+  /**
+   * The whole of it, which is as the map from afar has it: other views are computed when the head has been read.
+   *
+   * @param {Sketch} shown
+   */
   sketch(shown) {
     if (this.page.view.zoom === null) this.paint(shown);
   }
 
-  /** Shows a pair that has become the chosen one and is out of sight. */
+  /**
+   * Shows a pair that has become the chosen one and is out of sight.
+   *
+   * @param {Pair} given
+   */
   follow({ i, j }) {
     const pair = `${this.frame} ${i} ${j}`;
     const before = this.pair;
@@ -103,7 +153,7 @@ class MapPane {
   /** The view has changed: asks for its tiles, and draws what is there. */
   look() {
     const { layout, picture, page, kind } = this;
-    picture.want(picture.inSight(page.shown.head, layout, kind));
+    picture.want(picture.inSight(page.drawn.head, layout, kind));
     this.schedule();
   }
 
@@ -156,10 +206,10 @@ class MapPane {
 
   draw() {
     const { layout, page, under } = this;
-    const { shown } = page;
+    const shown = page.drawn;
     const { colours } = page.theme;
     const { left, top, across, down } = layout;
-    const pen = under.getContext("2d");
+    const pen = penOf(under);
     pen.clearRect(0, 0, under.width, under.height);
     this.hatch ??= hatching(pen, colours, layout.ratio);
     pen.save();
@@ -185,21 +235,22 @@ class MapPane {
   /** The pair that is meant: the one under the pointer or previewed in the text, else the chosen one. */
   get meant() {
     const { hovered, shown } = this.page;
-    return hovered ?? { i: shown.i, j: shown.j };
+    return hovered ?? { i: shown?.i ?? null, j: shown?.j ?? null };
   }
 
   /** Marks the pair that is meant, over the picture: that stays as it is. */
   drawMarks() {
     const { canvas, layout, page } = this;
     const { colours } = page.theme;
-    const pen = canvas.getContext("2d");
+    const pen = penOf(canvas);
     pen.clearRect(0, 0, canvas.width, canvas.height);
     const pair = this.meant;
-    drawCross(pen, page.shown, pair, layout, colours);
+    drawCross(pen, page.drawn, pair, layout, colours);
     const pointed = page.hovered || page.root.activeElement === canvas;
-    const both = pair.i !== null && pair.j !== null;
-    if (!pointed || !both || this.closed) this.lens.hide();
-    else this.lens.show(page.shown, pair, layout, colours, this.odd);
+    const { i, j } = pair;
+    const { shown } = page;
+    if (!pointed || i === null || j === null || !shown?.look || this.closed) this.lens.hide();
+    else this.lens.show(shown, { i, j }, layout, colours, this.odd);
   }
 
   /** Another part of the map is seen. */

@@ -1,20 +1,42 @@
 // ---- What is drawn around the map: bars, words, and the marks of a pair.
 
-const OCTAVES = [4, 3]; // the bars above reach to 2^4 and 2^-3 times uniform
-const SMALL = "px system-ui, sans-serif";
+import { BARS, labelSigns, SMALLEST_LABELLED, ticksOf } from "./layout.js";
+import { countsOf } from "./weights.js";
+import { shortened } from "./words.js";
 
-/** How many times what uniform attention under the same mask would give each key receives; else the average key. */
-function receivedRatios(head) {
+/**
+ * @import { Colours } from "../../base/front/theme.js"
+ * @import { Axis, Layout } from "./layout.js"
+ * @import { Afar, LabelStyle, Names, Pair, Shown, Sketch, Word } from "./types.d.ts"
+ */
+
+const SIDES = /** @type {const} */ (["down", "across"]);
+const OCTAVES = [4, 3]; // the bars above reach to 2^4 and 2^-3 times uniform
+export const SMALL = "px system-ui, sans-serif";
+
+/**
+ * How many times what uniform attention under the same mask would give each key receives; else the average key.
+ *
+ * @param {Afar} head
+ * @returns {Float64Array}
+ */
+export function receivedRatios(head) {
   if (!head.ratios) {
-    const seeing = countsOf(head).reduce((sum, count) => sum + (count > 0 ? 1 : 0), 0);
-    const average = head.expected ? null : seeing / head.keys;
-    head.ratios = Float64Array.from(head.received, (sum, j) => sum / (average ?? head.expected[j]));
+    const seeing = Array.from(countsOf(head)).filter((count) => count > 0).length;
+    const average = seeing / head.keys;
+    const { expected } = head;
+    head.ratios = Float64Array.from(head.received ?? [], (sum, j) => sum / (expected ? expected[j] : average));
   }
   return head.ratios;
 }
 
-/** The entropy of each query over that of uniform attention; null where the data does not have it. */
-function evenness(head) {
+/**
+ * The entropy of each query over that of uniform attention; null where the data does not have it.
+ *
+ * @param {Afar} head
+ * @returns {Float64Array | null}
+ */
+export function evenness(head) {
   if (!head.evenness && head.entropy) {
     const counts = countsOf(head);
     head.evenness = Float64Array.from(head.entropy, (nats, i) => (counts[i] > 1 ? nats / Math.log(counts[i]) : NaN));
@@ -22,7 +44,14 @@ function evenness(head) {
   return head.evenness ?? null;
 }
 
-/** Calls `show(start, size, value)` for each cell of an axis in sight: the largest or the mean of its tokens' numbers. */
+/**
+ * Calls `show(start, size, value)` for each cell of an axis in sight: the largest or the mean of its tokens' numbers.
+ *
+ * @param {Axis} axis
+ * @param {Float64Array} numbers
+ * @param {boolean} mean
+ * @param {(start: number, size: number, value: number) => void} show
+ */
 function eachCell(axis, numbers, mean, show) {
   const [first, last] = axis.seen;
   for (let token = first; token < last; token += axis.per) {
@@ -41,13 +70,22 @@ function eachCell(axis, numbers, mean, show) {
   }
 }
 
-/** Above: what each key receives. At the right: how evenly each query looks. */
-function drawBars(pen, { head }, layout, mean, colours) {
+/**
+ * Above: what each key receives. At the right: how evenly each query looks.
+ *
+ * @param {CanvasRenderingContext2D} pen
+ * @param {Shown | Sketch} given
+ * @param {Layout} layout
+ * @param {boolean} mean
+ * @param {Colours} colours
+ */
+export function drawBars(pen, { head }, layout, mean, colours) {
   const { left, top, across, down, ratio } = layout;
   const room = Math.round((BARS - 4) * ratio);
   const octave = room / (OCTAVES[0] + OCTAVES[1]);
   const base = top - Math.round(2 * ratio) - Math.round(OCTAVES[1] * octave);
   const cap = Math.max(1, Math.round(2 * ratio));
+  /** @param {Axis} axis */
   const gap = (axis) => (axis.cell > 3 * ratio ? Math.round(ratio) : 0);
   eachCell(across, receivedRatios(head), mean, (x, size, value) => {
     const wanted = Math.log2(value);
@@ -83,17 +121,37 @@ function drawBars(pen, { head }, layout, mean, colours) {
   if (even) pen.fillText("entropy", layout.width - ratio, top - 8 * ratio, wide + 2 * ratio);
 }
 
-/** Does each token of an axis get its word? */
-const hasWords = (axis, ratio) => axis.per === 1 && axis.cell >= SMALLEST_LABELLED * ratio;
+/**
+ * Does each token of an axis get its word?
+ *
+ * @param {Axis} axis
+ * @param {number} ratio
+ */
+export const hasWords = (axis, ratio) => axis.per === 1 && axis.cell >= SMALLEST_LABELLED * ratio;
 
-/** The tokens that get a label on an axis. */
-function labelled(axis, ratio, apart) {
+/**
+ * The tokens that get a label on an axis.
+ *
+ * @param {Axis} axis
+ * @param {number} ratio
+ * @param {number} apart
+ */
+export function labelled(axis, ratio, apart) {
   if (!hasWords(axis, ratio)) return ticksOf(axis, apart * ratio);
   const [first, last] = axis.seen;
   return Array.from({ length: last - first }, (_, at) => first + at);
 }
 
-/** Writes beside the rows, or above the columns: at the middle of a cell. `ground`: painted under the word. */
+/**
+ * Writes beside the rows, or above the columns: at the middle of a cell. `ground`: painted under the word.
+ *
+ * @param {CanvasRenderingContext2D} pen
+ * @param {Layout} layout
+ * @param {"down" | "across"} side
+ * @param {string} text
+ * @param {number} index
+ * @param {LabelStyle} given
+ */
 function writeLabel(pen, layout, side, text, index, { ink, ground, bold, turned }) {
   const { left, words, ratio } = layout;
   const axis = layout[side];
@@ -122,13 +180,25 @@ function writeLabel(pen, layout, side, text, index, { ink, ground, bold, turned 
   pen.restore();
 }
 
-/** What a token is called on an axis: its word, or where it stands. */
+/**
+ * What a token is called on an axis: its word, or where it stands.
+ *
+ * @param {Word[]} words
+ * @param {number} index
+ * @param {Layout} layout
+ */
 function labelOf(words, index, layout) {
   return shortened(words[index].label, labelSigns(words, layout.width / layout.ratio));
 }
 
-function drawLabels(pen, { names }, layout, colours) {
-  ["down", "across"].forEach((side, at) => {
+/**
+ * @param {CanvasRenderingContext2D} pen
+ * @param {{ names: Names }} given
+ * @param {Layout} layout
+ * @param {Colours} colours
+ */
+export function drawLabels(pen, { names }, layout, colours) {
+  SIDES.forEach((side, at) => {
     const axis = layout[side];
     const turned = side === "across" && hasWords(axis, layout.ratio);
     for (const index of labelled(axis, layout.ratio, side === "down" ? 30 : 46)) {
@@ -138,13 +208,22 @@ function drawLabels(pen, { names }, layout, colours) {
   });
 }
 
-/** The words and the places of a pair, in the margins and around the picture; nothing over other cells. */
-function drawCross(pen, { names }, pair, layout, colours) {
+/**
+ * The words and the places of a pair, in the margins and around the picture; nothing over other cells.
+ *
+ * @param {CanvasRenderingContext2D} pen
+ * @param {{ names: Names }} given
+ * @param {Pair} pair
+ * @param {Layout} layout
+ * @param {Colours} colours
+ */
+export function drawCross(pen, { names }, pair, layout, colours) {
   const { left, top, across, down, ratio } = layout;
   const thick = Math.max(1, Math.round(1.5 * ratio));
   const bar = Math.round(4 * ratio);
   pen.fillStyle = colours.accent;
-  const spots = [["down", pair.i], ["across", pair.j]].map(([side, index], at) => {
+  const spots = SIDES.map((side, at) => {
+    const index = at === 0 ? pair.i : pair.j;
     if (index === null) return null;
     const axis = layout[side];
     const start = axis.startOf(index);

@@ -1,27 +1,42 @@
 // ---- What heads do, in numbers: each measure beside what uniform attention under the same mask would give.
 
+import { numberIn } from "../../base/front/address.js";
+import { lastOf } from "../../base/front/numbers.js";
+
+/** @import { Figure, HeadAt, Heads, Measure } from "./types.d.ts" */
+
+/** @type {Record<string, string>} */
 const measureTitles = {
   previous: "previous token", next: "next token", itself: "the token itself", first: "first token",
   "same word": "same word elsewhere", entropy: "normalised entropy", sink: "sink (one key)", distance: "mean distance",
   "value mass": "value mass Σ w‖v‖", divergence: "divergence from the other",
 };
-const titleOf = (name) => measureTitles[name] ?? name;
 
-const RATIOS = new Set(["distance", "value mass"]); // no shares: how many times uniform's
-const NATS = "divergence";
-const ALONE = new Set([NATS]); // nothing stands beside them, and 0 is the ground
+/** @param {string} name */
+export const titleOf = (name) => measureTitles[name] ?? name;
+
+export const RATIOS = new Set(["distance", "value mass"]); // no shares: how many times uniform's
+export const NATS = "divergence";
+export const ALONE = new Set([NATS]); // nothing stands beside them, and 0 is the ground
 const WORTH_A_NAME = 0.05; // of weight beyond uniform
 
-const keyOf = ({ layer, head }) => `${layer}.${head}`;
+/** @param {HeadAt} given */
+export const keyOf = ({ layer, head }) => `${layer}.${head}`;
 
-/** The heads that an address names, such as `2.9_3.1`, each once. */
-function placesIn(text, run) {
+/**
+ * The heads that an address names, such as `2.9_3.1`, each once.
+ *
+ * @param {string | null} text
+ * @param {Heads} run
+ * @returns {HeadAt[]}
+ */
+export function placesIn(text, run) {
   const found = new Map();
   for (const one of (text ?? "").split("_")) {
     const [first, second] = one.split(".");
     const layer = numberIn(first, run.layers.length);
     const head = layer === null ? null : numberIn(second, run.layers[layer].heads.length);
-    if (head !== null) found.set(keyOf({ layer, head }), { layer, head });
+    if (layer !== null && head !== null) found.set(keyOf({ layer, head }), { layer, head });
   }
   return [...found.values()];
 }
@@ -29,70 +44,113 @@ function placesIn(text, run) {
 /**
  * A measure of a head: `value`, `uniform`, and `departs`, how far they are apart: the difference of shares, else the log2
  * of the ratio. `key`: of a sink, which one. Null where it is not known.
+ *
+ * @param {Heads} run
+ * @param {HeadAt} given
+ * @param {string} name
+ * @returns {Figure | null}
  */
-function figureOf(run, { layer, head }, name) {
-  const [value, uniform, key = null] = run.layers[layer].heads[head].measures?.[name] ?? [];
+export function figureOf(run, { layer, head }, name) {
+  const [value, uniform, key] = run.layers[layer].heads[head].measures?.[name] ?? [NaN, NaN];
   if (!Number.isFinite(value) || !Number.isFinite(uniform)) return null;
   const ratio = uniform > 0 ? Math.max(value / uniform, 2 ** -10) : 1;
-  return { value, uniform, key, departs: RATIOS.has(name) && !ALONE.has(name) ? Math.log2(ratio) : value - uniform };
+  return { value, uniform, key: key ?? null, departs: RATIOS.has(name) && !ALONE.has(name) ? Math.log2(ratio) : value - uniform };
 }
 
-/** A share to two digits, and more where it is near nothing or near all: 71%, 0.81%, 99.97%. */
-function shareWords(share) {
+/**
+ * A share to two digits, and more where it is near nothing or near all: 71%, 0.81%, 99.97%.
+ *
+ * @param {number} share
+ */
+export function shareWords(share) {
   const value = 100 * share;
   if ((value >= 1 && value <= 99) || value === 0 || value === 100) return `${value.toFixed(0)}%`;
   return `${Number(value.toPrecision(value < 1 ? 2 : 4))}%`;
 }
 
-/** A value of a measure in words. */
-function valueWords(name, value) {
+/**
+ * A value of a measure in words.
+ *
+ * @param {string} name
+ * @param {number} value
+ */
+export function valueWords(name, value) {
   if (name === NATS) return `${Number(value.toPrecision(2))} nats`;
   if (ALONE.has(name)) return String(Number(value.toPrecision(3)));
   if (!RATIOS.has(name)) return shareWords(value);
   return name === "distance" ? `${value.toFixed(1)} positions` : String(Number(value.toPrecision(3)));
 }
 
-/** "previous token 71%, uniform would be 4%" */
-const figureWords = (name, figure) => `${titleOf(name)} ${figure === null ? "–" : valueWords(name, figure.value)}` +
+/**
+ * "previous token 71%, uniform would be 4%"
+ *
+ * @param {string} name
+ * @param {Figure | null} figure
+ */
+export const figureWords = (name, figure) => `${titleOf(name)} ${figure === null ? "–" : valueWords(name, figure.value)}` +
   (figure === null ? ", not known" : ALONE.has(name) ? "" : `, uniform would be ${valueWords(name, figure.uniform)}`);
 
-/** The departure that has the strongest colour: a round number that no head of the page exceeds by much. */
-function limitOf(name, figures) {
+/**
+ * The departure that has the strongest colour: a round number that no head of the page exceeds by much.
+ *
+ * @param {string} name
+ * @param {(Figure | null)[]} figures
+ */
+export function limitOf(name, figures) {
   const most = figures.reduce((largest, figure) => Math.max(largest, Math.abs(figure?.departs ?? 0)), 0);
   if (ALONE.has(name) && most > 1) return Number(most.toPrecision(1)) >= most ? Number(most.toPrecision(1)) : Math.ceil(most);
   const steps = RATIOS.has(name) ? [1, 2, 3, 4, 6] : [WORTH_A_NAME, 0.1, 0.2, 0.5, 1];
-  return steps.find((step) => step >= most) ?? steps.at(-1);
+  return steps.find((step) => step >= most) ?? lastOf(steps);
 }
 
-/** What the ends of the colours mean: "50 points less than uniform", "1/8 × uniform". */
-function limitWords(name, limit) {
+/**
+ * What the ends of the colours mean: "50 points less than uniform", "1/8 × uniform".
+ *
+ * @param {string} name
+ * @param {number} limit
+ */
+export function limitWords(name, limit) {
   if (name === NATS) return ["the same weights", `${limit} nats`];
   if (ALONE.has(name)) return [String(-limit), "0", String(limit)];
   if (RATIOS.has(name)) return [`1/${2 ** limit} × or less`, "as uniform", `${2 ** limit} × or more`];
   return [`${100 * limit} points less`, "as uniform", `${100 * limit} points more`];
 }
 
-/** From the head with most of a measure to that with least; of the entropy, the most focused first. */
-function rankedBy(name, entries) {
+/**
+ * From the head with most of a measure to that with least; of the entropy, the most focused first.
+ *
+ * @template {{ figure: Figure | null }} Entry
+ * @param {string} name
+ * @param {Entry[]} entries
+ */
+export function rankedBy(name, entries) {
   const way = name === "entropy" ? 1 : -1;
+  /** @param {Entry} entry */
   const place = ({ figure }) => (figure === null ? Infinity : way * figure.departs);
   return entries.slice().sort((a, b) => (place(a) === place(b) ? 0 : place(a) - place(b)));
 }
 
-/** The heads that depart most from uniform, at most five: first each by another measure, then by any. */
-function mostDistinctive(run, places) {
-  const every = run.measures.filter(({ does }) => does).flatMap((measure) => places.map((place) => (
-    { place, measure, figure: figureOf(run, place, measure.name) }
-  ))).filter(({ place, measure, figure }) => {
+/**
+ * The heads that depart most from uniform, at most five: first each by another measure, then by any.
+ *
+ * @param {Heads} run
+ * @param {HeadAt[]} places
+ * @returns {{ place: HeadAt, measure: Measure, figure: Figure }[]}
+ */
+export function mostDistinctive(run, places) {
+  const every = run.measures.filter(({ does }) => does).flatMap((measure) => places.flatMap((place) => {
+    const figure = figureOf(run, place, measure.name);
+    if (figure === null || figure.departs < WORTH_A_NAME) return [];
     const first = measure.name === "sink" ? figureOf(run, place, "first") : null;
-    const same = first && Math.abs(first.departs - figure?.departs) < 1e-4; // the sink is the first token
-    return figure?.departs >= WORTH_A_NAME && !same;
-  });
+    const same = first && Math.abs(first.departs - figure.departs) < 1e-4; // the sink is the first token
+    return same ? [] : [{ place, measure, figure }];
+  }));
   every.sort((a, b) => b.figure.departs - a.figure.departs);
+  /** @type {typeof every} */
   const found = [];
-  for (const alike of ["measure", null]) {
+  for (const alike of [true, false]) {
     for (const one of every) {
-      const taken = found.some((other) => other.place === one.place || other[alike]?.name === one.measure.name);
+      const taken = found.some(({ place, measure }) => place === one.place || (alike && measure.name === one.measure.name));
       if (!taken && found.length < 5) found.push(one);
     }
   }

@@ -1,16 +1,56 @@
 // ---- A report in an element: what is chosen, the panes that show it, and the one way it changes.
 
-// Each shows what is chosen, in its own part. The map is first: its worker computes while the others are drawn.
-const PANES = [
-  MapPane, HeadsPane, HeaderPane, ToolsPane, TextPane, ComparePane, LinesPane, PairPane, EverywherePane,
+import { elementIn, firstIn } from "../../base/front/dom.js";
+import { Theme } from "../../base/front/theme.js";
+import { ADDRESS_OF_TOKENS } from "./chosen.js";
+import { Scale } from "./colour.js";
+import { ADDRESS_OF_COMPARISON, ComparePane } from "./compare.js";
+import { EverywherePane } from "./everywhere.js";
+import { HeaderPane } from "./header.js";
+import { ADDRESS_OF_HEADS, HeadsPane } from "./heads.js";
+import { ADDRESS_OF_LINES, LinesPane } from "./lines.js";
+import { ADDRESS_OF_MAP, MapPane } from "./map.js";
+import { labelsOf } from "./names.js";
+import { PairPane } from "./pair.js";
+import { HeadPins } from "./pins.js";
+import { ADDRESS_OF_TEXT, TextPane } from "./text.js";
+import { ToolsPane } from "./tools.js";
+import { View } from "./view.js";
+import { countsOf, lookOf, mostKeysOf } from "./weights.js";
+import { readText } from "./words.js";
+
+/**
+ * @import { Run } from "./data.js"
+ * @import { Afar, Change, Direction, Layer, Names, Pair, Pane, Shown, Sketch, Word } from "./types.d.ts"
+ */
+
+/**
+ * Each shows what is chosen, in its own part. The map is first: its worker computes while the others are drawn.
+ *
+ * @param {Page} page
+ * @returns {Pane[]}
+ */
+const panesOf = (page) => [
+  new MapPane(page), new HeadsPane(page, HeadPins), new HeaderPane(page), new ToolsPane(page), new TextPane(page),
+  new ComparePane(page), new LinesPane(page), new PairPane(page), new EverywherePane(page),
 ];
+
+const ADDRESS = {
+  ...ADDRESS_OF_HEADS, ...ADDRESS_OF_TOKENS, ...ADDRESS_OF_TEXT, ...ADDRESS_OF_MAP, ...ADDRESS_OF_COMPARISON,
+  ...ADDRESS_OF_LINES,
+};
 
 /**
  * `run`: the data. `view`: what is chosen, changed by `choose` alone. `shown`: what the panes show. A pane is made with
  * the page, shows in `paint(shown)`, and previews a pair in `hover(pair)`, `{ i, j }` or null. While a long head is being
  * read, `sketch(shown)` shows what a pane can without its weights. `close()` ends what a pane has begun outside the page.
  */
-class Page {
+export class Page {
+  /**
+   * @param {HTMLElement} host
+   * @param {Run} run
+   * @param {HTMLTemplateElement} template
+   */
   constructor(host, run, template) {
     this.host = host;
     this.run = run;
@@ -18,15 +58,22 @@ class Page {
     this.root.append(template.content.cloneNode(true));
     this.texts = run.texts.map(readText);
     this.labels = labelsOf(run.layers);
-    this.view = new View(run);
+    this.view = new View(run, ADDRESS);
+    /** @type {Shown | Sketch | null} */
     this.shown = null;
+    /** @type {Pair | null} */
     this.hovered = null;
     this.turn = 0;
     this.step = false;
+    this.room = 0; // the width that it was painted for
+    this.painted = ""; // the address that it was painted for
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    this.resizing = undefined;
+    /** @type {(address: string, step: boolean) => void} */
     this.onaddress = () => {};
     this.theme = new Theme(host, () => this.refresh());
     this.find("title").textContent = run.title;
-    this.panes = PANES.map((Pane) => new Pane(this));
+    this.panes = panesOf(this);
     this.resized = new ResizeObserver(() => {
       clearTimeout(this.resizing);
       this.resizing = setTimeout(() => this.shown && this.room !== host.clientWidth && this.refresh(), 120);
@@ -34,8 +81,30 @@ class Page {
     this.resized.observe(host);
   }
 
-  find(id) {
-    return this.root.getElementById(id);
+  /**
+   * @template {Element} [Kind=HTMLElement]
+   * @param {string} id
+   * @param {new () => Kind} [kind]
+   */
+  find(id, kind) {
+    return elementIn(this.root, id, kind);
+  }
+
+  /** What the panes show, of a head that has been read. */
+  get now() {
+    if (!this.shown?.look) throw new Error("the head is still being read");
+    return this.shown;
+  }
+
+  /** What the panes show, also while a long head is being read. */
+  get drawn() {
+    if (!this.shown) throw new Error("nothing is shown yet");
+    return this.shown;
+  }
+
+  /** What can be reached while a head is there. */
+  get main() {
+    return firstIn(this.root, "main", HTMLElement);
   }
 
   /** Ends all that would go on when the element is gone. */
@@ -47,20 +116,33 @@ class Page {
     for (const pane of this.panes) pane.close?.();
   }
 
-  /** Opens what an address names. */
+  /**
+   * Opens what an address names.
+   *
+   * @param {string} address
+   */
   go(address) {
     this.view.read(address);
     this.step = false;
     return this.refresh();
   }
 
-  /** Changes what is chosen, and the page with it. `step`: whether Back comes back to what was before. */
+  /**
+   * Changes what is chosen, and the page with it. `step`: whether Back comes back to what was before.
+   *
+   * @param {Change} change
+   * @param {boolean} [step]
+   */
   choose(change, step = true) {
     this.view.change(change);
     return this.refresh(step);
   }
 
-  /** Shows a pair in passing, in all panes: `{ i, j }`, either of them null where a whole token is meant. */
+  /**
+   * Shows a pair in passing, in all panes: `{ i, j }`, either of them null where a whole token is meant.
+   *
+   * @param {Pair | null} pair
+   */
   hover(pair) {
     const same = pair?.i === this.hovered?.i && pair?.j === this.hovered?.j;
     if (same || !this.shown?.look) return;
@@ -68,32 +150,48 @@ class Page {
     for (const pane of this.panes) pane.hover?.(pair);
   }
 
-  /** The words of the queries and of the keys of a layer. */
+  /**
+   * The words of the queries and of the keys of a layer.
+   *
+   * @param {Layer} layer
+   * @returns {Names}
+   */
   namesOf(layer) {
     return [this.texts[layer.queryText], this.texts[layer.keyText]];
   }
 
-  /** Chooses a token where the address names none. */
+  /**
+   * Chooses a token where the address names none.
+   *
+   * @param {Afar} head
+   * @param {Names} names
+   */
   chooseToken(head, names) {
     const { view } = this;
     if (view.token === null) view.token = tokenToOpen(head, view.view, names[view.view === "out" ? 0 : 1]);
   }
 
+  /** @param {Afar} head */
   scaleOf(head) {
-    countsOf(head);
-    return new Scale(this.view.scale, head.mostKeys, this.theme.dark);
+    return new Scale(this.view.scale, mostKeysOf(head), this.theme.dark);
   }
 
-  /** Shows what can be shown before a head is read; nothing can be chosen until then. */
+  /**
+   * Shows what can be shown before a head is read; nothing can be chosen until then.
+   *
+   * @param {Afar} head
+   */
   sketch(head) {
     const { layer } = head;
     const names = this.namesOf(layer);
     this.chooseToken(head, names);
-    this.root.querySelector("main").inert = true;
-    this.shown = {
+    this.main.inert = true;
+    /** @type {Sketch} */
+    const shown = {
       head, layer, look: null, pair: null, i: null, j: null, names, view: this.view.view, scale: this.scaleOf(head),
     };
-    for (const pane of this.panes) pane.sketch?.(this.shown);
+    this.shown = shown;
+    for (const pane of this.panes) pane.sketch?.(shown);
   }
 
   async refresh(step = false) {
@@ -110,30 +208,37 @@ class Page {
     const { layer } = head;
     const names = this.namesOf(layer);
     this.chooseToken(head, names);
-    const look = lookOf(head, view.view, view.token);
+    const token = view.own;
+    const look = lookOf(head, view.view, token);
     const pair = view.pair ?? look.ranked[0] ?? null;
-    const [i, j] = view.view === "out" ? [view.token, pair] : [pair, view.token];
+    const [i, j] = view.view === "out" ? [token, pair] : [pair, token];
     const passing = view.address === this.painted ? this.hovered : null; // only the room or the theme has changed
     this.painted = view.address;
     this.room = this.host.clientWidth;
     this.hovered = null;
-    this.shown = {
-      head, layer, look, pair, i, j, names, view: view.view, scale: this.scaleOf(head),
-    };
-    this.root.querySelector("main").inert = false;
+    const shown = { head, layer, look, pair, i, j, names, view: view.view, scale: this.scaleOf(head) };
+    this.shown = shown;
+    this.main.inert = false;
     this.onaddress(view.address, this.step);
     this.step = false;
-    for (const pane of this.panes) pane.paint?.(this.shown);
+    for (const pane of this.panes) pane.paint?.(shown);
     if (passing) this.hover(passing);
-    this.host.dataset.shown = [view.layer, view.head, view.view, view.token, pair ?? "none"].join("/");
+    this.host.dataset.shown = [view.layer, view.head, view.view, token, pair ?? "none"].join("/");
   }
 }
 
-/** The token that a head opens on: the one nearest the middle that is no special token and has a weight. */
+/**
+ * The token that a head opens on: the one nearest the middle that is no special token and has a weight.
+ *
+ * @param {Afar} head
+ * @param {Direction} view
+ * @param {Word[]} words
+ */
 function tokenToOpen(head, view, words) {
   const out = view === "out";
   const length = out ? head.queries : head.keys;
   const middle = Math.floor(length / 2);
+  /** @param {number} at */
   const good = (at) => !words[at].special && (!out || countsOf(head)[at] > 0);
   for (let away = 0; away < length; away++) {
     for (const at of [middle + away, middle - away]) if (at >= 0 && at < length && good(at)) return at;
@@ -141,5 +246,22 @@ function tokenToOpen(head, view, words) {
   return middle;
 }
 
-/** Shows a report in an element. It listens to nothing outside it: several may stand on one page. */
-const mount = (host, run, template) => new Page(host, run, template);
+/**
+ * The content of a report's element, from its text.
+ *
+ * @param {string} markup
+ */
+export function templateOf(markup) {
+  const template = document.createElement("template");
+  template.innerHTML = markup;
+  return template;
+}
+
+/**
+ * Shows a report in an element. It listens to nothing outside it: several may stand on one page.
+ *
+ * @param {HTMLElement} host
+ * @param {Run} run
+ * @param {HTMLTemplateElement} template
+ */
+export const mount = (host, run, template) => new Page(host, run, template);

@@ -1,9 +1,28 @@
 // ---- One pair: why it has its weight, what it moves, and the strongest others.
 
+import { everyIn, make } from "../../base/front/dom.js";
+import { grouped } from "../../base/front/numbers.js";
+import { barOf } from "./bar.js";
+import { receivedRatios } from "./marks.js";
+import { oneText } from "./view.js";
+import { countsOf, entropyOf, equalShare, lookOf, mayLook, rankOf, sinkShareOf, term, weightOf } from "./weights.js";
+import { LONG, paintWhy } from "./why.js";
+import { nameOf, percent, plural, signed, times } from "./words.js";
+
+/**
+ * @import { Page } from "./mount.js"
+ * @import { Head, Look, Pair, Shown, Sketch } from "./types.d.ts"
+ */
+
 const LISTED = 8;
 const TERMS = 6; // dimensions of a score that are shown, the largest first
 
-/** "rank 3 of 120, 4.3 × uniform", for the other token of a look. */
+/**
+ * "rank 3 of 120, 4.3 × uniform", for the other token of a look.
+ *
+ * @param {Look} look
+ * @param {number} other
+ */
 function placeOf(look, other) {
   const i = look.view === "out" ? look.token : other;
   const j = look.view === "out" ? other : look.token;
@@ -14,18 +33,31 @@ function placeOf(look, other) {
     `${look.view === "out" ? "" : " lookers"}, ${ratio} uniform`;
 }
 
-/** What a pair moves: the length of the weighted value, and its share of all that the query moves (Kobayashi et al. 2020). */
+/**
+ * What a pair moves: the length of the weighted value, and its share of all that the query moves (Kobayashi et al. 2020).
+ *
+ * @param {Head} head
+ * @param {number} i
+ * @param {number} j
+ */
 function movesOf(head, i, j) {
-  const moved = Float64Array.from(head.values, (length, key) => weightOf(head, i, key) * length);
+  const moved = Float64Array.from(head.values ?? [], (length, key) => weightOf(head, i, key) * length);
   const all = moved.reduce((sum, one) => sum + one, 0);
   const rank = 1 + moved.reduce((above, one) => above + (one > moved[j] ? 1 : 0), 0);
   return `moves the output by ‖weight · value‖ = ${moved[j].toPrecision(3)}, ` +
     `${percent(all > 0 ? moved[j] / all : 0)} of all such lengths of this query, rank ${rank}`;
 }
 
-/** What makes up the score of a pair: each dimension, or the two that rotary positions turn together. */
+/**
+ * What makes up the score of a pair: each dimension, or the two that rotary positions turn together.
+ *
+ * @param {Head} head
+ * @param {number} i
+ * @param {number} j
+ */
 function termsOf(head, i, j) {
   const { pairs } = head.layer;
+  /** @param {number} d */
   const one = (d) => term(head, i, j, d) * head.scale;
   const turned = new Set(pairs.flatMap(([a, b]) => [a, b]));
   const found = pairs.map(([a, b, period]) => ({
@@ -36,21 +68,30 @@ function termsOf(head, i, j) {
   return found;
 }
 
-/** "6.3 positions", "1,200 positions" */
+/**
+ * "6.3 positions", "1,200 positions"
+ *
+ * @param {number} period
+ */
 const turnWords = (period) => `${period < 100 ? Number(period.toPrecision(2)) : grouped(Number(period.toPrecision(2)))} positions`;
 
-class PairPane {
+export class PairPane {
+  /** @param {Page} page */
   constructor(page) {
     this.page = page;
-    this.waiting = 0;
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    this.waiting = undefined;
+    /** @type {Look | null} of the row in which a pointer is */
+    this.near = null;
     const [pane, sheet] = [page.find("detail"), page.find("sheet")];
     sheet.addEventListener("click", () => { // a sheet at the foot of narrow screens
-      sheet.setAttribute("aria-expanded", pane.toggleAttribute("data-open"));
+      sheet.setAttribute("aria-expanded", String(pane.toggleAttribute("data-open")));
     });
-    this.terms = page.find("terms");
+    this.terms = page.find("terms", HTMLDetailsElement);
     this.terms.addEventListener("toggle", () => this.paintTerms(page.shown));
   }
 
+  /** @param {Shown} shown */
   paint(shown) {
     const { look, pair, i, j, names, head, layer } = shown;
     const out = look.view === "out";
@@ -63,7 +104,7 @@ class PairPane {
     this.terms.hidden = pair === null || head.features === 0;
     const each = layer.pairs.length ? "rotary frequency" : "dimension";
     this.page.find("terms-title").textContent = `What each ${each} adds to the score`;
-    if (pair !== null) {
+    if (i !== null && j !== null) {
       this.paintSum(shown, i, j);
       this.paintTerms(shown);
     }
@@ -71,7 +112,13 @@ class PairPane {
     this.paintFacts(shown);
   }
 
-  /** The pair, its weight and its place among the others, in words. */
+  /**
+   * The pair, its weight and its place among the others, in words.
+   *
+   * @param {Shown} given
+   * @param {Look} look
+   * @param {number | null} pair
+   */
   say({ names }, look, pair) {
     const out = look.view === "out";
     const title = this.page.find("pair-title");
@@ -92,28 +139,35 @@ class PairPane {
     if (!moves.hidden) moves.textContent = movesOf(look.head, i, j);
   }
 
-  /** While a pair is pointed at, its name, its weight and its place; not its steps. */
+  /**
+   * While a pair is pointed at, its name, its weight and its place; not its steps.
+   *
+   * @param {Pair | null} pair
+   */
   hover(pair) {
-    const { shown } = this.page;
-    const both = pair !== null && pair.i !== null && pair.j !== null;
-    if (!both) {
+    const shown = this.page.now;
+    if (pair === null || pair.i === null || pair.j === null) {
       this.say(shown, shown.look, shown.pair);
       return;
     }
-    const out = shown.view === "out";
-    const [token, other] = out ? [pair.i, pair.j] : [pair.j, pair.i];
+    const [token, other] = shown.view === "out" ? [pair.i, pair.j] : [pair.j, pair.i];
     const { look } = shown;
-    const near = look.token === token ? look : this.near;
-    if (near?.head !== look.head || near.view !== look.view || near.token !== token) {
-      this.near = lookOf(look.head, look.view, token); // kept while the pointer stays in one row
-    }
-    this.say(shown, look.token === token ? look : this.near, other);
+    const known = [look, this.near].find((one) => one?.head === look.head && one.view === look.view && one.token === token);
+    const own = known ?? lookOf(look.head, look.view, token);
+    if (own !== look) this.near = own; // kept while the pointer stays in one row
+    this.say(shown, own, other);
   }
 
-  /** The steps of the weight; those of a long row when nothing else has been chosen for a moment. */
+  /**
+   * The steps of the weight; those of a long row when nothing else has been chosen for a moment.
+   *
+   * @param {Shown} given
+   * @param {number} i
+   * @param {number} j
+   */
   paintSum({ head }, i, j) {
     clearTimeout(this.waiting);
-    const target = this.page.find("sum").tBodies[0];
+    const target = this.page.find("sum", HTMLTableElement).tBodies[0];
     const { run } = this.page;
     if (head.keys <= LONG || head.why?.row === i) {
       paintWhy(head, i, j, run, target);
@@ -123,16 +177,26 @@ class PairPane {
     }
   }
 
-  /** What each dimension or frequency adds to the score, the largest first, the rest summed. */
+  /**
+   * What each dimension or frequency adds to the score, the largest first, the rest summed.
+   *
+   * @param {Shown | Sketch | null} shown
+   */
   paintTerms(shown) {
-    if (!this.terms.open || this.terms.hidden || shown === null) return;
+    if (!this.terms.open || this.terms.hidden || !shown?.look) return;
     const { head, i, j } = shown;
+    if (i === null || j === null) return;
     const terms = termsOf(head, i, j);
     terms.sort((a, b) => Math.abs(b.value) - Math.abs(a.value) || a.order - b.order);
     const first = terms.slice(0, TERMS);
     const most = Math.abs(first[0].value) || 1;
     const rest = terms.slice(TERMS);
+    /** @param {{ value: number }[]} some */
     const sum = (some) => some.reduce((total, { value }) => total + value, 0);
+    /**
+     * @param {string} words
+     * @param {number} value
+     */
     const row = (words, value) => {
       const item = make("li", value < 0 ? "term less" : "term");
       item.append(make("span", "name", words), barOf(Math.min(100, (100 * Math.abs(value)) / most)), make("span", "share", signed(value, 3)));
@@ -145,6 +209,7 @@ class PairPane {
       `together ${signed(sum(terms), 3)}: the score of query and key, before any softcap, bias and softmax`;
   }
 
+  /** @param {Shown} given */
   paintStrongest({ look, pair, names }) {
     const out = look.view === "out";
     const text = names[out ? 1 : 0];
@@ -168,7 +233,7 @@ class PairPane {
       item.append(button);
       return item;
     }));
-    if (hadFocus) (list.querySelector("[aria-current]") || list.querySelector("button"))?.focus();
+    if (hadFocus) everyIn(list, list.querySelector("[aria-current]") ? "[aria-current]" : "button", HTMLElement)[0]?.focus();
     const rest = look.allowed.length - shown.length;
     if (rest > 0) {
       const left = look.sum - shown.reduce((sum, other) => sum + look.weights[other], 0);
@@ -178,6 +243,7 @@ class PairPane {
     }
   }
 
+  /** @param {Shown} given */
   paintFacts({ head, look, layer }) {
     const at = look.token;
     const facts = [];
@@ -196,7 +262,7 @@ class PairPane {
       const received = head.received[at];
       const ratio = receivedRatios(head)[at];
       const share = ratio === ratio ? `, ${times(ratio)} what uniform attention would give it` : "";
-      const all = head.received.reduce((sum, one) => sum + one, 0);
+      const all = Float64Array.from(head.received).reduce((sum, one) => sum + one, 0);
       facts.push(["receives in all", `${percent(all > 0 ? received / all : 0)} of the head's attention${share}`]);
     }
     this.page.find("facts").replaceChildren(

@@ -1,35 +1,78 @@
 // ---- The picture of a head in tiles: computed from the centre out, kept, and drawn over what is coarser.
 
-const TILE = 256; // cells a side
+import { penOf } from "../../base/front/dom.js";
+import { channels } from "../../base/front/ramp.js";
+import { tileFromPyramid } from "./tiles.js";
+import { breathe } from "./weights.js";
+
+/**
+ * @import { Scale } from "./colour.js"
+ * @import { Helper } from "./helper.js"
+ * @import { Axis, Layout } from "./layout.js"
+ * @import { Afar, CellKind, Grid, Shown, Sketch, Tile, TileInSight } from "./types.d.ts"
+ */
+
+export const TILE = 256; // cells a side
 const MOST_TILES = 64; // kept, or twice what is in sight: half a megabyte each
 const SIDE_BY_SIDE = 2; // asked for at a time
 const COLOURING = 8; // ms of a frame
 
-/** Whether a tile can be made of the head's pyramid. */
+/**
+ * Whether a tile can be made of the head's pyramid.
+ *
+ * @param {Afar} given
+ * @param {Pick<Grid, "perRow" | "perColumn">} given
+ */
 const fromPyramid = ({ pyramid }, { perRow, perColumn }) =>
-  Boolean(pyramid) && perRow >= pyramid.perRow && perColumn >= pyramid.perColumn;
+  pyramid !== null && perRow >= pyramid.perRow && perColumn >= pyramid.perColumn;
 
-class Picture {
-  /** `changed`: called when a tile has come. */
+export class Picture {
+  /**
+   * `changed`: called when a tile has come.
+   *
+   * @param {Helper} helper
+   * @param {() => void} changed
+   */
   constructor(helper, changed) {
     this.helper = helper;
     this.changed = changed;
+    /** @type {Map<string, Tile>} */
     this.tiles = new Map(); // by name, last used last
+    /** @type {TileInSight[]} */
     this.wanted = [];
+    /** @type {Map<string, { id: number, costly: boolean }>} */
     this.running = new Map();
+    /** @type {WeakMap<Afar, number>} */
     this.numbers = new WeakMap();
+    this.most = MOST_TILES;
     this.heads = 0;
   }
 
-  /** What the tiles of a head are called, by what they show. */
+  /**
+   * What the tiles of a head are called, by what they show.
+   *
+   * @param {Afar} head
+   * @param {CellKind} given
+   */
   nameOf(head, { mean, relative }) {
     if (!this.numbers.has(head)) this.numbers.set(head, ++this.heads);
     return `${this.numbers.get(head)} ${mean ? "mean" : "max"} ${relative}`;
   }
 
-  /** The tiles in sight, the nearest to the centre first. */
+  /**
+   * The tiles in sight, the nearest to the centre first.
+   *
+   * @param {Afar} head
+   * @param {Layout} layout
+   * @param {CellKind} kind
+   * @returns {TileInSight[]}
+   */
   inSight(head, layout, kind) {
     const { down, across } = layout;
+    /**
+     * @param {Axis} axis
+     * @returns {[number, number, number]}
+     */
     const range = (axis) => {
       const [first, last] = [axis.offset, axis.offset + axis.room].map((pixel) => pixel / axis.cell / TILE);
       return [Math.floor(first), Math.ceil(Math.min(last, axis.cells / TILE)), (first + last) / 2];
@@ -56,33 +99,47 @@ class Picture {
     return found.sort((a, b) => a.far - b.far);
   }
 
-  /** Computes these tiles, in this order, where they are not there yet; what was wanted before is left. */
+  /**
+   * Computes these tiles, in this order, where they are not there yet; what was wanted before is left.
+   *
+   * @param {TileInSight[]} tiles
+   */
   want(tiles) {
     this.wanted = tiles.filter(({ name }) => !this.tiles.has(name) && !this.running.has(name));
     this.most = Math.max(MOST_TILES, 2 * tiles.length);
     const names = new Set(tiles.map(({ name }) => name));
     for (const [name, { id, costly }] of this.running) if (costly && !names.has(name)) this.helper.stop(id);
-    while (this.running.size < SIDE_BY_SIDE && this.wanted.length) this.start(this.wanted.shift());
+    this.next();
   }
 
+  /** Begins as many of those that are wanted as are computed side by side. */
+  next() {
+    for (const tile of this.wanted.splice(0, SIDE_BY_SIDE - this.running.size)) this.start(tile);
+  }
+
+  /** @param {TileInSight} tile */
   async start(tile) {
     const { head, name, perRow, perColumn } = tile;
     const { i, j, rows, columns, mean, relative } = tile;
     const request = { i, j, rows, columns, perRow, perColumn, mean, relative };
-    const { id, answer } = fromPyramid(head, tile) ? { id: 0, answer: breathe().then(() => tileFromPyramid(head, request)) }
-      : this.helper.ask(head, "tile", request);
+    const { id, answer } = "query" in head && !fromPyramid(head, tile) ? this.helper.ask(head, { job: "tile", request })
+      : { id: 0, answer: breathe().then(() => tileFromPyramid(head, request)) };
     this.running.set(name, { id, costly: perRow * perColumn > 4 });
     const values = await answer;
     this.running.delete(name);
-    if (values !== null) {
+    if (values instanceof Float32Array) {
       this.tiles.set(name, { ...request, values, canvas: null, colours: "" });
-      while (this.tiles.size > this.most) this.tiles.delete(this.tiles.keys().next().value);
+      for (const oldest of [...this.tiles.keys()].slice(0, this.tiles.size - this.most)) this.tiles.delete(oldest);
     }
     this.changed();
-    if (this.wanted.length && this.running.size < SIDE_BY_SIDE) this.start(this.wanted.shift());
+    this.next();
   }
 
-  /** A tile that is there, counted as used. */
+  /**
+   * A tile that is there, counted as used.
+   *
+   * @param {string} name
+   */
   find(name) {
     const tile = this.tiles.get(name);
     if (tile) {
@@ -92,16 +149,25 @@ class Picture {
     return tile;
   }
 
-  /** Draws what there is of a view, what is coarser first. Returns whether all of it is there and in its colours. */
+  /**
+   * Draws what there is of a view, what is coarser first. Returns whether all of it is there and in its colours.
+   *
+   * @param {CanvasRenderingContext2D} pen
+   * @param {Shown | Sketch} shown
+   * @param {Layout} layout
+   * @param {CellKind} kind
+   * @param {CanvasPattern} hatch
+   * @param {string} odd
+   */
   draw(pen, shown, layout, kind, hatch, odd) {
     const { down, across } = layout;
     const sight = this.inSight(shown.head, layout, kind);
-    const there = sight.map(({ name }) => this.find(name)).filter(Boolean);
+    const there = sight.flatMap(({ name }) => this.find(name) ?? []);
     let all = there.length === sight.length;
     const start = `${this.nameOf(shown.head, kind)} `;
     const coarser = all ? [] : Array.from(this.tiles).filter(([name, { perRow, perColumn }]) =>
       name.startsWith(start) && perRow >= down.per && perColumn >= across.per &&
-      perRow * perColumn > down.per * across.per).map(([name]) => this.find(name));
+      perRow * perColumn > down.per * across.per).flatMap(([name]) => this.find(name) ?? []);
     coarser.sort((a, b) => b.perRow * b.perColumn - a.perRow * a.perColumn);
     pen.fillStyle = hatch;
     pen.fillRect(0, 0, across.room, down.room);
@@ -124,20 +190,28 @@ class Picture {
         this.changed(); // with the next frame
         if (!tile.canvas) continue;
       }
+      /** @type {[number, number, number, number]} */
       const place = [x + left * wide, y + top * high, columns * wide, rows * high];
       pen.fillRect(...place); // nothing coarser shows through where no pair is allowed
-      pen.drawImage(tile.canvas, left, top, columns, rows, ...place);
+      if (tile.canvas) pen.drawImage(tile.canvas, left, top, columns, rows, ...place);
     }
     return all;
   }
 
-  /** The numbers of the cells of the whole view that are there, row by row; NaN for what is not. */
+  /**
+   * The numbers of the cells of the whole view that are there, row by row; NaN for what is not.
+   *
+   * @param {Afar} head
+   * @param {Layout} layout
+   * @param {CellKind} kind
+   */
   valuesOf(head, layout, kind) {
     const { down, across } = layout;
     const found = new Float32Array(down.cells * across.cells).fill(NaN);
     for (const { name } of this.inSight(head, layout, kind)) {
       const tile = this.tiles.get(name);
-      tile?.values.forEach((value, at) => {
+      if (!tile) continue;
+      tile.values.forEach((value, at) => {
         const row = tile.i / down.per + Math.floor(at / tile.columns);
         found[row * across.cells + tile.j / across.per + (at % tile.columns)] = value;
       });
@@ -146,7 +220,13 @@ class Picture {
   }
 }
 
-/** The tile's numbers as an image of one pixel a cell; cells with no allowed pair stay clear. */
+/**
+ * The tile's numbers as an image of one pixel a cell; cells with no allowed pair stay clear.
+ *
+ * @param {Tile} tile
+ * @param {Scale} scale
+ * @param {string} odd
+ */
 function colourTile(tile, scale, odd) {
   const image = new ImageData(tile.columns, tile.rows);
   const pixels = new Uint32Array(image.data.buffer);
@@ -159,14 +239,22 @@ function colourTile(tile, scale, odd) {
   tile.canvas ??= document.createElement("canvas");
   tile.canvas.width = tile.columns;
   tile.canvas.height = tile.rows;
-  tile.canvas.getContext("2d").putImageData(image, 0, 0);
+  penOf(tile.canvas).putImageData(image, 0, 0);
 }
 
-/** A colour as one number, as an image holds it. */
+/**
+ * A colour as one number, as an image holds it.
+ *
+ * @param {...number} colour
+ */
 function packed(...colour) {
   return new Uint32Array(Uint8Array.of(...colour, 255).buffer)[0];
 }
 
-/** The 256 colours of a scale as such numbers. */
+/**
+ * The 256 colours of a scale as such numbers.
+ *
+ * @param {Scale} given
+ */
 const coloursOf = ({ table }) =>
   Uint32Array.from({ length: 256 }, (_, step) => packed(...table.subarray(3 * step, 3 * step + 3)));

@@ -1,13 +1,27 @@
 // ---- Heads that are pinned, and the two that are compared.
 
-class HeadPins {
+import { everyIn, make } from "../../base/front/dom.js";
+import { sideName } from "./compare.js";
+import { keyOf, placesIn } from "./measures.js";
+import { counterpartOf, headName } from "./names.js";
+
+/**
+ * @import { HeadsPane } from "./heads.js"
+ * @import { HeadAt } from "./types.d.ts"
+ */
+
+const SIDES = /** @type {const} */ (["a", "b"]);
+
+export class HeadPins {
+  /** @param {HeadsPane} pane */
   constructor(pane) {
     this.pane = pane;
     const { page } = pane;
     page.find("pin").addEventListener("click", () => this.toggle(page.view));
-    page.find("counterpart").addEventListener("click", () => page.choose(this.beside));
-    for (const side of ["a", "b"]) {
-      page.find(`side-${side}`).addEventListener("change", (event) => page.choose({ [side]: event.target.value || null }));
+    page.find("counterpart").addEventListener("click", () => this.beside && page.choose(this.beside));
+    for (const side of SIDES) {
+      const choice = page.find(`side-${side}`, HTMLSelectElement);
+      choice.addEventListener("change", () => page.choose({ [side]: choice.value || null }));
     }
   }
 
@@ -18,6 +32,7 @@ class HeadPins {
     return layer === null ? null : { a: keyOf(view), b: keyOf({ layer, head: view.head }) };
   }
 
+  /** @param {HeadAt} place */
   toggle(place) {
     const pins = new Set(this.pane.pinned);
     if (!pins.delete(keyOf(place))) pins.add(keyOf(place));
@@ -42,18 +57,20 @@ class HeadPins {
       chip.append(open, drop);
       return chip;
     }));
-    if (hadFocus) (page.find("pins").querySelector("button") ?? page.find("pin")).focus();
+    if (hadFocus) (everyIn(page.find("pins"), "button", HTMLElement)[0] ?? page.find("pin")).focus();
     const button = page.find("counterpart");
-    button.hidden = this.beside === null;
-    if (!button.hidden) button.textContent = `${headName(page, here)} beside ${sideName(page, this.beside.b)}`;
-    for (const side of ["a", "b"]) {
+    const { beside } = this;
+    button.hidden = beside === null;
+    if (beside) button.textContent = `${headName(page, here)} beside ${sideName(page, beside.b)}`;
+    for (const side of SIDES) {
       const choices = new Map([["", "–"], [keyOf(here), headName(page, here)]]);
       for (const place of held) choices.set(keyOf(place), headName(page, place));
       if (held.length > 1) choices.set("pins", sideName(page, "pins"));
       choices.set("uniform", sideName(page, "uniform"));
-      if (view[side] !== null) choices.set(view[side], sideName(page, view[side]));
+      const chosen = view[side];
+      if (chosen !== null) choices.set(chosen, sideName(page, chosen));
       page.find(`side-${side}`).replaceChildren(...[...choices].map(([value, words]) => new Option(words, value)));
-      page.find(`side-${side}`).value = view[side] ?? "";
+      page.find(`side-${side}`, HTMLSelectElement).value = chosen ?? "";
     }
   }
 }

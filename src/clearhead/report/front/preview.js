@@ -1,8 +1,25 @@
 // ---- Small maps of heads: the largest weight of each cell, as times uniform.
 
-/** Draws a head's small map; what is masked has a colour of its own. */
-async function drawThumbnail({ run, theme }, { layer: number, head }, canvas) {
+import { make, penOf } from "../../base/front/dom.js";
+import { channels } from "../../base/front/ramp.js";
+import { Scale } from "./colour.js";
+import { figureWords } from "./measures.js";
+
+/**
+ * @import { HeadsPane } from "./heads.js"
+ * @import { HeadAt, HeadPlace, PageOfHeads } from "./types.d.ts"
+ */
+
+/**
+ * Draws a head's small map; what is masked has a colour of its own.
+ *
+ * @param {PageOfHeads} given
+ * @param {HeadAt} given
+ * @param {HTMLCanvasElement} canvas
+ */
+export async function drawThumbnail({ run, theme }, { layer: number, head }, canvas) {
   const layer = run.layers[number];
+  if (!layer.thumbnail || !run.array) return; // a survey has none
   const { block, rows, columns } = layer.thumbnail;
   const wanted = `${number}.${head} ${theme.dark}`;
   if (canvas.dataset.drawn === wanted) return;
@@ -19,11 +36,12 @@ async function drawThumbnail({ run, theme }, { layer: number, head }, canvas) {
   canvas.height = rows;
   const image = new ImageData(columns, rows);
   codes.forEach((code, cell) => image.data.set([...colours[code], 255], 4 * cell));
-  canvas.getContext("2d").putImageData(image, 0, 0);
+  penOf(canvas).putImageData(image, 0, 0);
 }
 
 /** The small map and the measure of the head that is pointed at, beside the pane and never over it. */
-class HeadPreview {
+export class HeadPreview {
+  /** @param {HeadsPane} pane */
   constructor(pane) {
     this.pane = pane;
     this.box = pane.page.find("preview");
@@ -33,6 +51,7 @@ class HeadPreview {
     this.box.append(this.title, this.canvas, this.words);
   }
 
+  /** @param {HeadPlace | null} place */
   show(place) {
     const { page } = this.pane;
     this.box.hidden = place === null;

@@ -1,13 +1,26 @@
 // ---- A text as a list of tokens to choose from. Of a long one, only what is near the eye is on the page.
 
+import { make, revealIn } from "../../base/front/dom.js";
+import { lastOf } from "../../base/front/numbers.js";
+import { stepTo } from "./keys.js";
+import { directionOf, visible } from "./words.js";
+
+/** @import { Chunk, Word } from "./types.d.ts" */
+
 const WHOLE = 2000; // a text of at most so many tokens is on the page as a whole
 const CHUNK = 256; // about how many tokens of a longer one come and go together
 const LONG_WORD = 32; // a longer word may be broken at any sign
 
-/** Where a long text is cut, about every CHUNK tokens: after a line if there is one, else a sentence, else a word. */
+/**
+ * Where a long text is cut, about every CHUNK tokens: after a line if there is one, else a sentence, else a word.
+ *
+ * @param {Word[]} words
+ * @returns {{ from: number, to: number }[]}
+ */
 function chunksOf(words) {
   if (words.length <= WHOLE) return [{ from: 0, to: words.length }];
   const chunks = [];
+  /** @param {number} at */
   const rank = (at) => (words[at].joined ? 0 : words[at - 1].ends ? 3 : !words[at].gap ? 1 : /[.!?。؟]$/u.test(words[at - 1].prose) ? 2 : 1);
   for (let from = 0; from < words.length;) {
     let to = Math.min(words.length, from + CHUNK);
@@ -21,10 +34,21 @@ function chunksOf(words) {
 }
 
 /** `dress(span, index)` gives a token its colour and its state, whenever it comes onto the page. */
-class Prose {
+export class Prose {
+  /**
+   * @param {Word[]} words
+   * @param {string} title
+   * @param {(span: HTMLElement, index: number) => void} dress
+   * @param {{ answer?: number | null, originals?: Record<string, string> }} [given]
+   */
   constructor(words, title, dress, { answer = null, originals = {} } = {}) {
-    Object.assign(this, { words, dress, answer, originals, respelled: false });
-    this.spans = new Array(words.length); // those on the page
+    this.words = words;
+    this.dress = dress;
+    this.answer = answer;
+    this.originals = originals;
+    this.respelled = false;
+    /** @type {HTMLElement[]} those on the page, by their places */
+    this.spans = new Array(words.length);
     this.at = 0; // the token that the keys move from
     this.element = make("div", "prose");
     this.element.setAttribute("role", "listbox");
@@ -34,6 +58,7 @@ class Prose {
     this.element.lang = "";
     this.sheet = make("div", "sheet");
     this.element.append(this.sheet);
+    /** @type {Chunk[]} */
     this.chunks = chunksOf(words).map((chunk) => ({ ...chunk, box: make("div", "chunk"), filled: false }));
     this.sheet.append(...this.chunks.map(({ box }) => box));
     this.windowed = this.chunks.length > 1;
@@ -51,11 +76,12 @@ class Prose {
     });
   }
 
+  /** @param {Chunk} chunk */
   fill(chunk) {
     if (chunk.filled) return;
     chunk.filled = true;
     chunk.box.style.height = "";
-    if (this.windowed) chunk.box.dataset.from = chunk.from;
+    if (this.windowed) chunk.box.dataset.from = String(chunk.from);
     let word = null;
     for (let index = chunk.from; index < chunk.to; index++) {
       const token = this.words[index];
@@ -67,7 +93,12 @@ class Prose {
     }
   }
 
-  /** Where the tokens of a word go: in an element of their own if they are several. */
+  /**
+   * Where the tokens of a word go: in an element of their own if they are several.
+   *
+   * @param {number} index
+   * @param {Chunk} given
+   */
   wordFrom(index, { box, to }) {
     let end = index + 1;
     let signs = this.words[index].prose.length;
@@ -78,6 +109,7 @@ class Prose {
     return word;
   }
 
+  /** @param {number} index */
   span(index) {
     const token = this.words[index];
     const original = this.respelled ? this.originals[index] : undefined;
@@ -88,15 +120,16 @@ class Prose {
     if (this.answer !== null) span.classList.add(index < this.answer ? "prompt" : "answer");
     span.setAttribute("role", "option");
     if (this.windowed) {
-      span.setAttribute("aria-posinset", index + 1);
-      span.setAttribute("aria-setsize", this.words.length);
+      span.setAttribute("aria-posinset", String(index + 1));
+      span.setAttribute("aria-setsize", String(this.words.length));
     }
-    span.dataset.index = index;
+    span.dataset.index = String(index);
     this.spans[index] = span;
     this.dress(span, index);
     return span;
   }
 
+  /** @param {Chunk} chunk */
   empty(chunk) {
     if (!chunk.filled) return;
     chunk.filled = false;
@@ -106,8 +139,12 @@ class Prose {
     for (let index = chunk.from; index < chunk.to; index++) delete this.spans[index];
   }
 
+  /**
+   * @param {number} index
+   * @returns {Chunk}
+   */
   chunkOf(index) {
-    return this.chunks.find(({ to }) => index < to);
+    return this.chunks.find(({ to }) => index < to) ?? lastOf(this.chunks);
   }
 
   /** Gives what is not on the page the height that it will have, as far as that is known. */
@@ -143,7 +180,11 @@ class Prose {
     this.look();
   }
 
-  /** Makes a token the one that the keys move from. It is on the page then. */
+  /**
+   * Makes a token the one that the keys move from. It is on the page then.
+   *
+   * @param {number} index
+   */
   stand(index) {
     if (this.spans[this.at]) this.spans[this.at].tabIndex = -1;
     this.at = index;
@@ -152,7 +193,11 @@ class Prose {
     return this.spans[index];
   }
 
-  /** Scrolls a token into sight. */
+  /**
+   * Scrolls a token into sight.
+   *
+   * @param {number} index
+   */
   reveal(index) {
     const chunk = this.chunkOf(index);
     this.fill(chunk);
@@ -164,7 +209,11 @@ class Prose {
     revealIn(this.element, this.spans[index]); // what came in above may be taller than was thought
   }
 
-  /** The token that a key leads to, or -1. */
+  /**
+   * The token that a key leads to, or -1.
+   *
+   * @param {string} key
+   */
   step(key) {
     const last = this.words.length - 1;
     if (key === "Home" || key === "End") return key === "Home" ? 0 : last;
@@ -172,7 +221,7 @@ class Prose {
     const near = this.chunks.slice(Math.max(0, here - 1), here + 2);
     for (const chunk of near) this.fill(chunk);
     const from = near[0].from;
-    const spans = this.spans.slice(from, near.at(-1).to);
+    const spans = this.spans.slice(from, lastOf(near).to);
     if (key !== "PageDown" && key !== "PageUp") {
       const to = stepTo(key, this.at - from, spans);
       return to < 0 ? -1 : from + to;
@@ -180,11 +229,14 @@ class Prose {
     const box = this.spans[this.at].getBoundingClientRect();
     const way = (key === "PageDown" ? 0.9 : -0.9) * this.element.clientHeight;
     const found = spans.findIndex((span) => span.getBoundingClientRect().top >= box.top + way);
-    return found < 0 ? near.at(-1).to - 1 : from + found;
+    return found < 0 ? lastOf(near).to - 1 : from + found;
   }
 
-
-  /** Shows tokens the tokenizer does not know as they were spelled, or as they are. */
+  /**
+   * Shows tokens the tokenizer does not know as they were spelled, or as they are.
+   *
+   * @param {boolean} on
+   */
   respell(on) {
     if (on === this.respelled) return;
     this.respelled = on;

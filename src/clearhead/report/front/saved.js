@@ -1,22 +1,46 @@
 // ---- What can be taken away from the page: pictures as SVG with their words, rows as CSV, a caption.
 
+import { draw, penOf } from "../../base/front/dom.js";
+import { channels } from "../../base/front/ramp.js";
+import { measuredError } from "./map_words.js";
+import { headName } from "./names.js";
+import { countsOf, mayLook, weightOf } from "./weights.js";
+import { plural, shortened } from "./words.js";
+
+/**
+ * @import { Colours } from "../../base/front/theme.js"
+ * @import { Scale } from "./colour.js"
+ * @import { Page } from "./mount.js"
+ * @import { Word } from "./types.d.ts"
+ */
+
 const VECTOR = 128; // tokens on a side whose cells are rectangles; of more, the picture is an image inside the SVG
 const EXACT = 1024; // tokens on a side of which each pair is drawn; of more, the map as it stands on the page
 const WORDS = 160; // tokens on a side that are named in a picture; of more, positions
 
-/** What the picture is of, for a caption: the model's module, layer, head, rows and columns, scale. */
-function captionOf(page) {
-  const { layer, head } = page.shown;
+/**
+ * What the picture is of, for a caption: the model's module, layer, head, rows and columns, scale.
+ *
+ * @param {Page} page
+ */
+export function captionOf(page) {
+  const { layer, head } = page.now;
   const { view } = page;
+  /** @type {Record<string, string>} */
   const scales = { uniform: "weights as multiples of uniform attention under the same mask", log: "weights, log scale",
     linear: "weights, linear scale" };
   return `${page.run.title}: ${layer.kind} attention of ${headName(page, view)} (${layer.name}); ${plural(head.queries, "query")} in rows, ${plural(head.keys, "key")} in columns; ` +
     `colour: ${scales[view.scale]}${measuredError(layer)}.`;
 }
 
-/** The head's map with its words, as an SVG element: rows are queries. `zoom`, [i0, i1, j0, j1]: a part of it. */
-function svgOfMap(page, zoom = null) {
-  const { head, names, scale } = page.shown;
+/**
+ * The head's map with its words, as an SVG element: rows are queries. `zoom`, [i0, i1, j0, j1]: a part of it.
+ *
+ * @param {Page} page
+ * @param {number[] | null} [zoom]
+ */
+export function svgOfMap(page, zoom = null) {
+  const { head, names, scale } = page.now;
   const { colours } = page.theme;
   const [i0, i1, j0, j1] = zoom ?? [0, head.queries, 0, head.keys];
   const [rows, columns] = [i1 - i0, j1 - j0];
@@ -30,6 +54,11 @@ function svgOfMap(page, zoom = null) {
   const cells = draw("g", { transform: `translate(${room} ${room})`, "shape-rendering": "crispEdges" });
   svg.append(cells);
   const counts = countsOf(head);
+  /**
+   * @param {number} i
+   * @param {number} j
+   * @returns {number | null}
+   */
   const colour = (i, j) => {
     if (!mayLook(head, i, j)) return null;
     return scale.step(scale.value(weightOf(head, i, j), counts[i]));
@@ -45,6 +74,10 @@ function svgOfMap(page, zoom = null) {
   } else cells.append(draw("image", { width: columns * cell, height: rows * cell, href: imageOf(rows, columns, (r, c) =>
     colour(i0 + r, j0 + c), scale, colours), "image-rendering": "pixelated" }));
   const size = Math.min(11, Math.max(6, cell));
+  /**
+   * @param {Word[]} words
+   * @param {number} at
+   */
   const word = (words, at) => (worded ? shortened(words[at].label, 16) : at);
   const every = worded ? 1 : Math.ceil(Math.max(rows, columns) / 20);
   for (let i = i0; i < i1; i += every) {
@@ -60,18 +93,29 @@ function svgOfMap(page, zoom = null) {
   return svg;
 }
 
-/** The map as it stands on the page, as an image, with its scale. */
+/**
+ * The map as it stands on the page, as an image, with its scale.
+ *
+ * @param {Page} page
+ */
 function svgOfCanvas(page) {
   const { colours } = page.theme;
-  const canvas = page.find("map-picture");
+  const canvas = page.find("map-picture", HTMLCanvasElement);
   const { width, height } = canvas;
   const svg = draw("svg", { viewBox: `0 0 ${width} ${height + 40}`, width, height: height + 40 });
   svg.append(draw("title", {}, captionOf(page)), draw("rect", { width, height: height + 40, fill: colours.panel }),
-    draw("image", { width, height, href: canvas.toDataURL() }), ...legendOf(page.shown.scale, colours, 20, height + 10));
+    draw("image", { width, height, href: canvas.toDataURL() }), ...legendOf(page.now.scale, colours, 20, height + 10));
   return svg;
 }
 
-/** A scale and its marks, as SVG elements. */
+/**
+ * A scale and its marks, as SVG elements.
+ *
+ * @param {Scale} scale
+ * @param {Colours} colours
+ * @param {number} x
+ * @param {number} y
+ */
 function legendOf(scale, colours, x, y) {
   const width = 240;
   const parts = Array.from({ length: 60 }, (_, at) => draw("rect", {
@@ -83,7 +127,15 @@ function legendOf(scale, colours, x, y) {
   return [...parts, ...marks];
 }
 
-/** A PNG of one pixel a cell, as a data URL. `stepAt`: the step of a cell, null where it is masked. */
+/**
+ * A PNG of one pixel a cell, as a data URL. `stepAt`: the step of a cell, null where it is masked.
+ *
+ * @param {number} rows
+ * @param {number} columns
+ * @param {(row: number, column: number) => number | null} stepAt
+ * @param {Scale} scale
+ * @param {Colours} colours
+ */
 function imageOf(rows, columns, stepAt, scale, colours) {
   const canvas = document.createElement("canvas");
   canvas.width = columns;
@@ -97,12 +149,16 @@ function imageOf(rows, columns, stepAt, scale, colours) {
       image.data[at + 3] = 255;
     }
   }
-  canvas.getContext("2d").putImageData(image, 0, 0);
+  penOf(canvas).putImageData(image, 0, 0);
   return canvas.toDataURL();
 }
 
-/** The text as it stands on the page, words and shading, as an SVG element. */
-function svgOfText(page) {
+/**
+ * The text as it stands on the page, words and shading, as an SVG element.
+ *
+ * @param {Page} page
+ */
+export function svgOfText(page) {
   const box = page.find("texts");
   const frame = box.getBoundingClientRect();
   const { colours } = page.theme;
@@ -116,8 +172,12 @@ function svgOfText(page) {
       for (const part of span.getClientRects()) {
         const [x, y] = [part.left - frame.left, part.top - frame.top + prose.scrollTop];
         const place = { x, y, width: part.width, height: part.height, rx: 3 };
-        const line = span.classList.contains("chosen") ? { stroke: colours.accent, "stroke-width": 2 } : {};
-        svg.append(draw("rect", { ...place, ...line, fill: style.backgroundColor }));
+        const rect = draw("rect", { ...place, fill: style.backgroundColor });
+        if (span.classList.contains("chosen")) {
+          rect.setAttribute("stroke", colours.accent);
+          rect.setAttribute("stroke-width", "2");
+        }
+        svg.append(rect);
       }
       const first = span.getClientRects()[0];
       if (!first) continue;
@@ -129,6 +189,7 @@ function svgOfText(page) {
   }
   for (const part of box.querySelectorAll(".arcs > *")) {
     const copy = part.cloneNode(true);
+    if (!(copy instanceof SVGElement)) continue;
     const style = getComputedStyle(part);
     for (const name of ["fill", "stroke", "stroke-width", "stroke-linecap", "paint-order", "font", "text-anchor"]) {
       copy.style.setProperty(name, style.getPropertyValue(name));
@@ -138,16 +199,25 @@ function svgOfText(page) {
   return svg;
 }
 
-/** One field of CSV, quoted where it must be; what a spreadsheet would take for a formula begins with a '. */
+/**
+ * One field of CSV, quoted where it must be; what a spreadsheet would take for a formula begins with a '.
+ *
+ * @param {string | number | boolean} value
+ */
 function field(value) {
   const text = typeof value === "string" && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
   return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 
-/** The weights of the chosen token, one line each. */
-function csvOfRow(page) {
-  const { look, head, view } = page.shown;
-  const words = page.run.texts[view === "out" ? page.shown.layer.keyText : page.shown.layer.queryText];
+/**
+ * The weights of the chosen token, one line each.
+ *
+ * @param {Page} page
+ */
+export function csvOfRow(page) {
+  const { look, head, view } = page.now;
+  const words = page.run.texts[view === "out" ? page.now.layer.keyText : page.now.layer.queryText];
+  /** @type {(string | number | boolean)[][]} */
   const lines = [["position", "token", "weight", "times_uniform", "allowed"]];
   words.forEach((word, other) => {
     const [i, j] = view === "out" ? [look.token, other] : [other, look.token];
@@ -157,8 +227,14 @@ function csvOfRow(page) {
   return lines.map((line) => `${line.map(field).join(",")}\r\n`).join("");
 }
 
-/** Hands a file to the reader. */
-function save(name, text, type) {
+/**
+ * Hands a file to the reader.
+ *
+ * @param {string} name
+ * @param {string} text
+ * @param {string} type
+ */
+export function save(name, text, type) {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob([text], { type }));
   link.download = name;
@@ -166,4 +242,5 @@ function save(name, text, type) {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
-const written = (svg) => `<?xml version="1.0" encoding="UTF-8"?>\n${new XMLSerializer().serializeToString(svg)}\n`;
+/** @param {SVGSVGElement} svg */
+export const written = (svg) => `<?xml version="1.0" encoding="UTF-8"?>\n${new XMLSerializer().serializeToString(svg)}\n`;

@@ -1,13 +1,24 @@
 // ---- A strip beside a long text: where in it the weight is, and which part of it is in sight.
 
+import { make, penOf } from "../../base/front/dom.js";
+
+/**
+ * @import { Colours } from "../../base/front/theme.js"
+ * @import { Scale } from "./colour.js"
+ * @import { Prose } from "./prose.js"
+ * @import { Shading } from "./types.d.ts"
+ */
+
 const STRIP_WIDE = 14; // CSS pixels wide
 
-class Strip {
+export class Strip {
+  /** @param {Prose} prose */
   constructor(prose) {
     this.prose = prose;
     this.canvas = make("canvas", "strip");
     this.canvas.setAttribute("aria-hidden", "true"); // the keys scroll the text itself
     this.canvas.title = "where in the text the weight is: click to go there";
+    /** @param {PointerEvent} event */
     const go = (event) => {
       const { element } = prose;
       const at = (event.clientY - this.canvas.getBoundingClientRect().top) / this.canvas.clientHeight;
@@ -21,11 +32,16 @@ class Strip {
     this.canvas.addEventListener("pointermove", (event) => event.buttons & 1 && go(event));
   }
 
-  /** The row of the strip at which each token stands. */
+  /**
+   * The row of the strip at which each token stands.
+   *
+   * @param {number} height
+   */
   rows(height) {
     const { sheet, chunks, words, windowed, spans } = this.prose;
     const whole = sheet.offsetHeight;
     const rows = new Uint16Array(words.length);
+    /** @param {number} y */
     const row = (y) => Math.min(height - 1, Math.max(0, Math.floor((y / whole) * height)));
     for (const { from, to, box } of chunks) {
       const [top, tall] = [box.offsetTop, box.offsetHeight];
@@ -37,7 +53,14 @@ class Strip {
     return rows;
   }
 
-  /** `shading`: { weights, fair } where this text is shaded, or null. `marked`: tokens to mark at the edge. */
+  /**
+   * `shading`: { weights, fair } where this text is shaded, or null. `marked`: tokens to mark at the edge.
+   *
+   * @param {Pick<Shading, "weights" | "fair"> | null} shading
+   * @param {Scale} scale
+   * @param {Iterable<number>} marked
+   * @param {Colours} colours
+   */
   draw(shading, scale, marked, colours) {
     const { canvas, prose } = this;
     const { element } = prose;
@@ -48,7 +71,7 @@ class Strip {
     canvas.width = Math.round(STRIP_WIDE * ratio);
     canvas.height = Math.round(element.clientHeight * ratio);
     const { width, height } = canvas;
-    const pen = canvas.getContext("2d");
+    const pen = penOf(canvas);
     const rows = this.rows(height);
     const most = new Float64Array(height); // the largest weight of each row, and the token that has it
     const token = new Int32Array(height).fill(-1);
@@ -59,7 +82,7 @@ class Strip {
     });
     const tall = Math.max(1, Math.round(2 * ratio));
     token.forEach((index, row) => {
-      if (index < 0) return;
+      if (index < 0 || !shading) return;
       const step = scale.step(scale.value(most[row], 1 / shading.fair[index]));
       pen.fillStyle = scale.css(step);
       pen.fillRect(Math.round(3 * ratio), row, width, tall);

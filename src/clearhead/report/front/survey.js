@@ -1,85 +1,113 @@
 // ---- The page of a survey: the heads of a model, by statistics over many texts. No call stands behind it.
 
+import { addressFrom, followAddress, writeAddress } from "../../base/front/address.js";
+import { elementIn, firstIn, make } from "../../base/front/dom.js";
+import { Theme } from "../../base/front/theme.js";
+import { ADDRESS_OF_HEADS, HeadsPane } from "./heads.js";
+import { ALONE, RATIOS, titleOf, valueWords } from "./measures.js";
+import { headName, labelsOf } from "./names.js";
+import { View } from "./view.js";
+
+/** @import { Change, Heads, MeasureFigure, Readers, SurveyFigure, SurveyMeta } from "./types.d.ts" */
+
 /** The view of heads alone: an address has no token. */
 class SurveyView extends View {
   get address() {
-    const parts = new URLSearchParams({ layer: this.layer, head: this.head });
-    for (const name of View.more.keys()) if (this[name] !== null) parts.set(name, this[name]);
-    return `#${parts}`;
+    return addressFrom([["layer", this.layer], ["head", this.head], ...this.added]);
   }
 }
-View.more.set("show", (text) => (["list", "scatter"].includes(text) ? text : null)); // there are no small maps
-View.more.delete("pins");
+
+/** What is read of the address: there are no small maps, and no pins. */
+const { by, against, only } = ADDRESS_OF_HEADS;
+
+/** @type {Readers} */
+const ADDRESS = { by, against, show: (text) => (text === "list" || text === "scatter" ? text : null), only };
 
 /** There is no second call to compare a head with. */
-class HeadPins {
+class NoPins {
   toggle() {}
 
   paint() {}
 }
 
-/** What the panes of the report read of a recording, of the page's data. */
+/**
+ * What the panes of the report read of a recording, of the page's data.
+ *
+ * @param {SurveyMeta} meta
+ * @returns {Heads}
+ */
 function runOf(meta) {
-  for (const { name, share } of meta.measures) {
+  meta.measures.forEach(({ name, share }, number) => {
     if (!share) RATIOS.add(name);
-    if (meta.layers.every(({ heads }) => heads.every(({ measures }) => !measures[number(meta, name)]?.[1]))) ALONE.add(name);
-  }
-  const named = (values) => Object.fromEntries(values.map((value, place) => [meta.measures[place].name, value])
-    .filter(([, value]) => value).map(([name, [value, uniform]]) => [name, [value, uniform ?? 0]]));
+    if (meta.layers.every(({ heads }) => heads.every(({ measures }) => !(measures[number] || [0])[1]))) ALONE.add(name);
+  });
+  /** @param {(SurveyFigure | 0)[]} values */
+  const named = (values) => {
+    /** @type {Record<string, MeasureFigure>} */
+    const found = {};
+    values.forEach((value, place) => {
+      if (value) found[meta.measures[place].name] = [value[0], value[1] ?? 0];
+    });
+    return found;
+  };
   const layers = meta.layers.map((layer) => ({
     ...layer, kind: "self", queries: 1, keys: 1, queryText: 0, keyText: 0,
     heads: layer.heads.map((head) => ({ ...head, measures: named(head.measures) })),
   }));
-  const none = { distinctive: null, leftOut: [], beside: [], texts: [] };
-  return { title: meta.title, measures: meta.measures, layers, first: { layer: 0, head: 0 }, ...none };
+  return { title: meta.title, measures: meta.measures, layers, first: { layer: 0, head: 0 }, distinctive: null, leftOut: [], beside: [] };
 }
 
-const number = (meta, name) => meta.measures.findIndex((measure) => measure.name === name);
-
 class SurveyPage {
+  /**
+   * @param {HTMLElement} host
+   * @param {SurveyMeta} meta
+   * @param {HTMLTemplateElement} template
+   */
   constructor(host, meta, template) {
     this.host = host;
     this.root = host.attachShadow({ mode: "open" });
     this.root.append(template.content.cloneNode(true));
-    this.root.querySelector("[value=maps]").parentElement.remove();
+    firstIn(this.root, "label:has([value=maps])", HTMLElement).remove();
     this.run = runOf(meta);
     this.labels = labelsOf(this.run.layers);
-    this.view = new SurveyView(this.run);
+    this.view = new SurveyView(this.run, ADDRESS);
     this.theme = new Theme(host, () => this.paint());
     this.find("title").textContent = meta.title;
     this.find("where").textContent = meta.said;
-    this.find("theme").addEventListener("click", () => {
-      const other = this.theme.system.matches ? "light" : "dark";
-      this.theme.choose(this.theme.chosen === null ? other : null);
-    });
-    this.pane = new HeadsPane(this);
+    this.find("theme").addEventListener("click", () => this.theme.turn());
+    this.room = 0; // the width that it was painted for
+    /** @type {HeadsPane | null} */
+    this.pane = new HeadsPane(this, NoPins);
     new ResizeObserver(() => this.room !== host.clientWidth && this.paint()).observe(host);
   }
 
-  find(id) {
-    return this.root.getElementById(id);
+  /**
+   * @template {Element} [Kind=HTMLElement]
+   * @param {string} id
+   * @param {new () => Kind} [kind]
+   */
+  find(id, kind) {
+    return elementIn(this.root, id, kind);
   }
 
+  /** @param {string} address */
   go(address) {
     this.view.read(address);
     this.paint();
   }
 
+  /** @param {Change} change */
   choose(change) {
     this.view.change(change);
     this.paint();
-    try {
-      if (this.view.address !== window.location.hash) window.history.replaceState(null, "", this.view.address);
-    } catch {
-      // A page inside another document may not change its address: it works without.
-    }
+    writeAddress(this.view.address, false);
   }
 
   paint() {
     if (!this.pane) return;
     this.room = this.host.clientWidth;
     this.find("theme").textContent = this.theme.dark ? "Light" : "Dark";
-    this.pane.paint(null);
+    this.pane.paint();
     const { layer, head } = this.view;
     this.find("one").textContent = `${headName(this, this.view)} · ${this.run.layers[layer].name}`;
     const { measures } = this.run.layers[layer].heads[head];
@@ -92,9 +120,10 @@ class SurveyPage {
   }
 }
 
-const meta = JSON.parse(document.getElementById("meta").textContent);
-const host = document.getElementById("clearhead");
+/** @type {SurveyMeta} */
+const meta = JSON.parse(elementIn(document, "meta").textContent);
+const host = elementIn(document, "clearhead");
 host.hidden = false;
-const page = new SurveyPage(host, meta, document.getElementById("clearhead-page"));
-window.addEventListener("hashchange", () => window.location.hash !== page.view.address && page.go(window.location.hash));
+const page = new SurveyPage(host, meta, elementIn(document, "clearhead-page", HTMLTemplateElement));
+followAddress((address) => address !== page.view.address && page.go(address));
 page.go(window.location.hash);

@@ -1,25 +1,58 @@
 // ---- Taking tokens of a text: by pointer and by keys, one or several.
 
-/** Listens to the text of a listing, and changes what is chosen on the page. */
-function listenTo(listing, pane) {
+import { closestTo } from "../../base/front/dom.js";
+import { rangesOf } from "./chosen.js";
+import { pairOf } from "./view.js";
+import { mayLook, weightOf } from "./weights.js";
+import { pairName, percent, visible } from "./words.js";
+
+/**
+ * @import { Page } from "./mount.js"
+ * @import { TextPane } from "./text.js"
+ * @import { Listing } from "./types.d.ts"
+ */
+
+/**
+ * Listens to the text of a listing, and changes what is chosen on the page.
+ *
+ * @param {Listing} listing
+ * @param {TextPane} pane
+ */
+export function listenTo(listing, pane) {
   const { page } = pane;
   const { prose } = listing;
   const { element } = prose;
+  /** @param {EventTarget | null} node */
   const at = (node) => {
-    const span = node?.closest?.(".token");
+    const span = closestTo(node, ".token");
     return span && element.contains(span) ? Number(span.dataset.index) : null;
   };
+  /**
+   * @param {number} from
+   * @param {number} to
+   */
   const run = (from, to) => Array.from({ length: Math.abs(to - from) + 1 }, (_, step) => Math.min(from, to) + step);
   const holds = () => listing === pane.holding;
 
+  /**
+   * @param {number} token
+   * @param {number[]} tokens
+   * @param {boolean} step
+   */
   const take = (token, tokens, step) => page.choose({
     view: pane.viewFrom(listing), token, tokens: tokens.length > 1 ? rangesOf(tokens) : null, pair: null,
   }, step);
-  /** Alt: its pair with the chosen token. Shift: all from that to this one. Control: this one too, or no more. */
+  /**
+   * Alt: its pair with the chosen token. Shift: all from that to this one. Control: this one too, or no more.
+   *
+   * @param {number} index
+   * @param {MouseEvent | KeyboardEvent} event
+   * @param {boolean} step
+   */
   const takeWith = (index, event, step) => {
     const { i, j } = pane.previewed(listing, index);
     if (event.altKey && i !== null && j !== null) return void page.choose(pairOf(page.view.view, i, j), step);
-    if (event.shiftKey && holds()) take(page.view.token, run(page.view.token, index), step);
+    if (event.shiftKey && holds()) take(page.view.own, run(page.view.own, index), step);
     else if ((event.ctrlKey || event.metaKey) && holds()) {
       const tokens = new Set(pane.chosen);
       if (tokens.size > 1 && tokens.has(index)) tokens.delete(index);
@@ -28,10 +61,13 @@ function listenTo(listing, pane) {
     } else take(index, [index], step);
   };
 
+  /** @type {number | null} */
   let from = null; // the token where the pointer went down
+  /** @type {number | null} */
   let to = null; // the token to which it was drawn from there
+  /** @param {boolean} on */
   const mark = (on) => {
-    if (to !== null) for (const index of run(from, to)) prose.spans[index]?.classList.toggle("taking", on);
+    if (from !== null && to !== null) for (const index of run(from, to)) prose.spans[index]?.classList.toggle("taking", on);
   };
   element.addEventListener("pointerdown", (event) => {
     const drawn = event.button === 0 && event.pointerType !== "touch" && !event.shiftKey && !event.ctrlKey && !event.metaKey;
@@ -47,14 +83,14 @@ function listenTo(listing, pane) {
       to = over;
       mark(true);
     }
-    if (to !== null || !page.shown) return;
+    if (to !== null || !page.shown?.look) return;
     page.hover(over === null ? null : pane.previewed(listing, over));
     if (event.pointerType !== "touch" && over !== null && over !== listing.over) pane.rest(listing, over);
     listing.over = over;
     if (over !== null) prose.spans[over].title = spokenOf(page, listing, pane, over);
   });
   element.addEventListener("pointerup", () => {
-    if (to === null) return;
+    if (from === null || to === null) return;
     mark(false);
     const [first, last] = [from, to];
     from = null;
@@ -68,7 +104,7 @@ function listenTo(listing, pane) {
   element.addEventListener("pointerleave", () => {
     listing.over = null;
     page.hover(null);
-    if (page.shown) pane.rest(null, null);
+    if (page.shown?.look) pane.rest(null, null);
   });
   element.addEventListener("click", (event) => {
     const index = at(event.target);
@@ -90,9 +126,16 @@ function listenTo(listing, pane) {
   });
 }
 
-/** What a token under the pointer is said to be: the weight of its pair, and how it was spelled. */
+/**
+ * What a token under the pointer is said to be: the weight of its pair, and how it was spelled.
+ *
+ * @param {Page} page
+ * @param {Listing} listing
+ * @param {TextPane} pane
+ * @param {number} index
+ */
 function spokenOf(page, listing, pane, index) {
-  const { head, names } = page.shown;
+  const { head, names } = page.now;
   const { i, j } = pane.previewed(listing, index);
   const original = listing.prose.originals[index];
   const spelled = original === undefined ? "" : `spelled “${visible(original)}”`;

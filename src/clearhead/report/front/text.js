@@ -1,25 +1,59 @@
 // ---- The text itself: choose tokens in it, see what they look at shaded.
 
+import { draw, make } from "../../base/front/dom.js";
+import { grouped } from "../../base/front/numbers.js";
+import { drawArcs } from "./arcs.js";
+import { chosenOf, meanLook, oneLook, rangesOf } from "./chosen.js";
+import { Find } from "./find.js";
+import { Prose } from "./prose.js";
+import { Strip } from "./strip.js";
+import { listenTo } from "./take.js";
+import { oneText } from "./view.js";
+import { countsOf } from "./weights.js";
+import { nameOf, pairName, percent } from "./words.js";
+
+/**
+ * @import { Page } from "./mount.js"
+ * @import { Direction, Layer, Listing, Look, Pair, Readers, Shading, Shown, Sketch } from "./types.d.ts"
+ */
+
+const SWITCHES = /** @type {const} */ (["arcs", "spelling"]);
 const REST = 250; // milliseconds that a pointer rests on a token before its own look is shown
 
-View.more.set("arcs", (text) => (text === "1" ? "1" : null));
-View.more.set("spelling", (text) => (text === "1" ? "1" : null));
+/** @satisfies {Readers} what this pane reads of the address */
+export const ADDRESS_OF_TEXT = {
+  arcs: (text) => (text === "1" ? "1" : null),
+  spelling: (text) => (text === "1" ? "1" : null),
+};
 
-class TextPane {
+export class TextPane {
+  /** @param {Page} page */
   constructor(page) {
     this.page = page;
     this.holds = ""; // which texts the pane holds now
+    /** @type {Listing[]} */
     this.listings = []; // one for a text that looks at itself, two (query, key) for cross attention
-    this.shading = null; // what is shaded: { view, tokens, weights, fair, strongest }
+    /** @type {Shading | null} what is shaded */
+    this.shading = null;
+    /** @type {Set<number>} */
     this.chosen = new Set();
+    /** @type {HTMLElement[]} */
     this.passing = []; // spans that are outlined because a pointer is on them
     this.revealed = "";
+    this.painted = ""; // what is chosen, as it was last painted
+    this.previewing = false; // whether what is shaded is shown in passing
+    this.width = 0;
+    this.turn = 0;
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    this.resting = undefined;
+    this.arcs = draw("svg", { class: "arcs", "aria-hidden": "true" });
     this.finder = new Find(page, this);
-    for (const name of ["arcs", "spelling"]) {
+    for (const name of SWITCHES) {
       page.find(name).addEventListener("click", () => page.choose({ [name]: page.view[name] ? null : "1" }));
     }
   }
 
+  /** @param {Layer} layer */
   build(layer) {
     const { page } = this;
     const single = oneText(layer);
@@ -28,7 +62,8 @@ class TextPane {
     this.holds = wanted;
     this.shading = null;
     const cross = layer.kind === "cross";
-    this.listings = single
+    /** @type {Pick<Listing, "side" | "text" | "title">[]} for a text that looks at itself one, for cross attention two */
+    const listings = single
       ? [{ side: "both", text: layer.queryText, title: "text" }]
       : [
         { side: "query", text: layer.queryText, title: cross ? "decoder text (looks)" : "text that looks (queries)" },
@@ -36,21 +71,21 @@ class TextPane {
       ];
     const box = page.find("texts");
     box.replaceChildren();
-    for (const listing of this.listings) {
-      const { side, text, title } = listing;
+    this.listings = listings.map(({ side, text, title }) => {
       if (!single) box.append(make("h3", "", title));
-      listing.prose = new Prose(page.texts[text], title, (span, index) => this.dress(listing, span, index), {
+      const prose = new Prose(page.texts[text], title, (span, index) => this.shading && this.dress(listing, span, index), {
         answer: side === "key" ? null : layer.answer ?? null,
         originals: page.run.originals?.[text] ?? {},
       });
-      listing.strip = new Strip(listing.prose);
-      listing.prose.moved = () => this.drawOver();
+      /** @type {Listing} */
+      const listing = { side, text, title, prose, strip: new Strip(prose), over: null };
+      prose.moved = () => this.drawOver();
       listenTo(listing, this);
       const reader = make("div", "reader");
-      reader.append(listing.prose.element, listing.strip.canvas);
+      reader.append(prose.element, listing.strip.canvas);
       box.append(reader);
-    }
-    this.arcs = draw("svg", { class: "arcs", "aria-hidden": "true" });
+      return listing;
+    });
     box.append(this.arcs);
     const unknown = this.listings.some(({ prose }) => Object.keys(prose.originals).length > 0);
     page.find("spelling").hidden = !unknown;
@@ -59,22 +94,36 @@ class TextPane {
   /** The listing that holds the chosen tokens. */
   get holding() {
     const out = this.page.view.view === "out";
-    return this.listings.find(({ side }) => side === "both" || (side === "query") === out);
+    const found = this.listings.find(({ side }) => side === "both" || (side === "query") === out);
+    if (!found) throw new Error("no text is shown yet");
+    return found;
   }
 
+  /** @param {"query" | "key"} side */
   proseOf(side) {
-    return this.listings.find((one) => one.side === "both" || one.side === side).prose;
+    const found = this.listings.find((one) => one.side === "both" || one.side === side);
+    if (!found) throw new Error("no text is shown yet");
+    return found.prose;
   }
 
-  /** Is what is shaded in this listing? */
+  /**
+   * Is what is shaded in this listing?
+   *
+   * @param {Listing} given
+   */
   isShaded({ side }) {
-    return side === "both" || (side === "query") !== (this.shading.view === "out");
+    return side === "both" || (side === "query") !== (this.shading?.view === "out");
   }
 
+  /**
+   * @param {Listing} listing
+   * @param {HTMLElement} span
+   * @param {number} index
+   */
   dress(listing, span, index) {
     const { shading, page, chosen } = this;
     if (!shading) return;
-    const { scale, pair } = page.shown;
+    const { scale, pair } = page.now;
     const holds = listing === this.holding;
     const shaded = this.isShaded(listing) && shading.weights[index] > shading.fair[index];
     const step = shaded ? scale.step(scale.value(shading.weights[index], 1 / shading.fair[index])) : 0;
@@ -102,18 +151,23 @@ class TextPane {
     if (!shading) return;
     for (const listing of this.listings) {
       const marked = listing === this.holding ? this.chosen : [];
-      listing.strip.draw(this.isShaded(listing) ? shading : null, page.shown.scale, marked, page.theme.colours);
+      listing.strip.draw(this.isShaded(listing) ? shading : null, page.now.scale, marked, page.theme.colours);
     }
     const pairs = page.view.arcs ? shading.strongest : [];
     drawArcs(this.arcs, pairs, shading.view, (side) => this.proseOf(side));
   }
 
-  /** The words, not shaded yet. */
+  /**
+   * The words, not shaded yet.
+   *
+   * @param {Sketch} given
+   */
   sketch({ layer }) {
     this.build(layer);
-    this.holding.prose.reveal(this.page.view.token);
+    this.holding.prose.reveal(this.page.view.own);
   }
 
+  /** @param {Shown} shown */
   paint(shown) {
     const { page } = this;
     const { look, pair, layer } = shown;
@@ -122,7 +176,7 @@ class TextPane {
     const tokens = chosenOf(page.view);
     this.chosen = new Set(tokens);
     const { holding } = this;
-    for (const name of ["arcs", "spelling"]) page.find(name).setAttribute("aria-pressed", String(page.view[name] !== null));
+    for (const name of SWITCHES) page.find(name).setAttribute("aria-pressed", String(page.view[name] !== null));
     for (const { prose } of this.listings) {
       prose.element.classList.toggle("spaced", page.view.arcs !== null);
       prose.respell(page.view.spelling !== null);
@@ -135,7 +189,7 @@ class TextPane {
     const same = this.previewing && what === this.painted; // only the room has changed: what is shown in passing stays
     if (what !== this.painted) clearTimeout(this.resting);
     this.painted = what;
-    if (same) this.show(this.shading.view, this.shading.tokens, null, true);
+    if (same && this.shading) this.show(this.shading.view, this.shading.tokens, null, true);
     else this.show(look.view, tokens, look);
     const width = this.arcs.clientWidth;
     if (width !== this.width) for (const { prose } of this.listings) prose.resized();
@@ -145,14 +199,20 @@ class TextPane {
     this.revealed = wanted;
   }
 
-  /** Shades what some tokens look at, or what looks at them. `look`: of one of them, where it is known. */
+  /**
+   * Shades what some tokens look at, or what looks at them. `look`: of one of them, where it is known.
+   *
+   * @param {Direction} view
+   * @param {number[]} tokens
+   * @param {Look | null} [look]
+   * @param {boolean} [preview]
+   */
   async show(view, tokens, look = null, preview = false) {
-    const { head } = this.page.shown;
-    const turn = (this.turn ?? 0) + 1;
-    this.turn = turn;
+    const { head } = this.page.now;
+    const turn = ++this.turn;
     const found = look !== null && tokens.length === 1 ? oneLook(look)
       : await meanLook(head, view, tokens, () => turn === this.turn);
-    if (found === null || turn !== this.turn || head !== this.page.shown.head) return;
+    if (found === null || turn !== this.turn || head !== this.page.now.head) return;
     this.shading = { view, tokens, ...found };
     this.previewing = preview;
     this.dressAll();
@@ -160,11 +220,14 @@ class TextPane {
     this.page.find("texts").dataset.shaded = rangesOf(tokens);
   }
 
+  /** @param {boolean} preview */
   say(preview) {
     const { page, shading, chosen } = this;
-    const { names, head, layer } = page.shown;
+    if (!shading) return;
+    const { names, head, layer } = page.now;
     const { tokens, view } = shading;
     const out = view === "out";
+    /** @param {number} index */
     const nameAt = (index) => `“${nameOf(names[out ? 0 : 1], index)}”`;
     const who = tokens.length === 1 ? nameAt(tokens[0]) : `${grouped(tokens.length)} tokens`;
     const mean = tokens.length > 1 ? `${out ? "look" : "are looked at"}, on average` : "";
@@ -188,11 +251,16 @@ class TextPane {
     if (!preview) page.find("prose-said").textContent = chosen.size > 1 ? `${chosen.size} tokens chosen` : "";
   }
 
-  /** Shows what a token under the pointer looks at, when the pointer rests there; null: what is chosen again. */
+  /**
+   * Shows what a token under the pointer looks at, when the pointer rests there; null: what is chosen again.
+   *
+   * @param {Listing | null} listing
+   * @param {number | null} index
+   */
   rest(listing, index) {
     clearTimeout(this.resting);
     const show = () => {
-      const { look } = this.page.shown;
+      const { look } = this.page.now;
       const tokens = [...this.chosen];
       const back = index === null || (listing === this.holding && this.chosen.has(index));
       if (!back) this.show(this.viewFrom(listing), [index], null, true);
@@ -201,20 +269,33 @@ class TextPane {
     this.resting = setTimeout(show, index === null ? 0 : REST);
   }
 
-  /** The direction in which a token of a listing is looked from. */
+  /**
+   * The direction in which a token of a listing is looked from.
+   *
+   * @param {Listing | null} listing
+   * @returns {Direction}
+   */
   viewFrom(listing) {
-    return { query: "out", key: "in", both: this.page.view.view }[listing?.side ?? "both"];
+    const side = listing?.side ?? "both";
+    return side === "both" ? this.page.view.view : side === "query" ? "out" : "in";
   }
 
-  /** The pair that a token under the pointer names: with the chosen token where that is on the other side. */
+  /**
+   * The pair that a token under the pointer names: with the chosen token where that is on the other side.
+   *
+   * @param {Listing} given
+   * @param {number} index
+   * @returns {Pair}
+   */
   previewed({ side }, index) {
-    const { view, look } = this.page.shown;
+    const { view, look } = this.page.now;
     const out = view === "out";
     const other = side === "both" || (side === "query") !== out;
     if (!other) return out ? { i: index, j: null } : { i: null, j: index };
     return out ? { i: look.token, j: index } : { i: index, j: look.token };
   }
 
+  /** @param {Pair | null} pair */
   hover(pair) {
     for (const span of this.passing) span.classList.remove("passing");
     this.passing = [];

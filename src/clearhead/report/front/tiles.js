@@ -1,7 +1,19 @@
 // ---- The weights of a rectangle of pairs, pooled. Pure: it runs in the worker and, where there is none, on the page.
 
-/** The weights of query i on keys `from` to `to`, all inside its span; -1 where it may not look. */
-function weightsOf(head, i, from, to, into) {
+import { breathe, countsOf, mayLook, onlySpans, scoresOf } from "./weights.js";
+
+/** @import { Afar, TileRequest, Weighed } from "./types.d.ts" */
+
+/**
+ * The weights of query i on keys `from` to `to`, all inside its span; -1 where it may not look.
+ *
+ * @param {Weighed} head
+ * @param {number} i
+ * @param {number} from
+ * @param {number} to
+ * @param {Float64Array} into
+ */
+export function weightsOf(head, i, from, to, into) {
   const total = head.logsumexp[i];
   const plain = onlySpans(head);
   scoresOf(head, i, from, to, into);
@@ -10,8 +22,14 @@ function weightsOf(head, i, from, to, into) {
   }
 }
 
-/** Gives way to other work when it has run for `most` ms: true, or the promise of whether to go on. */
-function slices(most, wanted) {
+/**
+ * Gives way to other work when it has run for `most` ms: true, or the promise of whether to go on.
+ *
+ * @param {number} most
+ * @param {() => boolean} wanted
+ * @returns {() => true | Promise<boolean>}
+ */
+export function slices(most, wanted) {
   let since = performance.now();
   return () => {
     if (performance.now() - since < most) return true;
@@ -26,8 +44,13 @@ function slices(most, wanted) {
  * The promise of rows × columns numbers, of `perRow` queries by `perColumn` keys each, from query i and key j on: the
  * largest weight of the pairs, or their mean, 0 for those that are not allowed; with `relative` each weight times the
  * number of keys that its query sees. -1 where no pair is allowed, NaN where a weight is none; null when it is not wanted any more.
+ *
+ * @param {Weighed} head
+ * @param {TileRequest} given
+ * @param {() => boolean | Promise<boolean>} pause
+ * @returns {Promise<Float32Array | null>}
  */
-async function tileOf(head, { i, j, rows, columns, perRow, perColumn, mean, relative }, pause) {
+export async function tileOf(head, { i, j, rows, columns, perRow, perColumn, mean, relative }, pause) {
   const cells = new Float32Array(rows * columns).fill(-1);
   const sums = mean ? new Float64Array(rows * columns) : null;
   const right = Math.min(head.keys, j + columns * perColumn);
@@ -45,7 +68,7 @@ async function tileOf(head, { i, j, rows, columns, perRow, perColumn, mean, rela
       if (weights[at] < 0) continue;
       const value = weights[at] * factor;
       const cell = base + (perColumn === 1 ? key : Math.floor(key / perColumn));
-      if (mean) {
+      if (sums) {
         sums[cell] += value;
         cells[cell] = 0; // some pair is allowed
       } else if (!(value <= cells[cell]) && cells[cell] === cells[cell]) cells[cell] = value;
@@ -53,7 +76,7 @@ async function tileOf(head, { i, j, rows, columns, perRow, perColumn, mean, rela
     const go = pause();
     if (go !== true && !(await go)) return null;
   }
-  if (!mean) return cells;
+  if (!sums) return cells;
   return cells.map((none, cell) => {
     if (none < 0) return none;
     const tall = Math.min(perRow, head.queries - i - Math.floor(cell / columns) * perRow);
@@ -61,8 +84,14 @@ async function tileOf(head, { i, j, rows, columns, perRow, perColumn, mean, rela
   });
 }
 
-/** The weight of a pair, its rank in the row of its query, and how many keys that sees: as [weight, rank, seen]. */
-function placeInRow(head, i, j) {
+/**
+ * The weight of a pair, its rank in the row of its query, and how many keys that sees: as [weight, rank, seen].
+ *
+ * @param {Weighed} head
+ * @param {number} i
+ * @param {number} j
+ */
+export function placeInRow(head, i, j) {
   const from = head.start[i];
   const row = new Float64Array(Math.max(0, head.stop[i] - from));
   weightsOf(head, i, from, head.stop[i], row);
@@ -76,6 +105,7 @@ function placeInRow(head, i, j) {
   return Float64Array.of(weight, rank, seen);
 }
 
+/** @type {Float64Array | null} */
 let codeTable = null;
 
 /** The weight that each code of a pyramid stands for; -1 for no pair allowed. See `codes.py`. */
@@ -88,13 +118,26 @@ function weightsOfCodes() {
 /**
  * The same as `tileOf`, from the head's pyramid, whose cells are no larger: all cells that one of these overlaps, so
  * that no maximum is lost. `relative` takes the middle query's number of keys for all of a cell.
+ *
+ * @param {Afar} head
+ * @param {TileRequest} given
  */
-function tileFromPyramid(head, { i, j, rows, columns, perRow, perColumn, mean, relative }) {
+export function tileFromPyramid(head, { i, j, rows, columns, perRow, perColumn, mean, relative }) {
   const { pyramid } = head;
+  if (!pyramid) throw new Error("this head has no map from afar");
   const codes = mean ? pyramid.mean : pyramid.max;
   const weights = weightsOfCodes();
   const counts = countsOf(head);
   const cells = new Float32Array(rows * columns).fill(-1);
+  /**
+   * @param {number} first
+   * @param {number} count
+   * @param {number} per
+   * @param {number} length
+   * @param {number} step
+   * @param {number} all
+   * @returns {[number, number][]}
+   */
   const spans = (first, count, per, length, step, all) => Array.from({ length: count }, (_, at) => {
     const from = first + at * per;
     return [Math.floor(from / step), Math.min(all, Math.ceil(Math.min(length, from + per) / step))];

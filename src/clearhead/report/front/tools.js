@@ -1,5 +1,11 @@
 // ---- Theme, size for a talk, what can be saved, print, and the list of keys.
 
+import { closestTo, firstIn, make, onKey, withModifier } from "../../base/front/dom.js";
+import { captionOf, csvOfRow, save, svgOfMap, svgOfText, written } from "./saved.js";
+import { SCALES } from "./view.js";
+
+/** @import { Page } from "./mount.js" */
+
 const KEYS = [
   ["arrow keys", "move among heads, tokens or pairs, wherever the focus is"],
   ["Enter", "chooses"],
@@ -14,14 +20,16 @@ const KEYS = [
   ["?", "this list"],
 ];
 
-class ToolsPane {
+export class ToolsPane {
+  /** @param {Page} page */
   constructor(page) {
     this.page = page;
     const { root, host } = page;
-    this.help = page.find("help");
-    this.menu = page.find("save");
+    this.help = page.find("help", HTMLDialogElement);
+    this.menu = page.find("save", HTMLDetailsElement);
     const table = page.find("key-list");
     for (const [key, does] of KEYS) table.append(make("dt", "", key), make("dd", "", does));
+    /** @type {Record<string, () => void>} */
     this.does = {
       t: () => this.turnTheme(),
       l: () => this.enlarge(),
@@ -32,24 +40,25 @@ class ToolsPane {
     page.find("theme").addEventListener("click", this.does.t);
     page.find("present").addEventListener("click", this.does.l);
     page.find("help-button").addEventListener("click", this.does["?"]);
-    page.find("print").addEventListener("click", () => host.ownerDocument.defaultView.print());
+    page.find("print").addEventListener("click", () => window.print());
     this.help.addEventListener("click", (event) => event.target === this.help && this.help.close());
-    root.addEventListener("keydown", (event) => this.key(event));
-    root.addEventListener("pointerdown", (event) => { this.menu.open &&= this.menu.contains(event.target); });
+    onKey(root, (event) => this.key(event));
+    root.addEventListener("pointerdown", ({ target }) => { this.menu.open &&= target instanceof Node && this.menu.contains(target); });
     this.menu.addEventListener("click", (event) => {
-      const what = event.target.dataset?.save;
+      const what = closestTo(event.target, "[data-save]")?.dataset.save;
       if (what) this.save(what);
     });
     this.menu.addEventListener("keydown", (event) => {
       if (event.key !== "Escape" || !this.menu.open) return;
       this.menu.open = false;
-      this.menu.querySelector("summary").focus();
+      firstIn(this.menu, "summary", HTMLElement).focus();
     });
   }
 
+  /** @param {KeyboardEvent} event */
   key(event) {
-    const field = event.target.closest?.("input:not([type=radio]), select, textarea, dialog");
-    if (field || event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented || !this.page.shown) return;
+    const field = closestTo(event.target, "input:not([type=radio]), select, textarea, dialog");
+    if (field || withModifier(event) || event.defaultPrevented || !this.page.shown) return;
     const does = this.does[event.key];
     if (!does) return;
     event.preventDefault();
@@ -57,9 +66,7 @@ class ToolsPane {
   }
 
   turnTheme() {
-    const { theme } = this.page;
-    const other = theme.system.matches ? "light" : "dark";
-    theme.choose(theme.chosen === null ? other : null);
+    this.page.theme.turn();
     this.paint();
   }
 
@@ -74,12 +81,14 @@ class ToolsPane {
   paint() {
     const { theme, host } = this.page;
     this.page.find("theme").textContent = theme.dark ? "Light" : "Dark";
-    this.page.find("present").setAttribute("aria-pressed", host.hasAttribute("data-large"));
+    this.page.find("present").setAttribute("aria-pressed", String(host.hasAttribute("data-large")));
   }
 
+  /** @param {string} what */
   async save(what) {
     const { page } = this;
     const name = `${page.run.title} L${page.view.layer} H${page.view.head}`.replace(/[^\p{L}\p{N} ._-]/gu, "_").slice(0, 80);
+    /** @type {Record<string, () => void>} */
     const makes = {
       map: () => save(`${name} map.svg`, written(svgOfMap(page, page.view.zoom?.split(".").map(Number))), "image/svg+xml"),
       text: () => save(`${name} text.svg`, written(svgOfText(page)), "image/svg+xml"),

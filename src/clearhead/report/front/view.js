@@ -1,48 +1,77 @@
 // ---- What is chosen on the page, and the address that holds it: a link and Back restore all of it.
 
-const SCALES = ["uniform", "log", "linear"];
+import { addressFrom, numberIn, partsOf } from "../../base/front/address.js";
+import { inText, placesAcross } from "./difference.js";
+import { isSecond } from "./names.js";
 
-/** A number of a link, or null where it is none that exists. */
-function numberIn(text, count) {
-  const value = /^\d+$/.test(text ?? "") ? Number(text) : NaN;
-  return value < count ? value : null;
-}
+/** @import { Change, Direction, Heads, LayerOfHeads, More, Reader, Readers } from "./types.d.ts" */
+
+export const SCALES = ["uniform", "log", "linear"];
 
 /**
  * `layer` and `head`; `view`, "out": what a query looks at, or "in": what looks at a key; `token`, that query or key;
- * `pair`, the other token, or null for the strongest; `scale`, of the colours. Panes add what they need: a name in
- * `View.more` with the function that reads it from the address.
+ * `pair`, the other token, or null for the strongest; `scale`, of the colours. `more`: what panes add, each name with the
+ * function that reads it from the address.
  */
-class View {
-  static more = new Map();
-
-  constructor(run) {
+export class View {
+  /**
+   * @param {Heads} run
+   * @param {Readers} more
+   */
+  constructor(run, more) {
     this.run = run;
+    this.more = /** @type {[More, Reader][]} */ (Object.entries(more));
+    this.layer = 0;
+    this.head = 0;
+    /** @type {Direction} */
+    this.view = "out";
+    this.scale = SCALES[0];
+    /** @type {number | null} */
+    this.token = null;
+    /** @type {number | null} */
+    this.pair = null;
+    const none = /** @type {string | null} */ (null); // what panes add: the address does not name it
+    this.by = this.against = this.show = this.only = this.pins = this.tokens = this.arcs = this.spelling = none;
+    this.zoom = this.pool = this.a = this.b = this.lines = none;
     this.read("");
   }
 
-  /** Takes what the address names, such as `layer=2&head=9&token=80&pair=3&view=in&scale=linear`. */
+  /**
+   * Takes what the address names, such as `layer=2&head=9&token=80&pair=3&view=in&scale=linear`.
+   *
+   * @param {string} address
+   */
   read(address) {
-    const parts = new URLSearchParams(address.replace(/^#/, ""));
+    const parts = partsOf(address);
     const { layers, first } = this.run;
     this.layer = numberIn(parts.get("layer"), layers.length) ?? first.layer;
     const named = parts.has("layer") || parts.has("head");
     this.head = numberIn(parts.get("head"), layers[this.layer].heads.length) ?? (named ? 0 : first.head);
     this.view = parts.get("view") === "in" ? "in" : "out";
-    this.scale = SCALES.includes(parts.get("scale")) ? parts.get("scale") : SCALES[0];
+    this.scale = SCALES.find((scale) => scale === parts.get("scale")) ?? SCALES[0];
     const [own, other] = this.lengths;
     this.token = numberIn(parts.get("token"), own);
     this.pair = numberIn(parts.get("pair"), other);
-    for (const [name, readOne] of View.more) this[name] = readOne(parts.get(name), this.run);
+    for (const [name, readOne] of this.more) this[name] = readOne(parts.get(name), this.run);
   }
 
   get address() {
-    const parts = new URLSearchParams({ layer: this.layer, head: this.head, token: this.token });
-    if (this.pair !== null) parts.set("pair", this.pair);
-    if (this.view === "in") parts.set("view", "in");
-    if (this.scale !== SCALES[0]) parts.set("scale", this.scale);
-    for (const name of View.more.keys()) if (this[name] !== null) parts.set(name, this[name]);
-    return `#${parts}`;
+    return addressFrom([
+      ["layer", this.layer], ["head", this.head], ["token", this.token], ["pair", this.pair],
+      ["view", this.view === "in" ? "in" : null], ["scale", this.scale === SCALES[0] ? null : this.scale],
+      ...this.added,
+    ]);
+  }
+
+  /** @returns {[string, string | null][]} */
+  get added() {
+    return this.more.map(([name]) => [name, this[name]]);
+  }
+
+  /** The token that is chosen: the page chooses one where the address names none. */
+  get own() {
+    if (this.token === null) throw new Error("no token is chosen yet");
+    return this.token;
   }
 
   /** How many tokens there are on the side of `token`, and on the other. */
@@ -51,7 +80,11 @@ class View {
     return this.view === "out" ? [queries, keys] : [keys, queries];
   }
 
-  /** Changes some of it. What does not fit what is new is forgotten. */
+  /**
+   * Changes some of it. What does not fit what is new is forgotten.
+   *
+   * @param {Change} change
+   */
   change(change) {
     const before = this.run.layers[this.layer];
     const { view, token } = this;
@@ -64,7 +97,7 @@ class View {
     const turned = this.view !== view;
     const [own, other] = this.lengths;
     if (!sameTexts && change.zoom === undefined) this.zoom = null;
-    if (change.pair === undefined && (turned || !sameTexts || this.pair >= other)) this.pair = null;
+    if (change.pair === undefined && (turned || !sameTexts || (this.pair ?? -1) >= other)) this.pair = null;
     const otherText = turned && !oneText(after); // its tokens are counted anew
     if (change.token === undefined && (!sameTexts || otherText)) {
       this.token = turned ? null : tokenBeside(this.run, before, after, token);
@@ -74,15 +107,34 @@ class View {
   }
 }
 
-/** Does one text look at itself, so that one reading serves both sides? */
-const oneText = (layer) => layer.kind === "self" && layer.queryText === layer.keyText;
+/**
+ * Does one text look at itself, so that one reading serves both sides?
+ *
+ * @param {LayerOfHeads} layer
+ */
+export const oneText = (layer) => layer.kind === "self" && layer.queryText === layer.keyText;
 
-/** The same token in the text of the other recording; null where it has not that, and in texts that do not correspond. */
+/**
+ * The same token in the text of the other recording; null where it has not that, and in texts that do not correspond.
+ *
+ * @param {Heads} run
+ * @param {LayerOfHeads} before
+ * @param {LayerOfHeads} after
+ * @param {number | null} token
+ */
 function tokenBeside(run, before, after, token) {
-  const corresponds = token !== null && isSecond(before) !== isSecond(after) && oneText(before) && oneText(after);
-  const at = corresponds ? inText(placesAcross(run, before.queryText, after.queryText), token) : -1;
+  const corresponds = isSecond(before) !== isSecond(after) && oneText(before) && oneText(after);
+  if (token === null || !corresponds) return null;
+  const at = inText(placesAcross(run, before.queryText, after.queryText), token);
   return at < 0 ? null : at;
 }
 
-/** The change of a view that makes query i and key j the pair looked at. */
-const pairOf = (view, i, j) => (view === "out" ? { token: i, pair: j } : { token: j, pair: i });
+/**
+ * The change of a view that makes query i and key j the pair looked at.
+ *
+ * @param {Direction} view
+ * @param {number} i
+ * @param {number} j
+ * @returns {{ token: number, pair: number }}
+ */
+export const pairOf = (view, i, j) => (view === "out" ? { token: i, pair: j } : { token: j, pair: i });

@@ -1,24 +1,56 @@
 // ---- The formula. Numbers are float64 here, as in NumPy; only colours are rounded further.
 
+/** @import { Direction, Head, Look, Scored, Tiles, Weighed } from "./types.d.ts" */
+
 /** How a feature of a query meets that of a key. */
 const PHIS = {
+  /**
+   * @param {number} a
+   * @param {number} b
+   */
   mul: (a, b) => a * b,
+  /**
+   * @param {number} a
+   * @param {number} b
+   */
   tanh_add: (a, b) => Math.tanh(a + b),
+  /**
+   * @param {number} a
+   * @param {number} b
+   */
   sq_diff: (a, b) => (a - b) * (a - b),
 };
 
-/** What feature d adds to the product of query i and key j: every score is made of these. */
-function term(head, i, j, d) {
-  const { features, weight } = head;
-  const value = PHIS[head.phi](head.query[i * features + d], head.key[j * features + d]);
+/**
+ * What feature d adds to the product of query i and key j: every score is made of these.
+ *
+ * @param {Scored} head
+ * @param {number} i
+ * @param {number} j
+ * @param {number} d
+ */
+export function term(head, i, j, d) {
+  const { features, weight, phi } = head;
+  if (!phi) throw new Error("this score is no sum of terms");
+  const value = PHIS[phi](head.query[i * features + d], head.key[j * features + d]);
   return weight ? weight[d] * value : value;
 }
 
-/** Is the score a plain product of query and key, before its scale? */
+/**
+ * Is the score a plain product of query and key, before its scale?
+ *
+ * @param {Scored} head
+ */
 const isProduct = (head) => !head.scores && !head.weight && head.phi === "mul";
 
-/** The sum of the terms; of a score that has none, the score that was given. */
-function dot(head, i, j) {
+/**
+ * The sum of the terms; of a score that has none, the score that was given.
+ *
+ * @param {Scored} head
+ * @param {number} i
+ * @param {number} j
+ */
+export function dot(head, i, j) {
   const { features } = head;
   if (head.scores) return head.scores[i * head.keys + j];
   let sum = 0;
@@ -29,15 +61,27 @@ function dot(head, i, j) {
   return sum;
 }
 
-/** The entry of tiles that holds pair (i, j), or -1 where its tile is not kept: it is zeros. */
+/**
+ * The entry of tiles that holds pair (i, j), or -1 where its tile is not kept: it is zeros.
+ *
+ * @param {Tiles} tiles
+ * @param {number} i
+ * @param {number} j
+ */
 function placeIn(tiles, i, j) {
   const { side } = tiles;
   const tile = tiles.places[Math.floor(i / side) * tiles.across + Math.floor(j / side)];
   return tile < 0 ? -1 : (tile * side + (i % side)) * side + (j % side);
 }
 
-/** What is added to the score of a pair after the softcap; −∞ hides the pair. */
-function biasOf(head, i, j) {
+/**
+ * What is added to the score of a pair after the softcap; −∞ hides the pair.
+ *
+ * @param {Scored} head
+ * @param {number} i
+ * @param {number} j
+ */
+export function biasOf(head, i, j) {
   let bias = 0;
   if (head.relative) bias += head.relative[j - i + head.queries - 1];
   if (head.dense) {
@@ -51,19 +95,38 @@ function biasOf(head, i, j) {
   return bias;
 }
 
+/** @param {Scored} head */
 const hasBias = (head) => Boolean(head.relative || head.dense || head.tiles);
 
-/** The score of a pair from its product: scaled, then capped, then with its bias. */
+/**
+ * The score of a pair from its product: scaled, then capped, then with its bias.
+ *
+ * @param {Scored} head
+ * @param {number} product
+ * @param {number} i
+ * @param {number} j
+ */
 function scoreFrom(head, product, i, j) {
   let score = product * head.scale;
   if (head.softcap !== null) score = head.softcap * Math.tanh(score / head.softcap);
   return hasBias(head) ? score + biasOf(head, i, j) : score;
 }
 
-const scoreOf = (head, i, j) => scoreFrom(head, dot(head, i, j), i, j);
+/**
+ * @param {Scored} head
+ * @param {number} i
+ * @param {number} j
+ */
+export const scoreOf = (head, i, j) => scoreFrom(head, dot(head, i, j), i, j);
 
-/** May query i see key j? Inside its span, and in no hole of it. */
-function mayLook(head, i, j) {
+/**
+ * May query i see key j? Inside its span, and in no hole of it.
+ *
+ * @param {Scored} head
+ * @param {number} i
+ * @param {number} j
+ */
+export function mayLook(head, i, j) {
   if (j < head.start[i] || j >= head.stop[i]) return false;
   if (head.holes) {
     const place = placeIn(head.holes, i, j);
@@ -72,15 +135,32 @@ function mayLook(head, i, j) {
   return !hasBias(head) || biasOf(head, i, j) !== -Infinity;
 }
 
-/** Whether spans alone say who may see whom. */
-const onlySpans = (head) => !head.holes && !hasBias(head);
+/**
+ * Whether spans alone say who may see whom.
+ *
+ * @param {Scored} head
+ */
+export const onlySpans = (head) => !head.holes && !hasBias(head);
 
-function weightOf(head, i, j) {
+/**
+ * @param {Weighed} head
+ * @param {number} i
+ * @param {number} j
+ */
+export function weightOf(head, i, j) {
   const total = head.logsumexp[i];
   return total === -Infinity || !mayLook(head, i, j) ? 0 : Math.exp(scoreOf(head, i, j) - total);
 }
 
-/** The products of query i with keys `from` to `to`: four at a time, none waits for the sum of another. */
+/**
+ * The products of query i with keys `from` to `to`: four at a time, none waits for the sum of another.
+ *
+ * @param {Scored} head
+ * @param {number} i
+ * @param {number} from
+ * @param {number} to
+ * @param {Float64Array} into
+ */
 function productsOf(head, i, from, to, into) {
   const { query, key, features } = head;
   const first = i * features;
@@ -110,23 +190,38 @@ function productsOf(head, i, from, to, into) {
   for (; j < to; j++) into[j - from] = dot(head, i, j);
 }
 
-/** The scores of query i on keys `from` to `to`, whether it may look at them or not. */
-function scoresOf(head, i, from, to, into) {
+/**
+ * The scores of query i on keys `from` to `to`, whether it may look at them or not.
+ *
+ * @param {Scored} head
+ * @param {number} i
+ * @param {number} from
+ * @param {number} to
+ * @param {Float64Array} into
+ */
+export function scoresOf(head, i, from, to, into) {
   const product = isProduct(head);
   if (product) productsOf(head, i, from, to, into);
   for (let j = from; j < to; j++) into[j - from] = scoreFrom(head, product ? into[j - from] : dot(head, i, j), i, j);
 }
 
-/** The share of a query's softmax that goes to its head's sink; 0 without one, and where it sees nothing. */
-function sinkShareOf(head, i) {
+/**
+ * The share of a query's softmax that goes to its head's sink; 0 without one, and where it sees nothing.
+ *
+ * @param {Pick<Weighed, "sink" | "logsumexp">} head
+ * @param {number} i
+ */
+export function sinkShareOf(head, i) {
   return head.sink === null || head.logsumexp[i] === -Infinity ? 0 : Math.exp(head.sink - head.logsumexp[i]);
 }
 
 /**
  * Of all rows: `logsumexp` of keys and sink; `entropy`, and `distance` in positions, of the weights divided by their sum;
  * `received`, the sum of these over the queries. The page computes them where the head is small.
+ *
+ * @param {Scored & Pick<Head, "sink"> & Pick<Head, "kind" | "position">} head
  */
-function rowsOf(head) {
+export function rowsOf(head) {
   const { queries, keys, sink } = head;
   const placed = head.position !== null && head.kind === "self";
   const logsumexp = new Float64Array(queries).fill(-Infinity);
@@ -153,7 +248,7 @@ function rowsOf(head) {
       const weight = Math.exp(score - own);
       received[j] += weight;
       entropy[i] += weight * (own - score);
-      if (placed) distance[i] += weight * Math.abs(i + head.position - j);
+      if (distance) distance[i] += weight * Math.abs(i + (head.position ?? 0) - j);
     }
     logsumexp[i] = sink === null ? own
       : Math.max(own, sink) + Math.log1p(Math.exp(-Math.abs(own - sink)));
@@ -161,26 +256,53 @@ function rowsOf(head) {
   return { logsumexp, entropy, received, distance };
 }
 
-/** How many keys each query may see; the most of any query, and whether it is the same for all that see something. */
-function countsOf(head) {
+/**
+ * How many keys each query may see; the most of any query, and whether it is the same for all that see something.
+ *
+ * @param {Pick<Weighed, "counts" | "mostKeys" | "alike">} head
+ */
+export function countsOf(head) {
   if (head.mostKeys === undefined) {
-    head.mostKeys = head.counts.reduce((most, count) => Math.max(most, count), 1);
-    head.alike = head.counts.every((count) => count === 0 || count === head.mostKeys);
+    const counts = Array.from(head.counts);
+    const most = counts.reduce((found, count) => Math.max(found, count), 1);
+    head.mostKeys = most;
+    head.alike = counts.every((count) => count === 0 || count === most);
   }
   return head.counts;
 }
 
-/** What query i would give each key if it looked at all it may see alike. */
-const equalShare = (head, i) => 1 / countsOf(head)[i];
+/**
+ * The most keys that a query may see.
+ *
+ * @param {Pick<Weighed, "counts" | "mostKeys" | "alike">} head
+ */
+export function mostKeysOf(head) {
+  countsOf(head);
+  return head.mostKeys ?? 1;
+}
+
+/**
+ * What query i would give each key if it looked at all it may see alike.
+ *
+ * @param {Weighed} head
+ * @param {number} i
+ */
+export const equalShare = (head, i) => 1 / countsOf(head)[i];
 
 /**
  * All weights of one token: of a query on the keys (view "out"), or of the queries on a key ("in").
  * `allowed` lists the others that may be looked at, `ranked` the same, strongest first: sorted when it is asked for.
+ *
+ * @param {Head} head
+ * @param {Direction} view
+ * @param {number} token
+ * @returns {Look}
  */
-function lookOf(head, view, token) {
+export function lookOf(head, view, token) {
   const out = view === "out";
   const length = out ? head.keys : head.queries;
   const weights = new Float64Array(length);
+  /** @type {number[]} */
   const allowed = [];
   let sum = 0;
   for (let other = 0; other < length; other++) {
@@ -200,18 +322,27 @@ function lookOf(head, view, token) {
   };
 }
 
-/** The entropy of a query's weights in nats; of those divided by their sum, where a sink takes a share. */
-function entropyOf(look) {
+/**
+ * The entropy of a query's weights in nats; of those divided by their sum, where a sink takes a share.
+ *
+ * @param {Look} look
+ */
+export function entropyOf(look) {
   if (look.sum === 0) return look.head.entropy[look.token]; // the sink takes all but what is too little for a number
   const shares = look.ranked.map((other) => look.weights[other] / look.sum);
   return shares.reduce((sum, share) => (share > 0 ? sum - share * Math.log(share) : sum + 0 * share), 0);
 }
 
-/** The rank of `other` among the allowed: 1 is the strongest, equals share the better rank. */
-function rankOf(look, other) {
+/**
+ * The rank of `other` among the allowed: 1 is the strongest, equals share the better rank.
+ *
+ * @param {Pick<Look, "weights" | "allowed">} look
+ * @param {number} other
+ */
+export function rankOf(look, other) {
   const weight = look.weights[other];
   return 1 + look.allowed.reduce((above, each) => above + (look.weights[each] > weight ? 1 : 0), 0);
 }
 
 /** Time for other work: input, painting. */
-const breathe = () => new Promise((resolve) => { setTimeout(resolve, 0); });
+export const breathe = () => new Promise((resolve) => { setTimeout(resolve, 0); });

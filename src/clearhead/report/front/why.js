@@ -2,44 +2,87 @@
 //
 // Python gives the names, the formulas and the code of the steps (`why` of a layer); the numbers are this row's.
 
-steps.setMostTerms(3);
-const LONG = 2048; // keys of a row that is computed only when the page is at rest
+import { make } from "../../base/front/dom.js";
+import { read } from "../../base/front/language.js";
+import { everyIndex, number, placeOf, sizeOf } from "../../base/front/numbers.js";
+import { nodeOf } from "../../base/front/operations.js";
+import { leaf, plainText, setMostTerms } from "../../base/front/terms.js";
+import { biasOf, countsOf, dot, mayLook } from "./weights.js";
 
-/** An array as a node: `sizes` are its axes. */
-const nodeOver = (name, values, sizes, text = steps.number) => ({
+/**
+ * @import { Computed } from "../../base/front/types.d.ts"
+ * @import { Run } from "./data.js"
+ * @import { Found, Head, WhyStep } from "./types.d.ts"
+ */
+
+setMostTerms(3);
+export const LONG = 2048; // keys of a row that is computed only when the page is at rest
+
+/**
+ * An array as a node: `sizes` are its axes.
+ *
+ * @param {string} name
+ * @param {ArrayLike<number>} values
+ * @param {number[]} sizes
+ * @param {(value: number) => string} [text]
+ * @returns {Computed}
+ */
+const nodeOver = (name, values, sizes, text = number) => ({
   axes: sizes.map((n) => ({ n, more: 0 })),
-  at: (index) => values[steps.placeOf(index, sizes)],
-  term: (index) => steps.leaf(text(values[steps.placeOf(index, sizes)]), { step: name, index: [...index] }),
+  at: (index) => values[placeOf(index, sizes)],
+  term: (index) => leaf(text(values[placeOf(index, sizes)]), { step: name, index: [...index] }),
 });
 
-/** What is given for query i: every array has the axes (B, H, Lq, …) of the explanation, here of size 1. */
+/**
+ * What is given for query i: every array has the axes (B, H, Lq, …) of the explanation, here of size 1.
+ *
+ * @param {Head} head
+ * @param {number} i
+ * @returns {Record<string, () => Computed>}
+ */
 function givenOf(head, i) {
   const { features, keys } = head;
+  /** @param {(j: number) => number} value */
   const row = (value) => Float64Array.from({ length: keys }, (_, j) => value(j));
   return {
     query: () => nodeOver("query", head.query.subarray(i * features, (i + 1) * features), [1, 1, 1, features]),
     key: () => nodeOver("key", head.key, [1, 1, keys, features]),
-    weight: () => nodeOver("weight", head.weight, [features]),
+    weight: () => nodeOver("weight", head.weight ?? [], [features]),
     bias: () => nodeOver("bias", row((j) => {
       const bias = biasOf(head, i, j);
       return bias === -Infinity ? 0 : bias; // −∞ is what the mask hides
     }), [1, 1, 1, keys]),
     mask: () => nodeOver("mask", row((j) => Number(mayLook(head, i, j))), [1, 1, 1, keys], (x) => (x ? "True" : "False")),
-    sink: () => nodeOver("sink", [head.sink], [1, 1, 1, 1]),
+    sink: () => nodeOver("sink", [head.sink ?? 0], [1, 1, 1, 1]),
   };
 }
 
-/** The numbers of a step, which later steps read. `first`: the first that is computed, the sum of the terms of each key. */
+/**
+ * The numbers of a step, which later steps read. `first`: the first that is computed, the sum of the terms of each key.
+ *
+ * @param {Head} head
+ * @param {number} i
+ * @param {Computed} made
+ * @param {number[]} sizes
+ * @param {boolean} first
+ */
 function numbersOf(head, i, made, sizes, first) {
-  const values = new Float64Array(steps.sizeOf(sizes));
+  const values = new Float64Array(sizeOf(sizes));
   if (first) return values.map((_, j) => dot(head, i, j));
   let place = 0;
-  steps.everyIndex(sizes, (index) => { values[place++] = made.at(index); });
+  everyIndex(sizes, (index) => { values[place++] = made.at(index); });
   return values;
 }
 
-/** The steps of row i, by name: each with its formula, its numbers, and its terms written out. */
-function whyOf(head, i, run) {
+/**
+ * The steps of row i, by name: each with its formula, its numbers, and its terms written out.
+ *
+ * @param {Head} head
+ * @param {number} i
+ * @param {Run} run
+ * @returns {Map<string, WhyStep>}
+ */
+export function whyOf(head, i, run) {
   if (head.why?.row === i) return head.why.steps;
   const given = givenOf(head, i);
   const found = new Map();
@@ -47,35 +90,49 @@ function whyOf(head, i, run) {
   const blind = countsOf(head)[i] === 0 ? run.steps[head.layer.whyBlind] : [];
   for (const { name, formula, code } of blind.length ? blind : ordinary) {
     if (!code) {
-      found.set(name, { name, formula, node: given[name]() });
+      found.set(name, { name, formula, node: given[name](), found: null });
       continue;
     }
-    const made = steps.nodeOf(steps.read(code).tree, found);
+    const made = nodeOf(read(code).tree, found);
     const sizes = made.axes.map((axis) => axis.n);
-    const numbers = numbersOf(head, i, made, sizes, ![...found.values()].some((step) => step.made));
-    found.set(name, { name, formula, made, sizes, numbers, node: nodeOver(name, numbers, sizes) });
+    const numbers = numbersOf(head, i, made, sizes, ![...found.values()].some((step) => step.found));
+    found.set(name, { name, formula, node: nodeOver(name, numbers, sizes), found: { made, sizes, numbers } });
   }
   head.why = { row: i, steps: found };
   return found;
 }
 
-/** The number of a computed step for key j: of a step with one number a row, that. */
-function numberAt(step, j) {
+/**
+ * The number of a computed step for key j: of a step with one number a row, that.
+ *
+ * @param {Found} step
+ * @param {number} j
+ */
+export function numberAt(step, j) {
   const index = step.sizes.map((n, axis) => (axis === 3 && n > 1 ? j : 0));
-  return { value: step.numbers[steps.placeOf(index, step.sizes)], made: steps.plainText(step.made.term(index).pieces) };
+  return { value: step.numbers[placeOf(index, step.sizes)], made: plainText(step.made.term(index).pieces) };
 }
 
-/** Each step that leads to the weight of a pair, with its number and what it is made of. */
-function paintWhy(head, i, j, run, target) {
-  const rows = [...whyOf(head, i, run).values()].filter((step) => step.made).map((step) => {
-    const { value, made } = numberAt(step, j);
+/**
+ * Each step that leads to the weight of a pair, with its number and what it is made of.
+ *
+ * @param {Head} head
+ * @param {number} i
+ * @param {number} j
+ * @param {Run} run
+ * @param {HTMLElement} target
+ */
+export function paintWhy(head, i, j, run, target) {
+  const rows = [...whyOf(head, i, run).values()].flatMap((step) => {
+    if (!step.found) return [];
+    const { value, made } = numberAt(step.found, j);
     const row = make("tr");
     const heading = make("th");
     heading.scope = "row";
     heading.append(make("span", "formula", step.formula), make("span", "made", `= ${made}`));
-    row.append(heading, make("td", "", steps.number(value)));
+    row.append(heading, make("td", "", number(value)));
     row.dataset.step = step.name;
-    return row;
+    return [row];
   });
   target.replaceChildren(...rows);
 }

@@ -1,5 +1,10 @@
 // ---- A report in a notebook: the same panes, with data that the kernel sends a block at a time.
 
+import { messageSource, Run } from "./data.js";
+import { mount, templateOf } from "./mount.js";
+
+/** @import { Said, WidgetModel } from "./types.d.ts" */
+
 const PATIENCE = 10; // seconds without an answer until it is said
 
 /** The theme of the notebook around: JupyterLab and Visual Studio Code say it on the body. Null: as the system. */
@@ -7,17 +12,27 @@ function themeAround() {
   const { jpThemeLight } = document.body.dataset;
   if (jpThemeLight !== undefined) return jpThemeLight === "true" ? "light" : "dark";
   const found = /vscode-(light|dark)/.exec(document.body.className);
-  return found ? found[1] : null;
+  return found ? (found[1] === "light" ? "light" : "dark") : null;
 }
 
-/** Asks the kernel for blocks. `say` is told what the reader should know, or "" when that is over. */
+/**
+ * Asks the kernel for blocks. `say` is told what the reader should know, or "" when that is over.
+ *
+ * @param {WidgetModel} model
+ * @param {(text: string) => void} say
+ */
 function messages(model, say) {
   const waiting = new Map();
+  /**
+   * @param {Said} said
+   * @param {DataView<ArrayBuffer>[]} buffers
+   */
   const found = (said, buffers) => {
     waiting.get(said.block)?.({ said, bytes: buffers[0] });
     waiting.delete(said.block);
   };
   model.on("msg:custom", found);
+  /** @param {number} block */
   const ask = async (block) => {
     const answer = new Promise((resolve) => { waiting.set(block, resolve); });
     const timer = setTimeout(() => say("The kernel does not answer: it is busy, or it has ended. seen.view() without " +
@@ -32,10 +47,15 @@ function messages(model, say) {
   return { ask, close: () => model.off("msg:custom", found) };
 }
 
-/** What `anywidget` calls for each place where the widget is shown; it calls what is returned when one is gone. */
+/**
+ * What `anywidget` calls for each place where the widget is shown; it calls what is returned when one is gone.
+ *
+ * @param {{ model: WidgetModel, el: HTMLElement }} given
+ */
 function render({ model, el }) {
   const host = document.createElement("div");
   const notice = document.createElement("p");
+  /** @param {string} text */
   const say = (text) => {
     notice.textContent = text;
     notice.hidden = !text;
@@ -46,10 +66,8 @@ function render({ model, el }) {
   host.dataset.lmSuppressShortcuts = "true"; // else the report's keys are the notebook's too: b adds a cell
   host.style.cssText = `height: ${model.get("height")}px; min-height: 0; overflow: auto`;
   el.append(notice, host);
-  const template = document.createElement("template");
-  template.innerHTML = MARKUP;
   const channel = messages(model, say);
-  const page = mount(host, new Run(messageSource(JSON.parse(model.get("meta")), channel.ask)), template);
+  const page = mount(host, new Run(messageSource(JSON.parse(model.get("meta")), channel.ask)), templateOf(MARKUP));
   page.find("print").hidden = true; // it would print the notebook
   page.onaddress = (address) => {
     model.set("address", address);
@@ -70,4 +88,4 @@ function render({ model, el }) {
   };
 }
 
-return { render };
+export default { render };

@@ -1,20 +1,30 @@
 // ---- Tokens and numbers as a person reads them. Strings only: they reach the page as text.
 
+import { grouped } from "../../base/front/numbers.js";
+import { onlyByteNames, onlyBytes, special, textsOfBytes } from "./bytes.js";
+
+/** @import { Names, Word } from "./types.d.ts" */
+
+/** @type {Record<string, string>} */
 const visibleSigns = { " ": "␣", "\n": "⏎", "\r": "␍", "\t": "⇥", "\u00a0": "⍽" };
 
 // Controls, marks that reorder text, and signs with no shape. Joiners inside emoji and words stay.
 const unseenSigns = /[\p{Cc}\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/gu;
 const shapeless = /^[\s\p{Cf}\p{Mn}\p{Cc}\ufe00-\ufe0f]+$/u;
-const special = /^(\[[A-Z]+\d*\]|<\/?[a-z_]+\d*>|<\|[^|]*\|>)$/;
 const closing = /^[.,;:!?،؛؟۔、。)\]}%’”'…-]+$/u;
 const opening = /^[([{$#“‘'-]+$/u;
 const inWord = /^[\p{L}\p{M}\p{N}⟩][\p{L}\p{M}\p{N}⟨]/u; // two signs with a word going on between them
 const unspaced = /\p{Script=Han}|\p{Script=Hiragana}|\p{Script=Katakana}|\p{Script=Thai}/u;
 
-const codePoint = (sign) => `⟨U+${sign.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`;
+/** @param {string} sign */
+const codePoint = (sign) => `⟨U+${(sign.codePointAt(0) ?? 0).toString(16).toUpperCase().padStart(4, "0")}⟩`;
 
-/** Text in which nothing is invisible: white space alone or at line ends, and controls, get a sign. */
-function visible(text) {
+/**
+ * Text in which nothing is invisible: white space alone or at line ends, and controls, get a sign.
+ *
+ * @param {string} text
+ */
+export function visible(text) {
   if (/^[!-~]+$/.test(text)) return text; // most tokens: a text of a hundred thousand is read at once
   if (text === "") return "∅";
   if (shapeless.test(text)) return Array.from(text, (sign) => visibleSigns[sign] || codePoint(sign)).join("");
@@ -23,7 +33,11 @@ function visible(text) {
     .replace(unseenSigns, codePoint);
 }
 
-/** How a tokenizer marks words, told from its tokens. Ġ: it writes bytes. */
+/**
+ * How a tokenizer marks words, told from its tokens. Ġ: it writes bytes.
+ *
+ * @param {string[]} tokens
+ */
 function markingOf(tokens) {
   if (tokens.some((token) => token.startsWith("Ġ")) || onlyBytes(tokens)) return "Ġ";
   if (tokens.some((token) => token.startsWith("▁"))) return "▁";
@@ -31,7 +45,13 @@ function markingOf(tokens) {
   return "words"; // with ## for a word's later pieces
 }
 
-/** One token read: what it says, its name, whether a space comes before it, whether it goes on with the word before. */
+/**
+ * One token read: what it says, its name, whether a space comes before it, whether it goes on with the word before.
+ *
+ * @param {string} token
+ * @param {string} marking
+ * @param {string} [before]
+ */
 function readToken(token, marking, before = ".") {
   if (marking !== "words") {
     const text = token.replaceAll(marking, " ");
@@ -49,29 +69,37 @@ function readToken(token, marking, before = ".") {
  * A text as the page shows it. `prose`: a token in running text; `label`: by itself; `gap`: a space comes before it;
  * `joined`: it goes on with the word before; `ends`: a line ends after it; `plain`: nothing in it is replaced by a sign;
  * `repeated`: its label needs its position to be told apart.
+ *
+ * @param {string[]} tokens
+ * @returns {Word[]}
  */
-function readText(tokens) {
+export function readText(tokens) {
   const marking = markingOf(tokens);
   const texts = marking === "Ġ" || marking === "▁" ? textsOfBytes(tokens, marking) : tokens;
   const read = texts.map((text, index) => {
     const one = readToken(text, marking, texts[index - 1]);
-    one.special = special.test(text);
-    one.prose = onlyByteNames.test(text) ? "▫" : visible(one.raw);
-    one.plain = one.prose === one.raw && !one.special;
-    one.ends = one.raw.includes("\n");
-    one.joined &&= !one.special && !special.test(texts[index - 1] ?? "[]");
-    return one;
+    const own = special.test(text);
+    const prose = onlyByteNames.test(text) ? "▫" : visible(one.raw);
+    const joined = one.joined && !own && !special.test(texts[index - 1] ?? "[]");
+    return {
+      ...one, joined, special: own, prose, plain: prose === one.raw && !own, ends: one.raw.includes("\n"), repeated: false,
+    };
   });
+  /** @type {Map<string, number>} */
   const times = new Map();
-  for (const { label } of read) times.set(label, (times.get(label) || 0) + 1);
-  for (const one of read) one.repeated = times.get(one.label) > 1;
+  for (const { label } of read) times.set(label, (times.get(label) ?? 0) + 1);
+  for (const one of read) one.repeated = (times.get(one.label) ?? 0) > 1;
   return read;
 }
 
 const rightToLeft = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff\u{10800}-\u{10fff}\u{1e800}-\u{1efff}]/u;
 
-/** The direction of a text: that of most of its letters, special tokens aside. */
-function directionOf(words) {
+/**
+ * The direction of a text: that of most of its letters, special tokens aside.
+ *
+ * @param {Word[]} words
+ */
+export function directionOf(words) {
   if (!words.some(({ prose }) => rightToLeft.test(prose))) return "ltr";
   let surplus = 0;
   for (const { prose, plain } of words) {
@@ -81,20 +109,33 @@ function directionOf(words) {
   return surplus > 0 ? "rtl" : "ltr";
 }
 
-const shortened = (text, most) => {
+/**
+ * @param {string} text
+ * @param {number} most
+ */
+export const shortened = (text, most) => {
   const signs = Array.from(text);
   return signs.length > most ? `${signs.slice(0, most - 1).join("")}…` : text;
 };
 
-/** A token's name in a sentence, fenced so that its writing direction stays its own. `other`: what another text has there. */
-function nameOf(words, index) {
+/**
+ * A token's name in a sentence, fenced so that its writing direction stays its own. `other`: what another text has there.
+ *
+ * @param {Word[]} words
+ * @param {number} index
+ */
+export function nameOf(words, index) {
   const { label, repeated, other } = words[index];
   const names = [label, ...(other === undefined ? [] : [other])].map((name) => `\u2068${shortened(name, 24)}\u2069`);
   return `${names.join(" / ")}${repeated ? ` (${index})` : ""}`;
 }
 
-/** A weight in percent, to what the eye can use: 53.1%, 3.6%, 0.83%, 0.0012%, < 0.00001%. */
-function percent(weight) {
+/**
+ * A weight in percent, to what the eye can use: 53.1%, 3.6%, 0.83%, 0.0012%, < 0.00001%.
+ *
+ * @param {number} weight
+ */
+export function percent(weight) {
   const value = 100 * weight;
   if (Number.isNaN(value)) return "not a number";
   if (value === 0) return "0%";
@@ -102,48 +143,32 @@ function percent(weight) {
   return value >= 1e-5 ? `${Number(value.toPrecision(2))}%` : "< 0.00001%";
 }
 
-const signed = (value, digits) => value.toFixed(digits).replace("-", "−");
+/**
+ * @param {number} value
+ * @param {number} digits
+ */
+export const signed = (value, digits) => value.toFixed(digits).replace("-", "−");
 
-/** A ratio: 4.3 ×, 0.012 ×, 120 ×, < 0.001 ×. */
-const times = (ratio) => ratio > 0 && ratio < 0.001 ? "< 0.001 ×" : `${ratio >= 100 ? Math.round(ratio) : Number(ratio.toPrecision(2))} ×`;
-
-const { grouped } = steps;
+/**
+ * A ratio: 4.3 ×, 0.012 ×, 120 ×, < 0.001 ×.
+ *
+ * @param {number} ratio
+ */
+export const times = (ratio) => ratio > 0 && ratio < 0.001 ? "< 0.001 ×" : `${ratio >= 100 ? Math.round(ratio) : Number(ratio.toPrecision(2))} ×`;
 
 const plurals = { query: "queries", key: "keys", head: "heads" };
-const plural = (count, noun) => `${grouped(count)} ${count === 1 ? noun : plurals[noun]}`;
 
-/** "A → B", the query first. `names`: the words of the queries, and of the keys. */
-const pairName = (names, i, j) => `${nameOf(names[0], i)} → ${nameOf(names[1], j)}`;
+/**
+ * @param {number} count
+ * @param {"query" | "key" | "head"} noun
+ */
+export const plural = (count, noun) => `${grouped(count)} ${count === 1 ? noun : plurals[noun]}`;
 
-/** Scrolls `element` into sight within its own box; the page itself stays where it is. */
-function revealIn(box, element) {
-  const outer = box.getBoundingClientRect();
-  const inner = element.getBoundingClientRect();
-  if (inner.top < outer.top || inner.bottom > outer.bottom) {
-    box.scrollTop += inner.top - outer.top - outer.height / 2;
-  }
-}
-
-/** An element with a class and text: the one way in which words get onto the page. */
-function make(tag, className, text) {
-  const element = document.createElement(tag);
-  if (className) element.className = className;
-  if (text !== undefined) element.textContent = text;
-  return element;
-}
-
-/** A bar that is filled to so many hundredths of its width. */
-function barOf(share, className) {
-  const bar = make("span", "bar");
-  bar.append(make("span", className));
-  bar.firstChild.style.width = `${share}%`;
-  return bar;
-}
-
-/** An element of SVG with attributes and text. */
-function draw(tag, attributes, text) {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  if (text !== undefined) element.textContent = text;
-  return element;
-}
+/**
+ * "A → B", the query first. `names`: the words of the queries, and of the keys.
+ *
+ * @param {Names} names
+ * @param {number} i
+ * @param {number} j
+ */
+export const pairName = (names, i, j) => `${nameOf(names[0], i)} → ${nameOf(names[1], j)}`;

@@ -1,5 +1,7 @@
 // ---- Gestures on the map: wheel, drag, pinch, double click and keys become zooming, moving, pointing and choosing.
 
+/** @import { Moves, Point } from "./types.d.ts" */
+
 const NOTCH = 100; // of a wheel, for one step
 const STILL = 5; // CSS pixels that a pointer may move in a click
 
@@ -8,31 +10,47 @@ const STILL = 5; // CSS pixels that a pointer may move in a click
  * `scaleTo(pixels, point)`; `drag(x, y)` by so many pixels, `point(point)` or null, `choose(point)`, `free()` whether there is room to zoom in a direction.
  * Points are CSS pixels from the corner of the element.
  */
-class Gestures {
+export class Gestures {
+  /**
+   * @param {HTMLElement} element
+   * @param {Moves} does
+   */
   constructor(element, does) {
     this.element = element;
     this.does = does;
+    /** @type {Map<number, Point>} */
     this.pointers = new Map();
     this.turned = 0;
     this.moved = false;
-    const on = (name, listener, options) => element.addEventListener(name, listener, options);
-    on("wheel", (event) => this.wheel(event), { passive: false });
-    on("pointerdown", (event) => this.press(event));
-    on("pointermove", (event) => this.move(event));
-    for (const name of ["pointerup", "pointercancel"]) on(name, (event) => this.release(event));
-    on("pointerleave", () => does.point(null));
-    on("click", (event) => this.moved || does.choose(this.pointOf(event)));
-    on("dblclick", (event) => does.zoomTo(event.shiftKey ? 0.5 : 2, this.pointOf(event)));
+    /** @type {Point} where the last finger went down */
+    this.start = [0, 0];
+    this.pinched = 1; // the scale over how far two fingers were apart
+    element.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
+    element.addEventListener("pointerdown", (event) => this.press(event));
+    element.addEventListener("pointermove", (event) => this.move(event));
+    element.addEventListener("pointerup", (event) => this.release(event));
+    element.addEventListener("pointercancel", (event) => this.release(event));
+    element.addEventListener("pointerleave", () => does.point(null));
+    element.addEventListener("click", (event) => this.moved || does.choose(this.pointOf(event)));
+    element.addEventListener("dblclick", (event) => does.zoomTo(event.shiftKey ? 0.5 : 2, this.pointOf(event)));
   }
 
+  /**
+   * @param {{ clientX: number, clientY: number }} given
+   * @returns {Point}
+   */
   pointOf({ clientX, clientY }) {
     const box = this.element.getBoundingClientRect();
     return [clientX - box.left, clientY - box.top];
   }
 
-  /** With Ctrl, which pinching a touch pad sets too, or when the map has the focus; else the page scrolls. */
+  /**
+   * With Ctrl, which pinching a touch pad sets too, or when the map has the focus; else the page scrolls.
+   *
+   * @param {WheelEvent} event
+   */
   wheel(event) {
-    const focused = this.element.getRootNode().activeElement === this.element;
+    const focused = this.element.matches(":focus");
     if (!event.ctrlKey && !event.metaKey && !focused) return;
     const pixels = event.deltaY * (event.deltaMode === 1 ? 33 : event.deltaMode === 2 ? NOTCH : 1);
     const fine = event.ctrlKey && Math.abs(pixels) < 40 ? 6 : 1; // a pinch on a touch pad turns little
@@ -46,6 +64,7 @@ class Gestures {
     this.does.zoom(-steps, this.pointOf(event));
   }
 
+  /** @param {PointerEvent} event */
   press(event) {
     if (event.button > 0) return;
     if (this.pointers.size === 0) this.moved = false;
@@ -68,6 +87,7 @@ class Gestures {
     return [0, 1].map((side) => all.reduce((sum, each) => sum + each[side], 0) / all.length);
   }
 
+  /** @param {PointerEvent} event */
   move(event) {
     const { pointers } = this;
     if (!pointers.has(event.pointerId)) {
@@ -89,6 +109,7 @@ class Gestures {
     this.does.scaleTo(this.pinched * this.spread(), this.pointOf({ clientX, clientY }));
   }
 
+  /** @param {PointerEvent} event */
   release(event) {
     this.pointers.delete(event.pointerId);
   }

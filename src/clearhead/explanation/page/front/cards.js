@@ -1,52 +1,68 @@
 // ---- One card a computed step, with the tables it is made of; inputs that stand together share a card.
 
-const cards = []; // {part, steps, element, views: null until it is first shown}
+import { everyIn, firstIn, make } from "../../../base/front/dom.js";
+import { namesIn } from "../../../base/front/language.js";
+import { addressOf, choice, choose } from "./choice.js";
+import { byId } from "./data.js";
+import { formulaNow, isStale, parts, stepOf, whyNow } from "./steps.js";
+import { axisKey, tableOfStep } from "./tables.js";
 
-for (const part of data.parts) {
-  for (const step of part.steps.map((one) => steps.get(one.name))) {
+/** @import { Card, Part, Step, TableView } from "./types.d.ts" */
+
+/** @type {Card[]} */
+export const cards = [];
+
+for (const part of parts) {
+  for (const step of part.steps) {
     const last = cards.at(-1);
     if (step.given && last?.part === part && last.steps[0].given) last.steps.push(step);
-    else cards.push({ part, steps: [step], element: null, views: null });
+    else cards.push({ part, steps: [step], element: make("section", "card"), link: make("a"), views: null });
   }
 }
 
-const cardOf = (step) => cards.findIndex((card) => card.steps.includes(step));
-const everythingShown = () => document.documentElement.dataset.view === "all";
+/** @param {Step} step */
+export const cardOf = (step) => cards.findIndex((card) => card.steps.includes(step));
+export const everythingShown = () => document.documentElement.dataset.view === "all";
 const visibleCards = () => cards.filter((card) => card.views && !card.element.hidden);
-const visibleViews = () => visibleCards().flatMap((card) => card.views.filter((view) => !(view.operand && everythingShown())));
+export const visibleViews = () => visibleCards().flatMap((card) => (card.views ?? []).filter((view) => !(view.operand && everythingShown())));
 
-/** The name under which the chosen entry of an axis is kept; an axis of the same name twice has two. */
-function axisKey(step, axis) {
-  const name = step.axes[axis];
-  const before = step.axes.slice(0, axis).filter((other) => other === name).length;
-  return before ? `${name}${before + 1}` : name;
-}
-
-/** The index of the chosen number of a step. */
-const chosenIndex = (step) =>
+/**
+ * The index of the chosen number of a step.
+ *
+ * @param {Step} step
+ */
+export const chosenIndex = (step) =>
   step.axes.map((_, axis) => Math.min(choice.at[axisKey(step, axis)] ?? 0, step.sizes[axis] - 1));
 
+/** @param {Card} card */
 function buildCard(card) {
   const { element: box, part, steps: own } = card;
-  card.views = [];
+  /** @type {TableView[]} */
+  const views = [];
+  card.views = views;
+  /**
+   * @param {HTMLElement} parent
+   * @param {Step} step
+   * @param {boolean} operand
+   */
   const add = (parent, step, operand) => {
     const view = tableOfStep(step, operand);
     view.paint();
-    card.views.push(view);
+    views.push(view);
     parent.append(view.figure);
     return view;
   };
-  const row = element("div", own[0].given ? "inputs" : "");
+  const row = make("div", own[0].given ? "inputs" : "");
   for (const step of own) {
-    const column = element("div", "column");
-    const text = element("div", "text");
-    text.append(element("p", "formula"), element("p", "why"));
-    const line = element("div", "tables");
+    const column = make("div", "column");
+    const text = make("div", "text");
+    text.append(make("p", "formula"), make("p", "why"));
+    const line = make("div", "tables");
     const operands = step.tree ? namesIn(step.tree).filter((name) => name !== step.name) : [];
-    for (const name of operands) add(line, steps.get(name), true);
-    const result = element("div", "result");
+    for (const name of operands) add(line, stepOf(name), true);
+    const result = make("div", "result");
     if (operands.length) {
-      const arrow = element("span", "arrow operand", "→");
+      const arrow = make("span", "arrow operand", "→");
       arrow.setAttribute("aria-hidden", "true");
       result.append(arrow);
     }
@@ -57,57 +73,65 @@ function buildCard(card) {
   }
   box.append(row);
   if (part.drawn && part.steps[0].name === own[0].name) {
-    const drawn = element("pre", "drawn", part.drawn);
+    const drawn = make("pre", "drawn", part.drawn);
     drawn.tabIndex = 0;
     drawn.setAttribute("aria-label", "The axes of each array");
     box.append(drawn);
   }
 }
 
-/** A formula with its indices below: Σ_d as Σ and a small d. */
-const typeset = (formula) => formula.split(/(?<=Σ|max)_([a-z])/).map((text, n) => (n % 2 ? element("sub", "", text) : text));
+/**
+ * A formula with its indices below: Σ_d as Σ and a small d.
+ *
+ * @param {string} formula
+ */
+const typeset = (formula) => formula.split(/(?<=Σ|max)_([a-z])/).map((text, n) => (n % 2 ? make("sub", "", text) : text));
 
+/** @param {Card} card */
 function paintCard(card) {
   if (!card.views) buildCard(card);
   else card.views.forEach((view) => view.paint());
-  for (const view of card.views) view.figure.classList.toggle("stale", isStale(view.step));
+  for (const view of card.views ?? []) view.figure.classList.toggle("stale", isStale(view.step));
   card.steps.forEach((step, n) => {
     const text = card.element.querySelectorAll(".text")[n];
-    const formula = text.querySelector(".formula");
-    formula.replaceChildren(...typeset(formulaNow(step) || step.name), element("span", "shape", step.shape || "one number"));
-    text.querySelector(".why").textContent = (step.aside ? "For comparison. " : "") + whyNow(step);
+    const formula = firstIn(text, ".formula", HTMLElement);
+    formula.replaceChildren(...typeset(formulaNow(step) || step.name), make("span", "shape", step.shape || "one number"));
+    firstIn(text, ".why", HTMLElement).textContent = (step.aside ? "For comparison. " : "") + whyNow(step);
   });
 }
 
-function makeCards() {
+export function makeCards() {
   const box = byId("cards");
   const list = byId("steps");
+  /** @type {Part | null} */
   let part = null;
+  let group = make("ol");
   cards.forEach((card, n) => {
-    card.element = element("section", "card");
     card.element.id = `card-${n}`;
     if (card.part !== part) {
       part = card.part;
-      const group = element("li");
-      group.append(element("span", "quiet", part.title.split(":")[0]), element("ol"));
-      list.append(group);
+      group = make("ol");
+      const own = make("li");
+      own.append(make("span", "quiet", part.title.split(":")[0]), group);
+      list.append(own);
     }
-    const heading = element("h2", "", part.title);
+    const heading = make("h2", "", part.title);
     heading.tabIndex = -1;
     card.element.append(heading);
     card.element.setAttribute("aria-label", `${part.title}: ${card.steps.map((step) => step.name).join(", ")}`);
     box.append(card.element);
-    const item = element("li");
-    card.link = element("a", card.steps[0].aside ? "aside" : "", card.steps.map((step) => step.name).join(", "));
+    const item = make("li");
+    card.link.className = card.steps[0].aside ? "aside" : "";
+    card.link.textContent = card.steps.map((step) => step.name).join(", ");
     card.link.href = addressOf({ ...choice, step: card.steps[0].name });
     item.append(card.link);
-    list.lastChild.lastChild.append(item);
+    group.append(item);
   });
 }
 
 /** Shows the chosen card, or all of them with the chosen one marked. */
-function showCards() {
-  const chosen = cardOf(steps.get(choice.step));
+export function showCards() {
+  const chosen = cardOf(stepOf(choice.step));
   cards.forEach((card, n) => {
     card.element.hidden = n !== chosen && !everythingShown();
     card.element.classList.toggle("chosen", n === chosen);
@@ -119,6 +143,20 @@ function showCards() {
   const { link } = cards[chosen];
   list.scrollLeft += link.getBoundingClientRect().left - list.getBoundingClientRect().left - list.clientWidth / 3;
   byId("count").textContent = `step ${chosen + 1} of ${cards.length}`;
-  byId("previous").disabled = chosen === 0;
-  byId("next").disabled = chosen === cards.length - 1;
+  byId("previous", HTMLButtonElement).disabled = chosen === 0;
+  byId("next", HTMLButtonElement).disabled = chosen === cards.length - 1;
+}
+
+/**
+ * @param {number} by
+ * @param {boolean} [withFocus]
+ */
+export function stepBy(by, withFocus = false) {
+  const now = cardOf(stepOf(choice.step));
+  const next = Math.min(cards.length - 1, Math.max(0, now + by));
+  if (next === now) return;
+  choose({ step: cards[next].steps[0].name });
+  const { element: box } = cards[next];
+  if (everythingShown()) box.scrollIntoView({ block: "nearest" });
+  if (withFocus) everyIn(box, ".result td.cell[tabindex='0']", HTMLElement)[0]?.focus();
 }

@@ -1,9 +1,28 @@
 // ---- What stands above the steps: which head, scale and temperature, theme, one step or all.
 
-/** A slider of powers of two around `middle`, with the exact number in a field beside it. */
+import { everyIn, firstIn, make } from "../../../base/front/dom.js";
+import { number } from "../../../base/front/numbers.js";
+import { cardOf, cards, everythingShown, stepBy } from "./cards.js";
+import { choice, choose, refresh, say } from "./choice.js";
+import { theme } from "./colour.js";
+import { byId, data } from "./data.js";
+import {
+  change, computeAgain, editable, firstScale, isChanged, obstacle, resetAll, scaleStep, softmaxPart, stepOf, steps,
+} from "./steps.js";
+import { visible } from "./tables.js";
+
+/**
+ * A slider of powers of two around `middle`, with the exact number in a field beside it.
+ *
+ * @param {"scale" | "temperature"} name
+ * @param {number} middle
+ * @param {() => number} read
+ * @param {(value: number) => void} write
+ */
 function makeSlider(name, middle, read, write) {
   const box = byId(name);
-  const [range, field] = [box.querySelector("input[type=range]"), box.querySelector("input[type=text]")];
+  const range = firstIn(box, "input[type=range]", HTMLInputElement);
+  const field = firstIn(box, "input[type=text]", HTMLInputElement);
   box.hidden = false;
   range.addEventListener("input", () => {
     write(middle * 2 ** Number(range.value));
@@ -25,14 +44,16 @@ function makeSlider(name, middle, read, write) {
   };
 }
 
+/** @type {(() => void)[]} what shows the place of each slider */
 const sliders = [];
 
-function makeControls() {
-  const set = (name) => (value) => {
+export function makeControls() {
+  /** @param {"scale" | "temperature"} name */
+  const set = (name) => (/** @type {number} */ value) => {
     change[name] = value;
     computeAgain();
   };
-  if (!obstacle && scaleStep) sliders.push(makeSlider("scale", firstScale || 1, () => change.scale, set("scale")));
+  if (!obstacle && scaleStep) sliders.push(makeSlider("scale", firstScale || 1, () => change.scale ?? 1, set("scale")));
   if (!obstacle && softmaxPart) sliders.push(makeSlider("temperature", 1, () => change.temperature, set("temperature")));
   byId("reset").hidden = Boolean(obstacle);
   byId("reset").addEventListener("click", () => {
@@ -42,68 +63,65 @@ function makeControls() {
   });
   const notes = data.leftOut.map((text) => `Of ${visible(text)}.`);
   if (obstacle) notes.push(`This page shows the numbers, and cannot compute with others: ${obstacle}`);
-  byId("left-out").append(...notes.map((text) => element("p", "quiet", text)));
+  byId("left-out").append(...notes.map((text) => make("p", "quiet", text)));
   const masks = [...steps.values()].some((step) => editable(step) && step.kind === "allowed");
   byId("note").textContent = "Click a number to see what it is made of." +
     (obstacle ? "" : " Change an input (underlined) or a slider, and all later steps follow.") +
     (masks ? " A click turns a cell of a mask over." : "");
   byId("previous").addEventListener("click", () => stepBy(-1));
   byId("next").addEventListener("click", () => stepBy(1));
-  byId("theme").addEventListener("click", () => setTheme(isDark() ? "light" : "dark"));
+  byId("theme").addEventListener("click", () => theme.turn());
   byId("view").addEventListener("click", () => setView(everythingShown() ? "one" : "all"));
-  for (const axis of ["B", "H"]) makeBlocks(axis);
+  makeBlocks("B");
+  makeBlocks("H");
 }
 
-/** Buttons for the sequence or the head whose numbers are shown. */
+/**
+ * Buttons for the sequence or the head whose numbers are shown.
+ *
+ * @param {"B" | "H"} axis
+ */
 function makeBlocks(axis) {
   const labels = data.labels[axis];
   const box = byId(axis === "B" ? "sequences" : "heads");
   if (labels.length < 2) return;
   box.hidden = false;
   labels.forEach((label, n) => {
-    const wrapped = element("label");
-    const input = element("input");
+    const wrapped = make("label");
+    const input = make("input");
     Object.assign(input, { type: "radio", name: axis, value: String(n) });
     input.addEventListener("change", () => choose({ at: { ...choice.at, [axis]: n } }));
-    wrapped.append(input, element("span", "", visible(label)));
+    wrapped.append(input, make("span", "", visible(label)));
     box.append(wrapped);
   });
 }
 
-function paintControls() {
+export function paintControls() {
+  const other = theme.dark ? "light" : "dark";
+  byId("theme").textContent = other;
+  byId("theme").setAttribute("aria-label", `Use the ${other} theme`);
   for (const paint of sliders) paint();
   for (const axis of ["B", "H"]) {
-    const input = document.querySelector(`input[name=${axis}][value="${choice.at[axis] ?? 0}"]`);
-    if (input) input.checked = true;
+    const chosen = `input[name=${axis}][value="${choice.at[axis] ?? 0}"]`;
+    for (const input of everyIn(document, chosen, HTMLInputElement)) input.checked = true;
   }
-  byId("reset").disabled = !isChanged();
+  byId("reset", HTMLButtonElement).disabled = !isChanged();
 }
 
-function setTheme(theme) {
-  document.documentElement.dataset.theme = theme;
-  byId("theme").textContent = theme === "dark" ? "light" : "dark";
-  byId("theme").setAttribute("aria-label", `Use the ${theme === "dark" ? "light" : "dark"} theme`);
-  if (choice) refresh();
-}
-
+/** @param {string} view */
 function setView(view) {
   document.documentElement.dataset.view = view;
   byId("view").textContent = view === "all" ? "one step" : "all steps";
   refresh();
-  cards[cardOf(steps.get(choice.step))].element.scrollIntoView({ block: "nearest" });
+  cards[cardOf(stepOf(choice.step))].element.scrollIntoView({ block: "nearest" });
 }
 
-/** Paper is white and has all steps; afterwards the page is as it was. */
-function followPrinting() {
-  let before = null;
-  window.matchMedia("print").addEventListener("change", (event) => {
-    if (event.matches) {
-      before = { ...document.documentElement.dataset };
-      setView("all");
-      setTheme("light");
-    } else if (before) {
-      setView(before.view);
-      setTheme(before.theme);
-    }
+/** Paper has all steps; afterwards the page is as it was. Its theme is light. */
+export function followPrinting() {
+  /** @type {string | undefined} */
+  let before;
+  theme.print.addEventListener("change", (event) => {
+    if (event.matches) before = document.documentElement.dataset.view;
+    setView(event.matches ? "all" : before ?? "one");
   });
 }

@@ -1,7 +1,20 @@
 // ---- An input's cell as a field: Enter or leaving it takes the number, Escape leaves it as it was. A cell of a mask
 // has no field: it is turned over.
 
-function editCell(view, cell, typed) {
+import { make } from "../../../base/front/dom.js";
+import { placeOf } from "../../../base/front/numbers.js";
+import { refresh, say } from "./choice.js";
+import { editable, fitted, refusal, setInput } from "./steps.js";
+import { placeName } from "./written.js";
+
+/** @import { TableView } from "./types.d.ts" */
+
+/**
+ * @param {TableView} view
+ * @param {HTMLElement} cell
+ * @param {string} [typed]
+ */
+export function editCell(view, cell, typed) {
   const { step } = view;
   if (!editable(step) || cell.querySelector("input")) return;
   const index = view.indexAt(cell);
@@ -12,7 +25,7 @@ function editCell(view, cell, typed) {
     return;
   }
   const written = String(step.kind === "integer" ? before : Number(before.toPrecision(7)));
-  const field = element("input");
+  const field = make("input");
   field.type = "text";
   field.inputMode = step.kind === "integer" ? "numeric" : "decimal";
   field.value = typed ?? written;
@@ -21,12 +34,14 @@ function editCell(view, cell, typed) {
   field.focus();
   if (typed === undefined) field.select();
   let open = true;
+  /** @param {boolean} focusCell */
   const close = (focusCell) => {
     open = false;
     field.remove();
     view.paint();
     if (focusCell) cell.focus();
   };
+  /** @param {boolean} focusCell */
   const take = (focusCell) => {
     if (!open) return;
     const untouched = typed === undefined && field.value === written;

@@ -1,19 +1,36 @@
 // ---- Pointer and keyboard: a cell under the pointer or in focus is written out, a click or Enter fixes it.
 
+import { ARROWS, closestTo, withModifier } from "../../../base/front/dom.js";
+import { stepBy, visibleViews } from "./cards.js";
+import { choice, choose } from "./choice.js";
+import { byId } from "./data.js";
+import { editCell } from "./edit.js";
+import { editable } from "./steps.js";
+import { axisKey } from "./tables.js";
+import { showChosen, showNumber } from "./written.js";
+
+/** @param {HTMLElement} cell */
 function viewOf(cell) {
   return visibleViews().find((view) => view.figure.contains(cell)) ?? null;
 }
 
-const cellIn = (target) => (target instanceof Element ? target.closest("#cards td.cell") : null);
+/** @param {EventTarget | null} target */
+const cellIn = (target) => closestTo(target, "#cards td.cell");
 
+/** @param {HTMLElement} cell */
 function showCell(cell) {
   const view = viewOf(cell);
   if (view) showNumber(view.step, view.indexAt(cell));
 }
 
-/** Makes a cell the chosen one: its step, where that has a card of its own here, and its place. */
+/**
+ * Makes a cell the chosen one: its step, where that has a card of its own here, and its place.
+ *
+ * @param {HTMLElement} cell
+ */
 function fixCell(cell) {
   const view = viewOf(cell);
+  if (!view) return;
   const index = view.indexAt(cell);
   const at = { ...choice.at };
   index.forEach((n, axis) => {
@@ -22,19 +39,29 @@ function fixCell(cell) {
   choose({ at, of: view.step.name });
 }
 
+/**
+ * @param {HTMLElement} cell
+ * @param {string} key
+ */
 function moveFrom(cell, key) {
   const view = viewOf(cell);
+  const step = ARROWS[key];
+  if (!view || !step) return;
   const [r, c] = view.positionOf(cell);
-  const [down, right] = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[key];
-  const next = view.cells[r + down]?.[c + right];
+  const next = view.cells[r + step[0]]?.[c + step[1]];
   if (!next) return;
   cell.tabIndex = -1;
   next.tabIndex = 0;
   next.focus();
 }
 
+/**
+ * @param {KeyboardEvent} event
+ * @param {HTMLElement} cell
+ */
 function onCellKey(event, cell) {
   const view = viewOf(cell);
+  if (!view) return false;
   if (event.key.startsWith("Arrow")) {
     moveFrom(cell, event.key);
     return true;
@@ -51,10 +78,12 @@ function onCellKey(event, cell) {
   return false;
 }
 
+/** @type {Record<string, number>} */
 const STEP_KEYS = { j: 1, k: -1, ArrowRight: 1, ArrowLeft: -1, Home: -Infinity, End: Infinity };
 
+/** @param {KeyboardEvent} event */
 function onKey(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches?.("input, select, textarea, pre")) return;
+  if (withModifier(event) || (event.target instanceof Element && event.target.matches("input, select, textarea, pre"))) return;
   const cell = cellIn(event.target);
   if (cell && onCellKey(event, cell)) {
     event.preventDefault();
@@ -64,7 +93,7 @@ function onKey(event) {
   }
 }
 
-function listen() {
+export function listen() {
   const box = byId("cards");
   box.addEventListener("pointerover", (event) => {
     const cell = cellIn(event.target);
@@ -80,9 +109,10 @@ function listen() {
   });
   box.addEventListener("click", (event) => {
     const cell = cellIn(event.target);
-    if (!cell || event.target.matches("input")) return;
+    if (!cell || event.target instanceof HTMLInputElement) return;
     fixCell(cell);
-    editCell(viewOf(cell), cell);
+    const view = viewOf(cell);
+    if (view) editCell(view, cell);
   });
   document.addEventListener("keydown", onKey);
 }

@@ -1,10 +1,23 @@
 // ---- The steps: their numbers as Python computed them, and computed again when an input, the scale or the
 // temperature is changed.
 
-const steps = new Map();
-data.parts.forEach((part, n) => part.steps.forEach((step) => steps.set(step.name, step)));
+import { changed, namesIn, read } from "../../../base/front/language.js";
+import { everyIndex, grouped, number, placeOf, sizeOf, textOf } from "../../../base/front/numbers.js";
+import { nodeOf } from "../../../base/front/operations.js";
+import { leaf } from "../../../base/front/terms.js";
+import { data, decode } from "./data.js";
 
-/** Numbers of a step as a node, read where they stand. */
+/**
+ * @import { Computed, Tree } from "../../../base/front/types.d.ts"
+ * @import { Part, Step, StepData } from "./types.d.ts"
+ */
+
+/**
+ * Numbers of a step as a node, read where they stand.
+ *
+ * @param {Step} step
+ * @returns {Computed}
+ */
 const numbersOf = (step) => ({
   axes: step.sizes.map((n, axis) => ({ n, more: step.of ? 0 : step.more[axis] })),
   at: (index) => step.numbers[placeOf(index, step.sizes)],
@@ -15,22 +28,60 @@ const numbersOf = (step) => ({
   ),
 });
 
-function allNumbers(node) {
+/** @type {Part[]} */
+export const parts = data.parts.map((part) => ({ ...part, steps: part.steps.map(begun) }));
+export const steps = new Map(parts.flatMap((part) => part.steps.map((step) => [step.name, step])));
+
+/**
+ * A step as the page holds it.
+ *
+ * @param {StepData} data
+ * @returns {Step}
+ */
+function begun(data) {
+  const numbers = decode(data);
+  const none = { tree: null, made: null, problem: "", changed: false };
+  const step = /** @type {Step} */ ({ ...data, ...none, numbers, first: numbers });
+  step.node = numbersOf(step);
+  return step;
+}
+
+/**
+ * The step of a name that there is.
+ *
+ * @param {string} name
+ */
+export function stepOf(name) {
+  const step = steps.get(name);
+  if (!step) throw new Error(`no step is called ${name}`);
+  return step;
+}
+
+/** @param {Computed} node */
+export function allNumbers(node) {
   const numbers = new Float64Array(sizeOf(node.axes.map((axis) => axis.n)));
   let place = 0;
   everyIndex(node.axes.map((axis) => axis.n), (index) => { numbers[place++] = node.at(index); });
   return numbers;
 }
 
-/** Whether two numbers are the same but for rounding in float32, among numbers as large as `size`. */
+/**
+ * Whether two numbers are the same but for rounding in float32, among numbers as large as `size`.
+ *
+ * @param {number} a
+ * @param {number} b
+ * @param {number} size
+ */
 const alike = (a, b, size) => Object.is(a, b) || a === b || Math.abs(a - b) <= 1e-3 * (1e-3 + size);
 
-const largestSize = (numbers) => numbers.reduce((most, x) => (Number.isFinite(x) ? Math.max(most, Math.abs(x)) : most), 0);
+/** @param {Float64Array | number[]} numbers */
+export const largestSize = (numbers) => {
+  let most = 0;
+  for (const x of numbers) if (Number.isFinite(x)) most = Math.max(most, Math.abs(x));
+  return most;
+};
 
-for (const step of steps.values()) {
-  step.numbers = decode(step);
-  step.node = numbersOf(step);
-}
+/** @param {Step} step */
 const isGradient = (step) => step.code.includes("torch.autograd.grad");
 for (const step of steps.values()) {
   if (!step.code || isGradient(step)) continue;
@@ -39,7 +90,7 @@ for (const step of steps.values()) {
     step.made = nodeOf(step.tree, steps);
     if (step.of) fillIn(step);
   } catch (error) {
-    step.problem = error.message;
+    step.problem = error instanceof Error ? error.message : String(error);
     step.made = null;
   }
 }
@@ -50,13 +101,19 @@ for (const step of steps.values()) {
  */
 const outside = new Set([...steps.values()].reverse().slice(0, [...steps.values()].reverse().findIndex((step) => step.tree)));
 
-/** Computes all vectors of a step of which the page holds one, if that one comes out the same. */
+/**
+ * Computes all vectors of a step of which the page holds one, if that one comes out the same.
+ *
+ * @param {Step} step
+ */
 function fillIn(step) {
-  const sizes = step.made.axes.map((axis) => axis.n);
+  const { made, of } = step;
+  if (!made || !of) return;
+  const sizes = made.axes.map((axis) => axis.n);
   const vector = Array.from(step.numbers);
-  const found = vector.map((_, n) => step.made.at([...step.of.map((x, axis) => Math.min(x, sizes[axis] - 1)), n]));
+  const found = vector.map((_, n) => made.at([...of.map((x, axis) => Math.min(x, sizes[axis] - 1)), n]));
   if (!found.every((x, n) => alike(x, vector[n], largestSize(vector)))) throw new Error("its numbers come out otherwise");
-  Object.assign(step, { sizes, numbers: allNumbers(step.made), of: null, more: step.made.axes.map((axis) => axis.more) });
+  Object.assign(step, { sizes, numbers: allNumbers(made), of: null, more: made.axes.map((axis) => axis.more) });
   step.node = numbersOf(step);
 }
 
@@ -71,7 +128,8 @@ function findObstacle() {
   const unread = all.find((step) => step.problem);
   if (unread) return `it does not know how “${unread.name}” is computed (${unread.problem}).`;
   if (all.some((step) => step.given && step.numbers.some(Number.isNaN))) return "its inputs hold NaN.";
-  for (const step of all.filter((one) => one.made)) {
+  for (const step of all) {
+    if (!step.made) continue;
     const mine = allNumbers(step.made);
     const size = largestSize(step.numbers);
     if (mine.length !== step.numbers.length || mine.some((x, n) => !alike(x, step.numbers[n], size))) {
@@ -81,40 +139,49 @@ function findObstacle() {
   return "";
 }
 
-const obstacle = findObstacle();
+export const obstacle = findObstacle();
 for (const step of steps.values()) step.first = step.numbers;
 
 /** The step `scores = … * scale`, and what the softmax is taken of: the two things that a slider changes. */
-const scaleStep = [...steps.values()].find((step) => {
+export const scaleStep = [...steps.values()].find((step) => {
   const tree = step.tree;
-  return tree?.name === "mul" && tree.inputs[0].kind === "name" && tree.inputs[1].kind === "value" && !step.aside;
+  if (tree?.kind !== "call" || tree.name !== "mul" || step.aside) return false;
+  return tree.inputs[0].kind === "name" && tree.inputs[1].kind === "value";
 });
-const softmaxPart = data.parts.find((part) => ["maximum", "weights"].every((name) => part.steps.includes(steps.get(name))));
+export const softmaxPart = parts.find((part) => ["maximum", "weights"].every((name) => part.steps.some((step) => step.name === name)));
 const logits = !softmaxPart?.steps.some((step) => step.tree) ? []
   : [...new Set(softmaxPart.steps.flatMap((step) => (step.tree ? namesIn(step.tree) : [])))]
-    .filter((name) => steps.get(name).kind === "number" && (steps.get(name).given || !softmaxPart.steps.includes(steps.get(name))));
-const firstScale = scaleStep?.tree.inputs[1].value;
+    .filter((name) => stepOf(name).kind === "number" && (stepOf(name).given || !softmaxPart.steps.includes(stepOf(name))));
+const scaleTree = scaleStep?.tree?.kind === "call" ? scaleStep.tree : null;
+const written = scaleTree?.inputs[1];
+export const firstScale = written?.kind === "value" && typeof written.value === "number" ? written.value : undefined;
 
-const change = { scale: firstScale, temperature: 1, inputs: new Set() };
-const isChanged = () => change.scale !== firstScale || change.temperature !== 1 || change.inputs.size > 0;
+export const change = { scale: firstScale, temperature: 1, inputs: /** @type {Set<string>} */ (new Set()) };
+export const isChanged = () => change.scale !== firstScale || change.temperature !== 1 || change.inputs.size > 0;
 
-/** A step's tree with the scale and the temperature of the sliders. */
+/**
+ * A step's tree with the scale and the temperature of the sliders.
+ *
+ * @param {Step} step
+ * @returns {Tree | null}
+ */
 function treeNow(step) {
-  if (step === scaleStep && change.scale !== firstScale) {
-    return { ...step.tree, inputs: [step.tree.inputs[0], { kind: "value", value: change.scale, text: null }] };
+  if (step === scaleStep && scaleTree && change.scale !== firstScale) {
+    return { ...scaleTree, inputs: [scaleTree.inputs[0], { kind: "value", value: change.scale, text: null }] };
   }
-  if (change.temperature === 1 || !softmaxPart?.steps.includes(step)) return step.tree;
+  if (!step.tree || change.temperature === 1 || !softmaxPart?.steps.includes(step)) return step.tree;
+  /** @type {Tree} */
   const divisor = { kind: "value", value: change.temperature, text: null };
   return changed(step.tree, (tree) => (tree.kind === "name" && logits.includes(tree.name)
     ? { kind: "call", name: "div", inputs: [tree, divisor], options: {} } : null));
 }
 
 /** Computes every step again that something changed reaches; the others keep Python's numbers. */
-function computeAgain() {
+export function computeAgain() {
   const reached = new Set(change.inputs);
   for (const step of steps.values()) {
-    if (!step.tree) continue;
     const tree = treeNow(step);
+    if (!tree) continue;
     step.made = nodeOf(tree, steps);
     const again = tree !== step.tree || namesIn(tree).some((name) => reached.has(name));
     if (again) reached.add(step.name);
@@ -123,12 +190,24 @@ function computeAgain() {
   }
 }
 
-const editable = (step) => !obstacle && step.given && !outside.has(step);
-/** Whether a step's numbers are those of other inputs than the page has now. */
-const isStale = (step) => isChanged() && outside.has(step);
+/** @param {Step} step */
+export const editable = (step) => !obstacle && step.given && !outside.has(step);
 
-/** Puts a number into an input, in all sequences and heads that share it. */
-function setInput(step, index, value) {
+/**
+ * Whether a step's numbers are those of other inputs than the page has now.
+ *
+ * @param {Step} step
+ */
+export const isStale = (step) => isChanged() && outside.has(step);
+
+/**
+ * Puts a number into an input, in all sequences and heads that share it.
+ *
+ * @param {Step} step
+ * @param {number[]} index
+ * @param {number} value
+ */
+export function setInput(step, index, value) {
   if (!change.inputs.has(step.name)) step.numbers = step.first.slice();
   change.inputs.add(step.name);
   const [sequences, group] = step.copies;
@@ -143,8 +222,13 @@ function setInput(step, index, value) {
   computeAgain();
 }
 
-/** What a step's type makes of a number; null where it is none, or one that the step may not have. */
-function fitted(step, text) {
+/**
+ * What a step's type makes of a number; null where it is none, or one that the step may not have.
+ *
+ * @param {Step} step
+ * @param {string} text
+ */
+export function fitted(step, text) {
   const plain = text.trim().replace("−", "-");
   if (step.kind === "integer") {
     const [least, most] = step.within ?? [-Number.MAX_SAFE_INTEGER, Number.MAX_SAFE_INTEGER];
@@ -156,23 +240,32 @@ function fitted(step, text) {
   return Number.isFinite(rounded) ? rounded : null;
 }
 
-/** Why what was typed is none of a step's numbers. */
-function refusal(step, text) {
+/**
+ * Why what was typed is none of a step's numbers.
+ *
+ * @param {Step} step
+ * @param {string} text
+ */
+export function refusal(step, text) {
   if (step.kind !== "integer") return `“${text}” is no number that fits ${step.type}.`;
   return `“${text}” is no whole number${step.within ? ` from ${step.within.join(" to ")}` : ""}.`;
 }
 
-function resetAll() {
-  for (const name of change.inputs) steps.get(name).numbers = steps.get(name).first;
+export function resetAll() {
+  for (const name of change.inputs) stepOf(name).numbers = stepOf(name).first;
   Object.assign(change, { scale: firstScale, temperature: 1 });
   change.inputs.clear();
   computeAgain();
 }
 
-/** A step's formula, with the scale and the temperature as they are. */
-function formulaNow(step) {
+/**
+ * A step's formula, with the scale and the temperature as they are.
+ *
+ * @param {Step} step
+ */
+export function formulaNow(step) {
   let [left, right] = [step.formula.split(" = ")[0], step.formula.split(" = ").slice(1).join(" = ")];
-  if (step === scaleStep) right = right.replace(number(firstScale), number(change.scale));
+  if (step === scaleStep) right = right.replace(number(firstScale ?? 1), number(change.scale ?? 1));
   if (change.temperature !== 1 && softmaxPart?.steps.includes(step)) {
     for (const name of logits) {
       right = right.replace(new RegExp(`\\b${name}\\b(\\[[^\\]]*\\])?`, "g"), `($& / ${number(change.temperature)})`);
@@ -181,8 +274,12 @@ function formulaNow(step) {
   return right ? `${left} = ${right.replace(/\(\(([^()]*)\)\)/g, "($1)")}` : left;
 }
 
-/** Why a step is taken; a sentence with figures is of the first numbers. */
-function whyNow(step) {
+/**
+ * Why a step is taken; a sentence with figures is of the first numbers.
+ *
+ * @param {Step} step
+ */
+export function whyNow(step) {
   if (isStale(step)) return `Of the numbers first given; this page does not compute it again. ${step.why}`;
   return step.changed && /\d\.\d|\d%|\d of \d/.test(step.why) ? `With the numbers first given: ${step.why}` : step.why;
 }

@@ -1,0 +1,17 @@
+// ---- Bars.
+
+import { make } from "../../base/front/dom.js";
+
+/**
+ * A bar that is filled to so many hundredths of its width.
+ *
+ * @param {number} share
+ * @param {string} [className]
+ */
+export function barOf(share, className) {
+  const bar = make("span", "bar");
+  const filled = make("span", className);
+  bar.append(filled);
+  filled.style.width = `${share}%`;
+  return bar;
+}

@@ -1,0 +1,262 @@
+// What the modules of the report give each other. The format of the file stands in `clearhead/report/page.py`.
+
+import type { Computed } from "../../base/front/types.d.ts";
+import type { Theme } from "../../base/front/theme.js";
+import type { Scale } from "./colour.js";
+import type { Layout } from "./layout.js";
+import type { Prose } from "./prose.js";
+import type { Strip } from "./strip.js";
+import type { View } from "./view.js";
+
+export type Numbers = Uint8Array | Uint16Array | Int32Array | Float32Array | Float64Array;
+export type Direction = "out" | "in";
+export type Phi = "mul" | "tanh_add" | "sq_diff";
+
+/** Where an array stands: in one part or in several. */
+export type Places = number | number[];
+
+/** A measure of a head: its value, that of uniform attention, and the key that is meant or null. */
+export type MeasureFigure = [number, number, (number | null)?];
+
+export interface Measure { name: string; says: string; formula: string; range: string; does: string | null }
+export interface StepText { name: string; formula: string; code: string }
+export interface Aligned { texts: [number, number]; positions: [number[], number[]] }
+export interface HeadAt { layer: number; head: number }
+export interface Distinctive extends HeadAt { sentence: string; measure: string; nearUniform: boolean }
+
+/** What the file says of a head, or of all heads of a layer. */
+export interface Parts {
+  number: number;
+  sink?: number | null;
+  start: Places; stop: Places; counts: Places; expected?: Places | null;
+  logsumexp?: Places | null; entropy?: Places | null; received?: Places | null; distance?: Places | null;
+  query?: Places | null; key?: Places | null; weight?: Places | null; scores?: Places | null;
+  relative?: Places | null; values?: Places | null;
+  dense?: { rows: number; columns: number; values: number } | null;
+  tiles?: TilesAt | null; holes?: TilesAt | null;
+  pyramid?: Grid & { max: Places; mean: Places } | null;
+}
+export interface TilesAt { side: number; places: number; values: Places }
+export interface Grid { rows: number; columns: number; perRow: number; perColumn: number }
+
+export interface HeadOfLayer extends Parts { measures: Record<string, MeasureFigure> }
+export interface Layer {
+  name: string; label: string; kind: string; role?: string | null;
+  queryText: number; keyText: number; queries: number; keys: number;
+  position: number | null; answer: number | null; phi: Phi | null; features: number;
+  pairs: [number, number, number | null][];
+  scale: number; softcap: number | null; error: number | null; why: number; whyBlind: number;
+  thumbnail: { block: number; rows: number; columns: number };
+  shared: Partial<Parts>; heads: HeadOfLayer[];
+}
+
+export interface Meta {
+  title: string; texts: string[][]; originals: Record<string, Record<string, string>>; steps: StepText[][];
+  measures: Measure[]; distinctive: Distinctive | null; leftOut: { name: string; reason: string }[];
+  beside: [number, number][]; aligned: Aligned[];
+  layers: (Omit<Layer, "heads"> & { heads: (Parts & { measures?: (MeasureFigure | 0)[] })[] })[];
+}
+
+/** Where the data come from. */
+export interface DataSource { meta: Meta; block(number: number): Promise<ArrayBuffer> }
+
+export interface Tiles { side: number; across: number; places: Numbers; values: Numbers }
+export interface Pyramid extends Grid { max: Numbers; mean: Numbers }
+
+/** A head before its operands are read: of a long one all of this stands in the file, of others some is computed. */
+export interface Afar {
+  layer: Layer; number: number; queries: number; keys: number; features: number; phi: Phi | null; scale: number;
+  softcap: number | null; position: number | null; kind: string; parts: Parts; sink: number | null;
+  start: Numbers; stop: Numbers; counts: Numbers; expected: Numbers | null;
+  logsumexp: Numbers | null; entropy: Numbers | null; received: Numbers | null; distance: Numbers | null;
+  pyramid: Pyramid | null;
+  mostKeys?: number; alike?: boolean; ratios?: Float64Array; evenness?: Float64Array; // computed once
+}
+
+/** A head as `weights.js` reads it. */
+export interface Head extends Afar, Operands {
+  logsumexp: Numbers; entropy: Numbers; received: Numbers;
+  values: Numbers | null;
+  rows?: Int32Array | null; columns?: Int32Array | null; // where another text's tokens stand in its own: `difference.js`
+  strongest?: Map<number, [number, number][]>; why?: { row: number; steps: Map<string, WhyStep> }; // computed once
+}
+
+/** What the scores of a head are made of. */
+export interface Operands {
+  query: Numbers; key: Numbers; weight: Numbers | null; scores: Numbers | null; relative: Numbers | null;
+  dense: { rows: number; columns: number; values: Numbers } | null; tiles: Tiles | null; holes: Tiles | null;
+}
+
+/** What the weights of a head are computed from: a head, or the part of it that the worker gets. */
+export type Weighed = Operands & Pick<Head, "queries" | "keys" | "features" | "phi" | "scale" | "softcap" | "start" | "stop"
+  | "counts" | "logsumexp" | "sink" | "mostKeys" | "alike">;
+
+/** The same without what is summed over the keys. */
+export type Scored = Omit<Weighed, "logsumexp" | "sink">;
+
+/** A step of a weight: one that is given, or one that is computed, with the numbers of a row. */
+export interface WhyStep { name: string; formula: string; node: Computed; found: Found | null }
+export interface Found { made: Computed; sizes: number[]; numbers: Float64Array }
+
+/** All weights of one token. */
+export interface Look {
+  head: Head; view: Direction; token: number; weights: Float64Array; allowed: number[]; sum: number;
+  readonly ranked: number[];
+}
+
+/** A token as the page shows it: see `readText`. */
+export interface Word {
+  raw: string; label: string; gap: boolean; joined: boolean; special: boolean; prose: string; plain: boolean;
+  ends: boolean; repeated: boolean; other?: string;
+}
+
+/** The words of the queries, and of the keys. */
+export type Names = [Word[], Word[]];
+
+/** A pair; one side null where a whole token is meant. */
+export interface Pair { i: number | null; j: number | null }
+export interface FullPair { i: number; j: number }
+
+/** What the panes show. */
+export interface Shown extends Pair {
+  head: Head; layer: Layer; look: Look; pair: number | null; names: Names; view: Direction; scale: Scale;
+}
+
+/** The same before the head's operands are read. */
+export interface Sketch extends Pair {
+  head: Afar; layer: Layer; look: null; pair: null; names: Names; view: Direction; scale: Scale;
+}
+
+/** The names that panes add to the address. */
+export type More = "by" | "against" | "show" | "only" | "pins" | "tokens" | "arcs" | "spelling" | "zoom" | "pool" | "a" | "b"
+  | "lines";
+export type Reader = (text: string | null, run: Heads) => string | null;
+export type Readers = Partial<Record<More, Reader>>;
+export type Change = Partial<Record<More, string | null> & {
+  layer: number; head: number; view: Direction; token: number | null; pair: number | null; scale: string;
+}>;
+
+/** What the panes of heads read of a recording, which a survey has too. */
+export interface Heads {
+  title: string; measures: Measure[]; layers: LayerOfHeads[]; first: HeadAt; distinctive: Distinctive | null;
+  leftOut: { name: string; reason: string }[]; beside: [number, number][];
+  texts?: string[][]; aligned?: Aligned[]; array?(place: number): Promise<Numbers>;
+}
+
+/** The same of a layer. */
+export interface LayerOfHeads extends Pick<Layer, "name" | "label" | "kind" | "role" | "queryText" | "keyText" | "queries"
+  | "keys"> {
+  heads: Pick<HeadOfLayer, "number" | "measures">[]; thumbnail?: Layer["thumbnail"];
+}
+
+/** The page that a pane of heads stands in. */
+export interface PageOfHeads {
+  host: HTMLElement; root: ShadowRoot; run: Heads; view: View; labels: string[]; theme: Theme; texts?: Word[][];
+  find<Kind extends Element = HTMLElement>(id: string, kind?: new () => Kind): Kind;
+  choose(change: Change, step?: boolean): void;
+}
+
+/** A pane: each method is there where it has something to do. */
+export interface Pane {
+  paint?(shown: Shown): void; sketch?(shown: Sketch): void; hover?(pair: Pair | null): void; close?(): void;
+}
+
+/** A head in the pane of heads: its name, its square, and its row in the list. */
+export interface HeadPlace extends HeadAt { name: string; element: HTMLElement; row?: HTMLElement }
+
+/** How a head stands in a measure: see `figureOf`. */
+export interface Figure { value: number; uniform: number; key: number | null; departs: number }
+
+/** A rectangle of cells that is asked for: see `tileOf`. */
+export interface TileRequest extends Grid { i: number; j: number; mean: boolean; relative: boolean }
+
+/** What the cells of the map show. */
+export interface CellKind { mean: boolean; relative: boolean }
+
+/** A tile of the map: where it stands, and how far it is from the middle of what is in sight. */
+export interface TileInSight extends TileRequest { head: Afar | Head; name: string; far: number }
+
+/** A tile that has been computed, and the picture of it in some colours. */
+export interface Tile extends TileRequest { values: Float32Array; canvas: HTMLCanvasElement | null; colours: string }
+
+/** What is computed beside the page. */
+export type Asked = { job: "tile"; request: TileRequest } | { job: "place"; request: FullPair };
+export type Answer = Float32Array | Float64Array | null;
+
+/** What is sent to the worker, and what comes back. */
+export type ToWorker = { job: "keep"; number: number; head: Weighed } | { job: "forget"; number: number }
+  | { job: "stop"; id: number } | { job: "answer"; id: number; number: number; asked: Asked };
+export interface FromWorker { id: number; found: Answer }
+
+/** What the map's gestures do. Points are CSS pixels from the corner of the element. */
+export interface Moves {
+  zoom(step: number, point: Point): void; zoomTo(factor: number, point: Point): void; scale(): number;
+  scaleTo(pixels: number, point: Point): void; free(way: number): boolean; drag(x: number, y: number): void;
+  point(point: Point | null): void; choose(point: Point): void;
+}
+
+/** A scale of the map: tokens in a cell, and its pixels. */
+export interface MapScale { per: number; cell: number }
+
+/** How a word stands beside the map. */
+export interface LabelStyle { ink: string; ground?: string; bold?: boolean; turned?: boolean }
+
+/** A part of a long text that comes and goes together. */
+export interface Chunk { from: number; to: number; box: HTMLElement; filled: boolean; height?: number }
+
+/** Where an arc meets a token. */
+export interface Meeting { x: number; top: number; bottom: number; off: string }
+
+/** Heads that are pinned; a survey has none. */
+export interface PinsOfHeads { toggle(place: HeadAt): void; paint(): void }
+
+/** What a survey's page is given: see `heads_page.py`. */
+export type SurveyFigure = [number, number | null];
+export interface SurveyMeta {
+  title: string; said: string; measures: (Measure & { share: boolean })[];
+  layers: { name: string; label: string; heads: { number: number; measures: (SurveyFigure | 0)[] }[] }[];
+}
+
+/** What `anywidget` gives: the state that is shared with Python, and messages. */
+export interface WidgetModel {
+  get(name: "height"): number; get(name: "meta" | "address"): string;
+  set(name: "address", value: string): void; save_changes(): void; send(message: { block: number }): void;
+  on(event: "msg:custom", found: WidgetFound): void; on(event: "change:address", found: () => void): void;
+  off(event: "msg:custom", found: WidgetFound): void; off(event: "change:address", found: () => void): void;
+}
+export interface Said { block: number; error?: string }
+export type WidgetFound = (said: Said, buffers: DataView<ArrayBuffer>[]) => void;
+
+/** A text in the pane of text. */
+export interface Listing {
+  side: "both" | "query" | "key"; text: number; title: string; prose: Prose; strip: Strip; over: number | null;
+}
+
+/** A weight with its query and its key. */
+export type WeightedPair = [number, number, number];
+export interface Shading {
+  view: Direction; tokens: number[]; weights: Float64Array; fair: Float64Array; strongest: WeightedPair[];
+}
+
+/** A side of a comparison: the heads that it is the mean of; uniform attention has none. */
+export interface Side { name: string; heads: Head[]; places: HeadAt[] }
+export interface ApartPair extends FullPair { a: number; b: number }
+export interface Difference {
+  pool: Float32Array; limit: number; byQuery: Float64Array; byKey: Float64Array; mean: number; compared: number;
+  leftOut: number; alone: number; step: number; largest: ApartPair[];
+}
+
+/** What is compared, and how it is shown. */
+export interface Compared { sides: [Side, Side]; head: Head; names: Names; layout: Layout; difference: Difference }
+
+/** A point in CSS pixels. */
+export type Point = [number, number];
+
+declare global {
+  /** The program of the worker: `packaging/bundle.mjs` puts it here. */
+  const WORKER_PROGRAM: string;
+  /** The content of a report's element, which Python puts before the program. */
+  const MARKUP: string;
+  interface Uint8ArrayConstructor { fromBase64?(text: string): Uint8Array<ArrayBuffer> }
+  interface Window { clearhead: object; clearheadProblem(text: string): void }
+}
