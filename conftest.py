@@ -23,10 +23,19 @@ def pytest_collection_finish(session):
     gc.freeze()
 
 
+@pytest.fixture(scope="module")
+def few_to_collect():
+    """For files whose tests call the garbage collector each: it does not look through what other files have left."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown():
-    """No test leaves compiled code, which would run in the next one too."""
+    """No test leaves compiled code, which would run in the next one too; nor figures, of which more than 20 warn."""
     result = yield
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
     return result

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import explored
 import other_kernels
 import pytest
 import torch
@@ -33,7 +34,9 @@ def pytest_configure(config):
         torch.set_default_device(device)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
+    explored.mark(items, whole=not any("::" in argument for argument in config.args))
     if config.getoption("--device"):
         others = [item for item in items if not any(part in str(item.path) for part in ON_DEVICES)]
         config.hook.pytest_deselected(items=others)

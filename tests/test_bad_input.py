@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from bad_input.entries import ENTRIES, NOT_CALLED
 
 import clearhead as ch
@@ -19,10 +20,11 @@ from clearhead import nn
 GROUPS = [*sorted({entry.group for entry in ENTRIES.values()}), "empties"]
 
 
-def test_a_right_answer_or_one_clear_error():
+@pytest.mark.parametrize("every", [1, 5])
+def test_a_right_answer_or_one_clear_error(every):
     wrong, seen = [], []
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "bad_input.run", *GROUPS]
+    command = [sys.executable, "-m", "bad_input.run", str(every), *GROUPS]
     while True:
         done = subprocess.run(command, input=json.dumps(seen), capture_output=True, text=True, env=environment)
         lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]

@@ -322,6 +322,7 @@ def test_forward_mode_keeps_the_tangent(name):
 
 
 @pytest.mark.parametrize("engine", ["native", "tiled", "sdpa", "reference"])
+@pytest.mark.usefixtures("few_to_collect")
 @pytest.mark.parametrize("name", ["none", "causal", "rule"])
 @pytest.mark.parametrize("score", [None, ch.Additive(8, 8, 4), lambda q, k: q @ k.mT], ids=["dot", "additive", "tile"])
 def test_a_checkpoint_frees_the_operands(engine, name, score, monkeypatch):

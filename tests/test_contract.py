@@ -140,6 +140,13 @@ def test_score(score):
     check_score(score)
 
 
+@pytest.mark.parametrize("score", [ch.Gaussian(0.7), ch.Cosine(0.4), ch.Dot(0.3, softcap=2.0)], ids=repr)
+def test_settings_of_scores(score):
+    """An example has the usual settings: many of these are 1, and a kernel that forgets them would be right."""
+    for lengths in LENGTHS[:2]:
+        compare(engines(), (score, 6, 6), None, lengths)
+
+
 @pytest.mark.parametrize("mask", masks(), **named)
 def test_mask(mask):
     check_mask(mask)

@@ -13,11 +13,14 @@ from clearhead.engines.native import bindings
 CHILD = Path(__file__).with_name("guard_pages.py")
 
 
-@pytest.mark.parametrize("instructions", bindings.kernels().available())
-def test_kernels_stay_inside_their_buffers(instructions, request):
+SETS = bindings.kernels().available()
+
+
+@pytest.mark.parametrize(("instructions", "every"), [(SETS[0], 7), *((s, 1) for s in SETS)], ids=["some", *SETS])
+def test_kernels_stay_inside_their_buffers(instructions, every, request):
     """A fault ends a process of its own, whose last line is the case."""
     folder = request.config.getoption("--kernels")
-    command = [sys.executable, CHILD, instructions, *([folder] if folder else [])]
+    command = [sys.executable, CHILD, instructions, str(every), *([folder] if folder else [])]
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # many short calls: threads would only wait for each other
     done = subprocess.run(command, capture_output=True, text=True, env=one_thread)
     lines = done.stdout.splitlines() or ["none was begun"]

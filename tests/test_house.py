@@ -1,6 +1,7 @@
 """The house: imports run downward only, `import clearhead` is light, and every public name says what it does."""
 
 import ast
+import functools
 import inspect
 import subprocess
 import sys
@@ -43,7 +44,12 @@ def modules():
             yield name.removesuffix(".__init__"), path, path.name == "__init__.py"
 
 
+@functools.cache
 def imports_of(path):
+    return tuple(_imports(path))
+
+
+def _imports(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
     tests = [n for n in ast.walk(tree) if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
     for_types = {id(inner) for test in tests for inner in ast.walk(test)}

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 import clearhead as ch
 
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
+pytestmark = pytest.mark.usefixtures("few_to_collect")
 
 
 class Block(torch.nn.Module):

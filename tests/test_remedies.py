@@ -94,10 +94,14 @@ def ready(case):
     return scope
 
 
+@cache
+def said_of(number):
+    return message(CASES[number].wrong, ready(CASES[number]))
+
+
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda n: f"{n}: {CASES[n].wrong[:60]}")
 def test_the_remedy_is_right(number):
-    case = CASES[number]
-    said = message(case.wrong, ready(case))
+    case, said = CASES[number], said_of(number)
     assert case.remedies
     for fragment, put, meant in case.remedies:
         assert fragment in said, said
@@ -125,7 +129,7 @@ def test_the_remedies_of_ranks_are_right(rank):
 @cache
 def tried():
     """The sites of the sources whose messages the cases provoke."""
-    said = [message(case.wrong, ready(case)) for case in CASES]
+    said = [said_of(number) for number in range(len(CASES))]
     said += [case["said"] for found in of_ranks() for case in found.values()]
     return {site.where for site in sites() if any(site.pattern.search(one) for one in said)}
 

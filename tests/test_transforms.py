@@ -7,11 +7,11 @@ import transformed
 import clearhead as ch
 
 
-@pytest.mark.parametrize("first", range(0, 160, 40))
-def test_random_transforms_of_random_calls(first):
-    outcomes = [transformed.outcome(number) for number in range(first, first + 40)]
+@pytest.mark.parametrize(("first", "stop"), [(0, 16), (16, 40), (40, 80), (80, 120), (120, 160)])
+def test_random_transforms_of_random_calls(first, stop):
+    outcomes = [transformed.outcome(number) for number in range(first, stop)]
     assert [o for o in outcomes if not o.startswith(("right", "refused: ", "left out: "))] == []
-    assert sum(o == "right" for o in outcomes) >= 10
+    assert sum(o == "right" for o in outcomes) >= (stop - first) // 4
 
 
 @pytest.mark.parametrize("budget", [60, 2**21], ids=["blocks", "one block"])

@@ -10,11 +10,13 @@ import clearhead as ch
 D = ch.distributed
 
 
-def test_what_surrounds_a_call():
-    for said in on_ranks(2, "ranks.surroundings:everything"):
+@pytest.mark.parametrize("compiles", [False, True])
+def test_what_surrounds_a_call(compiles):
+    for said in on_ranks(2, "ranks.surroundings:everything", compiles):
         assert all(said["nothing"]) and len(said["nothing"]) == 16
         assert all(said["not_finite"]) and len(said["not_finite"]) == 20
-        assert said["compiled"] == [] and said["layouts"] == [True] * 4
+        assert said.get("compiled", []) == [] and ("compiled" in said) == compiles
+        assert said["layouts"] == [True] * 4
         for name, words in said["derivatives"].items():
             expected = {"twice": "differentiable once", "batched": True}.get(name.split()[0], "torch.func, forward")
             assert words is True if expected is True else expected in words, (name, words)

@@ -252,3 +252,21 @@ def test_what_is_written_out_comes_to_the_number(name, show):
         made, said = value_of(sentence)
         assert said == pytest.approx(float(step.value[tuple(index)]), abs=5.1e-5, rel=1e-3)
         assert made == pytest.approx(said, abs=2e-3, rel=2e-3), step.name  # its numbers have four digits
+
+
+@pytest.mark.parametrize("mask", [None, ch.SlidingWindow(1)], ids=str)
+def test_scores_whose_powers_overflow(mask, show):
+    explanation = ch.explain(draw(4, 4) * 300, draw(4, 4, seed=1) * 300, draw(4, 2, seed=2), mask=mask)
+    opened = show(explanation)
+    assert opened.page.evaluate("clearhead.obstacle") == ""
+    same(opened, explanation, hook="computed")
+
+
+def test_a_number_that_is_set_back_is_no_change(show):
+    opened = show(small())
+    reset = opened.page.get_by_role("button", name="reset")
+    edit(opened, "query", 1, 2, "2.5")
+    assert reset.is_enabled()
+    edit(opened, "query", 1, 2, repr(float(draw(3, 4)[1, 2])))
+    assert reset.is_disabled()
+    same(opened, small(), 0)

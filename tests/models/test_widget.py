@@ -13,7 +13,6 @@ import time
 import urllib.request
 from pathlib import Path
 
-import nbformat
 import pytest
 import torch
 from browser import Opened, Windows
@@ -55,6 +54,8 @@ def seen():
 def lab(tmp_path_factory):
     """The address of a JupyterLab with one notebook, which knows nothing of this user's settings."""
     folder = tmp_path_factory.mktemp("lab")
+    import nbformat  # it takes seconds, and no other test needs it
+
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     cells = [nbformat.v4.new_code_cell(cell, id=f"cell-{at}") for at, cell in enumerate(CELLS)]
     nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), folder / "try.ipynb")

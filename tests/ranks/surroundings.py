@@ -183,8 +183,9 @@ def not_finite(rank: int) -> list[bool]:
     return found
 
 
-def everything(rank: int) -> dict[str, Any]:
-    return {f.__name__: f(rank) for f in (nothing, not_finite, derivatives, compiled, layouts)}
+def everything(rank: int, compiles: bool) -> dict[str, Any]:
+    each = (nothing, not_finite, derivatives, layouts, *((compiled,) if compiles else ()))
+    return {f.__name__: f(rank) for f in each}
 
 
 def unlike_turns(rank: int) -> list[bool]:

@@ -59,6 +59,16 @@ wanted.forEach((layer, layerIndex) => layer.heads.forEach((expected, headIndex) 
   });
 }));
 
+test("equal weights are ranked in the order of the tokens", () => {
+  const head = {
+    queries: 1, keys: 4, start: [0], stop: [4], scores: [1, 1, 2, 1], scale: 1, softcap: null, sink: null,
+    logsumexp: [Math.log(3 * Math.exp(1) + Math.exp(2))],
+  };
+  const look = lookOf(head, "out", 0);
+  assert.deepStrictEqual(look.ranked, [2, 0, 1, 3]);
+  assert.deepStrictEqual([0, 1, 2, 3].map((other) => rankOf(look, other)), [2, 2, 1, 2]);
+});
+
 test("what is opened twice is one head, and a source may send blocks when they are asked for", async () => {
   assert.strictEqual(run.open(0, 0), run.open(0, 0));
   const asked = [];

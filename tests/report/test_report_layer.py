@@ -55,3 +55,11 @@ def test_a_misfit_is_named(make_case: Callable[..., Any], field: str, value: Any
 def test_grouped_heads_share_key_heads(make_case: Callable[..., Any]) -> None:
     layer = make_case(heads=6, key_heads=2).layer
     assert [layer.key_head(h) for h in range(6)] == [0, 0, 0, 1, 1, 1]
+
+
+def test_some_rows_of_a_tiled_matrix_begin_inside_a_tile() -> None:
+    matrix = (np.arange(300 * 40) % 7).reshape(300, 40).astype(np.float32)
+    made = tiled(lambda first, last: matrix[first:last], 300, 40)
+    assert made is not None
+    for first, last in ((0, 300), (5, 9), (130, 257)):
+        np.testing.assert_array_equal(made.rows(first, last, 40), matrix[first:last])

@@ -1,0 +1,206 @@
+"""What `make test` leaves to `make explore`: tests that repeat, at length, what a shorter one of the same part shows.
+
+Each has the marker `explore`; `pytest FILE` runs it, and CI runs all. A test function is marked whole (0), but for some
+of its parameters' ids, or but for one in so many of them, chosen by a hash of the id.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+Kept = int | tuple[str, ...]
+
+EXPLORED: dict[str, dict[str, Kept]] = {
+    "test_compile.py": {
+        "test_every_score_and_mask": ("ScoreFunction-Causal", "ScoreFunction-DenseMask", "Gaussian-None"),
+        "test_gradients_of_every_score_and_of_every_part_of_a_mask": ("Dot-And", "Additive-Causal"),
+        "test_every_bias": ("RelativeBias",),
+        "test_masks_made_inside_compiled_code": ("lengths", "padding"),
+        "test_alignments_in_compiled_code": ("2",),
+        "test_errors_and_engines_are_those_of_eager_code": 0,
+        "test_a_bias_in_float64": 0,
+        "test_inductor": ("plain",),
+        "test_export": ("True-False",),
+        "test_opcheck": 0,
+        "test_autocast_in_compiled_code": ("None",),
+    },
+    "test_contract.py": {
+        "test_every_engine_equals_the_reference": 6,
+        "test_every_engine_equals_the_reference_on_long_sequences": 4,
+        "test_engine": 0,  # every pair of score and mask is drawn from above
+        "test_many_small_blocks": 4,
+        "test_second_derivatives_over_many_blocks": ("Dot", "Gaussian"),
+        "test_lazy_weights": 4,
+        "test_precision_within_the_budget_of_eager_code": 8,
+    },
+    "test_borders.py": {
+        "test_transforms_in_a_fresh_process": 0,
+        "test_compiled_code_holds_for_every_length": ("rule-True",),
+        "test_derivatives_inside_compiled_code": ("none",),
+    },
+    "test_cli.py": {
+        "test_nothing_of_transformers_is_seen": ("--generate 6",),
+        "test_an_output_that_takes_nothing": 3,
+        "test_a_reader_that_has_gone": ("plain",),
+        "test_a_signal_in_a_write_leaves_the_old_file_alone": ("2",),
+    },
+    "test_biases.py": {"test_a_function_is_the_bias_that_it_writes_out": ("False",)},
+    "test_checked.py": {
+        "test_what_an_edit_gives_back_is_checked": 3,
+        "test_malformed_problems_are_refused_or_right": ("0",),
+    },
+    "test_bad_input.py": {"test_a_right_answer_or_one_clear_error": ("5",)},
+    "test_empty.py": {"test_whatever_is_asked": ("0",)},
+    "test_forward_mode.py": {"test_tangents_and_gradients": 3},
+    "test_partial.py": {"test_in_compiled_code": 4, "test_second_derivatives": 0},
+    "test_reprs.py": {"test_random_reprs": 4, "test_compiled_code_may_print": 0},
+    "test_semantics.py": {"test_second_derivatives_at_any_size_on_every_engine": 4, "test_second_derivatives": 2},
+    "test_transforms.py": {
+        "test_random_transforms_of_random_calls": ("0-16",),
+        "test_a_linear_map_is_the_same_at_each_use": 0,
+    },
+    "test_written.py": {"test_a_disk_that_is_full_at_any_byte_leaves_the_old_file": 0},
+    "test_fuzz.py": {"test_no_problem_is_beyond_its_budget": ("0-60",)},
+    "test_fuzz_edits.py": {"test_random_edits_are_as_by_hand": ("0",)},
+    "test_guard_pages.py": {"test_kernels_stay_inside_their_buffers": ("some",)},
+    "models/test_monitor.py": {
+        "test_inductor": 0,
+        "test_compiled_code_says_the_same": ("llama-model.compile",),
+        "test_compiled_code_writes_masks_over_each_other": ("0",),
+        "test_compiled_padding_and_backends": ("clearhead in transformers",),
+        "test_when_it_is_removed_no_frame_of_clearheads_is_entered": ("False",),
+    },
+    "models/test_compiled_functions.py": {
+        "test_each_call_is_recorded": ("sdpa-False", "attention-True"),
+        "test_each_call_is_recorded_in_threads": ("sdpa-True",),
+        "test_a_model_of_transformers_run_by_a_compiled_function": 0,
+        "test_the_first_that_a_process_compiles": 0,
+    },
+    "models/test_use_in_transformers.py": {"test_a_compiled_model": ("llama",)},
+    "models/test_explain.py": {"test_every_step_is_what_the_model_computed": 3},
+    "models/test_heads.py": {"test_long_texts_take_memory_of_their_length": 0},
+    "models/test_origin.py": {
+        "test_every_side_and_the_result_of_each_architecture": 3,
+        "test_layouts_and_norms": 3,
+        "test_rotations_and_factors": 3,
+    },
+    "models/test_own_modules.py": {"test_a_thousand_forwards_keep_nothing": 0},
+    "models/test_stored_damage.py": {"test_random_changes_are_refused_in_words_or_harmless": 0},
+    "models/test_watch.py": {
+        "test_torchs_own_function_is_seen_below_a_wrapper_that_was_there_before_the_first_watch": 0
+    },
+    "models/test_widget.py": {"test_in_jupyterlab": 0},
+    "nn/test_cache_owner.py": {"test_one_cache_for_the_layers_of_compiled_code_is_refused": 0},
+    "nn/test_compiled_decoding.py": {
+        "test_inductor": 0,
+        "test_through_autograds_compiler": 0,
+        "test_with_gradients": 0,
+    },
+    "nn/test_nn_masks.py": {"test_lengths_in_compiled_code": ("additive",)},
+    "nn/test_prepared_keys.py": {"test_compiled": ("groups",)},
+    "nn/test_torch_multihead_attention.py": {"test_compiled": ("none-True",)},
+    "inspection/test_plot.py": {"test_ticks_are_positions": ("12", "64"), "test_words_do_not_overlap": 3},
+    "inspection/test_statistics.py": {"test_statistics_and_gradients_are_those_of_dense_weights": 3},
+    "distributed/test_distributed_attention.py": {
+        "test_the_numbers_are_those_of_one_process": ("2-8",),
+        "test_random_problems_are_within_their_budgets": ("2-0",),
+    },
+    "distributed/test_distributed_decoding.py": {"test_a_spread_cache_gives_the_output_of_one_process": ("2",)},
+    "distributed/test_distributed_models.py": {
+        "test_checkpoints_copies_setting_back_and_the_example": 0,
+        "test_data_parallel_wrappers_beside": 0,
+    },
+    "distributed/test_distributed_statistics.py": {"test_statistics_are_those_of_one_process": ("2-4",)},
+    "distributed/test_distributed_surroundings.py": {"test_what_surrounds_a_call": ("False",)},
+    "distributed/test_tensor_parallel.py": {
+        "test_the_numbers_are_those_of_one_process": ("2",),
+        "test_what_is_refused": ("2",),
+    },
+    "explanation/test_bias_steps.py": {"test_the_page_computes_every_step_of_a_bias": 3},
+    "explanation/test_page.py": {
+        "test_edited_inputs_give_what_python_gives": ("Dot-lengths", "Additive-both", "Gaussian-lengths"),
+        "test_the_page_computes_every_step": 3,
+        "test_where_it_cannot_compute_it_says_why_and_offers_no_change": 2,
+        "test_what_is_written_out_comes_to_the_number": 2,
+    },
+    "explanation/test_page_examples.py": {
+        "test_every_built_in_example_is_computed": 3,
+        "test_the_bars_cover_no_row": ("query-640",),
+        "test_multi_head_attention_follows_its_input_and_its_weights": ("shared",),
+        "test_positions_follow_their_input": ("rotary",),
+        "test_the_page_of_a_long_sentence_is_small": 0,
+    },
+    "explanation/test_page_reader.py": {
+        "test_a_narrow_screen_scrolls_tables_and_not_the_page": ("wide",),
+        "test_every_text_is_read_in_both_themes": 2,
+        "test_what_is_no_number_is_refused": 3,
+    },
+    "explanation/test_page_whole_numbers.py": {
+        "test_what_is_no_length_is_refused": 4,
+        "test_positions_ids_and_prefixes": ("both",),
+        "test_masks_that_stand_for_several_rows": ("function",),
+        "test_other_ways_to_write_a_whole_number": 2,
+    },
+    "report/test_report_beside.py": {
+        "test_texts_of_one_length": ("0",),
+        "test_texts_whose_words_are_aligned": ("longer",),
+        "test_padding_in_one_of_them": ("left",),
+    },
+    "report/test_report_heads.py": {
+        "test_32_by_32_heads_fit_without_sideways_scrolling": 0,
+        "test_a_small_map_is_shown_beside_the_matrix": 0,
+        "test_text_can_be_read_in_every_view": ("dark",),
+        "test_marks_stand_out_on_every_colour": ("light",),
+    },
+    "report/test_report_hostile.py": {
+        "test_a_long_head_is_seen_from_afar_while_it_is_being_read": ("400-900",),
+        "test_single_pairs_of_a_long_head_wait_for_its_query_and_key": 0,
+    },
+    "report/test_report_lines.py": {"test_closed_until_asked_for": 0, "test_lines_are_the_strongest_of_each_query": 3},
+    "report/test_report_long.py": {"test_parts_and_statistics_that_are_written": 0},
+    "report/test_report_map.py": {
+        "test_cells_of_several_pairs": ("holes",),
+        "test_without_a_worker_the_page_computes_itself": ("none",),
+        "test_from_afar_the_cells_are_those_that_python_wrote": 0,
+        "test_a_long_head_is_computed_beside_the_page": 0,
+        "test_the_marks_of_the_colours_stand_apart": ("390",),
+    },
+    "report/test_report_text.py": {
+        "test_a_text_of_16384_tokens": 0,
+        "test_pieces_stand_where_the_letters_of_the_text_stand": 2,
+        "test_a_bad_link_takes_one": 3,
+    },
+    "report/test_report_compare.py": {"test_sharp_weights_and_a_long_text": 0},
+    "report/test_report_why.py": {"test_the_steps_are_those_of_explain": 3},
+    "report/test_report_formulas.py": {"test_every_form_of_a_call": ("2",), "test_padding_is_left_out": 2},
+    "survey/test_survey_state.py": {"test_a_rank_that_is_killed_at_any_moment_goes_on": 0},
+}
+
+
+def mark(items: Sequence[Any], whole: bool) -> None:
+    """Give each of the tests above its marker. `whole`: each file that is collected is collected whole."""
+    found: dict[tuple[str, str], list[bool]] = {}
+    for item in items:
+        file, _, test = item.nodeid.removeprefix("tests/").partition("::")
+        name, _, given = test.partition("[")
+        kept = EXPLORED.get(file, {}).get(name)
+        if kept is None:
+            continue
+        given = given.removesuffix("]")
+        stays = given in kept if isinstance(kept, tuple) else kept > 0 and zlib.crc32(given.encode()) % kept == 0
+        found.setdefault((file, name), []).append(stays)
+        if not stays:
+            item.add_marker(pytest.mark.explore)
+    files = {item.nodeid.removeprefix("tests/").partition("::")[0] for item in items}
+    for file, tests in EXPLORED.items() if whole else ():
+        for name, kept in tests.items():
+            stays = found.get((file, name), [])
+            right = sum(stays) == len(kept) if isinstance(kept, tuple) else any(stays) == (kept > 0)
+            if file in files and not (stays and right):
+                raise pytest.UsageError(
+                    f"explored.py, {file}, {name}: {kept!r} keeps {sum(stays)} of {len(stays)} tests"
+                )

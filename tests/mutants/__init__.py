@@ -1,0 +1,1 @@
+"""Planted faults, by which the tests themselves are tested: see `run.py`."""
