@@ -30,7 +30,7 @@ FLOORS = [
 # In these folders every module stands alone, but for what is named: a new one is one new file.
 APART = {
     "scores": {"base"},
-    "masks": {"base", "_draw", "_lengths", "_spans"},
+    "masks": {"base", "_draw", "_lengths", "_read", "_spans"},
     "biases": {"base"},
     "inspection.reductions": {"base"},
     "inspection.measures": {"base", "subject", "attention", "allowed", "_pairs", "_grouped", "_one_key", "_pair_mass"},
