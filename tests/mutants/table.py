@@ -54,8 +54,8 @@ MASKS = [
     ),
     Mutant(
         "masks/lengths.py",
-        "elif (self.longest or 0) > sizes.keys:",
-        "elif (self.longest or 0) > sizes.keys + 1:",
+        "elif (longest or 0) > sizes.keys:",
+        "elif (longest or 0) > sizes.keys + 1:",
         "a length one above the number of keys is taken",
         "test_masks.py,test_errors.py",
     ),
@@ -66,10 +66,10 @@ MASKS = [
         "the last word counts as padding",
         "test_masks.py",
     ),
-    Mutant("masks/padding.py", "if not self.holes:", "if True:", "padding inside a sequence is seen", "test_masks.py"),
+    Mutant("masks/padding.py", "if not hull.holes:", "if True:", "padding inside a sequence is seen", "test_masks.py"),
     Mutant(
         "masks/documents.py",
-        "        if self.together:\n",
+        "        if extents.together:\n",
         "        if True:\n",
         "documents that are interleaved see each other",
         "test_masks.py",
