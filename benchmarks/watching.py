@@ -14,9 +14,9 @@ from torch import Tensor
 import clearhead as ch
 from benchmarks.measure import interleaved, peak_mib
 from benchmarks.result import Result, times
-from clearhead.models.heads._measured import measured
-from clearhead.models.heads._tokens import Tokens
 from clearhead.models.loading import bundled
+from clearhead.models.read.distinctive import measured
+from clearhead.models.read.tokens import Tokens
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 FOUR = [ch.Entropy(), ch.TopK(5), ch.Received(), ch.LogSumExp()]
@@ -104,7 +104,7 @@ def joined() -> Result:
     def watched() -> None:
         with ch.watch(model) as seen:
             generate()
-        for name in seen:
+        for name in seen.names:
             seen[name].joined()
 
     seconds = interleaved({"plain": generate, "joined": watched}, 9, 1)

@@ -116,7 +116,9 @@ def scores(model: nn.Module, tokens: Tensor) -> dict[str, Tensor]:
     with ch.watch(model) as seen:
         model(tokens)
     rows = seen.table(tokens=tokens)
-    return {name: torch.tensor([row[name] for row in rows]).view(len(seen), -1) for name in ("previous", "induction")}
+    return {
+        name: torch.tensor([row[name] for row in rows]).view(len(seen.names), -1) for name in ("previous", "induction")
+    }
 
 
 def train(

@@ -485,7 +485,11 @@ def _attend(p: Problem, loss: Loss | None, step: Any) -> Found:
         if "entropy" in given:  # the log of a sum near 1 has an error of one rounding of 1
             terms = terms + shares * np.abs(given["entropy"])[..., None] * (logs + 1)
         ds = ds + step(w.shape) * (terms + w * np.abs(delta)[..., None]) + step(mean.shape) * np.abs(mean) * shares
-        ds = ds * (1 + row) + step(w.shape) * w * factors * (np.abs(g) @ np.abs(v).swapaxes(-1, -2))
+        # With weights P(1 + ρ), ρ one number a row, δ's sum over the weights' own gradients, Σ P Ẇ, is (1 + ρ) times as
+        # large, and so Ṡ is off by −ρ P Σ P Ẇ for all keys of a row, however small the difference of the terms is.
+        of_weights = (w * given.get("weights", 0.0)).sum(-1, keepdims=True)
+        ds = ds * (1 + row) - row * w * of_weights
+        ds = ds + step(w.shape) * w * factors * (np.abs(g) @ np.abs(v).swapaxes(-1, -2))
         dv = dv + (w * factors * row).swapaxes(-1, -2) @ g
     dq, dk, to_learnt = back(ds)
     shapes = (p.query.shape, p.key.shape, p.value.shape)

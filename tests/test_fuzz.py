@@ -7,6 +7,8 @@ import fuzz
 import numpy as np
 import oracle
 import pytest
+from fuzzing.attend import loss_of, second
+from fuzzing.build import build
 from fuzzing.draw import draw
 from fuzzing.surroundings import RUNS
 from fuzzing.table import SURROUNDINGS
@@ -46,6 +48,22 @@ def test_a_wrong_engine_is_found(monkeypatch):
     assert (len(wrong_scores), len(wrong_gradient), len(wrong_entropy)) == (9, 1, 1)
     right = [failure for n in (*wrong_scores, *wrong_gradient, *wrong_entropy) for failure in fuzz.failures_of(n)]
     assert right == []
+
+
+@pytest.mark.parametrize(("number", "name"), [(478, "key"), (2256, "query"), (2256, "key"), (3196, "value")])
+def test_a_wrong_second_derivative_is_found(number, name):
+    """In float64, where it is wrong by 1e-8 of its size."""
+    spec = draw(number)
+    truth = second(spec, loss_of(spec), build(spec))
+    measure, right = lambda found: found.gradients[name], truth.found.gradients[name]
+    assert truth.wrong(f"second: {name}", right * (1 + 1e-8), measure)
+    assert truth.wrong(f"second: {name}", right, measure) is None
+
+
+@pytest.mark.parametrize("number", [3360, 8171, 3004648, 4009811, 4012724])
+def test_what_cancels_is_in_the_budget(number):
+    """A softmax of nearly one key, seen once and twice, and sums of nearly all of a row."""
+    assert list(fuzz.failures_of(number)) == []
 
 
 def test_every_surrounding_has_a_way_to_run():

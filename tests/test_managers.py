@@ -204,7 +204,7 @@ def test_nothing_is_said_while_the_interpreter_ends():
 
 
 def test_a_monitor_that_is_let_go_leaves_the_model_and_one_with_a_callback_stays():
-    from clearhead.models import _patch
+    from clearhead.models.tap import patch as _patch
 
     model, rows = Block().train(), []
     before = {key: len(wraps) for key, (_, wraps) in _patch._active.items()}

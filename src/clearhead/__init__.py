@@ -91,36 +91,36 @@ if TYPE_CHECKING:
     from clearhead.explanation.explain import explain as explain
     from clearhead.explanation.explanation import Explanation as Explanation
     from clearhead.models.attention_call import AttentionCall as AttentionCall
-    from clearhead.models.audits.attending import assert_attends as assert_attends
-    from clearhead.models.audits.audit import Audit as Audit
-    from clearhead.models.audits.audited_call import AuditedCall as AuditedCall
-    from clearhead.models.audits.backends import compare as compare
-    from clearhead.models.audits.comparison import ComparedCall as ComparedCall
-    from clearhead.models.audits.comparison import Comparison as Comparison
-    from clearhead.models.differences.align import align as align
-    from clearhead.models.differences.differences import CallDifference as CallDifference
-    from clearhead.models.differences.differences import Differences as Differences
-    from clearhead.models.edits.add_bias import AddBias as AddBias
-    from clearhead.models.edits.base import Edit as Edit
-    from clearhead.models.edits.edit import edit as edit
-    from clearhead.models.edits.force import Force as Force
-    from clearhead.models.edits.knockout import Knockout as Knockout
-    from clearhead.models.edits.scale import Scale as Scale
-    from clearhead.models.generation.steps import Steps as Steps
-    from clearhead.models.heads.distinctive import Distinctive as Distinctive
-    from clearhead.models.heads.table import Table as Table
-    from clearhead.models.lazy.lazy_attention import LazyAttention as LazyAttention
-    from clearhead.models.lazy.lazy_attentions import lazy_attentions as lazy_attentions
-    from clearhead.models.means import Means as Means
+    from clearhead.models.chain.steps import Steps as Steps
+    from clearhead.models.checks import assert_attends as assert_attends
+    from clearhead.models.checks import compare as compare
+    from clearhead.models.read.align import align as align
+    from clearhead.models.read.audit import Audit as Audit
+    from clearhead.models.read.audit import AuditedCall as AuditedCall
+    from clearhead.models.read.comparison import ComparedCall as ComparedCall
+    from clearhead.models.read.comparison import Comparison as Comparison
+    from clearhead.models.read.differences import CallDifference as CallDifference
+    from clearhead.models.read.differences import Differences as Differences
+    from clearhead.models.read.distinctive import Distinctive as Distinctive
     from clearhead.models.recording import Recording as Recording
     from clearhead.models.recording import load_seen as load_seen
-    from clearhead.models.reduced import ReducedCall as ReducedCall
-    from clearhead.models.statistics import Statistics as Statistics
-    from clearhead.models.surveys.result import Survey as Survey
-    from clearhead.models.surveys.survey import survey as survey
-    from clearhead.models.training.monitor import Monitor as Monitor
-    from clearhead.models.training.monitor import monitor as monitor
-    from clearhead.models.use import use_in_transformers as use_in_transformers
+    from clearhead.models.survey import Survey as Survey
+    from clearhead.models.survey import survey as survey
+    from clearhead.models.table import Table as Table
+    from clearhead.models.use.edits.add_bias import AddBias as AddBias
+    from clearhead.models.use.edits.base import Edit as Edit
+    from clearhead.models.use.edits.edit import edit as edit
+    from clearhead.models.use.edits.force import Force as Force
+    from clearhead.models.use.edits.knockout import Knockout as Knockout
+    from clearhead.models.use.edits.scale import Scale as Scale
+    from clearhead.models.use.lazy.lazy_attention import LazyAttention as LazyAttention
+    from clearhead.models.use.lazy.lazy_attentions import lazy_attentions as lazy_attentions
+    from clearhead.models.use.means import Means as Means
+    from clearhead.models.use.monitor import Monitor as Monitor
+    from clearhead.models.use.monitor import monitor as monitor
+    from clearhead.models.use.on_clearhead import use_in_transformers as use_in_transformers
+    from clearhead.models.use.reduced import ReducedCall as ReducedCall
+    from clearhead.models.use.reduced import Statistics as Statistics
     from clearhead.models.watch import watch as watch
 
 __version__ = "0.1.0"

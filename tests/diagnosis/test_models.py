@@ -107,7 +107,7 @@ def test_a_model_without_its_scale(name):
     assert "the scale" not in names(seen_of(model, **inputs_of(name)).diagnose())
     unscaled(model)
     found = [f for f in seen_of(model, **inputs_of(name)).diagnose().warnings if f.name == "the scale"]
-    assert {finding.where["layer"] for finding in found} == set(seen_of(model, **inputs_of(name)))
+    assert {finding.where["layer"] for finding in found} == set(seen_of(model, **inputs_of(name)).names)
 
 
 @pytest.mark.parametrize("name", ["Bert", "Llama", "GPT2", "T5"])

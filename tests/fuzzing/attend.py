@@ -15,13 +15,14 @@ from oracle import Array, Found, Problem
 
 import clearhead as ch
 from clearhead.engines.choose import ENGINES
-from fuzzing.budget import Measure, Truth, move, moved
+from fuzzing.budget import MOVES, ROUNDINGS, Measure, Truth, move, moved
 from fuzzing.build import Built, build, placed
 from fuzzing.draw import Spec, rounded
 from fuzzing.surroundings import RUNS, tangents
 from fuzzing.table import SURROUNDINGS
 
 NAMES = tuple(engine.name for engine in ENGINES)
+NAMED = ("query", "key", "value")
 STENCIL = {1: 45 / 60, 2: -9 / 60, 3: 1 / 60}  # of a derivative, to the sixth order
 STEP = 2e-3
 
@@ -95,7 +96,7 @@ def measure(name: str, built: Built) -> Measure:
     if short == "output":
         return lambda found: found.output
     if short == "tangent":
-        along = dict(zip(("query", "key", "value"), map(array, tangents(built)), strict=True))
+        along = dict(zip(NAMED, map(array, tangents(built)), strict=True))
         return lambda found: np.asarray(sum((t * found.gradients[n]).sum() for n, t in along.items()))
     return lambda found: found.gradients[short]
 
@@ -110,45 +111,113 @@ def half(spec: Spec, loss: Array, built: Built) -> Truth:
 
 
 class Second(Truth):
-    """The derivative of the gradients along some tangents, by differences of the truth's gradients."""
+    """The derivative of the gradients along some tangents, by differences of the truth's gradients.
+
+    With a tilde for the derivative along the tangents, σ = s̃ − Σ P s̃ that of log P, and sums over a row's keys:
+
+        Ṡ = P (Ṗ − δ),  Ṡ~ = P [(Ṗ − δ) σ + Ṗ~ − δ~],  δ~ = Σ P (σ Ṗ + Ṗ~),  V̇~ = (P σ)ᵀ Ȯ,  Q̇~ = J~ᵀ Ṡ + Jᵀ Ṡ~
+
+    with J = ∂s/∂q. Where one key has nearly all the weight, σ and Ṗ − δ are differences of nearly equal numbers. Their
+    errors are roundings of the terms, which are of the sizes |s̃| + Σ P |s̃| and A = |Ȯ| |V|ᵀ. So the error of Ṡ~ is some
+    roundings of P [A (|s̃| + Σ P |s̃|) + Ã], with Ã = |Ȯ| |Ṽ|ᵀ, and of its sum over the row. A gradient has this error
+    times J: for a dot product two slopes, s̃ and J, which are both as large as the keys, however small Ṡ~ is. The error
+    of J~ᵀ Ṡ follows from that of Ṡ, which `oracle.attend` moves by the same roundings at every point of a difference.
+    """
 
     def __init__(self, problem: Problem, dtype: torch.dtype, loss: Array, tangents: list[Array]) -> None:
         super().__init__(problem, dtype, loss)
         self.tangents = tangents
         self.found = self.derivative(problem, loss)
-        finer = self.derivative(problem, loss, STEP / 2).gradients
+        finer = self.derivative(problem, loss, width=STEP / 2).gradients
         differences = (np.abs(finer[n] - x).max(initial=0.0) for n, x in self.found.gradients.items())
         self.uncertain = 2 * float(np.nan_to_num(max(differences)))  # of the differences themselves
 
     @cached_property
     def residue(self) -> float:
-        return super().residue + self.eps * self.uncertain
+        return super().residue + self.uncertain
 
-    def derivative(self, p: Problem, loss: Array, width: float = STEP) -> Found:
-        found = oracle.attend(p, loss)
+    def derivative(self, p: Problem, loss: Array, seed: int | None = None, width: float = STEP) -> Found:
+        """With a seed, of gradients that are moved by some roundings, the same ones wherever they are computed."""
+        steps = lambda: None if seed is None else self.steps(seed)
+        found = oracle.attend(p, loss, steps())
         at = lambda h: replace(p, **{n: x + h * t for n, x, t in self.named(p)})
-        sums: dict[str, Any] = dict.fromkeys(("query", "key", "value"), 0.0)
-        for steps, weight in STENCIL.items():
-            ahead, back = (oracle.attend(at(sign * steps * width), loss).gradients for sign in (1, -1))
-            sums = {n: total + weight / width * (ahead[n] - back[n]) for n, total in sums.items()}
+        sums: dict[str, Any] = dict.fromkeys(NAMED, 0.0)
+        for place, weight in STENCIL.items():
+            ahead, back = (oracle.attend(at(sign * place * width), loss, steps()) for sign in (1, -1))
+            sums = {n: total + weight / width * (ahead.gradients[n] - back.gradients[n]) for n, total in sums.items()}
+        if seed is not None:
+            rounded = self.rounded(p, loss, found, self.steps(seed + MOVES))
+            sums = {n: total + rounded[n] for n, total in sums.items()}
         found.gradients = sums
         return found
 
+    def rounded(self, p: Problem, loss: Array, found: Found, step: Any) -> dict[str, Array]:
+        """What the roundings of Ṡ~ and of V̇~ add to the gradients."""
+        sizes = oracle.Sizes(*(x.shape for x in p.inputs))
+        q, k, v = (sizes.fold(np.nan_to_num(x)) for x in p.inputs)
+        w, g = (x.reshape(*sizes.shape[:3], x.shape[-1]) for x in (found.weights, np.abs(loss)))
+        factors = oracle.dropout(p.dropout_p, p.seed, sizes.shape) if p.dropout_p else 1.0
+        along = [sizes.fold(np.abs(t)) for t in self.tangents]
+        slope = slopes(p, q, k, *along[:2])
+        slope = slope + (w * slope).sum(-1, keepdims=True)
+        terms = factors * ((g @ np.abs(v).swapaxes(-1, -2)) * slope + g @ along[2].swapaxes(-1, -2))
+        total = (w * terms).sum(-1, keepdims=True)
+        ds = w * (step(w.shape) * terms + step(total.shape) * total)
+        dq, dk, _ = oracle.scored(p, q, k)[1](ds)
+        dv = (w * factors * slope * step(w.shape)).swapaxes(-1, -2) @ g
+        every = zip(NAMED, (dq, dk, dv), p.inputs, strict=True)
+        return {n: sizes.unfold(x, given.shape) for n, x, given in every}
+
+    def steps(self, seed: int) -> Any:
+        g = np.random.default_rng(seed)
+        return lambda shape: g.integers(-ROUNDINGS, ROUNDINGS + 1, shape) * (self.eps / 2)
+
     def named(self, p: Problem) -> Iterator[tuple[str, Array, Array]]:
-        return zip(("query", "key", "value"), p.inputs, self.tangents, strict=True)
+        return zip(NAMED, p.inputs, self.tangents, strict=True)
 
     @property
     def plain(self) -> Found:  # type: ignore[override]
         return self.moved[0]
 
-    @property
+    @cached_property
     def moved(self) -> list[Found]:  # type: ignore[override]
         found = []
-        for seed in range(6):
-            g = np.random.default_rng(seed)
-            step = lambda shape, g=g: g.integers(-8, 9, shape) * (self.eps / 2)
-            found.append(self.derivative(moved(self.problem, step), move(self.loss, step)))
+        for seed in range(MOVES):
+            step = self.steps(seed)
+            found.append(self.derivative(moved(self.problem, step), move(self.loss, step), seed))
         return found
+
+
+def slopes(p: Problem, q: Array, k: Array, to_q: Array, to_k: Array) -> Array:
+    """The sizes of the terms that the derivative of each score is a sum of, along tangents of these sizes.
+
+    A slope 1 − tanh² is rounded as its 1 is, so that of a softcap and of the additive score counts as 1. That of a
+    cosine is what is left of a tangent without its part along the vector.
+    """
+    kind, settings, learnt = p.score
+    q, k = np.abs(q), np.abs(k)
+    t = lambda x: x.swapaxes(-1, -2)
+    each = lambda a, b: a[..., :, None, :] + b[..., None, :, :]
+    learnt = {name: np.abs(x) for name, x in learnt.items()}
+    own = settings.get("scale") if kind == "dot" else None
+    scale = own if p.scale is None else p.scale
+    if kind == "dot":
+        found = to_q @ t(k) + q @ t(to_k)
+        scale = max(q.shape[-1], 1) ** -0.5 if scale is None else scale
+    elif kind == "bilinear":
+        found = (to_q @ learnt["W"]) @ t(k) + (q @ learnt["W"]) @ t(to_k)
+    elif kind == "cosine":
+        size = lambda x: np.linalg.norm(x, axis=-1, keepdims=True)
+        part = lambda x, along: 2 * size(along) / np.where(size(x) > 0, size(x), 1.0)
+        found = each(part(q, to_q), part(k, to_k))[..., 0] / settings["temperature"]
+    elif kind == "additive":
+        sides = ((to_q, learnt.get("W_q")), (to_k, learnt.get("W_k")))
+        found = each(*(x if w is None else x @ w.T for x, w in sides)) @ learnt["w_v"]
+    elif kind == "gaussian":
+        found = (each(q, k) * each(to_q, to_k)).sum(-1) / settings["bandwidth"] ** 2
+    else:
+        found = each(to_q, to_k) @ learnt.get("w", np.ones(q.shape[-1]))
+    return found if scale is None else found * abs(scale)
 
 
 def second(spec: Spec, loss: Array, built: Built) -> Truth:

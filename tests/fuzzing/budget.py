@@ -112,8 +112,7 @@ class Truth:
         kept = np.abs(whole) < np.inf
         size, away = np.abs(whole[kept]).max(), lambda x: np.abs(x[kept] - whole[kept]).max()
         budget = orders + ROUNDINGS * self.eps * size + torch.finfo(dtype).tiny
-        # a second derivative is a sum of products of such terms, each rounded once
-        budget += self.residue / self.eps if "second: " in name else self.residue
+        budget += self.residue
         budget += 4 * ROUNDINGS * np.finfo(np.float64).eps  # the truth rounds, too: 1 less what is very small is 1
         budget += EXACT * max(1.0, size) if self.dtype == torch.float64 else torch.finfo(dtype).eps * size
         if off <= budget:

@@ -12,6 +12,7 @@ from clearhead.inspection.measures._grouped import grouped
 from clearhead.inspection.measures._one_key import one_key
 from clearhead.inspection.measures.base import Pairs
 from clearhead.problem.problem import make_problem
+from clearhead.problem.words import Words
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 3e-6, torch.float16: 3e-6, torch.bfloat16: 3e-6}
 
@@ -182,7 +183,7 @@ def test_sinks_take_their_share_of_what_is_moved_alone():
     sinks = torch.tensor([0.5, -2.0, 30.0, -torch.inf], dtype=torch.float64)
     lengths = ch.Lengths([70, 0])  # the second sequence sees nothing
     subject = Subject(
-        make_problem(query, key, mask=lengths, sinks=sinks), True, (None, None), None, (None, TOKENS["some"]), value
+        make_problem(query, key, mask=lengths, sinks=sinks), True, Words(), None, (None, TOKENS["some"]), value
     )
     keep = np.stack([every(70, 70), ~every(70, 70)])[:, None]
     own = dense(query, key, keep)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from head_oracle import divergence
 
 import clearhead as ch
-from clearhead.models.differences._divergence import jensen_shannon
+from clearhead.models.read.divergence import jensen_shannon
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
@@ -238,4 +238,4 @@ def test_equal_masks_of_other_forms_fit():
 
 
 def test_the_models_function_of_that_name_stays():
-    assert ch.compare.__module__ == "clearhead.models.audits.backends"
+    assert ch.compare.__module__ == "clearhead.models.checks"

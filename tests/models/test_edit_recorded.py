@@ -180,7 +180,7 @@ def test_joined_steps_of_an_edited_generation(edit):
             ids = model.generate(IDS, do_sample=False, max_new_tokens=5, min_new_tokens=5)
         with ch.watch(model) as whole:
             model(ids[:, :-1], use_cache=False)
-    for name in whole:
+    for name in whole.names:
         torch.testing.assert_close(seen[name].joined().dense(), whole[name][0].weights.dense(), rtol=1e-4, atol=1e-5)
 
 

@@ -369,3 +369,13 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 40_000, "KiB more"
+
+
+def test_a_table_as_text_fits_a_screen():
+    numbers = dict.fromkeys(map(str, range(40)), 1e9)
+    rows = [{"module": "x" * 60, "head": head, "nan": float("nan")} | numbers for head in range(50)]
+    lines = str(ch.models.Table(rows)).splitlines()
+    assert len(lines) == 23 and max(map(len, lines)) <= 100
+    assert lines[1].split()[:3] == ["x" * 39 + "…", "0", "nan"]
+    assert lines[21:] == ["30 more rows", "33 more columns: '7', '8', '9', '10', '11', '12', …"]
+    assert str(ch.models.Table()) == "no rows"

@@ -110,8 +110,8 @@ def test_joined_steps_are_a_full_forward(case, mask):
     seen, sequences = generated(model, mask=mask, **options)
     full = None if mask is None else F.pad(mask, (0, STEPS - 1), value=1)
     wanted = attentions(model, "attentions", input_ids=sequences, attention_mask=full)
-    assert len(seen) == len(wanted) == 2
-    for name, want in zip(seen, wanted, strict=True):
+    assert len(seen.names) == len(wanted) == 2
+    for name, want in zip(seen.names, wanted, strict=True):
         steps = seen[name]
         assert len(steps) >= STEPS and isinstance(steps, list)
         weights = steps.joined()
@@ -134,10 +134,10 @@ def test_joined_steps_are_a_full_forward(case, mask):
 def test_beams_are_followed(cache):
     model = made(llama)
     seen, sequences = generated(model, num_beams=4, num_return_sequences=4, cache_implementation=cache)
-    links = [link for call in seen[next(iter(seen))] for link in [call.cached_key.link]]
+    links = [link for call in seen[seen.names[0]] for link in [call.cached_key.link]]
     assert any(link.rows is not None for link in links)
     wanted = attentions(model, "attentions", input_ids=sequences)
-    for name, want in zip(seen, wanted, strict=True):
+    for name, want in zip(seen.names, wanted, strict=True):
         dense = seen[name].joined().dense()
         assert dense.shape == (8, 4, 15, 15)
         torch.testing.assert_close(dense, want, atol=1e-6, rtol=0)
@@ -161,7 +161,7 @@ def test_beams_with_the_same_keys_in_a_window_are_told_apart_by_other_layers(cac
     seen, sequences = generated(model, FEW, values=values, **options)
     wanted = attentions(model, "attentions", input_ids=sequences)
     again = ch.load_seen(seen.save(tmp_path / "seen"))
-    for name, want in zip(seen, wanted, strict=True):
+    for name, want in zip(seen.names, wanted, strict=True):
         for recording in (seen, again):
             torch.testing.assert_close(recording[name].joined().dense(), want, atol=1e-6, rtol=0)
     first = seen["model.layers.0.self_attn"]
@@ -189,7 +189,7 @@ def test_the_same_word_again_and_again_without_positions_in_its_keys(beams, cach
     seen, sequences = generated(model, num_beams=beams, num_return_sequences=beams, **words)
     inputs = {"input_ids": IDS.repeat_interleave(beams, 0), "decoder_input_ids": sequences}
     own, cross = (attentions(model, f"{kind}_attentions", **inputs) for kind in ("decoder", "cross"))
-    names = [name for name in seen if "decoder" in name]
+    names = [name for name in seen.names if "decoder" in name]
     for name, want in zip(names, [layer for pair in zip(own, cross, strict=True) for layer in pair], strict=True):
         torch.testing.assert_close(seen[name].joined().dense(), want, atol=1e-6, rtol=0)
 
@@ -202,7 +202,7 @@ def test_the_same_word_after_a_crop():
         more = {"encoder_outputs": (out.encoder_last_hidden_state,), "past_key_values": out.past_key_values}
         model(decoder_input_ids=word[:, 3:], **more)
     own = attentions(model, "decoder_attentions", input_ids=IDS[:1], decoder_input_ids=word)
-    names = [name for name in seen if "decoder" in name and "SelfAttention" in name]
+    names = [name for name in seen.names if "decoder" in name and "SelfAttention" in name]
     for name, want in zip(names, own, strict=True):
         torch.testing.assert_close(seen[name].joined().dense(), want, atol=1e-6, rtol=0)
 
@@ -213,7 +213,7 @@ def test_prompt_lookup_drops_what_was_rejected():
         model = made(make)
         seen, sequences = generated(model, ids, prompt_lookup_num_tokens=3, max_new_tokens=12)
         wanted = attentions(model, "attentions", input_ids=sequences)
-        for name, want in zip(seen, wanted, strict=True):
+        for name, want in zip(seen.names, wanted, strict=True):
             steps = seen[name]
             assert sum(call.query.shape[2] for call in steps) > want.shape[2]  # some were rejected
             dense, length = steps.joined().dense(), want.shape[2]
@@ -232,7 +232,7 @@ def test_encoder_decoders(make, beams, mask):
         repeated["attention_mask"] = mask.repeat_interleave(beams, 0)
     own = attentions(model, "decoder_attentions", **repeated)
     cross = attentions(model, "cross_attentions", **repeated)
-    names = [name for name in seen if "decoder" in name]
+    names = [name for name in seen.names if "decoder" in name]
     for name, want in zip(names, [layer for pair in zip(own, cross, strict=True) for layer in pair], strict=True):
         weights = seen[name].joined()
         torch.testing.assert_close(weights.dense(), want, atol=1e-6, rtol=0)
@@ -285,7 +285,7 @@ def test_two_generations_from_one_source_are_two():
     with torch.no_grad(), ch.watch(model) as seen:
         for _ in range(2):
             model.generate(IDS, max_new_tokens=4, do_sample=False)
-    shapes = {name: seen[name].joined().shape[2] for name in seen if "decoder" in name}
+    shapes = {name: seen[name].joined().shape[2] for name in seen.names if "decoder" in name}
     assert len(shapes) == 4 and set(shapes.values()) == {4}
 
 
@@ -297,7 +297,7 @@ def test_a_conversation_that_goes_on_with_its_cache():
         longer = torch.cat([first, IDS[:, :4]], 1)
         last = model.generate(longer, max_new_tokens=3, do_sample=False, past_key_values=cache)
     want = attentions(model, "attentions", input_ids=last[:, :-1])
-    for name, one in zip(seen, want, strict=True):
+    for name, one in zip(seen.names, want, strict=True):
         torch.testing.assert_close(seen[name].joined().dense(), one, atol=1e-6, rtol=0)
 
 
@@ -316,7 +316,7 @@ def test_a_window_that_a_crop_has_moved_back(mode):
             ids = torch.cat([ids[:, :-dropped], IDS[:, :4]], 1)
         last = model.generate(ids, max_new_tokens=3, do_sample=False, past_key_values=cache)
     want = attentions(model, "attentions", input_ids=last[:, :-1])
-    for name, one in zip(seen, want, strict=True):
+    for name, one in zip(seen.names, want, strict=True):
         torch.testing.assert_close(seen[name].joined().dense(), one, atol=1e-6, rtol=0)
 
 
@@ -439,7 +439,7 @@ def test_clearheads_own_cache():
             model(x[:, low:high], cache)
     with torch.no_grad(), ch.watch(model) as whole:
         model(x, ch.nn.KeyValueCache())
-    name = next(iter(seen))
+    name = seen.names[0]
     torch.testing.assert_close(seen[name].joined().dense(), whole[0].weights.dense(), atol=1e-6, rtol=0)
 
 
@@ -509,7 +509,7 @@ def test_a_window_that_was_watched_from_the_middle_on(seed):
                 model(ids[:, i : i + 1], past_key_values=past, use_cache=True)
         with ch.watch(model) as whole:
             model(ids, use_cache=False)
-    for name in whole:
+    for name in whole.names:
         weights = seen[name].joined()
         queries, keys = seen[name].positions
         gone = max(begun + 1 - window, 0)
@@ -540,4 +540,4 @@ def test_a_cache_that_is_written_to_through_data(seed):
     for call in seen.calls:
         torch.testing.assert_close(call.weights @ call.value, call.output, rtol=1e-4, atol=1e-6)
     with pytest.raises(ch.ClearheadError, match="are not those that it had"):
-        seen[next(iter(seen))].joined()
+        seen[seen.names[0]].joined()

@@ -152,7 +152,7 @@ def test_gradients_of_a_watched_training_step_are_bit_identical():
 def test_layers_by_number_name_and_pattern(layers, numbers, keep):
     with torch.no_grad(), ch.watch(model := llama(), keep=keep, layers=layers) as seen:
         model(IDS)
-    assert list(seen) == [f"layers.{number}.self_attn" for number in numbers]
+    assert seen.names == [f"layers.{number}.self_attn" for number in numbers]
 
 
 @pytest.mark.parametrize("heads", [2, -1, slice(1, 3), [3, 0], range(4), (1, 2, 0)])
@@ -383,7 +383,7 @@ def test_layers_are_named_as_calls_are():
     x = torch.randn(2, 5, 16)
     with torch.no_grad(), ch.watch(model) as seen:  # the fast path
         model(x)
-    for names, count in ((list(seen)[1], 1), ("*.self_attn", 2), (0, 1)):
+    for names, count in ((seen.names[1], 1), ("*.self_attn", 2), (0, 1)):
         with torch.no_grad(), ch.watch(model, keep=[ch.Entropy()], layers=names) as some:
             model(x)
         assert len(some.calls) == count

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.models._keywords import NOT_READ, READ, REFUSED
+from clearhead.models.tap.keywords import NOT_READ, READ, REFUSED
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")

@@ -30,7 +30,7 @@ def generated(**more):
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_generations(tmp_path, use_cache):
     seen = generated(use_cache=use_cache)
-    wanted = [f"L{name.split('.')[2]}.{run}" for run in range(3) for name in seen]
+    wanted = [f"L{name.split('.')[2]}.{run}" for run in range(3) for name in seen.names]
     assert wanted[:3] == ["L0.0", "L1.0", "L0.1"] and label_of(seen) == wanted
     assert str(seen.distinctive()).split("H")[0].split(" ")[-1] in wanted
     again = ch.load_seen(seen.save(tmp_path / "seen.safetensors"))

@@ -62,7 +62,7 @@ def test_blocks_with_a_fused_projection(causal):
     plain = model(x)
     with ch.watch(model) as seen:
         watched = model(x)
-    assert torch.equal(plain, watched) and list(seen) == ["0.attn", "1.attn"]
+    assert torch.equal(plain, watched) and seen.names == ["0.attn", "1.attn"]
     for block, call in zip(model, seen.calls, strict=True):
         torch.testing.assert_close(call.weights.dense(), block.attn.own(block.norm(x)), atol=1e-5, rtol=0)
         x = block(x)
@@ -74,7 +74,7 @@ def test_a_layer_called_several_times_has_several_records():
     model = nn.Sequential(block, block, block)
     with ch.watch(model) as seen:
         model(x)
-    assert list(seen) == ["0.attn"] and len(seen["0.attn"]) == 3
+    assert seen.names == ["0.attn"] and len(seen["0.attn"]) == 3
     for call in seen["0.attn"]:
         torch.testing.assert_close(call.weights.dense(), block.attn.own(block.norm(x)), atol=1e-5, rtol=0)
         x = block(x)
@@ -266,7 +266,7 @@ def test_nothing_is_left_behind_by_errors_wherever_they_come_from():
                 model(wrong)
             except RuntimeError:
                 continue
-    assert list(seen) == ["attn"] and state() == before
+    assert seen.names == ["attn"] and state() == before
 
 
 def test_watches_may_end_in_any_order():
@@ -301,7 +301,7 @@ def test_nested_watches_each_see_their_own_model():
     model = nn.Sequential(inner, Block(False))
     with ch.watch(model) as whole, ch.watch(inner) as part:
         model(x)
-    assert list(whole) == ["0.attn", "1.attn"] and list(part) == ["attn"]
+    assert whole.names == ["0.attn", "1.attn"] and part.names == ["attn"]
 
 
 def test_a_thousand_forwards_keep_nothing():

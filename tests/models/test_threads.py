@@ -71,7 +71,7 @@ def test_every_call_of_a_model_of_transformers_is_recorded():
     with ch.watch(model) as seen:
         found = run(lambda i: model(**inputs[i])[0])
     assert all(torch.equal(a, b) for a, b in zip(plain, found, strict=True))
-    assert len(seen.calls) == 60 and all(len(seen[name]) == 6 for name in seen)
+    assert len(seen.calls) == 60 and all(len(seen[name]) == 6 for name in seen.names)
 
 
 def test_direct_calls_in_threads_are_recorded_under_their_module():

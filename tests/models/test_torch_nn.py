@@ -103,7 +103,7 @@ def test_weights_that_are_computed_and_the_function_called_without_the_module():
     nn.utils.parametrizations.weight_norm(module, "in_proj_weight")
     with ch.watch(nn.Sequential(module)) as seen:
         own = module(x, x, x, average_attn_weights=False)[1]
-    assert list(seen) == ["0"]
+    assert seen.names == ["0"]
     torch.testing.assert_close(seen.calls[0].weights.dense(), own, atol=1e-5, rtol=0)
 
     class Pool(nn.Module):  # as in CLIP's ResNet: the mean looks at every place
@@ -122,7 +122,7 @@ def test_weights_that_are_computed_and_the_function_called_without_the_module():
     pool = Pool()
     with ch.watch(pool) as seen:
         pool(x)
-    assert seen.calls[0].kind == "cross" and list(seen) == ["Pool"]
+    assert seen.calls[0].kind == "cross" and seen.names == ["Pool"]
     torch.testing.assert_close(seen.calls[0].weights.dense(), pool(x, True)[1], atol=1e-5, rtol=0)
 
 
@@ -244,7 +244,7 @@ def test_transformer_decoder_and_whole_transformer():
             with ch.watch(model) as seen:
                 watched = model(source, target, **inputs)
         assert torch.equal(plain, watched)
-        names = [name.removesuffix("_attn").removesuffix("head") for name in seen]
+        names = [name.removesuffix("_attn").removesuffix("head") for name in seen.names]
         assert names == ["encoder.layers.0.self"] + [
             f"decoder.layers.{i}.{k}" for i in (0, 1) for k in ("self", "multi")
         ]

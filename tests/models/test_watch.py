@@ -123,7 +123,7 @@ def test_key_heads_stay_unrepeated_and_masks_are_shared_spans():
     first, second = seen.calls
     assert first.query.shape == (2, 4, 9, 8) and first.key.shape == (2, 2, 9, 8)
     assert isinstance(first.mask, Intervals) and first.mask is second.mask
-    assert list(seen) == ["layers.0.self_attn", "layers.1.self_attn"] and len(seen) == 2
+    assert seen.names == ["layers.0.self_attn", "layers.1.self_attn"] and len(seen) == 2
     assert seen["layers.1.self_attn"] == [second]
     with pytest.raises(ch.ClearheadError, match=r"layers\.0\.self_attn"):
         seen["layer 9"]

@@ -16,7 +16,7 @@ from node import data_of, run_on_page
 from test_report_formulas import FAR, Manhattan, normal, wanted_of
 
 import clearhead as ch
-from clearhead.models.paged import roles
+from clearhead.models.show.paged import roles
 from clearhead.report import Layer, Page, describe, render, write_report
 from clearhead.report.layer import LeftOut
 from clearhead.report.operands import rounded, steps_of

@@ -162,7 +162,7 @@ def test_long_texts_are_cut_and_counted(bert):
 
 
 def test_a_marking_vocabulary_has_words_and_their_parts():
-    from clearhead.models.surveys._classes import CLASSES, WordClasses
+    from clearhead.models.use.surveys.looks import CLASSES, WordClasses
 
     class Vocabulary:
         tokens = ("<s>", "Ġthe", "re", "12", "Ġ7", ",", "Ċ", "The", "Ã©", "Ġ")

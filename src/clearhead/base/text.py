@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 KEPT = "\N{NO-BREAK SPACE}"
 
@@ -26,3 +26,9 @@ def escaped(text: str, lines: bool = False) -> str:
     shown = "\n".join(map(printable, text.split("\n"))) if lines else printable(text)
     # Notebooks typeset what stands between dollars and in \( \)
     return html.escape(shown).replace("$", "&#36;").replace("\\", "&#92;")
+
+
+def listed(names: Iterable[str]) -> str:
+    """The first names of some, quoted."""
+    every = list(names)
+    return (", ".join(map(repr, every[:6])) + (", …" if len(every) > 6 else "")) or "none"

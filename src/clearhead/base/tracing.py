@@ -40,6 +40,9 @@ _KEYS = torch._C._TorchDispatchModeKey
 _TRACERS = (_KEYS.FAKE, _KEYS.PROXY, _KEYS.FUNCTIONAL)
 
 
+some_compiling = is_compiling  # whether any thread compiles: a look before the closer one, which is a function more
+
+
 def compiling() -> bool:
     """Whether this code is being compiled or exported, not run.
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, require
-from clearhead.models._lengths import check_length, most_tokens
+from clearhead.models.loading import check_length, most_tokens
 
 USUAL = 50  # tokens that a decoder generates at most, without --generate
 

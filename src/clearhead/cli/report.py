@@ -13,8 +13,8 @@ from clearhead.cli.choice import chosen_calls, chosen_heads
 from clearhead.cli.outputs import check_outputs
 from clearhead.cli.summary import Row, print_summary
 from clearhead.cli.texts import Read, checked, model_of, quoted, text_of, watched
-from clearhead.models.beside import Beside
-from clearhead.models.paged import Paged
+from clearhead.models.show.beside import Beside
+from clearhead.models.show.paged import Paged
 from clearhead.report.layer import Layer, LeftOut
 from clearhead.report.of_heads import of_heads
 from clearhead.report.summary import summarise

@@ -12,8 +12,8 @@ from clearhead.base.text import printable
 from clearhead.cli.outputs import check_outputs
 from clearhead.cli.texts import model_of
 from clearhead.models.loading import quiet
-from clearhead.models.surveys._arguments import rank_of
-from clearhead.models.surveys.survey import survey
+from clearhead.models.survey import survey
+from clearhead.models.use.surveys.arguments import rank_of
 
 
 def run(options: argparse.Namespace) -> None:

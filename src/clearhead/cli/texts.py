@@ -12,11 +12,10 @@ import torch
 from clearhead.base.errors import ClearheadError
 from clearhead.base.text import printable
 from clearhead.cli.generated import check_causal, decoder_words, generated
-from clearhead.models._lengths import check_length
 from clearhead.models.attention_call import AttentionCall
-from clearhead.models.loading import bundled, load, quiet, reason
-from clearhead.models.paged import Paged
+from clearhead.models.loading import bundled, check_length, load, quiet, reason
 from clearhead.models.recording import Recording
+from clearhead.models.show.paged import Paged
 from clearhead.models.watch import watch
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from clearhead.base.arrays import mask_forms, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.tracing import ensure, readable
+from clearhead.base.tracing import ensure
+from clearhead.masks._read import own
 
 
 def as_tensor(numbers: Any, name: str) -> Tensor:
@@ -36,7 +37,7 @@ def check_lengths(lengths: Any, name: str) -> Tensor:
         )
     if lens.ndim > 2:
         raise ShapeError(f"{name} has shape {tuple(lens.shape)}; expected (B,) or (B, Lq).")
-    lens = lens.detach().long().clone()
+    lens = own(lens.detach().long())
     if lens.numel():
         ensure(
             lens >= 0,
@@ -44,10 +45,3 @@ def check_lengths(lengths: Any, name: str) -> Tensor:
             f"{name}: a length is 0 or more",
         )
     return lens
-
-
-def few_values(numbers: Tensor) -> tuple[Any, ...] | None:
-    """The shape and the values of a small tensor, read once, for `Mask.signature`; None for a larger one."""
-    if numbers.numel() > 64 or not readable(numbers):
-        return None
-    return (tuple(numbers.shape), *numbers.flatten().tolist())

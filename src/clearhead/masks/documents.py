@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,8 @@ from clearhead.base.positions import query_offset
 from clearhead.base.shapes import Sizes, heads_second, part, placed
 from clearhead.base.steps import Step, made
 from clearhead.base.tracing import empty_of_values, readable
-from clearhead.masks._lengths import as_tensor, check_lengths, few_values
+from clearhead.masks._lengths import as_tensor, check_lengths
+from clearhead.masks._read import derived, few_values, own
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 
@@ -48,10 +49,8 @@ class Documents(Mask):
                 f"Documents: ids has dtype {ids.dtype}, shape {tuple(ids.shape)}; expected integers (Lk,) or (B, Lk), "
                 "one for each key. For the documents' lengths use Documents.from_lengths(lengths)."
             )
-        self.ids: Tensor = ids.detach().long().clone()
-        self.values = few_values(self.ids)
-        self.first, self.last, together = _extents(_rows(self.ids))
-        self.together = readable(together) and bool(together)
+        self.ids = own(ids.detach().long())
+        self._read()  # in eager code
 
     @classmethod
     def from_lengths(cls, lengths: Any) -> Documents:
@@ -114,7 +113,11 @@ class Documents(Mask):
         return f"Documents(<{'×'.join(map(str, self.ids.shape))}>)"
 
     def signature(self) -> Hashable | None:
-        return None if self.values is None or self.edges is not None else (type(self), self.values)
+        values = self._read().values
+        return None if values is None or self.edges is not None else (type(self), values)
+
+    def _read(self) -> Extents:
+        return derived(self, self.ids, _extents)
 
     def drawn(self) -> Sizes:
         length = self.ids.shape[-1]
@@ -150,25 +153,29 @@ class Documents(Mask):
                     f"Documents: cu_q ends at {len(self.edges[0])}, and there are {sizes.queries} queries, "
                     f"{(*sizes.shown, sizes.queries, sizes.keys)}."
                 )
-            start, stop = (placed(edge, sizes.device, "Documents: cu_q").view(1, 1, -1) for edge in self.edges)
+            start, stop = (placed(edge, sizes.device, "Documents: cu_q").clone().view(1, 1, -1) for edge in self.edges)
             return Spans(start, stop)
         own = self._own(sizes)
         inside = (own >= 0) & (own < sizes.keys)
-        ids, first, last = (_rows(placed(t, sizes.device, "Documents: ids")) for t in (self.ids, self.first, self.last))
+        extents = self._read()
+        # a copy, where the normal form is remembered for all masks of these values
+        given = self.ids if extents.values is None else self.ids.clone()
+        every = (given, extents.first, extents.last)
+        ids, first, last = (_rows(placed(t, sizes.device, "Documents: ids")) for t in every)
         if not sizes.keys:
             return Spans(torch.zeros_like(own), torch.zeros_like(own))
         batch = own.shape[0] if ids.shape[0] == 1 else ids.shape[0]
         at = own[:, 0].clamp(0, sizes.keys - 1).expand(batch, -1)
         mine, start, stop = (t.expand(batch, -1).gather(1, at).unsqueeze(1) for t in (ids, first, last + 1))
         start, stop = torch.where(inside, start, 0), torch.where(inside, stop, 0)
-        if self.together:
+        if extents.together:
             return Spans(start, stop)
 
         def residual(batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
             rows = part(mine, batch, slice(None), queries).unsqueeze(-1)
             return rows == part(ids, batch)[:, None, None, keys]
 
-        return Spans(start, stop, residual)
+        return Spans(start, stop, residual, (given,))
 
     def _own(self, sizes: Sizes) -> Tensor:
         """Each query's position among the keys, (B or 1, 1, Lq)."""
@@ -192,8 +199,17 @@ def _rows(ids: Tensor) -> Tensor:
     return ids if ids.ndim == 2 else ids[None]
 
 
-def _extents(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+class Extents(NamedTuple):
     """For each key the first and the last key of its document, (B, L), and whether all documents stand together."""
+
+    first: Tensor
+    last: Tensor
+    together: bool
+    values: Hashable | None  # the ids, where they are few
+
+
+def _extents(given: Tensor) -> Extents:
+    ids = _rows(given)
     length = ids.shape[1]
     order = ids.argsort(dim=1, stable=True)  # documents together, each in the order of its keys
     ordered = ids.gather(1, order)
@@ -206,4 +222,5 @@ def _extents(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     first, last = order.gather(1, begin), order.gather(1, end)
     together = (last - first == end - begin).all()
     back = order.argsort(dim=1)
-    return first.gather(1, back), last.gather(1, back), together
+    known = readable(together) and bool(together)
+    return Extents(first.gather(1, back), last.gather(1, back), known, few_values(given))

@@ -10,6 +10,7 @@ from torch import Tensor
 from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.shapes import Sizes, placed
+from clearhead.masks._read import own
 from clearhead.masks.base import Mask, Spans
 
 
@@ -76,5 +77,4 @@ def _edge(edge: Any, name: str) -> Tensor:
             f"Intervals: {name} has dtype {edge.dtype}, shape {tuple(edge.shape)}; expected integers (Lq,), (B, Lq) "
             "or (B, H, Lq)."
         )
-    copy: Tensor = edge.detach().long().clone()
-    return copy
+    return own(edge.detach().long())

@@ -13,7 +13,8 @@ from clearhead.base.places import key_positions
 from clearhead.base.shapes import Sizes, heads_second, part, placed
 from clearhead.base.steps import Step, made
 from clearhead.base.tracing import ensure, readable
-from clearhead.masks._lengths import check_lengths, few_values
+from clearhead.masks._lengths import check_lengths
+from clearhead.masks._read import Known, derived, known
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 
@@ -35,16 +36,18 @@ class Lengths(Mask):
 
     def __init__(self, valid_lens: Any) -> None:
         self.valid_lens = check_lengths(valid_lens, "Lengths: valid_lens")
-        # read once, in eager code
-        self.values = few_values(self.valid_lens)
-        self.longest = int(self.valid_lens.max()) if self.valid_lens.numel() and readable(self.valid_lens) else None
+        self._read()  # in eager code
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
         return cls([(sizes.keys * (2 * b + 1)) // (2 * sizes.batch) for b in range(sizes.batch)])
 
     def signature(self) -> Hashable | None:
-        return None if self.values is None else (type(self), self.values)
+        values = self._read().values
+        return None if values is None else (type(self), values)
+
+    def _read(self) -> Known:
+        return derived(self, self.valid_lens, known)
 
     def title(self) -> str:
         if self.valid_lens.numel() > 8 or not readable(self.valid_lens):
@@ -56,7 +59,7 @@ class Lengths(Mask):
         return Sizes(self.valid_lens.shape[0] if self.valid_lens.ndim else 1, 1, queries, 0)
 
     def least(self) -> int:
-        return self.longest or 0
+        return self._read().longest or 0
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
         lens = part(self.lower(sizes).stop, *at[:3]).unsqueeze(-1)
@@ -81,11 +84,12 @@ class Lengths(Mask):
                 f"({sizes.batch}, {sizes.queries}): one length a sequence, or one a query.\n{alone}"
                 + columns({"scores": (*sizes.shown, sizes.queries, sizes.keys), "valid_lens": (*shape, "", "")[:4]})
             )
-        if self.longest is None and lens.numel():
+        longest = self._read().longest
+        if longest is None and lens.numel():
             ensure(lens <= sizes.keys, lambda: _too_long(lens, sizes), "Lengths: a length is above the number of keys")
-        elif (self.longest or 0) > sizes.keys:
+        elif (longest or 0) > sizes.keys:
             raise _too_long(lens, sizes)
-        stop = lens.reshape(shape[0] if shape else 1, 1, shape[1] if len(shape) == 2 else 1)
+        stop = lens.clone().reshape(shape[0] if shape else 1, 1, shape[1] if len(shape) == 2 else 1)
         return Spans(torch.zeros_like(stop[:1, :, :1]), stop)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.shapes import Sizes, heads_second, part, placed
 from clearhead.base.steps import Step
 from clearhead.base.tracing import ensure, readable
+from clearhead.masks._read import derived, own
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 
@@ -46,9 +47,8 @@ class Padding(Mask):
             raise wrong()
         if keep.dtype != torch.bool:
             ensure((keep == 0) | (keep == 1), wrong, "Padding: keep holds other values than 0 and 1")
-        self.keep: Tensor = keep.detach().bool().clone()
-        self.start, self.stop, whole = _hull(self.keep)
-        self.holes = not readable(whole) or not bool(whole)
+        self.keep = own(keep.detach().bool())
+        self._read()  # in eager code
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
@@ -74,23 +74,35 @@ class Padding(Mask):
                 + "\nIt pads keys: with cross attention, pass the mask of the source."
                 + heads_second(sizes, self.keep.shape[1])
             )
-        keep, start, stop = (placed(t, sizes.device, "Padding") for t in (self.keep, self.start, self.stop))
+        hull = self._read()
+        keep, start, stop = (placed(t, sizes.device, "Padding") for t in (self.keep, hull.start, hull.stop))
         start, stop = start.view(-1, 1, 1), stop.view(-1, 1, 1)
-        if not self.holes:
+        if not hull.holes:
             return Spans(start, stop)
 
         def residual(batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
             return part(keep, batch)[:, None, None, keys]
 
-        return Spans(start, stop, residual)
+        return Spans(start, stop, residual, (self.keep,))
+
+    def _read(self) -> Hull:
+        return derived(self, self.keep, _hull)
 
 
-def _hull(keep: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """From the first kept key to after the last one, (B,) each, and whether nothing is left out between them."""
+class Hull(NamedTuple):
+    """From the first kept key to after the last one, (B,) each, and whether some are left out between them."""
+
+    start: Tensor
+    stop: Tensor
+    holes: bool
+
+
+def _hull(keep: Tensor) -> Hull:
     if not keep.shape[1]:
         nothing = torch.zeros(keep.shape[0], dtype=torch.int64, device=keep.device)
-        return nothing, nothing, torch.ones((), dtype=torch.bool, device=keep.device)
+        return Hull(nothing, nothing, False)
     count = keep.sum(-1)
     start = keep.int().argmax(-1)
     stop = torch.where(count > 0, keep.shape[1] - keep.flip(-1).int().argmax(-1), start)
-    return start, stop, (stop - start == count).all()
+    whole = (stop - start == count).all()
+    return Hull(start, stop, not readable(whole) or not bool(whole))

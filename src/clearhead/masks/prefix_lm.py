@@ -14,7 +14,8 @@ from clearhead.base.shapes import Sizes, part, placed
 from clearhead.base.steps import Step, made
 from clearhead.base.tracing import readable
 from clearhead.masks._draw import LARGEST
-from clearhead.masks._lengths import check_lengths, few_values
+from clearhead.masks._lengths import check_lengths
+from clearhead.masks._read import Known, derived, known
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 
@@ -41,9 +42,7 @@ class PrefixLM(Mask):
 
     def __init__(self, lengths: Any) -> None:
         self.lengths = check_lengths(lengths, "PrefixLM: lengths")
-        # read once, in eager code
-        self.values = few_values(self.lengths)
-        self.longest = int(self.lengths.max()) if self.lengths.numel() and readable(self.lengths) else 0
+        self._read()  # in eager code
         if self.lengths.ndim > 1:
             raise ShapeError(f"PrefixLM: lengths has shape {tuple(self.lengths.shape)}; expected (B,) or one integer.")
 
@@ -57,13 +56,17 @@ class PrefixLM(Mask):
         return f"PrefixLM({lengths})"
 
     def signature(self) -> Hashable | None:
-        return None if self.values is None else (type(self), self.values)
+        values = self._read().values
+        return None if values is None else (type(self), values)
+
+    def _read(self) -> Known:
+        return derived(self, self.lengths, known)
 
     def drawn(self) -> Sizes:
         return Sizes(max(1, self.lengths.numel()), 1, 0, 0)
 
     def least(self) -> int:
-        return max(super().least(), min(2 * self.longest, 2 * LARGEST))
+        return max(super().least(), min(2 * (self._read().longest or 0), 2 * LARGEST))
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
         rows, columns = positions(sizes, at, name, "PrefixLM")

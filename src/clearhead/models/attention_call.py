@@ -4,34 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
-from clearhead.base.errors import ClearheadError
 from clearhead.base.text import said
 from clearhead.explanation.diagnosis.diagnose import diagnosis_of
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.explanation.explanation import Explanation
-from clearhead.explanation.modules.origin.ran import Origin
 from clearhead.inspection.gradients import WeightGradients
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
-from clearhead.masks.base import Mask
-from clearhead.models._diagnosed import case_of
-from clearhead.models._outcome import Outcome
-from clearhead.models._padding import Real
-from clearhead.models.explained import explain_call
-from clearhead.models.generation._cached import Cached
-from clearhead.models.multiplied import weights_of
-from clearhead.problem.problem import Problem
-from clearhead.problem.record import Record
-from clearhead.scores.base import Score
+from clearhead.models.call import CallRecord
+from clearhead.models.explained import case_of, explain_call
+from clearhead.models.weights import weights_of
 
 
 @dataclass(frozen=True, eq=False)
-class AttentionCall:
+class AttentionCall(CallRecord):
     """An attention call of a model: what went in, from which any part of its weights can be computed.
 
     `query` (B, H, Lq, E) and `key` (B, Hk, Lk, E) are detached copies, the key heads unrepeated. In a generation, keys
@@ -51,40 +42,6 @@ class AttentionCall:
     `watch(gradients=True)` these, and after a backward pass `gradients` and `head_importance`.
     """
 
-    name: str
-    kind: Literal["self", "cross"]
-    query: Tensor
-    cached_key: Cached
-    score: Score
-    mask: Mask | None
-    backend: str
-    kept: Record  # but that its key is only of the right shape where `cached_key` has to be put together
-    uniform: Tensor | None = None
-    padding: Real | None = None
-    run: int = 0
-    cached_value: Cached | None = None
-    outcome: Outcome | None = None
-    origin: Origin | None = None  # the layers around the call, for `explain`
-    factor: Tensor | None = None
-
-    @property
-    def key(self) -> Tensor:
-        return self.cached_key.tensor()
-
-    @property
-    def value(self) -> Tensor | None:
-        return None if self.cached_value is None else self.cached_value.tensor()
-
-    @property
-    def record(self) -> Record:
-        """The record of the call."""
-        return self.kept if self.cached_key.whole else self.kept._replace(problem=with_key(self.kept.problem, self.key))
-
-    @property
-    def problem(self) -> Problem:
-        """The call in its normal form, without a value."""
-        return self.record.problem
-
     @property
     def weights(self) -> Weights:
         """The weights of this call, lazy: those before any dropout. Its reductions leave padding out."""
@@ -102,14 +59,14 @@ class AttentionCall:
 
         `torch.nn.MultiheadAttention` gives it after its last projection alone: there it is `weights @ value`.
         """
-        value, outcome = self._values()
+        value, outcome = self.values()
         output: Tensor = self.weights @ value if outcome.output is None else outcome.output
         return output
 
     @property
     def value_norms(self) -> Tensor:
         """‖v_j‖ of each key, (B, H, Lk): a weight moves an output by as much as the value it weighs."""
-        value, _ = self._values()
+        value, _ = self.values()
         norms: Tensor = value.norm(dim=-1, dtype=accumulated(value.dtype))
         return norms.repeat_interleave(self.query.shape[1] // value.shape[1], 1)
 
@@ -119,7 +76,7 @@ class AttentionCall:
 
         Source: Kobayashi et al. 2020, "Attention is Not Only a Weight: Analyzing Transformers with Vector Norms".
         """
-        value, _ = self._values()
+        value, _ = self.values()
         norms: Tensor = self.weights @ value.norm(dim=-1, keepdim=True, dtype=accumulated(value.dtype))
         return norms.squeeze(-1)
 
@@ -130,7 +87,7 @@ class AttentionCall:
         Its `by_key()` and `by_query()` sum A ∘ ∂A, its positive part with `positive=True`, on allowed pairs.
         Raises a `ClearheadError` where no gradient has come.
         """
-        value, outcome = self._values()
+        value, outcome = self.values()
         return self.weights.gradients(value, outcome.gradient(self.name))
 
     @property
@@ -140,7 +97,7 @@ class AttentionCall:
         Formula: Σ_ij A_ij ∂L/∂A_ij = Σ_i O_i · ∂L/∂O_i, so that no pair is computed. Michel et al. 2019, "Are Sixteen
         Heads Really Better than One?", take its absolute value.
         """
-        grad = self._values()[1].gradient(self.name)
+        grad = self.values()[1].gradient(self.name)
         return (self.output.to(grad.dtype) * grad).sum((-2, -1))
 
     def explain(
@@ -165,14 +122,6 @@ class AttentionCall:
         """What is wrong or risky in this call: see `clearhead.diagnose`. Of values only where they were kept."""
         return diagnosis_of([case_of(self)])
 
-    def _values(self) -> tuple[Tensor, Outcome]:
-        value = self.value
-        if value is None or self.outcome is None:
-            raise ClearheadError(
-                f"the value of {self.name} was not kept. Watch with values=True, or with gradients=True."
-            )
-        return value, self.outcome
-
     def __repr__(self) -> str:
         mask = "no mask" if self.mask is None else said(self.mask, self.mask.title)
         align = self.kept.problem.sizes.align
@@ -184,12 +133,3 @@ class AttentionCall:
             counts = [f"{int((~t).sum())} {side}" for side, t in self.padding._asdict().items() if t is not None]
             parts.append(f"padding: {' and '.join(counts)}")
         return f"AttentionCall({self.name!r}, {', '.join(parts)})"
-
-
-def with_key(problem: Problem, key: Tensor) -> Problem:
-    return problem._replace(scores=problem.scores._replace(key=key))
-
-
-def no_key(cached: Cached) -> Tensor:
-    """A tensor of its shape that takes the memory of one number."""
-    return cached.link.new.new_zeros(()).expand(cached.shape)

@@ -1,10 +1,10 @@
-"""A recorded call, explained."""
+"""A recorded call as `explain` and as `diagnose` look at it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,22 +13,23 @@ from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.steps import Step, number
 from clearhead.base.text import said
 from clearhead.base.tracing import without_autocast
+from clearhead.explanation.diagnosis.case import Case
+from clearhead.explanation.diagnosis.fills import taken_apart
 from clearhead.explanation.explanation import Explanation, Part, settled
 from clearhead.explanation.inputs import drawn
 from clearhead.explanation.modules.origin.part import FromInput, from_input, last_projection
 from clearhead.explanation.of_problem import attention_parts, input_steps
 from clearhead.explanation.shown import Shown, choose, settle
+from clearhead.models.call import CallRecord
 from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem
+from clearhead.problem.words import ALL_WORDS
 from clearhead.scores.base import ByTile
 from clearhead.scores.dot import Dot
 
-if TYPE_CHECKING:
-    from clearhead.models.attention_call import AttentionCall
-
 
 def explain_call(
-    call: AttentionCall, at: Any, tokens: Sequence[str] | None, source_tokens: Sequence[str] | None
+    call: CallRecord, at: Any, tokens: Sequence[str] | None, source_tokens: Sequence[str] | None
 ) -> Explanation:
     """The steps of a recorded call, from the query and the key that the model computed."""
     with torch.no_grad(), without_autocast(call.query.device):
@@ -62,7 +63,7 @@ def explain_call(
         return settled(Explanation(f"{call.name}, step by step", (first, *parts), settle(shown, weights, keep)))
 
 
-def _by_tile(call: AttentionCall) -> Problem:
+def _by_tile(call: CallRecord) -> Problem:
     """The call's problem with the score as it was given, over query and key before any lowering."""
     problem, score = call.problem, call.score
     if problem.lowered is not None:
@@ -78,7 +79,7 @@ def _by_tile(call: AttentionCall) -> Problem:
     return problem._replace(value=call.value)
 
 
-def _mask(call: AttentionCall, problem: Problem, shown: Shown) -> Any:
+def _mask(call: CallRecord, problem: Problem, shown: Shown) -> Any:
     """The mask of the call; where a query got a uniform row in its place, what was computed instead."""
     spans, mask = problem.spans, call.mask
     if spans is None:
@@ -92,7 +93,7 @@ def _mask(call: AttentionCall, problem: Problem, shown: Shown) -> Any:
     return RecordedMask(spans, problem.sizes, None if mask is None else said(mask, mask.title))
 
 
-def _made(call: AttentionCall, inputs: list[Step], shown: Shown) -> FromInput:
+def _made(call: CallRecord, inputs: list[Step], shown: Shown) -> FromInput:
     """The steps that lead to query, key and value, where the layers that made them were kept."""
     if call.origin is None:
         why = "What they were made of was not kept" + (": watch with values=True." if call.value is None else ".")
@@ -101,7 +102,7 @@ def _made(call: AttentionCall, inputs: list[Step], shown: Shown) -> FromInput:
     return from_input(call.origin, tensors, inputs, shown)
 
 
-def _computed(call: AttentionCall, shown: Shown, output: Step | None) -> Part:
+def _computed(call: CallRecord, shown: Shown, output: Step | None) -> Part:
     """What the backend gave for the same queries, and how far the last step is from it; or why that is not known."""
     given = None if call.outcome is None else call.outcome.output
     title = "What the model computed"
@@ -125,7 +126,7 @@ def _rounding(output: Tensor, dtype: torch.dtype) -> float:
 
 
 def _words(
-    call: AttentionCall, tokens: Sequence[str] | None, source_tokens: Sequence[str] | None
+    call: CallRecord, tokens: Sequence[str] | None, source_tokens: Sequence[str] | None
 ) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
     """The word of each query and of each key."""
     queries, keys = call.query.shape[2], call.key.shape[2]
@@ -153,3 +154,31 @@ def _listed(name: str, words: Any) -> list[str] | None:
             "tokenizer.convert_ids_to_tokens(ids)."
         )
     return found
+
+
+@torch.no_grad()
+def case_of(call: CallRecord, run: int | None = None) -> Case:
+    """`run`: which run of the model, where there are several."""
+    problem, value = call.problem, call.value
+    inputs = {"query": call.query, "key": problem.key if call.cached_key.whole else call.key}
+    added = {}
+    # what hides some pair was taken out of a model's mask: then it is not all 0 and 1
+    bias = call.backend.startswith("clearhead") or problem.visible is not None or call.uniform is not None
+    name = "bias" if bias else "attn_mask"
+    if problem.bias is not None:
+        both = {name: problem.bias.dense, "bias of distances": problem.bias.relative}
+        added = {name: tensor.detach() for name, tensor in both.items() if tensor is not None}
+    apart, blind = taken_apart(problem)
+    if call.uniform is not None:
+        blind = call.uniform[..., 0] if blind is None else blind | call.uniform[..., 0]
+    return Case(
+        problem=apart,
+        inputs=inputs if value is None else {**inputs, "value": value},
+        added=added,
+        as_mask=frozenset({"attn_mask"} & added.keys()),
+        mask=call.mask,
+        blind=blind,
+        words=call.padding or ALL_WORDS,
+        output=None if call.outcome is None or call.outcome.dropped else call.outcome.output,
+        where={"layer": call.name} if run is None else {"layer": call.name, "run": run},
+    )

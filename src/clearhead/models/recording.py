@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -14,27 +14,29 @@ from clearhead.base.written import check_writable
 from clearhead.explanation.diagnosis.diagnose import diagnosis_of
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.explanation.explanation import Explanation
+from clearhead.inspection.measures import Found, Measure
 from clearhead.inspection.reductions.base import Reduction
-from clearhead.models._diagnosed import case_of
+from clearhead.inspection.reductions.entropy import Entropy
+from clearhead.inspection.reductions.mean_distance import MeanDistance
+from clearhead.inspection.reductions.sink_share import SinkShare
+from clearhead.inspection.reductions.topk import TopK
 from clearhead.models.attention_call import AttentionCall
-from clearhead.models.audits._expected import Expected
-from clearhead.models.audits.audit import Audit, audit
-from clearhead.models.beside import beside_of
 from clearhead.models.calls import Calls
-from clearhead.models.differences.differences import Differences, compare_calls
-from clearhead.models.edits.base import Positions
-from clearhead.models.framed import Framed, framed
-from clearhead.models.generation.steps import Steps
-from clearhead.models.heads._measured import measured
-from clearhead.models.heads._tokens import Tokens
-from clearhead.models.heads.distinctive import Distinctive, distinctive
-from clearhead.models.heads.table import Table, joined
-from clearhead.models.paged import Paged
-from clearhead.models.pictured import listed, plotted
-from clearhead.models.reduced import reduced
-from clearhead.models.rollout import rollout
-from clearhead.models.statistics import rows_of, usual
-from clearhead.models.stored import read, save
+from clearhead.models.chain.steps import Steps
+from clearhead.models.explained import case_of
+from clearhead.models.read.audit import Audit, Expected, audit
+from clearhead.models.read.differences import Differences, compare_calls
+from clearhead.models.read.distinctive import Distinctive, distinctive, measured
+from clearhead.models.read.rollout import rollout
+from clearhead.models.read.tokens import Tokens
+from clearhead.models.show.beside import beside_of
+from clearhead.models.show.framed import Framed, framed
+from clearhead.models.show.paged import Paged
+from clearhead.models.show.pictured import listed, plotted
+from clearhead.models.show.stored import read, save
+from clearhead.models.table import Table
+from clearhead.models.tap.choice import Positions
+from clearhead.models.use.reduced import reduced
 from clearhead.report import Layer
 from clearhead.report.operands import ERROR
 from clearhead.report.page import nothing_left
@@ -87,8 +89,8 @@ class Recording(Calls[AttentionCall]):
         known.check(self.calls)
         rows = Table()
         for call in self.calls:
-            own = rows_of(reduced(call, reductions or usual(call)))
-            rows += own if reductions else joined(own, measured(call, known))
+            own = reduced(call, reductions or _usual(call)).table()
+            rows += own if reductions else _beside(own, measured(call, known))
         return rows
 
     def distinctive(self, tokens: Any = None, source_tokens: Any = None) -> Distinctive:
@@ -398,3 +400,20 @@ def load_seen(path: str | Path) -> Recording:
     is asked for. Cost: the file is read whole, and may then be written to or removed.
     """
     return Recording(read(path))
+
+
+def _usual(call: AttentionCall) -> tuple[Reduction, ...]:
+    """The means that a table begins with."""
+    sizes = call.problem.sizes
+    placed = sizes.align is not None or sizes.queries == sizes.keys
+    far = (MeanDistance(),) if call.kind == "self" and placed else ()
+    return (Entropy(), TopK(1), *far, *(() if call.problem.sinks is None else (SinkShare(),)))
+
+
+def _beside(rows: Table, found: Mapping[Measure, Found]) -> Table:
+    """A call's rows, one a head, with its measures, each beside that of uniform attention."""
+    columns = {}
+    for measure, values in found.items():
+        columns[measure.name] = values.value.tolist()
+        columns[f"{measure.name} uniform"] = values.uniform.tolist()
+    return Table(row | more for row, more in zip(rows, Table.of({}, columns), strict=True))

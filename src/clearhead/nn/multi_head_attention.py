@@ -66,6 +66,8 @@ class MultiHeadAttention(RecordingModule):
     Sources: Vaswani et al. 2017, "Attention Is All You Need"; grouped queries: Ainslie et al. 2023, "GQA".
     """
 
+    projects_inputs = True  # it is given what query, key and value are made of: see models/tap/modules.py
+
     def __init__(
         self,
         embed_dim: int,

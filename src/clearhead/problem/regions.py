@@ -14,7 +14,7 @@ from clearhead.base.shapes import Sizes
 from clearhead.base.tracing import compiling
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import EVERY, Region, bias_part, host_part, visible_part
-from clearhead.problem.visible import intervals_of
+from clearhead.problem.visible import intervals_of, seen_by
 from clearhead.scores.base import Pairwise
 
 ROWS = 256  # the most queries to a region where the mask depends on the query: larger ones skip fewer pairs
@@ -174,3 +174,16 @@ def width(problem: Problem) -> int:
     if isinstance(scores, Pairwise):
         return 1 if scores.phi == "mul" else scores.key.shape[-1]
     return max(scores.query.shape[-1], scores.key.shape[-1])
+
+
+def of_sequence(problem: Problem, sequence: int, words: Tensor | None) -> Problem:
+    """The problem of one sequence of the batch. `words` (B, Lq): queries that are False there see nothing."""
+    some = slice(sequence, sequence + 1)
+    align = problem.sizes.align
+    problem = cut(problem, Region(batch=some))
+    if isinstance(align, Tensor) and align.numel() > 1:
+        align = align[some]
+    problem = problem._replace(sizes=problem.sizes._replace(align=align))
+    if words is None:
+        return problem
+    return problem._replace(visible=seen_by(words[some], problem.visible, problem.sizes))

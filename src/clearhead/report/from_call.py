@@ -11,9 +11,7 @@ from torch import Tensor
 from clearhead.base.positions import query_offset
 from clearhead.inspection.weights import Weights
 from clearhead.problem.problem import Problem
-from clearhead.problem.region import Region
-from clearhead.problem.regions import cut
-from clearhead.problem.visible import seen_by
+from clearhead.problem.regions import of_sequence
 from clearhead.report._words import Shown
 from clearhead.report.afar import pyramid_of, thumbnail_of
 from clearhead.report.allowed import bias_of, holes_of, spans_of
@@ -54,7 +52,7 @@ def layer_from_call(
 
     `error`: how far a weight may be from the call's, about, by rounding query and key; the statistics are of these.
     """
-    problem = of_sequence(call, sequence)
+    problem = of_sequence(call.weights.problem, sequence, None if call.padding is None else call.padding[0])
     queries, keys = problem.sizes.queries, problem.sizes.keys
     if problem.lowered is None and max(queries, keys) > GIVEN:
         score = type(problem.scores.score).__name__  # type: ignore[union-attr]
@@ -143,20 +141,6 @@ def _among(columns: Shown, place: int) -> int:
     if columns.even:
         return place - int(columns.places[0])
     return place if not 0 <= place <= columns.length else int(columns.before()[place])
-
-
-def of_sequence(call: CallLike, sequence: int) -> Problem:
-    """The problem of one sequence, whose padding queries see nothing."""
-    whole = call.weights.problem
-    problem = cut(whole, Region(batch=slice(sequence, sequence + 1)))
-    align = whole.sizes.align
-    if isinstance(align, Tensor) and align.numel() > 1:
-        align = align[sequence : sequence + 1]
-    problem = problem._replace(sizes=problem.sizes._replace(align=align))
-    words = None if call.padding is None else call.padding[0]
-    if words is None:
-        return problem
-    return problem._replace(visible=seen_by(words[sequence : sequence + 1], problem.visible, problem.sizes))
 
 
 def _largest_error(problem: Problem, of_page: Problem, rows: Shown) -> float:

@@ -58,6 +58,8 @@ NO_PLACES = ("number", "sink", "rows", "columns", "perRow", "perColumn", "side")
 
 Positions = tuple[Sequence[int], Sequence[int]]
 
+STRICT = '"use strict";'  # first in a program
+
 
 class Page:
     """A page that is made a layer at a time: what is added is compressed, in a file of its own, until it is written."""
@@ -173,7 +175,7 @@ class Page:
 def program_with_markup(name: str) -> str:
     """A program that shows a report, after the content of a report's element, `MARKUP`."""
     text = filled(source(__package__, "report.html"), {"style": style("report"), "heads": heads_pane()})
-    return f'"use strict";\nconst MARKUP = {json.dumps(text)};\n{program(name)}'
+    return "\n".join([STRICT, f"const MARKUP = {json.dumps(text)};", program(name)])
 
 
 def heads_pane() -> str:

@@ -26,19 +26,10 @@ from clearhead.problem.record import now
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut, width
 from clearhead.problem.unseen import group, seen
+from clearhead.problem.words import ALL_WORDS, Words
 
 PAIRS = 2**27  # beyond these, statistics are of evenly spaced queries: about a second of work
 ROWS, NUMBERS = 32, 2**22  # the most queries, and numbers at once, of which every score is looked at
-
-
-class Words(NamedTuple):
-    """Which positions are no padding: queries (B, Lq) and keys (B, Lk), each None where all are."""
-
-    queries: Tensor | None = None
-    keys: Tensor | None = None
-
-
-NOWHERE = Words()
 
 
 class Rows(NamedTuple):
@@ -77,7 +68,7 @@ class Case:
     as_mask: frozenset[str] = frozenset()
     mask: Mask | None = None
     blind: Tensor | None = None
-    words: Words = NOWHERE
+    words: Words = ALL_WORDS
     output: Tensor | None = None
     unaligned: bool = False
     where: Mapping[str, Any] = field(default_factory=dict)

@@ -14,13 +14,14 @@ from clearhead.inspection.reductions.base import arange
 from clearhead.masks.base import Edges
 from clearhead.problem.problem import Problem
 from clearhead.problem.visible import Visible
+from clearhead.problem.words import ALL_WORDS, Words
 
 
 class Subject:
     """One call as measures look at it: its weights beside uniform ones, padding left out on both sides.
 
     `problem`: the call's. `own_text`: whether queries and keys are of one text, so that positions mean something.
-    `words`: which positions are words and no padding, (B, Lq) and (B, Lk), bool, each None where all are. `skipped`,
+    `words`: which positions are words and no padding. `skipped`,
     bool (B or 1, H or 1, Lq): queries that do not count for another reason. `tokens`: numbers of the tokens, int64
     (B or 1, Lq) and (B or 1, Lk), equal where the tokens are; the queries' None where they are the keys'. `value`:
     (B, Hk, Lk, Ev). `like`: another call of the same mask, kind, `words` and `skipped`, without bias and value: what is
@@ -34,7 +35,7 @@ class Subject:
         self,
         problem: Problem,
         own_text: bool,
-        words: tuple[Tensor | None, Tensor | None] = (None, None),
+        words: Words = ALL_WORDS,
         skipped: Tensor | None = None,
         tokens: tuple[Tensor | None, Tensor] | None = None,
         value: Tensor | None = None,
@@ -43,9 +44,9 @@ class Subject:
     ) -> None:
         sizes = problem.sizes
         self.placed = own_text and (sizes.align is not None or sizes.queries == sizes.keys)
-        self.keys, self._tokens, self.value, self._factor = words[1], tokens, value, factor
+        self.keys, self._tokens, self.value, self._factor = words.keys, tokens, value, factor
         if like is None:
-            self.problem = among(problem, looked_at(words[0], skipped))
+            self.problem = among(problem, looked_at(words.queries, skipped))
         else:
             whole = sizes._replace(leading=None)
             self.problem = problem._replace(sizes=whole, value=None, visible=like.problem.visible)

@@ -1,0 +1,1 @@
+"""The links of a generation, and what joins them."""

@@ -1,0 +1,314 @@
+"""What of a call's keys is new, found by comparing them with those of the call before."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead.base.tracing import readable
+from clearhead.models.chain.cached import Cached, Chain, Link, alone
+from clearhead.models.tap.modules import Kind
+from clearhead.problem.record import copied
+
+SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+MOST = 8  # how many places are tried for a window that has moved by an unknown number of keys
+
+
+class Call(NamedTuple):
+    """What says how a call may continue another. `filled`: how many of its keys are in use.
+
+    `joins`: whether it may; not where the record has what was projected from the key, and not the key. `tokens`: how
+    many the cache has counted, with those of this call; None: unknown.
+    """
+
+    kind: Kind
+    run: int
+    queries: int
+    filled: int
+    joins: bool = True
+    tokens: int | None = None
+
+    def left(self, length: int) -> int | None:
+        """How many keys a window has left before the first of `length` keys; None: unknown."""
+        return None if self.tokens is None else max(self.tokens - length, 0)
+
+
+class Caches:
+    """The newest chain of each module, and its newest tensor in full, to compare the next one with."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every  # how many runs of the model there are to one that is recorded
+        self._newest: dict[tuple[str, int, str], _Newest] = {}
+        self._turns: dict[str, tuple[int, int]] = {}
+        self._began = -1  # the newest run in which a sequence began
+        self._self: tuple[int, _Newest | None] = -1, None  # a run, and its newest self attention
+        self._rows: tuple[int, Tensor | None] = -1, None  # a run, and which rows may continue which, see `Link`
+        self._lock = threading.Lock()
+
+    def add(
+        self, name: str, call: Call, key: Tensor, value: Tensor | None, fresh: bool = False
+    ) -> tuple[Cached, Cached | None]:
+        """A call's key and value (B, Hk, Lk, E), copied as far as they are new.
+
+        `fresh`: the key is a copy already.
+        """
+        with self._lock, torch.inference_mode(False):  # what is kept is written to, and used, outside of it too
+            run, turn = self._turns.get(name, (-1, 0))
+            turn = turn + 1 if run == call.run else 0  # a module may call attention several times
+            self._turns[name] = call.run, turn
+            keys = self._add((name, turn, "key"), call, key.detach(), fresh)
+            if call.kind == "self":
+                self._self = call.run, self._newest[name, turn, "key"]
+                self._began = call.run if keys.number == 0 else self._began
+            return keys, None if value is None else self._add((name, turn, "value"), call, value.detach(), fresh=False)
+
+    def _add(self, which: tuple[str, int, str], call: Call, tensor: Tensor, fresh: bool) -> Cached:
+        newest = self._newest.get(which)
+        link = None
+        if newest is not None and self._may_continue(newest, call, tensor):
+            link = newest.link(call, tensor, self._among(call))
+            if link is not None:
+                link = link._replace(query=self._place(call, link.filled), rows=self._together(call, link.rows))
+        if link is None:
+            newest = self._newest[which] = _Newest(first(call, tensor, fresh, self._place(call, 0)), call, tensor)
+        else:
+            assert newest is not None
+            newest.follow(link, call, tensor)
+        return Cached(newest.chain, len(newest.chain.links) - 1)
+
+    def _place(self, call: Call, filled: int) -> int | None:
+        """The place of a call's first query. `filled`: where its keys end."""
+        if call.kind == "self":
+            return max(filled or call.filled, call.queries) - call.queries
+        beside = self._beside(call)
+        return None if beside is None else beside.last.query
+
+    def _beside(self, call: Call) -> _Newest | None:
+        """The self attention that came before a cross attention in the same run."""
+        return self._self[1] if call.kind == "cross" and self._self[0] == call.run else None
+
+    def _among(self, call: Call) -> Tensor | None:
+        """Which rows may continue which, by the calls before in the same run; None: unknown."""
+        return self._rows[1] if self._rows[0] == call.run else None
+
+    def _together(self, call: Call, found: Tensor | None) -> Tensor | None:
+        """Which rows may continue which, by this call and by those before it in the run, which then know it too."""
+        if found is None or found.numel() == 1:
+            return None
+        known, own = self._among(call), is_own(found)
+        if known is None or known.shape != found.shape or not bool((known & found).any(1).all()):
+            known = found  # of another cache
+        else:
+            known &= found  # in place: the other layers have the same tensor
+        self._rows = call.run, known
+        return None if own else known
+
+    def _may_continue(self, newest: _Newest, call: Call, tensor: Tensor) -> bool:
+        if not call.joins or not comparable(tensor) or not newest.alike(tensor):
+            return False
+        if call.kind == "self":
+            return call.filled > call.queries  # else its first query is at its first key: another sequence
+        # the same source may be read in another sequence's steps
+        return self._began < call.run <= newest.chain.run + self._every
+
+
+def comparable(tensor: Tensor) -> bool:
+    return type(tensor) is Tensor and tensor.layout == torch.strided and readable(tensor) and tensor.numel() > 0
+
+
+def first(call: Call, tensor: Tensor, fresh: bool, query: int | None) -> Cached:
+    """The first of a chain; of the empty slots of a static cache nothing is kept."""
+    cached = _first(call, tensor, fresh, query)
+    cached.chain.first = (call.left(tensor.shape[2]) or 0) if call.kind == "self" else 0
+    return cached
+
+
+def _first(call: Call, tensor: Tensor, fresh: bool, query: int | None) -> Cached:
+    length, filled = tensor.shape[2], call.filled
+    if call.joins and filled < length and comparable(tensor) and not bool(bits(tensor[:, :, filled:]).any()):
+        return Cached(Chain([Link(0, length, 0, copied(tensor[:, :, :filled]), filled, query=query)]), 0)
+    return alone(tensor if fresh else copied(tensor), filled, query)
+
+
+def _sum(tensor: Tensor) -> int:
+    """Of the bits of its numbers: a write through `.data` is not counted as one, and changes it."""
+    return int(bits(tensor).sum()) if comparable(tensor) else 0
+
+
+class _Newest:
+    """The newest link of a chain, and all that its call had.
+
+    That is the model's own tensor, which a cache that grows leaves as it was, and has just read; or, where it is
+    written to, as a static cache is, a copy.
+    """
+
+    def __init__(self, cached: Cached, call: Call, tensor: Tensor) -> None:
+        self.chain = cached.chain
+        self.chain.run = call.run
+        self._left = call.left(tensor.shape[2])
+        self._given: tuple[Tensor, int, int] | None = None  # the model's own, its writes that are counted, its bits
+        self._room: Tensor | None = None  # a copy, which has the newest from `_at` on, and room for more
+        self._at = 0
+        self._hold(tensor)
+
+    @property
+    def last(self) -> Link:
+        return self.chain.links[-1]
+
+    def alike(self, tensor: Tensor) -> bool:
+        """Whether the two have the same kind of entries: only rows and length may differ."""
+        mine, other = self.last.new, tensor
+        shapes = [(t.shape[1], t.shape[3], t.dtype, t.device) for t in (mine, other)]
+        return type(mine) is Tensor and shapes[0] == shapes[1]
+
+    def _hold(self, tensor: Tensor) -> None:
+        self._given = None if tensor.is_inference() else (tensor, tensor._version, _sum(tensor))
+
+    def _mine(self, tensor: Tensor) -> Tensor:
+        """All that the newest call had. `tensor`: what the next one has, perhaps in the same memory."""
+        if self._room is None and self._given is not None:
+            mine, version, total = self._given
+            if (
+                mine._version == version
+                and _sum(mine) == total
+                and mine.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
+            ):
+                return mine
+        if self._room is None:
+            self._room, self._given = Cached(self.chain, len(self.chain.links) - 1).tensor(), None
+        return self._room[:, :, self._at : self._at + self.last.length]
+
+    def link(self, call: Call, tensor: Tensor, among: Tensor | None) -> Link | None:
+        """What is new in a tensor that continues the newest; None where it does not. `among`: see `Caches._among`."""
+        last, length = self.last, tensor.shape[2]
+        newest = self._mine(tensor)
+        end = length if call.kind == "self" else 0
+        for moved, filled in self._places(call, newest, tensor):
+            mine, offset = newest, moved
+            if moved < 0:  # cropped: the window has moved back, over keys that the newest no longer had
+                if last.base + moved < 0:
+                    continue
+                cached = Cached(self.chain, len(self.chain.links) - 1)
+                mine, offset = cached.between(last.base + moved, last.base + newest.shape[2]), 0
+            old = min(filled - call.queries if end else length, last.filled - last.base - moved)
+            if old <= 0:
+                continue
+            pairs = [((0, old), offset)]
+            if filled < length:
+                pairs.append(((filled, length), 0))
+            base = last.base + moved
+            # all keys before are there: the same ones are the same sequence. In a window they need not be; and beams
+            # read one source, whose keys do not tell them apart
+            whole = base == 0 and (call.kind == "self" or among is None)
+            rows = _continued(mine, tensor, pairs, None if call.kind == "self" else among, whole)
+            if rows is not None:
+                new = copied(tensor[:, :, old:filled])
+                return Link(base, length, base + old, new, base + filled, rows)
+        return None
+
+    def _places(self, call: Call, mine: Tensor, tensor: Tensor) -> Iterator[tuple[int, int]]:
+        """Where its first key may stand in the newest one, and how many of its slots would then be in use."""
+        before, length = mine.shape[2], tensor.shape[2]
+        if call.kind == "cross":
+            if before == length:
+                yield 0, length
+            return
+        left = call.left(length)
+        if left is not None and self._left is not None:  # else only the keys can tell
+            yield left - self._left, min(call.tokens or length, length)
+        if before == length and (call.filled < length or self.last.filled - self.last.base < length):
+            yield 0, call.filled  # a static cache: a slot in the middle is filled, or the last ones
+        old = length - call.queries
+        tried = {max(before - old, 0), 0}
+        for offset in sorted(tried, reverse=True):
+            yield offset, length  # it has grown, and a window has left the first ones; or the last ones were rejected
+        found = (bits(mine) == bits(tensor[:1, :, :1])).all(-1).all(1).any(0).nonzero().flatten()
+        for offset in found[:MOST].tolist():
+            if offset not in tried:
+                yield offset, length
+
+    def follow(self, link: Link, call: Call, tensor: Tensor) -> None:
+        """Add a link, and keep all that its call had."""
+        last, self.chain.run, self._left = self.last, call.run, call.left(link.length)
+        self.chain.links.append(link)
+        if link.base < last.base:
+            self._room, self._at = None, 0  # it has nothing before the newest
+        if self._room is None:
+            self._hold(tensor)
+            return
+        at = self._at + link.base - last.base
+        first, stop = link.start - link.base, link.start - link.base + link.new.shape[2]
+        shared = self._room is self.chain.links[0].new
+        parents = link.parents
+        if shared or parents is not None or at + link.length > self._room.shape[2]:
+            old = self._room[:, :, at : self._at + last.length][:, :, : link.length]
+            old = old if parents is None else old[parents]
+            batch, heads, had, width = old.shape
+            room = old.new_empty(batch, heads, link.length + link.length // 4 + 16, width)
+            room[:, :, :had] = old
+            self._room, at = room, 0
+        self._room[:, :, at + first : at + stop] = link.new
+        self._at = at
+
+
+def _continued(
+    mine: Tensor, tensor: Tensor, pairs: list[tuple[tuple[int, int], int]], among: Tensor | None, whole: bool
+) -> Tensor | None:
+    """Which rows of `mine` each row of a tensor may continue, bool (rows, rows of mine); None where one continues none.
+
+    `pairs`: places of the tensor, and how much further on the same stand in `mine`. `among`: those that are asked of,
+    else all. `whole`: where each may continue its own, nothing else is asked.
+    """
+
+    def same(row: slice, of: slice) -> bool:
+        return all(
+            equal(tensor[row, :, low:high], mine[of, :, low + offset : high + offset]) for (low, high), offset in pairs
+        )
+
+    count, rows = mine.shape[0], tensor.shape[0]
+    every = slice(None)
+    own = torch.eye(rows, count, dtype=torch.bool, device="cpu")
+    if count == rows and (whole or count == 1 or (among is not None and is_own(among))) and same(every, every):
+        return own
+    if count == rows == 1:
+        return None
+    (_, high), offset = pairs[0]
+    last, of_mine = (bits(t)[:, :, place - 1] for t, place in ((tensor, high), (mine, high + offset)))
+    alike = (last[:, None] == of_mine[None]).all(-1).all(-1).cpu()  # most that differ do so there
+    if among is not None and among.shape == alike.shape:
+        alike &= among
+    if is_own(alike) and same(every, every):
+        return alike
+    for row, of in alike.nonzero().tolist():
+        alike[row, of] = same(slice(row, row + 1), slice(of, of + 1))
+    return alike if bool(alike.any(1).all()) else None
+
+
+def is_own(rows: Tensor) -> bool:
+    """Whether each row may continue its own alone."""
+    return torch.equal(rows, torch.eye(*rows.shape, dtype=torch.bool, device="cpu")) and rows.shape[0] == rows.shape[1]
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """The same memory as integers: a NaN is equal to itself then."""
+    return tensor.view(SAME_SIZE[tensor.element_size()])
+
+
+def equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors (B, Hk, L, E), with L > 0, are the same, bit by bit."""
+    if one.shape != other.shape:
+        return False
+    one, other = bits(one), bits(other)
+    if not one.is_cpu:
+        return torch.equal(one, other)
+    mine, theirs = one.numpy(), other.numpy()  # three times as fast as torch.equal
+    if len(mine) > 1 and not (mine[:, :, -1] == theirs[:, :, -1]).all():
+        return False  # soon found: beams that differ do so there
+    if mine.shape[3] * mine.itemsize % 8 == 0 and mine.strides[3] == theirs.strides[3] == mine.itemsize:
+        mine, theirs = mine.view(np.int64), theirs.view(np.int64)
+    return bool((mine == theirs).all())

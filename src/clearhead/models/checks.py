@@ -1,0 +1,146 @@
+"""Tests of a model that run it: what its calls allow, and what two backends make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.base.errors import ClearheadError, UnsupportedError, require
+from clearhead.base.numbers import check_number
+from clearhead.base.text import listed
+from clearhead.models.read.audit import TOLERANCE, Expected
+from clearhead.models.read.comparison import ComparedCall, Comparison, compared
+from clearhead.models.use.edits.edit import refuse_edited
+from clearhead.models.watch import watch
+
+
+def assert_attends(
+    model: nn.Module, inputs: Any, mask: Expected, *, padding: Any = None, tolerance: float = TOLERANCE
+) -> None:
+    """Raise an AssertionError, unless every attention call of the model allows what the mask allows, and no more.
+
+    >>> import torch, torch.nn.functional as F, clearhead as ch
+    >>> class Block(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+    >>> ch.assert_attends(Block(), torch.rand(1, 2, 4, 8), ch.Causal())
+    >>> ch.assert_attends(Block(), torch.rand(1, 2, 4, 8), ch.Causal() & ch.SlidingWindow(before=1))
+    Traceback (most recent call last):
+        ...
+    AssertionError: 1 of 1 calls do not attend as expected. The first:
+    ...
+
+    `model` is run once on `inputs`, without gradients, in the mode that it is in: a dict of keywords, such as a
+    tokenizer gives, a tuple of arguments, or one argument. `mask`: as for `Recording.check`. `padding`: as for `watch`.
+    `tolerance`: how much of a query's softmax may be leaked or hidden; 0 allows not one pair.
+    The message names the first call that differs, its worst head and query, where the mass went, and what may be the
+    cause. Raises a `ClearheadError` where no call is seen, or the mask does not fit one. Cost: a run of the model under
+    `watch`, and that of `check`.
+    """
+    with watch(model, padding) as seen:
+        run(model, inputs)
+    audit = seen.check(mask)
+    if not audit.ok(tolerance):
+        raise AssertionError(audit.told(tolerance))
+
+
+@torch.no_grad()
+def run(model: nn.Module, inputs: Any) -> Any:
+    """The model's output on a mapping of keywords, a tuple of arguments, or one argument, which stay as they are."""
+    if isinstance(inputs, Mapping):
+        return model(**{name: _own(value) for name, value in inputs.items()})
+    return model(*map(_own, inputs)) if isinstance(inputs, tuple) else model(_own(inputs))
+
+
+def _own(value: Any) -> Any:
+    """A copy of what a model may write to, such as a key/value cache."""
+    return value if isinstance(value, Tensor) else deepcopy(value)
+
+
+@contextmanager
+def on_backend(model: Any, backend: str) -> Iterator[None]:
+    """Another backend for a model of transformers, and for all models inside it; after it those from before."""
+    before = [(config, config._attn_implementation) for config in _configs(model)]
+    try:
+        try:
+            model.set_attn_implementation(backend)
+        except (ValueError, ImportError) as error:
+            raise UnsupportedError(f"{type(model).__name__} cannot run on the backend {backend!r}: {error}") from error
+        yield
+    finally:
+        for config, implementation in before:  # one that is set is set for all inside it, which come after it
+            config._attn_implementation = implementation
+
+
+def _configs(model: nn.Module) -> list[Any]:
+    """Every configuration, those inside others after them."""
+    found = [part.config for part in model.modules() if hasattr(getattr(part, "config", None), "_attn_implementation")]
+    every: dict[int, Any] = {}
+    for config in found:
+        _add(config, every)
+    return list(every.values())
+
+
+def _add(config: Any, every: dict[int, Any]) -> None:
+    if id(config) in every:
+        return
+    every[id(config)] = config
+    for name in getattr(config, "sub_configs", None) or ():
+        inner = getattr(config, name, None)
+        if inner is not None:
+            _add(inner, every)
+
+
+def compare(model: Any, one: str, other: str, inputs: Any, *, tolerance: float | None = None) -> Comparison:
+    """Run a model of transformers on two backends, and find the first call whose output is not what its inputs say.
+
+    >>> import torch, clearhead as ch
+    >>> from transformers import LlamaConfig, LlamaModel
+    >>> model = LlamaModel(LlamaConfig(vocab_size=100, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
+    ...                                num_attention_heads=8, num_key_value_heads=2)).eval()
+    >>> found = ch.compare(model, "sdpa", "eager", torch.arange(10)[None])
+    >>> print(found.first)
+    None
+    >>> [(row["module"], row["backend"]) for row in found.table()][:3]
+    [('layers.0.self_attn', 'sdpa'), ('layers.1.self_attn', 'sdpa'), ('layers.0.self_attn', 'eager')]
+
+    Each call's output is compared with softmax(score + mask) · value on that call's own inputs, computed in float32 at
+    least: so an error in one layer is not found again in those after it, and a backend that leaves out a scale, a
+    softcap, a mask or sinks is named with the call. The two runs are not compared with each other: where rounding
+    alone differs, they part further and further.
+    `model`: a model of transformers in eval mode; its backend is set, and set back after it, or after an error.
+    `one`, `other`: names of backends, such as "sdpa", "eager", or one that was registered. `inputs`: as for
+    `assert_attends`. `tolerance`: the largest error, as a part of the largest value, that is rounding; None takes it
+    from the dtype and the largest score s: (1 + s / 4) times 4e-6 in float32, 1e-3 in float16, 8e-3 in bfloat16.
+    Queries that see nothing, and padding, are left out: backends differ in what they give there.
+    Gives a `Comparison`: `first`, `table()`, and `str()`. Raises a `ClearheadError` for another model or a backend that
+    is not there. Cost: two runs of the model under `watch(values=True)`, and each call's output again.
+    """
+    transformers = require("transformers", "models", "compare")
+    if not isinstance(model, transformers.PreTrainedModel):
+        raise ClearheadError(f"compare takes a model of transformers; got a {type(model).__name__}.")
+    if any(part.training for part in model.modules()):
+        raise ClearheadError("compare takes a model in eval mode, where no dropout acts on the outputs: model.eval().")
+    there = ["eager", *transformers.AttentionInterface().valid_keys()]
+    for backend in (one, other):
+        if backend not in there:  # transformers would look for it on the network, and run what it finds
+            raise ClearheadError(f"compare: there is no backend {backend!r}; there are {listed(there)}.")
+    if not model._can_set_attn_implementation():
+        raise ClearheadError(
+            f"{type(model).__name__} computes attention in its own code: transformers cannot give it another backend."
+        )
+    most = None if tolerance is None else check_number(tolerance, "compare: tolerance")
+    if most is not None and most < 0:
+        raise ClearheadError(f"compare: tolerance is {tolerance!r}; expected a part of the largest value, 0 or more.")
+    refuse_edited(model, "compare")
+    found: list[ComparedCall] = []
+    for number, backend in enumerate((one, other)):
+        with on_backend(model, backend), watch(model, values=True) as seen:
+            run(model, inputs)
+        found += [compared(call, i, backend, number, most) for i, call in enumerate(seen.calls)]
+    return Comparison(found)

@@ -1,1 +1,0 @@
-"""What `edit` changes in a model's attention: one idea a file."""

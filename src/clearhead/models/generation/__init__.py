@@ -1,1 +1,0 @@
-"""The steps of a generation: each key kept once, and all steps as one matrix."""

@@ -1,0 +1,1 @@
+"""Models that share sequences out over ranks."""

@@ -1,0 +1,1 @@
+"""What recorded calls say: values made of calls, which change nothing."""

@@ -1,0 +1,323 @@
+"""The calls of a recording beside the masks that were expected of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead.base.arrays import to_tensor
+from clearhead.base.errors import ClearheadError
+from clearhead.base.numbers import check_number
+from clearhead.base.text import listed, said
+from clearhead.masks.base import Mask, Spans
+from clearhead.masks.dense import DenseMask
+from clearhead.models.attention_call import AttentionCall
+from clearhead.models.call import Call
+from clearhead.models.calls import Calls
+from clearhead.models.read.pairs import KnownPairs, WorstRow, shares, worst_row
+from clearhead.models.table import Table
+from clearhead.models.tap.choice import fits
+from clearhead.models.tap.modules import Kind
+from clearhead.problem._recorded import RecordedMask
+
+One = Mask | Tensor | np.ndarray | Callable[[AttentionCall], Any] | None
+Expected = One | Mapping[str, One]
+
+
+def expected_of(calls: Sequence[AttentionCall], expected: Any) -> list[tuple[AttentionCall, Mask]]:
+    """The calls of which something is expected, each with its mask: the same object where it is the same."""
+    if not calls:
+        raise ClearheadError("check: there is no call to look at.")
+    made: dict[Any, tuple[Any, Mask]] = {}
+    if not isinstance(expected, Mapping):
+        return [(call, _mask(expected, call, made)) for call in calls]
+    numbers = {name: i for i, name in enumerate(dict.fromkeys(call.name for call in calls))}
+    without = [which for which in expected if not any(_names(which, *named) for named in numbers.items())]
+    if without or not expected:
+        raise ClearheadError(
+            f"check: no call was made by a module {', '.join(map(repr, without)) or 'of an empty dict'}; calls were "
+            f"made by {listed(numbers)}. Its keys are patterns of whole names, such as '*.layers.3.*'."
+        )
+    found = []
+    for call in calls:
+        fitting = [mask for which, mask in expected.items() if _names(which, call.name, numbers[call.name])]
+        if fitting:
+            found.append((call, _mask(fitting[0], call, made)))
+    return found
+
+
+def _names(which: Any, name: str, number: int) -> bool:
+    return isinstance(which, str) and fits(which, name, number)
+
+
+def _mask(expected: Any, call: AttentionCall, made: dict[Any, tuple[Any, Mask]]) -> Mask:
+    if not isinstance(expected, Mask | type) and callable(expected):
+        expected = expected(call)
+    if isinstance(expected, Mask):
+        return expected
+    sizes = call.problem.sizes
+    if expected is None:
+        if sizes.shape not in made:
+            whole = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
+            made[sizes.shape] = None, RecordedMask(Spans(whole, whole + sizes.keys), sizes, "every key")
+        return made[sizes.shape][1]
+    if not isinstance(expected, Tensor | np.ndarray):
+        raise ClearheadError(
+            f"check: {expected!r:.60} is expected of {call.name}; pass a Mask, such as ch.Causal(), a bool tensor "
+            "(True: may attend), None for every key, a function of the call that gives one of these, or a dict of them "
+            "by the modules' names."
+        )
+    key = (id(expected), sizes.queries, sizes.keys)
+    if key not in made:  # what it was made of is kept: another one could have its id
+        made[key] = expected, DenseMask(_part(to_tensor(expected, "expected"), sizes.queries, sizes.keys))
+    return made[key][1]
+
+
+def _part(keep: Tensor, queries: int, keys: int) -> Tensor:
+    """Of the matrix of a whole sequence, of which this call sees a part, the last rows up to its last key."""
+    whole = keep.ndim > 1 and keep.shape[-1] == keep.shape[-2] and keep.shape[-1] >= keys >= queries
+    return keep[..., keys - queries : keys, :keys] if whole else keep
+
+
+@dataclass(frozen=True, eq=False)
+class AuditedCall(Call):
+    """An attention call beside the mask that was expected of it.
+
+    `leaked` (B, H, Lq): of each query, the share of its softmax that goes to keys that `expected` does not allow.
+    `hidden` (B, H, Lq): the share, of its softmax under `expected`, of keys that the call did not allow. Both are
+    float32 at least, from 0 to 1, and 0 exactly where the masks agree. `queries`, bool (B, H, Lq): those that count,
+    which are no padding, and to which the call or `expected` allows a key. `call`: the record. `most_leaked`,
+    `most_hidden`: the query that has the largest share, and its keys; None where there is no such pair. `disjoint`:
+    whether no pair is allowed by both.
+    """
+
+    call: AttentionCall
+    expected: Mask
+    leaked: Tensor
+    hidden: Tensor
+    queries: Tensor
+    most_leaked: WorstRow | None
+    most_hidden: WorstRow | None
+    disjoint: bool
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.call.name
+
+    @property
+    def kind(self) -> Kind:  # type: ignore[override]
+        return self.call.kind
+
+    @property
+    def backend(self) -> str:  # type: ignore[override]
+        return self.call.backend
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:  # type: ignore[override]
+        return self.call.shape
+
+    @property
+    def run(self) -> int:  # type: ignore[override]
+        return self.call.run
+
+    @property
+    def most(self) -> float:
+        """The largest share, leaked or hidden, of any query that counts; NaN where one is."""
+        return float(torch.maximum(*(self._most(share) for share in (self.leaked, self.hidden))))
+
+    def _most(self, share: Tensor) -> Tensor:
+        counted = share.masked_fill(~self.queries, 0.0)
+        return counted.max() if counted.numel() else counted.sum()
+
+    @property
+    def heads(self) -> Mapping[str, Tensor]:
+        """For each head, (H,), float64: the mean and the largest share over the queries that count."""
+        count = self.queries.sum((0, 2))
+        found = {}
+        for name, share in (("leaked", self.leaked), ("hidden", self.hidden)):
+            counted = share.double().masked_fill(~self.queries, 0.0)
+            by_head = counted.transpose(0, 1).flatten(1)
+            found[name] = by_head.sum(1) / count
+            found[f"most {name}"] = by_head.amax(1) if by_head.shape[1] else by_head.sum(1)
+        return found
+
+    def table(self) -> Table:
+        """A row for each head: what every call has, head, and what `heads` has."""
+        columns = {name: values.tolist() for name, values in self.heads.items()}
+        return Table.of(self.row, {"head": range(self.shape[1]), **columns})
+
+    def __repr__(self) -> str:
+        return said(self, self._said)
+
+    def _said(self) -> str:
+        shares = ", ".join(f"{name} {float(values.mean()):.3g}" for name, values in list(self.heads.items())[::2])
+        return f"AuditedCall({self.name!r}, {shares})"
+
+
+def described(call: AuditedCall) -> str:
+    """Some lines for a person to read."""
+    _, _, queries, keys = call.call.problem.sizes.shape
+    mask = call.call.mask
+    found = "no mask" if call.call.problem.visible is None else "a mask"
+    found = found if mask is None else said(mask, mask.title)
+    align = call.call.problem.sizes.align
+    if call.call.mask is not None and call.call.mask.positional and queries != keys:
+        found += f" (align={align!r})"
+    padding = ", and no padding" if call.call.padding is not None else ""
+    lines = [
+        f"  {call.name}, {call.kind}, {call.backend}, run {call.run}, {queries} queries and {keys} keys",
+        f"  the call had {found}; expected was {said(call.expected, call.expected.title)}{padding}",
+    ]
+    for what, place in (("leaked", call.most_leaked), ("hidden", call.most_hidden)):
+        if place is not None:
+            mean = float(call.heads[what].nanmean())
+            lines += [f"  {what}: {mean:.3g} of the softmax on average, {_told(place, what)}"]
+            cause = _cause(call, place, what)
+            lines += [f"    may be: {cause}"] if cause else []
+    return "\n".join(lines)
+
+
+def _told(place: WorstRow, what: str) -> str:
+    first, last = int(place.keys[0]), int(place.keys[-1])
+    keys = f"key {first}" if first == last else f"{len(place.keys)} keys of {first} … {last}"
+    how = "to" if what == "leaked" else "that should go to"
+    most = "" if first == last else f", most to key {place.most} ({place.of_most:.3g})"
+    return (
+        f"{place.share:.3g} at head {place.head}, query {place.query} of sequence {place.sequence},\n"
+        f"    {how} {keys}{most}"
+    )
+
+
+OPPOSITE = (
+    "a mask of the opposite meaning. True means 'may attend' to SDPA and transformers, and 'may not' to the masks of "
+    "torch.nn's modules."
+)
+UPPER_LEFT = (
+    "causal masks aligned at the upper left, where the last query should stand at the last key: is_causal=True of SDPA "
+    "puts query 0 at key 0. Or the empty slots of a static cache, beside which a mask is given by a function."
+)
+OFF_BY_ONE = "a position counted off by one, such as the length of a key/value cache."
+PACKED = (
+    "packed documents that the model sees as one text. transformers finds them by position_ids that begin again, where "
+    "it is given no attention_mask and no cache: pass use_cache=False. A text whose positions go on from where the one "
+    "before it ended is not told from it."
+)
+WINDOW = "a sliding window that was lost: see config.sliding_window and config.layer_types."
+NOT_CAUSAL = "a causal mask that is missing: see is_causal."
+NO_MASK = "no mask reached this call: pass the tokenizer's attention_mask, and see what the backend does with it."
+CAUSAL = "a causal mask in a model that should see both sides: see is_causal and config.is_decoder."
+MORE = "a mask that hides more than was expected, such as a sliding window, or padding that the audit was not told of."
+
+
+def _cause(call: AuditedCall, place: WorstRow, what: str) -> str | None:
+    """What may have led to this: the likeliest."""
+    problem, expected = call.call.problem, said(call.expected, call.expected.title)
+    sizes, keys = problem.sizes, place.keys.tolist()
+    later = min(keys) > place.position
+    if call.disjoint:
+        return OPPOSITE
+    if keys in ([place.position], [place.position + 1]) and sizes.keys > 2:
+        return OFF_BY_ONE
+    empty = what == "hidden" and keys[-1] == sizes.keys - 1
+    if sizes.queries < sizes.keys and (sizes.align == "upper_left" or empty):
+        return UPPER_LEFT
+    if what == "hidden":
+        return CAUSAL if later else MORE
+    if later and "Causal" in expected:
+        return NOT_CAUSAL
+    if "Documents" in expected:
+        return PACKED
+    if "SlidingWindow" in expected:
+        return WINDOW
+    return NO_MASK if problem.visible is None else None
+
+
+TOLERANCE = 1e-6
+
+
+class Audit(Calls[AuditedCall]):
+    """What each call of a recording really allowed, beside a mask. `Recording.check` gives it.
+
+    >>> import torch, torch.nn.functional as F, clearhead as ch
+    >>> class Block(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return F.scaled_dot_product_attention(x, x, x)             # is_causal was forgotten
+    >>> block = Block()
+    >>> with ch.watch(block) as seen:
+    ...     output = block(torch.zeros(1, 2, 4, 8))
+    >>> audit = seen.check(ch.Causal())
+    >>> audit.ok()
+    False
+    >>> audit.worst.leaked[0, 0]                        # of each query: what goes where it should not
+    tensor([0.7500, 0.5000, 0.2500, 0.0000])
+    >>> audit.table()[0]["hidden"]
+    0.0
+
+    `calls`, or by number, module and run as in a `Recording`: each an `AuditedCall`, with `leaked` and `hidden`.
+    `worst`: the call with the largest share. `str(audit)` names the first call that is not as expected, the head and
+    the query where it is worst, where the mass went, and what may be the cause.
+    """
+
+    @property
+    def worst(self) -> AuditedCall:
+        """The call with the largest share of a query, leaked or hidden; one with NaN before all others."""
+        return max(self.calls, key=lambda call: (call.most != call.most, call.most))
+
+    def ok(self, tolerance: float = TOLERANCE) -> bool:
+        """Whether no query of any call has more than `tolerance` of its softmax leaked or hidden; 0: not one pair."""
+        most = _checked(tolerance)
+        return all(call.most <= most for call in self.calls)
+
+    def table(self) -> Table:
+        """A row for each call and head, as `pandas.DataFrame` takes them.
+
+        Its columns: run, module, kind, backend, queries, keys, head; leaked and hidden, means over the queries that
+        count; most leaked and most hidden, the largest of them.
+        """
+        return Table(row for call in self.calls for row in call.table())
+
+    def __str__(self) -> str:
+        return said(self, self.told)
+
+    def told(self, tolerance: float = TOLERANCE) -> str:
+        """The same as `str`, for another tolerance."""
+        most = _checked(tolerance)
+        wrong = [call for call in self.calls if not call.most <= most]
+        if not wrong:
+            return f"{len(self.calls)} calls attend as expected."
+        return f"{len(wrong)} of {len(self.calls)} calls do not attend as expected. The first:\n{described(wrong[0])}"
+
+
+def _checked(tolerance: float) -> float:
+    number = check_number(tolerance, "tolerance")
+    if not 0 <= number < 1:
+        raise ClearheadError(f"tolerance is {tolerance!r}; expected a share of the softmax, from 0 to below 1.")
+    return number
+
+
+def audit(calls: Sequence[AttentionCall], expected: Expected) -> Audit:
+    """Each call beside what is expected of it; of a mapping, those that a pattern of it fits."""
+    known, masks = KnownPairs(), expected_of(calls, expected)
+    found = []
+    for call, mask in masks:
+        pairs = known.of(call, mask)
+        leaked, hidden = shares(call, pairs)
+        queries = pairs.rows.expand(leaked.shape)
+        found.append(
+            AuditedCall(
+                call=call,
+                expected=mask,
+                leaked=leaked,
+                hidden=hidden,
+                queries=queries,
+                most_leaked=worst_row(call, pairs.extra, leaked, queries),
+                most_hidden=worst_row(call, pairs.missing, hidden, queries),
+                disjoint=pairs.both is None,
+            )
+        )
+    return Audit(found)

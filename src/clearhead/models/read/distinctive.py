@@ -1,0 +1,192 @@
+"""The head that departs most from uniform attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from clearhead.base.errors import ClearheadError
+from clearhead.inspection.measures import MEASURES, Found, Measure, Subject
+from clearhead.models.attention_call import AttentionCall
+from clearhead.models.calls import labels
+from clearhead.models.read.tokens import Tokens
+from clearhead.problem.regions import of_sequence
+from clearhead.problem.words import ALL_WORDS
+
+
+@torch.no_grad()
+def measured(call: AttentionCall, tokens: Tokens, sequence: int | None = None) -> dict[Measure, Found]:
+    """Each measure that can be computed of the call: positions, tokens or values may not be known.
+
+    `sequence`: of this one alone.
+    """
+    words = call.padding or ALL_WORDS
+    problem, value, skipped = call.record.problem, call.value, call.uniform
+    factor = call.factor
+    if sequence is not None:
+        problem, some = of_sequence(problem, sequence, words.queries), slice(sequence, sequence + 1)
+        words = words.of(some)
+        value = None if value is None else value[some]
+        factor = None if factor is None else factor[some]
+        skipped = skipped if skipped is None or len(skipped) == 1 else skipped[some]
+    subject = Subject(
+        problem,
+        own_text=call.kind == "self",
+        words=words,
+        skipped=None if skipped is None else skipped[..., 0],  # the mask left them no key
+        tokens=tokens.of(call, sequence),
+        value=value,
+        factor=factor,
+    )
+    return {measure: measure.of(subject) for measure in MEASURES if measure.applies(subject)}
+
+
+LEAST = 8  # queries that a share is a mean of, or half of those that count where they are fewer
+NAMED = 0.05  # a share of weight beyond uniform that is worth a name
+NEAR = 0.98  # of the largest entropy: nearer to uniform than that is near uniform
+ENTROPY = "entropy"
+
+
+@dataclass(frozen=True)
+class Distinctive:
+    """The head of a recording that departs most from uniform attention under its mask. `seen.distinctive()` gives it.
+
+    `layer`: the number of its call, as in `seen[layer]`; `name`: of the module; `head`; `measure`: by which it departs,
+    a column of `seen.table()`; `value`, and `uniform`, what uniform attention would give; `queries`: over how many
+    queries these are means. `near_uniform`: whether every head of the recording is near uniform. `str()` says it.
+    """
+
+    layer: int
+    name: str
+    head: int
+    measure: str
+    value: float
+    uniform: float
+    queries: int
+    near_uniform: bool
+    sentence: str
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+@dataclass(frozen=True)
+class _One:
+    """One measure of one head."""
+
+    layer: int
+    head: int
+    measure: Measure
+    found: Found
+
+    @property
+    def value(self) -> float:
+        return float(self.found.value[self.head])
+
+    @property
+    def uniform(self) -> float:
+        return float(self.found.uniform[self.head])
+
+    @property
+    def queries(self) -> int:
+        return int(self.found.queries[self.head])
+
+    @property
+    def departs(self) -> float:
+        return self.value - self.uniform
+
+
+def distinctive(
+    calls: Sequence[AttentionCall],
+    tokens: Tokens,
+    found: Mapping[int, Mapping[Measure, Found]] | None = None,
+    heads: Mapping[int, Sequence[int]] | None = None,
+) -> Distinctive:
+    """See `Recording.distinctive`. `found`: the measures of calls by their numbers, where they are known; `heads`: the
+    heads of these that count, None for all."""
+    if found is None:
+        tokens.check(calls)
+        found = {number: measured(call, tokens) for number, call in enumerate(calls)}
+    every = [one for number, measures in found.items() for one in _of_call(number, measures)]
+    every = [one for one in every if heads is None or one.head in heads.get(one.layer, ())]
+    shares = [one for one in every if one.measure.does is not None]
+    entropies = [one for one in every if one.measure.name == ENTROPY]
+    if not shares or not entropies:
+        raise ClearheadError(
+            "no head can be told apart: no call was recorded in which queries see several keys and all numbers are "
+            "finite. Give the model a longer text."
+        )
+    # of equal ones the first measure: one that differs by rounding is equal
+    order = [type(measure) for measure in MEASURES]
+    most = max(one.departs for one in shares)
+    best = min((one for one in shares if one.departs > most - 1e-6), key=lambda one: order.index(type(one.measure)))
+    focused = min(entropies, key=lambda one: one.value)
+    near = best.departs < NAMED and focused.value >= NEAR
+    if best.departs < NAMED and not near:
+        best = focused
+    return Distinctive(
+        layer=best.layer,
+        name=calls[best.layer].name,
+        head=best.head,
+        measure=best.measure.name,
+        value=best.value,
+        uniform=best.uniform,
+        queries=best.queries,
+        near_uniform=near,
+        sentence=_said(best, focused, near, calls, tokens, len(entropies)),
+    )
+
+
+def _of_call(number: int, found: Mapping[Measure, Found]) -> Iterator[_One]:
+    """The measures of a call's heads that are known, over enough queries."""
+    sees = next(values.queries for measure, values in found.items() if measure.name == "sink")
+    for measure, values in found.items():
+        for head in range(len(values.value)):
+            one = _One(number, head, measure, values)
+            enough = min(LEAST, math.ceil(float(sees[head]) / 2))
+            if math.isfinite(one.value) and one.queries >= max(enough, 1):
+                yield one
+
+
+def _said(best: _One, focused: _One, near: bool, calls: Sequence[AttentionCall], tokens: Tokens, heads: int) -> str:
+    call = calls[best.layer]
+    where = f"{labels(calls)[best.layer]}H{best.head}"
+    if best.measure.name == ENTROPY:
+        return (
+            f"{where} attends to few keys, of no one kind: its entropy is {_percent(best.value)} of the largest "
+            f"possible, uniform would be 100% (a mean over {best.queries} queries of {call.name})."
+        )
+    if near:
+        least = math.floor(focused.value * 1e4) / 100
+        return (
+            f"All {heads} heads are near uniform: their entropies are at least {least:g}% of the largest possible. The "
+            f"furthest from it is {where} by {best.measure.name!r}: {best.value:.3%}, uniform would be "
+            f"{best.uniform:.3%} ({call.name})."
+        )
+    figures = f"{_percent(best.value)}, uniform would be {_percent(best.uniform)}"
+    does = f"{best.measure.does}{_which(best, call, tokens)}"
+    return f"{where} {does}: {figures} (a mean over {best.queries} queries of {call.name})."
+
+
+def _which(one: _One, call: AttentionCall, tokens: Tokens) -> str:
+    """Of a sink, which key it is, where it is the same in all sequences."""
+    keys = one.found.key
+    if keys is None:
+        return ""
+    here = set(keys[:, one.head].tolist())
+    if len(here) > 1:
+        return ", in each sequence"
+    key = here.pop()
+    word = tokens.word(call, 0, key) if len(keys) == 1 else None
+    return f", key {key}" + ("" if word is None else f" ({word!r})")
+
+
+def _percent(share: float) -> str:
+    """A share in words: two digits, and more where it is near nothing or near all."""
+    percent = 100 * share
+    if 1 <= percent <= 99 or percent in (0, 100):
+        return f"{percent:.0f}%"
+    return f"{percent:.2g}%" if percent < 1 else f"{percent:.4g}%"

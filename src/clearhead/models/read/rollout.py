@@ -1,0 +1,88 @@
+"""Attention rolled out over the layers of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clearhead.base.errors import ClearheadError, human_bytes
+from clearhead.base.text import listed
+from clearhead.inspection.index import DENSE_BYTES
+from clearhead.inspection.source import FromRecord
+from clearhead.inspection.weights import Weights
+from clearhead.models.attention_call import AttentionCall
+from clearhead.models.tap.choice import Positions, checked_positions, chosen
+from clearhead.models.weights import weights_of
+
+COLUMNS = 64  # tokens at a time: memory is theirs for each head
+
+
+def rollout(calls: Sequence[AttentionCall], tokens: Positions) -> Tensor:
+    """See `Recording.rollout`."""
+    length = _length(calls)
+    batch, device = calls[0].query.shape[0], calls[0].query.device
+    given = checked_positions(tokens, "rollout: tokens")
+    rows = chosen(given, range(length), length).nonzero()[0].tolist()
+    if isinstance(given, tuple):  # in the order in which they were named
+        rows = [p + length if p < 0 else p for p in given]
+    if not rows or not all(0 <= row < length for row in rows):
+        raise ClearheadError(f"rollout: tokens is {tokens!r:.60}, and there are {length} positions, from 0 on.")
+    size = batch * len(rows) * length * 4
+    if size > DENSE_BYTES:
+        raise ClearheadError(
+            f"rollout would give {(batch, len(rows), length)}, {human_bytes(size)}, above {human_bytes(DENSE_BYTES)}: "
+            "name the tokens whose sources are wanted, such as tokens=[-1]."
+        )
+    with torch.inference_mode(False):
+        parts = []
+        for first in range(0, len(rows), COLUMNS):
+            some = torch.tensor(rows[first : first + COLUMNS], device=device)
+            own = F.one_hot(some, length).to(calls[0].weights.dtype)
+            parts.append(_rolled(calls, own.expand(batch, -1, -1)))
+    return torch.cat(parts, 1)
+
+
+def _rolled(calls: Sequence[AttentionCall], flow: Tensor) -> Tensor:
+    """`flow` (B, T, L), how much of each token is at each position, taken from the last layer to the first."""
+    for call in reversed(calls):
+        weights = _wide(call)
+        heads = weights.shape[1]
+        one = flow.new_ones(flow.shape[0], 1, flow.shape[-1], 1)
+        total = (
+            (weights @ one).mean(1)[..., 0].unsqueeze(1)
+        )  # of a row: 0 where it sees nothing, less than 1 with sinks
+        flow = flow / (1 + total)
+        # the gradient of A V in V is Aᵀ of that of the output: no matrix is made
+        with torch.enable_grad():
+            value = flow.new_zeros(flow.shape[0], 1, flow.shape[-1], flow.shape[1]).requires_grad_()
+            grad = (flow.transpose(1, 2) / heads).unsqueeze(1).expand(-1, heads, -1, -1)
+            (back,) = torch.autograd.grad(weights @ value, value, grad)
+        flow = flow + back[:, 0].transpose(1, 2)
+    return flow
+
+
+def _wide(call: AttentionCall) -> Weights:
+    """The weights of a call, of all positions; of one in low precision, for values of float32."""
+    scores, dtype = call.problem.scores, call.weights.dtype
+    scores = scores._replace(query=scores.query.to(dtype), key=scores.key.to(dtype))
+    record = call.record._replace(problem=call.problem._replace(scores=scores))
+    return weights_of(FromRecord(record, {}), None, call.factor)
+
+
+def _length(calls: Sequence[AttentionCall]) -> int:
+    """The one length of all calls, of which each takes up where the one before ended."""
+    sizes = {tuple(call.weights.shape[-2:]) for call in calls}
+    runs = {call.run for call in calls}
+    lengths = {size for pair in sizes for size in pair}
+    if not calls or len(lengths) != 1 or len(runs) != 1 or any(call.kind != "self" for call in calls):
+        names = listed(dict.fromkeys(call.name for call in calls))
+        raise ClearheadError(
+            f"rollout takes the self-attention of one run, each call over all positions; these are {len(calls)} calls "
+            f"of {len(runs)} runs, with (queries, keys) {sorted(sizes)}, by {names}."
+            "\nPass some of them: ch.Recording([call for call in seen.calls if call.name.startswith('encoder')])."
+            "rollout(), or seen.runs[0].rollout()."
+        )
+    return lengths.pop()

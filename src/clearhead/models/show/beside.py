@@ -1,0 +1,213 @@
+"""Two recordings on one page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from clearhead.base.errors import ClearheadError
+from clearhead.models.attention_call import AttentionCall
+from clearhead.models.chain.cached import alone
+from clearhead.models.read.align import align
+from clearhead.models.read.differences import CallDifference, Differences, difference_of
+from clearhead.models.read.divergence import MasksDiffer, Places, check_calls, check_pair
+from clearhead.models.show.paged import Paged
+from clearhead.problem.regions import of_sequence
+from clearhead.problem.words import ALL_WORDS
+from clearhead.report import Layer, Page
+from clearhead.report._words import Shown
+from clearhead.report.layer import LeftOut
+from clearhead.report.of_heads import of_heads
+
+
+@dataclass(frozen=True)
+class _Divergence:
+    """What the page says of the divergence of a head from the same head of the other recording."""
+
+    name: str = "divergence"
+    says: str = (
+        "How far the head's weights are from those of the same head in the other recording: the Jensen–Shannon "
+        "divergence of each query's weights in nats, a mean over the queries that both have. What goes to tokens that "
+        "only one text has is one key more. 0 is the same weights."
+    )
+    formula: str = "mean_i ½ Σ_j (p_ij log(p_ij / m_ij) + q_ij log(q_ij / m_ij)), m = (p + q) / 2"
+    range: str = "0 to log 2 = 0.693 nats"
+    does: str | None = None
+
+
+DIVERGENCE = _Divergence()
+
+
+class Beside:
+    """The layers of two recordings, as `Paged` gives those of one, and the divergences of the first's heads.
+
+    The positions of two calls correspond one to one where as many are shown, else by `align` of their words; by that
+    too where it finds more that are the same: a word was put in, and another left out. Raises what
+    `Recording.compare` raises where calls do not fit, and a `ClearheadError` where words are needed.
+    """
+
+    def __init__(self, mine: Paged, theirs: Paged) -> None:
+        check_calls(mine.calls, theirs.calls)
+        self.sides, self.calls = (mine, theirs), mine.calls
+        self.texts: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[list[int], list[int]] | None] = {}
+        self.places = [self._places(number) for number in range(len(self.calls))]
+        self.found: list[CallDifference] = []
+
+    def layer(self, number: int) -> Layer | LeftOut:
+        """A layer of the first recording, its heads measured beside the second's; not where their masks differ."""
+        layer = self.sides[0].layer(number)
+        if isinstance(layer, LeftOut):
+            return layer
+        if self.sides[1].calls[number].factor is not None:
+            return layer
+        try:
+            label = self.sides[0].labels[number]
+            self.found.append(difference_of(number, *self._calls(number), self.places[number], label))
+        except MasksDiffer:
+            return layer
+        return _measured(layer, self.found[-1])
+
+    def layers(self) -> Iterator[Layer | LeftOut]:
+        """Those of the first recording, one at a time."""
+        return map(self.layer, range(len(self.calls)))
+
+    def page(self, layers: Iterable[Layer | LeftOut], title: str) -> Page:
+        """The page of these layers of the first recording, and the second's beside them. It opens on the head that
+        differs most."""
+        page = self.sides[0].page((), title)
+        for (text, other), positions in self.texts.items():
+            if positions is not None:
+                page.align(text, other, positions)
+        numbers: dict[int, tuple[int, ...] | None] = {}  # of the calls that are shown, and of their heads
+        for layer in layers:
+            page.add(layer)
+            if isinstance(layer, Layer):
+                numbers[self.sides[0].labels.index(layer.label)] = layer.numbers
+        first = page.shown
+        for place, (number, heads) in enumerate(numbers.items()):
+            counterpart = self.second(number, heads)
+            page.add(counterpart)
+            if isinstance(counterpart, Layer):
+                page.beside.append((place, len(page.shown) - 1))
+        page.distinctive = self.distinctive(first) or self.sides[0].distinctive(first)
+        return page
+
+    def second(self, number: int, heads: Sequence[int] | None) -> Layer | LeftOut:
+        """A layer of the second recording, with these of its heads, or with all."""
+        layer = self.sides[1].layer(number)
+        if isinstance(layer, LeftOut):
+            return layer
+        layer = replace(layer, label=f"{layer.label}′", role=f"{layer.role}, beside")
+        for difference in self.found:
+            if difference.number == number:
+                layer = _measured(layer, difference)
+        return layer if heads is None else of_heads(layer, heads)
+
+    def distinctive(self, shown: Sequence[tuple[str, Sequence[int]]]) -> dict[str, Any] | None:
+        """The shown head that differs most, as the page is told it; None where none is known."""
+        names = self.sides[0].labels
+        places = {names.index(label): place for place, (label, _) in enumerate(shown)}
+        known = []
+        for call in self.found:
+            if call.number in places:
+                others = torch.ones(1, call.by_query.shape[1], 1, dtype=torch.bool, device="cpu")
+                others[:, list(shown[places[call.number]][1])] = False
+                known.append(replace(call, by_query=call.by_query.masked_fill(others, torch.nan)))
+        if not known:
+            return None
+        at, head = Differences(known).most
+        place = places[known[at].number]
+        most = {"layer": place, "head": list(shown[place][1]).index(head), "sentence": str(Differences(known))}
+        return {**most, "measure": DIVERGENCE.name, "nearUniform": False}
+
+    def _calls(self, number: int) -> tuple[AttentionCall, AttentionCall]:
+        """The calls of one number, of the sequence that is shown."""
+        mine, theirs = (one_sequence(paged.calls[number], paged.place(number)) for paged in self.sides)
+        return mine, theirs
+
+    def _places(self, number: int) -> Places:
+        """The positions to compare, among all of each call; None is all of them."""
+        calls = self._calls(number)
+        places: Places = None
+        if all(call.kind == "self" and call.problem.sizes.queries == call.problem.sizes.keys for call in calls):
+            sides = [_shown(call) for call in calls]
+            mine, theirs = (side.places for side in sides)
+            pairs = self._aligned(number, sides)
+            if pairs is not None:
+                mine, theirs = mine[pairs[0]], theirs[pairs[1]]
+            if len(mine) < max(side.length for side in sides):
+                places = torch.from_numpy(mine), torch.from_numpy(theirs)
+        check_pair(number, *calls, places)
+        return places
+
+    def _aligned(self, number: int, sides: Sequence[Shown]) -> tuple[list[int], list[int]] | None:
+        """The shown positions of a call's two texts that correspond; None: one to one."""
+        given = [paged.texts(number)[1] for paged in self.sides]
+        one, other = (len(side.places) for side in sides)
+        if any(len(words) not in (side.length, len(side.places)) for side, words in zip(sides, given, strict=True)):
+            if one == other:
+                return None
+            raise ClearheadError(
+                f"the texts of call {number}, {self.sides[0].calls[number].name}, have {one} and {other} tokens: pass "
+                "the words of both, tokens= and beside_tokens=, so that those that are the same can be found."
+            )
+        text, beside = (tuple(side.labels(words)) for side, words in zip(sides, given, strict=True))
+        if (text, beside) not in self.texts:
+            self.texts[text, beside] = _correspondence(text, beside)
+        return self.texts[text, beside]
+
+
+def _correspondence(text: Sequence[str], other: Sequence[str]) -> tuple[list[int], list[int]] | None:
+    """The positions that correspond: one to one, None, unless the texts are of unequal length, or more of their words
+    are the same when one is moved along the other."""
+    if len(text) != len(other):
+        return align(text, other)
+    in_place = sum(a == b for a, b in zip(text, other, strict=True))
+    if in_place == len(text) or not set(text) & set(other):
+        return None
+    found = align(text, other)
+    return found if len(found[0]) > in_place else None
+
+
+def beside_of(mine: Paged, other: Any, tokens: Iterable[str] | None) -> Beside:
+    """A recording beside that of a page. `tokens`: its words; None: those of the page."""
+    calls = getattr(other, "calls", None)
+    if not isinstance(calls, list) or not all(isinstance(call, AttentionCall) for call in calls):
+        raise ClearheadError(
+            f"beside takes another recording of watch(model), without keep=…; got a {type(other).__name__}. "
+            "beside_tokens= are its words."
+        )
+    return Beside(mine, mine.alike(calls, tokens))
+
+
+def _measured(layer: Layer, difference: CallDifference) -> Layer:
+    """The layer with the divergence of each of its heads, which is the same from either side."""
+    each = zip(layer.measures or (), difference.divergence.tolist(), strict=True)
+    return replace(layer, measures=tuple({**known, DIVERGENCE: (d, 0.0, None)} for known, d in each))
+
+
+def _shown(call: AttentionCall) -> Shown:
+    """The positions of a text that the page shows, of a call with one sequence."""
+    words = None if call.padding is None else call.padding.keys
+    return Shown(None if words is None else words[0], call.problem.sizes.keys, call.name)
+
+
+def one_sequence(call: AttentionCall, sequence: int) -> AttentionCall:
+    """The call with this sequence alone."""
+    if call.query.shape[0] == 1:
+        return call
+    some = slice(sequence, sequence + 1)
+    words, uniform = call.padding or ALL_WORDS, call.uniform
+    return replace(
+        call,
+        query=call.query[some],
+        cached_key=alone(call.key[some]),
+        kept=call.record._replace(problem=of_sequence(call.problem, sequence, words.queries)),
+        padding=None if call.padding is None else words.of(some),
+        uniform=uniform if uniform is None or len(uniform) == 1 else uniform[some],
+        cached_value=None,
+        outcome=None,
+    )

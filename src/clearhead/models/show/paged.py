@@ -1,0 +1,224 @@
+"""Recorded calls as the layers of a page."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.explanation.modules.origin.frequencies import Pair, frequencies
+from clearhead.inspection.measures import Found, Measure
+from clearhead.models.attention_call import AttentionCall
+from clearhead.models.calls import labels
+from clearhead.models.read.distinctive import distinctive, measured
+from clearhead.models.read.tokens import Tokens
+from clearhead.report import Layer, Page
+from clearhead.report.from_call import layer_from_call
+from clearhead.report.layer import LeftOut
+from clearhead.report.operands import ERROR, checked_error
+
+
+class Paged:
+    """The calls of a recording as layers, made one at a time, and what is found of their heads on the way.
+
+    `tokens`, `source_tokens`, `sequence`, `error`: as for `Recording.report`. `answer`: the first token that the model
+    has generated. `name`: what the caller calls the tokens. Of two calls with the same number of
+    positions, the encoder's has the source tokens.
+    """
+
+    def __init__(
+        self,
+        calls: Sequence[AttentionCall],
+        tokens: Iterable[str] | None = None,
+        source_tokens: Iterable[str] | None = None,
+        sequence: Any = 0,
+        error: Any = ERROR,
+        answer: int | None = None,
+        name: str = "tokens",
+    ) -> None:
+        self.answer = answer
+        self.calls, self.sequence, self.error = calls, whole(sequence), checked_error(error)
+        sizes = _sizes(calls, self.sequence)
+        self.words, self.source = words(name, tokens, sizes), words("source_tokens", source_tokens, sizes)
+        self.tokens = Tokens(self.words or None, self.source or None)
+        self.labels = labels(calls)
+        self.roles = roles([(call.name, call.kind) for call in calls])
+        self.found: dict[int, Mapping[Measure, Found]] = {}
+
+    def alike(self, calls: Sequence[AttentionCall], tokens: Iterable[str] | None) -> Paged:
+        """The calls of another recording, for the same page. `tokens`: its words; None: these here, where they fit."""
+        sizes = _sizes(calls, self.sequence)
+        own = tokens if tokens is not None or len(self.words) not in sizes else self.words
+        source = self.source if len(self.source) in sizes else None
+        return Paged(calls, own, source, self.sequence, self.error, name="beside_tokens")
+
+    def layer(self, number: int) -> Layer | LeftOut:
+        """Call `number`, with the measures of its heads."""
+        call, sequence = self.calls[number], self.place(number)
+        if call.factor is not None:
+            return LeftOut(
+                call.name,
+                "an edit multiplied its weights after the softmax (Scale, Knockout(after=True)), which the page does "
+                "not compute. Look at seen[name][i].weights.",
+            )
+        layer = layer_from_call(call, *self.texts(number), sequence, self.error)
+        if isinstance(layer, LeftOut):
+            return layer
+        self.found[number] = measured(call, self.tokens, sequence)
+        each = _by_head(self.found[number], call, sequence)
+        return replace(
+            layer,
+            label=self.labels[number],
+            role=self.roles[number],
+            measures=each,
+            values=_lengths(call, sequence),
+            answer=self.answer,
+            pairs=_turned(call, layer, sequence),
+        )
+
+    def place(self, number: int) -> int:
+        """The place of the sequence in the batch of a call."""
+        call = self.calls[number]
+        batch = call.query.shape[0]
+        if not -batch <= self.sequence < batch:
+            raise ClearheadError(f"sequence is {self.sequence}, and {call.name} was given a batch of {batch}.")
+        return self.sequence % batch
+
+    def texts(self, number: int) -> tuple[list[str], list[str]]:
+        """The words of a call's queries and keys."""
+        call = self.calls[number]
+        queries, keys = call.weights.shape[-2:]
+        own, other = self.words, self.source or self.words
+        fits = len(own) in (keys, *words_of(call, self.sequence)[1:])
+        if call.kind == "self" and (not fits or (self.roles[number] == "encoder" and self.source)):
+            own = other
+        return own[-queries:], other if call.kind == "cross" else own
+
+    def layers(self, numbers: Iterable[int] | None = None) -> Iterator[Layer | LeftOut]:
+        """These calls, one at a time."""
+        return map(self.layer, range(len(self.calls)) if numbers is None else numbers)
+
+    def page(self, layers: Iterable[Layer | LeftOut], title: str) -> Page:
+        """A page of such layers, which is told the head that departs most from uniform attention."""
+        if not isinstance(title, str):
+            raise ClearheadError(f"title is {title!r}; pass a string, such as title='Attention'.")
+        page = Page(title)
+        for layer in layers:
+            page.add(layer)
+        page.distinctive = self.distinctive(page.shown)
+        return page
+
+    def distinctive(self, shown: Sequence[tuple[str, Sequence[int]]]) -> dict[str, Any] | None:
+        """The most distinctive head of those that a page shows: labels of layers, and the numbers of their heads.
+
+        None where queries see one key each, so that heads cannot be told apart.
+        """
+        heads = {self.labels.index(label.split("#")[0]): (place, own) for place, (label, own) in enumerate(shown)}
+        try:
+            most = distinctive(self.calls, self.tokens, self.found, {n: own for n, (_, own) in heads.items()})
+        except ClearheadError:
+            return None
+        place, own = heads[most.layer]
+        return {
+            "layer": place,
+            "head": list(own).index(most.head),
+            "sentence": str(most),
+            "measure": most.measure,
+            "nearUniform": most.near_uniform,
+        }
+
+
+def _sizes(calls: Sequence[AttentionCall], sequence: int) -> set[int]:
+    """How many words a text of these calls may have."""
+    return {n for call in calls for n in (*call.weights.shape[-2:], *words_of(call, sequence))}
+
+
+def roles(calls: Sequence[tuple[str, str]]) -> list[str]:
+    """What each call is, by name and kind: "cross", "decoder" what stands in one module with these, "encoder" what does
+    not; "self" where there is no cross attention."""
+    crossing = [name.split(".") for name, kind in calls if kind == "cross"]
+    if not crossing:
+        return ["self"] * len(calls)
+    stack = []
+    for parts in zip(*crossing, strict=False):
+        if len(set(parts)) > 1 or parts[0].isdigit():
+            break
+        stack.append(parts[0])
+
+    def role(name: str, kind: str) -> str:
+        return "cross" if kind == "cross" else "decoder" if name.split(".")[: len(stack)] == stack else "encoder"
+
+    return [role(name, kind) for name, kind in calls]
+
+
+def _lengths(call: AttentionCall, sequence: int) -> Any:
+    """The length of each value vector, (H, Lk) of the keys that are no padding; None where values were not kept."""
+    if call.value is None:
+        return None
+    words = None if call.padding is None else call.padding.keys
+    norms = call.value_norms[sequence].float().cpu()
+    return (norms if words is None else norms[:, words[sequence].cpu()]).numpy()
+
+
+def _turned(call: AttentionCall, layer: Layer, sequence: int) -> tuple[Pair, ...]:
+    """The features that rotary positions turn together, where the layers around the call were kept."""
+    if call.origin is None or layer.phi != "mul" or layer.query.shape[-1] != call.query.shape[-1]:
+        return ()
+    return frequencies(call.origin, call.query, call.key, sequence)
+
+
+def _by_head(
+    found: Mapping[Measure, Found], call: AttentionCall, sequence: int
+) -> tuple[dict[Measure, tuple[float, float, int | None]], ...]:
+    """Each head's measures; keys by their place among those that are no padding."""
+    words = None if call.padding is None else call.padding.keys
+
+    def place(key: int) -> int:
+        return key if words is None else int(words[sequence, :key].sum())
+
+    def of(one: Found, head: int) -> tuple[float, float, int | None]:
+        key = None if one.key is None else place(int(one.key[0, head]))
+        return float(one.value[head]), float(one.uniform[head]), key
+
+    return tuple({m: of(one, head) for m, one in found.items()} for head in range(call.query.shape[1]))
+
+
+def whole(sequence: Any) -> int:
+    try:
+        if isinstance(sequence, bool | np.bool_):
+            raise TypeError
+        return operator.index(sequence)
+    except TypeError:
+        raise ClearheadError(f"sequence is {sequence!r}; pass a whole number, which one of the batch.") from None
+
+
+def words_of(call: AttentionCall, sequence: int) -> tuple[int, ...]:
+    """How many queries and keys are no padding, where some are: one number or two."""
+    batch = call.query.shape[0]
+    if call.padding is None or not -batch <= sequence < batch:
+        return ()
+    sides = zip(call.padding, call.weights.shape[-2:], strict=True)
+    return tuple(length if words is None else int(words[sequence].sum()) for words, length in sides)
+
+
+def words(name: str, tokens: Any, sizes: set[int]) -> list[str]:
+    """The caller's words, from any ordered iterable; none for None."""
+    if tokens is None:
+        return []
+    ordered = not isinstance(tokens, str | bytes | set | frozenset | dict) and hasattr(tokens, "__iter__")
+    words = list(tokens) if ordered else []
+    if not ordered or not all(isinstance(word, str) for word in words):
+        raise ClearheadError(
+            f"{name} takes words, one for each position; got a {type(tokens).__name__}. "
+            "For token ids pass tokenizer.convert_ids_to_tokens(ids)."
+        )
+    if len(words) not in sizes:
+        raise ShapeError(
+            f"{name} has {len(words)} words, and the calls have {sorted(sizes)} queries or keys; pass one "
+            "word for each position of the sequence that the model was given."
+        )
+    return words

@@ -1,0 +1,109 @@
+"""Pictures of recorded calls."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.pictures import Array, Panel, Side, Style, check_style, draw
+from clearhead.base.text import escaped, said
+from clearhead.base.thumbnails import short, table
+from clearhead.inspection.plot import CELLS, IN_GRID, allowed, numbers, panels, picks, titles
+from clearhead.masks._draw import cell_of, shares
+from clearhead.models.attention_call import AttentionCall
+from clearhead.models.calls import Calls
+from clearhead.problem.regions import of_sequence
+from clearhead.problem.words import ALL_WORDS
+from clearhead.report._words import Cells, Shown
+from clearhead.report.statistics import lazy
+
+Words = Sequence[str] | None
+
+
+def plotted(call: AttentionCall, heads: Any, sequence: Any, words: tuple[Words, Words], style: Style) -> Any:
+    """See `Recording.plot`."""
+    check_style(style)
+    batch, count, queries, keys = call.weights.shape
+    try:
+        place = operator.index(sequence)
+        if isinstance(sequence, bool) or not -batch <= place < batch:
+            raise TypeError
+    except TypeError:
+        raise ClearheadError(f"sequence is {sequence!r:.80}, and {call.name} was given a batch of {batch}.") from None
+    place %= batch
+    chosen = picks((place,) if heads is None else (place, heads), (batch, count))
+    most = CELLS if len(chosen) == 1 else IN_GRID
+    real = call.padding or (None, None)
+    rows, columns = (
+        Shown(None if side is None else side[place], length, call.name)
+        for side, length in zip(real, (queries, keys), strict=True)
+    )
+    drawn = panels(call.weights, chosen, most) if rows.all and columns.all else _of_words(call, chosen, rows, columns)
+    style = Style(style.title or f"{call.name} ({call.kind})", style.cmap, style.scale)
+    if len(drawn) == 1 and heads is not None:
+        style = Style(f"{style.title}, head {chosen[0][1]}", style.cmap, style.scale)
+    sides = (
+        Side("query", len(rows.places), _labels(words[0], call, rows, columns, "tokens")),
+        Side("key", len(columns.places), _key_labels(words, call, rows, columns)),
+    )
+    long = max(side.length for side in sides) > most
+    return draw(drawn, *sides, style, "largest weight in the cell" if long else "weight")
+
+
+def _of_words(call: AttentionCall, chosen: Sequence[tuple[int, ...]], rows: Shown, columns: Shown) -> list[Panel]:
+    """The heads without padding, on both sides."""
+    most = CELLS if len(chosen) == 1 else IN_GRID
+    sequence, problem = chosen[0][0], call.problem
+    with torch.no_grad():
+        one = of_sequence(problem, sequence, (call.padding or ALL_WORDS).queries)
+        maps = numbers(lazy(one).reduce(Cells(rows, columns, most))[0][0])
+    cell = cell_of(len(rows.places), len(columns.places), most)
+
+    def hidden(head: int) -> Array:
+        def keep(part: slice) -> torch.Tensor:
+            places = rows.places[part]
+            first, last = int(places[0]), int(places[-1])
+            found = allowed(problem, sequence, head, slice(first, last + 1))
+            return found[places - first][:, columns.places]
+
+        found: Array = shares(keep, len(rows.places), len(columns.places), cell) == 0
+        return found
+
+    heads = [pick[1] for pick in chosen]
+    return [Panel(maps[h], hidden(h), title) for h, title in zip(heads, titles(chosen), strict=True)]
+
+
+def _key_labels(words: tuple[Words, Words], call: AttentionCall, rows: Shown, columns: Shown) -> Words:
+    tokens, source = words
+    if call.kind == "cross":
+        return _labels(source, call, columns, columns, "source_tokens")
+    return _labels(tokens, call, columns, columns, "tokens")
+
+
+def _labels(tokens: Any, call: AttentionCall, side: Shown, keys: Shown, name: str) -> Words:
+    """A word for each shown position; of queries that continue a cached text, the last of its words."""
+    if tokens is None:
+        return None
+    if isinstance(tokens, str | bytes) or not hasattr(tokens, "__len__"):
+        raise ClearheadError(f"{name} is a {type(tokens).__name__}; pass a list of words, one for each position.")
+    count = len(tokens)
+    if count in (side.length, len(side.places)):
+        return side.labels(list(map(str, tokens)))
+    if call.kind == "self" and count == keys.length > side.length:
+        return side.labels([str(word) for word in tokens[-side.length :]])
+    raise ShapeError(f"{name} has {count} words, and {call.name} has {side.length} positions; pass one word for each.")
+
+
+def listed(seen: Calls[AttentionCall]) -> str:
+    """See `Recording._repr_html_`."""
+    rows = []
+    for i, call in enumerate(seen.calls):
+        shape = (*call.query.shape[:3], call.cached_key.shape[2])
+        mask = "" if call.mask is None else short(said(call.mask, call.mask.title), 60)
+        rows.append([i, call.name, call.kind, call.run, " × ".join(map(str, shape)), mask, call.backend])
+    names = ["call", "module", "kind", "run", "B × H × Lq × Lk", "mask", "backend"]
+    return f"<div><p><code>{escaped(repr(seen))}</code></p>{table(names, rows)}</div>"

@@ -1,0 +1,189 @@
+"""survey(): statistics of every head of a model over many texts, as a table of heads and as a page."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from clearhead.base.pages import write_page
+from clearhead.inspection.reductions.base import Reduction
+from clearhead.models.table import Table
+from clearhead.models.use.means import Means
+from clearhead.models.use.surveys.looks import CLASSES, NAMED
+from clearhead.models.use.surveys.run import Total, surveyed
+from clearhead.report.heads_page import About, Shown, heads_page
+
+
+def survey(
+    model: nn.Module,
+    texts: Iterable[str] | Iterable[Mapping[str, Any]],
+    tokenizer: Any,
+    *,
+    keep: Sequence[str | Reduction] | None = None,
+    state: str | Path | None = None,
+    batch: int = 4096,
+    max_length: int | None = None,
+    rank: tuple[int, int] | None = None,
+    wait: float = 600.0,
+) -> Survey:
+    """Statistics of every head of a model over many texts: on one process or many, and on from where it was stopped.
+
+    >>> import torch, torch.nn.functional as F, clearhead as ch
+    >>> class Reader(torch.nn.Module):
+    ...     def forward(self, input_ids, attention_mask):
+    ...         x = F.one_hot(input_ids, 128).float()[:, None]
+    ...         return F.scaled_dot_product_attention(x, x, x, attn_mask=attention_mask[:, None, None].bool())
+    >>> def tokenizer(texts):
+    ...     return {"input_ids": [list(text.encode()) for text in texts]}
+    >>> found = ch.survey(Reader().eval(), ["a cab", "a longer text"], tokenizer, keep=["first", ch.Entropy()])
+    >>> [row] = found.table()
+    >>> row["queries"], round(row["first"], 4), round(row["first uniform"], 4), round(row["Entropy"], 4)
+    (18, 0.1115, 0.1111, 2.299)
+
+    `model`: called with `input_ids` and `attention_mask`, in eval mode; of transformers, without the layer that
+    makes words. `texts`: any iterable of strings, or of rows with a "text", as those of `datasets`; it is read once.
+    `tokenizer`: of transformers, or a function of a list of texts that gives {"input_ids": a list of ids for each}.
+    `keep`: measures of `seen.table()` by their names, each beside uniform attention, all but "value mass"; "word
+    classes", what special tokens, punctuation, numbers, words and the parts that go on with a word receive; and
+    reductions, as for `watch`. None is entropy, first, sink, previous, distance, and the classes where the tokenizer
+    has a vocabulary. Means are over all queries (or keys) that count: every word weighs the same, padding does not
+    count.
+    `state`: a folder, with one file a batch that is written under another name first: killed at any point, the same
+    call goes on, with the same result. Processes share it, each with its part: `rank` (number, of how many), None as
+    torchrun sets them (RANK, WORLD_SIZE); every one reads all texts, computes its batches, waits for the others', and
+    returns the whole. `wait`: for so many seconds without a new file. `batch`: the most tokens of one pass of the
+    model, padding counted; texts are sorted by length among 1,024. `max_length`: longer texts are cut there; None is
+    what the model takes. Gives a `Survey`.
+    Formula: each mean is Σ over batches of a sum / Σ of counts, both float64, added in the order of the batches. These
+    do not depend on ranks, so one process and many give the same bits, where the model does (one kind of device, one
+    number of threads).
+    Raises a `ClearheadError` for texts that are no strings or empty, for the state of another survey, which is left as
+    it is, for a file of the state that is not what was written (by its SHA-256; delete it, and it is computed anew),
+    and for batches of other ranks that do not come. Several processes may make the same survey in one folder at a time.
+    Cost: a pass of the model, and per call one over its pairs for all measures, two over one key a query for "first"
+    and "previous"; memory O(batch). The model's weights are read once for their digest.
+    """
+    total, length, count = surveyed(model, texts, tokenizer, keep, state, batch, max_length, rank, wait)
+    return _of(total, type(model).__name__, length, count)
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """Statistics of every head over many texts. `ch.survey` gives it.
+
+    >>> import torch, torch.nn.functional as F, clearhead as ch
+    >>> class Reader(torch.nn.Module):
+    ...     def forward(self, input_ids, attention_mask):
+    ...         x = F.one_hot(input_ids, 128).float()[:, None]
+    ...         return F.scaled_dot_product_attention(x, x, x, attn_mask=attention_mask[:, None, None].bool())
+    >>> def tokenizer(texts):
+    ...     return {"input_ids": [list(text.encode()) for text in texts]}
+    >>> ch.survey(Reader().eval(), ["a cab", "a longer text"], tokenizer, keep="previous")
+    Survey(2 texts, 18 tokens, 1 heads: previous, previous uniform)
+
+    `means`: a `Means` of all texts, by module; entry i is `columns[i]`, of which the first is how many queries a text
+    has. `texts`, `tokens`, and `truncated`: how many texts were cut to `max_length`. `model`: its class. `batches`.
+    """
+
+    model: str
+    columns: tuple[str, ...]
+    means: Means
+    texts: int
+    tokens: int
+    truncated: int
+    batches: int
+    max_length: int | None
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all sums and counts, in float64: equal where two surveys agree to the bit."""
+        found = hashlib.sha256()
+        for name, tensor in sorted(self.means.state_dict().items()):
+            found.update(f"{name} {tuple(tensor.shape)} ".encode())
+            found.update(tensor.contiguous().numpy().tobytes())
+        return found.hexdigest()
+
+    def table(self) -> Table:
+        """A row for each module and head, as `pandas.DataFrame` takes them.
+
+        Its columns: layer (the number of the module in the order of the calls), module, head, queries (how many were
+        added up), and each statistic that is one number a head; NaN where nothing counts.
+        """
+        rows = Table()
+        for layer, name in enumerate(self.means):
+            means, state = self.means[name], self.means.state_dict()
+            queries = state[f"{name}:0:sum"]
+            for head in range(len(queries)):
+                row: dict[str, Any] = {"layer": layer, "module": name, "head": head, "queries": int(queries[head])}
+                for column, mean in zip(self.columns[1:], means[1:], strict=True):
+                    if mean.numel() == len(mean):
+                        row[column] = float(mean.flatten()[head])
+                rows.append(row)
+        return rows
+
+    def save(self, path: str | Path) -> Path:
+        """Write the table as CSV, every digit of it. A file that was there is as it was until all is written."""
+        rows, text = self.table(), io.StringIO()
+        writer = csv.DictWriter(
+            text, list(dict.fromkeys(column for row in rows for column in row)), lineterminator="\n"
+        )
+        writer.writeheader()
+        writer.writerows(rows)
+        return write_page(path, text.getvalue(), "table")
+
+    def report(self, path: str | Path, title: str | None = None) -> Path:
+        """Write one HTML page that shows all heads by any of the statistics: as squares, as a list, and as points.
+
+        Squares are coloured by how far a statistic is from that of uniform attention under the same masks, where that
+        is known, else by its own size. Needs no network. Raises a `ClearheadError` where it cannot be written.
+        """
+        return write_page(path, self._page(title))
+
+    def _page(self, title: str | None) -> str:
+        said = f"{self.texts:,} texts, {self.tokens:,} tokens"
+        if self.truncated:
+            said += f", {self.truncated:,} texts cut to {self.max_length:,} tokens"
+        return heads_page(
+            title or f"Attention of {self.model} over {self.texts:,} texts", said, self._shown(), self.table()
+        )
+
+    def _shown(self) -> list[Shown]:
+        """The statistics of the page, each with what it is."""
+        found = []
+        for column in self.columns[1:]:
+            if column.endswith(" uniform"):
+                continue
+            beside = f"{column} uniform" if f"{column} uniform" in self.columns else None
+            found.append(Shown(_about(column), beside, share=beside is not None and column != "distance"))
+        return found
+
+    def __repr__(self) -> str:
+        heads = sum(len(self.means[name][0]) for name in self.means)
+        return f"Survey({self.texts} texts, {self.tokens} tokens, {heads} heads: {', '.join(self.columns[1:])})"
+
+
+def _about(column: str) -> About:
+    measure = NAMED.get(column)
+    if measure is not None:
+        return About(measure.name, measure.says, measure.formula, measure.range, measure.does)
+    kind = column.removeprefix("to ")
+    if kind in CLASSES:
+        says = f"The share of all weight that goes to tokens of the class “{kind}”."
+        return About(
+            column, says, "Σ_j r_j / N, j of the class, r_j = Σ_i w_ij, N the queries", "0 to 1", f"attends {column}"
+        )
+    return About(column, f"The mean of {column} over all queries, keys or texts that count.", "a mean", "any", None)
+
+
+def _of(total: Total, model: str, max_length: int | None, batches: int) -> Survey:
+    means = Means()
+    means.load_state_dict(total.state_dict())
+    texts, tokens, truncated = total.counts
+    return Survey(model, total.columns, means, texts, tokens, truncated, batches, max_length)

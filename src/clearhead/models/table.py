@@ -1,0 +1,90 @@
+"""Rows of heads, and what their columns are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from typing import Any, Self
+
+from clearhead.base.errors import ClearheadError
+from clearhead.base.text import listed, printable, said
+from clearhead.inspection.measures import MEASURES
+
+ROWS, COLUMNS = 20, 100  # of a table as text: the most rows, and the most characters of a line
+
+
+class Table(list[dict[str, Any]]):
+    """A list of rows, one a head, each a dict by its columns. `Recording.table` gives it.
+
+    >>> import torch, torch.nn.functional as F, clearhead as ch
+    >>> class Block(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+    >>> block = Block()
+    >>> with ch.watch(block) as seen:
+    ...     output = block(torch.zeros(1, 2, 5, 8))
+    >>> table = seen.table()
+    >>> len(table), round(table[0]["previous"], 3), round(table[0]["previous uniform"], 3)
+    (2, 0.321, 0.321)
+    >>> print(seen.table(ch.Entropy()))
+    run  module  kind  backend  queries  keys  head  Entropy
+      0   Block  self     sdpa        5     5     0    0.957
+      0   Block  self     sdpa        5     5     1    0.957
+    >>> print(table.about("previous"))
+    The weight on the token before the query's own, a mean over the queries that may see one. Formula: mean_i w_ij, ...
+
+    `about(column)` says what a measure is, with its formula, range and source; `to_pandas()` makes a DataFrame.
+    """
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any], columns: Mapping[str, Iterable[Any]]) -> Self:
+        """A row for each entry of the columns, which are of one length; `row` is what all of them begin with."""
+        entries = zip(*columns.values(), strict=True)
+        return cls({**row, **dict(zip(columns, each, strict=True))} for each in entries)
+
+    def __str__(self) -> str:
+        """The first rows and columns, as many as fit a screen of 100 columns and 24 lines."""
+        return said(self, self._fitted)
+
+    def _fitted(self) -> str:
+        rows = self[:ROWS]
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+        cells = [[column, *(_cell(row.get(column)) for row in rows)] for column in columns]
+        widths = [max(map(len, column)) for column in cells]
+        fit = 1
+        while fit < len(cells) and sum(widths[: fit + 1]) + 2 * fit <= COLUMNS:
+            fit += 1
+        lines = [
+            "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=False))
+            for line in zip(*cells[:fit], strict=True)
+        ]
+        more = [f"{len(self) - len(rows)} more rows"] * (len(self) > len(rows))
+        more += [f"{len(cells) - fit} more columns: {listed(columns[fit:])}"] * (len(cells) > fit)
+        return "\n".join([*lines, *more]) or "no rows"
+
+    def about(self, column: str) -> str:
+        """What a measure is, its formula, range and source. Raises a `ClearheadError` for what is no measure."""
+        for measure in MEASURES:
+            if column in (measure.name, f"{measure.name} uniform"):
+                return measure.about()
+        names = ", ".join(measure.name for measure in MEASURES)
+        raise ClearheadError(f"{column!r} is no measure of a head; the measures are {names}.")
+
+    def to_pandas(self) -> Any:
+        """The rows as a `pandas.DataFrame`; NaN where a measure could not be computed. Needs pandas."""
+        try:
+            pandas = import_module("pandas")
+        except ImportError as missing:
+            raise ClearheadError(
+                f"to_pandas() needs pandas, which could not be imported ({missing}). Install it with:  pip install "
+                "pandas  or use the table as it is: a list of dicts."
+            ) from missing
+        return pandas.DataFrame(list(self))
+
+
+def _cell(value: Any) -> str:
+    """A number with three digits after the point, text in one line of at most 40 characters."""
+    if isinstance(value, float):
+        return f"{value:.3f}" if abs(value) < 1e5 else f"{value:.3g}"
+    text = "" if value is None else printable(str(value))
+    return text if len(text) <= 40 else f"{text[:39]}…"

@@ -1,0 +1,155 @@
+"""The attention interface of transformers in compiled code: each call of a backend has an operation beside it.
+
+The operation records the call when the code runs, as eager code does; what it was given, values and all, is there.
+It writes nothing; it says that it writes to its module's mark, so that the compiler neither drops nor repeats it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.base.errors import UnsupportedError
+from clearhead.base.tracing import compiling, some_compiling
+from clearhead.models.tap.interface import BackendCall, Given, Marks, Subscriber, read, subscribed
+from clearhead.models.tap.modules import Running
+from clearhead.models.tap.padding import Given as Told
+from clearhead.models.tap.receiver import Receiver
+
+# Read by no backend of transformers' own but FlashAttention's and those that choose keys.
+UNREAD = ("indices", "block_indices", "cu_seq_lens_q", "cu_seq_lens_k")
+
+
+class Interface(Subscriber):
+    """The attention interface, wrapped from before a model is compiled.
+
+    A pass is recorded by the receiver that `recording` has put in its thread; where there is none, nothing is done.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.marks = Marks(model)
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        with self.marks.put(), subscribed(self):
+            yield
+
+    @contextmanager
+    def recording(self, receiver: Receiver) -> Iterator[None]:
+        """While a pass runs in this thread."""
+        number = self.marks.number
+        _here.open[number] = self, receiver
+        try:
+            yield
+        finally:
+            del _here.open[number]
+
+    def meets(self, backend: str) -> bool:
+        return self.marks.number in _here.open or (some_compiling() and compiling())
+
+    def called(self, call: BackendCall) -> Any:
+        if not compiling():
+            return Given(_here.open[self.marks.number][1], inside_compiled_code=False).called(call)
+        mark = getattr(call.module, self.marks.attribute, None)
+        if mark is not None:
+            _observe(call, mark)
+        return call.run()
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.open: dict[int, tuple[Interface, Receiver]] = {}  # by the number of the interface
+
+
+_here = _Here()
+
+
+def _observe(call: BackendCall, mark: Tensor) -> None:
+    call.check(type(call.module).__name__)
+    given = call.keywords
+    unread = [word for word in UNREAD if given.get(word) is not None and call.backend not in ("eager", "sdpa")]
+    if unread:
+        raise UnsupportedError(
+            f"{type(call.module).__name__} called the attention backend {call.backend!r} with {unread[0]!r}, which "
+            "cannot be read in compiled code. Monitor the model without compiling it."
+        )
+    observe(
+        call.query.detach(),
+        call.key.detach(),
+        call.mask,
+        given.get("position_bias"),
+        given.get("s_aux"),
+        given.get("position_ids"),
+        given.get("scaling"),
+        given.get("softcap"),
+        given.get("is_causal"),
+        given.get("sliding_window"),
+        call.backend,
+        call.own,
+        mark,
+    )
+
+
+def _part(receiver: Receiver, module: nn.Module) -> Running:
+    """The attention module as running. Which modules run around it compiled code does not show.
+
+    So the side of an encoder–decoder is read from its name; attention of a decoder may be self or cross, and the
+    padding of its queries is the decoder's in both.
+    """
+    around = receiver.stack.innermost
+    assert around is not None, "asked for while a pass runs"
+    parts = receiver.stack.names[id(module)].split(".")
+    if "decoder" in parts:
+        return Running(module, "cross", around.told)
+    if "encoder" in parts and around.told.source is not None:
+        return Running(module, "self", Told(around.told.source))
+    return Running(module, around.kind, around.told)
+
+
+@torch.library.custom_op(
+    "clearhead::observe", mutates_args=("mark",), tags=(torch.Tag.cudagraph_unsafe,)
+)  # a recorded CUDA graph would not run it again
+def observe(
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    position_bias: Tensor | None,
+    sinks: Tensor | None,
+    position_ids: Tensor | None,
+    scaling: float | None,
+    softcap: float | None,
+    is_causal: bool | None,
+    sliding_window: int | None,
+    backend: str,
+    own: str,
+    mark: Tensor,
+) -> None:
+    """Record this call, where the pass that makes it is recorded."""
+    if not _here.open:
+        return
+    interface, module = mark.tolist()
+    if interface not in _here.open:
+        return
+    here, receiver = _here.open[interface]
+    if receiver.idle:  # a checkpoint runs it again in the backward pass
+        return
+    kwargs = {"position_bias": position_bias, "s_aux": sinks, "position_ids": position_ids, "scaling": scaling}
+    kwargs |= {"softcap": softcap, "is_causal": is_causal, "sliding_window": sliding_window}
+    running = here.marks.modules[module]
+    receiver.masks.counted = False  # compiled code writes one layer's mask over another one's
+    with receiver.stack.inside(_part(receiver, running)):
+        read(receiver, BackendCall(running, query, key, None, mask, kwargs, backend, own, _not_run))
+
+
+def _not_run(*_: Any) -> None:
+    raise AssertionError("an observed call has been run by compiled code")
+
+
+@observe.register_fake
+def _(*_: Any) -> None:
+    return None

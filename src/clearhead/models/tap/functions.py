@@ -1,0 +1,166 @@
+"""The second and the third source: PyTorch's own attention functions, called by its modules or by any code."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode_temporarily
+
+from clearhead.base.tracing import OWN_SDPA, compiling
+from clearhead.masks.causal import Causal
+from clearhead.models.tap import functions as sdpa
+from clearhead.models.tap import multihead
+from clearhead.models.tap.masks import Recorded
+from clearhead.models.tap.patch import replaced
+from clearhead.models.tap.place import Separate
+from clearhead.models.tap.receiver import Answer, DotCall, Receiver
+from clearhead.models.tap.refused import prepare_compiler, uncompiled
+
+
+def read(
+    receiver: Receiver,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Answer:
+    receiver.check(query, key)
+    leading = query.shape[:-2]
+    if not enable_gqa:
+        leading = torch.broadcast_shapes(leading, key.shape[:-2])  # type: ignore[no-untyped-call]
+    elif query.ndim == key.ndim == 3:  # (H, L, E): the heads come third from the last
+        query, key, value = query[None], key[None], value[None]
+    if max(query.ndim, key.ndim) != 4:
+        query, key, value, attn_mask = _four(query, key, value, attn_mask, leading)
+        shape = (*query.shape[:3], value.shape[-1])
+    else:
+        shape = (leading[:-1].numel(), leading[-1], query.shape[2], value.shape[-1])
+    masks = receiver.masks.convert(attn_mask)
+    if is_causal:
+        masks = masks.plus(Recorded(Causal(), align="upper_left"))
+    place = Separate(lambda t: t.reshape(shape), lambda output: output.reshape(*leading, *shape[2:]))
+    return receiver.dots(DotCall(query, key, value, masks, "sdpa", place, scale=scale, dropout_p=dropout_p))
+
+
+def _four(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, leading: torch.Size
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """(B, H, L, E): all but the last three dimensions, or without heads all but the last two, are the batch."""
+    batch, heads = (leading[:-1], leading[-1:]) if len(leading) > 2 else (leading, (1,))
+    if mask is not None and mask.ndim > 2:
+        mask = mask.expand(*leading, -1, -1).reshape(-1, *heads, *mask.shape[-2:])
+    query, key, value = (
+        t.expand(*leading, -1, -1).reshape(batch.numel(), *heads, *t.shape[-2:]) for t in (query, key, value)
+    )
+    return query, key, value, mask
+
+
+READERS: dict[Any, Callable[..., Answer]] = {
+    OWN_SDPA: sdpa.read,
+    F.multi_head_attention_forward: multihead.read,  # nn.MultiheadAttention
+    torch._native_multi_head_attention: multihead.read_native,  # its fast path
+    torch._transformer_encoder_layer_fwd: multihead.read_layer,  # that of nn.TransformerEncoderLayer
+}
+
+
+SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
+
+
+@contextmanager
+def source(receiver: Receiver, innermost: bool = False) -> Iterator[None]:
+    """Receive every call of these functions, under whatever name they were imported.
+
+    A function mode is one thread's: each thread enters it where it enters the model.
+    """
+
+    def counted(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
+            if receiver.stack.beside:
+                receiver.unattributed.append(None)  # a list: its append is safe in threads, a sum is not
+            return attend(*args, **kwargs)
+
+        return scaled_dot_product_attention
+
+    prepare_compiler(_Mode.__torch_function__)
+    receiver.stack.around = _Below(receiver) if innermost else _Mode(receiver)
+    overlooking = replaced(torch.overrides, "has_torch_function", _overlooked)
+    try:
+        with overlooking, replaced(F, "scaled_dot_product_attention", counted):
+            yield
+    finally:
+        receiver.stack.around = nullcontext()  # breaks a reference cycle that would keep the records alive
+
+
+class _Mode(TorchFunctionMode):
+    def __init__(self, receiver: Receiver) -> None:
+        super().__init__()
+        self.receiver = receiver
+        self.see = uncompiled(_see)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in READERS:
+            return self.see(self.receiver, func, args, kwargs or {})
+        if func in SOFTMAX and not compiling():
+            self.receiver.softmax()
+        return func(*args, **(kwargs or {}))
+
+
+class _Below(AbstractContextManager[None]):
+    """A mode that sees calls after all that are there, which are entered once more above it."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver, self._here = receiver, _Here()
+
+    def __enter__(self) -> None:
+        active: list[TorchFunctionMode] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        above = [_Mode(mode.receiver) for mode in active if isinstance(mode, _Mode)]
+        with ExitStack() as stack:
+            for mode in (_Mode(self._receiver), *above):
+                stack.enter_context(mode)
+            self._here.entered.append(stack.pop_all())
+
+    def __exit__(self, *error: Any) -> None:
+        self._here.entered.pop().__exit__(*error)
+
+
+class _Here(threading.local):
+    """What this thread has entered."""
+
+    def __init__(self) -> None:
+        self.entered: list[ExitStack] = []
+
+
+def _see(receiver: Receiver, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if receiver.idle:
+        return func(*args, **kwargs)
+    after = READERS[func](receiver, *args, **kwargs)
+    return receiver.compute(after, func, *args, **kwargs)
+
+
+def _overlooked(has_torch_function: Callable[..., bool]) -> Callable[..., bool]:
+    """Hide these modes from PyTorch's modules, which leave their fast path where a function mode is active.
+
+    Their outputs would change, by much where a batch has padding. A receiver may want that: `keeps_fast_path`.
+    """
+
+    def asked(args: Any) -> bool:
+        active: list[TorchFunctionMode] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        if not active or not isinstance(active[-1], _Mode) or not active[-1].receiver.keeps_fast_path:
+            return has_torch_function(args)
+        with _pop_mode_temporarily():
+            return asked(args)
+
+    return asked

@@ -1,0 +1,104 @@
+"""The keywords that transformers' models pass to an attention backend: the list of those that clearhead knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from clearhead.base.errors import UnsupportedError
+from clearhead.scores.dot import Dot
+
+# The names under which clearhead registers its own backends. MASKED is for models that transformers does not run on
+# SDPA: their modules need not set `is_causal`, since eager attention gets every causal mask, and their own code adds
+# the mask to scores. So the mask is eager's, and a call without one is not causal. RANKS shares out sequences.
+NAME, MASKED, RANKS = "clearhead", "clearhead_masked", "clearhead_ranks"
+
+_dots: dict[tuple[float | None, float | None], Dot] = {}
+
+
+def dot(scale: float | None, softcap: float | None) -> Dot:
+    """Dot products, one object for each scale and softcap, since models ask for the same again and again."""
+    found = _dots.get((scale, softcap))
+    if found is None:
+        found = _dots[scale, softcap] = Dot(scale, softcap)
+    return found
+
+
+# What clearhead reads.
+READ = frozenset(
+    {
+        "scaling",
+        "softcap",
+        "s_aux",
+        "position_bias",
+        "dropout",
+        "is_causal",
+        "sliding_window",  # by FlashAttention; for other backends the mask holds it
+        "indices",  # the keys that an indexer chose, see _selected.py
+        "block_indices",
+        "cu_seq_lens_q",  # packed sequences, see _packed.py
+        "cu_seq_lens_k",
+        "position_ids",  # where FlashAttention finds packed sequences; queries and keys are rotated before the call
+    }
+)
+
+# What changes no weight, and why.
+_MODEL = "for the model around the attention; it passes on what it was called with"
+_DONE = "used before the backend is called: query and key hold it already"
+NOT_READ = {
+    "max_length_q": "the longest of the packed sequences, which cu_seq_lens_q tells",
+    "max_length_k": "the longest of the packed sequences, which cu_seq_lens_k tells",
+    "seq_idx": "the packed sequences, for layers that are no attention",
+    "deterministic": "the order in which FlashAttention's backward pass adds",
+    "kernel_options": "how FlexAttention is tiled",
+    "position_embeddings": _DONE,
+    "past_key_values": _DONE,
+    "past_key_value": _DONE,
+    "cache_params": "the state of layers that are no attention",
+    "cache_position": _DONE,
+    "use_cache": _MODEL,
+    "output_attentions": _MODEL,
+    "output_hidden_states": _MODEL,
+    "output_router_logits": _MODEL,
+    "return_dict": _MODEL,
+    "training": _MODEL,
+    "labels": _MODEL,
+    "num_items_in_batch": _MODEL,
+    "logits_to_keep": _MODEL,
+    "input_ids": _MODEL,
+    "inputs_embeds": _MODEL,
+    "token_type_ids": "what a tokenizer makes, and a model without such embeddings leaves unread",
+    "special_tokens_mask": "what a tokenizer makes, and models leave unread",
+    "grid_thw": "the sizes of images, whose patches are embedded already",
+    "decoder_input_ids": "the decoder's, passed on by an encoder alone",
+    "decoder_inputs_embeds": "the decoder's, passed on by an encoder alone",
+    "decoder_attention_mask": "the decoder's, passed on by an encoder alone",
+    "decoder_position_ids": "the decoder's, passed on by an encoder alone",
+    "encoder_outputs": "the decoder's, passed on by an encoder alone",
+}
+
+# What changes the weights, and cannot be read yet.
+REFUSED = {
+    "cache": "the keys of continuous batching",
+    "block_table": "the keys of continuous batching",
+    "k_cache": "the keys of continuous batching",
+    "v_cache": "the keys of continuous batching",
+    "sinks": "one logit a query in the softmax's denominator",
+}
+
+KNOWN = READ | NOT_READ.keys()
+
+
+def check_keywords(name: str, backend: str, keywords: Mapping[str, Any]) -> None:
+    """Raise where a backend is given a keyword that may change the weights and is not read."""
+    given = [
+        word for word, value in keywords.items() if value is not None and word not in READ and word not in NOT_READ
+    ]
+    if not given:
+        return
+    shown = [f"{word!r} ({REFUSED.get(word, 'which clearhead does not know')})" for word in given]
+    raise UnsupportedError(
+        f"{name} called the attention backend {backend!r} with {' and '.join(shown)}: that may change the weights, and "
+        "leaving it out could make them wrong.\nRun the model without it: without continuous batching, on "
+        "attn_implementation='sdpa' or 'eager', and with no keyword in its call that its forward does not name."
+    )

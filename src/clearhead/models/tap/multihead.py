@@ -1,0 +1,203 @@
+"""The calls inside torch.nn.MultiheadAttention and torch.nn.TransformerEncoderLayer.
+
+They project queries and keys inside, so a record projects them again, from the same inputs with the same weights.
+A query without an allowed key has weights 0 in the record; the modules give it NaN, or 0, by the path they take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clearhead.masks.causal import Causal
+from clearhead.masks.lengths import Lengths
+from clearhead.models.tap.masks import Recorded
+from clearhead.models.tap.modules import Kind
+from clearhead.models.tap.place import Projected
+from clearhead.models.tap.receiver import Answer, DotCall, Receiver
+
+
+def read(
+    receiver: Receiver,
+    query: Tensor,  # (Lq, B, E), or (Lq, E)
+    key: Tensor,
+    value: Tensor,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    training: bool = True,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: Tensor | None = None,
+    k_proj_weight: Tensor | None = None,
+    v_proj_weight: Tensor | None = None,
+    static_k: Tensor | None = None,
+    static_v: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> Answer:
+    """F.multi_head_attention_forward: all of nn.MultiheadAttention but its fast path."""
+    kind = _kind(query, key)
+    if query.ndim == 2:
+        query, key, value = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
+    biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
+    packed = None if use_separate_proj_weight or in_proj_weight is None else in_proj_weight.chunk(3)
+    to_query, to_key, to_value = (q_proj_weight, k_proj_weight, v_proj_weight) if packed is None else packed
+    assert to_query is not None and to_key is not None and to_value is not None
+    q = _heads(F.linear(query.transpose(0, 1), to_query, biases[0]), num_heads)
+    batch = q.shape[0]
+
+    def projected(
+        given: Tensor, weight: Tensor, bias: Tensor | None, learnt: Tensor | None, static: Tensor | None
+    ) -> Tensor:
+        """The keys, or the values, of all heads; one more, where a learnt one or one of zeros is added."""
+        all_heads = F.linear(given.transpose(0, 1), weight, bias)  # (B, Lk, E)
+        if learnt is not None:
+            all_heads = torch.cat([all_heads, learnt.to(all_heads.dtype).expand(batch, 1, -1)], dim=1)
+        by_head = _heads(all_heads, num_heads) if static is None else static.view(batch, num_heads, *static.shape[1:])
+        return F.pad(by_head, (0, 0, 0, 1)) if add_zero_attn else by_head
+
+    k = projected(key, to_key, biases[1], bias_k, static_k)
+    v = projected(value, to_value, biases[2], bias_v, static_v) if receiver.values else None
+    keys = key.shape[0] if static_k is None else static_k.shape[1]
+
+    def convert(mask: Tensor) -> Recorded:
+        mask = F.pad(mask, (0, k.shape[2] - keys)) if k.shape[2] > keys else mask  # one more key is seen by all
+        return receiver.masks.convert(mask, nonzero_blocks=mask.dtype == torch.bool)
+
+    masks = Recorded()
+    if is_causal and key_padding_mask is None and not need_weights:  # the kernel's flag replaces the mask
+        masks = Recorded(Causal(), align="upper_left")
+    elif attn_mask is not None:
+        masks = convert(attn_mask if attn_mask.ndim == 2 else attn_mask.view(batch, -1, *attn_mask.shape[1:]))
+    if key_padding_mask is not None:
+        masks = masks.plus(convert(key_padding_mask.reshape(batch, 1, 1, -1)))
+    if k.shape[2] > keys:  # the keys that are added stand last: query 0 is still at key 0
+        masks = replace(masks, align="upper_left")
+    place = Projected(out_proj_weight, num_heads, batch_first=False)
+    backend, dropout_p = "multi_head_attention_forward", dropout_p if training else 0.0
+    inputs = [t.transpose(0, 1) for t in (query, key, value)]
+    origin = _origin(receiver, inputs, (to_query, to_key, to_value), biases)
+    return receiver.dots(DotCall(q, k, v, masks, backend, place, kind=kind, dropout_p=dropout_p, origin=origin))
+
+
+def read_native(
+    receiver: Receiver,
+    query: Tensor,  # (B, Lq, E)
+    key: Tensor,
+    value: Tensor,
+    embed_dim: int,
+    num_head: int,
+    qkv_weight: Tensor,
+    qkv_bias: Tensor,
+    proj_weight: Tensor,
+    proj_bias: Tensor,
+    mask: Tensor | None = None,
+    need_weights: bool = True,
+    average_attn_weights: bool = True,
+    mask_type: int | None = None,
+    *,
+    name: str | None = None,
+    backend: str = "_native_multi_head_attention",
+    of_layer: bool = False,
+) -> Answer:
+    """The fast path of nn.MultiheadAttention. Whatever is not 0 in its mask means "not allowed", float masks too."""
+    kind = _kind(query, key)
+    masks = Recorded()
+    if mask is not None:
+        # of type 1 it is a padding mask, (B, Lk); else (Lq, Lk) or (B, H, Lq, Lk)
+        masks = receiver.masks.convert(mask[:, None, None] if mask_type == 1 else mask, nonzero_blocks=True)
+    if query.is_nested:
+        masks = Recorded(_lengths(query, key))
+        query, key, value = (t.to_padded_tensor(0.0) if t.is_nested else t for t in (query, key, value))
+    weights, biases = qkv_weight.chunk(3), qkv_bias.chunk(3)
+    wanted = list(zip((query, key, value), weights, biases, strict=True))[: 3 if receiver.values else 2]
+    q, k, *v = (_heads(F.linear(x, weight, bias), num_head) for x, weight, bias in wanted)
+    place = None if of_layer else Projected(proj_weight, num_head, batch_first=True)
+    origin = _origin(receiver, (query, key, value), weights, biases)
+    return receiver.dots(DotCall(q, k, v[0] if v else None, masks, backend, place, name, kind, origin=origin))
+
+
+def read_layer(
+    receiver: Receiver,
+    src: Tensor,  # (B, L, E)
+    embed_dim: int,
+    num_heads: int,
+    qkv_weight: Tensor,
+    qkv_bias: Tensor,
+    proj_weight: Tensor,
+    proj_bias: Tensor,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm_weight_1: Tensor,
+    norm_bias_1: Tensor,
+    norm_weight_2: Tensor,
+    norm_bias_2: Tensor,
+    ffn_weight_1: Tensor,
+    ffn_bias_1: Tensor,
+    ffn_weight_2: Tensor,
+    ffn_bias_2: Tensor,
+    mask: Tensor | None = None,
+    mask_type: int | None = None,
+) -> Answer:
+    """The fast path of nn.TransformerEncoderLayer, which calls no module inside."""
+    x = F.layer_norm(src, (embed_dim,), norm_weight_1, norm_bias_1, eps) if norm_first else src
+    innermost = receiver.stack.innermost
+    own = getattr(innermost.module, "self_attn", None) if innermost else None
+    weights = qkv_weight, qkv_bias, proj_weight, proj_bias
+    name = receiver.stack.names.get(id(own))
+    return read_native(
+        receiver,
+        *(x, x, x),
+        embed_dim,
+        num_heads,
+        *weights,
+        mask,
+        mask_type=mask_type,
+        name=name,
+        backend="_transformer_encoder_layer_fwd",
+        of_layer=True,
+    )
+
+
+def _origin(
+    receiver: Receiver, inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor | None]
+) -> Any:
+    """What query, key and value were made of: the three parts of the module's input projection."""
+    notes = receiver.stack.notes
+    return None if notes is None else notes.projected(inputs, weights, biases)
+
+
+def _heads(projected: Tensor, heads: int) -> Tensor:
+    """(B, L, E) to (B, H, L, E / H)."""
+    return projected.view(*projected.shape[:2], heads, -1).transpose(1, 2)
+
+
+def _kind(query: Tensor, key: Tensor) -> Kind:
+    """Self, if both are one tensor, or the same view of one."""
+    if query is key:
+        return "self"
+    views = [None if t.is_nested else (t.data_ptr(), t.shape, t.stride()) for t in (query, key)]
+    return "self" if views[0] is not None and views[0] == views[1] else "cross"
+
+
+def _lengths(query: Tensor, key: Tensor) -> Lengths:
+    """In nested tensors only real tokens exist: a query beyond its sequence's length sees nothing."""
+    queries, keys = (t._nested_tensor_size()[:, 0] for t in (query, key))
+    place = torch.arange(int(queries.max()), device=queries.device)
+    return Lengths(torch.where(place < queries[:, None], keys[:, None], 0))

@@ -1,0 +1,171 @@
+"""Which positions of a call are padding, by the attention mask that the model was given."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeGuard
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clearhead.base.arrays import to_tensor
+from clearhead.base.errors import ClearheadError
+from clearhead.base.shapes import Sizes
+from clearhead.base.tracing import empty_of_values, transformed
+from clearhead.problem.problem import Problem
+from clearhead.problem.words import Words
+
+
+def parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of the parameters of `module.forward`, but for `self`."""
+    method = getattr(forward, "__func__", None)
+    if method is not None and getattr(type(forward.__self__), "forward", None) is method:  # type: ignore[attr-defined]
+        return _of_class(method)[1:]
+    return _names(forward)  # set on one module: what is remembered of it would keep the module alive
+
+
+def _names(function: Callable[..., Any]) -> tuple[str, ...]:
+    try:
+        return tuple(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # TorchScript's forward has no signature
+        return ()
+
+
+_of_class = lru_cache(maxsize=1024)(_names)
+
+
+EVERY = (slice(None),) * 4
+
+
+class Given(NamedTuple):
+    """The words of a module's own sequence, and of the one that its cross attention reads: (B, L), bool."""
+
+    own: Tensor | None = None
+    source: Tensor | None = None
+    mask: Tensor | None = None  # the tensor that `own` was read from: a model may pass it to every layer
+
+
+def given(forward: Callable[..., Any], named: Mapping[str, Any], outer: Given) -> Given:
+    """The padding in a module's inputs, found by their names; where there is none, that of the module around it."""
+    own, source, read = outer
+    mask = named.get("attention_mask")
+    if _is_mask(mask) and mask is not read:
+        if "decoder_input_ids" in parameters(forward):  # it is the encoder's
+            source, own, read = _words(mask), None, None
+            if _is_mask(decoders := named.get("decoder_attention_mask")):
+                own, read = _words(decoders), decoders
+        else:
+            own, read = _words(mask), mask
+    if _is_mask(encoders := named.get("encoder_attention_mask")):
+        source = _words(encoders)
+    return Given(own, source, read)
+
+
+def _is_mask(mask: Any) -> TypeGuard[Tensor]:
+    return isinstance(mask, Tensor) and mask.ndim == 2 and not mask.is_meta and not transformed()
+
+
+def _words(mask: Tensor) -> Tensor | None:
+    """True for a word, as tokenizers have it: 1 for a word, 0 for padding. None for no padding, and for other masks."""
+    words = mask.detach() == 1
+    if bool(words.all()) or not bool((words | (mask == 0)).all()):
+        return None
+    return words if bool(words.any()) or not mask.is_floating_point() else None  # zeros alone: an additive mask
+
+
+def checked(padding: Any) -> Tensor:
+    """The argument `padding` of `watch`, as bool; raises for anything but a mask."""
+    mask = to_tensor(padding, "padding")
+    readable = mask.layout == torch.strided and not empty_of_values(mask) and not mask.is_complex()
+    if not readable or mask.ndim != 2 or not bool(((mask == 0) | (mask == 1)).all()):
+        raise ClearheadError(
+            f"watch: padding has dtype {mask.dtype}, shape {tuple(mask.shape)}; expected a tokenizer's attention mask, "
+            "(B, L), 1 for a word and 0 for padding."
+        )
+    return mask == 1
+
+
+def of_call(told: Given, kind: str, problem: Problem, uniform: Tensor | None) -> Words | None:
+    """The padding of one call, where the mask given to the model fits its shape.
+
+    Self attention has some mask itself; cross attention without one sees the padding of its source. With a cache the
+    queries are the last words. Keys beyond the mask are the slots of a static cache. `uniform`: see `AttentionCall`.
+    """
+    bare = (problem.visible, problem.bias, uniform) == (None, None, None)
+    if bare and kind == "self":
+        return None  # a sequence of the same length, such as the patches of an image
+    sizes = problem.sizes
+    batch, _, queries, keys = sizes.shape
+    if kind == "cross":
+        own, source = (
+            None if t is None or t.shape != (batch, length) else t
+            for t, length in ((told.own, queries), (told.source, keys))
+        )
+        return _real(own, source, sizes)
+    own = told.own
+    if own is None or own.shape[0] != batch or not queries <= own.shape[1] or own.shape[1] > keys == queries:
+        return None
+    if bool((own != own[:1]).any()) and _alike(problem, uniform):  # a mask (L, L) for all, where B = L
+        return None
+    length = own.shape[1]
+    of_keys = own[:, length - keys :] if length >= keys else F.pad(own, (0, keys - length))
+    real = _real(own[:, length - queries :], of_keys, sizes)
+    return real if length == keys or (real is not None and _hidden(real, problem, uniform)) else None
+
+
+def fits(padding: Tensor, kind: str, sizes: Sizes) -> bool:
+    """Whether the `padding` passed to `watch` can be that of this call's keys."""
+    batch, _, queries, keys = sizes.shape
+    length = padding.shape[1]
+    with_cache = kind == "self" and queries < keys
+    return padding.shape[0] == batch and (length == keys or (with_cache and length < keys))
+
+
+def as_said(padding: Tensor, kind: str, problem: Problem) -> Words | None:
+    """The padding of one call, from that of `watch`. Keys after it, in a cache, are words up to the last one seen."""
+    sizes = problem.sizes
+    if kind == "cross":
+        return _real(None, padding, sizes)
+    filled, length = sizes.keys, padding.shape[1]
+    if problem.spans is not None and sizes.queries < sizes.keys:
+        filled = max(int(problem.spans.stop.max()), length)  # the last query sees itself, and no slot after it
+    words = F.pad(F.pad(padding, (0, filled - length), value=True), (0, sizes.keys - filled))
+    return _real(words[:, filled - sizes.queries : filled], words, sizes)
+
+
+def _real(queries: Tensor | None, keys: Tensor | None, sizes: Sizes) -> Words | None:
+    """None where there is no padding."""
+    sides = (None if t is None or bool(t.all()) else t.to(sizes.device, copy=True) for t in (queries, keys))
+    real = Words(*sides)
+    return real if real != (None, None) else None
+
+
+def _alike(problem: Problem, uniform: Tensor | None) -> bool:
+    """Whether the call's mask is the same for every sequence: then it does not hold padding that differs."""
+    shown: tuple[Tensor | None, ...] = (*problem.added, uniform)
+    if problem.spans is not None:
+        spans = problem.spans
+        rest = None if spans.residual is None else spans.rest(*EVERY)
+        shown = (*spans.edges(), rest)
+    return all(t is None or bool((t == t[:1]).all()) for t in shown)
+
+
+@torch.no_grad()
+def _hidden(real: Words, problem: Problem, uniform: Tensor | None) -> bool:
+    """Whether no word sees a key that is padding: if one does, the mask given to the model is of another sequence."""
+    spans, sizes = problem.spans, problem.sizes
+    if spans is None or real.keys is None:
+        return False
+    if not spans.plain:
+        seen = (spans.keep(*EVERY, sizes.keys) & ~real.keys[:, None, None]).any(-1)
+    else:
+        before = F.pad((~real.keys).cumsum(-1), (1, 0))[:, None]  # padding keys before each place
+        start, stop = (edge.expand(sizes.batch, -1, sizes.queries) for edge in (spans.start, spans.stop))
+        before = before.expand(-1, start.shape[1], -1)
+        seen = (before.gather(-1, stop) - before.gather(-1, start) > 0) & (stop > start)
+    if real.queries is not None:
+        seen = seen & real.queries[:, None]
+    return not bool((seen if uniform is None else seen & ~uniform[..., 0]).any())

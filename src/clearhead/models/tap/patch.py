@@ -1,0 +1,52 @@
+"""Functions of other packages, replaced while a model is watched, then restored."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+_lock = threading.Lock()
+_active: dict[tuple[int, str], tuple[Callable[..., Any], list[Wrap]]] = {}
+
+
+@contextmanager
+def replaced(owner: Any, name: str, wrap: Wrap, innermost: bool = False) -> Iterator[None]:
+    """`owner.name` is `wrap(owner.name)` inside the `with`, of several the last one outermost; or `innermost`.
+
+    Two watches may end in another order than they began, in two threads: each end wraps the original anew, with the
+    wrappers that remain.
+    """
+    key = (id(owner), name)
+    with _lock:
+        original, wraps = _active.setdefault(key, (getattr(owner, name), []))
+        wraps.insert(0 if innermost else len(wraps), wrap)
+        setattr(owner, name, _wrapped(original, wraps))
+    try:
+        yield
+    finally:
+        with _lock:
+            wraps.remove(wrap)
+            setattr(owner, name, _wrapped(original, wraps))
+            if not wraps:
+                del _active[key]
+
+
+def replacing() -> bool:
+    """Whether some thread is at work here now: what the garbage collector deletes then must not wait for it."""
+    return _lock.locked()
+
+
+def wrappers() -> int:
+    """The most wrappers that any function has now: more than one where several things look at models' calls."""
+    with _lock:
+        return max((len(wraps) for _, wraps in _active.values()), default=0)
+
+
+def _wrapped(function: Callable[..., Any], wraps: list[Wrap]) -> Callable[..., Any]:
+    for wrap in wraps:
+        function = wrap(function)
+    return function

@@ -1,0 +1,191 @@
+"""What the sources pass each attention call of a running model to."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from clearhead._attention import Arguments, Ran
+from clearhead.base.errors import UnsupportedError
+from clearhead.base.tracing import transformed
+from clearhead.models.tap.masks import MaskStore, Recorded
+from clearhead.models.tap.modules import Kind, Running, Stack
+from clearhead.models.tap.place import Place
+from clearhead.problem.problem import Problem
+from clearhead.scores.dot import Dot
+
+After = Callable[[Any], Any]  # what is done with the result of the function that was called: gives the result
+
+
+class Instead(NamedTuple):
+    """A result, with which the function is not called at all."""
+
+    result: Any
+
+
+class Changing(NamedTuple):
+    """What is done with a result that an edit changes, and what it made of the weights."""
+
+    after: After
+    ran: Ran
+
+    def __call__(self, result: Any) -> Any:
+        return self.after(result)
+
+
+Answer = After | Changing | Instead | None  # None: the function's result stays as it is
+
+
+class DotCall(NamedTuple):
+    """A call of dot products as its source reads it, before it is computed.
+
+    query (B, H, Lq, E), key (B, Hk, Lk, E), value (B, Hk, Lk, Ev), or None where the receiver reads none. `masks`:
+    the call's own, converted by the receiver's store, with the sinks regarded. `place`: where the output is in the
+    result, if it can be found. `origin`: what made query, key and value, as the receiver's
+    notes say it; None means the layers of the running module.
+    `name`, `kind`: None means those of the innermost running module.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor | None
+    masks: Recorded
+    backend: str
+    place: Place | None = None
+    name: str | None = None
+    kind: Kind | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    dropout_p: float = 0.0
+    origin: Any = None
+
+    @property
+    def score(self) -> Dot:
+        return Dot(scale=self.scale, softcap=self.softcap)
+
+    def one_dtype(self) -> DotCall:
+        """Query, key and value of one dtype: under autocast they may differ."""
+        dtype = torch.promote_types(self.query.dtype, self.key.dtype)
+        query, key = (tensor.to(dtype) for tensor in (self.query, self.key))
+        return self._replace(query=query, key=key, value=None if self.value is None else self.value.to(dtype))
+
+    def detached(self) -> DotCall:
+        """The same without its value and without autograd."""
+        query, key, sinks = (None if t is None else t.detach() for t in (self.query, self.key, self.sinks))
+        assert query is not None and key is not None
+        sinks = None if sinks is None else sinks.clone()
+        return self._replace(query=query, key=key, value=None, sinks=sinks).one_dtype()
+
+    def problem(self, score: Dot | None = None) -> Problem:
+        """The call in its normal form, with its value where there is one. `score`: its own, if it is made already."""
+        return self.masks.problem(self.query, self.key, score or self.score, self.sinks, self.value)
+
+
+class Receiver(ABC):
+    """Is given each call. One seen by two sources is given once: see `inside`."""
+
+    values = False  # whether it reads the values of calls: a source may have to project them
+    differentiable = False  # whether gradients flow through what it computes of a call
+    keeps_fast_path = True  # of PyTorch's Transformer layers: else they leave it, and call their modules
+
+    def __init__(self, model: nn.Module) -> None:
+        self.stack = Stack(model)
+        self.masks = MaskStore(self.differentiable)
+        self.modules: dict[str, int] = {}  # the numbers of the modules that made a call
+        self.unattributed: list[None] = []  # one for each call in a thread that runs no module
+        self.own_code: dict[str, str] = {}  # modules, with their classes, that computed a softmax and are no call
+        self._inside = _Inside()
+        self._lock = threading.Lock()
+
+    @abstractmethod
+    def dots(self, call: DotCall) -> Answer:
+        """A call of dot products, before it is computed."""
+
+    @abstractmethod
+    def own(self, problem: Problem, call: Arguments, backend: str) -> Answer:
+        """A call of clearhead's own attention; the result that it is given is (B, H, Lq, Ev)."""
+
+    def compute(self, answer: Answer, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The result of a received call's function."""
+        if isinstance(answer, Instead):
+            return answer.result
+        with self.inside():
+            result = function(*args, **kwargs)
+        return result if answer is None else answer(result)
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """While a received call runs: calls inside it are parts of it."""
+        self._inside.depth += 1
+        try:
+            yield
+        finally:
+            self._inside.depth -= 1
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to receive: no module runs, or the call is a part of one that was received."""
+        return self._apart()
+
+    def _apart(self) -> bool:
+        return self.stack.innermost is None or self._inside.depth > 0
+
+    def softmax(self) -> None:
+        """A softmax outside of any call, which an attention module may have computed in its own code."""
+        if self.stack.innermost is None or self._inside.depth:
+            return
+        for module in self.stack.modules:
+            kind = type(module).__name__
+            if "attention" in kind.lower():
+                self.own_code[self.stack.names[id(module)]] = kind
+                return
+
+    @property
+    def unread(self) -> dict[str, str]:
+        """Attention modules, with their classes, that made no call, and computed a softmax in their own code."""
+        called = [*self.modules]
+        return {
+            name: kind
+            for name, kind in self.own_code.items()
+            if not any(one == name or one.startswith(f"{name}.") for one in called)
+        }
+
+    def number_of(self, name: str) -> int:
+        """The number of a module, among those that have made calls."""
+        with self._lock:
+            return self.modules.setdefault(name, len(self.modules))
+
+    def name(self, given: str | None) -> str:
+        """The name of the module that calls: as given, else of the innermost running one."""
+        return given or self.stack.names[id(self.innermost.module)]
+
+    @property
+    def innermost(self) -> Running:
+        innermost = self.stack.innermost
+        assert innermost is not None, "a source checks `idle` first"
+        return innermost
+
+    def check(self, query: Tensor, key: Tensor, name: str | None = None) -> None:
+        """Refuse what cannot be read."""
+        name = self.name(name)
+        if query.is_nested or key.is_nested:
+            raise UnsupportedError(
+                f"{name} called attention with nested tensors, which are read from torch.nn.TransformerEncoder alone. "
+                "Run the model on a padded batch and a mask."
+            )
+        if transformed():
+            raise UnsupportedError(
+                f"{name} was called inside a transform of torch.func (vmap, grad), whose tensors have no values of "
+                "their own to read. Call the model without one."
+            )
+
+
+class _Inside(threading.local):
+    depth = 0

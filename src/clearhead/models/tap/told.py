@@ -1,0 +1,122 @@
+"""Sequences packed into one, as FlashAttention's keywords describe them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.base.errors import UnsupportedError
+from clearhead.masks.causal import Causal
+from clearhead.masks.documents import Documents
+from clearhead.masks.sliding_window import SlidingWindow
+from clearhead.models.tap.masks import MaskStore, Recorded
+
+VARLEN = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")  # all of them, or none is read
+
+
+def masks(
+    store: MaskStore, shape: tuple[int, int, int, int], mask: Tensor | None, is_causal: bool, kwargs: dict[str, Any]
+) -> Recorded:
+    """`shape`: (B, H, Lq, Lk). `mask` (B, Lk): 1 where there is a token. The last query stands at the last key."""
+    batch, _, queries, keys = shape
+    found = Recorded()
+    if mask is not None:  # FlashAttention then ignores packed sequences
+        tokens = mask.bool()
+        keep = tokens[:, None, None, :]
+        if queries > 1:  # the queries are the last tokens; where there is none, nothing is computed
+            keep = keep & tokens[:, None, -queries:, None]
+        found = store.convert(keep)
+    elif all(kwargs.get(name) is not None for name in VARLEN):
+        found = Recorded(documents(kwargs, batch, queries, keys))
+    elif batch == 1 and kwargs.get("position_ids") is not None:
+        found = Recorded(restarting(kwargs["position_ids"], queries, keys))
+    if is_causal and queries > 1:
+        found = found.plus(Recorded(Causal(), align="lower_right"))
+    window = kwargs.get("sliding_window")
+    if window is not None and keys > window:
+        after = 0 if is_causal else window - 1
+        found = found.plus(Recorded(SlidingWindow(before=window - 1, after=after), align="lower_right"))
+    return found
+
+
+def documents(keywords: Mapping[str, Any], batch: int, queries: int, keys: int) -> Documents | None:
+    """The mask of `cu_seq_lens_q`, (documents + 1,): where each document begins, and where the last one ends.
+
+    They count through the whole batch. None where they are not given.
+    """
+    starts, of_keys = keywords.get("cu_seq_lens_q"), keywords.get("cu_seq_lens_k")
+    if starts is None:
+        return None
+    starts = starts.detach().long()
+    one = of_keys is None or of_keys is keywords["cu_seq_lens_q"] or torch.equal(of_keys.long(), starts)
+    rows = range(0, batch * queries + 1, max(queries, 1))
+    if not one or queries != keys or not {0, batch * queries} <= set(rows) & set(starts.tolist()):
+        raise UnsupportedError(
+            f"a backend was given cu_seq_lens_q {starts.tolist()} for {batch} × {queries} queries and {keys} keys; "
+            "expected documents that fill the whole sequence, the same for queries and keys, without a cache.\n"
+            "Pass a padded batch and an attention mask, or run the packed batch at once, with use_cache=False."
+        )
+    if not set(rows) <= set(starts.tolist()):
+        raise UnsupportedError(
+            f"a backend was given cu_seq_lens_q {starts.tolist()} for {batch} sequences of {queries} tokens: a "
+            "document reaches from one sequence into the next. Pass all documents as one sequence, (1, L)."
+        )
+    return _of(torch.searchsorted(starts, torch.arange(batch * queries, device=starts.device), right=True), batch)
+
+
+def restarting(positions: Tensor, queries: int, keys: int) -> Documents | None:
+    """The documents of one sequence whose position ids begin again from 0; None where they count through."""
+    positions = positions.reshape(-1)
+    if positions.numel() != queries or queries < 2 or bool((positions.diff() == 1).all()):
+        return None
+    if queries != keys or int(positions[0]) != 0:
+        raise UnsupportedError(
+            "a FlashAttention backend was given several sequences packed into one, by position ids that begin again, "
+            f"with a cache: {queries} queries, {keys} keys. Run the packed sequence at once, with use_cache=False."
+        )
+    return _of((positions == 0).cumsum(0), 1)
+
+
+def _of(ids: Tensor, batch: int) -> Documents:
+    ids = ids.view(batch, -1)
+    return Documents(ids[0] if batch == 1 else ids)
+
+
+def selected(
+    module: nn.Module, keywords: Mapping[str, Any], shape: tuple[int, int, int, int], masked: bool
+) -> Tensor | None:
+    """The chosen keys, bool (B, H or 1, Lq, Lk); None where every key was.
+
+    `indices` (B, Lq, n): keys (DeepSeek 3.2, for one). `block_indices` (B, groups of heads, Lq, n): blocks of keys,
+    −1 for none (MiniMax M3). On "eager" and "sdpa" these models put them into the mask.
+    `shape`: (B, H, Lq, Lk). `masked`: there is a mask beside; without one, MiniMax is causal by its position ids.
+    """
+    _, heads, queries, keys = shape
+    indices, blocks = keywords.get("indices"), keywords.get("block_indices")
+    keep: Tensor | None = None
+    if indices is not None:
+        keep = _scattered(indices, keys).unsqueeze(1)
+    if blocks is not None:
+        size = getattr(getattr(module, "indexer", None), "block_size", None)
+        if size is None:
+            raise UnsupportedError(
+                f"{type(module).__name__} passed block_indices to its attention backend and has no indexer.block_size "
+                "that tells how many keys a block has. Load the model with attn_implementation='sdpa' or 'eager'."
+            )
+        count = -(-keys // size)
+        chosen = _scattered(blocks.masked_fill(blocks < 0, count), count + 1)[..., :count]  # the last is dropped
+        chosen = chosen.repeat_interleave(size, -1)[..., :keys].repeat_interleave(heads // blocks.shape[1], 1)
+        if not masked:
+            own = keywords.get("position_ids")
+            own = torch.arange(keys - queries, keys, device=chosen.device) if own is None else own
+            chosen = chosen & (torch.arange(keys, device=chosen.device) <= own.view(-1, 1, queries, 1))
+        keep = chosen if keep is None else keep & chosen
+    return keep
+
+
+def _scattered(indices: Tensor, size: int) -> Tensor:
+    none = torch.zeros(*indices.shape[:-1], size, dtype=torch.bool, device=indices.device)
+    return none.scatter(-1, indices.long(), True)

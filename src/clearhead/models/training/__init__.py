@@ -1,1 +1,0 @@
-"""What follows the attention of a model that trains."""

@@ -1,0 +1,1 @@
+"""What is done with the calls of a model while it runs."""

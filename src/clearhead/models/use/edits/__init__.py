@@ -1,0 +1,1 @@
+"""Changes of a model's attention while it runs."""

@@ -1,0 +1,58 @@
+"""A bias more on the scores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from clearhead.base.arrays import check_float, to_tensor
+from clearhead.base.errors import ClearheadError
+from clearhead.base.shapes import fit, placed
+from clearhead.biases.base import Added, Bias
+from clearhead.models.tap.choice import Heads, Layers, Positions
+from clearhead.models.use.edits.base import Edit
+from clearhead.models.use.edits.spot import Spot
+from clearhead.problem.problem import Problem
+
+
+class AddBias(Edit):
+    """A bias more, added to the scores of some heads before the softmax.
+
+    >>> import torch, torch.nn.functional as F, clearhead as ch
+    >>> class Block(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return F.scaled_dot_product_attention(x, x, x)
+    >>> block, x = Block(), torch.rand(1, 4, 10, 8)
+    >>> with ch.edit(block, ch.AddBias(ch.ALiBi(4))):
+    ...     output = block(x)
+    >>> torch.allclose(output, ch.attention(x, x, x, bias=ch.ALiBi(4)), atol=1e-6)
+    True
+
+    `bias`: a `Bias`, or a float tensor (..., Lq, Lk) of the whole sequence; of all the model's heads, or of one that
+    broadcasts, whichever are changed. Positions are those of the whole sequence. `layers`, `heads`, `queries`: see
+    `Edit`.
+    """
+
+    def __init__(self, bias: Any, layers: Layers = None, heads: Heads = None, queries: Positions = None) -> None:
+        super().__init__(layers, heads, queries)
+        if not isinstance(bias, Bias | Tensor | np.ndarray):
+            raise ClearheadError(
+                f"AddBias: bias is {bias!r:.60}; expected a Bias, such as ALiBi(num_heads), or a float tensor."
+            )
+        self.bias: Bias | Tensor = bias if isinstance(bias, Bias) else to_tensor(bias, "AddBias: bias")
+        if isinstance(self.bias, Tensor):
+            check_float(self.bias, "AddBias: bias")
+
+    def before(self, problem: Problem, spot: Spot) -> Problem:
+        if isinstance(self.bias, Bias):
+            added = spot.bias(self.bias, problem.sizes)
+        else:
+            sizes = problem.sizes._replace(leading=None)
+            given = placed(spot.tensor(self.bias, "AddBias: bias"), sizes.device, "AddBias: bias")
+            added = Added(dense=fit(given, sizes, "AddBias: bias"))
+        if spot.unmasked is not None:  # a finite mask hides it there
+            every = added.tile(*(slice(None),) * 4, problem.sizes)
+            added = Added(dense=every.expand(problem.sizes.shape).masked_fill(spot.unmasked.blind, 0.0))
+        return problem._replace(bias=added if problem.bias is None else problem.bias.plus(added))

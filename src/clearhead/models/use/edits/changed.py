@@ -1,0 +1,180 @@
+"""What edits change of one call, and the result with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
+from clearhead.base.numbers import check_number
+from clearhead.base.tracing import unobserved, without_autocast
+from clearhead.base.versions import Versions
+from clearhead.engines import operation
+from clearhead.engines.choose import choose
+from clearhead.masks.base import Spans
+from clearhead.models.tap.choice import runs_of
+from clearhead.models.tap.place import Place
+from clearhead.models.use.edits.base import Edit
+from clearhead.models.use.edits.spot import Spot
+from clearhead.models.use.edits.visible import without_keys
+from clearhead.problem.checked import checked, ours
+from clearhead.problem.packing import operands
+from clearhead.problem.partial import log_sum_exp
+from clearhead.problem.problem import Problem
+from clearhead.problem.record import EVERY
+from clearhead.problem.region import Region
+from clearhead.problem.regions import cut
+
+
+class Change(NamedTuple):
+    """A call, where it stands, and its parts that are changed: the edits, the heads, and the rows of queries (Lq,).
+
+    `inside`: entered while edits are asked: an edit of the caller's own may compute attention, which is none of the
+    model's.
+    """
+
+    problem: Problem
+    spot: Spot
+    regions: list[tuple[list[Edit], tuple[int, ...], np.ndarray]]
+    inside: Callable[[], AbstractContextManager[None]]
+
+
+def changed(change: Change, place: Place, result: Any) -> Any:
+    """The result of a call with its edits."""
+    problem, spot, regions, inside = change
+    with inside(), unobserved(), without_autocast(problem.sizes.device):
+        tensor = place.tensor(result)
+        for edits, numbers, queries in regions:
+            rows = np.flatnonzero(queries)
+            hull = slice(int(rows[0]), int(rows[-1]) + 1)
+            within = torch.from_numpy(rows - hull.start).to(problem.sizes.device)
+            for heads in runs_of(numbers):
+                here = spot.of_heads(heads)
+                edited = before(cut(problem, Region(heads=heads)), edits, here)
+                new = _output(cut(edited, Region(queries=hull)), edits, here)[:, :, within]
+                region = Region(heads=heads, queries=hull)
+                old = lambda: _attended(cut(problem, region))[:, :, within]  # noqa: B023, E731 - called at once
+                tensor = place.changed(tensor, heads, within + hull.start, old, new)
+        return place.result(result, tensor)
+
+
+def before(problem: Problem, edits: Sequence[Edit], spot: Spot) -> Problem:
+    """The problem of some heads, with what their edits change before the softmax."""
+    for one in edits:
+        tensors = [] if ours(one) else _tensors(problem)
+        read = Versions(tensors)
+        new = one.before(problem, spot)
+        if (written := read.changed(tensors)) is not None:
+            raise ClearheadError(
+                f"{type(one).__name__}.before wrote to the call's {written[0]}, shape {tuple(written[1].shape)}, which "
+                "is the model's own tensor. Give back another one: problem._replace(…)."
+            )
+        # an engine reads memory as the sizes say, and its output must fit where that of the call stood
+        problem = new if new is problem else checked(new, f"{type(one).__name__}.before", problem)
+    return problem
+
+
+def _tensors(problem: Problem) -> list[tuple[str, Tensor]]:
+    given = operands(problem)
+    return [(name, tensor) for name, tensor in zip(given._fields, given, strict=True) if tensor is not None]
+
+
+def gone(edits: Sequence[Edit], spot: Spot) -> np.ndarray:
+    """The keys, bool (Lk,), whose weights these set to 0 after the softmax."""
+    removed = [keys for one in edits if (keys := _removed(one, spot)) is not None]
+    found: np.ndarray = np.logical_or.reduce(removed) if removed else np.zeros(0, dtype=bool)
+    return found
+
+
+def _removed(one: Edit, spot: Spot) -> np.ndarray | None:
+    """The keys whose weights an edit sets to 0, checked."""
+    keys = one.removed(spot)
+    if keys is None:
+        return None
+    if not isinstance(keys, np.ndarray) or keys.dtype != bool or keys.shape != (len(spot.keys),):
+        got = f"{keys.shape} of {keys.dtype}" if isinstance(keys, np.ndarray) else f"a {type(keys).__name__}"
+        raise ShapeError(
+            f"{type(one).__name__}.removed gave {got}; expected a NumPy array of bool, one for each key of the call, "
+            f"({len(spot.keys)},), or None."
+        )
+    return keys
+
+
+def factor_of(edits: Sequence[Edit]) -> float:
+    """By what these multiply the output."""
+    return math.prod(check_number(one.factor, f"{type(one).__name__}: factor") for one in edits)
+
+
+def _output(problem: Problem, edits: list[Edit], spot: Spot) -> Tensor:
+    """The output of a part, with what its edits change after the softmax."""
+    removed = gone(edits, spot)
+    if not removed.any():
+        output = _attended(problem)
+    else:  # the output of the other keys, by their share of the whole softmax
+        rest = without_keys(problem, removed)
+        some, every = (operation.partial(part, choose(part, None)) for part in (rest, problem))
+        sums = [log_sum_exp(part.maximum, part.log_sum) for part in (some, every)]  # type: ignore[arg-type]
+        share = (sums[0] - sums[1]).masked_fill(sums[0] == -torch.inf, -torch.inf).exp()
+        output = some.output * share.unsqueeze(-1)
+    factor = factor_of(edits)
+    return output if factor == 1.0 else output * factor
+
+
+def _attended(problem: Problem) -> Tensor:
+    return operation.run(problem, choose(problem, None))
+
+
+def check_steady(problem: Problem, edits: Sequence[Edit], spot: Spot, name: str) -> None:
+    """Raise where an edit gives two different answers for one problem, as one that draws random numbers does."""
+    for one in edits:
+        if ours(one):
+            continue
+        first, second = ((before(problem, [one], spot), gone([one], spot), factor_of([one])) for _ in range(2))
+        alike = _same_problem(first[0], second[0]) and np.array_equal(first[1], second[1])
+        if not (alike and (first[2] == second[2])):
+            raise UnsupportedError(
+                f"{name}: {type(one).__name__} gives another problem, other keys or another factor each time it is "
+                "asked, so that a record would not be of what ran. Let it give the same for the same call, with random "
+                "numbers drawn once or from a generator that it seeds; or look at the model outside of the edit's "
+                "`with`."
+            )
+
+
+def _same_problem(one: Problem, other: Problem) -> bool:
+    if one is other:
+        return True
+    if type(one.scores) is not type(other.scores):
+        return False
+    parts = [*zip(one.scores, other.scores, strict=True), (one.value, other.value), (one.sinks, other.sinks)]
+    if not all(_same(a, b) for a, b in parts):
+        return False
+    biases = [(None, None) if p.bias is None else (p.bias.dense, p.bias.relative) for p in (one, other)]
+    return all(_same(a, b) for a, b in zip(*biases, strict=True)) and _same_mask(one.spans, other.spans)
+
+
+def _same_mask(one: Spans | None, other: Spans | None) -> bool:
+    if one is other:
+        return True
+    if one is None or other is None:
+        return False
+    gaps = [(None, None) if spans.gaps is None else spans.gaps for spans in (one, other)]
+    edges = zip((one.start, one.stop, *gaps[0]), (other.start, other.stop, *gaps[1]), strict=True)
+    if not all(_same(a, b) for a, b in edges) or (one.residual is None) != (other.residual is None):
+        return False
+    return one.residual is other.residual or _same(one.rest(*EVERY), other.rest(*EVERY))
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return False
+    return not isinstance(one, int | float | str) or bool(one == other)

@@ -1,0 +1,199 @@
+"""edit(): change some heads and queries of a model's attention, its own backend left in place."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence, Set
+from contextlib import AbstractContextManager, contextmanager
+
+import numpy as np
+from torch import Tensor, nn
+
+from clearhead._attention import Arguments
+from clearhead.base.errors import ClearheadError, UnsupportedError
+from clearhead.base.managers import Managed
+from clearhead.base.text import listed
+from clearhead.base.tracing import unobserved
+from clearhead.models.tap.choice import chosen
+from clearhead.models.tap.place import BY_HEAD, Place
+from clearhead.models.tap.receiver import Answer, Changing, DotCall, Receiver
+from clearhead.models.tap.refused import refuse_compiled
+from clearhead.models.tap.tap import given_calls
+from clearhead.models.use.edits.base import Edit
+from clearhead.models.use.edits.changed import Change, changed
+from clearhead.models.use.edits.recorded import RanEdited, with_weights
+from clearhead.models.use.edits.spot import Spot, Unmasked, spot_of
+from clearhead.problem.problem import Problem
+
+
+def edit(model: nn.Module, *edits: Edit) -> AbstractContextManager[None]:
+    """Change the attention of some heads, queries and layers of a model while it runs inside the `with`.
+
+    >>> import torch, clearhead as ch
+    >>> from transformers import LlamaConfig, LlamaModel
+    >>> model = LlamaModel(LlamaConfig(vocab_size=100, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
+    ...                                num_attention_heads=8, num_key_value_heads=2)).eval()
+    >>> ids = torch.arange(10)[None]
+    >>> with ch.edit(model, ch.Knockout(layers=0, heads=[2, 3], queries=9, keys=0), ch.Scale(layers=1, heads=5)):
+    ...     edited = model(input_ids=ids).last_hidden_state
+    >>> torch.equal(edited, model(input_ids=ids).last_hidden_state)
+    False
+
+    `model`: any model that `watch` recognises, its backend left as it is. `edits`: `Knockout`, `Scale`, `Force` and
+    `AddBias`, or `Edit`s of your own, all at once; several of one head and query are applied in their order, scores
+    before outputs. What an edit of your own gives back is checked as `attention` checks its arguments.
+    The model's own function runs; then the outputs of the changed heads and queries are computed again from the
+    same query, key, value, mask and bias, and put in their place: all others of that layer are the backend's, to the
+    bit. Gradients flow through what was computed again. What looks at the model in either order of nesting (`watch`,
+    `monitor`, `lazy_attentions`) is given what ran, the edited weights and outputs; so are those to whom the model
+    returns its weights, where the changed rows have no gradient.
+    Positions are those of the whole sequence, in a prompt and in each step of a generation with any cache.
+    Gradient checkpointing computes layers again in the backward pass, which then belongs inside the `with` too.
+    `torch.nn`'s Transformer layers leave their fast path here, as they do in training: outputs at padding differ.
+    Raises a `ClearheadError` at the end of the `with` for an edit that changed nothing, and where the model is edited
+    already; an `UnsupportedError` for a compiled model, and for a call with dropout. Cost: attention of the changed
+    heads and queries once more.
+    """
+    if not isinstance(model, nn.Module):
+        raise ClearheadError(f"edit takes a torch.nn.Module; got a {type(model).__name__}.")
+    wrong = [one for one in edits if not isinstance(one, Edit)]
+    if wrong or not edits:
+        what = repr(wrong[0])[:60] if wrong else "none"
+        raise ClearheadError(f"edit takes edits, such as ch.Knockout(layers=3, heads=2, keys=0); got {what}.")
+    refuse_compiled(model)
+    return Managed("edit(...)", lambda: _editing(Editor(model, edits)))
+
+
+_active: list[Editor] = []
+_lock = threading.Lock()
+
+
+@contextmanager
+def _editing(editor: Editor) -> Iterator[None]:
+    with _alone(editor), given_calls(editor, innermost=True):  # what else looks at a call sees it edited
+        yield
+    unused = [one for one, used in zip(editor.edits, editor.used, strict=True) if not used]
+    if unused:
+        places = ", ".join(f"{places[0]} … {places[-1]}" for places in list(dict.fromkeys(editor.places))[:3]) or "none"
+        raise ClearheadError(
+            f"{unused[0]!r} changed nothing: no call has such a layer, head and position. Calls were made by "
+            f"{listed(editor.modules)}, numbered from 0, with queries at positions {places}."
+        )
+
+
+@contextmanager
+def _alone(editor: Editor) -> Iterator[None]:
+    """Raise where a part of the model is edited already: one of two would be computed without the other's changes."""
+    with _lock:
+        _refuse_edited(editor.stack.names.keys(), "edit", "Pass all edits to one: ch.edit(model, first, second)")
+        _active.append(editor)
+    try:
+        yield
+    finally:
+        with _lock:
+            _active.remove(editor)
+
+
+def change_of(module: int, problem: Problem, dropout_p: float, unmasked: Unmasked | None = None) -> Change | None:
+    """What an edit that is at work changes of a call that this module, by its id, makes now; None: nothing."""
+    with _lock:
+        found = [one for one in _active if module in one.stack.names and not one.idle]
+    return found[0].change(problem, found[0].stack.names[module], dropout_p, unmasked) if found else None
+
+
+def editing() -> bool:
+    """Whether any model is edited at present."""
+    return bool(_active)
+
+
+def unmasked(query: Tensor, blind: Tensor | None) -> Unmasked | None:
+    return None if blind is None else Unmasked(query, blind)
+
+
+def refuse_edited(model: nn.Module, who: str) -> None:
+    """Raise where a part of the model is edited at present."""
+    with _lock:
+        _refuse_edited({id(module) for module in model.modules()}, who, "Call it outside of the edit's `with`")
+
+
+def _refuse_edited(modules: Set[int], who: str, instead: str) -> None:
+    if any(modules & other.stack.names.keys() for other in _active):
+        raise ClearheadError(f"{who}: edit() is at work on this model, here or in another thread. {instead}.")
+
+
+class Editor(Receiver):
+    """Computes what is changed of each call again, and puts it in the result's place."""
+
+    values = True
+    differentiable = True
+    keeps_fast_path = False  # it gives a whole layer's output, in which no head can be changed
+
+    def __init__(self, model: nn.Module, edits: Sequence[Edit]) -> None:
+        super().__init__(model)
+        self.edits, self.used = edits, [False] * len(edits)
+        self.places: list[range] = []  # where queries stood
+
+    def dots(self, call: DotCall) -> Answer:
+        self.check(call.query, call.key, call.name)
+        name = self.name(call.name)
+        if not self._of(name):
+            return None
+        with unobserved():
+            one = call.one_dtype()
+            problem = one.problem()
+        change = self.change(problem, name, call.dropout_p, unmasked(one.query, call.masks.uniform))
+        return self._after(change, name, call.place)
+
+    def own(self, problem: Problem, call: Arguments, backend: str) -> Answer:
+        self.check(problem.query, problem.key)
+        name = self.name(None)
+        return self._after(self.change(problem, name, problem.dropout_p), name, BY_HEAD)
+
+    def _of(self, name: str) -> list[int]:
+        """The numbers of the edits of a module."""
+        number = self.number_of(name)
+        return [i for i, one in enumerate(self.edits) if one.chooses(name, number)]
+
+    def change(self, problem: Problem, name: str, dropout_p: float, unmasked: Unmasked | None = None) -> Change | None:
+        """What is changed of a call of this module; None: nothing."""
+        edits = self._of(name)
+        if not edits:
+            return None
+        if dropout_p:
+            raise UnsupportedError(
+                f"{name} was called with dropout {dropout_p}, and edit() computes some heads again, which would drop "
+                "other weights. Pass model.eval(), or set the model's attention dropout to 0."
+            )
+        spot = spot_of(problem, self.innermost, name)._replace(unmasked=unmasked)
+        self.places.append(spot.queries)
+        regions = list(self._regions(problem, edits, spot, name))
+        return Change(problem, spot, regions, self.inside) if regions else None
+
+    def _after(self, change: Change | None, name: str, place: Place | None) -> Answer:
+        if change is None:
+            return None
+        if place is None:
+            raise UnsupportedError(f"{name} computes attention inside a fused layer, where edit() can't change it.")
+        return Changing(lambda result: with_weights(change, changed(change, place, result)), RanEdited(change))
+
+    def _regions(
+        self, problem: Problem, edits: list[int], spot: Spot, name: str
+    ) -> Iterator[tuple[list[Edit], tuple[int, ...], np.ndarray]]:
+        """Heads and queries (rows of this call) that the same edits change."""
+        heads = np.zeros((len(edits), problem.sizes.heads), dtype=bool)
+        rows = np.zeros((len(edits), problem.sizes.queries), dtype=bool)
+        for i, number in enumerate(edits):
+            one = self.edits[number]
+            heads[i, list(one.heads_of(problem.sizes.heads, name))] = True
+            if one.acts(spot):
+                rows[i] = chosen(one.queries, spot.queries, spot.queries.stop)
+            self.used[number] |= bool(rows[i].any())
+        for of_heads in np.unique(heads.T, axis=0):
+            if not of_heads.any():
+                continue
+            numbers = tuple(np.flatnonzero((of_heads == heads.T).all(1)).tolist())
+            among = rows & of_heads[:, None]
+            for of_rows in np.unique(among.T, axis=0):
+                if of_rows.any():
+                    some = [self.edits[edits[i]] for i in np.flatnonzero(of_rows)]
+                    yield some, numbers, (of_rows == among.T).all(1)

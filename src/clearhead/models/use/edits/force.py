@@ -1,0 +1,65 @@
+"""Another mask in place of the model's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from clearhead.base.arrays import to_tensor
+from clearhead.base.errors import ClearheadError
+from clearhead.base.shapes import placed
+from clearhead.masks.base import Mask
+from clearhead.masks.dense import DenseMask, check_keep
+from clearhead.models.tap.choice import Heads, Layers, Positions
+from clearhead.models.use.edits.base import Edit
+from clearhead.models.use.edits.spot import Spot
+from clearhead.models.use.edits.visible import without_keys
+from clearhead.problem.problem import Problem
+from clearhead.problem.visible import resolve
+
+
+class Force(Edit):
+    """Some heads see what a mask allows, and not what the model's own mask does.
+
+    >>> import torch, torch.nn.functional as F, clearhead as ch
+    >>> class Block(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+    >>> block, x = Block(), torch.rand(1, 4, 10, 8)
+    >>> with ch.edit(block, ch.Force(ch.Causal() & ch.SlidingWindow(before=2, after=0))):
+    ...     output = block(x)
+    >>> torch.allclose(output, ch.attention(x, x, x, mask=ch.Causal() & ch.SlidingWindow(before=2, after=0)), atol=1e-6)
+    True
+
+    `mask`: a `Mask`, or a bool tensor (..., Lq, Lk) of the whole sequence, True where a query may attend; positions are
+    those of the whole sequence, in each step of a generation too. It replaces causality, windows and padding, and
+    what a `Knockout` before it has cut; a bias that the model adds to its scores stays. `layers`, `heads`, `queries`:
+    see `Edit`.
+    """
+
+    def __init__(self, mask: Any, layers: Layers = None, heads: Heads = None, queries: Positions = None) -> None:
+        super().__init__(layers, heads, queries)
+        if not isinstance(mask, Mask | Tensor | np.ndarray):
+            raise ClearheadError(
+                f"Force: mask is {mask!r:.60}; expected a Mask, such as Causal(), or a bool tensor (True: may attend)."
+            )
+        if isinstance(mask, DenseMask):
+            mask = mask.keep
+        self.mask: Mask | Tensor = (
+            mask if isinstance(mask, Mask) else check_keep(to_tensor(mask, "Force: mask"), "Force: mask")
+        )
+
+    def before(self, problem: Problem, spot: Spot) -> Problem:
+        sizes = problem.sizes._replace(leading=None)
+        if isinstance(self.mask, Mask):
+            visible = spot.mask(self.mask, sizes)
+        else:
+            keep = placed(spot.tensor(self.mask, "Force: mask"), sizes.device, "Force: mask")
+            visible = resolve(DenseMask(keep), sizes, as_written=False)
+        problem = problem._replace(visible=visible)
+        if spot.unmasked is not None:
+            problem = problem._replace(scores=problem.scores._replace(query=spot.unmasked.query))
+        unfilled = np.arange(sizes.keys) >= spot.filled
+        return without_keys(problem, unfilled) if unfilled.any() else problem

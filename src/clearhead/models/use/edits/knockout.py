@@ -1,0 +1,58 @@
+"""Some pairs cut."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from clearhead.base.numbers import check_flag
+from clearhead.models.tap.choice import Heads, Layers, Positions, checked_positions, chosen
+from clearhead.models.use.edits.base import Edit
+from clearhead.models.use.edits.spot import Spot
+from clearhead.models.use.edits.visible import without_keys
+from clearhead.problem.problem import Problem
+
+
+class Knockout(Edit):
+    """No weight from some queries to some keys.
+
+    >>> import torch, torch.nn.functional as F, clearhead as ch
+    >>> class Block(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+    >>> block, x = Block(), torch.rand(1, 4, 10, 8)
+    >>> with ch.edit(block, ch.Knockout(heads=2, queries=9, keys=[0, 1])):
+    ...     output = block(x)
+    >>> changed = (output != block(x)).any(-1)
+    >>> changed.nonzero().tolist()                              # sequence, head, query
+    [[0, 2, 9]]
+
+    Formula: before the softmax, the scores of the pairs become −∞, so that a row's other weights grow to a sum of 1;
+    with `after=True` their weights become 0 after it, and the others stay. A query left with no key gives 0.
+    `layers`, `heads`, `queries`: see `Edit`. `keys`: positions as `queries`; of cross attention, in the source.
+    Source: Geva et al. 2023, "Dissecting Recall of Factual Associations in Auto-Regressive Language Models".
+    """
+
+    def __init__(
+        self,
+        layers: Layers = None,
+        heads: Heads = None,
+        queries: Positions = None,
+        keys: Positions = None,
+        *,
+        after: bool = False,
+    ) -> None:
+        super().__init__(layers, heads, queries)
+        self.keys = checked_positions(keys, "Knockout: keys")
+        self.after = check_flag(after, "Knockout: after")
+
+    def acts(self, spot: Spot) -> bool:
+        return bool(self._cut(spot).any())
+
+    def before(self, problem: Problem, spot: Spot) -> Problem:
+        return problem if self.after else without_keys(problem, self._cut(spot))
+
+    def removed(self, spot: Spot) -> np.ndarray | None:
+        return self._cut(spot) if self.after else None
+
+    def _cut(self, spot: Spot) -> np.ndarray:
+        return chosen(self.keys, spot.keys, spot.newest)

@@ -1,0 +1,238 @@
+"""The problem of a call as its edits leave it: what is recorded is what ran."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from clearhead.base.arrays import accumulated
+from clearhead.base.errors import UnsupportedError
+from clearhead.base.shapes import Sizes
+from clearhead.base.tracing import unobserved, without_autocast
+from clearhead.biases.base import Added
+from clearhead.engines.choose import choose
+from clearhead.inspection.source import FromRecord
+from clearhead.inspection.weights import Weights
+from clearhead.masks.base import Mask, Spans
+from clearhead.masks.intervals import Intervals
+from clearhead.models.tap.choice import runs_of
+from clearhead.models.use.edits.changed import Change, before, check_steady, factor_of, gone
+from clearhead.models.use.edits.visible import without_keys
+from clearhead.models.weights import weights_of
+from clearhead.problem._recorded import RecordedMask
+from clearhead.problem.problem import Problem
+from clearhead.problem.record import EVERY, Record, copied, now, record
+from clearhead.problem.region import Region
+from clearhead.problem.regions import cut
+from clearhead.problem.visible import Visible, resolve
+from clearhead.scores.base import Pairwise, Score
+from clearhead.scores.dot import Dot
+
+
+class Edited(NamedTuple):
+    """A call after its edits.
+
+    `problem`: without a value; mask, bias and query are changed where the edits say so. `factor` (B, H, Lq): by what
+    the rows of its softmax are multiplied, where an edit changes weights or outputs after the softmax; None: by 1.
+    `query`: as the model gave it to attention, with what the edits changed. `uniform`: as in `Recorded`.
+    """
+
+    problem: Problem
+    factor: Tensor | None
+    query: Tensor
+    uniform: Tensor | None
+
+
+def edited(change: Change, score: Score, query: Tensor, uniform: Tensor | None, name: str, values: bool) -> Edited:
+    """The call whose edits these are. `values`: whether its value is kept beside the weights."""
+    with torch.no_grad(), change.inside():
+        return _edited(change, score, query, uniform, name, values)
+
+
+def _edited(change: Change, score: Score, query: Tensor, uniform: Tensor | None, name: str, values: bool) -> Edited:
+    problem, spot = change.problem, change.spot
+    sizes = problem.sizes._replace(leading=None)
+    found = problem._replace(value=None)
+    factor = torch.ones(sizes.shape[:3], dtype=accumulated(problem.query.dtype), device=sizes.device)
+    parts = ((edits, run, rows) for edits, heads, rows in change.regions for run in runs_of(heads))
+    for edits, run, rows in parts:
+        here, own = spot.of_heads(run), cut(problem._replace(sizes=sizes), Region(heads=run))
+        check_steady(own, edits, here, name)
+        new = before(own, edits, here)
+        if values and new.value is not own.value:
+            raise UnsupportedError(
+                f"{name}: an edit replaces the value of some heads or queries, and a record has one value for all. "
+                "Watch without values=True and gradients=True."
+            )
+        own, new = own._replace(value=None), new._replace(value=None)
+        if new.sinks is not own.sinks:
+            raise UnsupportedError(
+                f"{name}: an edit replaces the sinks of some heads or queries, and a record has one sink a head. Watch "
+                "outside of the edit's `with`."
+            )
+        inside = torch.zeros(1, *sizes.shape[1:3], dtype=torch.bool, device=sizes.device)
+        inside[:, run, torch.from_numpy(rows).to(sizes.device)] = True
+        removed = gone(edits, here)
+        times = factor.new_full((1, 1, 1), factor_of(edits))
+        if removed.any():
+            rest = without_keys(new, removed)
+            some, every = (Weights(FromRecord(now(one), {})).logsumexp() for one in (rest, new))
+            times = times * (some - every).masked_fill(some == -torch.inf, -torch.inf).exp()
+            new = rest
+        factor = torch.where(inside, _among(times, run, sizes.heads), factor)
+        if new.visible is not own.visible:
+            found = found._replace(
+                visible=_where(inside, _of_all(new.visible, run, new.sizes, sizes), found.visible, sizes)
+            )
+        bias, pairs = new.bias, inside.unsqueeze(-1)
+        if new.scores is not own.scores:
+            if _another_query(score, own, new):
+                scaled = _among(new.query * (new.scores.scale / own.scores.scale), run, sizes.heads)
+                found = found._replace(scores=found.scores._replace(query=torch.where(pairs, scaled, found.query)))
+                query = torch.where(pairs, scaled, query)
+                if uniform is not None and here.unmasked is not None:
+                    uniform = uniform & ~pairs  # it sees what another mask allows
+            else:  # what it adds to the scores stands for all that it changed in them
+                bias = Added(dense=_scores(new) - _scores(own._replace(bias=None)))
+        if bias is not own.bias and bias is not None and bool(inside.all()):
+            dense, relative = (None if t is None else copied(t) for t in (bias.dense, bias.relative))
+            found = found._replace(bias=bias._replace(dense=dense, relative=relative))
+        elif bias is not own.bias:
+            added = _among(_dense(bias, new.sizes), run, sizes.heads)
+            mixed = torch.where(pairs, added, _dense(found.bias, sizes))
+            found = found._replace(bias=Added(dense=mixed.expand(-1, -1, sizes.queries, sizes.keys)))
+    blind = factor == 0  # a row of no weights is one that sees nothing
+    if bool(blind.any()):
+        found = found._replace(visible=_where(blind, _spans(0, sizes), found.visible, sizes))
+        factor = factor.masked_fill(blind, 1.0)
+    return Edited(found, None if bool((factor == 1).all()) else factor, query, uniform)
+
+
+def _another_query(score: Score, one: Problem, other: Problem) -> bool:
+    """Whether the scores of two problems differ in their queries, or in a factor, which a query can have in it."""
+    first, second = one.scores, other.scores
+    if not (isinstance(score, Dot) and isinstance(first, Pairwise) and isinstance(second, Pairwise)):
+        return False
+    same = first.key is second.key and first.weight is None and second.weight is None
+    return same and (first.phi, first.softcap) == (second.phi, second.softcap) and first.scale != 0
+
+
+def _scores(problem: Problem) -> Tensor:
+    """The scores as the softmax meets them, with the bias, of all pairs."""
+    problem = problem._replace(visible=None)
+    return choose(problem, None).scores(problem)
+
+
+def _dense(bias: Added | None, sizes: Sizes) -> Tensor:
+    """What is added to each pair: a copy, which nobody else writes to."""
+    if bias is None:
+        return torch.zeros(1, 1, 1, 1, dtype=torch.float32, device=sizes.device)
+    return copied(bias.tile(*EVERY, sizes))
+
+
+def _among(tensor: Tensor, run: slice, heads: int) -> Tensor:
+    """A tensor (B or 1, h or 1, …) of a run of heads, among all of them: 0 for the others, unless one is for all."""
+    if tensor.shape[1] == 1 and run.stop - run.start != 1:
+        return tensor
+    found = tensor.new_zeros(tensor.shape[0], heads, *tensor.shape[2:])
+    found[:, run] = tensor
+    return found
+
+
+def _of_all(visible: Visible | None, run: slice, some: Sizes, sizes: Sizes) -> Visible:
+    """What a run of heads sees, among all heads, of which the others see nothing."""
+    spans = (visible or _spans(sizes.keys, some)).spans
+    start, stop = (_among(edge.expand(-1, some.heads, -1), run, sizes.heads) for edge in (spans.start, spans.stop))
+    gaps = None
+    if spans.gaps is not None:
+        left, right = (_among(edge.expand(-1, some.heads, -1, -1), run, sizes.heads) for edge in spans.gaps)
+        gaps = left, right
+
+    def residual(batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
+        keep = spans.rest(batch, slice(0, some.heads), queries, keys)
+        return _among(keep.expand(-1, some.heads, -1, -1), run, sizes.heads)[:, heads]
+
+    function = None if spans.residual is None else residual
+    return resolve(RecordedMask(Spans(start, stop, function, spans.reads, gaps), sizes), sizes, as_written=False)
+
+
+def _where(rows: Tensor, one: Visible | None, other: Visible | None, sizes: Sizes) -> Visible:
+    """The pairs that `one` allows in these rows, bool (B or 1, H, Lq), and `other` in the others."""
+    stop = torch.where(rows, sizes.keys, 0)
+    inside, outside = (Intervals(torch.zeros_like(stop), end) for end in (stop, sizes.keys - stop))
+    return resolve((inside & _mask(one, sizes)) | (outside & _mask(other, sizes)), sizes, as_written=False)
+
+
+def _mask(visible: Visible | None, sizes: Sizes) -> Mask:
+    return RecordedMask((visible or _spans(sizes.keys, sizes)).spans, sizes)
+
+
+def _spans(stop: int, sizes: Sizes) -> Visible:
+    """The first keys, for all queries alike."""
+    start = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
+    return resolve(RecordedMask(Spans(start, start + stop), sizes), sizes, as_written=False)
+
+
+def with_weights(change: Change, result: Any) -> Any:
+    """A result (output, weights), whose weights (B, H, Lq, Lk), or their mean over heads, are the edited ones.
+
+    One sequence may come without its batch dimension. All that is no such tensor stays as it is. What is changed has no
+    gradient.
+    """
+    given = result[1] if isinstance(result, tuple) and len(result) > 1 else None
+    batch, heads, queries, keys = change.problem.sizes.shape
+    every: list[tuple[int, ...]] = [(batch, heads, queries, keys)]
+    mean: list[tuple[int, ...]] = [(batch, queries, keys)]
+    if batch == 1:
+        every, mean = [*every, (heads, queries, keys)], [*mean, (queries, keys)]
+    if not isinstance(given, Tensor) or given.shape not in every + mean:
+        return result
+    averaged = given.shape in mean  # of one head, both are the same
+    with torch.no_grad(), unobserved(), without_autocast(given.device):
+        inside = torch.zeros(1, heads, queries, 1, dtype=torch.bool, device=given.device)
+        for _, numbers, rows in change.regions:
+            of_rows = torch.from_numpy(rows).to(given.device)[None, :, None]
+            inside[:, list(numbers)] |= of_rows
+        new = edited_weights(change).dense(None)
+        if averaged:
+            before = change.problem._replace(value=None)
+            old = Weights(FromRecord(now(before._replace(sizes=before.sizes._replace(leading=None))), {})).dense(None)
+            moved = torch.where(inside, new - old, 0.0).mean(1)
+    if averaged:
+        old = given.view(batch, queries, keys)
+        new = torch.where(inside.any(1), (old + moved.to(old.dtype)).detach(), old)  # no head's old gradient is left
+        return (result[0], new.view(given.shape), *result[2:])
+    kept = given.view(new.shape)
+    return (result[0], torch.where(inside, new.to(given.dtype), kept).view(given.shape), *result[2:])
+
+
+class RanEdited:
+    """What edits made of a call of clearhead's own attention, for a module that gives its weights."""
+
+    def __init__(self, change: Change) -> None:
+        self._change = change
+
+    def later(self, numpy: bool) -> Callable[[], Weights]:
+        problem = self._change.problem
+        value = None if problem.value is None else problem.value.detach()
+        change = self._change._replace(problem=record(problem, fresh=True).problem._replace(value=value))
+
+        def made() -> Weights:
+            with torch.no_grad(), unobserved():
+                return edited_weights(change, numpy, record)
+
+        return made
+
+    def returned(self, weights: Tensor) -> Tensor:
+        found: Tensor = with_weights(self._change, (None, weights))[1]
+        return found
+
+
+def edited_weights(change: Change, numpy: bool = False, kept: Callable[[Problem], Record] = now) -> Weights:
+    """The weights of a call with its edits, (B, H, Lq, Lk). `kept`: `record`, where they may be read later."""
+    ran = edited(change, Dot(), change.problem.query, None, "the model", values=False)
+    problem = ran.problem._replace(sizes=ran.problem.sizes._replace(leading=None))
+    return weights_of(FromRecord(kept(problem), {}, numpy), None, ran.factor)

@@ -1,0 +1,141 @@
+"""Where a call stands in the whole sequence, and the parts of masks and biases of the whole that are its own."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from clearhead.base.errors import ShapeError, UnsupportedError
+from clearhead.base.shapes import Sizes, as_scores, part
+from clearhead.biases.base import Added, Bias, check_added
+from clearhead.masks.base import Mask
+from clearhead.models.tap.modules import Running
+from clearhead.problem.problem import Problem
+from clearhead.problem.region import Region, bias_part, visible_part
+from clearhead.problem.visible import Visible, resolve
+
+
+class Unmasked(NamedTuple):
+    """What a finite mask hid: the call's `query` (B, H, Lq, E), of which the problem has 0 in rows that are `blind`.
+
+    `blind`, bool (B or 1, H or 1, Lq, 1): the backend gave these queries one weight for every key.
+    """
+
+    query: Tensor
+    blind: Tensor
+
+
+class Spot(NamedTuple):
+    """The positions of a call's queries and keys, from 0 on, padding counted.
+
+    In a generation each step's queries come after those before, and a cache may hold the last keys alone. `filled`: how
+    many of the keys are there; a static cache has slots that nothing fills yet. `heads`: the numbers of the problem's
+    heads, among the `all_heads` of the module.
+    """
+
+    queries: range
+    keys: range
+    filled: int
+    heads: range
+    all_heads: int
+    unmasked: Unmasked | None = None
+
+    @property
+    def newest(self) -> int:
+        """How many positions of the keys' sequence there are so far."""
+        return self.keys.start + self.filled
+
+    def of_heads(self, heads: slice) -> Spot:
+        """That of some of the heads."""
+        unmasked = self.unmasked
+        if unmasked is not None:
+            unmasked = Unmasked(unmasked.query[:, heads], part(unmasked.blind, slice(None), heads))
+        return self._replace(heads=self.heads[heads], unmasked=unmasked)
+
+    def mask(self, mask: Mask, sizes: Sizes) -> Visible:
+        """A mask of the whole sequence and of all heads, for the problem's queries, keys and heads."""
+        whole = self._whole(sizes)
+        visible = resolve(mask, whole, as_written=False)
+        return visible if whole.shape == sizes.shape else visible_part(visible, self._region, whole)
+
+    def bias(self, bias: Bias, sizes: Sizes) -> Added:
+        """A bias of the whole sequence and of all heads, for the problem's queries, keys and heads."""
+        whole = self._whole(sizes)
+        added = check_added(bias.lower(whole), whole, f"{type(bias).__name__}.lower")
+        return added if whole.shape == sizes.shape else bias_part(added, self._region, whole)
+
+    def tensor(self, tensor: Tensor, name: str) -> Tensor:
+        """A tensor (..., Lq, Lk) of the whole sequence, or a longer one, and of all heads, for the problem's queries,
+        keys and heads: 0 in slots not filled.
+        """
+        four = as_scores(tensor, 4)
+        rows, columns = four.shape[-2:]
+        if (rows != 1 and rows < self.queries.stop) or (columns != 1 and columns < self.newest):
+            raise ShapeError(
+                f"{name} has shape {tuple(tensor.shape)}, and a call has queries up to position "
+                f"{self.queries.stop - 1} and keys up to {self.newest - 1}. Pass one of the whole sequence, (..., Lq, "
+                "Lk), with the tokens that are still to be generated."
+            )
+        if four.ndim == 4 and four.shape[1] != 1:
+            if four.shape[1] != self.all_heads:
+                raise ShapeError(
+                    f"{name} has shape {tuple(tensor.shape)}, of {four.shape[1]} heads, and the module has "
+                    f"{self.all_heads}. Pass one of all heads, (..., {self.all_heads}, Lq, Lk), whichever are changed, "
+                    "or one for all alike, (..., 1, Lq, Lk)."
+                )
+            four = four[:, self._region.heads]
+        if rows != 1:
+            four = four[..., self.queries.start : self.queries.stop, :]
+        if columns != 1:
+            four = four[..., self.keys.start : self.keys.stop]
+            four = F.pad(four, (0, len(self.keys) - four.shape[-1]))
+        return four
+
+    def _whole(self, sizes: Sizes) -> Sizes:
+        """The sizes of the whole sequence's scores, whose query 0 stands at key 0."""
+        return Sizes(sizes.batch, self.all_heads, self.queries.stop, self.keys.stop, sizes.device, align="upper_left")
+
+    @property
+    def _region(self) -> Region:
+        queries, keys = (slice(places.start, places.stop) for places in (self.queries, self.keys))
+        return Region(heads=slice(self.heads.start, self.heads.stop), queries=queries, keys=keys)
+
+
+def spot_of(problem: Problem, running: Running, name: str) -> Spot:
+    """By the model's cache, which counts its tokens; else by the call's alignment; else by what its last query sees."""
+    sizes = problem.sizes
+    queries, keys, heads = sizes.queries, sizes.keys, sizes.heads
+    told = isinstance(sizes.align, int | Tensor)
+    total = None if told else running.tokens
+    if not told and (running.kind == "cross" or queries > keys):
+        first = 0 if total is None else total - queries
+        return Spot(range(first, first + queries), range(keys), keys, range(heads), heads)
+    if total is None and sizes.align == "upper_left":  # a mask may hide the keys after the last query; they are there
+        return Spot(range(queries), range(keys), keys, range(heads), heads)
+    if total is None:
+        total = _first(problem, name) + queries
+    before = 0 if told else max(total - keys, 0)  # what a sliding window has left behind
+    return Spot(range(total - queries, total), range(before, before + keys), min(total, keys), range(heads), heads)
+
+
+def _first(problem: Problem, name: str) -> int:
+    """The position of the first query."""
+    sizes = problem.sizes
+    align = sizes.align
+    if isinstance(align, Tensor):
+        if align.numel() > 1 and bool((align != align.reshape(-1)[0]).any()):
+            raise UnsupportedError(
+                f"{name} was called for sequences whose queries stand at different positions, {align.tolist()}: an "
+                "edit names one position for all. Run the sequences one by one."
+            )
+        return int(align.reshape(-1)[0])
+    if isinstance(align, int):
+        return align
+    if sizes.queries == sizes.keys:
+        return 0
+    if problem.spans is not None and sizes.queries:
+        last = int(problem.spans.stop[..., -1].max())  # a static cache has slots behind the last query
+        return max(last - sizes.queries, 0)
+    return sizes.keys - sizes.queries

@@ -1,0 +1,407 @@
+"""Attention weights that are a tensor to those who use them, and are computed where they are looked at."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_map_only
+
+from clearhead.base.errors import ClearheadError, UnsupportedError, human_bytes
+from clearhead.base.tracing import any_autocast, as_base_tensors, compiling, unobserved
+from clearhead.inspection.weights import Weights
+from clearhead.models.tap.refused import uncompiled
+from clearhead.models.use.lazy.of_model import OfModel, PartOfModel
+
+
+class Dense:
+    """Counts what lazy weights have been made into, for as long as anything holds its memory.
+
+    `made`: how many times, `bytes`: how many in all, since the process began. `standing`: those that are held now.
+    """
+
+    def __init__(self) -> None:
+        self.made = self.bytes = 0
+        self._lock = threading.Lock()
+        self._held: list[tuple[StorageWeakRef, int]] = []
+        self._most_held = 0  # the length at which those that are gone are looked for
+        self._total = 0  # of what is held, of what is gone and not yet looked for, and of what is underway
+
+    @property
+    def standing(self) -> int:
+        with self._lock:
+            self._forget()
+            return self._total
+
+    def _forget(self) -> None:
+        """Forget those whose memory is free."""
+        before = sum(size for _, size in self._held)
+        self._held = [one for one in self._held if not one[0].expired()]  # type: ignore[no-untyped-call]
+        self._total -= before - sum(size for _, size in self._held)
+        self._most_held = 2 * len(self._held) + 100
+
+    def make(
+        self, size: int, most: int | None, make: Callable[[], Tensor], error: Callable[[int], ClearheadError]
+    ) -> Tensor:
+        """What `make` gives, `size` bytes; the error, given what stands, where that would be more than `most`."""
+        with self._lock:
+            if len(self._held) > self._most_held or (most is not None and self._total + size > most):
+                self._forget()
+            if most is not None and self._total + size > most:
+                raise error(self._total)
+            self._total += size
+        try:
+            made = make()
+        except BaseException:
+            with self._lock:
+                self._total -= size
+            raise
+        with self._lock:
+            self.made += 1
+            self.bytes += size
+            self._held.append((StorageWeakRef(made.untyped_storage()), size))  # type: ignore[no-untyped-call]
+        return made
+
+
+DENSE = Dense()
+
+
+class LazyAttention(Tensor):
+    """The attention weights of one layer: a tensor (B, H, Lq, Lk) that is computed where it is looked at.
+
+    >>> import torch, clearhead as ch
+    >>> from transformers import LlamaConfig, LlamaModel
+    >>> model = LlamaModel(LlamaConfig(vocab_size=100, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
+    ...                                num_attention_heads=8, num_key_value_heads=2)).eval()
+    >>> with torch.no_grad(), ch.lazy_attentions(model):
+    ...     attention = model(input_ids=torch.arange(10)[None], output_attentions=True).attentions[1]
+    >>> attention
+    LazyAttention((1, 8, 10, 10), torch.float32)
+    >>> attention[0, 3, 7].shape                          # one exact row; nothing else is computed
+    torch.Size([10])
+    >>> attention[:, 3].mean(1).shape                     # a head is lazy too, and dense where an operation needs it
+    torch.Size([1, 10])
+    >>> attention.weights.entropy().shape                 # and what `ch.weights` gives
+    torch.Size([1, 8, 10])
+
+    `ch.lazy_attentions` makes it. An index by integers and slices computes that part alone, and stays lazy where it
+    chooses sequences and heads. So do `detach`, `contiguous`, and `to` (`cpu`, `float`, …): what is computed then is
+    of that dtype, on that device. `attention @ value` runs as attention does. Any other operation of PyTorch's or
+    NumPy's is given `dense()`, made anew each time. Gradients are those of the model's queries and keys.
+    It is read-only: writes raise an `UnsupportedError`, and what is computed of it is a copy. `retain_grad()`, hooks
+    and `torch.autograd.grad(loss, attention)` raise one too: the model's output is not computed from these weights;
+    `Weights.gradients` has that gradient.
+    """
+
+    _source: OfModel | PartOfModel
+    _kept: tuple[bool, bool]
+    _most: int | None
+    _known: Weights | None
+
+    @staticmethod
+    def __new__(cls, *args: Any, **kwargs: Any) -> LazyAttention:
+        raise ClearheadError("LazyAttention is made by a model inside of `with ch.lazy_attentions(model):`.")
+
+    @property
+    def weights(self) -> Weights:
+        """The same as `ch.weights` gives it, always (B, H, Lq, Lk): reductions and scores in O(Lq + Lk) memory."""
+        if self._known is None:
+            self._known = Weights(self._source)
+        return self._known
+
+    def dense(self) -> Tensor:
+        """The whole as an ordinary tensor. Raises a `ClearheadError` beyond the bytes that `lazy_attentions` allows."""
+        if _by_graph_alone(self):
+            with as_base_tensors():
+                return self.clone()
+        return _whole(self)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        device = "" if self.device.type == "cpu" else f", device='{self.device}'"
+        grad = ", requires_grad=True" if self.requires_grad else ""
+        return f"LazyAttention({tuple(self.shape)}, {self.dtype}{device}{grad})"
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if _of_the_outside(func) or any(map(_by_graph_alone, _lazy_in((args, kwargs)))):
+            with as_base_tensors():
+                return func(*args, **kwargs)
+        _refuse(func, args, kwargs)
+        if func in LAZILY and isinstance(args[0], LazyAttention):
+            found = LAZILY[func](func, *args, **kwargs)
+            if found is not NotImplemented:
+                return found
+        made: dict[int, Tensor] = {}  # one that is given twice is made once
+
+        def dense(lazy: LazyAttention) -> Tensor:
+            if id(lazy) not in made:
+                made[id(lazy)] = lazy.dense() if func not in LIKE else _blank(lazy).expand(lazy.shape)
+            return made[id(lazy)]
+
+        args, kwargs = tree_map_only(LazyAttention, dense, (args, kwargs))
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Where PyTorch's operations are reached by another way than its functions, such as a compiled function."""
+        kwargs = kwargs or {}
+        named = [*zip(func._schema.arguments, args, strict=False)]
+        named += [(argument, kwargs[argument.name]) for argument in func._schema.arguments if argument.name in kwargs]
+        for argument, given in named:
+            if argument.alias_info is not None and argument.alias_info.is_write and _lazy_in(given):
+                raise _read_only(str(func))
+        if func is torch.ops.aten.detach.default:
+            return _lazily(args[0], _detached(args[0]._source))
+        with torch.no_grad():
+            args, kwargs = tree_map_only(LazyAttention, _whole, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+def lazy_attention(source: OfModel, dtype: torch.dtype, most: int | None) -> LazyAttention:
+    """The weights of a call, of this dtype. `most`: the bytes that may stand dense, None for no limit."""
+    return _made(source, (True, True), source.shape, dtype, source.device, most)
+
+
+def _made(
+    source: OfModel | PartOfModel,
+    kept: tuple[bool, bool],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    most: int | None,
+) -> LazyAttention:
+    """`kept`: whether there is a dimension for the sequences, and one for the heads."""
+    source = source if torch.is_grad_enabled() else _detached(source)
+    state = {"_source": source, "_kept": kept, "_most": most, "_known": None}
+    with unobserved():
+        if not source.learnt:
+            return _wrapper(shape, dtype, device, state)
+        made: LazyAttention = _Node.apply((shape, dtype, device, state), *source.learnt)  # type: ignore[no-untyped-call]
+        return made
+
+
+def _wrapper(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, state: dict[str, Any]) -> LazyAttention:
+    made: LazyAttention = Tensor._make_wrapper_subclass(LazyAttention, shape, dtype=dtype, device=device)
+    made.__dict__.update(state)
+    return made
+
+
+class _Node(torch.autograd.Function):
+    """The place of lazy weights in the graph: their gradients, where they are not used by PyTorch's functions."""
+
+    @staticmethod
+    def forward(ctx: Any, made: tuple[Any, ...], *learnt: Tensor) -> LazyAttention:
+        ctx.source, ctx.learnt = made[-1]["_source"], learnt
+        return _wrapper(*made)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        again = torch.is_grad_enabled()
+        with torch.enable_grad():
+            dense = Weights(ctx.source).dense(None)
+            found = torch.autograd.grad(
+                dense, ctx.learnt, grad.reshape(dense.shape).to(dense), create_graph=again, allow_unused=True
+            )
+        return None, *found
+
+
+# ------------------------------------------------------------------------------------------- what stays lazy
+
+
+def _lazily(
+    self: LazyAttention,
+    source: OfModel | PartOfModel | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+) -> LazyAttention:
+    shape = tuple(self.shape)
+    return _made(source or self._source, self._kept, shape, dtype or self.dtype, device or self.device, self._most)
+
+
+def _detached(source: OfModel | PartOfModel) -> OfModel | PartOfModel:
+    return source.without_graph() if source.learnt else source
+
+
+def _same(func: Any, self: LazyAttention, *args: Any, **kwargs: Any) -> Any:
+    return self
+
+
+def _detach(func: Any, self: LazyAttention) -> Any:
+    return _lazily(self, _detached(self._source))
+
+
+def _to(func: Any, self: LazyAttention, *args: Any, **kwargs: Any) -> Any:
+    found = func(_blank(self), *args, **kwargs)
+    if not found.is_floating_point():
+        return NotImplemented
+    same = found.dtype == self.dtype and found.device == self.device
+    return self if same else _lazily(self, None, found.dtype, found.device)
+
+
+def _clone(func: Any, self: LazyAttention, **kwargs: Any) -> Any:
+    return func(self.dense(), **kwargs)
+
+
+def _iter(func: Any, self: LazyAttention) -> Any:
+    return (self[i] for i in range(len(self)))
+
+
+def _unbind(func: Any, self: LazyAttention, dim: int = 0) -> Any:
+    return tuple(self[i] for i in range(len(self))) if dim in (0, -self.ndim) else NotImplemented
+
+
+def _squeeze(func: Any, self: LazyAttention, *dims: Any) -> Any:
+    """Of one sequence, or of one head."""
+    place = {(0,): 0, (1,): 1, (-4,): 0, (-3,): 1}.get(dims) if self.ndim == 4 else None
+    if place is None or self.shape[place] != 1:
+        return NotImplemented
+    return self[0] if place == 0 else self[:, 0]
+
+
+def _matmul(func: Any, self: LazyAttention, other: Any) -> Any:
+    """As attention, where that is less work than the matrix."""
+    if not isinstance(other, Tensor) or self.ndim != 4 or other.ndim != 4 or any_autocast():
+        return NotImplemented
+    here = self.weights.problem.query
+    same = other.dtype == self.dtype == here.dtype and other.device == self.device == here.device
+    fits = all(b in (1, a) for a, b in zip(self.shape[:2], other.shape[:2], strict=True))
+    if not same or not fits or other.shape[2] != self.shape[3] or other.shape[3] >= self.shape[3]:
+        return NotImplemented
+    return self.weights @ (other.dense() if isinstance(other, LazyAttention) else other)
+
+
+def _getitem(func: Any, self: LazyAttention, index: Any) -> Any:
+    items = list(index) if isinstance(index, tuple) else [index]
+    if any(item is not Ellipsis and not isinstance(item, slice) and type(item) is not int for item in items):
+        return NotImplemented
+    dots = [i for i, item in enumerate(items) if item is Ellipsis]
+    if len(dots) > 1 or len(items) - len(dots) > self.ndim:
+        return NotImplemented  # PyTorch's own error
+    at = dots[0] if dots else len(items)
+    items[at : at + 1] = [slice(None)] * (self.ndim - len(items) + len(dots))
+    if any(isinstance(item, slice) and (item.step or 1) < 1 for item in items):
+        return NotImplemented
+    shape = [len(range(size)[item]) for size, item in zip(self.shape, items, strict=True) if isinstance(item, slice)]
+    rest = iter(items)
+    sides = [next(rest) if kept else 0 for kept in self._kept] + list(rest)
+    if sides[2:] == [slice(None)] * 2 and 0 not in shape:
+        kept = isinstance(sides[0], slice), isinstance(sides[1], slice)
+        chosen = [_as_slice(side, size) for side, size in zip(sides, self.weights.shape, strict=False)]
+        part = PartOfModel(self._source, chosen[0], chosen[1])
+        return _made(part, kept, tuple(shape), self.dtype, self.device, self._most)
+    return _computed(self, lambda: self.weights[tuple(sides)], tuple(shape))
+
+
+def _as_slice(side: int | slice, size: int) -> slice:
+    found = range(size)[side]
+    return slice(found.start, found.stop, found.step) if isinstance(found, range) else slice(found, found + 1)
+
+
+T = Tensor
+LAZILY: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys((T.to, T.float, T.double, T.half, T.bfloat16, T.cpu, T.cuda), _to),
+    **dict.fromkeys((T.detach, torch.detach, T.data.__get__), _detach),  # type: ignore[attr-defined]
+    **dict.fromkeys((T.unbind, torch.unbind), _unbind),
+    **dict.fromkeys((T.squeeze, torch.squeeze), _squeeze),
+    **dict.fromkeys((T.matmul, T.__matmul__, torch.matmul), _matmul),
+    **dict.fromkeys((T.clone, torch.clone), _clone),
+    T.contiguous: _same,
+    T.__iter__: _iter,
+    T.__getitem__: _getitem,
+}
+# What reads shape, dtype and device alone.
+LIKE = {torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like, torch.rand_like, torch.randn_like}
+LIKE |= {T.new_zeros, T.new_ones, T.new_empty, T.new_full}
+OUTSIDE = {T.size, T.dim, T.ndimension, T.numel, T.nelement, T.element_size, T.stride, T.storage_offset, T.__len__}
+OUTSIDE |= {T.is_contiguous, T.is_floating_point, T.is_complex, T.is_signed, T.is_inference, T.get_device, T.__hash__}
+OUTSIDE |= {torch.numel, torch.is_floating_point, torch.is_complex, torch.is_inference}
+OUTSIDE |= {T.requires_grad_, T.requires_grad.__set__, T.grad.__set__}  # type: ignore[attr-defined, union-attr]
+INSIDE = {"T", "H", "mT", "mH", "real", "imag", "data"}
+
+
+def _of_the_outside(func: Any) -> bool:
+    """Whether a function asks for, or sets, what is known without the numbers."""
+    if getattr(func, "__name__", "") == "__get__":
+        return getattr(func, "__self__", func).__name__ not in INSIDE
+    return func in OUTSIDE
+
+
+# ------------------------------------------------------------------------------------------- what is computed
+
+
+def _whole(self: LazyAttention) -> Tensor:
+    return _computed(self, lambda: self.weights.dense(None), tuple(self.shape))
+
+
+def _computed(self: LazyAttention, compute: Callable[[], Tensor], shape: tuple[int, ...]) -> Tensor:
+    if compiling():
+        reason = "lazy attention weights are computed in eager code; compile with fullgraph=False"
+        found: Tensor = uncompiled(_computed, reason)(self, compute, shape)
+        return found
+    size = torch.Size(shape).numel() * self.dtype.itemsize
+
+    def error(standing: int) -> ClearheadError:
+        held = f", and {human_bytes(standing)} of dense weights stand already" if standing else ""
+        return ClearheadError(
+            f"{shape} attention weights would be made dense, {human_bytes(size)}{held}: above max_bytes = "
+            f"{human_bytes(self._most or 0)} of lazy_attentions.\n"
+            "Index what is needed, such as attention[:, 0] or attention[0, 0, -1]; take a reduction, such as "
+            "attention.weights.entropy(), .topk(5) or .pool(256), or attention @ value; or pass max_bytes=…, None for "
+            "no limit."
+        )
+
+    def make() -> Tensor:
+        with unobserved():
+            return compute().reshape(shape).to(self.device, self.dtype)
+
+    return DENSE.make(size, self._most, make, error)
+
+
+def _blank(self: LazyAttention) -> Tensor:
+    """A number of the same dtype and device, which expands to any shape."""
+    return torch.zeros((1,) * self.ndim, dtype=self.dtype, device=self.device)
+
+
+def _lazy_in(things: Any) -> list[LazyAttention]:
+    found: list[LazyAttention] = []
+    tree_map_only(LazyAttention, found.append, things)
+    return found
+
+
+def _by_graph_alone(self: LazyAttention) -> bool:
+    """Whether it is in a graph, but not the model's: a leaf, by `requires_grad_()`, or what a checkpoint gives out.
+
+    PyTorch then follows its operations, which reach `__torch_dispatch__`.
+    """
+    return self.requires_grad and not self._source.learnt
+
+
+def _refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    name = getattr(func, "__name__", str(func))
+    if name in ("retain_grad", "register_hook", "register_post_accumulate_grad_hook") or (
+        func is torch.autograd.grad and _lazy_in((args[1:2], kwargs.get("inputs")))
+    ):
+        raise UnsupportedError(
+            f"lazy attention weights have no gradient of their own ({name}): the model's output is computed by its "
+            "fast backend, and not from them. For the gradient of a loss with respect to them watch the model and use "
+            "call.weights.gradients(value, grad); gradients of what is computed from them reach the model's parameters."
+        )
+    if name == "data_ptr":
+        raise UnsupportedError("lazy attention weights have no memory of their own; use attention.dense().data_ptr().")
+    in_place = (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__", "__delete__")
+    in_place = in_place or (name.startswith("__i") and name not in ("__iter__", "__invert__", "__index__", "__int__"))
+    if (in_place and _lazy_in(args[:1])) or _lazy_in(kwargs.get("out")):
+        raise _read_only(name)
+
+
+def _read_only(name: str) -> UnsupportedError:
+    return UnsupportedError(f"lazy attention weights are read-only ({name}): write to a copy, attention.clone().")

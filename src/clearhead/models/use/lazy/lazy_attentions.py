@@ -1,0 +1,168 @@
+"""lazy_attentions(): a model's own attention weights as lazy tensors, its fast backend left in place."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from clearhead.base.errors import ClearheadError, UnsupportedError, require
+from clearhead.base.managers import Managed
+from clearhead.base.numbers import check_count
+from clearhead.base.tracing import compiling, empty_of_values, in_backward, refuse_jit, transformed, unobserved
+from clearhead.models.tap.interface import BackendCall, Marks, Subscriber, subscribed
+from clearhead.models.tap.masks import MaskStore
+from clearhead.models.tap.refused import refuse_compiled
+from clearhead.models.use.edits.edit import change_of, editing, unmasked
+from clearhead.models.use.edits.recorded import edited_weights
+from clearhead.models.use.lazy.lazy_attention import lazy_attention
+from clearhead.models.use.lazy.of_model import OfModel
+from clearhead.scores.dot import Dot
+
+DENSE_BYTES = 2**30
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def lazy_attentions(model: Model, *, max_bytes: int | None = DENSE_BYTES) -> AbstractContextManager[Model]:
+    """A model's own `attentions`, for code that wants them, without the eager backend and its memory.
+
+    >>> import torch, clearhead as ch
+    >>> from transformers import LlamaConfig, LlamaModel
+    >>> model = LlamaModel(LlamaConfig(vocab_size=100, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
+    ...                                num_attention_heads=8, num_key_value_heads=2)).eval()
+    >>> with torch.no_grad(), ch.lazy_attentions(model):
+    ...     output = model(input_ids=torch.arange(10)[None], output_attentions=True)
+    >>> output.attentions[1]
+    LazyAttention((1, 8, 10, 10), torch.float32)
+    >>> rollout = torch.stack(output.attentions).mean(2)  # code for eager models runs unchanged
+    >>> rollout.shape
+    torch.Size([2, 1, 10, 10])
+
+    `model`: a model of transformers, or a module that holds some. Inside the `with` its outputs are bit-identical to
+    those of its own backend, and each layer's weights, where they are asked for by `output_attentions=True` in the
+    call, or in generate(), are a `LazyAttention`: a tensor that is computed where it is looked at, from query and key.
+    It is valid after the `with`. With gradients enabled it is in the model's graph. Gives the model.
+    A step of generation, one query, has its weights at once, as an ordinary tensor: they are smaller than its keys.
+    A model that runs on "eager" gives its own weights, as ever; a call that an `edit` changes the edited ones, dense.
+    `max_bytes`: how many bytes may stand dense at a time, of all lazy weights in this process; None for no limit.
+    Where eager attention gives a query that may see nothing a uniform row, a backend that gives 0 has a row of 0.
+    Raises a `ClearheadError` for a model that computes attention in its own code; an `UnsupportedError` for a compiled
+    one, for one that trains with dropout (its eager weights are those after dropout), and where `watch` raises one.
+    `model.config.output_attentions = True` is refused by transformers itself, but on eager: pass it in the call.
+    Cost: query and key of each layer are kept, and copied where a cache is written over: O(Lq + Lk) memory, where
+    weights are asked for; else nothing. A query or key that something writes to later is an error where it is read.
+    """
+    check_max_bytes(max_bytes)
+    if not isinstance(model, nn.Module):
+        raise ClearheadError(f"lazy_attentions takes a model of transformers; got a {type(model).__name__}.")
+    library = require("transformers", "models", "lazy_attentions")
+    parts = [part for part in model.modules() if isinstance(part, library.PreTrainedModel)]
+    if not any(part._can_set_attn_implementation() for part in parts):
+        raise ClearheadError(
+            f"lazy_attentions: {type(model).__name__} "
+            + ("computes attention in its own code, and not" if parts else "holds no model that computes attention")
+            + " through the attention interface of transformers, where its weights could be taken from. "
+            "Other modules can be watched: ch.watch(model)."
+        )
+    refuse_compiled(model, "lazy_attentions", "makes lazy")
+    return Managed("lazy_attentions(...)", lambda: _lazily(model, max_bytes))
+
+
+def check_max_bytes(given: Any) -> None:
+    if given is not None:
+        check_count(given, 0, "max_bytes", most=2**63 - 1)
+
+
+@contextmanager
+def _lazily(model: Model, max_bytes: int | None) -> Iterator[Model]:
+    lazily = _Lazily(model, max_bytes)
+    with lazily.marks.put(), subscribed(lazily):
+        yield model
+
+
+class _Lazily(Subscriber):
+    """Gives lazy weights beside the output of each attention function that transformers looks up."""
+
+    def __init__(self, model: nn.Module, max_bytes: int | None) -> None:
+        self.marks, self._max_bytes, self._masks = Marks(model), max_bytes, MaskStore()
+
+    def meets(self, backend: str) -> bool:
+        return backend != "eager"  # which gives its own
+
+    def called(self, call: BackendCall) -> Any:
+        if not self.marks.on(call.module) or not _asked(call.keywords) or in_backward():
+            return call.run()
+        lazy = self._weights(call)
+        output = call.run("output_attentions" if call.own else None)  # with it these would warn that they give none
+        return (output[0] if isinstance(output, tuple) else output), lazy
+
+    def _weights(self, call: BackendCall) -> Tensor:
+        name, query = type(call.module).__name__, call.query
+        _refuse(name, query, call.key, call.keywords)
+        call.check(name)
+        with unobserved():
+            key, masks, keywords = call.read(self._masks)
+            score = Dot(scale=keywords.get("scaling"), softcap=keywords.get("softcap"))
+            added = {"attention mask": call.mask, "position bias": keywords.get("position_bias")}
+            source = OfModel(query, key, score, masks, keywords.get("s_aux"), added)
+            if editing():
+                dense = _edited(source, call.module, query, masks.uniform, keywords, self._max_bytes)
+                if dense is not None:
+                    return dense
+            found = lazy_attention(source, query.dtype, self._max_bytes)
+            if query.shape[2] == 1 and not source.learnt:
+                return found.weights.dense(None).to(query.dtype)  # type: ignore[no-any-return]
+            return found
+
+
+def _edited(
+    source: OfModel, module: nn.Module, query: Tensor, uniform: Tensor | None, kwargs: dict[str, Any], most: int | None
+) -> Tensor | None:
+    """The weights of a call that an edit changes, an ordinary tensor; None where none does."""
+    problem = source.without_graph().problem()
+    blind = unmasked(query.detach().to(problem.query.dtype), uniform)
+    change = change_of(id(module), problem, kwargs.get("dropout") or 0.0, blind)
+    if change is None:
+        return None
+    if source.learnt:
+        raise UnsupportedError(
+            f"lazy_attentions: an edit changes a call of {type(module).__name__}, and gradients of its weights are not "
+            "followed through that. Run the model under torch.no_grad(), or outside of the edit's `with`."
+        )
+    dense: Tensor = edited_weights(change).dense(most)
+    return dense.to(query.dtype)
+
+
+def _asked(kwargs: dict[str, Any]) -> bool:
+    """Whether the weights are wanted, by the call's own keyword or by what transformers is collecting."""
+    if "output_attentions" in kwargs:
+        return bool(kwargs["output_attentions"])
+    capturing = sys.modules.get("transformers.utils.output_capturing")
+    collected = None if capturing is None else capturing._active_collector.get()
+    # None: a module that is called by itself, or a model that asks every module and keeps what it wants
+    return collected is None or any(name.endswith("attentions") for name in collected)
+
+
+def _refuse(name: str, query: Tensor, key: Tensor, kwargs: dict[str, Any]) -> None:
+    wrong = None
+    if compiling():
+        wrong = "inside torch.compile(), which merges its operations", "Run the model uncompiled"
+    elif kwargs.get("dropout"):
+        wrong = (
+            f"with dropout {kwargs['dropout']}: an eager model gives the weights after dropout, which its fast backend "
+            "draws in its kernel",
+            "Call model.eval(), or set the attention dropout to 0",
+        )
+    elif transformed():
+        wrong = "inside a transform of torch.func (vmap, grad), whose tensors have no values", "Run it without one"
+    elif query.is_nested or key.is_nested:
+        wrong = "with nested tensors", "Run it on a padded batch and a mask"
+    elif empty_of_values(query):
+        wrong = "with tensors that have no values", "Run it on real inputs"
+    refuse_jit()
+    if wrong:
+        raise UnsupportedError(f"lazy_attentions: {name} called attention {wrong[0]}. {wrong[1]}.")

@@ -1,0 +1,159 @@
+"""Where lazy weights of a model's call get their problem: with the model's graph, where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.base.errors import ClearheadError
+from clearhead.base.tracing import unobserved
+from clearhead.base.versions import Versions
+from clearhead.inspection.source import Source
+from clearhead.models.tap.masks import Recorded
+from clearhead.problem.problem import Problem, with_value
+from clearhead.problem.record import copied
+from clearhead.problem.region import Region
+from clearhead.problem.regions import cut
+from clearhead.scores.dot import Dot
+
+
+class OfModel(Source):
+    """An attention call of a model.
+
+    query (B, H, Lq, E), key (B, Hk, Lk, E), sinks (H,). `masks` are detached; `added`: the mask and the position bias
+    themselves, of which those that have a gradient are kept. What has one is kept in the graph. A tensor is copied
+    where something is known to write to it: a cache that is written over, or a parameter.
+    """
+
+    def __init__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        score: Dot,
+        masks: Recorded,
+        sinks: Tensor | None,
+        added: Mapping[str, Tensor | None],
+    ) -> None:
+        given = {"query": query, "key": key, "sinks": sinks}
+        self._tensors = {name: _kept(t) for name, t in given.items() if t is not None}
+        self._added = {name: t for name, t in added.items() if t is not None and _followed(t)}
+        self._score = score
+        self._masks = masks if sinks is None else masks.with_sinks(key.shape[2])
+        self._reads = Versions((self._tensors | self._added).items())
+        self._problem: Problem | None = None
+
+    def _in_graph(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, t) for name, t in (self._tensors | self._added).items() if t.requires_grad)
+
+    @property
+    def learnt(self) -> list[Tensor]:
+        """The tensors in the graph that the weights have gradients for."""
+        return [tensor for _, tensor in self._in_graph()]
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(B, H, Lq, Lk)."""
+        query, key = self._tensors["query"], self._tensors["key"]
+        return query.shape[0], query.shape[1], query.shape[2], key.shape[2]
+
+    @property
+    def device(self) -> torch.device:
+        return self._tensors["query"].device
+
+    def without_graph(self) -> OfModel:
+        """The same, detached: its tensors are those of this one."""
+        new = object.__new__(OfModel)
+        new.__dict__ = self.__dict__ | {
+            "_tensors": {name: tensor.detach() for name, tensor in self._tensors.items()},
+            "_added": {},
+            "_problem": None,
+        }
+        return new
+
+    def check(self) -> None:
+        found = self._reads.written()
+        if found is not None:
+            name, tensor = found
+            raise ClearheadError(
+                f"the {name} of this attention call, shape {tuple(tensor.shape)}, was modified in place after it: its "
+                "weights can't be computed any more. Read what you need of them before: attention.dense()."
+            )
+
+    def problem(self) -> Problem:
+        self.check()
+        if torch.is_grad_enabled() and self.learnt:
+            return self._made()  # a graph serves one backward pass
+        if self._problem is None:
+            with torch.inference_mode(False), torch.no_grad():  # it outlives the mode that it is made in
+                self._problem = self._made()
+        return self._problem
+
+    def _made(self) -> Problem:
+        query, key, sinks = self._tensors["query"], self._tensors["key"], self._tensors.get("sinks")
+        dtype = torch.promote_types(query.dtype, key.dtype)  # under autocast they may differ
+        masks = self._masks
+        with unobserved():
+            for tensor in self._added.values():
+                masks = masks.with_gradient(tensor)
+            return masks.problem(query.to(dtype), key.to(dtype), self._score, sinks)
+
+    def with_value(self, value: Any) -> Problem:
+        return _with_value(self.problem(), value)
+
+    def said(self) -> dict[str, Any]:
+        return {"score": self._score, "mask": self._masks.mask}
+
+
+class PartOfModel(Source):
+    """Some sequences and heads of another source."""
+
+    def __init__(self, whole: OfModel | PartOfModel, batch: slice, heads: slice) -> None:
+        self.whole, self._region = whole, Region(batch, heads)
+        self._of: tuple[Problem, Problem] | None = None
+
+    @property
+    def learnt(self) -> list[Tensor]:
+        return self.whole.learnt
+
+    def without_graph(self) -> PartOfModel:
+        return PartOfModel(self.whole.without_graph(), self._region.batch, self._region.heads)
+
+    def problem(self) -> Problem:
+        whole = self.whole.problem()
+        if self._of is None or self._of[0] is not whole:
+            self._of = whole, cut(whole, self._region)
+        return self._of[1]
+
+    def check(self) -> None:
+        self.whole.check()
+
+    def with_value(self, value: Any) -> Problem:
+        return _with_value(self.problem(), value)
+
+    def said(self) -> dict[str, Any]:
+        return self.whole.said()
+
+
+def _with_value(problem: Problem, value: Any) -> Problem:
+    """With a value whose heads are the queries', as a model repeats them: the key heads are repeated too."""
+    if problem.groups > 1 and value.ndim == 4 and value.shape[1] == problem.sizes.heads:
+        key = problem.key.repeat_interleave(problem.groups, 1)
+        problem = problem._replace(scores=problem.scores._replace(key=key))
+    return with_value(problem, value)
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    base = tensor if tensor._base is None else tensor._base
+    trained = base.is_leaf and base.requires_grad
+    if _followed(tensor):
+        return tensor.clone() if trained else tensor
+    written = tensor.is_inference() or tensor._version > 0  # inference mode counts no writes
+    part = tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()  # it would keep the rest too
+    return copied(tensor) if trained or written or part else tensor.detach()
+
+
+def _followed(tensor: Tensor) -> bool:
+    return tensor.requires_grad and torch.is_grad_enabled()

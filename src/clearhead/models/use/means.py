@@ -1,0 +1,134 @@
+"""Running means of what a watch keeps, over a corpus."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.text import listed
+from clearhead.models.use.reduced import ReducedCall
+
+
+class Means:
+    """Means for each head of what `watch(keep=…)` finds, over any number of calls, in constant memory.
+
+    >>> import torch, torch.nn.functional as F, clearhead as ch
+    >>> class Block(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+    >>> block, means = Block(), ch.Means()
+    >>> for length in (10, 300):
+    ...     with ch.watch(block, keep=[ch.Entropy()], merge=means):
+    ...         output = block(torch.rand(1, 4, length, 8))
+    >>> means["Block"][0].shape, means.counts["Block"][0].tolist()
+    (torch.Size([4]), [310.0, 310.0, 310.0, 310.0])
+
+    `means[name]`: for one module the means in the order of `keep`, each (H, …), float64. Every query that sees a key
+    and is no padding weighs the same, whichever text it is of; so does every key that is seen and is no padding in
+    `Received`, and every sequence in `Pool`. Of `TopK` the means of its values.
+    `state_dict()` gives sums and counts: those of two runs, added key by key, are those of both together.
+    A text during which the model fails has added the layers before.
+    Raises a `ClearheadError` where a module's reductions or heads are others than before, a `ShapeError` where a result
+    has another shape: a `Pool` has ⌈L / ⌈L / size⌉⌉ cells, which differs with the length.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, list[Tensor]] = {}
+        self._counts: dict[str, list[Tensor]] = {}
+        self._of: dict[str, Any] = {}  # by module, the reductions and heads that it has means of, where they are known
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:  # a lock can't be copied
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock())
+
+    def add(self, call: ReducedCall) -> None:
+        """Add one call."""
+        sums, counts = zip(*call.sums(), strict=True)
+        asked = [type(one).__name__ for one in call.reductions], call.heads
+        with self._lock:
+            if self._of.get(call.name, asked) != asked:
+                (names, heads), (before, heads_before) = asked, self._of[call.name]
+                raise ClearheadError(
+                    f"{call.name}: these are means of {', '.join(before)} in the heads {heads_before}; "
+                    f"{', '.join(names)} in the heads {heads} need a ch.Means() of their own."
+                )
+            self._add(call.name, list(sums), list(counts))
+            self._of[call.name] = asked
+
+    def _add(self, name: str, sums: list[Tensor], counts: list[Tensor]) -> None:
+        before = self._sums.get(name)
+        if before is None:
+            self._sums[name], self._counts[name] = sums, counts
+            return
+        shapes, now = ([tuple(t.shape) for t in tensors] for tensors in (before, sums))
+        if shapes != now:
+            raise ShapeError(
+                f"{name}: the sums have shapes {now}, and those of the calls before {shapes}. A Pool's map depends on "
+                "the length of the text: take means of texts of one length, or leave it out."
+            )
+        self._sums[name] = [a + b for a, b in zip(before, sums, strict=True)]
+        self._counts[name] = [a + b for a, b in zip(self._counts[name], counts, strict=True)]
+
+    def __getitem__(self, name: str) -> tuple[Tensor, ...]:
+        if name not in self._sums:
+            raise ClearheadError(f"there are no means of a module {name!r}; there are those of: {listed(self)}.")
+        return tuple(s / c for s, c in zip(self._sums[name], self._counts[name], strict=True))
+
+    def __iter__(self) -> Any:
+        return iter(self._sums)
+
+    def __len__(self) -> int:
+        return len(self._sums)
+
+    @property
+    def counts(self) -> dict[str, tuple[Tensor, ...]]:
+        """By module, over how many queries, keys or sequences each mean is, for each head."""
+        return {name: tuple(c.reshape(len(c), -1)[:, 0] for c in counts) for name, counts in self._counts.items()}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Sums and counts, by "name:number:sum" and "name:number:count"."""
+        return {
+            f"{name}:{i}:{what}": tensor.clone()
+            for what, held in (("sum", self._sums), ("count", self._counts))
+            for name, tensors in held.items()
+            for i, tensor in enumerate(tensors)
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take these sums and counts in place of what is here. Raises a `ClearheadError` for what is no such state."""
+        found: dict[str, dict[int, dict[str, Tensor]]] = {}
+        for key, tensor in state.items() if isinstance(state, Mapping) else [(state, None)]:
+            name, number, what = [*key.rsplit(":", 2), "", ""][:3] if isinstance(key, str) else ["", "", ""]
+            if what not in ("sum", "count") or not number.isdecimal() or not isinstance(tensor, Tensor):
+                raise ClearheadError(
+                    f"{key!r} is no entry of the state of Means: they are tensors, 'module:number:sum' and …count."
+                )
+            found.setdefault(name, {}).setdefault(int(number), {})[what] = tensor.detach().to(
+                "cpu", torch.float64, copy=True
+            )
+        for name, by_number in found.items():
+            whole = sorted(by_number) == list(range(len(by_number))) and all(len(t) == 2 for t in by_number.values())
+            if not whole or any(_unlike(t["sum"], t["count"]) for t in by_number.values()):
+                raise ClearheadError(
+                    f"the state of Means needs a sum and a count, alike in shape, of each result of {name!r}."
+                )
+        self._of = {}
+        self._sums, self._counts = (
+            {name: [by_number[i][what] for i in sorted(by_number)] for name, by_number in found.items()}
+            for what in ("sum", "count")
+        )
+
+    def __repr__(self) -> str:
+        return f"Means({len(self)} modules)"
+
+
+def _unlike(total: Tensor, count: Tensor) -> bool:
+    return tuple(count.shape) != (*total.shape[:1], *(1,) * (total.ndim - 1))

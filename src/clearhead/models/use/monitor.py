@@ -1,0 +1,419 @@
+"""monitor(): entropy, largest logit and sink share of every head while a model trains."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Self
+from weakref import WeakMethod
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.base.errors import ClearheadError, UnsupportedError
+from clearhead.base.managers import caller, warn_unused
+from clearhead.base.numbers import check_count
+from clearhead.base.tracing import compiler_here, compiling, in_backward, transformed
+from clearhead.explanation.diagnosis.checks import entropy_collapse
+from clearhead.explanation.diagnosis.diagnosis import Diagnosis
+from clearhead.inspection.reductions.base import Reduction, arange
+from clearhead.inspection.reductions.entropy import Entropy
+from clearhead.inspection.reductions.max_score import MaxScore
+from clearhead.inspection.reductions.sink_share import SinkShare
+from clearhead.models.table import Table
+from clearhead.models.tap import functions, own
+from clearhead.models.tap.choice import Layers, check_layers
+from clearhead.models.tap.compiled import Interface
+from clearhead.models.tap.patch import replacing
+from clearhead.models.tap.refused import (
+    compiled_inside,
+    prepare_compiler,
+    refuse_compiled,
+    refuse_compiled_code,
+    uncompiled,
+)
+from clearhead.models.use.asked import Asked, asked
+from clearhead.models.use.recorder import Recorder
+from clearhead.models.use.reduced import ReducedCall
+from clearhead.problem.problem import Problem
+from clearhead.problem.summary import Found, Summary
+from clearhead.problem.unseen import seen
+
+
+@dataclass(frozen=True)
+class ToSinks(Reduction):
+    """The share of each query's softmax that goes to its sequence's first key, and to its head's sink, if it has one.
+
+    Formula: p_i = w_if + 1 − Σ_j w_ij, f the first key that any query of the sequence may see. Gives (B, H, Lq).
+    """
+
+    along = "queries"
+
+    def summary(self, problem: Problem) -> Summary:
+        return Summary(groups=_first_key(problem), rows=problem.sinks is not None)
+
+    def found(self, found: Found, problem: Problem) -> Tensor:
+        assert found.groups is not None
+        share = found.groups[..., 0]
+        return share if problem.sinks is None else share + SinkShare().found(found, problem)
+
+
+def _first_key(problem: Problem) -> Tensor:
+    """(B or 1, Lk, 1): 1 for the first key that some query of the sequence may see."""
+    sizes = problem.sizes
+    place = arange(sizes.keys, sizes.device)
+    if problem.spans is None:
+        first = place == 0
+        return first.to(problem.key.dtype).view(1, -1, 1)
+    keys = seen(problem.spans, sizes)[0].any(1)  # (B or 1, Lk)
+    first = keys & (keys.cumsum(-1) == 1)
+    return first.to(problem.key.dtype).unsqueeze(-1)
+
+
+COLUMNS = ("entropy", "max_logit", "sink_share")
+KEEP = (Entropy(), MaxScore(), ToSinks())  # what a call is reduced by, in the order of the columns
+
+
+def of_heads(calls: list[ReducedCall]) -> dict[str, Tensor]:
+    """By module (H, 3), float64: over the queries that count, the mean, the largest and the mean."""
+    totals: dict[str, Tensor] = {}
+    for call in calls:
+        total, before = _totals(call), totals.get(call.name)
+        if before is not None:  # a module that several layers share
+            largest = torch.maximum(before[:, 1], total[:, 1])
+            total = before + total
+            total[:, 1] = largest
+        totals[call.name] = total
+    every = torch.cat(list(totals.values())).cpu()  # one wait for the device
+    every[:, [0, 2]] /= every[:, 3:]
+    parts = torch.split(every[:, :3], [len(total) for total in totals.values()])
+    return {name: part.clone() for name, part in zip(totals, parts, strict=True)}
+
+
+def _totals(call: ReducedCall) -> Tensor:
+    """(H, 4): the sum of entropies, the largest logit, the sum of sink shares, and over how many queries."""
+    entropy, largest, share = (result.double() for result in call.results)
+    uncounted = ~call.queries
+    return torch.stack(
+        [
+            entropy.masked_fill(uncounted, 0.0).sum((0, 2)),
+            largest.masked_fill(uncounted, -torch.inf).amax((0, 2)),
+            share.masked_fill(uncounted, 0.0).sum((0, 2)),
+            call.queries.sum((0, 2)).double(),
+        ],
+        -1,
+    )
+
+
+def rows_of(step: int, found: dict[str, Tensor]) -> Table:
+    """A row for each head: step, module, head, and the three numbers."""
+    each = (
+        Table.of(
+            {"step": step, "module": name},
+            {"head": range(len(heads)), **dict(zip(COLUMNS, heads.T.tolist(), strict=True))},
+        )
+        for name, heads in found.items()
+    )
+    return Table(row for rows in each for row in rows)
+
+
+Rows = list[dict[str, Any]]
+Callback = Callable[[int, Rows], Any]
+
+
+def monitor(model: nn.Module, every: int = 20, callback: Callback | Any = None, *, layers: Layers = None) -> Monitor:
+    """Watch the attention of a model that trains: of every head entropy, largest logit and sink share.
+
+    >>> import torch, torch.nn.functional as F, clearhead as ch
+    >>> class Block(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+    >>> block = Block().train()
+    >>> with ch.monitor(block, every=2) as seen:
+    ...     for step in range(4):
+    ...         output = block(torch.zeros(1, 1, 2, 8))
+    >>> for row in seen.table():
+    ...     print(row["step"], row["module"], row["head"], round(row["entropy"], 4), row["sink_share"])
+    0 Block 0 0.3466 0.75
+    2 Block 0 0.3466 0.75
+
+    A step is a call of `model` in training mode (`model.train()`), the first is number 0; of `every` steps the first is
+    monitored. Calls in evaluation mode are neither counted nor monitored, nor is what a checkpoint computes again.
+    `model`: as for `watch`. `callback`: a function that is called after each monitored call of the model with the
+    step's number and its rows; or TensorBoard's `SummaryWriter`, or whatever has its `add_scalar`, which gets each
+    number as "entropy/layers.0.self_attn/3", the last being the head. `layers`: as for `watch`.
+    Gives a `Monitor`, which ends with the `with`, or by its `remove()`. With a callback it stays on the model until
+    then; one without a callback ends when it is let go, and warns if its table was never read.
+
+    Of each head, over the queries that see a key and are no padding, of all sequences of the batch:
+    entropy: the mean of H_i = −Σ_j w_ij log w_ij, in nats (`Entropy`).
+    max_logit: the largest score s_ij, as the softmax meets it (`MaxScore`).
+    sink_share: the mean of w_if + 1 − Σ_j w_ij: what goes to f, the sequence's first key, and to the head's own sink,
+    if it has one (`SinkShare`). A causal model's first query has no other key, and counts.
+    The weights are those before dropout. Outputs and gradients of training are bit-identical to those
+    without a monitor.
+
+    A model is compiled after its monitor is there: then the calls of transformers' attention interface are seen inside
+    compiled code, with fullgraph too. Other attention in it is not; a step in which none is seen is an error.
+    Raises a `ClearheadError` for a compiled model, for one whose classes the compiler has code for already, where a
+    step shows no attention, and at the end of a `with` in which no step was made, or no call by one of `layers`.
+    Cost: a monitored step has one pass more over the allowed pairs of each call, O(Lq + Lk) memory; any other step two
+    hooks, and with transformers one function a call. None after it is removed. 24 bytes a head and monitored step.
+    Sources: Zhai et al. 2023, "Stabilizing Transformer Training by Preventing Attention Entropy Collapse"; Dehghani et
+    al. 2023, "Scaling Vision Transformers to 22 Billion Parameters" (logits); Gu et al. 2025, "When Attention Sink
+    Emerges in Language Models" (first key).
+    """
+    if not isinstance(model, nn.Module):
+        raise ClearheadError(f"monitor takes a torch.nn.Module; got a {type(model).__name__}.")
+    check_count(every, 1, "every")
+    what = asked(KEEP, layers=layers)
+    call = _as_function(callback)
+    refuse_compiled(model)
+    refuse_compiled_code(model)
+    return Monitor(model, every, call, what)
+
+
+def _as_function(callback: Any) -> Callback | None:
+    write = getattr(callback, "add_scalar", None)
+    if write is not None:
+        return lambda step, rows: [
+            write(f"{column}/{row['module']}/{row['head']}", row[column], step) for row in rows for column in COLUMNS
+        ]
+    if callback is not None and not callable(callback):
+        raise ClearheadError(
+            f"monitor: callback is a {type(callback).__name__}; expected a function of a step and its rows, or "
+            "TensorBoard's SummaryWriter."
+        )
+    found: Callback | None = callback
+    return found
+
+
+class Monitor:
+    """What `clearhead.monitor` gives: what was seen so far, and the way to end it.
+
+    `table()`, the rows of all monitored steps; `diagnose()`, heads whose entropy collapses; `steps`, how many steps
+    were made; `remove()`, which ends it. Read it at any time; a `with` removes it at its end.
+    """
+
+    def __init__(self, model: nn.Module, every: int, callback: Callback | None, asked: Asked) -> None:
+        self.every, self.steps = every, 0
+        self._callback, self._asked = callback, asked
+        self._found: list[tuple[int, dict[str, Tensor]]] = []
+        self._modules: dict[str, int] = {}  # those that made calls in any step
+        self._lock, self._here = threading.Lock(), _Here()
+        self._open, self._removed = 0, True  # monitored passes that run, in any thread; whether it sees no more
+        self._line, self._used = caller(), callback is not None
+        self._interface, self._installed = Interface(model), ExitStack()
+        with ExitStack() as stack:
+            stack.enter_context(self._interface.installed())
+            before, after = self._hooks = (
+                _Hook(_weak(self._begin, self._installed)),
+                _Hook(_weak(self._end, self._installed)),
+            )
+            if self._used:
+                self._stay()
+            stack.callback(model.register_forward_pre_hook(before, with_kwargs=True).remove)
+            stack.callback(model.register_forward_hook(after, always_call=True).remove)
+            self._installed.enter_context(stack.pop_all())
+        self._removed = False
+
+    def table(self) -> Table:
+        """A row for each monitored step, module and head, as `pandas.DataFrame` takes them.
+
+        Its columns: step, module, head, entropy, max_logit, sink_share.
+        """
+        self._used = True
+        return Table(row for step, found in self._found for row in rows_of(step, found))
+
+    def diagnose(self) -> Diagnosis:
+        """Heads whose entropy collapses over the monitored steps: see `clearhead.diagnose`."""
+        return Diagnosis(entropy_collapse.collapsed(self.table()), [entropy_collapse.LOOKS_FOR])
+
+    def remove(self) -> None:
+        """End it; what was seen stays. Compiled code that it was a part of is compiled anew when it runs next.
+
+        A monitored pass that runs in another thread is seen to its end.
+        """
+        self._close()
+        with self._lock:
+            self._removed = True
+            last = not self._open
+        if last:
+            self._installed.close()
+
+    def __enter__(self) -> Self:
+        if self._removed:
+            raise ClearheadError(
+                "this monitor was removed, or its `with` has ended: write `with ch.monitor(...):` each time."
+            )
+        self._stay()
+        return self
+
+    def _stay(self) -> None:
+        """The model keeps it from here on, until it is removed."""
+        for hook, method in zip(self._hooks, (self._begin, self._end), strict=True):
+            hook.calls(method)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        self.remove()
+        if kind is None and not self.steps:
+            raise ClearheadError(
+                "monitor: the model was not called in training mode. Call model.train() before, and the model itself; "
+                "a compiled function that calls it must first run after the monitor is there."
+            )
+        if kind is None and self._modules:
+            check_layers(self._asked.layers, self._modules, "monitor")
+
+    def __del__(self) -> None:
+        if getattr(self, "_removed", True) or sys.is_finalizing():
+            return
+        if not replacing():  # else this runs inside of it, and the model's next call removes what was installed
+            self._installed.close()
+        if self._used:
+            return
+        warn_unused(
+            "monitor(...) was let go before its table was read: write `with ch.monitor(...) as seen:`, or keep what it "
+            "gives until its remove()",
+            self._line,
+        )
+
+    def __repr__(self) -> str:
+        return f"Monitor({self.steps} steps, {len(self._found)} of them monitored)"
+
+    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], compiled: bool) -> None:
+        self._close()  # of a pass that was interrupted
+        if self._removed or not module.training or in_backward():
+            return
+        with self._lock:
+            step, self.steps = self.steps, self.steps + 1
+        here = self._here
+        here.passing = True
+        if step % self.every:
+            return
+        if transformed():
+            raise UnsupportedError(
+                f"monitor: {type(module).__name__} was called inside a transform of torch.func (vmap, grad), whose "
+                "tensors have no values of their own to read. Remove the monitor, or train by backward()."
+            )
+        one = _Step(module, self._asked, here, step)
+        one.monitor = self  # which stays until the pass has ended
+        one.compiled = compiled or compiled_inside(module)
+        with ExitStack() as stack:
+            if not one.compiled:  # compiled code would pause at what these put in place
+                stack.enter_context(functions.source(one))
+                stack.enter_context(one.stack.entered())
+                stack.enter_context(own.source(one))
+            stack.enter_context(self._interface.recording(one))
+            stack.enter_context(one.stack.running(module, args, kwargs))
+            here.open = stack.pop_all()
+        here.step = one
+        with self._lock:
+            self._open += 1
+
+    def _end(self, module: nn.Module, args: Any, output: Any, compiled: bool) -> None:
+        step = self._here.step
+        self._close()
+        if step is None or output is None:  # not monitored, or it failed
+            return
+        if not step.modules:
+            raise ClearheadError(_nothing_seen(step))
+        if not step.reduced:  # none of the layers asked for: training may leave some out
+            with self._lock:
+                self._modules |= step.modules
+            return
+        found = of_heads(step.reduced)
+        with self._lock:
+            self._modules |= step.modules
+            self._found.append((step.number, found))
+        if self._callback is not None:
+            self._callback(step.number, rows_of(step.number, found))
+
+    def _close(self) -> None:
+        here = self._here
+        opened, step, here.open, here.step, here.passing = here.open, here.step, ExitStack(), None, False
+        opened.close()
+        if step is None:
+            return
+        with self._lock:
+            self._open -= 1
+            last = self._removed and not self._open
+        if last:
+            self._installed.close()
+
+
+def _weak(method: Callable[..., None], installed: ExitStack) -> Callable[..., None]:
+    """The method, without keeping its Monitor: after it is gone, the model's next call removes what was installed."""
+    found = WeakMethod(method)
+
+    def run(*args: Any, **kwargs: Any) -> None:
+        of_monitor = found()
+        if of_monitor is None:
+            installed.close()
+        else:
+            of_monitor(*args, **kwargs)
+
+    return run
+
+
+class _Here(threading.local):
+    """The pass that runs in this thread."""
+
+    def __init__(self) -> None:
+        self.passing = False  # one of the model's, monitored or not
+        self.step: _Step | None = None
+        self.open = ExitStack()  # what is in place for the step
+
+
+class _Step(Recorder):
+    """Records one pass; of other passes that run meanwhile in other threads it records nothing."""
+
+    compiled = False
+    monitor: Monitor
+
+    def __init__(self, model: nn.Module, asked: Asked, here: _Here, number: int) -> None:
+        super().__init__(model, asked)
+        self.number, self._here = number, here
+
+    @property
+    def idle(self) -> bool:
+        another = self._here.passing and self._here.step is not self
+        return another or super().idle
+
+
+class _Hook:
+    """A hook on the monitored model. A copy of the model, and what is saved of it, gets one that does nothing."""
+
+    def __init__(self, run: Callable[..., None] | None = None) -> None:
+        prepare_compiler(type(self).__call__)  # else it would compile this, and be asked for in its own code
+        self.run: Callable[..., None] | None = None
+        if run is not None:
+            self.calls(run)
+
+    def calls(self, run: Callable[..., None]) -> None:
+        reason = "monitor() begins and ends a step in eager code; compile with fullgraph=False, or the model itself"
+        self.run = uncompiled(run, reason)
+
+    def __call__(self, module: nn.Module, *args: Any) -> None:
+        if self.run is not None:
+            self.run(module, *args, compiled=compiling() or compiler_here() is not None)
+
+    def __reduce__(self) -> Any:
+        return _Hook, ()
+
+
+def _nothing_seen(step: _Step) -> str:
+    name = type(step.stack.model).__name__
+    if step.compiled:
+        return (
+            f"monitor: no attention was seen in a step of {name}. In compiled code the calls of transformers' "
+            "attention interface alone can be seen, and only where it was compiled after the monitor was there: "
+            "otherwise call torch.compiler.reset() first, or train without compiling."
+        )
+    return (
+        f"monitor: the model {name} made no attention call that clearhead recognises. Recognised are models of "
+        "transformers that use its attention interface, torch.nn.MultiheadAttention and torch.nn's Transformer "
+        "layers, clearhead.attention, and direct calls of torch.nn.functional.scaled_dot_product_attention."
+    )

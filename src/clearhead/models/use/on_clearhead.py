@@ -1,0 +1,182 @@
+"""Running a model of transformers on clearhead."""
+
+from __future__ import annotations
+
+from copy import copy
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead._attention import attention
+from clearhead.base.errors import ClearheadError, require
+from clearhead.base.managers import in_with_statement
+from clearhead.base.tracing import compiling
+from clearhead.distributed import Layout
+from clearhead.distributed.layout import check_layout
+from clearhead.masks.base import Mask
+from clearhead.masks.causal import Causal
+from clearhead.masks.dense import DenseMask
+from clearhead.models.ranks.backend import attend, make_mask
+from clearhead.models.ranks.hook import Hook, remove
+from clearhead.models.ranks.refused import refuse
+from clearhead.models.tap.keywords import MASKED, NAME, RANKS, check_keywords, dot
+from clearhead.models.tap.masks import compact, converted
+from clearhead.models.tap.told import documents, selected
+
+
+def use_in_transformers(model: Any, *, layout: Layout | None = None) -> Any:
+    """Run a model of transformers on clearhead's engines: its attention, and its masks.
+
+    >>> import torch, clearhead as ch
+    >>> from transformers import LlamaConfig, LlamaModel
+    >>> model = LlamaModel(LlamaConfig(vocab_size=100, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
+    ...                                num_attention_heads=8, num_key_value_heads=2)).eval()
+    >>> ch.use_in_transformers(model)(input_ids=torch.arange(10)[None]).last_hidden_state.shape
+    torch.Size([1, 10, 64])
+
+    `model`: a transformers model whose backend can be set (`set_attn_implementation`). It is changed, and returned;
+    this is no context manager, and in a `with` an error. `model.set_attn_implementation("sdpa")` sets it back.
+    The model gets copies of its configuration objects (`model.config` is another one after the call), so that other
+    models that were made from the same ones keep their backends; what you change later, change in `model.config`.
+    Softcaps, sinks, position biases, grouped heads, windows and padding are taken as the model gives them; pairs
+    that its masks exclude are skipped, and a mask is converted once for all layers. A query that sees nothing gets 0.
+    `layout`: which rank of a group holds which positions, such as `clearhead.distributed.ZigZag(length, group)`: then
+    the model is called on every rank with that rank's part of a batch, and gives the outputs of these positions:
+
+        ch.use_in_transformers(model, layout=layout)
+        part = ch.distributed.shard_batch(batch, layout)
+        loss = part.loss(model(**part.inputs).logits)
+
+    Every layer's attention is `clearhead.distributed.attention`, under the masks of the whole sequence: causal or
+    bidirectional, sliding windows, padding, and packed documents, where the position ids of a causal model begin again.
+    All else is computed for each position by itself, so what pools, or reads the first token, is not that of the whole.
+    A layout is for one length; another call gives the model another layout, or none. Gradients of parameters are each
+    rank's terms of a sum: see `shard_batch`, with what DDP and FSDP need.
+    Raises a `ClearheadError` for anything else; and with a layout for a model whose positions meet elsewhere than in
+    attention, and in a call with `labels`, a cache, or without `position_ids`. Cost: as `attention`; with a layout the
+    ranks send each other position ids and attention masks once a call, and in each layer what
+    `clearhead.distributed.plan` shows.
+    """
+    if in_with_statement():
+        raise ClearheadError(
+            "use_in_transformers changes the model until it is set back, and is no context manager. Write "
+            "`ch.use_in_transformers(model)` as a statement of its own, and afterwards "
+            "`model.set_attn_implementation('sdpa')`. The model was not changed."
+        )
+    transformers = require("transformers", "models", "use_in_transformers")
+    if not isinstance(model, transformers.PreTrainedModel):
+        raise ClearheadError(
+            f"use_in_transformers takes a model of transformers; got a {type(model).__name__}. Where that wraps one, "
+            "pass the model inside it."
+        )
+    if layout is not None:
+        check_layout(layout)
+        refuse(model, layout)
+    for backend in (NAME, MASKED):
+        transformers.AttentionInterface.register(backend, partial(_attend, backend))
+        made = partial(_mask, backend, transformers.masking_utils)
+        transformers.AttentionMaskInterface.register(backend, made)
+    transformers.AttentionInterface.register(RANKS, attend)
+    transformers.AttentionMaskInterface.register(RANKS, make_mask)
+    if not model._can_set_attn_implementation():
+        raise ClearheadError(
+            f"{type(model).__name__} computes attention in its own code: transformers cannot give it another backend."
+        )
+    parts = [part for part in model.modules() if isinstance(part, transformers.PreTrainedModel)]
+    remove(parts)
+    _own_configs(model, transformers.PreTrainedConfig)
+    if layout is not None:
+        model.set_attn_implementation(RANKS)
+        Hook(layout).attach(parts)
+    else:
+        model.set_attn_implementation(NAME if all(part._supports_sdpa for part in parts) else MASKED)
+    return model
+
+
+def _own_configs(model: nn.Module, kind: type) -> None:
+    """Give the model and its layers copies of their configurations, which say what the backend is.
+
+    Models that were made from one configuration share it, and the backend set for one would be that of all.
+    """
+    own: dict[int, Any] = {}
+
+    def copied(config: Any) -> Any:
+        if id(config) not in own:
+            own[id(config)] = mine = copy(config)
+            for name, inner in vars(mine).items():
+                if isinstance(inner, kind):
+                    mine.__dict__[name] = copied(inner)
+        return own[id(config)]
+
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, kind):
+                module.__dict__[name] = copied(value)
+
+
+def _mask(backend: str, masks: Any, *args: Any, **kwargs: Any) -> Tensor | None:
+    """The mask that SDPA or eager attention would get, with its normal form as an attribute.
+
+    In compiled code it can have no attribute: there it is bool, which holds the same.
+    """
+    if backend == MASKED:
+        kwargs["allow_is_causal_skip"] = False
+    make = masks.eager_mask if backend == MASKED and not compiling() else masks.sdpa_mask
+    mask: Any = make(*args, **kwargs)
+    if mask is not None and not compiling():
+        # all layers are given this one tensor
+        mask.clearhead = compact(mask if mask.dtype == torch.bool else mask == 0)
+    return mask  # type: ignore[no-any-return]
+
+
+def _attend(
+    backend: str,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The function of the attention interface: gives (B, Lq, H, Ev), and no weights."""
+    align = None
+    mask: Tensor | Mask | None = getattr(attention_mask, "clearhead", attention_mask)
+    causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
+    if backend == NAME and attention_mask is None and causal and query.shape[2] > 1:
+        mask, align = Causal(), "upper_left"
+    bias = kwargs.get("position_bias")
+    check_keywords(type(module).__name__, backend, kwargs)
+    narrower = _narrower(module, (*query.shape[:3], key.shape[2]), attention_mask is not None, kwargs)
+    if narrower is not None:
+        if attention_mask is None and kwargs.get("block_indices") is not None:
+            mask = None  # these are causal already, by the model's positions
+        if isinstance(mask, Tensor):
+            given = converted(mask.detach(), None)
+            mask, bias = given.mask, given.bias if bias is None else bias if given.bias is None else bias + given.bias
+        mask = narrower if mask is None else mask & narrower
+    out = attention(
+        query,
+        key,
+        value,
+        score=dot(scaling, kwargs.get("softcap")),
+        mask=mask,
+        bias=bias,
+        sinks=kwargs.get("s_aux"),
+        align=align,
+        dropout_p=dropout,
+    )
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _narrower(module: nn.Module, shape: tuple[int, int, int, int], masked: bool, kwargs: dict[str, Any]) -> Mask | None:
+    """The mask that the keywords give, beside the mask tensor."""
+    chosen = selected(module, kwargs, shape, masked)
+    packed = documents(kwargs, shape[0], *shape[2:])
+    if chosen is None:
+        return packed
+    return DenseMask(chosen) if packed is None else DenseMask(chosen) & packed

@@ -1,0 +1,319 @@
+"""The recorder, which makes a record of each call."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+from types import NoneType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from clearhead._attention import Arguments
+from clearhead.base.errors import UnsupportedError
+from clearhead.base.tracing import any_autocast, in_backward, unobserved
+from clearhead.base.versions import Versions
+from clearhead.biases.base import Bias
+from clearhead.explanation.modules.origin.ran import Origin
+from clearhead.inspection.reductions.output import Output
+from clearhead.masks.base import Mask
+from clearhead.models.attention_call import AttentionCall
+from clearhead.models.call import Outcome, no_key, with_key
+from clearhead.models.chain.cached import alone
+from clearhead.models.chain.caches import Caches, Call
+from clearhead.models.tap.keywords import NAME
+from clearhead.models.tap.modules import Kind
+from clearhead.models.tap.padding import as_said, fits, of_call
+from clearhead.models.tap.patch import wrappers
+from clearhead.models.tap.place import BY_HEAD, Place, Separate
+from clearhead.models.tap.receiver import Answer, DotCall, Instead, Receiver
+from clearhead.models.use.asked import Asked
+from clearhead.models.use.edits.changed import Change
+from clearhead.models.use.edits.edit import change_of, editing, unmasked
+from clearhead.models.use.edits.recorded import edited
+from clearhead.models.use.edits.spot import Unmasked
+from clearhead.models.use.origins import Origins, origin_of
+from clearhead.models.use.reduced import ReducedCall, reduced
+from clearhead.problem._recorded import RecordedMask
+from clearhead.problem.given import with_given
+from clearhead.problem.problem import Problem, as_score, make_problem
+from clearhead.problem.reads import tensors_in
+from clearhead.problem.record import Record, copied, frozen, now, record
+from clearhead.problem.words import Words
+from clearhead.scores.base import ByTile, Score
+from clearhead.scores.dot import Dot
+
+
+class Recorder(Receiver):
+    def __init__(self, model: nn.Module, asked: Asked, padding: Tensor | None = None) -> None:
+        super().__init__(model)
+        self.calls: list[AttentionCall] = []
+        self.reduced: list[ReducedCall] = []
+        self.asked = asked
+        self.seen = 0  # how many calls were recorded
+        self.padding = padding  # what was passed as watch(padding=)
+        self.fitted = False  # whether it fitted any call
+        self.sizes: set[tuple[int, int]] = set()  # (batch, keys) of the calls
+        self._runs: dict[int, int] = {}  # by the entry of the stack
+        self._caches = Caches(asked.every)
+        self._scores: dict[tuple[float | None, float | None], Dot] = {}
+        self.stack.notes = Origins() if asked.values else None
+
+    @property
+    def values(self) -> bool:  # type: ignore[override]
+        return self._copies_values or self.asked.fuse or editing()  # an edit of the caller's own may read them
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to record: also where the call is of a run not asked for."""
+        # gradient checkpointing runs a module again in the backward pass: the same calls
+        return self._apart() or in_backward() or self.run % self.asked.every > 0
+
+    @property
+    def run(self) -> int:
+        """The number of this run of the model, among those that made a call."""
+        with self._lock:
+            return self._runs.setdefault(self.stack.entry, len(self._runs))
+
+    @property
+    def copies(self) -> bool:
+        """Whether query and key are kept; else the call is reduced before they can be written to."""
+        return self.asked.keep is None and self.asked.each is None
+
+    @property
+    def _copies_values(self) -> bool:
+        return self.asked.values or self.asked.gradients
+
+    def dots(self, call: DotCall) -> Answer:
+        self.check(call.query, call.key, call.name)
+        name = self.name(call.name)
+        if not self.asked.chooses(name, self.number_of(name)):
+            return None
+        self._check_dropout(name, call.dropout_p)
+        with unobserved():  # else the watch's function mode would see each operation here
+            value = call.value if self._copies_values else None
+            given = call
+            call = call.detached()
+            if self.copies:
+                call = call._replace(query=copied(call.query))
+            score = self._score(call)
+            problem = call.problem(score)
+        masks, kept = call.masks, Record(problem, Versions(()), copied=True)
+        return self._keep(
+            kept,
+            (call.query, problem.key, value),
+            score,
+            masks.mask,
+            call.backend,
+            name=name,
+            kind=call.kind,
+            uniform=masks.uniform,
+            place=call.place,
+            dropped=bool(call.dropout_p),
+            fusible=given if self.asked.fuse else None,
+            origin=call.origin,
+            change=self._change(problem, name, given.value, call.dropout_p, unmasked(call.query, masks.uniform)),
+        )
+
+    def _score(self, call: DotCall) -> Dot:
+        """The score of a call; that of an earlier one, if it is the same: modules take time to make."""
+        if not (type(call.scale) in (float, NoneType) and type(call.softcap) in (float, NoneType)):
+            return call.score
+        settings = call.scale, call.softcap
+        if settings not in self._scores:
+            self._scores[settings] = call.score
+        return self._scores[settings]
+
+    def own(self, problem: Problem, call: Arguments, backend: str) -> Answer:
+        self.check(problem.query, problem.key)
+        name = self.name(None)
+        if not self.asked.chooses(name, self.number_of(name)):
+            return None
+        self._check_dropout(name, problem.dropout_p)
+        kept, query, key, score, mask = read(problem, call, self.copies)
+        value = problem.value if self._copies_values else None
+        dropped, tensors = bool(problem.dropout_p), (query, key, value)
+        change = self._change(kept.problem, name, problem.value, problem.dropout_p)
+        return self._keep(
+            kept, tensors, score, mask, backend, name=name, place=BY_HEAD, dropped=dropped, fresh=True, change=change
+        )
+
+    def _change(
+        self, problem: Problem, name: str, value: Tensor | None, dropout_p: float, unmasked: Unmasked | None = None
+    ) -> Change | None:
+        """What an edit changes of this call."""
+        if not editing():
+            return None
+        module = next(
+            (number for number, known in self.stack.names.items() if known == name), id(self.innermost.module)
+        )
+        value = None if value is None else value.detach().to(problem.query.dtype)
+        return change_of(module, problem._replace(value=value), dropout_p, unmasked)
+
+    def _keep(
+        self,
+        record: Record,
+        tensors: tuple[Tensor, Tensor, Tensor | None],
+        score: Score,
+        mask: Mask | None,
+        backend: str,
+        *,
+        name: str,
+        kind: Kind | None = None,
+        uniform: Tensor | None = None,
+        place: Place | None = None,
+        dropped: bool = False,
+        fusible: DotCall | None = None,
+        fresh: bool = False,
+        origin: Origin | None = None,
+        change: Change | None = None,
+    ) -> Answer:
+        """Keep a call. `tensors`: query, key, and the value, if it is wanted. `score` and `mask`: what it came from.
+
+        `fresh`: the key is a copy already. `change`: what an edit changes of it, so that what ran is recorded.
+        """
+        innermost, (query, key, value) = self.innermost, tensors
+        problem = record.problem
+        sizes = problem.sizes
+        if kind is None:  # no cache leaves a sequence fewer keys than queries
+            kind = "cross" if sizes.queries > sizes.keys else innermost.kind
+        padding = of_call(innermost.told, kind, problem, uniform)
+        if self.padding is not None and fits(self.padding, kind, sizes):
+            self.fitted = True
+            own = innermost.told.own
+            knows_more = own is not None and own.shape[1] > self.padding.shape[1]  # a generation's mask grows with it
+            if not (knows_more or (kind == "self" and self._decodes(name))):
+                padding = as_said(self.padding, kind, problem)
+        outcome = Outcome(dropped=dropped) if self.asked.values or self.asked.gradients else None
+        answer: Answer = None
+        values = None
+        joins = self.copies and key is problem.key
+        if not self.copies:
+            keys = alone(key)
+        else:
+            in_use = sizes.keys if kind == "cross" else filled(problem, uniform)
+            tokens = innermost.tokens if kind == "self" else None
+            steps = Call(kind, self.run, sizes.queries, in_use, joins=joins, tokens=tokens)
+            with unobserved():
+                keys, values = self._caches.add(name, steps, key, value, fresh)
+        factor = None
+        if change is not None:
+            with unobserved(), self.inside():  # an edit of the caller's own may compute attention
+                ran = edited(change, score, query, uniform, name, self._copies_values)
+            if ran.problem.visible is not problem.visible and ran.problem.spans is not None:
+                said = "no mask" if mask is None else mask.title()
+                mask = RecordedMask(ran.problem.spans, sizes, f"{said}, edited")
+            record, query, uniform, factor = now(ran.problem), ran.query, ran.uniform, ran.factor
+        if joins:
+            whole = keys.tensor() if keys.whole else no_key(keys)
+            record = record._replace(problem=with_key(record.problem, whole))
+        call = AttentionCall(
+            name, kind, query, keys, score, mask, backend, record, uniform, padding, self.run, values, outcome,
+            origin or origin_of(innermost), factor,
+        )  # fmt: skip
+        self.sizes.add((sizes.batch, sizes.keys))
+        if self.asked.each is not None:
+            with unobserved(), self.inside():
+                self.asked.each(call)
+        elif self.asked.keep is None:
+            self.calls.append(call)
+        else:
+            with unobserved(), self.inside():  # a reduction of the caller's own may compute attention
+                value = None if fusible is None or place is None else _fused_value(fusible, padding)
+                if value is None or place is None:
+                    found = reduced(call, self.asked.keep, self.asked.heads)
+                else:
+                    both = reduced(call, (*self.asked.keep, Output(value)))
+                    found = replace(both, reductions=both.reductions[:-1], results=both.results[:-1])
+                    answer = Instead(place.made(both.results[-1].to(value.dtype)))
+            if self.asked.merge is None:
+                self.reduced.append(found)
+            else:
+                self.asked.merge.add(found)
+        self.seen += 1
+        return answer if outcome is None else outcome.of(place, self.asked.gradients)
+
+    def _check_dropout(self, name: str, dropout_p: float) -> None:
+        if dropout_p and self.asked.gradients:
+            raise UnsupportedError(
+                f"{name} was called with dropout {dropout_p}, and gradients=True is of weights before dropout: the two "
+                "do not belong together. Pass model.eval(), or set the model's attention dropout to 0."
+            )
+
+    def _decodes(self, name: str) -> bool:
+        """Whether a module is of the decoder of an encoder–decoder, whose own sequence is not the padded one."""
+        config = getattr(self.stack.model, "config", None)
+        return bool(getattr(config, "is_encoder_decoder", False)) and "decoder" in name.split(".")
+
+
+def _fused_value(call: DotCall, padding: Words | None) -> Tensor | None:
+    """The value of a call whose output can come from the pass of its statistics.
+
+    Not where it has gradients, dropout, or a dtype that autocast chooses; nor with padding, which statistics leave out;
+    nor where a projection follows that is a part of the same function; nor on a backend that may give more, or other
+    outputs; nor where something else looks at the model's calls, which would not be made.
+    """
+    query, key, value = call.query, call.key, call.value
+    if value is None or call.dropout_p or padding is not None or any_autocast():
+        return None
+    if not isinstance(call.place, Separate) or call.backend not in ("sdpa", NAME) or wrappers() > 1:
+        return None
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)):
+        return None
+    return value.detach() if query.dtype == key.dtype == value.dtype else None
+
+
+def filled(problem: Problem, uniform: Tensor | None) -> int:
+    """How many keys are in use, by what is seen of them: a static cache has empty slots after them."""
+    if problem.edges is None or problem.sizes.queries >= problem.sizes.keys:
+        return problem.sizes.keys
+    stop = problem.edges[1]
+    if uniform is not None:  # these see the empty slots too
+        stop = np.where(uniform[..., 0].cpu().numpy(), 0, stop)
+    return int(stop.max(initial=0)) or problem.sizes.keys
+
+
+def read(problem: Problem, call: Arguments, copy: bool) -> tuple[Record, Tensor, Tensor, Score, Mask | None]:
+    """The record of a call, its query and key, and the score and the mask as given, over inputs not yet projected."""
+    kept = record(problem._replace(sizes=problem.sizes._replace(leading=None)), copy=copy)
+    scores, given = kept.problem.scores, as_score(call.score)
+    if not copy:
+        return kept, scores.query, scores.key, given, None
+    kept = kept._replace(problem=_with_bias(kept.problem, call))
+    if isinstance(scores, ByTile):
+        return kept, scores.query, scores.key, scores.score, _mask(call.mask, kept.problem)
+    if isinstance(given, Dot):
+        score = Dot(scores.scale, scores.softcap)
+        return kept, scores.query, scores.key, score, _mask(call.mask, kept.problem)
+    # the inputs of its projections, of the dtype that autocast gave them
+    written = make_problem(call.query, call.key, call.value, score=given, scale=call.scale, as_written=True).scores
+    query, key = (t.detach().to(problem.query.dtype, copy=True) for t in (written.query, written.key))
+    return kept, query, key, frozen(given), _mask(call.mask, kept.problem)
+
+
+def _mask(given: Any, problem: Problem) -> Mask | None:
+    """A copy of the mask that a person gave; its spans, where it holds a matrix. None where it is a bias alone."""
+    if problem.spans is None:
+        return None
+    few = 4 * (problem.sizes.queries + problem.sizes.keys) * problem.sizes.batch
+    if isinstance(given, Mask) and _numbers_in(given) <= few:
+        return deepcopy(given)
+    return RecordedMask(problem.spans, problem.sizes)
+
+
+def _with_bias(problem: Problem, call: Arguments) -> Problem:
+    """The problem with a copy of the bias that a person gave: where it has steps to show, and is no larger than query
+    and key, of which there are copies too."""
+    added = with_given(problem, call.bias, call.mask).bias
+    given = None if added is None else added.given
+    if added is None or given is None or type(given).steps is Bias.steps or problem.by_function:
+        return problem
+    if _numbers_in(given) > problem.query.numel() + problem.key.numel():
+        return problem
+    return problem._replace(bias=added._replace(given=frozen(given)))
+
+
+def _numbers_in(given: Any) -> int:
+    return sum(tensor.numel() for tensor in tensors_in(given))

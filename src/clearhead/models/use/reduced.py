@@ -1,0 +1,175 @@
+"""What is kept of a call that is reduced when it happens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clearhead.base.errors import ClearheadError
+from clearhead.inspection.reductions.base import Reduction
+from clearhead.inspection.reductions.log_sum_exp import LogSumExp
+from clearhead.inspection.reductions.topk import TopK
+from clearhead.inspection.source import FromRecord
+from clearhead.models.attention_call import AttentionCall
+from clearhead.models.call import Call
+from clearhead.models.calls import Calls
+from clearhead.models.table import Table
+from clearhead.models.tap.choice import Heads, numbers_of, runs_of
+from clearhead.models.tap.modules import Kind
+from clearhead.models.weights import weights_of
+from clearhead.problem.problem import Problem
+from clearhead.problem.record import now
+from clearhead.problem.region import Region
+from clearhead.problem.regions import cut
+from clearhead.problem.unseen import seen
+from clearhead.problem.words import ALL_WORDS, Words
+
+
+@dataclass(frozen=True, eq=False)
+class ReducedCall(Call):
+    """An attention call of a model, of which what reductions found is kept, and no query and no key.
+
+    `results`: those of `watch(keep=…)`, in their order, each (B, H, …); `TopK` gives weight 0 and key −1 where there
+    are fewer keys than k. `shape`: (B, H, Lq, Lk), H the heads that were asked for; `heads`: their numbers. `name`,
+    `kind`, `backend`, `padding`, `run`: as in `AttentionCall`. `means` are over the queries that see a key and are no
+    padding, `queries`, bool (B, H, Lq), or the keys that are seen and are no padding, `keys`, bool (B, H, Lk), which is
+    there where a result counts keys.
+    """
+
+    name: str
+    kind: Kind
+    backend: str
+    shape: tuple[int, int, int, int]
+    reductions: tuple[Reduction, ...]
+    results: tuple[Any, ...]
+    heads: tuple[int, ...]
+    queries: Tensor
+    keys: Tensor | None = None
+    padding: Words | None = None
+    run: int = 0
+
+    @property
+    def weights(self) -> NoReturn:
+        raise ClearheadError(
+            f"{self.name} was watched with keep=…, so its query and key were not kept, and its weights cannot be "
+            "computed. Name all that you need in keep, or watch without it."
+        )
+
+    @property
+    def means(self) -> tuple[Tensor, ...]:
+        """Each result's mean for a head, over the batch and the queries (or keys) that count: (H, …), float64.
+
+        Of a result of several tensors the mean of the first: of `TopK` that of its values. NaN where nothing counts.
+        """
+        return tuple(total / count for total, count in self.sums())
+
+    def sums(self) -> list[tuple[Tensor, Tensor]]:
+        """For each result its sum over all that counts, (H, …), and how many, (H, 1, …): float64, on the CPU."""
+        return [self._sums(result, one) for result, one in zip(self.results, self.reductions, strict=True)]
+
+    def _sums(self, result: Any, reduction: Reduction) -> tuple[Tensor, Tensor]:
+        first: Tensor = result[0] if isinstance(result, tuple) else result
+        values = first.to("cpu", torch.float64)
+        if reduction.along is None:
+            return values.sum(0), values.new_full((self.shape[1],) + (1,) * (values.ndim - 2), float(self.shape[0]))
+        counted = self.queries if reduction.along == "queries" else self.keys
+        assert counted is not None
+        counted = counted.cpu().reshape(*counted.shape, *(1,) * (values.ndim - 3))
+        return values.masked_fill(~counted, 0.0).sum((0, 2)), counted.sum((0, 2)).double()
+
+    def table(self) -> Table:
+        """A row for each head: what every call has, head, and each of `means` that is one number a head."""
+        columns: dict[str, list[Any]] = {"head": list(self.heads)}
+        for reduction, mean in zip(self.reductions, self.means, strict=True):
+            name = type(reduction).__name__
+            if mean.numel() == len(mean):
+                columns[name if name not in columns else f"{name} {len(columns) - 1}"] = mean.flatten().tolist()
+        return Table.of(self.row, columns)
+
+    def __repr__(self) -> str:
+        kept = ", ".join(type(reduction).__name__ for reduction in self.reductions)
+        return f"ReducedCall({self.name!r}, {self.kind}, {'×'.join(map(str, self.shape))}, {kept}, {self.backend})"
+
+
+class Statistics(Calls[ReducedCall]):
+    """The attention calls of a model watched with `keep=`: of each its `results`."""
+
+    def table(self) -> Table:
+        """A row for each call and head, as `pandas.DataFrame` takes them.
+
+        Its columns: run, module, kind, backend, queries, keys, head; and, by the name of its reduction, each of
+        `call.means` that is one number a head.
+        """
+        return Table(row for call in self.calls for row in call.table())
+
+
+@torch.no_grad()
+def reduced(call: AttentionCall, reductions: tuple[Reduction, ...], heads: Heads = None) -> ReducedCall:
+    """Reduce the weights of a call: all heads in one pass over them, or each run of heads that is asked for."""
+    problem, found = call.problem, []
+    batch, count, queries, keys = problem.sizes.shape
+    numbers = numbers_of(heads, count, call.name, "watch")
+    # the log-sum-exp says which queries see a key
+    wanted = reductions if LogSumExp() in reductions else (*reductions, LogSumExp())
+    for run in runs_of(numbers):
+        source = FromRecord(now(cut(problem, Region(heads=run))), {})
+        weights = weights_of(source, call.padding, None if call.factor is None else call.factor[:, run])
+        found.append(weights.reduce(*(_of_keys(one, keys) for one in wanted)))
+    every = [_together(parts) for parts in zip(*found, strict=True)]
+    rows = every[wanted.index(LogSumExp())]
+    results = [_filled(result, one) for result, one in zip(every, reductions, strict=False)]
+    words = call.padding or ALL_WORDS
+    counted = rows != -torch.inf
+    if words.queries is not None:
+        counted &= words.queries.unsqueeze(1)
+    of_keys = _seen_keys(problem, words.keys, numbers) if any(one.along == "keys" for one in reductions) else None
+    return ReducedCall(
+        name=call.name,
+        kind=call.kind,
+        backend=call.backend,
+        shape=(batch, len(numbers), queries, keys),
+        reductions=reductions,
+        results=tuple(results),
+        heads=numbers,
+        queries=counted,
+        keys=of_keys,
+        padding=call.padding,
+        run=call.run,
+    )
+
+
+def _seen_keys(problem: Problem, words: Tensor | None, heads: tuple[int, ...]) -> Tensor:
+    """Which keys some query sees, and are no padding, (B, H, Lk): a cache has slots that nothing fills yet."""
+    batch, _, _, keys = problem.sizes.shape
+    counted = torch.ones(batch, 1, keys, dtype=torch.bool, device=problem.query.device)
+    if problem.spans is not None:
+        found, _ = seen(problem.spans, problem.sizes)
+        counted = counted & (found if found.shape[1] == 1 else found[:, list(heads)])
+    if words is not None:
+        counted = counted & words.unsqueeze(1)
+    return counted.expand(-1, len(heads), -1)
+
+
+def _of_keys(reduction: Reduction, keys: int) -> Reduction:
+    """The same for no more keys than there are: a text may be shorter than k."""
+    return TopK(min(reduction.k, keys)) if type(reduction) is TopK and keys else reduction
+
+
+def _filled(result: Any, reduction: Reduction) -> Any:
+    """The largest weights with 0, and key −1, where there are fewer keys than k."""
+    if type(reduction) is not TopK or result[0].shape[-1] == reduction.k:
+        return result
+    values, indices = result
+    missing = reduction.k - values.shape[-1]
+    return F.pad(values, (0, missing)), F.pad(indices, (0, missing), value=-1)
+
+
+def _together(parts: Any) -> Any:
+    """The results of runs of heads as one."""
+    if isinstance(parts[0], tuple):
+        return tuple(_together(each) for each in zip(*parts, strict=True))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)

@@ -1,0 +1,210 @@
+"""What a survey adds up of each call."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clearhead.base.errors import ClearheadError
+from clearhead.inspection.measures import MEASURES, Found, Measure, Subject
+from clearhead.inspection.reductions.base import Reduction
+from clearhead.models.attention_call import AttentionCall
+from clearhead.models.use.means import Means
+from clearhead.models.use.recorded import each_call
+from clearhead.models.use.reduced import reduced
+from clearhead.models.use.surveys.batches import Batch
+from clearhead.problem.words import ALL_WORDS
+
+Sum = tuple[Tensor, Tensor]  # a sum (H, …) and how many it is of, (H, 1, …): float64, on the CPU
+
+
+class Kept(NamedTuple):
+    """What is kept of each call: measures, perhaps what classes of words receive, and reductions."""
+
+    measures: tuple[Measure, ...]
+    classes: WordClasses | None
+    reductions: tuple[Reduction, ...]
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the sums, in their order."""
+        named = [measure.name for measure in self.measures]
+        if self.classes is not None:
+            named += [f"to {name}" for name in CLASSES]
+        beside = [column for name in named for column in (name, f"{name} uniform")]
+        own: list[str] = []
+        for reduction in self.reductions:
+            name = type(reduction).__name__
+            own.append(name if name not in own else f"{name} {len(own)}")
+        return ["queries", *beside, *own]
+
+
+class Summed(NamedTuple):
+    """The sums of one call, as `Means` takes them."""
+
+    name: str
+    heads: tuple[int, ...]
+    reductions: tuple[Any, ...]
+    found: tuple[Sum, ...]
+
+    def sums(self) -> list[Sum]:
+        return list(self.found)
+
+
+@torch.inference_mode()
+def read(model: nn.Module, batch: Batch, kept: Kept) -> Means:
+    """The sums of a batch, by module."""
+    body = getattr(model, "base_model", model)  # without the layer that makes words of it
+    device = next((tensor.device for tensor in model.parameters()), batch.ids.device)
+    ids, words = batch.ids.to(device), batch.words.to(device)
+    means, look = Means(), Look(kept, ids, words)
+    with each_call(model, lambda call: means.add(look(call)), words):  # type: ignore[arg-type]
+        body(input_ids=ids, attention_mask=words.long())
+    return means
+
+
+class Look:
+    """Looks at the calls of one batch, one after the other."""
+
+    def __init__(self, kept: Kept, ids: Tensor, words: Tensor) -> None:
+        self._kept, self._tokens = kept, ids.masked_fill(~words, -1)
+        self._members: Tensor | None = None  # float64 (B, L, classes), on the CPU: 1 where a token is of a class
+        if kept.classes is not None:
+            own = kept.classes.of(ids).masked_fill(~words, -1)
+            self._members = (own.unsqueeze(-1) == torch.arange(len(CLASSES), device=ids.device)).double().cpu()
+        self._before: tuple[AttentionCall, Subject] | None = None
+
+    def __call__(self, call: AttentionCall) -> Summed:
+        kept, heads = self._kept, call.problem.sizes.heads
+        subject = self._subject(call)
+        queries = subject.counted.cpu().expand(len(self._tokens), heads, -1).sum((0, 2)).double()
+        found: list[Sum] = [(queries, torch.full_like(queries, len(self._tokens)))]
+        for measure in kept.measures:
+            found += _sums(measure.of(subject), heads) if measure.applies(subject) else _nothing(heads, 2)
+        if self._members is not None:
+            found += self._received(subject, queries)
+        if kept.reductions:
+            found += reduced(call, kept.reductions).sums()
+        return Summed(call.name, tuple(range(heads)), (*kept.measures, *kept.reductions), tuple(found))
+
+    def _subject(self, call: AttentionCall) -> Subject:
+        words = call.padding or ALL_WORDS
+        before = self._before
+        like = before[1] if before is not None and _alike(before[0], call) else None
+        own = call.kind == "self" and self._tokens.shape == (call.problem.sizes.batch, call.problem.sizes.keys)
+        skipped = None if call.uniform is None else call.uniform[..., 0]  # the mask left them no key
+        tokens = (None, self._tokens) if own else None
+        subject = Subject(call.record.problem, call.kind == "self", words, skipped, tokens, like=like)
+        self._before = call, subject
+        return subject
+
+    def _received(self, subject: Subject, queries: Tensor) -> list[Sum]:
+        """What the tokens of each class receive of all queries, beside uniform attention."""
+        assert self._members is not None
+        if subject.own.received.shape[-1] != self._members.shape[1]:
+            return _nothing(len(queries), 2 * len(CLASSES))
+        own, other = (
+            torch.einsum("bhk,bkc->ch", each.received.cpu().double(), self._members)
+            for each in (subject.own, subject.uniform)
+        )
+        return [(row.expand_as(queries).clone(), queries) for pair in zip(own, other, strict=True) for row in pair]
+
+
+def _alike(one: AttentionCall, other: AttentionCall) -> bool:
+    """Whether the same pairs count in both."""
+    first, second = one.record.problem, other.record.problem
+    bare = first.bias is None and second.bias is None and one.uniform is other.uniform
+    same = first.visible is second.visible and first.sizes == second.sizes and one.kind == other.kind
+    return bare and same and _same(one.padding, other.padding)
+
+
+def _same(one: Sequence[Tensor | None] | None, other: Sequence[Tensor | None] | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    pairs = list(zip(one, other, strict=True))
+    return all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
+
+
+def _sums(found: Found, heads: int) -> list[Sum]:
+    """A measure's and uniform attention's sums, from their means."""
+    count = found.queries.expand(heads)
+    return [
+        (torch.where(count > 0, mean.expand(heads) * count, 0.0), count.clone())
+        for mean in (found.value, found.uniform)
+    ]
+
+
+def _nothing(heads: int, columns: int) -> list[Sum]:
+    none = torch.zeros(heads, dtype=torch.float64, device="cpu")
+    return [(none.clone(), none.clone()) for _ in range(columns)]
+
+
+NAMED = {measure.name: measure for measure in MEASURES}
+
+
+CLASSES = ("special", "punctuation", "number", "word", "part")
+SPECIAL, PUNCTUATION, NUMBER, WORD, PART = range(5)
+_UNMARKED = 5  # letters that begin a word, or go on with one: by what stands before
+_MARKS = ("##", "Ġ", "▁")  # of what goes on with a word; of what begins one, in two kinds of vocabularies
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+
+
+class WordClasses:
+    """The class of each token of a batch, by a tokenizer's vocabulary.
+
+    Special tokens are the tokenizer's own; punctuation has neither letters nor digits; a number has digits alone; of
+    what has letters, a part goes on with a word, and a word begins one. WordPiece marks parts by ##; other vocabularies
+    mark beginnings (▁, Ġ), and there what has no mark is a part if the token before it has letters or digits. Without
+    marks all are words.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        try:
+            self._tokenizer, self._special = tokenizer, set(tokenizer.all_special_ids)
+            found = Counter(mark for token in tokenizer.get_vocab() for mark in _MARKS if token.startswith(mark))
+            tokenizer.convert_tokens_to_string(tokenizer.convert_ids_to_tokens([0]))
+        except Exception as error:  # whatever is no tokenizer raises
+            raise ClearheadError(
+                f"survey: 'word classes' reads the vocabulary of a tokenizer of transformers, and tokenizer is a "
+                f"{type(tokenizer).__name__}. Leave it out of keep."
+            ) from error
+        self._mark = found.most_common(1)[0][0] if found else None
+        self._known: dict[int, int] = {}
+
+    def of(self, ids: Tensor) -> Tensor:
+        """int64 (B, L), places in CLASSES."""
+        every, places = torch.unique(ids, return_inverse=True)
+        table = torch.tensor([self._class(token) for token in every.tolist()], dtype=torch.int64, device=ids.device)
+        found = table[places]
+        # at the start of a text, and after what has neither letters nor digits, a word begins
+        goes_on = F.pad(found[:, :-1] >= NUMBER, (1, 0), value=False)
+        unmarked = found == _UNMARKED
+        return torch.where(unmarked, torch.where(goes_on, PART, WORD), found)
+
+    def _class(self, token: int) -> int:
+        if token not in self._known:
+            self._known[token] = self._found(token)
+        return self._known[token]
+
+    def _found(self, token: int) -> int:
+        if token in self._special:
+            return SPECIAL
+        written = str(self._tokenizer.convert_ids_to_tokens([token])[0])
+        marked = self._mark is not None and written.startswith(self._mark)
+        if _BYTE.fullmatch(written):
+            text = "\ufffd"
+        else:
+            text = self._tokenizer.convert_tokens_to_string([written])
+            text = text.removeprefix("##") if self._mark == "##" and len(text) > 2 else text
+        letters = any(c.isalpha() or c == "\ufffd" for c in text)  # "\ufffd": some bytes of a character
+        if not letters:
+            return NUMBER if any(c.isnumeric() for c in text) else PUNCTUATION
+        if self._mark == "##":
+            return PART if marked else WORD
+        return WORD if marked or self._mark is None else _UNMARKED

@@ -1,0 +1,159 @@
+"""The state of a survey: a folder with one file a batch, its sums in float64."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from clearhead.base.errors import ClearheadError, require
+from clearhead.base.written import beside
+from clearhead.models.use.means import Means
+from clearhead.models.use.surveys.batches import Batch
+
+HEADER, CHECKSUM = "clearhead survey", "sha256"
+NONE = "0" * 64  # in the place of a checksum, while it is computed
+_NAME = re.compile(r"batch-(\d{9})\.safetensors")
+
+
+class Done(NamedTuple):
+    """A batch that was read: its sums by their names in `Means`, and by module in the order of the calls."""
+
+    texts: int
+    tokens: int
+    truncated: int
+    modules: list[str]
+    sums: dict[str, Tensor]
+
+
+def done(batch: Batch, means: Means) -> Done:
+    return Done(len(batch.ids), int(batch.words.sum()), batch.truncated, list(means), means.state_dict())
+
+
+class State:
+    """The files of a folder. `settings`: what all of them must agree in."""
+
+    def __init__(self, folder: Any, settings: Mapping[str, str]) -> None:
+        self._settings = dict(settings)
+        try:
+            self.folder = Path(folder)
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except (OSError, TypeError, ValueError) as error:  # TypeError: no path at all; ValueError: a NUL in it
+            why = getattr(error, "strerror", None) or error
+            raise ClearheadError(
+                f"survey: state is {str(folder)!r:.200}, which is no folder and cannot be made one ({why}). Pass "
+                "a folder that only this survey uses."
+            ) from error
+        for name in [name for name in self._names() if _NAME.fullmatch(name)][:1]:
+            self._read(self.folder / name, None)  # another survey's is found before anything is computed
+
+    def load(self, number: int, digest: str) -> Done | None:
+        """What is known of a batch; None where there is no file. Raises for one that is damaged or another survey's."""
+        return self._read(self._path(number), digest)
+
+    def has(self, number: int) -> bool:
+        return self._path(number).exists()
+
+    def keep(self, number: int, digest: str, found: Done) -> None:
+        """Write a batch's file: all of it, or, however this ends, none. One that another process has written stays."""
+        about: dict[str, Any] = {"settings": self._settings, "tokens read": digest, "modules": found.modules}
+        about |= {"texts": found.texts, "tokens": found.tokens, "truncated": found.truncated}
+        save = require("safetensors.torch", "models", "the state of a survey").save
+        path, raw = self._path(number), save(found.sums, {HEADER: json.dumps(about), CHECKSUM: NONE})
+        raw = raw.replace(_entry(NONE), _entry(hashlib.sha256(raw).hexdigest()), 1)
+        try:
+            with beside(path) as part:
+                with part.open("wb") as file:
+                    file.write(raw)
+                    file.flush()
+                    os.fsync(file.fileno())
+                try:
+                    os.link(part, path)
+                except FileExistsError:
+                    pass
+                except OSError:  # a file system without links
+                    part.replace(path)
+        except OSError as error:
+            if not path.exists():  # else a process with the same batches has ended, and tidied this one's part away
+                raise ClearheadError(
+                    f"survey: cannot write {str(path)!r}: {error.strerror}. What is there stays: start again with the "
+                    "same arguments once it can be written, and the survey goes on."
+                ) from error
+        self.load(number, digest)  # which raises where the file is another survey's
+
+    def tidy(self, count: int) -> None:
+        """Once all batches are there: raise for files beyond them, and remove what a killed process left unfinished."""
+        numbers = [int(found[1]) for name in self._names() if (found := _NAME.fullmatch(name))]
+        if max(numbers, default=0) >= count:
+            raise ClearheadError(
+                f"survey: the folder {str(self.folder)!r} has a batch {max(numbers)}, and these texts make {count} "
+                "batches, from 0: it is the state of other texts. Pass another folder, or the same texts."
+            )
+        for name in self._names():
+            if name.startswith(".batch-") and name.endswith(".part"):
+                with suppress(OSError):  # a folder that is read alone; a process that has just removed it
+                    (self.folder / name).unlink()
+
+    def _names(self) -> list[str]:
+        """The names of all files of the folder, sorted."""
+        try:
+            return sorted(os.listdir(self.folder))
+        except OSError as error:
+            raise ClearheadError(f"survey: cannot read the folder {str(self.folder)!r}: {error.strerror}.") from error
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"batch-{number:09}.safetensors"
+
+    def _read(self, path: Path, digest: str | None) -> Done | None:
+        require("safetensors", "models", "the state of a survey")
+        try:
+            raw = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ClearheadError(f"survey: cannot read {str(path)!r}: {error.strerror}.") from error
+        try:
+            found, settings, read = _parts(raw)
+        except Exception as error:  # the library's own, or what JSON and the rest make of it
+            raise ClearheadError(
+                f"survey: {str(path)!r} is not what a survey of this version wrote there: its checksum is missing or "
+                "another. Delete that file, and the same call computes it anew: all else there is kept."
+            ) from error
+        differ = [name for name in self._settings | settings if self._settings.get(name) != settings.get(name)]
+        if differ:
+            each = "; ".join(f"{name}: {settings.get(name)} there, {self._settings.get(name)} here" for name in differ)
+            raise ClearheadError(
+                f"survey: the folder {str(self.folder)!r} has the state of another survey, which differs in {each}. "
+                "Pass another folder, or the same arguments: nothing there was changed."
+            )
+        if digest is not None and read != digest:
+            raise ClearheadError(
+                f"survey: {str(path)!r} is of other texts, or of texts in another order, or of another tokenizer. Pass "
+                "another folder, or the same texts: nothing there was changed."
+            )
+        return found
+
+
+def _entry(checksum: str) -> bytes:
+    """How a header has it; inside of a string of JSON quotes would have a backslash."""
+    return f'"{CHECKSUM}":"{checksum}"'.encode()
+
+
+def _parts(raw: bytes) -> tuple[Done, dict[str, str], str]:
+    """A batch, its settings, the digest of its tokens. Raises for any other bytes than those that were written."""
+    stop = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:stop])["__metadata__"]
+    checksum = header[CHECKSUM]
+    if hashlib.sha256(raw.replace(_entry(checksum), _entry(NONE), 1)).hexdigest() != checksum:
+        raise ValueError("the checksum differs")
+    about = json.loads(header[HEADER])
+    sums = require("safetensors.torch", "models", "the state of a survey").load(raw)
+    found = Done(**{name: about[name] for name in ("texts", "tokens", "truncated", "modules")}, sums=sums)
+    return found, dict(about["settings"]), about["tokens read"]

@@ -1,0 +1,183 @@
+"""The weights of a call whose rows an edit has multiplied."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.base.errors import UnsupportedError
+from clearhead.base.tracing import vectorized
+from clearhead.inspection.gradients import WeightGradients
+from clearhead.inspection.index import DENSE_BYTES, Part
+from clearhead.inspection.reductions.base import Queries, Reduction
+from clearhead.inspection.reductions.entropy import Entropy
+from clearhead.inspection.reductions.log_sum_exp import LogSumExp
+from clearhead.inspection.reductions.mass import Mass
+from clearhead.inspection.reductions.max_score import MaxScore
+from clearhead.inspection.reductions.mean_distance import MeanDistance
+from clearhead.inspection.reductions.output import Output
+from clearhead.inspection.reductions.pool import Pool
+from clearhead.inspection.reductions.received import Received
+from clearhead.inspection.reductions.sink_share import SinkShare
+from clearhead.inspection.reductions.topk import TopK
+from clearhead.inspection.source import FromRecord
+from clearhead.inspection.weights import Weights
+from clearhead.problem.problem import Problem
+from clearhead.problem.visible import seen_by
+from clearhead.problem.words import ALL_WORDS, Words
+
+
+class PaddedWeights(Weights):
+    """The weights of a recorded call, where some positions are padding. `AttentionCall.weights` gives it.
+
+    >>> import torch, torch.nn.functional as F, clearhead as ch
+    >>> class Block(torch.nn.Module):
+    ...     def forward(self, x, attention_mask):
+    ...         return F.scaled_dot_product_attention(x, x, x, attn_mask=attention_mask[:, None, None].bool())
+    >>> block = Block()
+    >>> with ch.watch(block) as recording:
+    ...     output = block(torch.zeros(1, 1, 4, 8), attention_mask=torch.tensor([[1, 1, 1, 0]]))
+    >>> recording.calls[0].weights.entropy()                    # of the words alone
+    tensor([[[1.0986, 1.0986, 1.0986,    nan]]])
+    >>> recording.calls[0].weights.received()
+    tensor([[[1., 1., 1., nan]]])
+    >>> recording.calls[0].weights[0, 0, 3]                     # the model's own numbers
+    tensor([0.3333, 0.3333, 0.3333, 0.0000])
+
+    `w[index]`, `dense()`, `scores`, `logsumexp` and `w @ value` are the model's own. `reduce`, and so
+    `entropy`, `received`, `topk` and `pool`, leave padding out: a padding query has NaN (the keys of its `topk` mean
+    nothing) and adds nothing to a sum or a map; a padding key has NaN in `received`. A word's row of weights is never
+    cut: where a model let it see padding, that padding stays in the row.
+    """
+
+    def __init__(self, source: FromRecord, padding: Words) -> None:
+        super().__init__(source)
+        self._recorded, self._padding = source.record, padding
+
+    @cached_property
+    def _of_words(self) -> Weights:
+        """The same weights, but that a padding query sees nothing."""
+        problem = self._recorded.problem
+        words = self._padding.queries
+        if words is not None:
+            problem = problem._replace(visible=seen_by(words, problem.visible, problem.sizes))
+        return Weights(FromRecord(self._recorded._replace(problem=problem), {}))
+
+    def reduce(self, *reductions: Reduction) -> tuple[Any, ...]:
+        results = self._of_words.reduce(*reductions)
+        return tuple(
+            tuple(self._without(part, reduction.along) for part in result)
+            if isinstance(result, tuple)
+            else self._without(result, reduction.along)
+            for result, reduction in zip(results, reductions, strict=True)
+        )
+
+    def _map(self, pick: tuple[int, ...], most: int) -> Tensor:
+        return self._of_words._map(pick, most)
+
+    def _without(self, result: Tensor, along: str | None) -> Tensor:
+        """A (B, H, L, ...) result with NaN at the positions of padding."""
+        words = None if along is None else getattr(self._padding, along)
+        if words is None or not result.is_floating_point():
+            return result
+        hole = ~words.unsqueeze(1)
+        return result.masked_fill(hole.reshape(*hole.shape, *(1,) * (result.ndim - 3)), torch.nan)
+
+
+OF_SCORES = LogSumExp | MaxScore | Entropy | MeanDistance  # of scores, or of weights divided by their sum
+LINEAR = Output | Mass | SinkShare
+
+
+def weights_of(source: FromRecord, padding: Words | None, factor: Tensor | None) -> Weights:
+    """The weights of a record. `factor`: as in `AttentionCall`."""
+    if factor is not None:
+        return MultipliedWeights(source, padding or ALL_WORDS, factor)
+    return Weights(source) if padding is None else PaddedWeights(source, padding)
+
+
+class MultipliedWeights(PaddedWeights):
+    """The weights of a recorded call, whose rows an edit multiplied after the softmax: `AttentionCall.weights`.
+
+    >>> import torch, torch.nn.functional as F, clearhead as ch
+    >>> class Block(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return F.scaled_dot_product_attention(x, x, x)
+    >>> block = Block()
+    >>> with ch.watch(block) as seen, ch.edit(block, ch.Scale(factor=0.5, queries=1)):
+    ...     output = block(torch.zeros(1, 1, 2, 8))
+    >>> seen[0].weights[0, 0]
+    tensor([[0.5000, 0.5000],
+            [0.2500, 0.2500]])
+
+    A row is `factor` · softmax. Weights, output, masses and what keys receive are of the product; entropy and mean
+    distance are of weights divided by their sum, and `scores`, `logsumexp` and `MaxScore` of the scores alone.
+    """
+
+    def __init__(self, source: FromRecord, padding: Words, factor: Tensor) -> None:
+        super().__init__(source, padding)
+        self._factor = factor
+
+    def _weights(self, problem: Problem, batch: slice, part: Part) -> Tensor:
+        return super()._weights(problem, batch, part) * self._factor[batch, part.heads, part.queries].unsqueeze(-1)
+
+    def dense(self, max_bytes: int | None = DENSE_BYTES) -> Any:
+        found = super().dense(max_bytes)
+        problem = self._problem
+        if problem.needs_grad or vectorized():  # made of parts
+            return found
+        return found * problem.sizes.restore(self._factor).unsqueeze(-1)
+
+    def reduce(self, *reductions: Reduction) -> tuple[Any, ...]:
+        results = super().reduce(*map(self._meant, reductions))
+        return tuple(map(self._times, results, reductions))
+
+    def gradients(self, value: Any, grad: Any) -> WeightGradients:
+        raise UnsupportedError(
+            "an edit multiplied these weights after the softmax, and their gradients are not followed through that. "
+            "Watch the model without Scale and without Knockout(after=True)."
+        )
+
+    def _map(self, pick: tuple[int, ...], most: int) -> Tensor:
+        raise UnsupportedError(
+            "an edit multiplied these weights after the softmax, and a map of their largest ones is not computed. Look "
+            "at parts: weights[index], or a map of means: Pool(size, how='mean')."
+        )
+
+    def __matmul__(self, value: Any) -> Any:
+        output = super().__matmul__(value)
+        return output * self._problem.sizes.restore(self._factor).unsqueeze(-1).to(output.dtype)
+
+    def _meant(self, reduction: Reduction) -> Reduction:
+        """The reduction of the softmax that gives this one of the product, but for `_times`."""
+        if type(reduction) is Received:
+            return Received(self._of_queries(reduction.queries))
+        if type(reduction) is Pool and reduction.how == "mean":
+            return Pool(reduction.size, "mean", self._of_queries(reduction.queries))
+        if isinstance(reduction, TopK | OF_SCORES | LINEAR):
+            return reduction
+        raise UnsupportedError(
+            f"an edit multiplied these weights after the softmax, and {type(reduction).__name__} of the product is not "
+            "computed. Look at parts: weights[index]."
+        )
+
+    def _times(self, result: Any, reduction: Reduction) -> Any:
+        factor = self._factor
+        if isinstance(reduction, TopK):
+            values, keys = result
+            return values * factor.unsqueeze(-1), keys
+        if isinstance(reduction, LINEAR):
+            return result * factor.reshape(*factor.shape, *(1,) * (result.ndim - factor.ndim)).to(result.dtype)
+        return result
+
+    def _of_queries(self, queries: Queries) -> Tensor:
+        """A weight for each query, with the factor in it."""
+        if queries is None:
+            return self._factor
+        if isinstance(queries, slice):
+            chosen = torch.zeros_like(self._factor)
+            chosen[:, :, queries] = self._factor[:, :, queries]
+            return chosen
+        return self._factor * torch.as_tensor(queries, device=self._factor.device)
