@@ -674,22 +674,22 @@ PAGES = [
 EXPLANATIONS = [
     Mutant(
         "explanation/softmax_part.py",
-        "wrong = tile.softmax(-2)",
-        "wrong = tile.softmax(-1)",
+        "wrong = scores.softmax(-2)",
+        "wrong = scores.softmax(-1)",
         "the softmax along the wrong axis is along the right one",
         STEPS,
     ),
     Mutant(
         "explanation/softmax_part.py",
-        "late = scores.softmax(-1) * keep",
+        "late = scores.softmax(-1).masked_fill(~mask, 0.0)",
         "late = scores.softmax(-1)",
         "the mask after the softmax is none",
         STEPS,
     ),
     Mutant(
         "explanation/gradients.py",
-        'back.formula.replace("{d}", f"d_{user}")',
-        'back.formula.replace("{d}", f"d_{step.name}")',
+        "flows(user.by, user, known[user.name], step.name)",
+        "flows(user.by, user, known[step.name], step.name)",
         "the formula of a gradient names the wrong step",
         "explanation/test_gradients.py",
     ),
@@ -702,8 +702,8 @@ EXPLANATIONS = [
     ),
     Mutant(
         "explanation/modules/rotary.py",
-        "value = torch.cat([-x[..., half:dim], x[..., :half]], -1)",
-        "value = torch.cat([x[..., half:dim], x[..., :half]], -1)",
+        "value = cat(-before[..., dim // 2 : dim], before[..., : dim // 2])",
+        "value = cat(before[..., dim // 2 : dim], before[..., : dim // 2])",
         "the explanation of rotary positions has a wrong sign",
         STEPS,
     ),
