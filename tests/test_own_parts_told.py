@@ -109,3 +109,88 @@ def test_a_plan_says_what_a_score_with_tile_alone_costs():
     (note,) = ch.plan(x, x, x, score=Waves()).notes
     assert "tile() alone" in note and "autograd" in note and "block by block" in note and "lower()" in note
     assert ch.plan(x, x, x, score=ch.Gaussian(), engine="tiled").notes == []
+
+
+class OddTile(ch.Score):
+    def __init__(self, odd):
+        super().__init__()
+        self.odd = odd
+
+    def tile(self, query, key):
+        return self.odd(query @ key.mT)
+
+
+class OddPairs(ch.Score):
+    def __init__(self, odd, name):
+        super().__init__()
+        self.odd, self.name = odd, name
+
+    def tile(self, query, key):
+        return query @ key.mT
+
+    def lower(self, query, key):
+        pairs = ch.Pairwise("mul", query, key, weight=torch.ones(query.shape[-1]))
+        return pairs._replace(**{self.name: self.odd(getattr(pairs, self.name))})
+
+
+class OddBias(ch.Bias):
+    def __init__(self, odd, by_function):
+        super().__init__()
+        self.odd, self.by_function = odd, by_function
+
+    def lower(self, sizes):
+        every = torch.zeros(sizes.shape)
+        if self.by_function:
+            return ch.Added(function=lambda *sides: self.odd(every[sides]))
+        return ch.Added(dense=self.odd(every))
+
+
+class OddMask(ch.Mask):
+    def __init__(self, odd):
+        self.odd = odd
+
+    def lower(self, sizes):
+        start = torch.zeros(1, 1, 1, dtype=torch.int64)
+        every = torch.ones(sizes.shape, dtype=torch.bool)
+        return ch.Spans(start, start + sizes.keys, lambda *sides: self.odd(every[sides]))
+
+
+ODD = {
+    "nested": lambda t: torch.nested.nested_tensor(list(t)) if t.ndim > 1 else torch.nested.nested_tensor([t, t]),
+    "sparse": lambda t: t.to_sparse(),
+    "nothing": lambda t: None,
+    "array": lambda t: t.numpy(),
+    "complex": lambda t: t.to(torch.complex64),
+    "meta": lambda t: t.to("meta"),
+}
+PARTS = {
+    "tile": lambda odd: {"score": OddTile(odd)},
+    "query": lambda odd: {"score": OddPairs(odd, "query")},
+    "key": lambda odd: {"score": OddPairs(odd, "key")},
+    "weight": lambda odd: {"score": OddPairs(odd, "weight")},
+    "dense": lambda odd: {"bias": OddBias(odd, False)},
+    "function": lambda odd: {"bias": OddBias(odd, True)},
+    "residual": lambda odd: {"mask": OddMask(odd)},
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("part", PARTS)
+def test_what_is_no_dense_tensor_of_numbers(part, odd):
+    """One error, which names whose part gave what, and what is expected."""
+    x = torch.rand(2, 2, 6, 4)
+    right = ch.attention(x, x, x, **PARTS[part](lambda t: t))
+    if (part, odd) == ("weight", "nothing"):  # None means ones
+        torch.testing.assert_close(ch.attention(x, x, x, **PARTS[part](ODD[odd])), right)
+        return
+    with pytest.raises(ch.ClearheadError, match=r"(Odd\w+\.(tile|lower)|residual of a mask's spans).* gave"):
+        ch.attention(x, x, x, **PARTS[part](ODD[odd]))
+
+
+def test_a_weight_that_is_wider_than_the_inputs():
+    x = torch.rand(2, 2, 6, 4)
+    with pytest.raises(
+        ch.ClearheadError, match=r"OddPairs.lower gave a weight of torch.float64.*pass weight.to\(query"
+    ):
+        ch.attention(x, x, x, score=OddPairs(lambda t: t.double(), "weight"))

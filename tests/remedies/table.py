@@ -290,6 +290,41 @@ CASES = [
         setup="score = Bilinear(8, 8); W = score.W.data.clone()",
     ),
     case(
+        "attention(x, x, x, score=Weighted(lambda query: weight))",
+        (
+            "weight.to(query)",
+            "attention(x, x, x, score=Weighted(lambda query: @))",
+            "plain(x * weight.float(), x, x, scale=1.0)",
+        ),
+        setup="""
+weight = torch.rand(8, dtype=torch.float64)
+class Weighted(ch.Score):
+    def __init__(self, made):
+        super().__init__()
+        self.made = made
+    def tile(self, query, key):
+        return query * weight.to(query) @ key.mT
+    def lower(self, query, key):
+        return ch.Pairwise("mul", query, key, weight=self.made(query))
+""",
+    ),
+    case(
+        "attention(x, x, x, bias=Later(lambda sizes: torch.arange(4.0, device='meta')))",
+        (
+            "device=sizes.device",
+            "attention(x, x, x, bias=Later(lambda sizes: torch.arange(4.0, @)))",
+            "plain(x, x, x, added=torch.arange(4.0))",
+        ),
+        setup="""
+class Later(ch.Bias):
+    def __init__(self, made):
+        super().__init__()
+        self.made = made
+    def lower(self, sizes):
+        return ch.Added(dense=self.made(sizes).expand(1, 1, 4, 4))
+""",
+    ),
+    case(
         "attention(x, x, x, score=Dot)",
         ("Dot(...)", "attention(x, x, x, score=@)", "plain(x, x, x)"),
         setup="original = Dot; Dot = type('Dot', (original,), {'__init__': lambda self, *a: original.__init__(self)})",

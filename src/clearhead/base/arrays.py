@@ -107,6 +107,22 @@ def accumulated(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def is_dense(thing: Any) -> bool:
+    """Whether this is a tensor that is neither nested nor sparse."""
+    return isinstance(thing, Tensor) and not thing.is_nested and thing.layout is torch.strided
+
+
+def shown(thing: Any) -> str:
+    """What somebody gave where a dense tensor was expected, as an error says it."""
+    if thing is None:
+        return "None"
+    if not isinstance(thing, Tensor):
+        return f"a {type(thing).__name__}, {thing!r:.60}"
+    if not is_dense(thing):
+        return f"a {'nested' if thing.is_nested else thing.layout} tensor of {thing.dtype}"
+    return f"{tuple(thing.shape)} of {thing.dtype} on {thing.device}"
+
+
 def is_numpy(**arrays: Any) -> bool:
     """Whether the caller works in NumPy; a mixture is an error."""
     count = [isinstance(array, np.ndarray) for array in arrays.values()].count(True)

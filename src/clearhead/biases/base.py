@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from clearhead.base.arrays import is_dense, shown
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.positions import check_align
 from clearhead.base.rules import broadcast
@@ -99,9 +100,8 @@ def check_added(added: Any, sizes: Sizes, who: str) -> Added:
             continue
         expected = (sizes.batch, sizes.heads, *last)
         free = 2 if name == "relative" else 4  # the dimensions that may be of size 1
-        dense = isinstance(tensor, Tensor) and not tensor.is_nested and tensor.layout is torch.strided
         fits = (
-            dense
+            is_dense(tensor)
             and tensor.ndim == len(expected)
             and all(
                 n == size or (n == 1 and i < free)
@@ -109,13 +109,15 @@ def check_added(added: Any, sizes: Sizes, who: str) -> Added:
             )
         )
         if not fits or not tensor.is_floating_point():
-            got = f"{tuple(tensor.shape)} of {tensor.dtype}" if dense else f"that is a {type(tensor).__name__}"
             raise ShapeError(
-                f"{who} gave {name} {got}; expected floating-point numbers "
+                f"{who} gave {name} {shown(tensor)}; expected floating-point numbers "
                 f"that broadcast to {'(B, H, Lq, Lk)' if free == 4 else '(B, H, Lq + Lk − 1)'} = {expected}."
             )
         if tensor.device != sizes.device:
-            raise ClearheadError(f"{who}: the bias is on {tensor.device}, the inputs on {sizes.device}.")
+            raise ClearheadError(
+                f"{who} gave {name} {shown(tensor)}: the bias is on {tensor.device}, the inputs on {sizes.device}. "
+                "Make it with device=sizes.device."
+            )
     if added.function is None or compiling() or getattr(added.function, "func", None) is _checked_part:
         return added
     if not callable(added.function):
@@ -126,10 +128,10 @@ def check_added(added: Any, sizes: Sizes, who: str) -> Added:
 def _checked_part(function: Part, sizes: Sizes, who: str, *sides: slice) -> Tensor:
     """What a bias's function gives for a part: floating-point numbers that broadcast to it, of four dimensions."""
     found = function(*sides)
-    if not isinstance(found, Tensor) or not found.is_floating_point() or found.device != sizes.device:
-        got = f"{found.dtype} on {found.device}" if isinstance(found, Tensor) else type(found).__name__
+    if not is_dense(found) or not found.is_floating_point() or found.device != sizes.device:
         raise ClearheadError(
-            f"{who} gave a function whose result is {got}; expected floating-point numbers on {sizes.device}."
+            f"{who} gave a function whose result is {shown(found)}; expected a dense tensor of floating-point numbers "
+            f"on {sizes.device}: make it with device=sizes.device, or of the inputs."
         )
     return broadcast(found, [len(range(size)[side]) for size, side in zip(sizes.shape, sides, strict=True)], who)
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clearhead.base.arrays import is_dense, shown
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.shapes import Sizes, extent, part
 from clearhead.base.tracing import compiling, on_host, on_the_host, readable
@@ -70,11 +71,10 @@ class Spans(NamedTuple):
         """What the residual gives for this part, checked."""
         assert self.residual is not None
         keep = self.residual(*sides)
-        if not isinstance(keep, Tensor) or keep.dtype != torch.bool or keep.ndim > 4:
-            got = f"{tuple(keep.shape)} of {keep.dtype}" if isinstance(keep, Tensor) else repr(keep)[:60]
+        if not is_dense(keep) or keep.dtype != torch.bool or keep.ndim > 4:
             raise ShapeError(
-                f"the residual of a mask's spans gave {got}; expected a bool tensor that broadcasts to the "
-                "(batch, heads, queries, keys) it was asked for."
+                f"the residual of a mask's spans gave {shown(keep)}; expected a dense bool tensor that broadcasts to "
+                "the (batch, heads, queries, keys) it was asked for."
             )
         return keep if keep.ndim == 4 else keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape))
 
@@ -179,16 +179,13 @@ def check_spans(spans: Any, sizes: Sizes, mask: Titled | str) -> Spans:
         raise ClearheadError(f"{_who(mask)} gave a {type(spans).__name__}; expected Spans(start, stop).")
     for name, edge in (("start", spans.start), ("stop", spans.stop)):
         fits = (
-            _dense(edge)
+            is_dense(edge)
             and edge.ndim == 3
             and all(n == 1 or n == size for n, size in zip(edge.shape, sizes.shape, strict=False))
         )
         if not fits or edge.dtype != torch.int64 or edge.device != sizes.device:
-            got = (
-                f"{tuple(edge.shape)} of {edge.dtype} on {edge.device}" if _dense(edge) else f"a {type(edge).__name__}"
-            )
             raise ShapeError(
-                f"{_who(mask)} gave a {name} {got}; expected int64 on {sizes.device}, (B or 1, H or 1, "
+                f"{_who(mask)} gave a {name} {shown(edge)}; expected int64 on {sizes.device}, (B or 1, H or 1, "
                 f"Lq or 1) with (B, H, Lq) = {sizes.shape[:3]}: give positions (Lq,) as view(1, 1, -1)."
             )
     if spans.gaps is not None:
@@ -212,7 +209,7 @@ def _checked_residual(residual: Residual, sizes: Sizes, *sides: slice) -> Tensor
     """What a residual gives for a part, which must broadcast to it."""
     keep = residual(*sides)
     asked = tuple(len(range(size)[side]) for size, side in zip(sizes.shape, sides, strict=True))
-    known = isinstance(keep, Tensor) and keep.ndim <= 4  # `Spans.rest` refuses all else
+    known = is_dense(keep) and keep.ndim <= 4  # `Spans.rest` refuses all else
     if known and (
         keep.device != sizes.device
         or any(n not in (1, size) for n, size in zip(keep.shape[::-1], asked[::-1], strict=False))
@@ -225,12 +222,8 @@ def _checked_residual(residual: Residual, sizes: Sizes, *sides: slice) -> Tensor
     return keep
 
 
-def _dense(edge: Any) -> bool:
-    return isinstance(edge, Tensor) and not edge.is_nested and edge.layout is torch.strided
-
-
 def _check_gaps(gaps: Any, sizes: Sizes, mask: Titled | str) -> None:
-    pair = isinstance(gaps, tuple) and len(gaps) == 2 and all(map(_dense, gaps))
+    pair = isinstance(gaps, tuple) and len(gaps) == 2 and all(map(is_dense, gaps))
     shapes = [tuple(edge.shape) for edge in gaps] if pair else []
     fits = pair and shapes[0] == shapes[1] and len(shapes[0]) == 4
     fits = fits and all(n in (1, size) for n, size in zip(shapes[0], sizes.shape[:3], strict=False))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import FLOATS
+from clearhead.base.arrays import FLOATS, is_dense, shown
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.shapes import Sizes
@@ -76,7 +76,7 @@ def _check_operands(problem: Problem, who: str) -> None:
     scores, sizes = problem.scores, problem.sizes
     width = _width(scores.query)
     _check(scores.query, "query", (sizes.batch, sizes.heads, sizes.queries, width), problem, who)
-    key_heads = scores.key.shape[1] if _dense(scores.key) and scores.key.ndim == 4 else 1
+    key_heads = scores.key.shape[1] if is_dense(scores.key) and scores.key.ndim == 4 else 1
     key_width = width if isinstance(scores, Pairwise) else _width(scores.key)
     _check(scores.key, "key", (sizes.batch, key_heads, sizes.keys, key_width), problem, who)
     if (sizes.heads % key_heads if key_heads else sizes.heads) or (key_heads and not sizes.heads):
@@ -105,11 +105,7 @@ def _check_operands(problem: Problem, who: str) -> None:
 
 
 def _width(tensor: Any) -> int:
-    return tensor.shape[-1] if _dense(tensor) and tensor.ndim else 1
-
-
-def _dense(tensor: Any) -> bool:
-    return isinstance(tensor, Tensor) and not tensor.is_nested and tensor.layout is torch.strided
+    return tensor.shape[-1] if is_dense(tensor) and tensor.ndim else 1
 
 
 def _check(
@@ -120,7 +116,7 @@ def _check(
     shown = f"for scores (B, H, Lq, Lk) = {sizes.shape}"
     if not isinstance(tensor, Tensor):
         raise ShapeError(f"{who} gave a {type(tensor).__name__} as {name}; expected a tensor {shape} {shown}.")
-    if not _dense(tensor):
+    if not is_dense(tensor):
         raise ShapeError(f"{who} gave a {name} that is nested or not dense; expected one of shape {shape} {shown}.")
     if tuple(tensor.shape) != shape:
         raise ShapeError(f"{who} gave a {name} {tuple(tensor.shape)}; expected {shape} {shown}.")
@@ -164,7 +160,7 @@ def _check_dropout(problem: Problem, who: str) -> None:
         return
     if not isinstance(seed, Tensor) or seed.dtype != torch.int64 or seed.ndim or seed.device != problem.sizes.device:
         raise ClearheadError(
-            f"{who} gave a dropout's seed {_shown(seed)}; expected an int64 tensor () on the problem's device."
+            f"{who} gave a dropout's seed {shown(seed)}; expected an int64 tensor () on the problem's device."
         )
 
 
@@ -184,10 +180,6 @@ def _check_origin(problem: Problem, who: str) -> None:
     ranges = isinstance(origin, tuple) and all(isinstance(side, range) for side in origin)
     if origin is not None and (not ranges or tuple(map(len, origin)) != problem.sizes.shape):
         raise ShapeError(f"{who} gave an origin {origin!r:.80}; expected four ranges as long as {problem.sizes.shape}.")
-
-
-def _shown(given: Any) -> str:
-    return f"{tuple(given.shape)} of {given.dtype} on {given.device}" if isinstance(given, Tensor) else repr(given)[:60]
 
 
 def check_summary(summary: Any, problem: Problem, who: str) -> Summary:
@@ -212,7 +204,7 @@ def check_summary(summary: Any, problem: Problem, who: str) -> Summary:
         fits = fits and (tensor.is_floating_point() if floats else tensor.dtype == torch.int64)
         if not fits or tensor.device != problem.sizes.device:
             kind = "floating-point numbers" if floats else "int64"
-            raise ShapeError(f"{who} gave {name} {_shown(tensor)}; expected {kind} {shape} on {problem.sizes.device}.")
+            raise ShapeError(f"{who} gave {name} {shown(tensor)}; expected {kind} {shape} on {problem.sizes.device}.")
     if not _count(summary.top, 0) or summary.top > keys:
         raise ShapeError(f"{who} asks for the {summary.top!r:.40} largest weights, and there are {keys} keys.")
     for cell in (summary.mean, summary.peak):
@@ -231,13 +223,11 @@ def check_result(tensor: Any, name: str, shape: tuple[int, ...], problem: Proble
     """Raise unless an engine's result has the shape and the device, and is floating-point (int64 for keys)."""
     if compiling():
         return
-    dtype = isinstance(tensor, Tensor) and (
-        tensor.dtype == torch.int64 if name.endswith(KEYS) else tensor.dtype in FLOATS
-    )
+    dtype = is_dense(tensor) and (tensor.dtype == torch.int64 if name.endswith(KEYS) else tensor.dtype in FLOATS)
     if not dtype or tuple(tensor.shape) != shape or tensor.device != problem.sizes.device:
         kind = "int64" if name.endswith(KEYS) else "floating-point numbers"
         raise ShapeError(
-            f"{who} gave {name} {_shown(tensor)}; expected {kind} {shape} on {problem.sizes.device}, for scores "
+            f"{who} gave {name} {shown(tensor)}; expected {kind} {shape} on {problem.sizes.device}, for scores "
             f"(B, H, Lq, Lk) = {problem.sizes.shape}."
         )
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clearhead.base.arrays import accumulated, check_float, to_tensor_float
+from clearhead.base.arrays import FLOATS, accumulated, check_float, is_dense, shown, to_tensor_float
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.numbers import check_count, check_number, check_positive
 from clearhead.base.shapes import as_inputs
@@ -22,6 +22,7 @@ Module = TypeVar("Module", bound=nn.Module)
 Change = Callable[[Tensor], Tensor]
 Phi = Literal["mul", "tanh_add", "sq_diff"]
 PHIS = get_args(Phi)
+NARROW = tuple(dtype for dtype in FLOATS if dtype != torch.float64)  # what float32 has room for
 SCORES = ("B", "H", "Lq", "Lk")  # the axes of the scores, as a step names them
 
 
@@ -77,25 +78,30 @@ def check_pairwise(lowered: Pairwise, query: Tensor, key: Tensor, who: str) -> P
     if not isinstance(lowered, Pairwise) or lowered.phi not in PHIS:
         got = f"Pairwise({lowered.phi!r}, …)" if isinstance(lowered, Pairwise) else f"a {type(lowered).__name__}"
         raise ClearheadError(f"{who}.lower gave {got}; expected None, or a Pairwise whose φ is one of {PHIS}.")
-    width = lowered.query.shape[-1:]
+    width = lowered.query.shape[-1:] if is_dense(lowered.query) else query.shape[-1:]
     expected = {
         "query": (lowered.query, (*query.shape[:3], *width)),
         "key": (lowered.key, (*key.shape[:3], *width)),
         "weight": (lowered.weight, tuple(width)),
     }
     for name, (tensor, shape) in expected.items():
-        if tensor is None:
+        if tensor is None and name == "weight":
             continue
-        if not isinstance(tensor, Tensor) or tuple(tensor.shape) != shape or not tensor.is_floating_point():
-            got = f"{tuple(tensor.shape)} of {tensor.dtype}" if isinstance(tensor, Tensor) else repr(tensor)[:60]
+        if (
+            not isinstance(tensor, Tensor)
+            or not is_dense(tensor)
+            or tuple(tensor.shape) != shape
+            or not tensor.is_floating_point()
+        ):
             raise ShapeError(
-                f"{who}.lower gave a {name} {got}; expected {shape}, floating-point, for query {tuple(query.shape)} "
-                f"and key {tuple(key.shape)}: lower() changes the width alone."
+                f"{who}.lower gave a {name} {shown(tensor)}; expected a dense tensor {shape}, floating-point, for "
+                f"query {tuple(query.shape)} and key {tuple(key.shape)}: lower() changes the width alone."
             )
-        if tensor.device != query.device or (name in ("query", "key") and tensor.dtype != query.dtype):
+        dtypes = (query.dtype,) if name != "weight" else NARROW if query.dtype != torch.float64 else FLOATS
+        if tensor.device != query.device or tensor.dtype not in dtypes:
             raise ClearheadError(
                 f"{who}.lower gave a {name} of {tensor.dtype} on {tensor.device}; the inputs are {query.dtype} on "
-                f"{query.device}."
+                f"{query.device}: pass {name}.to(query)."
             )
     if lowered.softcap is not None:
         raise ClearheadError(f"{who}.lower gave a softcap; a score has its own: super().__init__(softcap=...).")
@@ -247,11 +253,11 @@ def checked_tile(score: Score, query: Tensor, key: Tensor) -> Tensor:
     else:
         tile = with_parameters(score, lambda p: p.to(dtype)).tile(query.to(dtype), key.to(dtype))
     expected = (*query.shape[:-1], key.shape[-2])
-    if not isinstance(tile, Tensor) or tile.shape != expected:
-        got = tuple(tile.shape) if isinstance(tile, Tensor) else type(tile).__name__
+    if not is_dense(tile) or tile.shape != expected or tile.device != query.device:
         raise ShapeError(
-            f"{type(score).__name__}.tile gave {got} for query {tuple(query.shape)} and key {tuple(key.shape)}; "
-            f"expected a tensor {expected}: one score for each query and key, over any leading dimensions."
+            f"{type(score).__name__}.tile gave {shown(tile)} for query {tuple(query.shape)} and key "
+            f"{tuple(key.shape)}; expected a dense tensor {expected} on {query.device}: one score for each query and "
+            "key, over any leading dimensions."
         )
     if not tile.is_floating_point():
         raise ClearheadError(
