@@ -158,10 +158,11 @@ class Documents(Mask):
         own = self._own(sizes)
         inside = (own >= 0) & (own < sizes.keys)
         extents = self._read()
-        # a copy, where the normal form is remembered for all masks of these values
-        given = self.ids if extents.values is None else self.ids.clone()
-        every = (given, extents.first, extents.last)
+        every = (self.ids, extents.first, extents.last)
         ids, first, last = (_rows(placed(t, sizes.device, "Documents: ids")) for t in every)
+        read = self.ids
+        if extents.values is not None:  # a copy, since the normal form is remembered for all masks of these values
+            read = ids = ids.clone()
         if not sizes.keys:
             return Spans(torch.zeros_like(own), torch.zeros_like(own))
         batch = own.shape[0] if ids.shape[0] == 1 else ids.shape[0]
@@ -175,7 +176,7 @@ class Documents(Mask):
             rows = part(mine, batch, slice(None), queries).unsqueeze(-1)
             return rows == part(ids, batch)[:, None, None, keys]
 
-        return Spans(start, stop, residual, (given,))
+        return Spans(start, stop, residual, (read,))
 
     def _own(self, sizes: Sizes) -> Tensor:
         """Each query's position among the keys, (B or 1, 1, Lq)."""
