@@ -406,7 +406,7 @@ OWN_SDPA = _part(
     F.scaled_dot_product_attention,
 )
 _TWICE = "to differentiate PyTorch's fused kernel on a CPU twice"
-_ONCE = "second derivatives through PyTorch's fused kernel fail, with PyTorch's own error"
+_ONCE = "PyTorch's plain operations compute what needs gradients there, with the whole matrix in memory"
 flash = _part("torch._scaled_dot_product_flash_attention_for_cpu", _TWICE, _ONCE, None)
 flash_backward = _part(
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default", _TWICE, _ONCE, None
@@ -414,8 +414,11 @@ flash_backward = _part(
 _choice = _part("torch._fused_sdp_choice", _TWICE, _ONCE, None)
 
 
+UNKNOWN = -1
+
+
 def _no_choice(*args: Any, **given: Any) -> int:
-    return -1
+    return UNKNOWN
 
 
 # which of its kernels PyTorch would run: a number of torch.nn.attention.SDPBackend

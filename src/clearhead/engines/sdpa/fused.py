@@ -7,10 +7,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clearhead.base.batched import Gradients, unbatched
 from clearhead.base.shapes import Sizes
-from clearhead.base.torch_private import flash, flash_backward, fused_choice
+from clearhead.base.torch_private import UNKNOWN, flash, flash_backward, fused_choice
 from clearhead.base.tracing import (
     compiling,
     dispatches,
@@ -45,6 +46,11 @@ def fused(
                 mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
             found: Tensor = _Flash.apply(query, key, value, scale, mask, causal)  # type: ignore[no-untyped-call]
             return found
+        if choice == UNKNOWN:  # plain operations can be differentiated twice, and make the whole matrix
+            with sdpa_kernel(SDPBackend.MATH):
+                return F.scaled_dot_product_attention(
+                    query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
+                )
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
     )
