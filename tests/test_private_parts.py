@@ -1,6 +1,7 @@
 """Private names of PyTorch and transformers: used through two tables alone, and each may be missing."""
 
 import ast
+import functools
 import json
 import os
 import subprocess
@@ -26,10 +27,6 @@ LABELS = {"_native_multi_head_attention", "_transformer_encoder_layer_fwd"}  # a
 
 def private(name):
     return name.startswith("_") and not (name.startswith("__") and name.endswith("__")) and name.strip("_") != ""
-
-
-def trees(files):
-    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in files}
 
 
 def theirs():
@@ -76,10 +73,17 @@ def uses(tree):
                 yield node.lineno, word, repr(node.value), False
 
 
+@functools.cache
+def sources():
+    """The files, and the private names that each gives to what is its own."""
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+    return trees, {path: {name for name in own_names(tree) if private(name)} for path, tree in trees.items()}
+
+
 def foreign(trees):
     """Every use of a private name that is none of the sources' own."""
-    own = {path: {name for name in own_names(tree) if private(name)} for path, tree in trees.items()}
-    every, outside = set().union(*own.values()), theirs()
+    own, outside = sources()[1], theirs()
+    every = set().union(*own.values())
     for path, tree in trees.items():
         quoted = {word for _, word, code, _ in uses(tree) if code[0] in "'\""}
         for line, name, code, on_self in uses(tree):
@@ -88,7 +92,7 @@ def foreign(trees):
             if code[0] in "'\"":
                 wrong = name in outside - every - LABELS
             elif name in outside:
-                wrong = not (on_self and name in own[path])
+                wrong = not (on_self and name in own.get(path, ()))
             else:
                 wrong = name not in every | quoted  # names that `object.__setattr__` and `__dict__` give
             if wrong:
@@ -96,7 +100,7 @@ def foreign(trees):
 
 
 def test_private_names_are_used_through_the_tables_alone():
-    assert list(foreign(trees(FILES))) == []
+    assert list(foreign(sources()[0])) == []
 
 
 @pytest.mark.parametrize(
@@ -122,7 +126,7 @@ def test_private_names_are_used_through_the_tables_alone():
     ],
 )
 def test_another_use_would_be_found(code):
-    assert list(foreign({**trees(FILES), Path("new.py"): ast.parse(code)}))
+    assert list(foreign({Path("new.py"): ast.parse(code)}))
 
 
 def test_only_the_base_asks_what_compiles_and_casts():
