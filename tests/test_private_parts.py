@@ -22,6 +22,7 @@ FILES = sorted(set(SOURCE.rglob("*.py")) - HOMES)
 PARTS = torch_private.PARTS | transformers_private.PARTS
 NAMEDTUPLE = {"_replace", "_asdict", "_fields", "_field_defaults"}
 STANDARD = {"os._exit", "sys._getframe"}  # of Python itself
+STEPS = {step.removesuffix("()") for name in PARTS for step in name.split(".") if step.startswith("_")}
 LABELS = {"_native_multi_head_attention", "_transformer_encoder_layer_fwd"}  # a record's backend, in words
 
 
@@ -90,7 +91,7 @@ def foreign(trees):
             if not private(name) or name in NAMEDTUPLE or code in STANDARD:
                 continue
             if code[0] in "'\"":
-                wrong = name in outside - every - LABELS
+                wrong = name in (outside - every) | STEPS and name not in LABELS
             elif name in outside:
                 wrong = not (on_self and name in own.get(path, ()))
             else:

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from clearhead.base.torch_private import (
     add_batch_dim,
-    enter_batch,
+    batch_level,
     is_batch_of_losses,
-    leave_batch,
     remove_batch_dim,
 )
 from clearhead.base.tracing import batched
@@ -32,8 +31,7 @@ def unbatched(compute: Compute, *grads: Tensor | None) -> Gradients:
 
 def _each_of(compute: Compute, grads: Gradients) -> Gradients:
     """The gradients for each gradient of the results that `is_grads_batched=True` has batched."""
-    level = enter_batch() - 1
-    leave_batch()
+    level = batch_level()
     known = [g is not None and is_batch_of_losses(g) for g in grads]
     plain: list[Tensor | None] = [
         remove_batch_dim(g, level, 0, 0) if b and g is not None else g for g, b in zip(grads, known, strict=True)

@@ -113,16 +113,23 @@ without_transforms: Callable[[], Any] = _part(
 # ------------------------------------------------------------ a batch of losses: torch.autograd.grad(is_grads_batched)
 
 _LOSSES = "to compute the gradients of a batch of losses (is_grads_batched=True)"
-enter_batch: Callable[[], int] = _part("torch._C._vmapmode_increment_nesting", _LOSSES)
-leave_batch: Callable[[], int] = _part("torch._C._vmapmode_decrement_nesting", _LOSSES)
+_enter = _part("torch._C._vmapmode_increment_nesting", _LOSSES)
+_leave = _part("torch._C._vmapmode_decrement_nesting", _LOSSES, RAISES, None)
 remove_batch_dim: Callable[..., Tensor] = _part("torch._remove_batch_dim", _LOSSES)
 add_batch_dim: Callable[..., Tensor] = _part("torch._add_batch_dim", _LOSSES)
 
 
+def batch_level() -> int:
+    """How many batches of losses are around here."""
+    if _leave is None:
+        _refusing("torch._C._vmapmode_decrement_nesting")()
+    level: int = _enter() - 1
+    _leave()
+    return level
+
+
 def _of_no_batch(tensor: Tensor) -> bool:
-    inside = enter_batch() > 1
-    leave_batch()
-    return inside and bool(_refusing("torch._C._functorch.is_legacy_batchedtensor")())
+    return batch_level() > 0 and bool(_refusing("torch._C._functorch.is_legacy_batchedtensor")())
 
 
 is_batch_of_losses: Callable[[Tensor], bool] = _part(
@@ -235,15 +242,11 @@ _modes = _part(
 )
 
 
-def _counted_modes() -> int:
-    return len(_modes())
-
-
 dispatch_modes: Callable[[], int] = _part(
     "torch._C._len_torch_dispatch_stack",
     "to see whether a mode follows each operation (make_fx, fake tensors)",
     "the modes are listed",
-    _counted_modes,
+    lambda: len(_modes()),
 )
 _FOLLOWS = "to see whether fake tensors, make_fx or functionalization follow each operation"
 _WITHIN = "an UnsupportedError inside a mode that follows operations"
@@ -266,15 +269,11 @@ def tracing_modes() -> Iterator[Any]:
     return (_mode_of(key) for key in _tracers)
 
 
-def _one_mode() -> int:
-    return 1
-
-
 function_modes: Callable[[], int] = _part(
     "torch._C._len_torch_function_stack",
     "to see whether a function mode may change what a function computes",
     "one is taken to be at work, so that what a mask function gives is not kept",
-    _one_mode,
+    lambda: 1,
 )
 
 # -------------------------------------------------------------------------------------------------------- the compiler
@@ -439,14 +438,10 @@ def check_fast_path() -> None:
         _refusing("torch._transformer_encoder_layer_fwd")()
 
 
-def _unsupported() -> bool:
-    return False
-
-
 _AMX = "to see whether PyTorch's kernel has matrix instructions (AMX)", "clearhead's own kernel is taken"
 amx: dict[torch.dtype, Callable[[], bool]] = {
-    torch.bfloat16: _part("torch.cpu._is_amx_tile_supported", *_AMX, _unsupported),
-    torch.float16: _part("torch.cpu._is_amx_fp16_supported", *_AMX, _unsupported),
+    torch.bfloat16: _part("torch.cpu._is_amx_tile_supported", *_AMX, bool),
+    torch.float16: _part("torch.cpu._is_amx_fp16_supported", *_AMX, bool),
 }
 
 # ------------------------------------------------------------------------------------------------------------- tensors
