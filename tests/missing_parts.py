@@ -328,7 +328,8 @@ def lazy(ch):
     with torch.no_grad(), ch.lazy_attentions(model):
         lazy = model(input_ids=IDS, output_attentions=True).attentions[0]
         plain = model(input_ids=IDS).last_hidden_state
-    copied = torch.ops.aten.add.Tensor(lazy, 1.0)
+    with torch._C.DisableTorchFunctionSubclass():
+        copied = lazy + 1.0
     return torch.cat([t.flatten() for t in (lazy.mean(1), copied, plain, torch.stack([lazy])[0])])
 
 

@@ -49,6 +49,13 @@ def _there(name: str, serves: str, without: str) -> bool:
     return look(name) is not ABSENT
 
 
+def _first_missing(serves: str, without: str, *names: str) -> str:
+    """The first of these attributes that a module does not have, or ""."""
+    every = [f"torch.nn.Module().{name}" for name in names]
+    there = [_there(name, serves, without) for name in every]
+    return "" if all(there) else every[there.index(False)]
+
+
 def _later(name: str, serves: str, without: str) -> Callable[[], Any]:
     """A function that gives what has this name, or None: its module is imported when it is asked for."""
     PARTS[name] = Part(serves, without)
@@ -250,22 +257,21 @@ dispatch_modes: Callable[[], int] = _part(
 )
 _FOLLOWS = "to see whether fake tensors, make_fx or functionalization follow each operation"
 _WITHIN = "an UnsupportedError inside a mode that follows operations"
-_tracers = [
-    _part(f"torch._C._TorchDispatchModeKey.{name}", _FOLLOWS, _WITHIN, None) for name in ("FAKE", "PROXY", "FUNCTIONAL")
-]
-_mode_of = _part("torch._C._get_dispatch_mode", _FOLLOWS, _WITHIN, None)
-_modes_known = _mode_of is not None and all(key is not None for key in _tracers)
+_keys = [f"torch._C._TorchDispatchModeKey.{name}" for name in ("FAKE", "PROXY", "FUNCTIONAL")]
+_tracers = [_part(name, _FOLLOWS, _WITHIN, None) for name in _keys]
+_unknown = [name for name, key in zip(_keys, _tracers, strict=True) if key is None]
+_mode_of = _part("torch._C._get_dispatch_mode", _FOLLOWS, _WITHIN)
+if _unknown:
+    _mode_of = _refusing(_unknown[0])
 
 
 def fake_mode() -> Any:
     """The mode of fake tensors that is at work, or None. To be asked where a dispatch mode is at work."""
-    return _mode_of(_tracers[0]) if _modes_known else _refusing("torch._C._get_dispatch_mode")()
+    return _mode_of(_tracers[0])
 
 
 def tracing_modes() -> Iterator[Any]:
     """The modes that follow each operation, None for one that is not at work; asked for as `fake_mode` is."""
-    if not _modes_known:
-        _refusing("torch._C._get_dispatch_mode")()
     return (_mode_of(key) for key in _tracers)
 
 
@@ -527,14 +533,13 @@ nested_from_mask: Callable[[Tensor, Tensor], Tensor] = _part(
 
 _HELD = "to read what a module holds, and to make a copy of it over other parameters"
 _READ = "it is read by named_parameters() and the like, and a copy raises an UnsupportedError"
-_held = [_there(f"torch.nn.Module()._{kind}", _HELD, _READ) for kind in ("parameters", "buffers", "modules")]
-_all_held = all(_held)
+_held = _first_missing(_HELD, _READ, "_parameters", "_buffers", "_modules")
 Held = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 
 
 def parts_of(module: Any) -> Held:
     """The module's own parameters, buffers and modules, by their names."""
-    if not _all_held:
+    if _held:
         own = {"recurse": False, "remove_duplicate": False}
         return dict(module.named_parameters(**own)), dict(module.named_buffers(**own)), dict(module.named_children())
     return module._parameters, module._buffers, module._modules
@@ -542,42 +547,34 @@ def parts_of(module: Any) -> Held:
 
 def put_parts(module: Any, held: Held) -> None:
     """Give a module other parameters, buffers and modules, which need not be of the types that it takes."""
-    if not _all_held:
-        _refusing("torch.nn.Module()._parameters")()
+    if _held:
+        _refusing(_held)()
     module.__dict__.update(zip(("_parameters", "_buffers", "_modules"), held, strict=True))
 
 
 _HOOKS = "to see whether hooks change what a layer computes"
-_hooks = [
-    _there(f"torch.nn.Module().{name}", _HOOKS, "layers are called, and an UnsupportedError where one must not be")
-    for name in ("_forward_hooks", "_forward_pre_hooks")
-]
+_CALLED = "layers are called, and an UnsupportedError where one must not be"
+_hooks = _first_missing(_HOOKS, _CALLED, "_forward_hooks", "_forward_pre_hooks")
 _MARKS = "to take away the hooks of a model that shares its sequences out over ranks"
-_marks = [
-    _there(f"torch.nn.Module().{name}", _MARKS, RAISES)
-    for name in ("_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called")
-]
-_all_hooks, _all_marks = all(_hooks), all(_marks)
+_marks = _first_missing(_MARKS, RAISES, "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called")
 
 
 def may_have_hooks(layer: Any) -> bool:
     """Whether a hook may see or change what a layer computes."""
-    return not _all_hooks or bool(layer._forward_hooks or layer._forward_pre_hooks)
+    return bool(_hooks or layer._forward_hooks or layer._forward_pre_hooks)
 
 
 def has_hooks(layer: Any) -> bool:
     """The same, for a layer that must not be called where it has some."""
-    if not _all_hooks:
-        _refusing("torch.nn.Module()._forward_hooks")()
+    if _hooks:
+        _refusing(_hooks)()
     return may_have_hooks(layer)
 
 
 def remove_hooks(module: Any, ours: Callable[[Any], bool]) -> None:
     """Take away the forward hooks of a module for which `ours(hook)` is True."""
-    if not _all_hooks or not _all_marks:
-        _refusing(
-            "torch.nn.Module()._forward_hooks_always_called" if _all_hooks else "torch.nn.Module()._forward_hooks"
-        )()
+    if _hooks or _marks:
+        _refusing(_hooks or _marks)()
     for hooks, marks in (
         (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
         (module._forward_hooks, module._forward_hooks_always_called),
