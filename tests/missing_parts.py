@@ -235,7 +235,8 @@ def exported(ch):
 @use
 def operator_differentiated(ch):
     q, k, v = inputs(requires_grad=True)
-    run = torch.compile(lambda q, k, v: ch.attention(q, k, v, engine="sdpa"), backend="aot_eager")
+    mask = ch.SlidingWindow(before=2)
+    run = torch.compile(lambda q, k, v: ch.attention(q, k, v, mask=mask, engine="sdpa"), backend="aot_eager")
     return torch.autograd.grad(run(q, k, v).square().sum(), q)[0]
 
 
