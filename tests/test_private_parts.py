@@ -173,9 +173,12 @@ def test_without_a_name_the_numbers_are_the_same_or_an_error_says_so(ran, name):
     refused = {use: found for use, found in ran[name].items() if isinstance(found, str)}
     for use, found in ran[name].items():
         if use not in refused:
-            assert found == pytest.approx(ran[""][use], rel=1e-5, abs=1e-6, nan_ok=True), use
+            assert found == pytest.approx(ran[""][use], rel=1e-5, abs=1e-5, nan_ok=True), (
+                use
+            )  # of float32, some twice differentiated
     for use, found in refused.items():
-        assert found.startswith("UnsupportedError") and "which clearhead needs to" in found, (use, found)
+        kind = found.removeprefix("InternalTorchDynamoError: ")  # where the compiler has met the error
+        assert kind.startswith("UnsupportedError") and "which clearhead needs to" in found, (use, found)
         assert name == "all" or NAMES[name] in found, (use, found)
     if name != "all":  # what the table says of an error is so
         raises = PARTS[name].without == private_names.RAISES
