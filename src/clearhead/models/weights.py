@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.tracing import vectorized
 from clearhead.inspection.gradients import WeightGradients
-from clearhead.inspection.index import DENSE_BYTES, Part
+from clearhead.inspection.index import Part
 from clearhead.inspection.reductions.base import Queries, Reduction
 from clearhead.inspection.reductions.entropy import Entropy
 from clearhead.inspection.reductions.log_sum_exp import LogSumExp
@@ -123,12 +122,11 @@ class MultipliedWeights(PaddedWeights):
     def _weights(self, problem: Problem, batch: slice, part: Part) -> Tensor:
         return super()._weights(problem, batch, part) * self._factor[batch, part.heads, part.queries].unsqueeze(-1)
 
-    def dense(self, max_bytes: int | None = DENSE_BYTES) -> Any:
-        found = super().dense(max_bytes)
-        problem = self._problem
-        if problem.needs_grad or vectorized():  # made of parts
-            return found
-        return found * problem.sizes.restore(self._factor).unsqueeze(-1)
+    def _whole(self) -> Tensor:
+        found = super()._whole()
+        if self._by_parts():
+            return found  # parts have the factor
+        return found * self._sizes.restore(self._factor).unsqueeze(-1)
 
     def reduce(self, *reductions: Reduction) -> tuple[Any, ...]:
         results = super().reduce(*map(self._meant, reductions))
