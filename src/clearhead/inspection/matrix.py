@@ -299,8 +299,7 @@ class LazyMatrix(ABC):
         except Exception as error:  # its tensors were written to, or a part of somebody's own raises
             reason = str(error).partition("\n")[0]
             return f"{type(self).__name__}({tuple(self.shape)}, {self.dtype}, not to be computed: {reason})"
-        rows = first_rows(self.shape, lambda index: self[index])
-        return f"{head}:\n{rows}" if rows else head
+        return with_first_rows(head, self.shape, self.__getitem__)
 
 
 METHODS = {
@@ -309,17 +308,21 @@ METHODS = {
 }
 
 
-def first_rows(shape: tuple[int, ...], part: Callable[[tuple[Any, ...]], Any]) -> str:
-    """The numbers of a small matrix's first heads, as PyTorch prints them; nothing where it is large, or they fail."""
+def with_first_rows(head: str, shape: tuple[int, ...], part: Callable[[Any], Any]) -> str:
+    """The head, and under it the numbers of a small matrix's first heads as PyTorch prints them, where they can be had.
+
+    `part` computes an index.
+    """
     *outer, queries, keys = shape
     if not 0 < queries <= SMALL or not 0 < keys <= SMALL or not math.prod(outer):
-        return ""
-    every = math.prod(outer) <= HEADS
-    index = () if every else (*(0 for _ in outer[:-1]), slice(min(outer[-1], HEADS)))
+        return head
+    index: tuple[Any, ...] = (...,)
+    written = ""
+    if math.prod(outer) > HEADS:
+        *zeros, some = *(0 for _ in outer[:-1]), min(outer[-1], HEADS)
+        index, written = (*zeros, slice(some), ...), f"[{', '.join([*map(str, zeros), f':{some}'])}]"
     try:
         with torch.no_grad():
-            rows = repr(part((*index, ...)))
+            return f"{head}{written}:\n{part(index)!r}"
     except Exception:  # tensors without values, in transforms, and what a class of one's own raises
-        return ""
-    written = ", ".join([*("0" for _ in outer[:-1]), f":{min(outer[-1], HEADS)}"]) if outer else ""
-    return rows if every else f"w[{written}] = {rows}"
+        return head
