@@ -61,7 +61,7 @@ class WeightDifference(LazyMatrix):
 
     `difference[index]`, a basic index, gives that part; `blocks(sequence, head)` goes through a head's rows a block at
     a time. Both are the models' own weights: with sinks, rows are not renormalised. Raises a `ClearheadError` for a
-    part above 256 MiB. Memory is that of what is asked for.
+    part above 256 MiB. Memory is that of what is asked for. Sums, extremes and operators are those of `Weights`.
     """
 
     _instead = "Index the part you need (d[..., -1, :]), go through blocks(sequence, head)"

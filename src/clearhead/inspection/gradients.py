@@ -38,6 +38,7 @@ class WeightGradients(LazyMatrix):
 
     Formula: ∂L/∂A_ij = Ȯ_i · V_j, with A the weights, Ȯ = ∂L/∂O the gradient of the output O = A·V. `by_query` and
     `by_key` sum A ∘ ∂A, the weights times their gradients, without the matrix. None of it has gradients itself.
+    Indices, sums, extremes and operators are those of `Weights`; indices give pairs that are not allowed, too.
     Memory is O(Lq + Lk) but for what is asked for. Source: Chefer, Gur and Wolf 2021, "Transformer Interpretability
     Beyond Attention Visualization", who roll (A ∘ ∂A)⁺ out over the layers.
     """

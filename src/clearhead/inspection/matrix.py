@@ -158,11 +158,11 @@ class LazyMatrix(ABC):
 
         Of equal numbers the first is named. Matrices of NumPy arrays give the values alone, as NumPy does.
         """
-        return self._extreme(None, False, 1) if dim is None else self._pair(dim, keepdim, 1)
+        return self._extreme(None, keepdim, 1) if dim is None else self._pair(dim, keepdim, 1)
 
     def min(self, dim: int | None = None, keepdim: bool = False) -> Any:
         """The smallest number of all; with `dim` those along a dimension, and their places. See `max`."""
-        return self._extreme(None, False, -1) if dim is None else self._pair(dim, keepdim, -1)
+        return self._extreme(None, keepdim, -1) if dim is None else self._pair(dim, keepdim, -1)
 
     def argmax(self, dim: int | None = None, keepdim: bool = False) -> Any:
         """Where the largest number stands along a dimension, the first of equal ones; None: in the flattened whole."""
@@ -269,7 +269,7 @@ class LazyMatrix(ABC):
         if isinstance(kwargs.get("out"), LazyMatrix) or (
             isinstance(first, LazyMatrix) and name.endswith("_") and not name.endswith("__")
         ):
-            raise UnsupportedError(f"a lazy matrix is read-only ({name}): write to its numbers, w.dense().")
+            raise UnsupportedError(f"a lazy matrix is read-only ({name}): write to a copy, w.dense().")
         args, kwargs = tree_map_only(LazyMatrix, LazyMatrix._tensor, (args, kwargs))
         return function(*args, **kwargs)
 
