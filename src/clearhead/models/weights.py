@@ -63,7 +63,7 @@ class PaddedWeights(Weights):
         words = self._padding.queries
         if words is not None:
             problem = problem._replace(visible=seen_by(words, problem.visible, problem.sizes))
-        return Weights(FromRecord(self._recorded._replace(problem=problem), {}))
+        return Weights(FromRecord(self._recorded._replace(problem=problem), {}, self._source.numpy))
 
     def reduce(self, *reductions: Reduction) -> tuple[Any, ...]:
         results = self._of_words.reduce(*reductions)
@@ -145,8 +145,7 @@ class MultipliedWeights(PaddedWeights):
         )
 
     def __matmul__(self, value: Any) -> Any:
-        output = super().__matmul__(value)
-        return output * self._problem.sizes.restore(self._factor).unsqueeze(-1).to(output.dtype)
+        return self._product(super().__matmul__(value), self._sizes.restore(self._factor).unsqueeze(-1))
 
     def _meant(self, reduction: Reduction) -> Reduction:
         """The reduction of the softmax that gives this one of the product, but for `_times`."""
@@ -165,10 +164,16 @@ class MultipliedWeights(PaddedWeights):
         factor = self._factor
         if isinstance(reduction, TopK):
             values, keys = result
-            return values * factor.unsqueeze(-1), keys
+            return self._product(values, factor.unsqueeze(-1)), keys
         if isinstance(reduction, LINEAR):
-            return result * factor.reshape(*factor.shape, *(1,) * (result.ndim - factor.ndim)).to(result.dtype)
+            return self._product(result, factor.reshape(*factor.shape, *(1,) * (result.ndim - factor.ndim)))
         return result
+
+    def _product(self, result: Any, factor: Tensor) -> Any:
+        """A result, an array or a tensor, times a factor."""
+        found = torch.as_tensor(result)
+        found = found * factor.to(found.dtype)
+        return found.numpy() if self._source.numpy else found
 
     def _of_queries(self, queries: Queries) -> Tensor:
         """A weight for each query, with the factor in it."""
