@@ -1,4 +1,4 @@
-"""PyTorch's state: what compiles, traces or transforms, and whether the values of tensors can be read.
+"""PyTorch's state: whether code is compiled, traced or transformed, and whether the values of tensors can be read.
 
 Values are hidden, and can be asserted at best, while code is compiled or exported, and inside `torch.func.vmap`.
 """
@@ -25,13 +25,13 @@ from clearhead.base.errors import ClearheadError, UnsupportedError
 _functorch = torch._C._functorch
 _interpreters = _functorch.peek_interpreter_stack
 any_autocast = torch._C._is_any_autocast_enabled
-# what compiles the frames that this thread runs next; None in eager code. A function of C's, which the compiler cannot
-# enter
+# gives the compiler of the frames that this thread runs next; None in eager code. It is a function in C, which the
+# compiler cannot enter
 compiler_here = torch._C._dynamo.eval_frame.get_eval_frame_callback
 _compile_with = torch._C._dynamo.eval_frame.set_eval_frame
 _dispatch_modes, _jit_state = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state
-# No module of PyTorch's is named in the functions below that ask `compiling()`: the compiler would compile such a
-# function by itself, where code around it could not be, as one that is always being compiled
+# The functions below that ask `compiling()` name no module of PyTorch's. Where the compiler leaves out the code around
+# such a function, it would compile the function by itself, and the answer would always be "compiling"
 _level: Callable[[], int] = partial(getattr, forward_ad, "_current_level")
 _stack = _functorch.get_interpreter_stack
 _NOTHING = nullcontext()
@@ -40,7 +40,7 @@ _KEYS = torch._C._TorchDispatchModeKey
 _TRACERS = (_KEYS.FAKE, _KEYS.PROXY, _KEYS.FUNCTIONAL)
 
 
-some_compiling = is_compiling  # whether any thread compiles: a look before the closer one, which is a function more
+some_compiling = is_compiling  # whether any thread compiles: a cheap test, before `compiling()` asks for this thread
 
 
 def compiling() -> bool:
@@ -87,7 +87,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def constant(function: Function) -> Function:
-    """As `torch.compiler.assume_constant_result`, which would import the compiler to set this mark."""
+    """Mark a function as `torch.compiler.assume_constant_result` does, which would import the compiler to do so."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
@@ -152,7 +152,7 @@ def on_host(tensor: Tensor) -> np.ndarray:
 
 
 def empty_of_values(tensor: Tensor) -> bool:
-    """Whether the tensor has a shape alone: on the meta device, or PyTorch's fake tensors."""
+    """Whether the tensor has a shape and no values: it is on the meta device, or one of PyTorch's fake tensors."""
     return tensor.is_meta or (type(tensor) is not Tensor and isinstance(tensor, FakeTensor))
 
 
@@ -215,7 +215,7 @@ def refuse_jit() -> None:
 
 
 def as_followed(tensor: Tensor) -> Tensor:
-    """A tensor made outside; under PyTorch's fake tensors, as one of them."""
+    """A tensor that was made outside; under PyTorch's fake tensors, a fake tensor of it."""
     mode = torch._C._get_dispatch_mode(_KEYS.FAKE) if traced() else None
     return tensor if mode is None or isinstance(tensor, FakeTensor) else mode.from_tensor(tensor)
 
@@ -235,8 +235,8 @@ def traced() -> bool:
 
 
 def in_place() -> bool:
-    """Whether what was just made may be written to. A trace (`torch.func.linearize`) may keep it as a constant, and
-    would write to that again in each run."""
+    """Whether a tensor that was just made may be written to. A trace (`torch.func.linearize`) may keep it as a
+    constant, and each run of the trace would write to the constant again."""
     return not traced()
 
 
@@ -258,7 +258,7 @@ def ensure(good: Tensor, error: Callable[[], ClearheadError], short: str) -> Non
 def eagerly(function: Function) -> Function:
     """The function, which the compiler leaves out of its code, with all that it calls.
 
-    As `torch.compiler.disable`, which would import the compiler to set this mark.
+    This sets the mark of `torch.compiler.disable`, which would import the compiler.
     """
 
     @functools.wraps(function)
@@ -280,7 +280,7 @@ def compiled_code(function: Any) -> bool:
     return code is not None and bool(torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code))
 
 
-# torch's own function: its name in torch.nn.functional may be a wrapper of another's
+# torch's own function: its name in torch.nn.functional may be the wrapper of another package
 OWN_SDPA = torch._C._nn.scaled_dot_product_attention
 
 
@@ -317,7 +317,7 @@ def autocast(tensor: Tensor) -> Tensor:
 
 
 def autocast_of_now(device: torch.device) -> Callable[[], AbstractContextManager[object]]:
-    """What makes a context with the autocast that is at work now."""
+    """A function that makes a context with the present autocast."""
     kind = device.type
     if not torch.amp.is_autocast_available(kind):
         return nullcontext

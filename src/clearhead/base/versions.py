@@ -12,7 +12,7 @@ from clearhead.base.tracing import address, compiling, transformed
 
 
 class Versions:
-    """How often each tensor had been written to when it was read. Each is given with the name of what reads it.
+    """The number of writes to each tensor when it was read. Each tensor is given with the name of its reader.
 
     Tensors made in inference mode do not count their writes: where one of them is read, `known` is False.
     """
@@ -26,11 +26,11 @@ class Versions:
             else:
                 self._seen.append((name, tensor, tensor._version, address(tensor)))
 
-    def __reduce__(self) -> Any:  # a copy has tensors of its own, whose writes are counted anew
+    def __reduce__(self) -> Any:  # a copy has its own tensors, whose writes are counted anew
         return _again, ([(name, tensor, tensor._version != version) for name, tensor, version, _ in self._seen],)
 
     def changed(self, tensors: Iterable[tuple[str, Tensor]]) -> tuple[str, Tensor] | None:
-        """The first of these that is another tensor, was written to since, or was given other memory."""
+        """The first of these tensors that is another object, was written to since, or was given other memory."""
         if not self._counted:
             return None
         now = [(name, tensor) for name, tensor in tensors if not tensor.is_inference()]
@@ -42,14 +42,14 @@ class Versions:
         return now[-1] if now else self._seen[-1][:2]
 
     def written(self) -> tuple[str, Tensor] | None:
-        """The first tensor that has been written to since, with the name of what reads it."""
+        """The first tensor that has been written to since, with the name of its reader."""
         for name, tensor, version, _ in self._seen:
             if tensor._version != version:
                 return name, tensor
         return None
 
     def check(self) -> None:
-        """Raise where a backward pass would compute with other numbers than the forward did."""
+        """Raise where a backward pass would compute with other numbers than the forward pass."""
         found = self.written()
         if found is not None:
             name, tensor = found
