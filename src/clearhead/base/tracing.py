@@ -25,13 +25,13 @@ from clearhead.base.errors import ClearheadError, UnsupportedError
 _functorch = torch._C._functorch
 _interpreters = _functorch.peek_interpreter_stack
 any_autocast = torch._C._is_any_autocast_enabled
-# gives the compiler of the frames that this thread runs next; None in eager code. It is a function in C, which the
-# compiler cannot enter
+# what compiles the frames that this thread runs next; None in eager code. A function of C's, which the compiler cannot
+# enter
 compiler_here = torch._C._dynamo.eval_frame.get_eval_frame_callback
 _compile_with = torch._C._dynamo.eval_frame.set_eval_frame
 _dispatch_modes, _jit_state = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state
-# The functions below that ask `compiling()` name no module of PyTorch's. Where the compiler leaves out the code around
-# such a function, it would compile the function by itself, and the answer would always be "compiling"
+# No module of PyTorch's is named in the functions below that ask `compiling()`: the compiler would compile such a
+# function by itself, where code around it could not be, as one that is always being compiled
 _level: Callable[[], int] = partial(getattr, forward_ad, "_current_level")
 _stack = _functorch.get_interpreter_stack
 _NOTHING = nullcontext()
@@ -40,7 +40,7 @@ _KEYS = torch._C._TorchDispatchModeKey
 _TRACERS = (_KEYS.FAKE, _KEYS.PROXY, _KEYS.FUNCTIONAL)
 
 
-some_compiling = is_compiling  # whether any thread compiles: a cheap test, before `compiling()` asks for this thread
+some_compiling = is_compiling  # whether any thread compiles: a look before the closer one, which is a function more
 
 
 def compiling() -> bool:
@@ -87,7 +87,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def constant(function: Function) -> Function:
-    """Mark a function as `torch.compiler.assume_constant_result` does, which would import the compiler to do so."""
+    """As `torch.compiler.assume_constant_result`, which would import the compiler to set this mark."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
@@ -215,7 +215,7 @@ def refuse_jit() -> None:
 
 
 def as_followed(tensor: Tensor) -> Tensor:
-    """A tensor that was made outside; under PyTorch's fake tensors, a fake tensor of it."""
+    """A tensor made outside; under PyTorch's fake tensors, as one of them."""
     mode = torch._C._get_dispatch_mode(_KEYS.FAKE) if traced() else None
     return tensor if mode is None or isinstance(tensor, FakeTensor) else mode.from_tensor(tensor)
 
@@ -280,7 +280,7 @@ def compiled_code(function: Any) -> bool:
     return code is not None and bool(torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code))
 
 
-# torch's own function: its name in torch.nn.functional may be the wrapper of another package
+# torch's own function: its name in torch.nn.functional may be a wrapper of another's
 OWN_SDPA = torch._C._nn.scaled_dot_product_attention
 
 

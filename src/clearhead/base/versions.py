@@ -26,7 +26,7 @@ class Versions:
             else:
                 self._seen.append((name, tensor, tensor._version, address(tensor)))
 
-    def __reduce__(self) -> Any:  # a copy has its own tensors, whose writes are counted anew
+    def __reduce__(self) -> Any:  # a copy has tensors of its own, whose writes are counted anew
         return _again, ([(name, tensor, tensor._version != version) for name, tensor, version, _ in self._seen],)
 
     def changed(self, tensors: Iterable[tuple[str, Tensor]]) -> tuple[str, Tensor] | None:
@@ -42,7 +42,7 @@ class Versions:
         return now[-1] if now else self._seen[-1][:2]
 
     def written(self) -> tuple[str, Tensor] | None:
-        """The first tensor that has been written to since, with the name of its reader."""
+        """The first tensor that has been written to since, with the name of what reads it."""
         for name, tensor, version, _ in self._seen:
             if tensor._version != version:
                 return name, tensor

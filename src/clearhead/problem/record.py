@@ -129,7 +129,7 @@ def at_once(keep: Tensor) -> Residual:
 
 
 def _detached(tensor: Tensor) -> Tensor:
-    """The detached tensor; a copy where a later optimizer step, or an uncounted write, changes it."""
+    """Detached; a copy of what a later optimizer step, or an uncounted write, changes."""
     base = tensor if tensor._base is None else tensor._base
     trained = isinstance(base, nn.Parameter) or (base.is_leaf and base.requires_grad)
     return copied(tensor) if trained or tensor.is_inference() else tensor.detach()
