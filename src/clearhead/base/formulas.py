@@ -166,7 +166,7 @@ def row_at(value: Tensor, places: Places, axis: int) -> Tensor:
 
 
 def total(terms: Sequence[Text], left: int = 0, sign: str = "Σ") -> Text:
-    """A sum, or the result of another sign, written out. Terms that are left out are counted. No term gives 0."""
+    """A sum, or the result of another sign, written out. Terms that are left out are counted. Without terms it is 0."""
     if sign != "Σ":
         return Text(ATOM, f"{sign}({', '.join([term.text for term in terms] + ['…'] * bool(left))})")
     if len(terms) <= 1 and not left:

@@ -52,7 +52,7 @@ def _of_tensor(name: str) -> Any:
 # as they are when this is imported: a function that is replaced later is not known
 _OWN_METHODS = {name: found for name in _METHODS.split() if isinstance(found := _of_tensor(name), _OF_C)}
 _OWN_OPERATORS: list[tuple[Any, str, Any]] = [(Tensor, name, _of_tensor(name)) for name in _OPERATORS]
-_OWN_OPERATORS += [  # what those written in Python call
+_OWN_OPERATORS += [  # names that operators written in Python look up
     (owner, name, getattr(owner, name))
     for operator in {inspect.unwrap(found) for _, _, found in _OWN_OPERATORS if isinstance(found, types.FunctionType)}
     if isinstance(operator, types.FunctionType)

@@ -31,7 +31,7 @@ TENSORS = 8  # of a block's size at once; the primal's blocks need only a few
 
 
 def serves(problem: Problem) -> bool:
-    """Whether only forward mode differentiates this problem, and nothing but its operands is learnt."""
+    """Whether forward mode alone differentiates this problem, and only its operands are learnt."""
     if problem.lowered is None or problem.by_function or 0 in problem.sizes.shape or not forward_alone():
         return False
     return not any(t is not None and dispatches(t) for t in operands(problem))

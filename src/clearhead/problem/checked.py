@@ -1,6 +1,6 @@
 """Checks of a problem that did not come from `make_problem`: its parts are compared with its sizes.
 
-`make_problem` checks what `attention` was given. An edit, an engine, a file, a pickle or a call of the compiled
+`make_problem` checks the arguments of `attention`. An edit, an engine, a file, a pickle or a call of the compiled
 operator may give a problem that nothing has checked. Each of them passes it here before an engine reads it.
 """
 

@@ -1,4 +1,4 @@
-"""Operands made finite, and a poison for the queries that may see a number that was not finite."""
+"""Operands are made finite, and queries that may see a number that was not finite get NaN by a poison."""
 
 from __future__ import annotations
 

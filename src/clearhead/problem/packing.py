@@ -86,7 +86,7 @@ def unpacked(
     length: int | None = None,
     who: str = PACKED,
 ) -> Problem:
-    """The problem of these parts. Its operands are new leaves, and those that are `wanted` need a gradient.
+    """The problem of these parts. Its operands are new leaves, and those of them that are `wanted` need a gradient.
 
     `length`: the length of the whole sequence, where query and key are a part of it while mask and bias are whole.
     """

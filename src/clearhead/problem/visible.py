@@ -55,7 +55,7 @@ def resolve(mask: Mask, sizes: Sizes, as_written: bool) -> Visible:
     if signature is None or transformed():  # tensors made inside a transform are not valid outside of it
         return visible(mask.resolve(sizes), sizes)
     host = sizes._replace(device=torch.device("cpu"))  # a plain value is lowered there: no other device is read
-    with torch.inference_mode(False):  # what is remembered may be used where gradients are wanted
+    with torch.inference_mode(False):  # a remembered mask may be used where gradients are wanted
         found = visible(mask.resolve(host), host)
         if sizes.device != host.device:
             intervals_of(found)
@@ -91,7 +91,7 @@ def _kept(mask: Mask, depends: tuple[Tensor, ...], sizes: Sizes) -> Visible:
     versions, before, found = kept.get(sizes, (None, [], None))
     same = found is not None and len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
     if not same or not versions.known or versions.changed(named) is not None:
-        with torch.inference_mode(False):  # what is kept may be used where gradients are wanted
+        with torch.inference_mode(False):  # a kept mask may be used where gradients are wanted
             found = visible(mask.resolve(sizes), sizes)
         if len(kept) >= 4:
             kept.clear()

@@ -51,7 +51,7 @@ def fused(
 
 
 def _may_be_a_step() -> bool:
-    """Whether `_Flash` can run. It cannot where PyTorch follows single operations. Other dispatch modes, such as
+    """Whether `_Flash` can run. It cannot run where PyTorch follows single operations. Other dispatch modes, such as
     one that counts operations, change nothing: a checkpoint may compute again under one, and must save the
     same tensors.
     """

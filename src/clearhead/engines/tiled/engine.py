@@ -88,8 +88,8 @@ class Tiled(Engine):
 
 
 def _budget(problem: Problem) -> int:
-    """Elements of a block's work memory. There are more where autograd follows each operation and runs one block after
-    another: then each thread has a part of the block that stays in its cache."""
+    """How many elements a block's work memory has. Where autograd follows each operation, and so runs one block after
+    another, a block is larger, so that the part of each thread fills its cache."""
     if problem.lowered is not None or not problem.needs_grad:
         return regions.BUDGET
     return FOLLOWED * regions.BUDGET * (1 if compiling() else min(torch.get_num_threads(), 4))

@@ -95,7 +95,7 @@ def _place(
 
 
 def _joined_to(problem: Problem, found: dict[str, Any]) -> dict[str, Any]:
-    """Results joined to the inputs, even where none depends on them, as for rows that see nothing."""
+    """The results, made to depend on the inputs where they do not, as for rows that see nothing."""
     zero = tiles.zero_of(problem)
     constant = ("maximum", "scores", "peak")
     return {
