@@ -172,7 +172,7 @@ def attend(
     """Compute a problem in normal form by the named engine, or the first that can: see `Partial`.
 
     All are float32 at least. `expected`: which of the first seven tensors needed a gradient when code was compiled.
-    Where none did, maximum and log_sum are computed only for `rows`, or by a backward pass that runs all the same.
+    Where none did, maximum and log_sum are computed only for `rows`; a backward pass then computes them itself.
     """
     tensors = (query, key, value, weight, dense, relative, sinks, start, stop, gap_start, gap_stop, keep, seed)
     if differentiated_forward():
