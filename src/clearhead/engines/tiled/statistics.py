@@ -85,7 +85,7 @@ def _filled(problem: Problem, summary: Summary, blocks: Iterator[tuple[Region, F
 def _place(
     name: str, region: Region, problem: Problem, summary: Summary
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Where a region's sums over queries begin in the whole's sums, and the sizes of these; None for a result by row."""
+    """Where a region's sums over queries begin in the whole's sums, and their sizes; None for a result by row."""
     if name == "received":
         return (region.keys.start,), (problem.sizes.keys,)
     if name not in ("mean", "peak"):
