@@ -1,4 +1,4 @@
-"""Lazy matrices as tensors: whatever one gives, or is given to, is as with the dense matrix, or is refused in words."""
+"""Lazy matrices used as tensors: each operation gives the result of the dense matrix, or an error in words."""
 
 import operator
 import re

@@ -1,4 +1,4 @@
-"""What the lazy matrices have in common: weights, their gradients, and differences of weights."""
+"""The common class of the lazy matrices: of weights, of their gradients, and of differences of weights."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ class LazyMatrix(ABC):
 
     @abstractmethod
     def _head(self) -> str:
-        """What `repr` says before the numbers. It may raise."""
+        """The text of `repr` before the numbers. It may raise."""
 
     def _check_size(self, part: Part, index: Any) -> None:  # noqa: B027 - not every matrix has such a limit
         """Raise where a part is larger than may be asked for by an index."""
 
     def _in_graph(self) -> bool:
-        """Whether what is computed of the whole has gradients, or is followed in another way."""
+        """Whether results of the whole have gradients, or are followed by a transform or the compiler."""
         return compiling() or looked_into()
 
     def _out(self, tensor: Tensor) -> Any:
@@ -173,7 +173,7 @@ class LazyMatrix(ABC):
         return self._place(dim, keepdim, -1)
 
     def _dims(self, dim: int | tuple[int, ...] | None, some: bool = False) -> tuple[int, ...]:
-        """Dimensions from 0 on. `some`: what is computed over them needs a number to be there."""
+        """Dimensions from 0 on. `some`: raise where one of them has size 0."""
         count = self.ndim
         given = tuple(dim) if isinstance(dim, tuple | list) else () if dim is None else (dim,)
         dims = tuple(check_count(d, -count, "dim", most=count - 1) % count for d in given) or tuple(range(count))
@@ -260,9 +260,8 @@ class LazyMatrix(ABC):
         kwargs = kwargs or {}
         first, *others = args or (None,)
         named = METHODS.get(function)
-        pairwise = named != "__matmul__" and any(
-            isinstance(other, Tensor | LazyMatrix) for other in others
-        )  # max(a, b)
+        # torch.max(a, b) compares two
+        pairwise = named != "__matmul__" and any(isinstance(other, Tensor | LazyMatrix) for other in others)
         if named and isinstance(first, LazyMatrix) and not pairwise and kwargs.keys() <= {"dim", "keepdim"}:
             return getattr(first, named)(*others, **kwargs)
         name = getattr(function, "__name__", str(function))
@@ -287,7 +286,7 @@ class LazyMatrix(ABC):
                 f"for the whole as a tensor, or take the part you need: w[..., 0, :].{name}{call}."
             )
 
-    # ---------------------------------------------------------------------------------------------- what is printed
+    # ---------------------------------------------------------------------------------------------- in print
 
     def __repr__(self) -> str:
         """Shape, dtype, and how it is computed; under it the numbers of up to four heads of at most 8 × 8."""
