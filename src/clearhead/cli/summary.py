@@ -11,9 +11,10 @@ from clearhead.report.summary import LayerSummary
 
 
 class Row(NamedTuple):
-    """A layer in figures; its call's number, name and kind; and the numbers of its heads, None where it has all."""
+    """A layer in figures; what it is called, its module's name and its kind; and the numbers of its heads, None where
+    it has all."""
 
-    call: int
+    label: str
     name: str
     figures: LayerSummary
     kind: str
@@ -27,17 +28,17 @@ def print_summary(console: Any, title: str, rows: Sequence[Row], size: str) -> N
     simple = require("rich.box", "terminal", "the report's summary").SIMPLE
     caption = "Heads with their mean entropy in nats; the sink with its share; the mean distance in tokens."
     table = table_module.Table(title=f"{escape(printable(title))}, {size}", caption=caption, box=simple)
-    for column in ("#", "layer", "most focused", "most diffuse", "sink", "distance"):
-        table.add_column(column, justify="right" if column == "distance" else "left", no_wrap=column != "layer")
+    for column in ("layer", "module", "most focused", "most diffuse", "sink", "distance"):
+        table.add_column(column, justify="right" if column == "distance" else "left", no_wrap=column != "module")
     table.columns[1].overflow = "fold"
-    for call, name, figures, kind, heads in rows:
+    for label, name, figures, kind, heads in rows:
         focused, diffuse = (
             f"{head if heads is None else heads[head]}: {entropy:.2f}"
             for head, entropy in (figures.focused, figures.diffuse)
         )
         word, place, share = figures.sink
         table.add_row(
-            str(call),
+            escape(label),
             escape(printable(name)) + (" (cross)" if kind == "cross" else ""),
             focused,
             diffuse,
