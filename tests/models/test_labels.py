@@ -198,8 +198,9 @@ def test_edits_take_every_form():
             with ch.edit(model, ch.Scale(layers=layers, heads=heads, queries=queries)):
                 whole.append(model(IDS).logits)
     assert all(torch.equal(one, whole[0]) for one in whole) and not torch.equal(whole[0], plain)
-    with pytest.raises(ch.ClearheadError, match=r"such a layer, .*'model\.layers\.0\.self_attn' \(L0\)"), ch.edit(
-        model, ch.Scale(layers=2)
+    with (
+        pytest.raises(ch.ClearheadError, match=r"such a layer, .*'model\.layers\.0\.self_attn' \(L0\)"),
+        ch.edit(model, ch.Scale(layers=2)),
     ):
         model(IDS)
 

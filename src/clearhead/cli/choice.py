@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 
 from clearhead.base.errors import ClearheadError
+from clearhead.base.selected import numbers_of
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import chosen_calls
-from clearhead.models.tap.choice import heads_of
 
 RANGE = re.compile(r"(-?[0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
 COMMA = re.compile(r",(?! *(?:cross|run|step)\b)")  # between items: the name of a layer may have one
@@ -41,7 +41,7 @@ def chosen_heads(heads: str | None, count: int, name: str) -> list[int] | None:
         numbers = _range("--heads", item)
         if numbers is None:
             raise ClearheadError(f"--heads is {heads!r:.80}; expected numbers and ranges, such as 0-3,7.")
-        found += heads_of(numbers, count, name, "--heads")
+        found += numbers_of(numbers, count, "--heads", f"{name} has {count} heads")
     return sorted(set(found))
 
 

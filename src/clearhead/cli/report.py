@@ -91,5 +91,5 @@ def _layers(
             _say(console, f"Left out: {printable(layer.name)}: {layer.reason}")
         else:
             layer = layer if some is None else of_heads(layer, some)
-            rows.append(Row(layer.label, paged.calls[number].name, summarise(layer), layer.kind, some))
+            rows.append(Row(layer.label, paged.calls[number].name, summarise(layer), some))
         yield layer

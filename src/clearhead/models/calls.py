@@ -179,7 +179,8 @@ def chosen_calls(calls: Sequence[AttentionCall], layers: Any, who: str) -> list[
     for item in items:
         if not any(meant(item, number) for number in range(len(calls))):
             raise ClearheadError(
-                f"{who}: there is no layer {item!r:.80}; calls were made by {made_by(sites)}. {PATTERNS}"
+                f"{who}: there is no layer {item!r:.80}; calls were made by {made_by(sites)}, numbered from "
+                f"0. {PATTERNS}"
             )
     return [number for number in range(len(calls)) if any(meant(item, number) for item in items)]
 
