@@ -43,7 +43,7 @@ def picks(head: tuple[Any, ...], outer: tuple[int, ...]) -> list[Pick]:
 
 def _numbers(item: Any, size: int) -> list[int]:
     """A number, a slice, or a list of these."""
-    return list(numbers_of(item, size, "plot(): heads", f"there are {size}"))
+    return list(numbers_of(item, size, "a head of plot()", f"there are {size}"))
 
 
 def titles(chosen: Sequence[Pick]) -> list[str]:

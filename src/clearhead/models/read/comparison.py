@@ -101,7 +101,7 @@ class Comparison(Calls[ComparedCall]):
         if first is None:
             return "\n".join(["Both backends compute their formula in every call.", *by_backend])
         lines = [
-            f"{first.backend} departs from its formula first in call {first.number}, {first.layer}, {first.name}:",
+            f"{first.backend} departs from its formula first in {first.layer}, {first.name}:",
             f"  an error of {first.error:.2g} of the largest value, where {first.tolerance:.2g} is rounding, at head "
             f"{first.head}, query {first.query} of sequence {first.sequence}",
             *by_backend,
