@@ -55,7 +55,7 @@ def checked_numbers(selector: Any, name: str) -> tuple[int | slice, ...]:
     """The parts of a selector of numbers. `name`: what it is called."""
     items = items_of(selector)
     if not items or not all(is_number(item) or is_slice(item) for item in items):
-        raise ClearheadError(f"{name} is {selector!r:.60}; expected {FORMS}.")
+        raise ClearheadError(f"{name} is {selector!r:.60}; expected {FORMS}, or None for all.")
     return items
 
 
