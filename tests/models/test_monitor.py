@@ -102,7 +102,7 @@ def same(one, other):
 def close(one, other, tolerance=1e-5):
     assert [list(row.values())[:3] for row in one] == [list(row.values())[:3] for row in other]
     for a, b in zip(one, other, strict=True):
-        assert [a[c] for c in COLUMNS[3:]] == pytest.approx([b[c] for c in COLUMNS[3:]], abs=tolerance, nan_ok=True)
+        assert [a[c] for c in COLUMNS[4:]] == pytest.approx([b[c] for c in COLUMNS[4:]], abs=tolerance, nan_ok=True)
 
 
 @pytest.mark.parametrize("autocast", [False, True], ids=["float32", "autocast"])
@@ -153,7 +153,7 @@ def test_numbers_are_those_of_eager_attention(name):
         heads = weights.shape[1]
         scores = call.weights.scores().masked_fill(call.weights.dense() == 0, -torch.inf)
         want = by_hand(weights.double(), scores, mask)
-        got = torch.tensor([[row[c] for c in COLUMNS[3:]] for row in rows[number * heads : (number + 1) * heads]])
+        got = torch.tensor([[row[c] for c in COLUMNS[4:]] for row in rows[number * heads : (number + 1) * heads]])
         torch.testing.assert_close(got.double(), want.double(), atol=1e-5, rtol=1e-5)
     assert {row["module"] for row in rows} == {call.name for call in recording.calls}
 
@@ -361,7 +361,7 @@ def test_tensorboard():
         model(IDS)
     assert len(writer.got) == 2 * 2 * 4 * 3
     for row in seen.table():
-        for column in COLUMNS[3:]:
+        for column in COLUMNS[4:]:
             assert writer.got[f"{column}/{row['module']}/{row['head']}", row["step"]] == row[column]
 
 
