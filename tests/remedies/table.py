@@ -821,7 +821,7 @@ class Later(ch.Bias):
     case(
         "watched().check({'nothing': None})",
         (
-            "patterns of whole names",
+            "one of the whole name",
             "torch.tensor(watched().check({'Bl*': Causal()})[0].most) # @",
             "torch.tensor(0.0)",
         ),

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
-from clearhead.base.numbers import check_count
 from clearhead.base.pictures import MOST, Array, Panel
+from clearhead.base.selected import numbers_of
 from clearhead.base.text import escaped, said
 from clearhead.base.thumbnails import picture, short
 from clearhead.inspection.index import parse
@@ -42,15 +42,8 @@ def picks(head: tuple[Any, ...], outer: tuple[int, ...]) -> list[Pick]:
 
 
 def _numbers(item: Any, size: int) -> list[int]:
-    """A number, a slice, or some numbers."""
-    if isinstance(item, slice):
-        try:
-            return list(range(size)[item])
-        except TypeError:
-            raise ClearheadError(f"plot() got the slice {item!r:.80}; its ends must be whole numbers.") from None
-    every = list(item) if isinstance(item, list | tuple | range) else [item]
-    places = [check_count(place, -size, "a head of plot()", most=size - 1) for place in every]
-    return [place % size for place in places]
+    """A number, a slice, or a list of these."""
+    return list(numbers_of(item, size, "a head of plot()", f"there are {size}"))
 
 
 def titles(chosen: Sequence[Pick]) -> list[str]:
