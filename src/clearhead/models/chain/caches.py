@@ -135,9 +135,25 @@ def _first(call: Call, tensor: Tensor, fresh: bool, query: int | None) -> Cached
     return alone(tensor if fresh else copied(tensor), filled, query)
 
 
-def _sum(tensor: Tensor) -> int:
-    """Of the bits of its numbers: a write through `.data` is not counted as one, and changes it."""
-    return int(bits(tensor).sum()) if comparable(tensor) else 0
+def _digest(tensor: Tensor) -> int:
+    """Of the bits of its numbers and of where they stand: a write through `.data`, which is not counted, changes it.
+
+    A sum alone would be the same where rows, heads or positions have only changed places. So each row's sum and each
+    column's has a factor of its own.
+    """
+    if not comparable(tensor):
+        return 0
+    numbers = bits(tensor)
+    sums = numbers.sum(-1).flatten(), numbers.sum((0, 1, 2))
+    return sum(int((part * _factors(len(part), part.device)).sum()) for part in sums)
+
+
+def _factors(count: int, device: torch.device) -> Tensor:
+    """Odd numbers that follow no rule that keys could follow too: Steele et al. 2014, "SplitMix"."""
+    number = (torch.arange(count, device=device) + 1) * -7046029254386353131
+    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
+        number = (number ^ (number >> shift)) * factor
+    return number | 1
 
 
 class _Newest:
@@ -151,7 +167,7 @@ class _Newest:
         self.chain = cached.chain
         self.chain.run = call.run
         self._left = call.left(tensor.shape[2])
-        self._given: tuple[Tensor, int, int] | None = None  # the model's own, its writes that are counted, its bits
+        self._given: tuple[Tensor, int, int] | None = None  # the model's own, its writes that are counted, its digest
         self._room: Tensor | None = None  # a copy, which has the newest from `_at` on, and room for more
         self._at = 0
         self._hold(tensor)
@@ -167,7 +183,7 @@ class _Newest:
         return type(mine) is Tensor and shapes[0] == shapes[1]
 
     def _hold(self, tensor: Tensor) -> None:
-        self._given = None if tensor.is_inference() else (tensor, tensor._version, _sum(tensor))
+        self._given = None if tensor.is_inference() else (tensor, tensor._version, _digest(tensor))
 
     def _mine(self, tensor: Tensor) -> Tensor:
         """All that the newest call had. `tensor`: what the next one has, perhaps in the same memory."""
@@ -175,7 +191,7 @@ class _Newest:
             mine, version, total = self._given
             if (
                 mine._version == version
-                and _sum(mine) == total
+                and _digest(mine) == total
                 and mine.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
             ):
                 return mine
