@@ -42,9 +42,12 @@ class Versions:
         return now[-1] if now else self._seen[-1][:2]
 
     def written(self) -> tuple[str, Tensor] | None:
-        """The first tensor that has been written to since, with the name of what reads it."""
-        for name, tensor, version, _ in self._seen:
-            if tensor._version != version:
+        """The first tensor that has been written to since, or whose memory is freed, with the name of what reads it.
+
+        A wrapper that shares out parameters frees the memory of each after the layer that it belongs to has run.
+        """
+        for name, tensor, version, at in self._seen:
+            if tensor._version != version or (at and not address(tensor)):
                 return name, tensor
         return None
 
