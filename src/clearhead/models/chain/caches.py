@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from clearhead.base.tracing import readable
+from clearhead.base.versions import bits, digest
 from clearhead.models.chain.cached import Cached, Chain, Link, alone
 from clearhead.models.tap.modules import Kind
 from clearhead.problem.record import copied
 
-SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 MOST = 8  # how many places are tried for a window that has moved by an unknown number of keys
 
 
@@ -136,24 +136,7 @@ def _first(call: Call, tensor: Tensor, fresh: bool, query: int | None) -> Cached
 
 
 def _digest(tensor: Tensor) -> int:
-    """Of the bits of its numbers and of where they stand: a write through `.data`, which is not counted, changes it.
-
-    A sum alone would be the same where rows, heads or positions have only changed places. So each row's sum and each
-    column's has a factor of its own.
-    """
-    if not comparable(tensor):
-        return 0
-    numbers = bits(tensor)
-    sums = numbers.sum(-1).flatten(), numbers.sum((0, 1, 2))
-    return sum(int((part * _factors(len(part), part.device)).sum()) for part in sums)
-
-
-def _factors(count: int, device: torch.device) -> Tensor:
-    """Odd numbers that follow no rule that keys could follow too: Steele et al. 2014, "SplitMix"."""
-    number = (torch.arange(count, device=device) + 1) * -7046029254386353131
-    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
-        number = (number ^ (number >> shift)) * factor
-    return number | 1
+    return digest(tensor) if comparable(tensor) else 0
 
 
 class _Newest:
@@ -308,11 +291,6 @@ def _continued(
 def is_own(rows: Tensor) -> bool:
     """Whether each row may continue its own alone."""
     return torch.equal(rows, torch.eye(*rows.shape, dtype=torch.bool, device="cpu")) and rows.shape[0] == rows.shape[1]
-
-
-def bits(tensor: Tensor) -> Tensor:
-    """The same memory as integers: a NaN is equal to itself then."""
-    return tensor.view(SAME_SIZE[tensor.element_size()])
 
 
 def equal(one: Tensor, other: Tensor) -> bool:

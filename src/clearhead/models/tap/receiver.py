@@ -21,7 +21,12 @@ from clearhead.models.tap.place import Place
 from clearhead.problem.problem import Problem
 from clearhead.scores.dot import Dot
 
-ATTENTION = ("attention", "attn", "multihead", "mha")  # one of them stands in an attention module's name, or its class's
+ATTENTION = (
+    "attention",
+    "attn",
+    "multihead",
+    "mha",
+)  # one of them stands in an attention module's name, or its class's
 
 After = Callable[[Any], Any]  # what is done with the result of the function that was called: gives the result
 

@@ -52,9 +52,9 @@ def edit(model: nn.Module, *edits: Edit) -> AbstractContextManager[None]:
     Gradient checkpointing computes layers again in the backward pass, which then belongs inside the `with` too.
     `torch.nn`'s Transformer layers leave their fast path here, as they do in training: outputs at padding differ.
     Raises a `ClearheadError` at the end of the `with` for an edit that changed nothing, and where the model is edited
-    already; an `UnsupportedError` for a compiled model, and for a call with dropout. Warns, of edits without `layers`, of
-    attention modules that computed a softmax in their own code: they are not changed. Cost: attention of the changed
-    heads and queries once more.
+    already; an `UnsupportedError` for a compiled model, and for a call with dropout. Warns, where an edit has no
+    `layers`, of attention modules that computed a softmax in their own code: they are not changed. Cost: attention of
+    the changed heads and queries once more.
     """
     if not isinstance(model, nn.Module):
         raise ClearheadError(f"edit takes a torch.nn.Module; got a {type(model).__name__}.")
