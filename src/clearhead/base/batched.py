@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.base.tracing import batched
+from clearhead.base.tracing import batch_level, batched
 
 Gradients = tuple[Tensor | None, ...]
 Compute = Callable[..., Gradients]
@@ -25,8 +25,7 @@ def unbatched(compute: Compute, *grads: Tensor | None) -> Gradients:
 
 def _each_of(compute: Compute, grads: Gradients) -> Gradients:
     """The gradients for each gradient of the results that `is_grads_batched=True` has batched."""
-    level = torch._C._vmapmode_increment_nesting() - 1
-    torch._C._vmapmode_decrement_nesting()
+    level = batch_level()
     known = [g is not None and torch._C._functorch.is_legacy_batchedtensor(g) for g in grads]
     plain: list[Tensor | None] = [
         torch._remove_batch_dim(g, level, 0, 0) if b and g is not None else g for g, b in zip(grads, known, strict=True)

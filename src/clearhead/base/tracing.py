@@ -83,6 +83,15 @@ def vectorized() -> bool:
     return transformed() and any(i.key() == _VMAP for i in _stack())
 
 
+def batch_level() -> int:
+    """How many batches of `torch.autograd`'s own are nested here (`vectorize=True`, `is_grads_batched=True`)."""
+    if compiling():
+        return 0
+    level: int = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    return level
+
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

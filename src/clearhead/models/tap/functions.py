@@ -74,7 +74,24 @@ READERS: dict[Any, Callable[..., Answer]] = {
 }
 
 
-SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
+def _operations(*names: str) -> set[Any]:
+    """PyTorch's operations of these names, as they are called: with and without their overload."""
+    found = [getattr(torch.ops.aten, name) for name in names]
+    return {*found, *(getattr(one, overload) for one in found for overload in one.overloads())}
+
+
+# The same by names that the compiler looks up in no table: code that it makes of these is not read.
+OPERATIONS = _operations("scaled_dot_product_attention")
+SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax, torch._softmax, torch._safe_softmax}
+SOFTMAX |= _operations("softmax", "_softmax", "_safe_softmax")
+# What scaled_dot_product_attention calls inside. A module may call one itself; its arguments are not read.
+FUSED = _operations(
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_attention_math",
+)
 
 
 @contextmanager
@@ -113,8 +130,11 @@ class _Mode(TorchFunctionMode):
     ) -> Any:
         if func in READERS:
             return self.see(self.receiver, func, args, kwargs or {})
-        if func in SOFTMAX and not compiling():
-            self.receiver.softmax()
+        if not compiling():  # asked first: the compiler could not look up every function in these
+            if func in OPERATIONS:
+                return self.see(self.receiver, func, args, kwargs or {})
+            if func in SOFTMAX or func in FUSED:
+                self.receiver.softmax(func in FUSED)
         return func(*args, **(kwargs or {}))
 
 
@@ -146,7 +166,7 @@ class _Here(threading.local):
 def _see(receiver: Receiver, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if receiver.idle:
         return func(*args, **kwargs)
-    after = READERS[func](receiver, *args, **kwargs)
+    after = READERS.get(func, sdpa.read)(receiver, *args, **kwargs)
     return receiver.compute(after, func, *args, **kwargs)
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from clearhead.base.shapes import Align, Sizes
-from clearhead.base.tracing import without_autocast
+from clearhead.base.tracing import readable, without_autocast
+from clearhead.base.versions import digest
 from clearhead.biases.base import wide
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask, intervals
@@ -161,7 +162,9 @@ def _identity(tensor: Tensor | None) -> Any:
     if tensor is None:
         return None
     version = 0 if tensor.is_inference() else tensor._version
-    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, version
+    # on a CPU the memory may be NumPy's, or another process's: what these write is not counted
+    numbers = digest(tensor) if tensor.device.type == "cpu" and readable(tensor) else 0
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, version, numbers
 
 
 def _allowed(mask: Tensor | None) -> Tensor | None:

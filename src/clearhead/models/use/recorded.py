@@ -47,7 +47,7 @@ def recorded(recorder: Recorder, given: Callable[[Recorder], Given]) -> Iterator
     if lost:
         warnings.warn(_lost(lost), stacklevel=4)  # points at the caller's `with` statement
     if recorder.unread and recorder.asked.layers is None:
-        warnings.warn(_unread(recorder.unread), stacklevel=4)
+        warnings.warn(recorder.told_of_unread("in the record", "watch(model, layers=…)"), stacklevel=4)
 
 
 def _fits_none(recorder: Recorder) -> str:
@@ -56,14 +56,6 @@ def _fits_none(recorder: Recorder) -> str:
     return (
         f"watch: padding has shape {tuple(recorder.padding.shape)}, and the calls have (batch, keys) "
         f"{', '.join(map(str, sizes[:6]))}. Pass the attention mask of the batch that the model was given, (B, L)."
-    )
-
-
-def _unread(modules: dict[str, str]) -> str:
-    return (
-        f"the attention of {listed(modules)} ({', '.join(dict.fromkeys(modules.values()))}) is not in the record: it "
-        "was computed by a softmax in these modules' own code, and not by a function that can be recorded. "
-        "Name the layers that are wanted to have no such word: watch(model, layers=…)."
     )
 
 
