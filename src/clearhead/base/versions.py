@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
+from clearhead.base.torch_private import uncounted, version
 from clearhead.base.tracing import address, compiling, transformed
 
 SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -24,21 +25,21 @@ class Versions:
         self._counted = self.known = not compiling() and not transformed()
         self._seen: list[tuple[str, Tensor, int, int]] = []
         for name, tensor in tensors if self.known else ():
-            if tensor.is_inference():
+            if uncounted(tensor):
                 self.known = False
             else:
-                self._seen.append((name, tensor, tensor._version, address(tensor)))
+                self._seen.append((name, tensor, version(tensor), address(tensor)))
 
     def __reduce__(self) -> Any:  # a copy has tensors of its own, whose writes are counted anew
-        return _again, ([(name, tensor, tensor._version != version) for name, tensor, version, _ in self._seen],)
+        return _again, ([(name, tensor, version(tensor) != before) for name, tensor, before, _ in self._seen],)
 
     def changed(self, tensors: Iterable[tuple[str, Tensor]]) -> tuple[str, Tensor] | None:
         """The first of these tensors that is another object, was written to since, or was given other memory."""
         if not self._counted:
             return None
-        now = [(name, tensor) for name, tensor in tensors if not tensor.is_inference()]
-        for (name, other), (_, tensor, version, at) in zip(now, self._seen, strict=False):
-            if other is not tensor or tensor._version != version or address(tensor) != at:
+        now = [(name, tensor) for name, tensor in tensors if not uncounted(tensor)]
+        for (name, other), (_, tensor, before, at) in zip(now, self._seen, strict=False):
+            if other is not tensor or version(tensor) != before or address(tensor) != at:
                 return name, other
         if len(now) == len(self._seen):
             return None
@@ -49,8 +50,8 @@ class Versions:
 
         A wrapper that shares out parameters frees the memory of each after the layer that it belongs to has run.
         """
-        for name, tensor, version, at in self._seen:
-            if tensor._version != version or (at and not address(tensor)):
+        for name, tensor, before, at in self._seen:
+            if version(tensor) != before or (at and not address(tensor)):
                 return name, tensor
         return None
 

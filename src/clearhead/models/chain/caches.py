@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clearhead.base.torch_private import uncounted, version
 from clearhead.base.tracing import readable
 from clearhead.base.versions import bits, digest
 from clearhead.models.chain.cached import Cached, Chain, Link, alone
@@ -166,14 +167,14 @@ class _Newest:
         return type(mine) is Tensor and shapes[0] == shapes[1]
 
     def _hold(self, tensor: Tensor) -> None:
-        self._given = None if tensor.is_inference() else (tensor, tensor._version, _digest(tensor))
+        self._given = None if uncounted(tensor) else (tensor, version(tensor), _digest(tensor))
 
     def _mine(self, tensor: Tensor) -> Tensor:
         """All that the newest call had. `tensor`: what the next one has, perhaps in the same memory."""
         if self._room is None and self._given is not None:
-            mine, version, total = self._given
+            mine, before, total = self._given
             if (
-                mine._version == version
+                version(mine) == before
                 and _digest(mine) == total
                 and mine.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
             ):

@@ -10,9 +10,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode_temporarily
+from torch.overrides import TorchFunctionMode
 
-from clearhead.base.tracing import OWN_SDPA, compiling
+from clearhead.base.torch_private import (
+    OWN_SDPA,
+    check_fast_path,
+    encoder_layer,
+    function_mode_stack,
+    native_attention,
+    pop_function_mode,
+)
+from clearhead.base.tracing import compiling
 from clearhead.masks.causal import Causal
 from clearhead.models.tap import functions as sdpa
 from clearhead.models.tap import multihead
@@ -69,8 +77,8 @@ def _four(
 READERS: dict[Any, Callable[..., Answer]] = {
     OWN_SDPA: sdpa.read,
     F.multi_head_attention_forward: multihead.read,  # nn.MultiheadAttention
-    torch._native_multi_head_attention: multihead.read_native,  # its fast path
-    torch._transformer_encoder_layer_fwd: multihead.read_layer,  # that of nn.TransformerEncoderLayer
+    native_attention: multihead.read_native,  # its fast path
+    encoder_layer: multihead.read_layer,  # that of nn.TransformerEncoderLayer
 }
 
 
@@ -145,7 +153,7 @@ class _Below(AbstractContextManager[None]):
         self._receiver, self._here = receiver, _Here()
 
     def __enter__(self) -> None:
-        active: list[TorchFunctionMode] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        active: list[TorchFunctionMode] = function_mode_stack()
         above = [_Mode(mode.receiver) for mode in active if isinstance(mode, _Mode)]
         with ExitStack() as stack:
             for mode in (_Mode(self._receiver), *above):
@@ -177,10 +185,11 @@ def _overlooked(has_torch_function: Callable[..., bool]) -> Callable[..., bool]:
     """
 
     def asked(args: Any) -> bool:
-        active: list[TorchFunctionMode] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        active: list[TorchFunctionMode] = function_mode_stack()
         if not active or not isinstance(active[-1], _Mode) or not active[-1].receiver.keeps_fast_path:
             return has_torch_function(args)
-        with _pop_mode_temporarily():
+        check_fast_path()
+        with pop_function_mode():
             return asked(args)
 
     return asked

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.managers import caller, warn_unused
 from clearhead.base.numbers import check_count
-from clearhead.base.tracing import compiler_here, compiling, in_backward, transformed
+from clearhead.base.torch_private import compiler_here
+from clearhead.base.tracing import compiling, in_backward, transformed
 from clearhead.explanation.diagnosis.checks import entropy_collapse
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.inspection.reductions.base import Reduction, arange

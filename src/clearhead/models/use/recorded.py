@@ -16,6 +16,7 @@ from clearhead.models.tap.choice import check_layers
 from clearhead.models.tap.padding import checked
 from clearhead.models.tap.refused import refuse_compiled
 from clearhead.models.tap.tap import given_calls
+from clearhead.models.tap.transformers_private import named_backend
 from clearhead.models.use.asked import asked
 from clearhead.models.use.recorder import Recorder
 
@@ -69,7 +70,7 @@ def _lost(calls: int) -> str:
 
 
 def _nothing_seen(model: nn.Module, lost: int) -> str:
-    backend = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    backend = named_backend(getattr(model, "config", None))
     lines = [f"the model {type(model).__name__} made no attention call that clearhead recognises."]
     if backend is not None:
         lines.append(f"Its attention backend is {backend!r}.")
