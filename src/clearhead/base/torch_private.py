@@ -410,6 +410,19 @@ OWN_SDPA = _part(
     "what has the public name when clearhead is imported",
     F.scaled_dot_product_attention,
 )
+_OWN_CODE, _UNTOLD = "to tell of attention that a module computes in its own code", "such a call goes unnoticed"
+
+
+def _those_there(*names: str) -> list[Any]:
+    """What has these names, without those that are missing."""
+    return [one for name in names if (one := _part(name, _OWN_CODE, _UNTOLD, None)) is not None]
+
+
+PRIVATE_SOFTMAX = _those_there("torch._softmax", "torch._safe_softmax")
+SOFTMAX_OPERATIONS = _those_there("torch.ops.aten._softmax", "torch.ops.aten._safe_softmax")
+# what F.scaled_dot_product_attention calls inside
+_KERNELS = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention", "attention_math")
+FUSED_OPERATIONS = _those_there(*(f"torch.ops.aten._scaled_dot_product_{name}" for name in _KERNELS))
 _TWICE = "to differentiate PyTorch's fused kernel on a CPU twice"
 _ONCE = "PyTorch's plain operations compute what needs gradients there, with the whole matrix in memory"
 flash = _part("torch._scaled_dot_product_flash_attention_for_cpu", _TWICE, _ONCE, None)
