@@ -66,7 +66,7 @@ def _own(value: Any) -> Any:
 @contextmanager
 def on_backend(model: Any, backend: str) -> Iterator[None]:
     """Another backend for a model of transformers, and for all models inside it; after it those from before."""
-    before = [(config, backend_of(config)) for config in _configs(model)]
+    before = [(config, backend_of(config)) for config in _configs(model) or [model.config]]
     try:
         try:
             model.set_attn_implementation(backend)
