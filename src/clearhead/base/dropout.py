@@ -43,7 +43,8 @@ def draw_seed(device: torch.device) -> Tensor:
     if vectorized() or batch_level():
         raise UnsupportedError(
             "dropout inside torch.func.vmap, or a transform with vectorize=True, would be the same for every sample: "
-            "pass dropout_p=0, or give the inputs a batch dimension of their own, and call attention() on the whole batch."
+            "pass dropout_p=0, or give the inputs a batch dimension of their own, and call attention() on the whole "
+            "batch."
         )
     return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=device)
 
