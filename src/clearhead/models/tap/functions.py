@@ -166,7 +166,7 @@ class _Here(threading.local):
 def _see(receiver: Receiver, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if receiver.idle:
         return func(*args, **kwargs)
-    reader = READERS[func] if func in READERS else sdpa.read
+    reader: Callable[..., Answer] = READERS.get(func, sdpa.read)
     after = reader(receiver, *args, **kwargs)
     return receiver.compute(after, func, *args, **kwargs)
 
