@@ -495,4 +495,22 @@ def pooled(how):
     return seen[0].weights.dense()
 """,
     ),
+    case(
+        "asked()",
+        ("with ch.watch(...) as seen:", "watched()[0].weights.dense() # @", "soft(q, q, five)"),
+        setup="""
+def asked():
+    made, said = ch.watch(Block()), ""
+    try:
+        made.calls
+    except AttributeError as error:
+        said = str(error)
+    try:
+        with made:  # else it would be one that was forgotten
+            pass
+    except ch.ClearheadError:
+        pass
+    raise ValueError(said)
+""",
+    ),
 ]
