@@ -430,18 +430,10 @@ flash_backward = _part(
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default", _TWICE, _ONCE, None
 )
 _choice = _part("torch._fused_sdp_choice", _TWICE, _ONCE, None)
-
-
 UNKNOWN = -1
-
-
-def _no_choice(*args: Any, **given: Any) -> int:
-    return UNKNOWN
-
-
 # which of its kernels PyTorch would run: a number of torch.nn.attention.SDPBackend
 fused_choice: Callable[..., int] = (
-    _no_choice if any(part is None for part in (_choice, flash, flash_backward)) else _choice
+    _choice if None not in (_choice, flash, flash_backward) else lambda *args, **given: UNKNOWN
 )
 _FAST = "to record the fast path of torch.nn.MultiheadAttention and torch.nn.TransformerEncoderLayer"
 _FAST_RAISES = "an UnsupportedError where such a layer runs in a watched model"
