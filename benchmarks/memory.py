@@ -21,8 +21,14 @@ from benchmarks.watching import generating, llama
 def reduce_16384() -> float:
     query, key = torch.randn(2, 1, 8, 16384, 64)
     weights = ch.weights(query, key)
-    ch.weights(query[:, :, :512], key[:, :, :512]).reduce(ch.Entropy(), ch.TopK(5), ch.Received(), ch.Pool(128))
-    return extra_mib(lambda: weights.reduce(ch.Entropy(), ch.TopK(5), ch.Received(), ch.Pool(128)))
+    ch.weights(query[:, :, :512], key[:, :, :512]).reduce(
+        ch.reductions.Entropy(), ch.reductions.TopK(5), ch.reductions.Received(), ch.reductions.Pool(128)
+    )
+    return extra_mib(
+        lambda: weights.reduce(
+            ch.reductions.Entropy(), ch.reductions.TopK(5), ch.reductions.Received(), ch.reductions.Pool(128)
+        )
+    )
 
 
 def explain_16384() -> float:
@@ -70,7 +76,9 @@ def torch_multi_head_8192() -> float:
 def statistics_16384() -> float:
     def step(length: int) -> None:
         q, k, v = (torch.randn(1, 8, length, 64, requires_grad=True) for _ in range(3))
-        found = ch.weights(q, k).reduce(ch.Output(v), ch.Entropy(), ch.LogSumExp(), ch.Received())
+        found = ch.weights(q, k).reduce(
+            ch.reductions.Output(v), ch.reductions.Entropy(), ch.reductions.LogSumExp(), ch.reductions.Received()
+        )
         sum(t.sum() for t in found).backward()
 
     step(300)
@@ -144,7 +152,7 @@ def watch_generation() -> float:
 
 
 def watch_keep() -> float:
-    return _watched(keep=[ch.Entropy(), ch.TopK(5)])
+    return _watched(keep=[ch.reductions.Entropy(), ch.reductions.TopK(5)])
 
 
 def watch_record() -> float:
@@ -162,7 +170,7 @@ def _attentions(lazy: bool) -> float:
 
     def run(length: int) -> None:
         ids = torch.randint(0, 1000, (1, length))
-        with torch.no_grad(), ch.lazy_attentions(model) if lazy else nullcontext():
+        with torch.no_grad(), ch.models.lazy_attentions(model) if lazy else nullcontext():
             output = model(ids, output_attentions=lazy)
         assert not lazy or len(output.attentions) == 4
 

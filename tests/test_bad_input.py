@@ -40,11 +40,11 @@ def test_a_right_answer_or_one_clear_error(every):
 
 def public():
     """Every public name: those of clearhead, of clearhead.nn, of Weights, and what classes are built by."""
-    for owner, prefix in ((ch, ""), (nn, "nn."), (ch.Weights, "Weights.")):
+    for owner, prefix in ((ch, ""), (nn, "nn."), (ch.results.Weights, "Weights.")):
         for name in dir(owner):
             value = getattr(owner, name)
             of_ours = callable(value) and str(getattr(value, "__module__", "")).startswith("clearhead")
-            if not name.startswith("_") and (of_ours or owner is ch.Weights):
+            if not name.startswith("_") and (of_ours or owner is ch.results.Weights):
                 yield prefix + name
             if isinstance(value, type) and of_ours:
                 yield from (f"{prefix}{name}.{n}" for n in vars(value) if n.startswith(("from_", "to_")))

@@ -210,7 +210,7 @@ def test_public_names_open_with_what_they_do_and_an_example(name):
         assert len(inspect.signature(value).parameters.keys() - operands) <= 8
 
 
-@pytest.mark.parametrize("kind", [ch.Score, ch.Mask, ch.Bias], ids=lambda c: c.__name__)
+@pytest.mark.parametrize("kind", [ch.extend.Score, ch.extend.Mask, ch.extend.Bias], ids=lambda c: c.__name__)
 def test_a_class_bears_the_name_of_its_file(kind):
     for cls in kind.__subclasses__():
         if cls.__module__.startswith("clearhead.") and not cls.__module__.endswith(".base"):

@@ -84,7 +84,7 @@ def message(code, scope):
         given = eval(code, scope)
     except (ValueError, Warning, TypeError, RuntimeError, AssertionError) as error:
         return str(error)
-    assert isinstance(given, ch.Diagnosis), f"{code} raised nothing"
+    assert isinstance(given, ch.explanation.Diagnosis), f"{code} raised nothing"
     return "\n".join(finding.remedy for finding in given)
 
 

@@ -34,7 +34,7 @@ def letters(texts):
 
 with ch.watch(block := Block().eval()) as SEEN:
     block(torch.arange(6)[None])
-SURVEY = ch.survey(block, ["a cab", "a longer text"], letters, keep="previous")
+SURVEY = ch.models.survey(block, ["a cab", "a longer text"], letters, keep="previous")
 EXPLANATION = ch.explain(torch.rand(2, 4), torch.rand(3, 4), torch.rand(3, 2))
 EXPLANATION.html()  # reads the package's files, which another user may not be allowed to
 WRITERS = {
@@ -70,7 +70,7 @@ def is_whole(path):
         return len(list(csv.DictReader(raw.decode().splitlines()))) == 1
     if raw[:1] == b"<":
         return raw.rstrip().endswith(b"</html>")
-    return len(ch.load_seen(path).calls) == 1
+    return len(ch.models.load_recording(path).calls) == 1
 
 
 def loop(folder):
@@ -282,7 +282,7 @@ def test_what_cannot_be_read_is_one_line(tmp_path, capsys, monkeypatch):
             assert said.startswith("clearhead: ") and said.count("\n") == 1 and "Error" not in said, (command, said)
             assert tree(tmp_path) == before
         with pytest.raises(ch.ClearheadError, match="cannot read a recording"):
-            ch.load_seen(name)
+            ch.models.load_recording(name)
 
 
 def test_a_byte_order_mark_is_no_word(tmp_path):

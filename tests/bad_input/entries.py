@@ -127,7 +127,7 @@ def entered(manager: Any) -> float:
 
 
 def watched(model: Any, keep: Any = None, heads: Any = None, merge: Any = None, **which: Any) -> Any:
-    with ch.watch(model, keep=keep, heads=heads, merge=merge, **which) as seen, torch.no_grad():
+    with ch.models.statistics(model, keep, heads=heads, merge=merge, **which) as seen, torch.no_grad():
         model(x3())
     if merge is not None:
         return merge["Block"][0]
@@ -135,7 +135,7 @@ def watched(model: Any, keep: Any = None, heads: Any = None, merge: Any = None, 
 
 
 def monitored(model: Any, **given: Any) -> Any:
-    with ch.monitor(model, **given) as seen:
+    with ch.models.monitor(model, **given) as seen:
         model(x3())
     return [row["entropy"] for row in seen.table()]
 
@@ -146,7 +146,7 @@ def letters(texts: list[str], **options: Any) -> dict[str, Any]:
 
 def surveyed(**given: Any) -> Any:
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # a state may be any name
-        return torch.tensor([row["queries"] for row in ch.survey(**given).table()], dtype=torch.float64)
+        return torch.tensor([row["queries"] for row in ch.models.survey(**given).table()], dtype=torch.float64)
 
 
 def drawn(axes: Any) -> torch.Tensor:
@@ -357,7 +357,7 @@ ENTRIES: dict[str, Entry] = {
     "Weights.topk": E("weights", lambda k: ch.weights(**QK).topk(k)[0], {"k": 3}),
     "Weights.pool": E("weights", look("pool"), {"size": 3, "how": "max"}, {"size": {"huge": "else"}}),
     "Weights.reduce": E(
-        "weights", lambda reduction: ch.weights(**QK).reduce(reduction)[0], {"reduction": ch.Entropy()}
+        "weights", lambda reduction: ch.weights(**QK).reduce(reduction)[0], {"reduction": ch.reductions.Entropy()}
     ),
     "Weights.plot": E(
         "weights",
@@ -409,21 +409,23 @@ ENTRIES: dict[str, Entry] = {
     ),
     "Weights @": E("weights", lambda value: ch.weights(**QK) @ value, {"value": x3(2)}, {"value": WIDER}),
     "Weights.logsumexp": E("weights", lambda **given: ch.weights(**given).logsumexp(), QK, {"query": NAN, "key": NAN}),
-    "Entropy": E("weights", lambda: ch.weights(**QK).reduce(ch.Entropy())[0], {}),
+    "Entropy": E("weights", lambda: ch.weights(**QK).reduce(ch.reductions.Entropy())[0], {}),
     "Received": E(
         "weights",
-        lambda queries: ch.weights(**QK).reduce(ch.Received(queries))[0],
+        lambda queries: ch.weights(**QK).reduce(ch.reductions.Received(queries))[0],
         {"queries": slice(1, 3)},
         {"queries": {"None": "else"}},
     ),
-    "LogSumExp": E("weights", lambda: ch.weights(**QK).reduce(ch.LogSumExp())[0], {}),
-    "MaxScore": E("weights", lambda: ch.weights(**QK).reduce(ch.MaxScore())[0], {}),
-    "SinkShare": E("weights", lambda: ch.weights(**QK).reduce(ch.SinkShare())[0], {}),
-    "Mass": E("weights", lambda groups: ch.weights(**QK).reduce(ch.Mass(groups))[0], {"groups": [0, 1, 1, 0, 2]}),
-    "TopK": E("weights", lambda k: ch.weights(**QK).reduce(ch.TopK(k))[0][0], {"k": 2}),
+    "LogSumExp": E("weights", lambda: ch.weights(**QK).reduce(ch.reductions.LogSumExp())[0], {}),
+    "MaxScore": E("weights", lambda: ch.weights(**QK).reduce(ch.reductions.MaxScore())[0], {}),
+    "SinkShare": E("weights", lambda: ch.weights(**QK).reduce(ch.reductions.SinkShare())[0], {}),
+    "Mass": E(
+        "weights", lambda groups: ch.weights(**QK).reduce(ch.reductions.Mass(groups))[0], {"groups": [0, 1, 1, 0, 2]}
+    ),
+    "TopK": E("weights", lambda k: ch.weights(**QK).reduce(ch.reductions.TopK(k))[0][0], {"k": 2}),
     "Pool": E(
         "weights",
-        lambda **given: ch.weights(**QK).reduce(ch.Pool(**given))[0],
+        lambda **given: ch.weights(**QK).reduce(ch.reductions.Pool(**given))[0],
         {"size": 3, "how": "mean"},
         {
             "size": {"huge": "else"},
@@ -431,14 +433,17 @@ ENTRIES: dict[str, Entry] = {
     ),
     "MeanDistance": E(
         "weights",
-        lambda **given: ch.weights(**QK, **given).reduce(ch.MeanDistance())[0],
+        lambda **given: ch.weights(**QK, **given).reduce(ch.reductions.MeanDistance())[0],
         {"align": "upper_left"},
         {
             "align": ABSENT | {"negative": "else", "huge": "else"},
         },
     ),
     "Output": E(
-        "weights", lambda value: ch.weights(**QK).reduce(ch.Output(value))[0], {"value": x3(2)}, {"value": WIDER}
+        "weights",
+        lambda value: ch.weights(**QK).reduce(ch.reductions.Output(value))[0],
+        {"value": x3(2)},
+        {"value": WIDER},
     ),
     "Dot": E(
         "scores",
@@ -767,7 +772,14 @@ ENTRIES: dict[str, Entry] = {
     "watch": E(
         "models",
         watched,
-        {"model": Block(), "keep": [ch.Entropy()], "every": 1, "layers": 0, "heads": 0, "merge": ch.Means()},
+        {
+            "model": Block(),
+            "keep": [ch.reductions.Entropy()],
+            "every": 1,
+            "layers": 0,
+            "heads": 0,
+            "merge": ch.models.Means(),
+        },
         {"layers": {"None": "same"}, "heads": {"None": "same", "negative": "same"}, "merge": {"None": "else"}},
     ),
     "survey": E(
@@ -799,43 +811,43 @@ ENTRIES: dict[str, Entry] = {
         {"model": Block(), "every": 1, "callback": None, "layers": 0},
         {"callback": {"None": "same", "class": "own"}, "layers": {"None": "same"}},
     ),
-    "lazy_attentions": E("models", lambda model: entered(ch.lazy_attentions(model)), {"model": None}),
-    "edit": E("models", lambda model: entered(ch.edit(model, ch.Scale())), {"model": Block()}),
-    "Edit": E("models", edited(ch.Edit), EDITED, EDITS),
+    "lazy_attentions": E("models", lambda model: entered(ch.models.lazy_attentions(model)), {"model": None}),
+    "edit": E("models", lambda model: entered(ch.edit(model, ch.edits.ScaleHeads())), {"model": Block()}),
+    "Edit": E("models", edited(ch.edits.Edit), EDITED, EDITS),
     "Knockout": E(
         "models",
-        edited(ch.Knockout),
+        edited(ch.edits.Knockout),
         EDITED | {"keys": 1, "after": False},
         EDITS | {"keys": {"None": "else", "negative": "else"}, "after": {"bool": "else"}},
     ),
     "Scale": E(
         "models",
-        edited(ch.Scale),
+        edited(ch.edits.ScaleHeads),
         EDITED | {"factor": 0.5},
         EDITS | {"factor": {"negative": "else", "fraction": "else", "huge": "else"}},
     ),
     "Force": E(
         "models",
-        edited(ch.Force),
+        edited(ch.edits.ForceMask),
         EDITED | {"mask": torch.ones(5, 5, dtype=torch.bool)},
         EDITS | {"mask": {"bool tensor": "same"}},
     ),
     "AddBias": E(
         "models",
-        edited(ch.AddBias),
+        edited(ch.edits.AddBias),
         EDITED | {"bias": torch.zeros(5, 5)},
         EDITS | {"bias": {"scalar tensor": "else", "NaN tensor": "nan", "tensor of another size": "else"}},
     ),
     "assert_attends": E(
         "models",
-        lambda **given: ch.assert_attends(inputs=x3(), **given) is None,
+        lambda **given: ch.models.assert_attends(inputs=x3(), **given) is None,
         {"model": Block(), "mask": None, "padding": None, "tolerance": 1e-6},
         {"mask": ABSENT, "padding": ABSENT},
     ),
-    "align": E("models", ch.align, {"tokens": ["a", "b"], "other_tokens": ["b", "a"]}),
-    "compare": E("models", lambda model: ch.compare(model, "sdpa", "eager", x3()), {"model": None}),
-    "use_in_transformers": E(
-        "models", lambda **given: ch.use_in_transformers(**given), {"model": None, "layout": None}
+    "align": E("models", ch.models.match_tokens, {"tokens": ["a", "b"], "other_tokens": ["b", "a"]}),
+    "compare": E("models", lambda model: ch.models.compare_backends(model, "sdpa", "eager", x3()), {"model": None}),
+    "run_on_clearhead": E(
+        "models", lambda **given: ch.models.run_on_clearhead(**given), {"model": None, "layout": None}
     ),
 }
 
@@ -859,7 +871,7 @@ NOT_CALLED = {
     "Differences": "what seen.compare() gives", "CallDifference": "what seen.compare() gives",
     "WeightDifference": "what seen.compare() gives", "Distinctive": "what seen.distinctive() gives",
     "Table": "what seen.table() gives", "Table.to_pandas": "tests/models/test_heads.py",
-    "load_seen": "takes a path: tests/models/test_stored.py",
+    "load_recording": "takes a path: tests/models/test_stored.py",
     "nn.KeyValueCache": "takes nothing; its methods are here", "nn.PreparedKeys": "what prepare() gives",
     "Weights.shape": "an attribute", "Weights.dtype": "an attribute", "Weights.problem": "an attribute",
 }  # fmt: skip

@@ -33,12 +33,12 @@ def test_generations(tmp_path, use_cache):
     wanted = [f"L{name.split('.')[2]}.{run}" for run in range(3) for name in seen.names]
     assert wanted[:3] == ["L0.0", "L1.0", "L0.1"] and label_of(seen) == wanted
     assert str(seen.distinctive()).split("H")[0].split(" ")[-1] in wanted
-    again = ch.load_seen(seen.save(tmp_path / "seen.safetensors"))
+    again = ch.models.load_recording(seen.write(tmp_path / "seen.safetensors"))
     assert label_of(again) == wanted
     difference = seen.compare(again)
     assert [call.label for call in difference.calls] == wanted and str(difference).startswith("L")
-    assert label_of(ch.Recording(seen.calls[:2])) == ["L0", "L1"]
-    seen.report(tmp_path / "beside.html", beside=again)
+    assert label_of(ch.models.Recording(seen.calls[:2])) == ["L0", "L1"]
+    seen.view(beside=again).write(tmp_path / "beside.html")
 
 
 def test_layers_that_share_a_module():

@@ -82,7 +82,7 @@ def _length(calls: Sequence[AttentionCall]) -> int:
         raise ClearheadError(
             f"rollout takes the self-attention of one run, each call over all positions; these are {len(calls)} calls "
             f"of {len(runs)} runs, with (queries, keys) {sorted(sizes)}, by {names}."
-            "\nPass some of them: ch.Recording([call for call in seen.calls if call.name.startswith('encoder')])."
+            "\nPass some: ch.models.Recording([call for call in seen.calls if call.name.startswith('encoder')])."
             "rollout(), or seen.runs[0].rollout()."
         )
     return lengths.pop()

@@ -132,7 +132,7 @@ def monitor(model: nn.Module, every: int = 20, callback: Callback | Any = None, 
     ...     def forward(self, x):
     ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
     >>> block = Block().train()
-    >>> with ch.monitor(block, every=2) as seen:
+    >>> with ch.models.monitor(block, every=2) as seen:
     ...     for step in range(4):
     ...         output = block(torch.zeros(1, 1, 2, 8))
     >>> for row in seen.table():
@@ -192,7 +192,7 @@ def _as_function(callback: Any) -> Callback | None:
 
 
 class Monitor:
-    """What `clearhead.monitor` gives: what was seen so far, and the way to end it.
+    """What `clearhead.models.monitor` gives: what was seen so far, and the way to end it.
 
     `table()`, the rows of all monitored steps; `diagnose()`, heads whose entropy collapses; `steps`, how many steps
     were made; `remove()`, which ends it. Read it at any time; a `with` removes it at its end.
@@ -247,7 +247,7 @@ class Monitor:
     def __enter__(self) -> Self:
         if self._removed:
             raise ClearheadError(
-                "this monitor was removed, or its `with` has ended: write `with ch.monitor(...):` each time."
+                "this monitor was removed, or its `with` has ended: write `with ch.models.monitor(...):` each time."
             )
         self._stay()
         return self
@@ -275,8 +275,8 @@ class Monitor:
         if self._used:
             return
         warn_unused(
-            "monitor(...) was let go before its table was read: write `with ch.monitor(...) as seen:`, or keep what it "
-            "gives until its remove()",
+            "monitor(...) was let go before its table was read: write `with ch.models.monitor(...) as seen:`, or keep what "
+            "it gives until its remove()",
             self._line,
         )
 

@@ -34,7 +34,7 @@ def kept_of(keep: Any, tokenizer: Any) -> Kept:
     if not given or wrong or not all(isinstance(one, Reduction) for one in reductions):
         raise ClearheadError(
             f"survey: keep is {keep!r:.300}; expected some of {', '.join(map(repr, known))}, {CLASSED!r}, and "
-            "reductions such as ch.Entropy()."
+            "reductions such as ch.reductions.Entropy()."
         )
     if reductions:
         asked(reductions)  # refuses those that need a value of one call
