@@ -61,7 +61,7 @@ def keep(make: Callable[[], Any], length: int, bar: float, fuse: bool = False) -
 def keep_memory() -> Result:
     """What the two recordings hold, in a process each."""
     kept, recorded = peak_mib("watch_keep"), peak_mib("watch_record")
-    what = f"Llama on 4096 tokens, keep=[Entropy, TopK(5)], {kept:.0f} MiB, over a watch that keeps q and k"
+    what = f"Llama on 4096 tokens, statistics of Entropy and TopK(5), {kept:.0f} MiB, over a watch that keeps q and k"
     return Result(what, kept / recorded, "×", "≤ 0.2", kept <= recorded / 5, {})
 
 

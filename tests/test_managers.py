@@ -10,6 +10,7 @@ import sys
 import threading
 import warnings
 import weakref
+from operator import attrgetter
 
 import pytest
 import torch
@@ -37,19 +38,21 @@ IDS = torch.arange(5)[None]
 # each function that gives a context manager: how one is made, and how its model is run
 MAKERS = {
     "watch": (lambda: (model := Block(), ch.watch(model)), X),
+    "models.statistics": (lambda: (model := Block(), ch.models.statistics(model, ch.reductions.Entropy())), X),
     "edit": (lambda: (model := Block(), ch.edit(model, ch.edits.ScaleHeads(heads=0))), X),
-    "monitor": (lambda: (model := Block().train(), ch.models.monitor(model)), X),
-    "lazy_attentions": (lambda: (model := small(), ch.models.lazy_attentions(model)), IDS),
+    "models.monitor": (lambda: (model := Block().train(), ch.models.monitor(model)), X),
+    "models.lazy_attentions": (lambda: (model := small(), ch.models.lazy_attentions(model)), IDS),
 }
 
 
 def test_each_public_function_for_a_with_statement_is_tried_here():
     found = set()
-    for name in dir(ch):
-        given = getattr(ch, name)
+    every = {name: getattr(ch, name) for name in dir(ch)}
+    models = {f"models.{name}": value for name, value in vars(ch.models).items() if name not in every}
+    for name, given in (every | models).items():
         if inspect.isfunction(given):
             gives = str(given.__annotations__.get("return"))
-            is_one = hasattr(getattr(ch, gives, None), "__enter__")
+            is_one = hasattr(getattr(ch.models, gives, None), "__enter__")
             if "ContextManager" in gives or is_one:
                 found.add(name)
     assert found == set(MAKERS)
@@ -162,7 +165,7 @@ def test_one_that_was_used_is_silent(name, use):
 def test_one_that_could_not_be_made_is_silent(name):
     def fail():
         with pytest.raises(ch.ClearheadError):
-            getattr(ch, name)("no model")
+            attrgetter(name)(ch)(*("no model", ch.reductions.Entropy())[: 1 + (name == "models.statistics")])
 
     assert alarms(fail) == []
 

@@ -73,7 +73,13 @@ def names():
             model(found["q"])
         return seen
 
-    found["watched"] = watched
+    def reduced(**options):
+        model = Block()
+        with ch.models.statistics(model, [ch.reductions.Entropy()], **options) as seen:
+            model(found["q"])
+        return seen
+
+    found["watched"], found["reduced"] = watched, reduced
     found["attend"] = ch.nn.MultiHeadAttention.from_torch(module).eval()
     found["as_torch"] = ch.nn.TorchMultiheadAttention.from_torch(module).eval()
     return found

@@ -1,4 +1,4 @@
-"""watch(keep=…, fuse=True): the output from the pass of the statistics."""
+"""statistics(…, fuse=True): the output from the pass of the statistics."""
 
 import os
 
@@ -124,9 +124,9 @@ def test_what_cannot_come_from_the_same_pass_stays_to_the_bit():
 
 def test_bad_input():
     model = torch.nn.MultiheadAttention(16, 4)
-    for options in ({"fuse": True}, {"fuse": True, "keep": KEEP, "heads": 1}, {"fuse": 1, "keep": KEEP}):
-        with pytest.raises(ch.ClearheadError, match="watch: fuse is"):
-            ch.watch(model, **options)
+    for options in ({"fuse": True, "heads": 1}, {"fuse": 1}):
+        with pytest.raises(ch.ClearheadError, match="statistics: fuse is"):
+            ch.models.statistics(model, KEEP, **options)
 
 
 def test_nothing_is_fused_where_something_else_looks_at_the_model():

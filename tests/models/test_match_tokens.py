@@ -38,7 +38,7 @@ def test_a_frequent_token_counts_in_a_long_text():
 
 def test_what_is_no_text_is_an_error():
     for bad in ("a b", None, 3, {"a"}, [], ["a", 1.5], [True], torch.arange(3), np.array(["a"])):
-        with pytest.raises(ch.ClearheadError, match=r"^align: other_tokens is .*pass a list of words"):
+        with pytest.raises(ch.ClearheadError, match=r"^match_tokens: other_tokens is .*pass a list of words"):
             ch.models.match_tokens(["a"], bad)
     with pytest.raises(ch.ClearheadError, match="no token in common"):
         ch.models.match_tokens(["a", "b"], ["c"])

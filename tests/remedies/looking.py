@@ -47,6 +47,10 @@ PLOT = "import matplotlib\nmatplotlib.use('Agg')\ndrawn = lambda axes: torch.ten
 DRAWN = "torch.tensor(True)"
 DEFINED = "class Changed(Block):\n    pass\n"
 CASES = [
+    case(
+        "ch.explain(x, x, x).write('steps.docx')",
+        ("ends in .html, .md", "torch.tensor('weights' in ch.explain(x, x, x).markdown()) # @", "torch.tensor(True)"),
+    ),
     # diagnoses
     case(
         "ch.diagnose(long / 8, other, long)",
@@ -243,7 +247,7 @@ def of(length):
     return seen
 def two(tokens=None, beside_tokens=None):
     path = os.path.join(tempfile.mkdtemp(), 'page.html')
-    page = of(5).report(path, tokens and list(tokens), beside=of(4), beside_tokens=beside_tokens and list(beside_tokens))
+    page = of(5).view(tokens=tokens and list(tokens), beside=of(4), beside_tokens=beside_tokens and list(beside_tokens)).write(path)
     return torch.tensor(os.path.getsize(page) > 1000)
 """,
     ),

@@ -762,8 +762,8 @@ class Later(ch.extend.Bias):
     # models
     case("watched(values=3)", ("True or False", "watched(values=True)[0].output # @", "plain(q, q, q, five)")),
     case(
-        "watched(every=1, fuse=True)",
-        ("keep=…", "watched(fuse=True, keep=[ch.reductions.Entropy()])[0].results[0].nan_to_num(0) # @", "entropy"),
+        "reduced(fuse=True, heads=0)",
+        ("True goes with all heads", "reduced(fuse=True)[0].results[0].nan_to_num(0) # @", "entropy"),
     ),
     case(
         "watched(layers='nothing')", ("numbered from 0", "watched(layers=0)[0].weights.dense() # @", "soft(q, q, five)")
@@ -1000,10 +1000,14 @@ class Later(ch.extend.Bias):
         setup="def edited(edit):\n    model = Block()\n    with ch.edit(model, edit):\n        return model(q)",
     ),
     case(
+        "reduced()[0].weights",
+        ("Name all that you need in reductions", "reduced()[0].results[0].nan_to_num(0) # @", "entropy"),
+    ),
+    case(
         "watched(heads=0)",
         (
-            "keep=…",
-            "watched(heads=0, keep=[ch.reductions.Entropy()])[0].results[0].nan_to_num(0) # @",
+            "clearhead.models.statistics(model, reductions, heads=…)",
+            "reduced(heads=0)[0].results[0].nan_to_num(0) # @",
             "entropy[:, :1]",
         ),
     ),
@@ -1106,7 +1110,7 @@ class Later(ch.extend.Bias):
     case(
         "saved(gauss())",
         (
-            "ch.models.Recording([call for call in seen.calls if …]).save(path)",
+            "ch.models.Recording([call for call in seen.calls if …]).write(path)",
             "saved(watched()) # @",
             "soft(q, q, five)",
         ),

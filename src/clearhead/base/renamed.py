@@ -49,7 +49,7 @@ RENAMED: Mapping[str, str] = {
 
 
 def missing(owner: str, name: str) -> AttributeError:
-    """The error for a name that a namespace, or an object of a class, does not have; of an old name it says the new one."""
+    """The error for a name that a namespace, or an object of a class, lacks: it says the new name of an old one."""
     new = RENAMED.get(f"{owner}.{name}")
     if new is None:
         what = f"module {owner!r}" if owner.startswith("clearhead") else f"{owner!r} object"

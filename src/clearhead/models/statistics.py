@@ -61,7 +61,7 @@ def statistics(
     refuse_compiled(model)
     wanted = asked_to_reduce(reductions, every, layers, heads, merge, fuse)
     words = None if padding is None else checked(padding)
-    return Managed("statistics(...)", lambda: recorded(Recorder(model, wanted, words), _given))
+    return Managed("models.statistics(...)", lambda: recorded(Recorder(model, wanted, words), _given))
 
 
 def _given(recorder: Recorder) -> Statistics:

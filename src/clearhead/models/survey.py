@@ -54,8 +54,8 @@ def survey(
     `keep`: measures of `seen.table()` by their names, each beside uniform attention, all but "value mass"; "word
     classes", what special tokens, punctuation, numbers, words and the parts that go on with a word receive; and
     reductions, as for `statistics`. None is entropy, first, sink, previous, distance, and the classes where the
-    tokenizer has a vocabulary. Means are over all queries (or keys) that count: every word weighs the same, padding does not
-    count.
+    tokenizer has a vocabulary. Means are over all queries (or keys) that count: every word weighs the same, padding
+    does not count.
     `state`: a folder, with one file a batch that is written under another name first: killed at any point, the same
     call goes on, with the same result. Processes share it, each with its part: `rank` (number, of how many), None as
     torchrun sets them (RANK, WORLD_SIZE); every one reads all texts, computes its batches, waits for the others', and
@@ -133,8 +133,8 @@ class Survey:
         """Write the table, or the page of all heads: the ending of the path says which, .csv or .html.
 
         The table is CSV, with every digit. The page shows all heads by any of the statistics: as squares, as a list,
-        and as points. Squares are coloured by how far a statistic is from that of uniform attention under the same masks,
-        where that is known, else by its own size. It needs no network. `title`: of the page.
+        and as points. Squares are coloured by how far a statistic is from that of uniform attention under the same
+        masks, where that is known, else by its own size. It needs no network. `title`: of the page.
         A file that was there is as it was until all is written. Raises a `ClearheadError` for another ending, and where
         the file cannot be written.
         """

@@ -33,7 +33,7 @@ class Framed:
     paged: Paged | Beside = field(repr=False)
     numbers: Sequence[int] = field(repr=False)
     heads: Sequence[int] | None = field(repr=False)
-    title: str
+    title: str = field(repr=False)
     height: int
 
     @cached_property

@@ -49,7 +49,9 @@ def asked(every: Any = 1, layers: Any = None, values: Any = False, gradients: An
     return Asked(None, every, layers, None, None, values, gradients)
 
 
-def asked_to_reduce(reductions: Any, every: Any, layers: Any, heads: Any, merge: Any, fuse: Any) -> Asked:
+def asked_to_reduce(
+    reductions: Any, every: Any = 1, layers: Any = None, heads: Any = None, merge: Any = None, fuse: Any = False
+) -> Asked:
     """The arguments of `statistics`, checked."""
     keep = tuple(reductions) if isinstance(reductions, list | tuple) else (reductions,)
     if not keep or not all(isinstance(one, Reduction) for one in keep):

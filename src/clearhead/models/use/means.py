@@ -28,9 +28,9 @@ class Means:
     >>> means["Block"][0].shape, means.counts["Block"][0].tolist()
     (torch.Size([4]), [310.0, 310.0, 310.0, 310.0])
 
-    `means[name]`: for one module the means in the order of the reductions, each (H, …), float64. Every query that sees a
-    key and is no padding weighs the same, whichever text it is of; so does every key that is seen and is no padding in
-    `Received`, and every sequence in `Pool`. Of `TopK` the means of its values.
+    `means[name]`: for one module the means in the order of the reductions, each (H, …), float64. Every query that sees
+    a key and is no padding weighs the same, whichever text it is of; so does every key that is seen and is no padding
+    in `Received`, and every sequence in `Pool`. Of `TopK` the means of its values.
     `state_dict()` gives sums and counts: those of two runs, added key by key, are those of both together.
     A text during which the model fails has added the layers before.
     Raises a `ClearheadError` where a module's reductions or heads are others than before, a `ShapeError` where a result

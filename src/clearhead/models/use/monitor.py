@@ -35,7 +35,7 @@ from clearhead.models.tap.refused import (
     refuse_compiled_code,
     uncompiled,
 )
-from clearhead.models.use.asked import Asked, asked
+from clearhead.models.use.asked import Asked, asked_to_reduce
 from clearhead.models.use.recorder import Recorder
 from clearhead.models.use.reduced import ReducedCall
 from clearhead.problem.problem import Problem
@@ -169,7 +169,7 @@ def monitor(model: nn.Module, every: int = 20, callback: Callback | Any = None, 
     if not isinstance(model, nn.Module):
         raise ClearheadError(f"monitor takes a torch.nn.Module; got a {type(model).__name__}.")
     check_count(every, 1, "every")
-    what = asked(KEEP, layers=layers)
+    what = asked_to_reduce(KEEP, layers=layers)
     call = _as_function(callback)
     refuse_compiled(model)
     refuse_compiled_code(model)
@@ -275,8 +275,8 @@ class Monitor:
         if self._used:
             return
         warn_unused(
-            "monitor(...) was let go before its table was read: write `with ch.models.monitor(...) as seen:`, or keep what "
-            "it gives until its remove()",
+            "monitor(...) was let go before its table was read: write `with ch.models.monitor(...) as seen:`, or keep "
+            "what it gives until its remove()",
             self._line,
         )
 

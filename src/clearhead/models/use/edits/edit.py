@@ -40,12 +40,12 @@ def edit(model: nn.Module, *edits: Edit) -> AbstractContextManager[None]:
     >>> torch.equal(edited, model(input_ids=ids).last_hidden_state)
     False
 
-    `model`: any model that `watch` recognises, its backend left as it is. `edits`: `Knockout`, `ScaleHeads`, `ForceMask`
-    and `AddBias`, or `Edit`s of your own, all at once; several of one head and query are applied in their order, scores
-    before outputs. What an edit of your own gives back is checked as `attention` checks its arguments.
-    The model's own function runs; then the outputs of the changed heads and queries are computed again from the
-    same query, key, value, mask and bias, and put in their place: all others of that layer are the backend's, to the
-    bit. Gradients flow through what was computed again. What looks at the model in either order of nesting (`watch`,
+    `model`: any model that `watch` recognises, its backend left as it is. `edits`: `Knockout`, `ScaleHeads`,
+    `ForceMask` and `AddBias`, or `Edit`s of your own, all at once; several of one head and query are applied in their
+    order, scores before outputs. What an edit of your own gives back is checked as `attention` checks its arguments.
+    The model's own function runs; then the outputs of the changed heads and queries are computed again from the same
+    query, key, value, mask and bias, and put in their place: all others of that layer are the backend's, to the bit.
+    Gradients flow through what was computed again. What looks at the model in either order of nesting (`watch`,
     `monitor`, `lazy_attentions`) is given what ran, the edited weights and outputs; so are those to whom the model
     returns its weights, where the changed rows have no gradient.
     Positions are those of the whole sequence, in a prompt and in each step of a generation with any cache.

@@ -69,7 +69,7 @@ def lazy_attentions(model: Model, *, max_bytes: int | None = DENSE_BYTES) -> Abs
             "Other modules can be watched: ch.watch(model)."
         )
     refuse_compiled(model, "lazy_attentions", "makes lazy")
-    return Managed("lazy_attentions(...)", lambda: _lazily(model, max_bytes))
+    return Managed("models.lazy_attentions(...)", lambda: _lazily(model, max_bytes))
 
 
 def check_max_bytes(given: Any) -> None:

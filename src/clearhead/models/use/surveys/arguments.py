@@ -15,7 +15,7 @@ from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_count
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.models.loading import most_tokens
-from clearhead.models.use.asked import asked
+from clearhead.models.use.asked import asked_to_reduce
 from clearhead.models.use.surveys.batches import WINDOW
 from clearhead.models.use.surveys.looks import NAMED, Kept, WordClasses
 
@@ -37,7 +37,7 @@ def kept_of(keep: Any, tokenizer: Any) -> Kept:
             "reductions such as ch.reductions.Entropy()."
         )
     if reductions:
-        asked(reductions)  # refuses those that need a value of one call
+        asked_to_reduce(reductions)  # refuses those that need a value of one call
     classes = WordClasses(tokenizer) if CLASSED in names else None
     return Kept(tuple(NAMED[name] for name in dict.fromkeys(names) if name != CLASSED), classes, tuple(reductions))
 
