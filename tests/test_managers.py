@@ -277,7 +277,7 @@ def test_models_of_one_configuration_keep_their_own_backends(seed):
     assert config._attn_implementation == "sdpa"
 
 
-def test_a_with_statement_of_use_in_transformers_is_an_error_and_changes_nothing():
+def test_a_with_statement_of_run_on_clearhead_is_an_error_and_changes_nothing():
     model = small()
     with pytest.raises(ch.ClearheadError, match="no context manager"), ch.models.run_on_clearhead(model):
         pass

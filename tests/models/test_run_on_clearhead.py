@@ -8,7 +8,7 @@ import torch
 
 import clearhead as ch
 from clearhead.models.loading import bundled
-from clearhead.models.use import on_clearhead as use
+from clearhead.models.use import run_on_clearhead as use
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
