@@ -22,10 +22,10 @@ def run(options: argparse.Namespace) -> None:
     rank = rank_of(None, options.state)
     first = rank[0] == 0
     if first:
+        check_outputs(options, {"-o": options.output, "--page": options.page}, options.file)
         ending_of(options.output, [".csv"], "table")
         if options.page is not None:
             ending_of(options.page, [".html"], "page")
-        check_outputs(options, {"-o": options.output, "--page": options.page}, options.file)
     model, tokenizer, _ = model_of(options)
     keep = None if options.keep is None else [name.strip() for name in options.keep.split(",")]
     with quiet():
