@@ -270,7 +270,7 @@ def contents(folder):
     (folder / "wide").write_bytes("a text".encode("utf-16"))
     (folder / "empty").write_bytes(b"")
     (folder / "mark").write_bytes(b"\xef\xbb\xbf")
-    loop(folder)
+    loop(folder, "")
     return ["folder", "binary", "latin", "wide", "empty", "mark", "a", "none", "none/none", "\0", "x" * 300]
 
 

@@ -53,8 +53,9 @@ def watch(
     it from the `attention_mask` of that shape that the model is called with. Statistics and reports leave padding out,
     and `call.padding` says what was left out.
     `every`: of how many runs of the model one is recorded, the first of them; a run is a call from outside in which
-    attention is computed. `layers`: which modules, by name, by pattern ("layers.3.*") or by number, in the order in
-    which they first call attention.
+    attention is computed. `layers`: which layers, by their numbers in the model (-1 is the last), by name ("decoder 0,
+    cross"), or by a module's name or a pattern of it ("layers.3.*"): one of these, a slice of numbers, or a list. A
+    module that is called several times in a run is as many layers, numbered in the order of the calls.
     `values`: keep each call's value and output too, for `call.output`, `call.value_norms` and `call.weighted_norms`;
     and hold on to the inputs of the layers around it, so that `call.explain` can begin at them.
     `gradients`: also the gradients of the outputs that backward passes give, for `call.gradients`.

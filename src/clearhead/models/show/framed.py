@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from clearhead.base.errors import ClearheadError, require
 from clearhead.base.numbers import check_count
 from clearhead.base.written import check_writable
-from clearhead.models.attention_call import AttentionCall
 from clearhead.models.show.beside import Beside
 from clearhead.models.show.paged import Paged
+from clearhead.models.tap.choice import heads_of
 from clearhead.report import Layer, Page
 from clearhead.report.of_heads import of_heads
 
@@ -32,7 +32,7 @@ class Framed:
 
     paged: Paged | Beside = field(repr=False)
     numbers: Sequence[int] = field(repr=False)
-    heads: Sequence[int] | None = field(repr=False)
+    heads: Sequence[Sequence[int]] | None = field(repr=False)
     title: str = field(repr=False)
     height: int
 
@@ -41,7 +41,8 @@ class Framed:
         """The page, whose layers are made one at a time where it is first asked for."""
         layers = self.paged.layers(self.numbers)
         if self.heads is not None:
-            layers = (of_heads(one, self.heads) if isinstance(one, Layer) else one for one in layers)
+            pairs = zip(layers, self.heads, strict=True)
+            layers = (of_heads(one, own) if isinstance(one, Layer) else one for one, own in pairs)
         return self.paged.page(layers, self.title)
 
     def write(self, path: Any) -> Path:
@@ -69,20 +70,16 @@ class Framed:
         )
 
 
-def framed(paged: Paged | Beside, call: AttentionCall | None, heads: Any, title: Any, height: int) -> Framed:
-    """See `Recording.view`. `call`: the one to show; None is all of them."""
-    if call is None and heads is not None:
+def framed(paged: Paged | Beside, calls: Sequence[int] | None, heads: Any, title: Any, height: int) -> Framed:
+    """See `Recording.view`. `calls`: the numbers of those to show; None is all of them."""
+    if calls is None and heads is not None:
         raise ClearheadError("heads are those of a layer: pass layer= too.")
     if not isinstance(title, str):
         raise ClearheadError(f"title is {title!r}; pass a string, such as title='Attention'.")
-    numbers = [number for number, each in enumerate(paged.calls) if call is None or each is call]
+    numbers = range(len(paged.calls)) if calls is None else calls
     for number in numbers:
         paged.place(number)
-    chosen = None
-    if call is not None and heads is not None:
-        every = list(heads) if isinstance(heads, list | tuple | range) else [heads]
-        most = call.query.shape[1] - 1
-        chosen = [check_count(head, 0, "a head of view()", most=most) for head in every]
-        if not chosen:
-            raise ClearheadError("heads is empty; pass numbers of heads, or None for all.")
-    return Framed(paged, numbers, chosen, title, check_count(height, 1, "height"))
+    some = None
+    if calls is not None and heads is not None:
+        some = [heads_of(heads, paged.calls[n].shape[1], paged.calls[n].name, "view") for n in calls]
+    return Framed(paged, numbers, some, title, check_count(height, 1, "height"))
