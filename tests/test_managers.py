@@ -293,3 +293,13 @@ def test_a_with_statement_of_run_on_clearhead_is_an_error_and_changes_nothing():
     assert found == [model, model] and model.config._attn_implementation == "clearhead"
     model.set_attn_implementation("sdpa")
     assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("name", ["watch", "edit", "lazy_attentions"])
+def test_what_is_asked_of_it_outside_of_its_with_says_where_it_is(name):
+    made = MAKERS[name][0]()[1]
+    with pytest.raises(AttributeError, match=rf"with ch.{name}\(...\) as seen:"):
+        _ = made.calls
+    assert not hasattr(made, "__fspath__")
+    with contextlib.suppress(ch.ClearheadError), made:  # entered, so that it is not one that was forgotten
+        pass

@@ -28,6 +28,21 @@ def test_forward_mode_over_a_batch_of_tangents(budget, monkeypatch):
     torch.testing.assert_close(found, torch.autograd.functional.jacobian(formula, query))
 
 
+@pytest.mark.parametrize("call", ["attention", "scaled_dot_product_attention"])
+def test_dropout_over_a_batch_of_tangents_is_refused_in_words(call):
+    x = torch.randn(1, 2, 5, 3, generator=torch.Generator().manual_seed(0))
+    jacobian, hessian = torch.autograd.functional.jacobian, torch.autograd.functional.hessian
+
+    def dropped(x):
+        return getattr(ch, call)(x, x, x, dropout_p=0.3)
+
+    with pytest.raises(ch.UnsupportedError, match="vectorize=True"):
+        jacobian(dropped, x, vectorize=True, strategy="forward-mode")
+    with pytest.raises(ch.UnsupportedError, match="vectorize=True"):
+        hessian(lambda x: dropped(x).sum(), x, vectorize=True, outer_jacobian_strategy="forward-mode")
+    assert jacobian(dropped, x, vectorize=True).isfinite().all()  # its seed is drawn once, before
+
+
 @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr")  # by torch.func.linearize
 def test_a_linear_map_is_the_same_at_each_use():
     """Its trace keeps constants: nothing may write to them."""

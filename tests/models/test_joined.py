@@ -541,3 +541,33 @@ def test_a_cache_that_is_written_to_through_data(seed):
         torch.testing.assert_close(call.weights @ call.value, call.output, rtol=1e-4, atol=1e-6)
     with pytest.raises(ch.ClearheadError, match="are not those that it had"):
         seen[seen.names[0]].joined()
+
+
+CHANGES = {
+    "positions": lambda keys: keys.flip(2),
+    "sequences": lambda keys: keys.flip(0),
+    "heads": lambda keys: keys.flip(1),
+    "columns": lambda keys: keys.flip(3),
+    "some positions": lambda keys: keys[:, :, torch.randperm(keys.shape[2])],
+    "two numbers": lambda keys: keys.clone().index_put((torch.tensor([0]),) * 3, keys[0, 0, 0].roll(1)[None]),
+    "signs": lambda keys: keys.where(torch.arange(keys.shape[3]) % 2 == 0, -keys),
+}
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_cache_whose_keys_change_places_through_data(change, window):
+    """The sum of all numbers stays what it was: beams that are reordered in place, for one."""
+    torch.manual_seed(0)
+    size = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
+    config = transformers.MistralConfig(**size, num_attention_heads=4, num_key_value_heads=2, sliding_window=window)
+    model = transformers.MistralForCausalLM(config).eval()
+    ids, past = torch.randint(3, 90, (2, 12)), transformers.DynamicCache(config=config)
+    with torch.no_grad(), ch.watch(model, values=True) as seen:
+        for i in range(4, 12):
+            model(ids[:, i : i + 1], past_key_values=past, use_cache=True)
+            if i == 8:
+                for layer in past.layers:
+                    layer.keys.data.copy_(CHANGES[change](layer.keys).clone())
+    for call in seen.calls:
+        torch.testing.assert_close(call.weights @ call.value, call.output, rtol=1e-4, atol=1e-6)

@@ -15,6 +15,7 @@ from clearhead.base.numbers import check_number
 from clearhead.base.text import listed
 from clearhead.models.read.audit import TOLERANCE, Expected
 from clearhead.models.read.comparison import ComparedCall, Comparison, compared
+from clearhead.models.tap.transformers_private import backend_of, has_backend, set_backend, takes_backends
 from clearhead.models.use.edits.edit import refuse_edited
 from clearhead.models.watch import watch
 
@@ -65,7 +66,7 @@ def _own(value: Any) -> Any:
 @contextmanager
 def on_backend(model: Any, backend: str) -> Iterator[None]:
     """Another backend for a model of transformers, and for all models inside it; after it those from before."""
-    before = [(config, config._attn_implementation) for config in _configs(model)]
+    before = [(config, backend_of(config)) for config in _configs(model)]
     try:
         try:
             model.set_attn_implementation(backend)
@@ -74,12 +75,12 @@ def on_backend(model: Any, backend: str) -> Iterator[None]:
         yield
     finally:
         for config, implementation in before:  # one that is set is set for all inside it, which come after it
-            config._attn_implementation = implementation
+            set_backend(config, implementation)
 
 
 def _configs(model: nn.Module) -> list[Any]:
     """Every configuration, those inside others after them."""
-    found = [part.config for part in model.modules() if hasattr(getattr(part, "config", None), "_attn_implementation")]
+    found = [part.config for part in model.modules() if has_backend(getattr(part, "config", None))]
     every: dict[int, Any] = {}
     for config in found:
         _add(config, every)
@@ -132,7 +133,7 @@ def compare_backends(model: Any, one: str, other: str, inputs: Any, *, tolerance
     for backend in (one, other):
         if backend not in there:  # transformers would look for it on the network, and run what it finds
             raise ClearheadError(f"compare_backends: there is no backend {backend!r}; there are {listed(there)}.")
-    if not model._can_set_attn_implementation():
+    if not takes_backends(model):
         raise ClearheadError(
             f"{type(model).__name__} computes attention in its own code: transformers cannot give it another backend."
         )

@@ -16,6 +16,7 @@ from clearhead.base.numbers import check_count, check_number, check_positive
 from clearhead.base.shapes import as_inputs
 from clearhead.base.steps import Step
 from clearhead.base.text import said
+from clearhead.base.torch_private import parts_of, put_parts
 from clearhead.base.tracing import autocasting
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -218,19 +219,17 @@ def with_parameters(
 
     The module is not touched: other threads may be calling it.
     """
-    if not (every or module._parameters or module._buffers or module._modules):
+    if not (every or any(parts_of(module))):
         return module
     copied = module.__new__(type(module))
     copied.__dict__ = module.__dict__.copy()
-    inside = {
-        "_parameters": {name: None if p is None else change(p) for name, p in module._parameters.items()},
-        "_buffers": {name: None if b is None else buffer(b) for name, b in module._buffers.items()},
-        "_modules": {
-            name: None if m is None else with_parameters(m, change, buffer, every)
-            for name, m in module._modules.items()
-        },
-    }
-    copied.__dict__.update(inside)
+    parameters, buffers, modules = parts_of(module)
+    inside = (
+        {name: None if p is None else change(p) for name, p in parameters.items()},
+        {name: None if b is None else buffer(b) for name, b in buffers.items()},
+        {name: None if m is None else with_parameters(m, change, buffer, every) for name, m in modules.items()},
+    )
+    put_parts(copied, inside)
     return copied
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError, UnsupportedError
+from clearhead.base.torch_private import remove_hooks
 from clearhead.distributed.batch import BY_POSITION
 from clearhead.distributed.channel import Channel
 from clearhead.distributed.layout import Layout
@@ -23,6 +24,7 @@ from clearhead.models.ranks.backend import Running, running
 from clearhead.models.ranks.positions import check as check_positions
 from clearhead.models.tap.keywords import RANKS
 from clearhead.models.tap.padding import parameters
+from clearhead.models.tap.transformers_private import backend_of
 from clearhead.problem.problem import refuse_distributed
 
 ADVICE = "Pass model(**part.inputs), of part = clearhead.distributed.shard_batch(batch, layout)."
@@ -42,7 +44,7 @@ class Hook:
     def before(
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[()], dict[str, Any]] | None:
-        if module.config._attn_implementation != RANKS:
+        if backend_of(module.config) != RANKS:
             remove([module])
             return None
         call = running.get()
@@ -118,15 +120,7 @@ def _agree(every: list[list[int]], name: str) -> None:
 def remove(parts: list[Any]) -> None:
     """Take the hooks away."""
     for part in parts:
-        for hooks, *more in (
-            (part._forward_pre_hooks, part._forward_pre_hooks_with_kwargs),
-            (part._forward_hooks, part._forward_hooks_always_called),
-        ):
-            for number, hook in list(hooks.items()):
-                if isinstance(getattr(hook, "__self__", None), Hook):
-                    del hooks[number]
-                    for marks in more:
-                        marks.pop(number, None)
+        remove_hooks(part, lambda hook: isinstance(getattr(hook, "__self__", None), Hook))
 
 
 WHY = {

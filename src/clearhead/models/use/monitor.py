@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from torch import Tensor, nn
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.managers import caller, warn_unused
 from clearhead.base.numbers import check_count
-from clearhead.base.tracing import compiler_here, compiling, in_backward, transformed
+from clearhead.base.torch_private import compiler_here
+from clearhead.base.tracing import compiling, in_backward, transformed
 from clearhead.explanation.diagnosis.checks import entropy_collapse
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.inspection.reductions.base import Reduction, arange
@@ -159,6 +161,7 @@ def monitor(model: nn.Module, every: int = 20, callback: Callback | Any = None, 
 
     A model is compiled after its monitor is there: then the calls of transformers' attention interface are seen inside
     compiled code, with fullgraph too. Other attention in it is not; a step in which none is seen is an error.
+    Warns once, without `layers`, of modules that computed a softmax in their own code: they are not monitored.
     Raises a `ClearheadError` for a compiled model, for one whose classes the compiler has code for already, where a
     step shows no attention, and at the end of a `with` in which no step was made, or no call by one of `layers`.
     Cost: a monitored step has one pass more over the allowed pairs of each call, O(Lq + Lk) memory; any other step two
@@ -208,6 +211,7 @@ class Monitor:
         self._lock, self._here = threading.Lock(), _Here()
         self._open, self._removed = 0, True  # monitored passes that run, in any thread; whether it sees no more
         self._line, self._used = caller(), callback is not None
+        self._told = False  # of modules that are not monitored
         self._interface, self._installed = Interface(model), ExitStack()
         with ExitStack() as stack:
             stack.enter_context(self._interface.installed())
@@ -322,6 +326,10 @@ class Monitor:
             return
         if not step.sites:
             raise ClearheadError(_nothing_seen(step))
+        if step.unread and self._asked.layers is None and not self._told:
+            self._told = True
+            said = step.told_of_unread("monitored", "monitor(model, layers=…)")
+            warnings.warn_explicit(said, UserWarning, *self._line)
         if not step.reduced:  # none of the layers asked for: training may leave some out
             with self._lock:
                 self._sites |= step.sites

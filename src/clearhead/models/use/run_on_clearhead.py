@@ -24,6 +24,7 @@ from clearhead.models.ranks.refused import refuse
 from clearhead.models.tap.keywords import MASKED, NAME, RANKS, check_keywords, dot
 from clearhead.models.tap.masks import compact, converted
 from clearhead.models.tap.told import documents, selected
+from clearhead.models.tap.transformers_private import takes_backends, takes_sdpa
 
 
 def run_on_clearhead(model: Any, *, layout: Layout | None = None) -> Any:
@@ -80,7 +81,7 @@ def run_on_clearhead(model: Any, *, layout: Layout | None = None) -> Any:
         transformers.AttentionMaskInterface.register(backend, made)
     transformers.AttentionInterface.register(RANKS, attend)
     transformers.AttentionMaskInterface.register(RANKS, make_mask)
-    if not model._can_set_attn_implementation():
+    if not takes_backends(model):
         raise ClearheadError(
             f"{type(model).__name__} computes attention in its own code: transformers cannot give it another backend."
         )
@@ -91,7 +92,7 @@ def run_on_clearhead(model: Any, *, layout: Layout | None = None) -> Any:
         model.set_attn_implementation(RANKS)
         Hook(layout).attach(parts)
     else:
-        model.set_attn_implementation(NAME if all(part._supports_sdpa for part in parts) else MASKED)
+        model.set_attn_implementation(NAME if all(takes_sdpa(part) for part in parts) else MASKED)
     return model
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 
@@ -53,8 +54,9 @@ def edit(model: nn.Module, *edits: Edit) -> AbstractContextManager[None]:
     Gradient checkpointing computes layers again in the backward pass, which then belongs inside the `with` too.
     `torch.nn`'s Transformer layers leave their fast path here, as they do in training: outputs at padding differ.
     Raises a `ClearheadError` at the end of the `with` for an edit that changed nothing, and where the model is edited
-    already; an `UnsupportedError` for a compiled model, and for a call with dropout. Cost: attention of the changed
-    heads and queries once more.
+    already; an `UnsupportedError` for a compiled model, and for a call with dropout. Warns, where an edit has no
+    `layers`, of attention modules that computed a softmax in their own code: they are not changed. Cost: attention of
+    the changed heads and queries once more.
     """
     if not isinstance(model, nn.Module):
         raise ClearheadError(f"edit takes a torch.nn.Module; got a {type(model).__name__}.")
@@ -81,6 +83,8 @@ def _editing(editor: Editor) -> Iterator[None]:
             f"{unused[0]!r} changed nothing: no call has such a layer, head and position. Calls were made by "
             f"{made_by(editor.sites)}, numbered from 0, with queries at positions {places}."
         )
+    if editor.unread and any(one.layers is None for one in editor.edits):
+        warnings.warn(editor.told_of_unread("changed", f"{type(editor.edits[0]).__name__}(layers=…)"), stacklevel=4)
 
 
 @contextmanager

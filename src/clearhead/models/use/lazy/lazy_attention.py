@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_map_only
 
 from clearhead.base.errors import ClearheadError, UnsupportedError, human_bytes
-from clearhead.base.tracing import any_autocast, as_base_tensors, compiling, unobserved
+from clearhead.base.torch_private import any_autocast, arguments_of, tree_map_only, wrapper_subclass
+from clearhead.base.tracing import as_base_tensors, compiling, unobserved
 from clearhead.inspection.matrix import with_first_rows
 from clearhead.inspection.weights import Weights
 from clearhead.models.tap.refused import uncompiled
@@ -156,8 +156,9 @@ class LazyAttention(Tensor):
     ) -> Any:
         """Where PyTorch's operations are reached by another way than its functions, such as a compiled function."""
         kwargs = kwargs or {}
-        named = [*zip(func._schema.arguments, args, strict=False)]
-        named += [(argument, kwargs[argument.name]) for argument in func._schema.arguments if argument.name in kwargs]
+        arguments = arguments_of(func)
+        named = [*zip(arguments, args, strict=False)]
+        named += [(argument, kwargs[argument.name]) for argument in arguments if argument.name in kwargs]
         for argument, given in named:
             if argument.alias_info is not None and argument.alias_info.is_write and _lazy_in(given):
                 raise _read_only(str(func))
@@ -192,7 +193,7 @@ def _made(
 
 
 def _wrapper(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, state: dict[str, Any]) -> LazyAttention:
-    made: LazyAttention = Tensor._make_wrapper_subclass(LazyAttention, shape, dtype=dtype, device=device)
+    made: LazyAttention = wrapper_subclass(LazyAttention, shape, dtype=dtype, device=device)
     made.__dict__.update(state)
     return made
 
