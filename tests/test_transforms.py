@@ -52,7 +52,9 @@ def test_a_linear_map_is_the_same_at_each_use():
         "tile": lambda q: ch.attention(q, key, value, score=lambda a, b: (a @ b.mT).sin()),
         "partial": lambda q: ch.partial(q, key, value).logsumexp,
         "weights": lambda q: ch.weights(q, key, mask=ch.Causal())[:, :, 1:4],
-        "top": lambda q: ch.weights(q, key).reduce(ch.TopK(2), ch.Entropy(), ch.Pool(2, "mean"))[0][0],
+        "top": lambda q: ch.weights(q, key).reduce(
+            ch.reductions.TopK(2), ch.reductions.Entropy(), ch.reductions.Pool(2, "mean")
+        )[0][0],
     }
     for name, call in calls.items():
         want = torch.func.jvp(call, (query,), (along,))[1]

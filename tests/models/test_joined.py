@@ -160,7 +160,7 @@ def test_beams_with_the_same_keys_in_a_window_are_told_apart_by_other_layers(cac
     options = {"num_beams": 4, "num_return_sequences": 4, "max_new_tokens": 12, "cache_implementation": cache}
     seen, sequences = generated(model, FEW, values=values, **options)
     wanted = attentions(model, "attentions", input_ids=sequences)
-    again = ch.load_seen(seen.save(tmp_path / "seen"))
+    again = ch.models.load_recording(seen.write(tmp_path / "seen"))
     for name, want in zip(seen.names, wanted, strict=True):
         for recording in (seen, again):
             torch.testing.assert_close(recording[name].joined().dense(), want, atol=1e-6, rtol=0)
@@ -360,14 +360,14 @@ def test_what_is_no_one_generation_is_an_error():
         blocks([4, 1, 1], every=2).joined()
     steps = blocks([4, 1, 1])
     with pytest.raises(ch.ClearheadError, match=r"step 1 is not among these calls"):
-        ch.Steps([steps[0], steps[2]]).joined()
+        ch.models.Generation([steps[0], steps[2]]).joined()
     alone = made(bart)
     with torch.no_grad(), ch.watch(alone, layers="*decoder*encoder_attn") as seen:
         alone.generate(IDS, max_new_tokens=3, do_sample=False)
     with pytest.raises(ch.ClearheadError, match=r"no self attention was recorded beside it"):
         seen["model.decoder.layers.0.encoder_attn"].joined()
     with pytest.raises(ch.ClearheadError, match=r"calls of 0 modules"):
-        ch.Steps().joined()
+        ch.models.Generation().joined()
     model = made(llama)
     seen, _ = generated(model)
     with pytest.raises(ch.ClearheadError, match=r"calls of 2 modules, 'model.layers.0.self_attn'"):
@@ -477,9 +477,9 @@ def test_copies_pickles_and_files_keep_chains(tmp_path):
     seen, _ = generated(model, num_beams=2, mask=LEFT)
     name = "model.layers.1.self_attn"
     want = seen[name].joined().dense()
-    again = ch.load_seen(seen.save(tmp_path / "seen"))
+    again = ch.models.load_recording(seen.write(tmp_path / "seen"))
     for other in (copy.deepcopy(seen.calls), pickle.loads(pickle.dumps(seen.calls)), again.calls):
-        steps = ch.Recording(other)[name]
+        steps = ch.models.Recording(other)[name]
         assert torch.equal(steps.joined().dense(), want)
         for old, new in zip(seen[name], steps, strict=True):
             assert torch.equal(old.key, new.key) and torch.equal(old.weights.dense(), new.weights.dense())

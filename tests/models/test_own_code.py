@@ -68,17 +68,17 @@ def watched(model):
 
 
 def reduced(model):
-    with ch.watch(model, keep=[ch.Entropy()]):
+    with ch.models.statistics(model, [ch.reductions.Entropy()]):
         model(X)
 
 
 def edited(model):
-    with ch.edit(model, ch.Scale(factor=0.5)):
+    with ch.edit(model, ch.edits.ScaleHeads(factor=0.5)):
         model(X)
 
 
 def monitored(model):
-    with ch.monitor(model.train(), every=1) as seen:
+    with ch.models.monitor(model.train(), every=1) as seen:
         for _ in range(3):
             model(X)
     seen.table()
@@ -124,9 +124,9 @@ def test_named_layers_leave_nothing_out():
         warnings.simplefilter("error")
         with ch.watch(model, layers="parts.b"):
             model(X)
-        with ch.edit(model, ch.Scale(layers="parts.b", factor=0.5)):
+        with ch.edit(model, ch.edits.ScaleHeads(layers="parts.b", factor=0.5)):
             model(X)
-        with ch.monitor(model, every=1, layers="parts.b") as seen:
+        with ch.models.monitor(model, every=1, layers="parts.b") as seen:
             model(X)
         seen.table()
 

@@ -561,7 +561,7 @@ MODELS = [
         "models/test_edit_recorded.py",
     ),
     Mutant(
-        "models/use/edits/force.py",
+        "models/use/edits/force_mask.py",
         ">= spot.filled",
         "> spot.filled",
         "a forced mask sees one empty slot of a static cache",

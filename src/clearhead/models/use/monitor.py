@@ -38,7 +38,7 @@ from clearhead.models.tap.refused import (
     refuse_compiled_code,
     uncompiled,
 )
-from clearhead.models.use.asked import Asked, asked
+from clearhead.models.use.asked import Asked, asked_to_reduce
 from clearhead.models.use.recorder import Recorder
 from clearhead.models.use.reduced import ReducedCall
 from clearhead.problem.problem import Problem
@@ -135,7 +135,7 @@ def monitor(model: nn.Module, every: int = 20, callback: Callback | Any = None, 
     ...     def forward(self, x):
     ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
     >>> block = Block().train()
-    >>> with ch.monitor(block, every=2) as seen:
+    >>> with ch.models.monitor(block, every=2) as seen:
     ...     for step in range(4):
     ...         output = block(torch.zeros(1, 1, 2, 8))
     >>> for row in seen.table():
@@ -173,7 +173,7 @@ def monitor(model: nn.Module, every: int = 20, callback: Callback | Any = None, 
     if not isinstance(model, nn.Module):
         raise ClearheadError(f"monitor takes a torch.nn.Module; got a {type(model).__name__}.")
     check_count(every, 1, "every")
-    what = asked(KEEP, layers=layers)
+    what = asked_to_reduce(KEEP, layers=layers)
     call = _as_function(callback)
     refuse_compiled(model)
     refuse_compiled_code(model)
@@ -196,7 +196,7 @@ def _as_function(callback: Any) -> Callback | None:
 
 
 class Monitor:
-    """What `clearhead.monitor` gives: what was seen so far, and the way to end it.
+    """What `clearhead.models.monitor` gives: what was seen so far, and the way to end it.
 
     `table()`, the rows of all monitored steps; `diagnose()`, heads whose entropy collapses; `steps`, how many steps
     were made; `remove()`, which ends it. Read it at any time; a `with` removes it at its end.
@@ -253,7 +253,7 @@ class Monitor:
     def __enter__(self) -> Self:
         if self._removed:
             raise ClearheadError(
-                "this monitor was removed, or its `with` has ended: write `with ch.monitor(...):` each time."
+                "this monitor was removed, or its `with` has ended: write `with ch.models.monitor(...):` each time."
             )
         self._stay()
         return self
@@ -281,8 +281,8 @@ class Monitor:
         if self._used:
             return
         warn_unused(
-            "monitor(...) was let go before its table was read: write `with ch.monitor(...) as seen:`, or keep what it "
-            "gives until its remove()",
+            "monitor(...) was let go before its table was read: write `with ch.models.monitor(...) as seen:`, or keep "
+            "what it gives until its remove()",
             self._line,
         )
 
