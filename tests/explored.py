@@ -93,7 +93,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_a_model_of_transformers_run_by_a_compiled_function": 0,
         "test_the_first_that_a_process_compiles": 0,
     },
-    "models/test_use_in_transformers.py": {"test_a_compiled_model": ("llama",)},
+    "models/test_run_on_clearhead.py": {"test_a_compiled_model": ("llama",)},
     "models/test_explain.py": {"test_every_step_is_what_the_model_computed": 3},
     "models/test_heads.py": {"test_long_texts_take_memory_of_their_length": 0},
     "models/test_origin.py": {

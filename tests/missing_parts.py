@@ -322,7 +322,7 @@ def nothing_seen(ch):
 @use
 def lazy(ch):
     model = llama()
-    with torch.no_grad(), ch.lazy_attentions(model):
+    with torch.no_grad(), ch.models.lazy_attentions(model):
         lazy = model(input_ids=IDS, output_attentions=True).attentions[0]
         plain = model(input_ids=IDS).last_hidden_state
     with torch._C.DisableTorchFunctionSubclass():
@@ -333,7 +333,7 @@ def lazy(ch):
 @use
 def on_clearhead(ch):
     model = llama()
-    ch.use_in_transformers(model)
+    ch.models.run_on_clearhead(model)
     with torch.no_grad():
         return model(input_ids=IDS).last_hidden_state
 
@@ -341,14 +341,14 @@ def on_clearhead(ch):
 @use
 def compared(ch):
     model = llama()
-    found = ch.compare(model, "sdpa", "eager", IDS)
+    found = ch.models.compare_backends(model, "sdpa", "eager", IDS)
     return torch.tensor([float(found.first is None), float(model.config._attn_implementation == "sdpa")])
 
 
 @use
 def monitored(ch):
     model = llama().train()
-    with ch.monitor(model, every=1) as monitor:
+    with ch.models.monitor(model, every=1) as monitor:
         model(input_ids=IDS)
     return torch.tensor([row["entropy"] for row in monitor.table()])
 

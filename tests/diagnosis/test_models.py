@@ -70,7 +70,7 @@ def test_generations_are_clean():
             model.generate(IDS, attention_mask=RIGHT.flip(1), max_new_tokens=3, do_sample=False, **options)
         diagnosis = seen.diagnose()
         assert not diagnosis.errors and not diagnosis.warnings, diagnosis
-        assert {finding.where["run"] for finding in diagnosis} <= {0, 1, 2}
+        assert {finding.where["layer"].split(", ")[1] for finding in diagnosis} <= {"step 0", "step 1", "step 2"}
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
@@ -107,7 +107,7 @@ def test_a_model_without_its_scale(name):
     assert "the scale" not in names(seen_of(model, **inputs_of(name)).diagnose())
     unscaled(model)
     found = [f for f in seen_of(model, **inputs_of(name)).diagnose().warnings if f.name == "the scale"]
-    assert {finding.where["layer"] for finding in found} == set(seen_of(model, **inputs_of(name)).names)
+    assert {finding.where["module"] for finding in found} == set(seen_of(model, **inputs_of(name)).names)
 
 
 @pytest.mark.parametrize("name", ["Bert", "Llama", "GPT2", "T5"])
@@ -119,7 +119,7 @@ def test_nan_is_found_where_it_comes_from(name):
         weight[0] = float("nan")
     diagnosis = seen_of(model, **inputs_of(name)).diagnose()
     first = next(finding for finding in diagnosis if finding.name == "inputs that are not finite")
-    assert first.severity == "error" and first.where["layer"] == layer, diagnosis
+    assert first.severity == "error" and first.where["module"] == layer, diagnosis
 
 
 @pytest.mark.parametrize("name", ["Bert", "ViT"])
@@ -163,13 +163,13 @@ def test_dropout_is_no_error_of_the_backend(tmp_path):
     with ch.watch(model, values=True) as seen:
         model(**inputs_of("Llama"))
     assert not seen.diagnose().warnings
-    assert ch.load_seen(seen.save(tmp_path / "seen")).diagnose().to_dict() == seen.diagnose().to_dict()
+    assert ch.models.load_recording(seen.write(tmp_path / "seen")).diagnose().to_dict() == seen.diagnose().to_dict()
 
 
 def test_a_recording_from_a_file_finds_the_same(tmp_path):
     seen = seen_of(fresh("Bert"), RIGHT, **inputs_of("Bert", 1 - RIGHT))
     want = seen.diagnose().to_dict()
-    assert ch.load_seen(seen.save(tmp_path / "seen")).diagnose().to_dict() == want and want["findings"]
+    assert ch.models.load_recording(seen.write(tmp_path / "seen")).diagnose().to_dict() == want and want["findings"]
 
 
 class Trained(torch.nn.Module):
@@ -187,7 +187,7 @@ class Trained(torch.nn.Module):
 def test_entropy_over_training_steps(growth, collapses):
     model = Trained(0.3).train()
     x = torch.randn(2, 3, 20, 16, generator=torch.Generator().manual_seed(0))
-    with ch.monitor(model, every=1) as seen:
+    with ch.models.monitor(model, every=1) as seen:
         for _ in range(4):
             model(x)
             with torch.no_grad():
@@ -195,7 +195,7 @@ def test_entropy_over_training_steps(growth, collapses):
     diagnosis = ch.diagnose(seen)
     assert [(f.name, f.severity) for f in diagnosis] == [("entropy collapse", "warning")] * collapses, diagnosis
     if collapses:
-        assert diagnosis[0].where == {"layer": "Trained", "heads": [0, 1, 2]}
+        assert diagnosis[0].where == {"layer": "L0", "module": "Trained", "heads": [0, 1, 2]}
         last = [row["entropy"] for row in seen.table()][-3:]
         assert f"{min(last):.3g}" in diagnosis[0].evidence
 
@@ -204,12 +204,12 @@ def test_entropy_over_training_steps(growth, collapses):
 def test_training_that_ends_in_no_numbers(factors):
     x = torch.randn(2, 3, 20, 16, generator=torch.Generator().manual_seed(0))
     model = Trained(0.0).train()
-    with ch.monitor(model, every=1) as seen:
+    with ch.models.monitor(model, every=1) as seen:
         for factor in factors:
             with torch.no_grad():
                 model.factor.fill_(factor)
             model(x)
     *others, last = ch.diagnose(seen)
     assert [finding.name for finding in others] == ["entropy collapse"] * (len(factors) == 5)
-    assert (last.name, last.where) == ("no numbers", {"layer": "Trained", "heads": [0, 1, 2]})
+    assert (last.name, last.where) == ("no numbers", {"layer": "L0", "module": "Trained", "heads": [0, 1, 2]})
     assert f"from step {factors.index(math.nan)} on" in last.evidence

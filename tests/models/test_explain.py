@@ -107,15 +107,15 @@ def test_a_pair_of_a_long_call_needs_little_memory():
 
 def test_a_loaded_recording_is_explained_alike(tmp_path):
     seen = seen_of(Block(), 1, 2, 5, 4, values=True)
-    again = ch.load_seen(seen.save(tmp_path / "seen"))
+    again = ch.models.load_recording(seen.write(tmp_path / "seen"))
     assert torch.equal(again.explain(0, 1, 3)["output"], seen.explain(0, 1, 3)["output"])
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"layer": 7, "head": 0, "query": 0}, "there is no call 7"),
-        ({"layer": "nothing", "head": 0, "query": 0}, "no attention call of a module 'nothing'"),
+        ({"layer": 7, "head": 0, "query": 0}, "there is no layer 7"),
+        ({"layer": "nothing", "head": 0, "query": 0}, "there is no layer 'nothing'"),
         ({"layer": 0, "head": 9, "query": 0}, "out of range"),
         ({"layer": 0, "head": 0, "query": 0, "tokens": ["a"]}, "tokens has 1 words"),
         ({"layer": 0, "head": 0, "query": 0, "tokens": "abcde"}, "got a str"),

@@ -21,7 +21,7 @@ _ADVICE = (
 
 
 def check_align(align: Any) -> Align:
-    """The alignment of a call: as given, an array as a tensor. Raises for anything else."""
+    """The alignment of a call as it was given; an array becomes a tensor. Raises for anything else."""
     if align is None or (isinstance(align, str) and align in ("upper_left", "lower_right")):
         return align  # type: ignore[return-value]
     if isinstance(align, int | np.integer) and not isinstance(align, bool):
@@ -37,7 +37,12 @@ def check_align(align: Any) -> Align:
 
 
 def query_offset(sizes: Sizes, who: str) -> int | Tensor:
-    """The position of query 0 among the keys: a number, or a tensor (B or 1, 1, 1). `who` is named in the error."""
+    """The position of query 0 among the keys: a number, or a tensor (B or 1, 1, 1). `who` is named in the error.
+
+    >>> import clearhead as ch
+    >>> ch.extend.query_offset(ch.extend.Sizes(1, 1, 3, 5, align="lower_right"), "MyMask")
+    2
+    """
     align = sizes.align
     if isinstance(align, Tensor):
         if align.numel() not in (1, sizes.batch):

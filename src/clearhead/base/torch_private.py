@@ -126,7 +126,7 @@ remove_batch_dim: Callable[..., Tensor] = _part("torch._remove_batch_dim", _LOSS
 add_batch_dim: Callable[..., Tensor] = _part("torch._add_batch_dim", _LOSSES)
 
 
-def batch_level() -> int:
+def batches_of_losses() -> int:
     """How many batches of losses are around here."""
     if _leave is None:
         _refusing("torch._C._vmapmode_decrement_nesting")()
@@ -136,7 +136,7 @@ def batch_level() -> int:
 
 
 def _of_no_batch(tensor: Tensor) -> bool:
-    return batch_level() > 0 and bool(_refusing("torch._C._functorch.is_legacy_batchedtensor")())
+    return batches_of_losses() > 0 and bool(_refusing("torch._C._functorch.is_legacy_batchedtensor")())
 
 
 is_batch_of_losses: Callable[[Tensor], bool] = _part(
@@ -410,6 +410,19 @@ OWN_SDPA = _part(
     "what has the public name when clearhead is imported",
     F.scaled_dot_product_attention,
 )
+_OWN_CODE, _UNTOLD = "to tell of attention that a module computes in its own code", "such a call goes unnoticed"
+
+
+def _those_there(*names: str) -> list[Any]:
+    """What has these names, without those that are missing."""
+    return [one for name in names if (one := _part(name, _OWN_CODE, _UNTOLD, None)) is not None]
+
+
+PRIVATE_SOFTMAX = _those_there("torch._softmax", "torch._safe_softmax")
+SOFTMAX_OPERATIONS = _those_there("torch.ops.aten._softmax", "torch.ops.aten._safe_softmax")
+# what F.scaled_dot_product_attention calls inside
+_KERNELS = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention", "attention_math")
+FUSED_OPERATIONS = _those_there(*(f"torch.ops.aten._scaled_dot_product_{name}" for name in _KERNELS))
 _TWICE = "to differentiate PyTorch's fused kernel on a CPU twice"
 _ONCE = "PyTorch's plain operations compute what needs gradients there, with the whole matrix in memory"
 flash = _part("torch._scaled_dot_product_flash_attention_for_cpu", _TWICE, _ONCE, None)
@@ -417,18 +430,10 @@ flash_backward = _part(
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default", _TWICE, _ONCE, None
 )
 _choice = _part("torch._fused_sdp_choice", _TWICE, _ONCE, None)
-
-
 UNKNOWN = -1
-
-
-def _no_choice(*args: Any, **given: Any) -> int:
-    return UNKNOWN
-
-
 # which of its kernels PyTorch would run: a number of torch.nn.attention.SDPBackend
 fused_choice: Callable[..., int] = (
-    _no_choice if any(part is None for part in (_choice, flash, flash_backward)) else _choice
+    _choice if None not in (_choice, flash, flash_backward) else lambda *args, **given: UNKNOWN
 )
 _FAST = "to record the fast path of torch.nn.MultiheadAttention and torch.nn.TransformerEncoderLayer"
 _FAST_RAISES = "an UnsupportedError where such a layer runs in a watched model"

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import re
 
 from clearhead.base.errors import ClearheadError, require
-from clearhead.base.pages import write_page
 from clearhead.base.text import printable
+from clearhead.base.written import ending_of
 from clearhead.cli.outputs import check_outputs
 from clearhead.cli.texts import checked, model_of, quoted, watched
+from clearhead.explanation.as_file import ENDINGS, WHAT
 from clearhead.explanation.examples import EXAMPLES, example
 from clearhead.explanation.explanation import Explanation
-
-WRITTEN = {".html": "html", ".md": "markdown", ".py": "script"}  # what a file's name asks for
+from clearhead.models.calls import one_call
+from clearhead.models.read.tokens import place_among
 
 
 def run(options: argparse.Namespace) -> None:
     """`clearhead explain` with these options."""
-    kind = None if options.output is None else WRITTEN.get(Path(options.output).suffix)
-    if options.output is not None and kind is None:
-        raise ClearheadError(f"the output is {options.output!r:.80}; expected a file .html, .md or .py.")
+    if options.output is not None:
+        ending_of(options.output, ENDINGS, WHAT)
     check_outputs(options, {"-o": options.output})
     if options.text is not None:
         found = _of_text(options)
@@ -30,10 +30,10 @@ def run(options: argparse.Namespace) -> None:
         print("\n".join(f"{name:16}{(make.__doc__ or '').splitlines()[0]}" for name, make in EXAMPLES.items()))
         print("Print one of them: clearhead explain NAME")
         return
-    if kind is None:
+    if options.output is None:
         require("rich.console", "terminal", "an explanation in a terminal").Console(highlight=False).print(found)
         return
-    path = write_page(options.output, getattr(found, kind)(), "explanation")
+    path = found.write(options.output)
     print(f"The explanation: {printable(str(path.resolve()))}")
 
 
@@ -46,21 +46,23 @@ def _of_text(options: argparse.Namespace) -> Explanation:
     target = None if options.target is None else checked(options.target, "the target")
     model, tokenizer, _ = model_of(options, None if target is None else False)
     read = watched(model, tokenizer, text, target=target, values=True)
-    words, source = read.of(read.recording[options.layer])
+    layer = int(options.layer) if re.fullmatch("-?[0-9]{1,9}", options.layer, re.ASCII) else options.layer
+    number = one_call(read.recording.calls, layer, options.step, "explain --layer")
+    call = read.recording.calls[number]
+    words, source = read.of(call)
     query = place(options.query, words, "--from")
     key = None if options.key is None else place(options.key, source or words, "--to")
     if read.said:
         print(f"In this call {read.said}: {quoted(read.answer or '') or 'no words'}")
-    return read.recording.explain(options.layer, options.head, query, key, tokens=words, source_tokens=source)
+    at = (0, options.head, query) if key is None else (0, options.head, query, key)
+    return call.explain(at, tokens=words, source_tokens=source)
 
 
 def place(word: str, tokens: list[str], name: str) -> int:
     """The place of a word among the tokens, the first one; or the number itself."""
-    plain = [token.removeprefix("##").strip("Ġ▁ ") for token in tokens]
-    for known in (tokens, plain, [token.lower() for token in plain]):
-        for wanted in (word, word.lower()):
-            if wanted in known:
-                return known.index(wanted)
+    found = place_among(word, tokens)
+    if found is not None:
+        return found
     if word.isascii() and word.isdecimal() and int(word) < len(tokens):
         return int(word)
     shown = " ".join(map(printable, tokens[:40])) + (" …" if len(tokens) > 40 else "")

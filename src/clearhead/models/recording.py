@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, Never, overload
 
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.pictures import Style
-from clearhead.base.written import check_writable
+from clearhead.base.renamed import missing, refuse
 from clearhead.explanation.diagnosis.diagnose import diagnosis_of
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.explanation.explanation import Explanation
@@ -21,21 +21,21 @@ from clearhead.inspection.reductions.mean_distance import MeanDistance
 from clearhead.inspection.reductions.sink_share import SinkShare
 from clearhead.inspection.reductions.topk import TopK
 from clearhead.models.attention_call import AttentionCall
-from clearhead.models.calls import Calls
-from clearhead.models.chain.steps import Steps
+from clearhead.models.calls import Calls, chosen_calls, labels, one_call
+from clearhead.models.chain.generation import Generation
 from clearhead.models.explained import case_of
 from clearhead.models.read.audit import Audit, Expected, audit
 from clearhead.models.read.differences import Differences, compare_calls
 from clearhead.models.read.distinctive import Distinctive, distinctive, measured
 from clearhead.models.read.rollout import rollout
-from clearhead.models.read.tokens import Tokens
+from clearhead.models.read.tokens import Tokens, place_of
 from clearhead.models.show.beside import beside_of
 from clearhead.models.show.framed import Framed, framed
 from clearhead.models.show.paged import Paged
 from clearhead.models.show.pictured import listed, plotted
-from clearhead.models.show.stored import read, save
+from clearhead.models.show.stored import read, write
 from clearhead.models.table import Table
-from clearhead.models.tap.choice import Positions
+from clearhead.models.tap.choice import Heads, Layers, Positions
 from clearhead.models.use.reduced import reduced
 from clearhead.report import Layer
 from clearhead.report.operands import ERROR
@@ -45,18 +45,18 @@ from clearhead.report.page import nothing_left
 class Recording(Calls[AttentionCall]):
     """The attention calls of a watched model, with all that their weights are computed from. See `Calls`.
 
-    Those of one module are `Steps`: of a generation, `seen[name].joined()` is one matrix.
+    Those of one module are a `Generation`: its steps, which `seen[name].joined()` makes one matrix.
     """
 
     @overload
     def __getitem__(self, which: int) -> AttentionCall: ...
 
     @overload
-    def __getitem__(self, which: str | slice) -> Steps: ...
+    def __getitem__(self, which: str | slice) -> Generation: ...
 
     def __getitem__(self, which: Any) -> Any:
         found = super().__getitem__(which)
-        return Steps(found) if isinstance(found, list) else found
+        return Generation(found) if isinstance(found, list) else found
 
     def table(self, *reductions: Reduction, tokens: Any = None, source_tokens: Any = None) -> Table:
         """A row for each call and head: what the head does, beside what uniform attention would under the same mask.
@@ -72,6 +72,8 @@ class Recording(Calls[AttentionCall]):
         >>> row["head"], round(row["same word"], 3), round(row["same word uniform"], 3)
         (1, 0.225, 0.225)
 
+        The first columns: layer, its number in the model, or its name, such as "decoder 0, cross", where the model has
+        several stacks; run; of generations step, 0 for the prompt; module, kind, backend, queries, keys, head.
         Without `reductions`: the means over queries of the entropy, the largest weight, for self attention the mean
         distance, and with sinks their share; then each measure, and beside it "… uniform": previous, next, itself,
         first, same word, induction, entropy (a part of the largest possible), sink, distance, value mass; those left
@@ -87,9 +89,11 @@ class Recording(Calls[AttentionCall]):
         """
         known = Tokens(tokens, source_tokens)
         known.check(self.calls)
-        rows = Table()
-        for call in self.calls:
+        rows, steps = Table(), [label.step for label in labels(self.calls)]
+        for call, step in zip(self.calls, steps, strict=True):
             own = reduced(call, reductions or _usual(call)).table()
+            if any(one is not None for one in steps):
+                own = Table({"layer": row["layer"], "run": row["run"], "step": step or 0, **row} for row in own)
             rows += own if reductions else _beside(own, measured(call, known))
         return rows
 
@@ -110,13 +114,13 @@ class Recording(Calls[AttentionCall]):
         `tokens`, as for `table`, the same word and induction; each less what uniform attention gives. They are means
         over the queries that may see such a key, at least 8, or half of all. Where no share is 5% above uniform it is
         the head of the least entropy; and where no entropy is below 98% of the largest possible, the sentence says
-        that all heads are near uniform. `L1H8` is head 8 of layer 1, the second that made a call; `L1.2H8` of its call
-        2, where it made several. Gives a `Distinctive`, whose `str()` is the sentence. Raises a `ClearheadError` where
-        no query sees several keys. Cost: that of the measures of `table`.
+        that all heads are near uniform. `L1H8` is head 8 of layer 1; of a generation `L1H8, step 2`; and where a model
+        has several stacks "decoder 1, cross, head 8". Gives a `Distinctive`, whose `str()` is the sentence. Raises a
+        `ClearheadError` where no query sees several keys. Cost: that of the measures of `table`.
         """
         return distinctive(self.calls, Tokens(tokens, source_tokens))
 
-    def compare(self, other: Recording, aligned: Any = None) -> Differences:
+    def compare(self, other: Recording, matched: Any = None, **renamed: Never) -> Differences:
         """The weights of another recording beside this one's: of a checkpoint, or of another text.
 
         >>> import torch, torch.nn.functional as F, clearhead as ch
@@ -134,23 +138,25 @@ class Recording(Calls[AttentionCall]):
         >>> differences[0].weights[0, 1, 2]                 # the other's less this one's
         tensor([-0.2268, -0.2268,  0.4537])
 
-        Calls are compared by their numbers: both recordings are of one run of one architecture. `aligned`: where the
-        texts differ in length, the positions that correspond, ([of this], [of the other]), ascending; None: all.
+        Calls are compared by their numbers: both recordings are of one run of one architecture. `matched`: where the
+        texts differ in length, the positions that correspond, ([of this], [of the other]), ascending, as
+        `clearhead.models.match_tokens` finds them; None: all.
         Formula: of each query JS(p, q) = ½ Σ_j (p_j log p_j/m_j + q_j log q_j/m_j), m = (p + q) / 2, in nats; of a
         head the mean over the queries that see a key and are no padding in both. What a row lacks to 1, the share of a
-        sink or of keys that are not aligned, is one key more: nothing is renormalised.
+        sink or of keys that are not matched, is one key more: nothing is renormalised.
         Gives `Differences`, which has `table()`. Raises a `ClearheadError` where calls, heads, shapes or masks do not
         fit. Cost: a pass over both calls' pairs, a block at a time; O(Lq + Lk) memory a head.
         Source: Lin 1991, "Divergence Measures Based on the Shannon Entropy".
         """
+        refuse("Recording.compare", renamed)
         if not isinstance(other, Recording):
             raise ClearheadError(
-                f"compare takes another recording of watch(model), without keep=…; got a {type(other).__name__}. To "
-                "compare backends of one model: ch.compare(model, 'sdpa', 'eager', inputs)."
+                f"compare takes another recording of watch(model); got a {type(other).__name__}. To "
+                "compare backends of one model: ch.models.compare_backends(model, 'sdpa', 'eager', inputs)."
             )
-        return compare_calls(self.calls, other.calls, aligned)
+        return compare_calls(self.calls, other.calls, matched)
 
-    def rollout(self, tokens: Positions = None) -> Tensor:
+    def rollout(self, tokens: Positions = None, layers: Layers = None) -> Tensor:
         """How much of each position's input has come to each token by the last layer, (B, T, L); rows sum to 1.
 
         >>> import torch, torch.nn.functional as F, clearhead as ch
@@ -165,15 +171,16 @@ class Recording(Calls[AttentionCall]):
         >>> seen.rollout(tokens=[9]).shape
         torch.Size([1, 1, 10])
 
-        `tokens`: T positions whose sources are wanted, a number, a slice or some numbers; None is all of them. The
-        calls must be the self-attention of one run, all of one length.
+        `tokens`: T positions whose sources are wanted, a number, a slice or a list of these; None is all of them.
+        `layers`: which layers, as for `view`; None is all. Their calls must be the self-attention of one run, all of
+        one length.
         Formula: R = Ã_N … Ã_1, Ã = (Ā + I) / 2, Ā the mean over the heads; a row of Ā that sums to s, as with sinks, is
         divided by s + 1. By products with lazy matrices: no L × L array but the result.
         Raises a `ClearheadError` where that would be above 256 MiB, and for calls of several lengths, or runs.
         Cost: for 64 tokens and less, about a backward pass of attention a layer.
         Source: Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers".
         """
-        return rollout(self.calls, tokens)
+        return rollout(self.calls, tokens, layers)
 
     def check(self, expected: Expected) -> Audit:
         """What each call really allowed, beside the mask that is expected: mass leaked and mass hidden.
@@ -189,7 +196,7 @@ class Recording(Calls[AttentionCall]):
         1 calls attend as expected.
         >>> print(seen.check(ch.Causal() & ch.Documents.from_lengths([2, 2])))
         1 of 1 calls do not attend as expected. The first:
-          Block, self, sdpa, run 0, 4 queries and 4 keys
+          L0, Block, self, sdpa, run 0, 4 queries and 4 keys
           the call had Causal(); expected was Causal() & Documents(<4>)
           leaked: 0.292 of the softmax on average, 0.667 at head 0, query 2 of sequence 0,
             to 2 keys of 0 … 1, most to key 0 (0.333)
@@ -199,10 +206,11 @@ class Recording(Calls[AttentionCall]):
         the weights under `expected`, over the pairs that the call did not allow; both from log-sum-exps, so that 1e-11
         is found too.
         `expected`: a `Mask`; a bool tensor, True for "may attend"; None for every key; a function that is given the
-        `AttentionCall` and gives one of these; or a dict of them by modules' names or patterns ("*.layers.3.*"), of
-        which the first that fits counts: calls that none fits are left out. Positions are absolute: the mask is that
-        of the whole sequence of the Lk keys, and a call's queries are its last Lq; of a larger square tensor the part
-        up to the Lk-th key. In a static cache, whose last slots are empty, pass a function that gives (Lq, Lk).
+        `AttentionCall` and gives one of these; or a dict of them by layers, as for `view`, such as "*.layers.3.*" or
+        "decoder*", of which the first that fits counts: calls that none fits are left out. Positions are absolute: the
+        mask is that of the whole sequence of the Lk keys, and a call's queries are its last Lq; of a larger square
+        tensor the part up to the Lk-th key. In a static cache, whose last slots are empty, pass a function that gives
+        (Lq, Lk).
         Padding (`call.padding`) is left out on both sides: its queries do not count, and it is expected of no call
         that words see it.
         Returns an `Audit`. Raises a `ClearheadError` for other masks, and those that do not fit a call.
@@ -215,9 +223,10 @@ class Recording(Calls[AttentionCall]):
         self,
         layer: int | str,
         head: int,
-        query: int,
-        key: int | None = None,
+        query: int | str,
+        key: int | str | None = None,
         *,
+        step: int | None = None,
         sequence: int = 0,
         tokens: Sequence[str] | None = None,
         source_tokens: Sequence[str] | None = None,
@@ -235,15 +244,21 @@ class Recording(Calls[AttentionCall]):
         >>> explanation["weights"]
         tensor([[[[0.2151, 0.2151, 0.2151, 0.3547]]]])
 
-        `layer`: the number of a call, or the name of a module that made one. `head`, `query`, `key`: numbers; with
-        `key=None` the first key that the query may see is written out. `sequence`: which one of the batch.
+        `layer`: its number in the model, negative ones from the last; or its name, such as "decoder 0, cross", or that
+        of its module. `head`, `query`, `key`: numbers; query and key may be words of `tokens`, of which the first is
+        meant, and of cross attention the key one of `source_tokens`. With `key=None` the first key that the query may
+        see is written out. `step`: which one of a generation, 0 for the prompt. `sequence`: which one of the batch.
         """
-        at = (sequence, head, query) if key is None else (sequence, head, query, key)
-        return self._one(layer).explain(at, tokens=tokens, source_tokens=source_tokens)
+        call = self.calls[one_call(self.calls, layer, step, "explain")]
+        keys = source_tokens if call.kind == "cross" else tokens
+        at: tuple[Any, ...] = (sequence, head, place_of(query, tokens, call.shape[2], "query"))
+        if key is not None:
+            at = (*at, place_of(key, keys, call.shape[3], "key"))
+        return call.explain(at, tokens=tokens, source_tokens=source_tokens)
 
     def diagnose(self) -> Diagnosis:
-        """What is wrong or risky in any of the calls: see `clearhead.diagnose`. Findings name the layer, and the run
-        where there are several.
+        """What is wrong or risky in any of the calls: see `clearhead.diagnose`. Findings name the layer and the module,
+        and the run, or the step of a generation, where there are several.
 
         >>> import torch, torch.nn.functional as F, clearhead as ch
         >>> class Block(torch.nn.Module):
@@ -257,18 +272,18 @@ class Recording(Calls[AttentionCall]):
 
         Of values, and of errors against float64, only with `watch(values=True)`. Cost: a pass over each call's pairs.
         """
-        several = len({call.run for call in self.calls}) > 1
-        return diagnosis_of(case_of(call, call.run if several else None) for call in self.calls)
+        said = labels(self.calls)
+        return diagnosis_of(case_of(call, str(label)) for call, label in zip(self.calls, said, strict=True))
 
-    def save(self, path: str | Path) -> Path:
-        """Write the recording to one file, which `ch.load_seen` reads: to compare checkpoints, or to look later.
+    def write(self, path: str | Path) -> Path:
+        """Write the recording to one file, for `ch.models.load_recording`: to compare checkpoints, or to look later.
 
         The file is of safetensors, what is no tensor is JSON in its header: loading it runs no code. Holds queries,
         keys (in a generation each once), masks (each once), biases, sinks and padding; values, outputs and gradients,
         if they were kept. Gives the path.
         Raises an `UnsupportedError` for calls that are no dot products, a `ClearheadError` where it cannot be written.
         """
-        return save(self.calls, path)
+        return write(self.calls, path)
 
     def layers(
         self,
@@ -278,27 +293,45 @@ class Recording(Calls[AttentionCall]):
         sequence: int = 0,
         error: float = ERROR,
     ) -> list[Layer]:
-        """Each call with the statistics of its weights, as the report shows it. Arguments as for `report`."""
+        """Each call with the statistics of its weights, as the report shows it. Arguments as for `view`."""
         parts = list(Paged(self.calls, tokens, source_tokens, sequence, error).layers())
         layers = [part for part in parts if isinstance(part, Layer)]
         if parts and not layers:
             raise nothing_left(parts)
         return layers
 
-    def report(
+    def view(
         self,
-        path: str | Path,
+        layer: Layers = None,
+        heads: Heads = None,
+        *,
         tokens: Iterable[str] | None = None,
         source_tokens: Iterable[str] | None = None,
-        *,
         sequence: int = 0,
         title: str = "Attention",
         error: float = ERROR,
         beside: Recording | None = None,
         beside_tokens: Iterable[str] | None = None,
-    ) -> Path:
-        """Write the report: one HTML page that opens from disk and needs no network.
+        height: int = 900,
+    ) -> Framed:
+        """The report, one HTML page: `.write(path)` makes a file of it, which needs no network; a notebook shows it.
 
+        >>> import tempfile, torch, torch.nn.functional as F, clearhead as ch
+        >>> class Block(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+        >>> block = Block()
+        >>> with ch.watch(block) as seen:
+        ...     output = block(torch.eye(4).expand(1, 2, 4, 4))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     page = seen.view(tokens="the pump was off".split()).write(folder + "/page.html")
+        >>> page.name
+        'page.html'
+
+        `layer`: the layer's number in the model, negative ones from the last that was recorded; its name, such as
+        "decoder 0, cross" or "L1, step 2"; the name of its module, or a pattern of these; a slice, or a list of these;
+        None is all of them. `heads`: their numbers, a slice, or a list of these; None is all. `height`: of a notebook's
+        frame, in pixels. The last line of a cell shows itself, and `.widget()` is an anywidget.
         `tokens`: a word for each position, or for each that is no padding (of the decoder, where there is one;
         `source_tokens` are the encoder's); None numbers the positions. `sequence`: which one of the batch. Padding is
         left out, see `AttentionCall.padding`; a call whose score has `tile()` alone is too, above 1,024 queries or
@@ -307,54 +340,26 @@ class Recording(Calls[AttentionCall]):
         float32, which is what 0 writes.
         `beside`: another recording, of a text or of a checkpoint, whose layers stand on the page too, as L0′, L1′, …;
         `beside_tokens`: its words, None where it read the same ones. The page compares its heads with the first's: the
-        divergence of each is that of `compare` over the tokens that are no padding, with `ch.align` of the words where
-        the two texts have not as many; it is not known where masks differ. `sequence`, and the source text, are those
-        of both. Returns the path.
-        Raises a `ClearheadError` for words that fit no call, and for a path that cannot be written, an
-        `UnsupportedError` where no call is left. Layers are made one at a time, and a file that was there is as it was
-        until all is written. Cost: a pass over each call's pairs, one more where it is long, and those of `table`.
+        divergence of each is that of `compare` over the tokens that are no padding, with `match_tokens` of the words
+        where the two texts have not as many; it is not known where masks differ. `sequence`, and the source text, are
+        those of both.
+        Raises a `ClearheadError` for words that fit no call, and for a layer or heads that are not there; `.write` does
+        for a path that cannot be written, before anything is computed, and raises an `UnsupportedError` where no call
+        is left. Layers are made one at a time when the page is written or shown, and a file that was there is as it was
+        until all is written. Cost: a pass over each call's pairs, one more where it is long, and those of `table`; a
+        notebook holds the page, except as a widget.
         """
-        check_writable(path)
+        some = None if layer is None else chosen_calls(self.calls, layer, "view")
         paged = Paged(self.calls, tokens, source_tokens, sequence, error)
         alone = beside is None and beside_tokens is None
-        shown = paged if alone else beside_of(paged, beside, beside_tokens)
-        return shown.page(shown.layers(), title).write(path)
-
-    def view(
-        self,
-        layer: int | str | None = None,
-        heads: Any = None,
-        *,
-        tokens: Iterable[str] | None = None,
-        source_tokens: Iterable[str] | None = None,
-        sequence: int = 0,
-        title: str = "Attention",
-        height: int = 900,
-    ) -> Framed:
-        """The report in a notebook's frame, `height` pixels high: of a layer (a number, or a module's name), or of all.
-
-        `heads`: numbers of its heads; None is all. The others as for `report`. The last line of a cell shows itself,
-        `.write(path)` makes a file, and `.widget()` an anywidget. Raises as `report` does, and a `ClearheadError` for a
-        layer or heads that are not there. Cost: as `report`; the notebook holds the page, except as a widget.
-        """
-        one = None if layer is None else self._one(layer)
-        return framed(Paged(self.calls, tokens, source_tokens, sequence), one, heads, title, height)
-
-    def _one(self, layer: int | str) -> AttentionCall:
-        """The one call that a number or a name means."""
-        found = self[layer]
-        if isinstance(found, AttentionCall):
-            return found
-        if len(found) != 1:
-            most = len(self.calls) - 1
-            raise ClearheadError(f"{layer!r} fits {len(found)} calls; pass the number of one, 0 to {most}.")
-        return found[0]
+        return framed(paged if alone else beside_of(paged, beside, beside_tokens), some, heads, title, height)
 
     def plot(
         self,
         layer: int | str,
-        heads: Any = None,
+        heads: Heads = None,
         *,
+        step: int | None = None,
         sequence: int = 0,
         tokens: Sequence[str] | None = None,
         source_tokens: Sequence[str] | None = None,
@@ -364,22 +369,29 @@ class Recording(Calls[AttentionCall]):
     ) -> Any:
         """Draw the heads of a call with matplotlib, in a grid with one scale: see `Weights.plot`.
 
-        `layer`: the number of a call, or the name of a module that made one. `heads`: a number, a slice or some
-        numbers; None is all, at most 64. `sequence`: which one of the batch; positions that are padding are left out.
+        `layer`, `step`: as for `explain`. `heads`: a number, a slice, or a list of these; None is all, at most 64.
+        `sequence`: which one of the batch; positions that are padding are left out.
         `tokens`: a word for each position, or for each that is no padding; of cross attention those of the queries, and
         `source_tokens` those of the keys. `title`, `cmap`, `scale`: of the picture.
         Returns the axes, an array of them where there are several. Raises a `ClearheadError` for heads that are not
         there, and words that do not fit.
         """
-        return plotted(self._one(layer), heads, sequence, (tokens, source_tokens), Style(title, cmap, scale))
+        number = one_call(self.calls, layer, step, "plot")
+        label = labels(self.calls)[number]
+        return plotted(self.calls[number], label, heads, sequence, (tokens, source_tokens), Style(title, cmap, scale))
 
     def _repr_html_(self) -> str:
         """The calls as a table, for notebooks: the first 40."""
         return listed(self)
 
+    if not TYPE_CHECKING:
 
-def load_seen(path: str | Path) -> Recording:
-    """A recording that `Recording.save` has written.
+        def __getattr__(self, name: str) -> object:
+            raise missing("Recording", name)
+
+
+def load_recording(path: str | Path) -> Recording:
+    """A recording that `Recording.write` has written.
 
     >>> import tempfile, torch, torch.nn.functional as F, clearhead as ch
     >>> class Block(torch.nn.Module):
@@ -389,14 +401,14 @@ def load_seen(path: str | Path) -> Recording:
     >>> with ch.watch(block) as seen:
     ...     output = block(torch.rand(1, 4, 10, 8))
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     again = ch.load_seen(seen.save(folder + "/seen.safetensors"))
+    ...     again = ch.models.load_recording(seen.write(folder + "/seen.safetensors"))
     >>> again.calls
     [AttentionCall('Block', self, query (1, 4, 10, 8), key (1, 4, 10, 8), Causal(), sdpa)]
     >>> torch.equal(again[0].weights.entropy(), seen[0].weights.entropy())
     True
 
     Gives a `Recording`, its tensors on the CPU; a mask is shown as it was, and holds its intervals or its matrix.
-    Raises a `ClearheadError` for a file that is none, or whose header holds what `save` does not write, before memory
+    Raises a `ClearheadError` for a file that is none, or whose header holds what `write` does not write, before memory
     is asked for. Cost: the file is read whole, and may then be written to or removed.
     """
     return Recording(read(path))

@@ -31,11 +31,11 @@ class Pairwise(NamedTuple):
     """The normal form of a score: s_ij = softcap(scale · Σ_d weight_d · φ(query_id, key_jd)).
 
     >>> import torch, clearhead as ch
-    >>> class Halved(ch.Score):
+    >>> class Halved(ch.extend.Score):
     ...     def tile(self, query, key):
     ...         return query @ key.mT / 2
     ...     def lower(self, query, key):
-    ...         return ch.Pairwise("mul", query, key, scale=0.5)
+    ...         return ch.extend.Pairwise("mul", query, key, scale=0.5)
     >>> x = torch.rand(1, 1, 5, 4)
     >>> ch.plan(x, x, x, score=Halved(), mask=ch.Causal()).engine
     'native'
@@ -119,7 +119,7 @@ class Score(nn.Module, ABC):
     """The score of a query and a key. A score of your own is a subclass with `tile()`; that is enough for every use.
 
     >>> import torch, clearhead as ch
-    >>> class Manhattan(ch.Score):
+    >>> class Manhattan(ch.extend.Score):
     ...     def tile(self, query, key):
     ...         return -(query.unsqueeze(-2) - key.unsqueeze(-3)).abs().sum(-1)
     >>> ch.attention(torch.rand(3, 2), torch.rand(5, 2), torch.rand(5, 4), score=Manhattan()).shape

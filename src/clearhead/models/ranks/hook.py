@@ -69,7 +69,7 @@ class Hook:
         if not call.attended and output is not None:  # None: an error is under way
             raise UnsupportedError(
                 f"{type(module).__name__} has computed no attention that transformers lets a backend compute, so each "
-                "rank's part was read by itself: run it with use_in_transformers(model), whole sequences on each rank."
+                "rank's part was read by itself: run it with run_on_clearhead(model), whole sequences on each rank."
             )
 
     def _call(self, module: nn.Module, named: Mapping[str, Any]) -> Running:
@@ -101,7 +101,7 @@ class Hook:
     def __reduce__(self) -> Any:
         raise ClearheadError(
             "a model with a layout cannot be pickled, since its layout holds a process group: save its state_dict(), "
-            "or call clearhead.use_in_transformers(model) first."
+            "or call clearhead.models.run_on_clearhead(model) first."
         )
 
 
@@ -137,7 +137,7 @@ def check(model: str, named: Mapping[str, Any], layout: Layout, advice: str) -> 
     if given.get("use_cache"):
         raise ClearheadError(
             f"{model} was called with use_cache=True, and runs on {layout}: {WHY['past_key_values']}. Call it with "
-            "use_cache=False, or generate with a model set back by use_in_transformers(model)."
+            "use_cache=False, or generate with a model set back by run_on_clearhead(model)."
         )
     for name, value in given.items():
         if name in WHY or (isinstance(value, Tensor) and name not in BY_POSITION):

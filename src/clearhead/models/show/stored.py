@@ -41,6 +41,7 @@ from clearhead.models.show.schema import (
     text,
     whole,
 )
+from clearhead.models.tap.layers import LayerName
 from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.checked import checked
 from clearhead.problem.problem import make_problem
@@ -49,12 +50,12 @@ from clearhead.problem.visible import Memo, Visible
 from clearhead.problem.words import Words
 from clearhead.scores.dot import Dot
 
-FORMAT = 5
+FORMAT = 6
 HEADER = "clearhead recording"
 
 
-def save(calls: Sequence[AttentionCall], path: str | Path) -> Path:
-    """Write calls to a file; see `Recording.save`."""
+def write(calls: Sequence[AttentionCall], path: str | Path) -> Path:
+    """Write calls to a file; see `Recording.write`."""
     safetensors = require("safetensors.torch", "models", "saving a recording")
     tensors = _Tensors()
     chains = _Chains(tensors)
@@ -82,7 +83,7 @@ def read(path: str | Path) -> list[AttentionCall]:
     except Exception as error:  # as above
         raise ClearheadError(f"cannot read a recording from {str(path)!r}: {error}.") from error
     if header is None:
-        raise ClearheadError(f"{str(path)!r} is no recording: pass a file that seen.save() has written.")
+        raise ClearheadError(f"{str(path)!r} is no recording: pass a file that seen.write() has written.")
     try:
         found = parsed(header)
         written = found.get("format") if isinstance(found, dict) else None
@@ -221,6 +222,7 @@ _CALL = fields(
     outcome=optional(row(optional(_OUTPUT), optional(_OUTPUT))),
     dropped=flag,
     factor=optional(tensor(FLOAT, "B H Lq")),
+    layer=fields(number=whole(), stack=text),
 )
 _FILE = fields(format=whole(), chains=each(_chain), calls=each(_one_call))
 
@@ -230,7 +232,7 @@ def _written(call: AttentionCall, tensors: _Tensors, chains: _Chains) -> dict[st
     if not isinstance(score, Dot) or problem.lowered is None or problem.lowered.weight is not None:
         raise UnsupportedError(
             f"{call.name} scores by {type(score).__name__}, and files hold dot products alone. Save the others: "
-            "ch.Recording([call for call in seen.calls if …]).save(path)."
+            "ch.models.Recording([call for call in seen.calls if …]).write(path)."
         )
     call.kept.check()
     align = problem.sizes.align
@@ -254,6 +256,7 @@ def _written(call: AttentionCall, tensors: _Tensors, chains: _Chains) -> dict[st
         "outcome": None if call.outcome is None else [tensors.put(t) for t in (call.outcome.output, call.outcome.grad)],
         "dropped": call.outcome is not None and call.outcome.dropped,
         "factor": tensors.put(call.factor),
+        "layer": {"number": call.layer.number, "stack": call.layer.stack},
     }
 
 
@@ -311,4 +314,5 @@ def _call(read: Mapping[str, Any]) -> AttentionCall:
         read["value"],
         None if outcome is None else Outcome(outcome[0], outcome[1], read["dropped"]),
         factor=read["factor"],
+        layer=LayerName(**read["layer"], cross=read["kind"] == "cross"),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -13,7 +13,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from clearhead.base.torch_private import (
+    FUSED_OPERATIONS,
     OWN_SDPA,
+    PRIVATE_SOFTMAX,
+    SOFTMAX_OPERATIONS,
     check_fast_path,
     encoder_layer,
     function_mode_stack,
@@ -82,7 +85,17 @@ READERS: dict[Any, Callable[..., Answer]] = {
 }
 
 
-SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
+def _with_overloads(operations: Iterable[Any]) -> set[Any]:
+    """PyTorch's operations as they are called: with and without their overload."""
+    return {form for one in operations for form in (one, *(getattr(one, name) for name in one.overloads()))}
+
+
+# The same by names that the compiler looks up in no table: code that it makes of these is not read.
+OPERATIONS = _with_overloads([torch.ops.aten.scaled_dot_product_attention])
+SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax, *PRIVATE_SOFTMAX}
+SOFTMAX |= _with_overloads([torch.ops.aten.softmax, *SOFTMAX_OPERATIONS])
+# What scaled_dot_product_attention calls inside. A module may call one itself; its arguments are not read.
+FUSED = _with_overloads(FUSED_OPERATIONS)
 
 
 @contextmanager
@@ -121,8 +134,11 @@ class _Mode(TorchFunctionMode):
     ) -> Any:
         if func in READERS:
             return self.see(self.receiver, func, args, kwargs or {})
-        if func in SOFTMAX and not compiling():
-            self.receiver.softmax()
+        if not compiling():  # asked first: the compiler could not look up every function in these
+            if func in OPERATIONS:
+                return self.see(self.receiver, func, args, kwargs or {})
+            if func in SOFTMAX or func in FUSED:
+                self.receiver.softmax(func in FUSED)
         return func(*args, **(kwargs or {}))
 
 
@@ -154,7 +170,8 @@ class _Here(threading.local):
 def _see(receiver: Receiver, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if receiver.idle:
         return func(*args, **kwargs)
-    after = READERS[func](receiver, *args, **kwargs)
+    reader: Callable[..., Answer] = READERS.get(func, sdpa.read)
+    after = reader(receiver, *args, **kwargs)
     return receiver.compute(after, func, *args, **kwargs)
 
 

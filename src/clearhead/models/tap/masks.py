@@ -12,7 +12,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from clearhead.base.shapes import Align, Sizes
 from clearhead.base.torch_private import uncounted, version
-from clearhead.base.tracing import without_autocast
+from clearhead.base.tracing import readable, without_autocast
+from clearhead.base.versions import digest
 from clearhead.biases.base import wide
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask, intervals
@@ -162,7 +163,9 @@ def _identity(tensor: Tensor | None) -> Any:
     if tensor is None:
         return None
     written = 0 if uncounted(tensor) else version(tensor)
-    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, written
+    # on a CPU the memory may be NumPy's, or another process's: what these write is not counted
+    numbers = digest(tensor) if tensor.device.type == "cpu" and readable(tensor) else 0
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, written, numbers
 
 
 def _allowed(mask: Tensor | None) -> Tensor | None:

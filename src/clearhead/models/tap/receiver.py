@@ -13,12 +13,21 @@ from torch import Tensor, nn
 
 from clearhead._attention import Arguments, Ran
 from clearhead.base.errors import UnsupportedError
+from clearhead.base.text import listed
 from clearhead.base.tracing import transformed
+from clearhead.models.tap.layers import Layers, Site
 from clearhead.models.tap.masks import MaskStore, Recorded
 from clearhead.models.tap.modules import Kind, Running, Stack
 from clearhead.models.tap.place import Place
 from clearhead.problem.problem import Problem
 from clearhead.scores.dot import Dot
+
+ATTENTION = (
+    "attention",
+    "attn",
+    "multihead",
+    "mha",
+)  # one of them stands in an attention module's name, or its class's
 
 After = Callable[[Any], Any]  # what is done with the result of the function that was called: gives the result
 
@@ -98,7 +107,8 @@ class Receiver(ABC):
     def __init__(self, model: nn.Module) -> None:
         self.stack = Stack(model)
         self.masks = MaskStore(self.differentiable)
-        self.modules: dict[str, int] = {}  # the numbers of the modules that made a call
+        self.sites: dict[Site, None] = {}  # where calls were made, in order
+        self.layers = Layers(self.stack.classes)
         self.unattributed: list[None] = []  # one for each call in a thread that runs no module
         self.own_code: dict[str, str] = {}  # modules, with their classes, that computed a softmax and are no call
         self._inside = _Inside()
@@ -137,30 +147,55 @@ class Receiver(ABC):
     def _apart(self) -> bool:
         return self.stack.innermost is None or self._inside.depth > 0
 
-    def softmax(self) -> None:
-        """A softmax outside of any call, which an attention module may have computed in its own code."""
+    def softmax(self, attends: bool = False) -> None:
+        """A softmax outside of any call, which an attention module may have computed in its own code.
+
+        `attends`: it is one of attention, whatever the module's name.
+        """
         if self.stack.innermost is None or self._inside.depth:
             return
         for module in self.stack.modules:
-            kind = type(module).__name__
-            if "attention" in kind.lower():
-                self.own_code[self.stack.names[id(module)]] = kind
+            kind, name = type(module).__name__, self.stack.names[id(module)]
+            names = kind.lower(), name.rpartition(".")[2].lower()
+            if attends or any(word in one for word in ATTENTION for one in names):
+                self.own_code[name] = kind
                 return
 
     @property
     def unread(self) -> dict[str, str]:
         """Attention modules, with their classes, that made no call, and computed a softmax in their own code."""
-        called = [*self.modules]
+        called = self.modules
         return {
             name: kind
             for name, kind in self.own_code.items()
             if not any(one == name or one.startswith(f"{name}.") for one in called)
         }
 
-    def number_of(self, name: str) -> int:
-        """The number of a module, among those that have made calls."""
-        with self._lock:
-            return self.modules.setdefault(name, len(self.modules))
+    @property
+    def modules(self) -> list[str]:
+        """The names of the modules that made a call."""
+        return list(dict.fromkeys(site.name for site in [*self.sites]))
+
+    def site(self, name: str | None, kind: Kind | None, queries: int, keys: int) -> Site:
+        """Where a call that is received now is made. `name`, `kind`: as given, else of the innermost running module."""
+        site = self.layers.site(self.name(name), self.kind(kind, queries, keys) == "cross", self.stack.entry)
+        self.sites[site] = None
+        return site
+
+    def kind(self, given: Kind | None, queries: int, keys: int) -> Kind:
+        """The kind of a call: as given, else of the innermost running module."""
+        if given is None and queries > keys:  # no cache leaves a sequence fewer keys than queries
+            return "cross"
+        return given or self.innermost.kind
+
+    def told_of_unread(self, missing: str, instead: str) -> str:
+        """A warning of these modules. `missing`: what their attention is not, such as "in the record"."""
+        unread = self.unread
+        return (
+            f"the attention of {listed(unread)} ({', '.join(dict.fromkeys(unread.values()))}) is not {missing}: it was "
+            "computed by a softmax in these modules' own code, and not by a function that can be recorded. Name the "
+            f"layers that are wanted to have no such word: {instead}."
+        )
 
     def name(self, given: str | None) -> str:
         """The name of the module that calls: as given, else of the innermost running one."""

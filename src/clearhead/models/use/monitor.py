@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from clearhead.models.table import Table
 from clearhead.models.tap import functions, own
 from clearhead.models.tap.choice import Layers, check_layers
 from clearhead.models.tap.compiled import Interface
+from clearhead.models.tap.layers import LayerName, Site
 from clearhead.models.tap.patch import replacing
 from clearhead.models.tap.refused import (
     compiled_inside,
@@ -36,7 +38,7 @@ from clearhead.models.tap.refused import (
     refuse_compiled_code,
     uncompiled,
 )
-from clearhead.models.use.asked import Asked, asked
+from clearhead.models.use.asked import Asked, asked_to_reduce
 from clearhead.models.use.recorder import Recorder
 from clearhead.models.use.reduced import ReducedCall
 from clearhead.problem.problem import Problem
@@ -109,11 +111,11 @@ def _totals(call: ReducedCall) -> Tensor:
     )
 
 
-def rows_of(step: int, found: dict[str, Tensor]) -> Table:
-    """A row for each head: step, module, head, and the three numbers."""
+def rows_of(step: int, found: dict[str, Tensor], layers: dict[str, LayerName]) -> Table:
+    """A row for each head: step, layer (the first, where several share the module), module, head, the three numbers."""
     each = (
         Table.of(
-            {"step": step, "module": name},
+            {"step": step, "layer": layers[name].column, "module": name},
             {"head": range(len(heads)), **dict(zip(COLUMNS, heads.T.tolist(), strict=True))},
         )
         for name, heads in found.items()
@@ -133,7 +135,7 @@ def monitor(model: nn.Module, every: int = 20, callback: Callback | Any = None, 
     ...     def forward(self, x):
     ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
     >>> block = Block().train()
-    >>> with ch.monitor(block, every=2) as seen:
+    >>> with ch.models.monitor(block, every=2) as seen:
     ...     for step in range(4):
     ...         output = block(torch.zeros(1, 1, 2, 8))
     >>> for row in seen.table():
@@ -159,6 +161,7 @@ def monitor(model: nn.Module, every: int = 20, callback: Callback | Any = None, 
 
     A model is compiled after its monitor is there: then the calls of transformers' attention interface are seen inside
     compiled code, with fullgraph too. Other attention in it is not; a step in which none is seen is an error.
+    Warns once, without `layers`, of modules that computed a softmax in their own code: they are not monitored.
     Raises a `ClearheadError` for a compiled model, for one whose classes the compiler has code for already, where a
     step shows no attention, and at the end of a `with` in which no step was made, or no call by one of `layers`.
     Cost: a monitored step has one pass more over the allowed pairs of each call, O(Lq + Lk) memory; any other step two
@@ -170,7 +173,7 @@ def monitor(model: nn.Module, every: int = 20, callback: Callback | Any = None, 
     if not isinstance(model, nn.Module):
         raise ClearheadError(f"monitor takes a torch.nn.Module; got a {type(model).__name__}.")
     check_count(every, 1, "every")
-    what = asked(KEEP, layers=layers)
+    what = asked_to_reduce(KEEP, layers=layers)
     call = _as_function(callback)
     refuse_compiled(model)
     refuse_compiled_code(model)
@@ -193,7 +196,7 @@ def _as_function(callback: Any) -> Callback | None:
 
 
 class Monitor:
-    """What `clearhead.monitor` gives: what was seen so far, and the way to end it.
+    """What `clearhead.models.monitor` gives: what was seen so far, and the way to end it.
 
     `table()`, the rows of all monitored steps; `diagnose()`, heads whose entropy collapses; `steps`, how many steps
     were made; `remove()`, which ends it. Read it at any time; a `with` removes it at its end.
@@ -203,10 +206,12 @@ class Monitor:
         self.every, self.steps = every, 0
         self._callback, self._asked = callback, asked
         self._found: list[tuple[int, dict[str, Tensor]]] = []
-        self._modules: dict[str, int] = {}  # those that made calls in any step
+        self._layers: dict[str, LayerName] = {}  # by module
+        self._sites: dict[Site, None] = {}  # where calls were made in any step
         self._lock, self._here = threading.Lock(), _Here()
         self._open, self._removed = 0, True  # monitored passes that run, in any thread; whether it sees no more
         self._line, self._used = caller(), callback is not None
+        self._told = False  # of modules that are not monitored
         self._interface, self._installed = Interface(model), ExitStack()
         with ExitStack() as stack:
             stack.enter_context(self._interface.installed())
@@ -224,10 +229,10 @@ class Monitor:
     def table(self) -> Table:
         """A row for each monitored step, module and head, as `pandas.DataFrame` takes them.
 
-        Its columns: step, module, head, entropy, max_logit, sink_share.
+        Its columns: step, layer, module, head, entropy, max_logit, sink_share.
         """
         self._used = True
-        return Table(row for step, found in self._found for row in rows_of(step, found))
+        return Table(row for step, found in self._found for row in rows_of(step, found, self._layers))
 
     def diagnose(self) -> Diagnosis:
         """Heads whose entropy collapses over the monitored steps: see `clearhead.diagnose`."""
@@ -248,7 +253,7 @@ class Monitor:
     def __enter__(self) -> Self:
         if self._removed:
             raise ClearheadError(
-                "this monitor was removed, or its `with` has ended: write `with ch.monitor(...):` each time."
+                "this monitor was removed, or its `with` has ended: write `with ch.models.monitor(...):` each time."
             )
         self._stay()
         return self
@@ -265,8 +270,8 @@ class Monitor:
                 "monitor: the model was not called in training mode. Call model.train() before, and the model itself; "
                 "a compiled function that calls it must first run after the monitor is there."
             )
-        if kind is None and self._modules:
-            check_layers(self._asked.layers, self._modules, "monitor")
+        if kind is None and self._sites:
+            check_layers(self._asked.layers, self._sites, "monitor")
 
     def __del__(self) -> None:
         if getattr(self, "_removed", True) or sys.is_finalizing():
@@ -276,8 +281,8 @@ class Monitor:
         if self._used:
             return
         warn_unused(
-            "monitor(...) was let go before its table was read: write `with ch.monitor(...) as seen:`, or keep what it "
-            "gives until its remove()",
+            "monitor(...) was let go before its table was read: write `with ch.models.monitor(...) as seen:`, or keep "
+            "what it gives until its remove()",
             self._line,
         )
 
@@ -319,18 +324,24 @@ class Monitor:
         self._close()
         if step is None or output is None:  # not monitored, or it failed
             return
-        if not step.modules:
+        if not step.sites:
             raise ClearheadError(_nothing_seen(step))
+        if step.unread and self._asked.layers is None and not self._told:
+            self._told = True
+            said = step.told_of_unread("monitored", "monitor(model, layers=…)")
+            warnings.warn_explicit(said, UserWarning, *self._line)
         if not step.reduced:  # none of the layers asked for: training may leave some out
             with self._lock:
-                self._modules |= step.modules
+                self._sites |= step.sites
             return
         found = of_heads(step.reduced)
         with self._lock:
-            self._modules |= step.modules
+            self._sites |= step.sites
             self._found.append((step.number, found))
+            for call in step.reduced:
+                self._layers.setdefault(call.name, call.layer)
         if self._callback is not None:
-            self._callback(step.number, rows_of(step.number, found))
+            self._callback(step.number, rows_of(step.number, found, self._layers))
 
     def _close(self) -> None:
         here = self._here

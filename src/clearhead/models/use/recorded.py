@@ -38,7 +38,7 @@ def recorded(recorder: Recorder, given: Callable[[Recorder], Given]) -> Iterator
     lost = len(recorder.unattributed)
     if not recorder.seen and not recorder.modules:
         raise ClearheadError(_nothing_seen(recorder.stack.model, lost))
-    check_layers(recorder.asked.layers, recorder.modules, "watch")
+    check_layers(recorder.asked.layers, recorder.sites, "watch")
     if not recorder.seen:
         raise ClearheadError(
             f"no call could be recorded: an error came between. Calls were made by {listed(recorder.modules)}."
@@ -48,7 +48,7 @@ def recorded(recorder: Recorder, given: Callable[[Recorder], Given]) -> Iterator
     if lost:
         warnings.warn(_lost(lost), stacklevel=4)  # points at the caller's `with` statement
     if recorder.unread and recorder.asked.layers is None:
-        warnings.warn(_unread(recorder.unread), stacklevel=4)
+        warnings.warn(recorder.told_of_unread("in the record", "watch(model, layers=…)"), stacklevel=4)
 
 
 def _fits_none(recorder: Recorder) -> str:
@@ -57,14 +57,6 @@ def _fits_none(recorder: Recorder) -> str:
     return (
         f"watch: padding has shape {tuple(recorder.padding.shape)}, and the calls have (batch, keys) "
         f"{', '.join(map(str, sizes[:6]))}. Pass the attention mask of the batch that the model was given, (B, L)."
-    )
-
-
-def _unread(modules: dict[str, str]) -> str:
-    return (
-        f"the attention of {listed(modules)} ({', '.join(dict.fromkeys(modules.values()))}) is not in the record: it "
-        "was computed by a softmax in these modules' own code, and not by a function that can be recorded. "
-        "Name the layers that are wanted to have no such word: watch(model, layers=…)."
     )
 
 

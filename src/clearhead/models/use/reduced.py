@@ -18,7 +18,8 @@ from clearhead.models.attention_call import AttentionCall
 from clearhead.models.call import Call
 from clearhead.models.calls import Calls
 from clearhead.models.table import Table
-from clearhead.models.tap.choice import Heads, numbers_of, runs_of
+from clearhead.models.tap.choice import Heads, heads_of, runs_of
+from clearhead.models.tap.layers import FIRST, LayerName
 from clearhead.models.tap.modules import Kind
 from clearhead.models.weights import weights_of
 from clearhead.problem.problem import Problem
@@ -33,7 +34,7 @@ from clearhead.problem.words import ALL_WORDS, Words
 class ReducedCall(Call):
     """An attention call of a model, of which what reductions found is kept, and no query and no key.
 
-    `results`: those of `watch(keep=…)`, in their order, each (B, H, …); `TopK` gives weight 0 and key −1 where there
+    `results`: those of the reductions, in their order, each (B, H, …); `TopK` gives weight 0 and key −1 where there
     are fewer keys than k. `shape`: (B, H, Lq, Lk), H the heads that were asked for; `heads`: their numbers. `name`,
     `kind`, `backend`, `padding`, `run`: as in `AttentionCall`. `means` are over the queries that see a key and are no
     padding, `queries`, bool (B, H, Lq), or the keys that are seen and are no padding, `keys`, bool (B, H, Lk), which is
@@ -51,12 +52,13 @@ class ReducedCall(Call):
     keys: Tensor | None = None
     padding: Words | None = None
     run: int = 0
+    layer: LayerName = FIRST
 
     @property
     def weights(self) -> NoReturn:
         raise ClearheadError(
-            f"{self.name} was watched with keep=…, so its query and key were not kept, and its weights cannot be "
-            "computed. Name all that you need in keep, or watch without it."
+            f"{self.name} was reduced by statistics(…), so its query and key were not kept, and its weights cannot be "
+            "computed. Name all that you need in reductions, or use ch.watch(model)."
         )
 
     @property
@@ -96,12 +98,12 @@ class ReducedCall(Call):
 
 
 class Statistics(Calls[ReducedCall]):
-    """The attention calls of a model watched with `keep=`: of each its `results`."""
+    """The attention calls of a model that `clearhead.models.statistics` reduces: of each its `results`."""
 
     def table(self) -> Table:
         """A row for each call and head, as `pandas.DataFrame` takes them.
 
-        Its columns: run, module, kind, backend, queries, keys, head; and, by the name of its reduction, each of
+        Its columns: layer, run, module, kind, backend, queries, keys, head; and, by the name of its reduction, each of
         `call.means` that is one number a head.
         """
         return Table(row for call in self.calls for row in call.table())
@@ -112,7 +114,7 @@ def reduced(call: AttentionCall, reductions: tuple[Reduction, ...], heads: Heads
     """Reduce the weights of a call: all heads in one pass over them, or each run of heads that is asked for."""
     problem, found = call.problem, []
     batch, count, queries, keys = problem.sizes.shape
-    numbers = numbers_of(heads, count, call.name, "watch")
+    numbers = heads_of(heads, count, call.name, "statistics")
     # the log-sum-exp says which queries see a key
     wanted = reductions if LogSumExp() in reductions else (*reductions, LogSumExp())
     for run in runs_of(numbers):
@@ -139,6 +141,7 @@ def reduced(call: AttentionCall, reductions: tuple[Reduction, ...], heads: Heads
         keys=of_keys,
         padding=call.padding,
         run=call.run,
+        layer=call.layer,
     )
 
 

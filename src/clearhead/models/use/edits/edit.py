@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 
@@ -12,9 +13,10 @@ from torch import Tensor, nn
 from clearhead._attention import Arguments
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.managers import Managed
-from clearhead.base.text import listed
-from clearhead.base.tracing import unobserved
-from clearhead.models.tap.choice import chosen
+from clearhead.base.tracing import in_backward, unobserved
+from clearhead.models.tap.choice import chosen, made_by
+from clearhead.models.tap.layers import Site
+from clearhead.models.tap.modules import Kind
 from clearhead.models.tap.place import BY_HEAD, Place
 from clearhead.models.tap.receiver import Answer, Changing, DotCall, Receiver
 from clearhead.models.tap.refused import refuse_compiled
@@ -34,32 +36,34 @@ def edit(model: nn.Module, *edits: Edit) -> AbstractContextManager[None]:
     >>> model = LlamaModel(LlamaConfig(vocab_size=100, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
     ...                                num_attention_heads=8, num_key_value_heads=2)).eval()
     >>> ids = torch.arange(10)[None]
-    >>> with ch.edit(model, ch.Knockout(layers=0, heads=[2, 3], queries=9, keys=0), ch.Scale(layers=1, heads=5)):
+    >>> cut, ablated = ch.edits.Knockout(layers=0, heads=[2, 3], queries=9, keys=0), ch.edits.ScaleHeads(1, heads=5)
+    >>> with ch.edit(model, cut, ablated):
     ...     edited = model(input_ids=ids).last_hidden_state
     >>> torch.equal(edited, model(input_ids=ids).last_hidden_state)
     False
 
-    `model`: any model that `watch` recognises, its backend left as it is. `edits`: `Knockout`, `Scale`, `Force` and
-    `AddBias`, or `Edit`s of your own, all at once; several of one head and query are applied in their order, scores
-    before outputs. What an edit of your own gives back is checked as `attention` checks its arguments.
-    The model's own function runs; then the outputs of the changed heads and queries are computed again from the
-    same query, key, value, mask and bias, and put in their place: all others of that layer are the backend's, to the
-    bit. Gradients flow through what was computed again. What looks at the model in either order of nesting (`watch`,
+    `model`: any model that `watch` recognises, its backend left as it is. `edits`: `Knockout`, `ScaleHeads`,
+    `ForceMask` and `AddBias`, or `Edit`s of your own, all at once; several of one head and query are applied in their
+    order, scores before outputs. What an edit of your own gives back is checked as `attention` checks its arguments.
+    The model's own function runs; then the outputs of the changed heads and queries are computed again from the same
+    query, key, value, mask and bias, and put in their place: all others of that layer are the backend's, to the bit.
+    Gradients flow through what was computed again. What looks at the model in either order of nesting (`watch`,
     `monitor`, `lazy_attentions`) is given what ran, the edited weights and outputs; so are those to whom the model
     returns its weights, where the changed rows have no gradient.
     Positions are those of the whole sequence, in a prompt and in each step of a generation with any cache.
     Gradient checkpointing computes layers again in the backward pass, which then belongs inside the `with` too.
     `torch.nn`'s Transformer layers leave their fast path here, as they do in training: outputs at padding differ.
     Raises a `ClearheadError` at the end of the `with` for an edit that changed nothing, and where the model is edited
-    already; an `UnsupportedError` for a compiled model, and for a call with dropout. Cost: attention of the changed
-    heads and queries once more.
+    already; an `UnsupportedError` for a compiled model, and for a call with dropout. Warns, where an edit has no
+    `layers`, of attention modules that computed a softmax in their own code: they are not changed. Cost: attention of
+    the changed heads and queries once more.
     """
     if not isinstance(model, nn.Module):
         raise ClearheadError(f"edit takes a torch.nn.Module; got a {type(model).__name__}.")
     wrong = [one for one in edits if not isinstance(one, Edit)]
     if wrong or not edits:
         what = repr(wrong[0])[:60] if wrong else "none"
-        raise ClearheadError(f"edit takes edits, such as ch.Knockout(layers=3, heads=2, keys=0); got {what}.")
+        raise ClearheadError(f"edit takes edits, such as ch.edits.Knockout(layers=3, heads=2, keys=0); got {what}.")
     refuse_compiled(model)
     return Managed("edit(...)", lambda: _editing(Editor(model, edits)))
 
@@ -77,8 +81,10 @@ def _editing(editor: Editor) -> Iterator[None]:
         places = ", ".join(f"{places[0]} … {places[-1]}" for places in list(dict.fromkeys(editor.places))[:3]) or "none"
         raise ClearheadError(
             f"{unused[0]!r} changed nothing: no call has such a layer, head and position. Calls were made by "
-            f"{listed(editor.modules)}, numbered from 0, with queries at positions {places}."
+            f"{made_by(editor.sites)}, numbered from 0, with queries at positions {places}."
         )
+    if editor.unread and any(one.layers is None for one in editor.edits):
+        warnings.warn(editor.told_of_unread("changed", f"{type(editor.edits[0]).__name__}(layers=…)"), stacklevel=4)
 
 
 @contextmanager
@@ -94,11 +100,16 @@ def _alone(editor: Editor) -> Iterator[None]:
             _active.remove(editor)
 
 
-def change_of(module: int, problem: Problem, dropout_p: float, unmasked: Unmasked | None = None) -> Change | None:
+def change_of(
+    module: int, problem: Problem, dropout_p: float, unmasked: Unmasked | None = None, kind: Kind | None = None
+) -> Change | None:
     """What an edit that is at work changes of a call that this module, by its id, makes now; None: nothing."""
     with _lock:
         found = [one for one in _active if module in one.stack.names and not one.idle]
-    return found[0].change(problem, found[0].stack.names[module], dropout_p, unmasked) if found else None
+    if not found:
+        return None
+    editor = found[0]
+    return editor.change(problem, editor.next_site(editor.stack.names[module], problem, kind), dropout_p, unmasked)
 
 
 def editing() -> bool:
@@ -135,28 +146,44 @@ class Editor(Receiver):
 
     def dots(self, call: DotCall) -> Answer:
         self.check(call.query, call.key, call.name)
-        name = self.name(call.name)
-        if not self._of(name):
+        site = self._site(call.name, call.kind, call.query.shape[2], call.key.shape[2])
+        name = site.name
+        if not self._of(site):
             return None
         with unobserved():
             one = call.one_dtype()
             problem = one.problem()
-        change = self.change(problem, name, call.dropout_p, unmasked(one.query, call.masks.uniform))
+        change = self.change(problem, site, call.dropout_p, unmasked(one.query, call.masks.uniform))
         return self._after(change, name, call.place)
 
     def own(self, problem: Problem, call: Arguments, backend: str) -> Answer:
         self.check(problem.query, problem.key)
-        name = self.name(None)
-        return self._after(self.change(problem, name, problem.dropout_p), name, BY_HEAD)
+        site = self._site(None, None, problem.sizes.queries, problem.sizes.keys)
+        return self._after(self.change(problem, site, problem.dropout_p), site.name, BY_HEAD)
 
-    def _of(self, name: str) -> list[int]:
-        """The numbers of the edits of a module."""
-        number = self.number_of(name)
-        return [i for i, one in enumerate(self.edits) if one.chooses(name, number)]
+    def _site(self, name: str | None, kind: Kind | None, queries: int, keys: int) -> Site:
+        if in_backward():  # of a checkpoint, which runs a part of the model again
+            name = self.name(name)
+            if self.layers.repeats(name):
+                raise UnsupportedError(
+                    f"{name} was called several times in a run of the model, and a checkpoint calls it again in the "
+                    "backward pass: which of its layers is computed is not known. Train without checkpoints while "
+                    "editing."
+                )
+        return self.site(name, kind, queries, keys)
 
-    def change(self, problem: Problem, name: str, dropout_p: float, unmasked: Unmasked | None = None) -> Change | None:
-        """What is changed of a call of this module; None: nothing."""
-        edits = self._of(name)
+    def next_site(self, name: str, problem: Problem, kind: Kind | None) -> Site:
+        """Where the call stands that this module makes now, before it is received here."""
+        cross = self.kind(kind, problem.sizes.queries, problem.sizes.keys) == "cross"
+        return self.layers.site(name, cross, self.stack.entry, made=False)
+
+    def _of(self, site: Site) -> list[int]:
+        """The numbers of the edits of a layer."""
+        return [i for i, one in enumerate(self.edits) if one.chooses(site)]
+
+    def change(self, problem: Problem, site: Site, dropout_p: float, unmasked: Unmasked | None = None) -> Change | None:
+        """What is changed of a call that is made there; None: nothing."""
+        edits, name = self._of(site), site.name
         if not edits:
             return None
         if dropout_p:

@@ -13,6 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from clearhead.base.errors import ClearheadError, UnsupportedError, human_bytes
 from clearhead.base.torch_private import any_autocast, arguments_of, tree_map_only, wrapper_subclass
 from clearhead.base.tracing import as_base_tensors, compiling, unobserved
+from clearhead.inspection.matrix import with_first_rows
 from clearhead.inspection.weights import Weights
 from clearhead.models.tap.refused import uncompiled
 from clearhead.models.use.lazy.of_model import OfModel, PartOfModel
@@ -77,7 +78,7 @@ class LazyAttention(Tensor):
     >>> from transformers import LlamaConfig, LlamaModel
     >>> model = LlamaModel(LlamaConfig(vocab_size=100, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
     ...                                num_attention_heads=8, num_key_value_heads=2)).eval()
-    >>> with torch.no_grad(), ch.lazy_attentions(model):
+    >>> with torch.no_grad(), ch.models.lazy_attentions(model):
     ...     attention = model(input_ids=torch.arange(10)[None], output_attentions=True).attentions[1]
     >>> attention
     LazyAttention((1, 8, 10, 10), torch.float32)
@@ -88,8 +89,8 @@ class LazyAttention(Tensor):
     >>> attention.weights.entropy().shape                 # and what `ch.weights` gives
     torch.Size([1, 8, 10])
 
-    `ch.lazy_attentions` makes it. An index by integers and slices computes that part alone, and stays lazy where it
-    chooses sequences and heads. So do `detach`, `contiguous`, and `to` (`cpu`, `float`, …): what is computed then is
+    `ch.models.lazy_attentions` makes it. An index by integers and slices computes that part alone, and stays lazy where
+    it chooses sequences and heads. So do `detach`, `contiguous`, and `to` (`cpu`, `float`, …): what is computed then is
     of that dtype, on that device. `attention @ value` runs as attention does. Any other operation of PyTorch's or
     NumPy's is given `dense()`, made anew each time. Gradients are those of the model's queries and keys.
     It is read-only: writes raise an `UnsupportedError`, and what is computed of it is a copy. `retain_grad()`, hooks
@@ -104,7 +105,7 @@ class LazyAttention(Tensor):
 
     @staticmethod
     def __new__(cls, *args: Any, **kwargs: Any) -> LazyAttention:
-        raise ClearheadError("LazyAttention is made by a model inside of `with ch.lazy_attentions(model):`.")
+        raise ClearheadError("LazyAttention is made by a model inside of `with ch.models.lazy_attentions(model):`.")
 
     @property
     def weights(self) -> Weights:
@@ -123,7 +124,8 @@ class LazyAttention(Tensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         device = "" if self.device.type == "cpu" else f", device='{self.device}'"
         grad = ", requires_grad=True" if self.requires_grad else ""
-        return f"LazyAttention({tuple(self.shape)}, {self.dtype}{device}{grad})"
+        head = f"LazyAttention({tuple(self.shape)}, {self.dtype}{device}{grad})"
+        return with_first_rows(head, tuple(self.shape), lambda index: torch.clone(self[index]))
 
     @classmethod
     def __torch_function__(

@@ -34,7 +34,7 @@ def lazy_attentions(model: Model, *, max_bytes: int | None = DENSE_BYTES) -> Abs
     >>> from transformers import LlamaConfig, LlamaModel
     >>> model = LlamaModel(LlamaConfig(vocab_size=100, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
     ...                                num_attention_heads=8, num_key_value_heads=2)).eval()
-    >>> with torch.no_grad(), ch.lazy_attentions(model):
+    >>> with torch.no_grad(), ch.models.lazy_attentions(model):
     ...     output = model(input_ids=torch.arange(10)[None], output_attentions=True)
     >>> output.attentions[1]
     LazyAttention((1, 8, 10, 10), torch.float32)
@@ -69,7 +69,7 @@ def lazy_attentions(model: Model, *, max_bytes: int | None = DENSE_BYTES) -> Abs
             "Other modules can be watched: ch.watch(model)."
         )
     refuse_compiled(model, "lazy_attentions", "makes lazy")
-    return Managed("lazy_attentions(...)", lambda: _lazily(model, max_bytes))
+    return Managed("models.lazy_attentions(...)", lambda: _lazily(model, max_bytes))
 
 
 def check_max_bytes(given: Any) -> None:

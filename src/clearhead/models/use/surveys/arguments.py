@@ -16,7 +16,7 @@ from clearhead.base.numbers import check_count
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.models.loading import most_tokens
 from clearhead.models.tap.transformers_private import ORIGIN, named_backend
-from clearhead.models.use.asked import asked
+from clearhead.models.use.asked import asked_to_reduce
 from clearhead.models.use.surveys.batches import WINDOW
 from clearhead.models.use.surveys.looks import NAMED, Kept, WordClasses
 
@@ -35,10 +35,10 @@ def kept_of(keep: Any, tokenizer: Any) -> Kept:
     if not given or wrong or not all(isinstance(one, Reduction) for one in reductions):
         raise ClearheadError(
             f"survey: keep is {keep!r:.300}; expected some of {', '.join(map(repr, known))}, {CLASSED!r}, and "
-            "reductions such as ch.Entropy()."
+            "reductions such as ch.reductions.Entropy()."
         )
     if reductions:
-        asked(reductions)  # refuses those that need a value of one call
+        asked_to_reduce(reductions)  # refuses those that need a value of one call
     classes = WordClasses(tokenizer) if CLASSED in names else None
     return Kept(tuple(NAMED[name] for name in dict.fromkeys(names) if name != CLASSED), classes, tuple(reductions))
 
