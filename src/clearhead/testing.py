@@ -264,8 +264,6 @@ def check_score(cls: type[Score]) -> None:
     strided = query.transpose(1, 2).contiguous().transpose(1, 2)
     _close(module(strided, key), full, EXACT, f"{module}: a transposed query")
     _close(module(query[:, :, 2:5], key[:, :, 1:4]), full[:, :, 2:5, 1:4], EXACT, f"{module}: a part of the matrix")
-    if "tile" not in vars(cls) and not any("tile" in vars(base) for base in cls.__mro__[1:-1]):
-        raise AssertionError(f"{cls.__name__} has no tile()")
     for shift in (0.0, 1000.0):
         check_lowering(score, shift)
     for lengths in LENGTHS[:3]:

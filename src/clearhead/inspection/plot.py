@@ -33,17 +33,15 @@ def picks(head: tuple[Any, ...], outer: tuple[int, ...]) -> list[Pick]:
         raise ClearheadError(
             f"plot() takes {len(outer)} numbers at most, one for each of the dimensions {outer}; got {head!r:.80}."
         )
-    chosen = [_numbers(head[i], size) if i < len(head) else list(range(size)) for i, size in enumerate(outer)]
+    chosen = [
+        list(numbers_of(head[i], size, "a head of plot()", f"there are {size}")) if i < len(head) else list(range(size))
+        for i, size in enumerate(outer)
+    ]
     if (count := math.prod(map(len, chosen))) > MOST or not count:
         raise ClearheadError(
             f"plot() draws 1 to {MOST} pictures, and these are {count}: choose some, such as plot(0, [3, 5])."
         )
     return list(itertools.product(*chosen))
-
-
-def _numbers(item: Any, size: int) -> list[int]:
-    """A number, a slice, or a list of these."""
-    return list(numbers_of(item, size, "a head of plot()", f"there are {size}"))
 
 
 def titles(chosen: Sequence[Pick]) -> list[str]:

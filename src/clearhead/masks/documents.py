@@ -13,8 +13,7 @@ from clearhead.base.positions import query_offset
 from clearhead.base.shapes import Sizes, heads_second, part, placed
 from clearhead.base.steps import Step, made
 from clearhead.base.tracing import empty_of_values, readable
-from clearhead.masks._lengths import as_tensor, check_lengths
-from clearhead.masks._read import derived, few_values, own
+from clearhead.masks._read import as_tensor, check_lengths, derived, few_values, own
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 

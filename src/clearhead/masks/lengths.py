@@ -13,8 +13,7 @@ from clearhead.base.places import key_positions
 from clearhead.base.shapes import Sizes, heads_second, part, placed
 from clearhead.base.steps import Step, made
 from clearhead.base.tracing import ensure, readable
-from clearhead.masks._lengths import check_lengths
-from clearhead.masks._read import Known, derived, known
+from clearhead.masks._read import Known, check_lengths, derived, known
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 

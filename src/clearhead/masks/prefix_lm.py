@@ -14,8 +14,7 @@ from clearhead.base.shapes import Sizes, part, placed
 from clearhead.base.steps import Step, made
 from clearhead.base.tracing import readable
 from clearhead.masks._draw import LARGEST
-from clearhead.masks._lengths import check_lengths
-from clearhead.masks._read import Known, derived, known
+from clearhead.masks._read import Known, check_lengths, derived, known
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 

@@ -49,6 +49,16 @@ def check_weight(name: str, weight: Tensor, bias_name: str, bias: Any) -> None:
         )
 
 
+def check_dtype(name: str, tensor: Tensor, weight: Tensor, weight_name: str) -> None:
+    """Check for the dtype and the device of the weight that projects it."""
+    other_dtype = tensor.dtype != weight.dtype and not autocasting(tensor.device)
+    if other_dtype or tensor.device != weight.device:
+        raise ClearheadError(
+            f"{name}, shape {tuple(tensor.shape)}, is {tensor.dtype} on {tensor.device}, and the module's weights are "
+            f"{weight.dtype} on {weight.device}.\nPass module.to({name}) once, or {name}.to(module.{weight_name})."
+        )
+
+
 def split_heads(projected: Any, name: str, head_dim: int) -> Tensor:
     """(B, L, H·head_dim) as (B, H, L, head_dim), with as many heads as there are."""
     if not isinstance(projected, Tensor) or projected.ndim != 3:

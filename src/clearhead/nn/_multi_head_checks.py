@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from clearhead.base.arrays import check_float
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.numbers import check_count
-from clearhead.nn._checks import check_dtype
-from clearhead.nn._heads import check_linear
+from clearhead.nn._heads import check_dtype, check_linear
 
 
 class Projection(NamedTuple):

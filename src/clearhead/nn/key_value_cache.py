@@ -13,7 +13,7 @@ from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, 
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import placed
 from clearhead.base.tracing import compiling, ensure, looked_into, traced
-from clearhead.masks._lengths import check_lengths
+from clearhead.masks._read import check_lengths
 
 LEAST = 16  # positions that the first room has
 

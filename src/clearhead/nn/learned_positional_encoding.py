@@ -12,8 +12,7 @@ from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Style
 from clearhead.base.tracing import distributed
-from clearhead.nn._checks import check_embedded, check_offset
-from clearhead.nn._plot import check_length, plot
+from clearhead.nn._positions import check_embedded, check_length, check_offset, plot
 
 
 class LearnedPositionalEncoding(nn.Module):

@@ -13,9 +13,8 @@ from clearhead.base.numbers import check_count, check_flag
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import Sizes
 from clearhead.nn import _torch_module
-from clearhead.nn._head_mask import head_mask
 from clearhead.nn._heads import check_groups, check_output, check_part, joined, plain_linear, split_heads
-from clearhead.nn._masks import with_lengths
+from clearhead.nn._masks import head_mask, with_lengths
 from clearhead.nn._multi_head_checks import Projection, check_inputs, check_sizes, one_batch, refuse_keywords
 from clearhead.nn._record import RecordingModule
 from clearhead.nn.key_value_cache import KeyValueCache

@@ -54,16 +54,13 @@ def taken(prepared: PreparedKeys, query: Any, value: Any, module: nn.Module) -> 
             "Each module prepares its own: prepared = attend.prepare(key, value), then attend(query, prepared)."
         )
     key = prepared._key
-    if isinstance(query, Tensor) and isinstance(key, Tensor) and query.dtype != key.dtype and not _autocast(query):
+    tensors = isinstance(query, Tensor) and isinstance(key, Tensor)
+    if tensors and query.dtype != key.dtype and not autocasting(query.device):
         raise ClearheadError(
             f"query, shape {tuple(query.shape)}, is {query.dtype}, and {prepared!r} is {key.dtype}.\nPrepare the keys "
             "as the queries are computed: both under torch.autocast or neither, and after the module was converted."
         )
     return key, prepared._value
-
-
-def _autocast(tensor: Tensor) -> bool:
-    return autocasting(tensor.device)
 
 
 def check_value_given(value: Any) -> None:

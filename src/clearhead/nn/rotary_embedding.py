@@ -12,8 +12,7 @@ from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count, check_flag, check_positive
 from clearhead.base.pictures import Style
 from clearhead.base.tracing import compiling
-from clearhead.nn._plot import check_length, plot
-from clearhead.nn._table import Tabled
+from clearhead.nn._positions import Tabled, check_length, plot
 
 
 class RotaryEmbedding(Tabled):

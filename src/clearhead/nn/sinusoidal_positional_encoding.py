@@ -10,9 +10,7 @@ from torch import Tensor, nn
 from clearhead.base.dropout import check_dropout
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Style
-from clearhead.nn._checks import check_embedded, check_offset
-from clearhead.nn._plot import check_length, plot
-from clearhead.nn._table import Tabled
+from clearhead.nn._positions import Tabled, check_embedded, check_length, check_offset, plot
 
 
 class SinusoidalPositionalEncoding(Tabled):

@@ -7,10 +7,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.inspection.measures._pairs import Pairs
-from clearhead.masks.base import intersection, of_intervals
+from clearhead.masks.base import Edges, intersection, of_intervals
 from clearhead.problem.problem import Problem
 from clearhead.problem.visible import Visible, visible
+
+
+class Pairs(NamedTuple):
+    """For each query the keys that have its token, int64 (B or 1, Lq) and (B or 1, Lk).
+
+    `within`: of these the ones in intervals of places, (B or 1, 1, Lq, n) as `Spans.intervals` has them; None for all.
+    """
+
+    asked: Tensor
+    held: Tensor
+    within: Edges | None = None
 
 
 class Grouped(NamedTuple):

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from clearhead.inspection.measures._grouped import Pairs as Pairs
 from clearhead.inspection.measures._grouped import grouped
-from clearhead.inspection.measures._one_key import one_key
-from clearhead.inspection.measures._pairs import Pairs as Pairs
-
-if TYPE_CHECKING:
-    from clearhead.inspection.measures.subject import Subject
+from clearhead.inspection.measures.allowed import one_key
+from clearhead.inspection.measures.subject import Subject as Subject
 
 
 class Found(NamedTuple):

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from clearhead.inspection.measures.base import Found, Measure, Pairs, on_pairs
-
-if TYPE_CHECKING:
-    from clearhead.inspection.measures.subject import Subject
+from clearhead.inspection.measures.base import Found, Measure, Pairs, Subject, on_pairs
 
 
 class Induction(Measure):

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from clearhead.inspection.measures.base import Found, Measure, on_keys
-
-if TYPE_CHECKING:
-    from clearhead.inspection.measures.subject import Subject
+from clearhead.inspection.measures.base import Found, Measure, Subject, on_keys
 
 
 class Itself(Measure):
