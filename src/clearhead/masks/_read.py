@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def own(tensor: Tensor) -> Tensor:
-    """A copy that counts the writes to it, made in inference mode too."""
+    """A copy that counts the writes to it, even where it is made in inference mode."""
     if compiling():
         return tensor.detach().clone()
     with torch.inference_mode(False):
@@ -26,16 +26,16 @@ def own(tensor: Tensor) -> Tensor:
 
 
 def derived(mask: Any, tensor: Tensor, derive: Callable[[Tensor], T]) -> T:
-    """What a tensor of a mask gives: found once, and again when the tensor is another one or was written to.
+    """`derive(tensor)` of a mask's tensor: found once, and again when the tensor was replaced or written to.
 
-    In compiled code it is what was found before.
+    Compiled code gets the result that was found before.
     """
     before = getattr(mask, "_derived", None)
     if before is not None and (compiling() or _same(before[0], tensor)):
         found: T = before[1]
         return found
     found = derive(tensor)
-    if not transformed() and not traced():  # what is made there is not valid outside
+    if not transformed() and not traced():  # tensors that are made there are not valid outside
         mask._derived = None if compiling() else Versions([("the mask", tensor)]), found
     return found
 
@@ -45,9 +45,9 @@ def _same(versions: Versions | None, tensor: Tensor) -> bool:
 
 
 class Known(NamedTuple):
-    """What is read of lengths."""
+    """The values that are read of lengths, on the host."""
 
-    values: Hashable | None  # their shape and all of them, where they are few
+    values: Hashable | None  # their shape and numbers; None where they are many
     longest: int | None  # None where there are none, or they cannot be read
 
 

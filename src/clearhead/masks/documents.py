@@ -29,12 +29,12 @@ class Documents(Mask):
     · · ■ ■ ·
     · · ■ ■ ■
 
-    Rule: query i sees the keys j with ids[j] = ids[i + p], where p is the position of query 0; none, where i + p is no
-    key's position.
-    `ids`: integers (Lk,) or (B, Lk), a list, array or tensor: each key's document. A document is an interval where its
-    keys stand together; ids that recur apart work too, at the cost of a comparison a pair.
-    `Documents.from_lengths` takes the documents' lengths, `Documents.from_cu_seqlens` where they begin and end, which
-    may differ for queries and keys.
+    Rule: query i sees the keys j with ids[j] = ids[i + p], where p is the position of query 0. It sees no key where i +
+    p is no key's position.
+    `ids`: integers (Lk,) or (B, Lk), a list, array or tensor: each key's document. Documents whose keys stand together
+    are intervals; ids that recur apart work too, at the cost of a comparison for each pair.
+    `Documents.from_lengths` takes the documents' lengths, `Documents.from_cu_seqlens` their edges, which may differ for
+    queries and keys.
     Raises a `ClearheadError` for other dtypes and shapes. Cost: O(Lk log Lk).
     """
 
@@ -55,7 +55,7 @@ class Documents(Mask):
     def from_lengths(cls, lengths: Any) -> Documents:
         """Documents of these lengths, one after the other: whole numbers (n,), a list, array or tensor.
 
-        Its size depends on their values: make it outside of code that is compiled.
+        The mask's size depends on the values of `lengths`: make it outside of compiled code.
         """
         lengths = check_lengths(lengths, "Documents: lengths")
         if empty_of_values(lengths):
@@ -81,9 +81,9 @@ class Documents(Mask):
         · · ■ ■ ■
 
         Document d is the queries from cu_q[d] up to cu_q[d + 1], and the keys from cu_k[d] up to cu_k[d + 1]; cu_k None
-        means as the queries. Where the two differ, a query's position is counted inside its document, and no
-        `align` gives it: then `Causal`, windows and biases by distance are refused beside them. Make it outside of code
-        that is compiled.
+        means the same as cu_q. Where the two differ, a query's position is counted inside its document, and no
+        `align` gives it: then `Causal`, windows and biases by distance are refused beside them. Make it outside of
+        compiled code.
         """
         queries = _cu_seqlens(cu_q, "cu_q")
         keys = queries if cu_k is None else _cu_seqlens(cu_k, "cu_k")
@@ -160,7 +160,7 @@ class Documents(Mask):
         every = (self.ids, extents.first, extents.last)
         ids, first, last = (_rows(placed(t, sizes.device, "Documents: ids")) for t in every)
         read = self.ids
-        if extents.values is not None:  # a copy, since the normal form is remembered for all masks of these values
+        if extents.values is not None:  # a copy: all masks of these values share the remembered normal form
             read = ids = ids.clone()
         if not sizes.keys:
             return Spans(torch.zeros_like(own), torch.zeros_like(own))

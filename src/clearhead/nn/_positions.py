@@ -15,15 +15,15 @@ from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Panel, Side, Style, draw
 from clearhead.base.tracing import compiling
 
-LEAST = 64  # positions that the first table has
-CELLS, LONG = 512, 1024  # beyond so many positions, or entries, they are averaged to so many cells
+LEAST = 64  # the positions of the first table
+CELLS, LONG = 512, 1024  # above LONG positions or entries, a picture has CELLS cells of means
 
 
 class Tabled(nn.Module):
     """A module that needs a row of numbers for each position.
 
-    The table is no buffer: `module.half().float()` would leave one with half's digits. It is made anew for another
-    dtype or device, always from float64, and is in no state dict, pickle or copy.
+    The table is no buffer: after `module.half().float()` a buffer would have the digits of half. The table is made
+    anew, in float64, for another dtype or device, and no state dict, pickle or copy has it.
     """
 
     _table: Tensor | None = None
@@ -43,7 +43,7 @@ class Tabled(nn.Module):
         table = self._table
         if table is None or table.shape[0] < stop or table.dtype != dtype or table.device != device:
             length = max(LEAST, 1 << (stop - 1).bit_length())
-            # not a tensor of inference mode: training may use the table next. float64 is not on every device
+            # training may use the table next, so it is no tensor of inference mode; not every device has float64
             with torch.inference_mode(False), torch.no_grad():
                 table = self._rows(torch.arange(length, dtype=torch.float64, device="cpu")).to(device, dtype)
             self._table = table
@@ -54,7 +54,7 @@ class Tabled(nn.Module):
 
 
 def check_embedded(x: Any, width: int, who: str) -> None:
-    """Vectors (..., L, width) of floating point."""
+    """Check vectors (..., L, width) of floating point."""
     if not isinstance(x, Tensor):
         raise ClearheadError(f"{who}: x is a {type(x).__name__}; pass a tensor (..., L, {width}).")
     check_float(x, f"{who}: x")
@@ -65,7 +65,7 @@ def check_embedded(x: Any, width: int, who: str) -> None:
 
 
 def check_offset(offset: Any, who: str) -> int:
-    """The position of the first vector."""
+    """The position of the first vector, checked."""
     if isinstance(offset, Tensor):
         raise ClearheadError(
             f"{who}: offset is a tensor {tuple(offset.shape)}; expected a whole number: int(offset). "

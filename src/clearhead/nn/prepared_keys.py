@@ -21,11 +21,11 @@ class PreparedKeys:
     >>> prepared
     PreparedKeys(key (2, 100, 8), value (2, 100, 16))
 
-    Pass it in the place of the key, and no value. Outputs, weights and gradients are those of the key and the value
-    themselves; the projection is in the graph once, so a loss on all the calls has one backward pass. It is
-    computed from the module's parameters at the time: after an optimizer's step, or another state dict, prepare again.
-    `len(prepared)`: how many keys there are. Raises a `ClearheadError` in another module than the one that made it, its
-    copies too.
+    Pass it in the place of the key, and no value. Outputs, weights and gradients are the same as with the key and the
+    value themselves; the projection is in the graph once, so a loss on all the calls has one backward pass. The
+    projection is computed from the module's parameters at the time: after an optimizer's step, or another state dict,
+    prepare again. `len(prepared)`: how many keys there are. Raises a `ClearheadError` in a module that did not make it,
+    a copy of its module included.
     """
 
     def __init__(self, key: Any, value: Any, by: nn.Module) -> None:
@@ -64,7 +64,7 @@ def taken(prepared: PreparedKeys, query: Any, value: Any, module: nn.Module) -> 
 
 
 def check_value_given(value: Any) -> None:
-    """Raise where the value is missing."""
+    """Raise an error where the value is missing."""
     if value is None:
         raise ClearheadError(
             "the value is missing: attend(query, key, value), or, with both projected once, prepared = "

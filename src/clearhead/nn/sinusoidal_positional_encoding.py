@@ -57,8 +57,8 @@ class SinusoidalPositionalEncoding(Tabled):
     def plot(self, length: int = 64, *, title: str | None = None, cmap: Any = "RdBu_r", ax: Any = None) -> Any:
         """Draw what is added at each position, (length, E), with matplotlib. Returns the axes.
 
-        `length`: how many positions, from 0 on. `ax`: the axes to draw on; None makes some. Above 1,024 positions or
-        entries a cell is the mean of those it stands for.
+        `length`: how many positions, from 0 on. `ax`: the axes to draw on; None makes new axes. Above 1,024 positions
+        or entries a cell is the mean of several numbers.
         """
         rows = self._upto(check_length(length), torch.float32, torch.device("cpu"))[:length]
         return plot({"": rows}, Style(title, cmap, "signed", ax))

@@ -42,7 +42,7 @@ class Additive(Score):
     def from_weights(cls, W_q: Any, W_k: Any, w_v: Any, *, softcap: float | None = None) -> Additive:
         """From given weights (H, Eq), (H, Ek), (H,): an nn.Parameter is shared, anything else copied.
 
-        None for W_q or W_k means that side is already projected, of width H.
+        None for W_q or W_k means that this side is already projected, to the width H.
         """
         score = cls.__new__(cls)
         Score.__init__(score, softcap=softcap)  # skips the random initialisation
@@ -139,7 +139,7 @@ class Additive(Score):
 
 
 def _projection_steps(side: Step, matrix: Tensor | None) -> list[Step]:
-    """A side's projection to the hidden width; none where it is projected already."""
+    """The steps that project a side to the hidden width; no steps where it is projected already."""
     if matrix is None:
         return []
     name = side.name

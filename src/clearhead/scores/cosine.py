@@ -54,7 +54,7 @@ class Cosine(Score):
 
 
 def _unit_steps(side: Step) -> list[Step]:
-    """The norms of queries or keys, and the vectors over them."""
+    """The norms of queries or keys, and the vectors divided by them."""
     name = side.name
     norms = side.vector_norm(dim=-1, keepdim=True)
     # in float64 no square of a float32 number overflows or becomes 0
@@ -68,7 +68,7 @@ def _unit_steps(side: Step) -> list[Step]:
 
 
 def unit(vectors: Tensor) -> Tensor:
-    """Each vector over its length. The largest entry is taken out first, so that no square overflows."""
+    """Each vector divided by its length. It is divided by its largest entry first, so that no square overflows."""
     wide = vectors.float() if vectors.dtype in (torch.float16, torch.bfloat16) else vectors
     largest = wide.detach().abs().amax(-1, keepdim=True) if wide.shape[-1] else wide.new_ones(1)
     wide = wide / torch.where(largest > 0, largest, torch.ones_like(largest))
