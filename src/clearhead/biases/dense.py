@@ -22,9 +22,10 @@ class DenseBias(Bias):
     torch.Size([2, 10, 16])
 
     Formula: b_ij = tensor[..., i, j]; −∞ means that the pair is not allowed; +∞ makes the row of a query that may see
-    the pair NaN. `tensor`: float, (Lq, Lk) or broadcasting to the scores: (B, Lq, Lk) without heads, (B, H, Lq, Lk)
-    with heads. It is kept as it is (a NumPy array is copied): gradients reach it, and an nn.Parameter is registered as
-    this module's. Raises a `ClearheadError` for other dtypes and shapes. Cost: its own memory.
+    the pair NaN.
+    `tensor`: float, (Lq, Lk) or broadcasting to the scores: (B, Lq, Lk) without heads, (B, H, Lq, Lk) with heads. It is
+    kept as it is (a NumPy array is copied): gradients reach it, and an nn.Parameter is registered as this module's.
+    Raises a `ClearheadError` for other dtypes and shapes. Cost: its own memory.
     """
 
     tensor: Tensor

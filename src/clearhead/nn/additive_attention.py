@@ -49,7 +49,8 @@ class AdditiveAttention(RecordingModule):
     state dict. An optimizer made before the first call holds the same parameters, as with torch's lazy modules; make
     the first call before torch.compile.
     `dropout`: the probability with which a weight is dropped while training. `forward` describes the arguments of a
-    call. `attention_weights`: the weights of the last call, lazy; detached, unless `record_gradients` is True, which
+    call.
+    `attention_weights`: the weights of the last call, lazy; detached, unless `record_gradients` is True, which
     keeps the last call's graph.
     Cost: Lq·Lk·hidden_dim tanh over the allowed pairs; memory O(Lq + Lk).
     Source: Bahdanau et al. 2015, "Neural Machine Translation by Jointly Learning to Align and Translate"; the

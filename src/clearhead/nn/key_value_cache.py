@@ -85,17 +85,16 @@ class KeyValueCache:
     >>> cache
     KeyValueCache(length=5, batch=1, heads=2)
 
-    A cache serves one module and one batch: it remembers the module whose keys it holds, and refuses another.
-    A module that is called several times in a model's forward (tied weights) needs a cache for each of these calls:
-    with one cache the second call sees the keys of the first. `len(cache)` is the length of its longest sequence, and
+    A cache serves one module and one batch: it remembers the module whose keys it holds, and refuses another. A module
+    that is called several times in a model's forward (tied weights) needs a cache for each of these calls: with one
+    cache the second call sees the keys of the first. `len(cache)` is the length of its longest sequence, and
     `cache.lengths` the length of each, which may differ (`new_lens` of the module). `reorder`, `crop` and `reset`
     choose from its batch and positions. Where gradients are off, a full room is doubled, so that the cost of a step
-    follows the positions that it adds; where they are on, each step makes new tensors.
-    A position in a tensor that was given out is never written again. `copy.copy(cache)` is a branch that
-    grows by itself and shares the past; `copy.deepcopy(cache)` and a cache from a pickle may go to a copy of the
-    module. In compiled code a step without `new_lens` is one graph, for any length. Raises a `ShapeError` where batch,
-    heads
-    or widths change, a `ClearheadError` where dtype, device or the module do.
+    follows the positions that it adds; where they are on, each step makes new tensors. A position in a tensor that was
+    given out is never written again. `copy.copy(cache)` is a branch that grows by itself and shares the past;
+    `copy.deepcopy(cache)` and a cache from a pickle may go to a copy of the module. In compiled code a step without
+    `new_lens` is one graph, for any length. Raises a `ShapeError` where batch, heads or widths change, a
+    `ClearheadError` where dtype, device or the module do.
 
     A batch whose sequences come and go:
 

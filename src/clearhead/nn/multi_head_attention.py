@@ -52,7 +52,8 @@ class MultiHeadAttention(RecordingModule):
     vectors of width head_dim; the number of query heads to a key head is the one that the module was built with. So a
     rank of tensor parallelism (`parallelize_module`: W_q, W_k, W_v by ColwiseParallel, W_o by RowwiseParallel, over
     ranks whose number divides num_kv_heads) computes its own heads, and takes masks and biases that differ between
-    heads for these heads alone. `dropout`: the probability with which a weight is dropped while training.
+    heads for these heads alone.
+    `dropout`: the probability with which a weight is dropped while training.
     `bias`: whether the four projections, `W_q`, `W_k`, `W_v` and `W_o`, have one.
     `head_dim`: the width of a head, any; None is embed_dim / num_heads.
     `num_kv_heads`: how many heads keys and values have, which divides num_heads (grouped queries); None is num_heads.
@@ -61,9 +62,9 @@ class MultiHeadAttention(RecordingModule):
     `rotary`: a `RotaryEmbedding` that turns the projected queries and keys.
     `record_gradients`: whether `attention_weights` have gradients; the graph of the last call is kept for it.
     `attention_weights`: the weights of the last call, (B, H, Lq, Lk), B = 1 where the inputs had no batch; lazy and
-    detached. Cost: that of the four projections, 4·L·E² multiplications a sequence by default, and of
-    `clearhead.attention`. Sources: Vaswani et al. 2017, "Attention Is All You Need"; grouped queries: Ainslie et al.
-    2023, "GQA".
+    detached.
+    Cost: that of the four projections, 4·L·E² multiplications a sequence by default, and of `clearhead.attention`.
+    Sources: Vaswani et al. 2017, "Attention Is All You Need"; grouped queries: Ainslie et al. 2023, "GQA".
     """
 
     projects_inputs = True  # its inputs are projected to query, key and value inside: see models/tap/modules.py
