@@ -193,6 +193,13 @@ class Bias(nn.Module, ABC):
         tile = _lowered(self, sizes).tile(every, every, every, every, sizes)
         return sizes.restore(tile.expand(sizes.shape))
 
+    def _keep(self, name: str, given: Tensor) -> None:
+        """Keep a given tensor as it is: a parameter as the module's own, any other outside of the state dict."""
+        if isinstance(given, nn.Parameter):
+            setattr(self, name, given)
+        else:
+            self.register_buffer(name, given, persistent=False)
+
     def __repr__(self) -> str:
         return said(self, super().__repr__)
 

@@ -40,10 +40,7 @@ class DenseBias(Bias):
                 f"DenseBias: tensor has dtype {tensor.dtype}, shape {tuple(tensor.shape)}; expected floating-point "
                 "numbers to add to the scores. For a bool matrix that says who may attend pass mask=DenseMask(keep)."
             )
-        if isinstance(tensor, torch.nn.Parameter):
-            self.tensor = tensor
-        else:
-            self.register_buffer("tensor", tensor, persistent=False)
+        self._keep("tensor", tensor)
 
     @classmethod
     def example(cls, sizes: Sizes) -> Bias:

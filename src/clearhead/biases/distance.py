@@ -43,10 +43,7 @@ class DistanceBias(Bias):
                 f"DistanceBias: table has dtype {table.dtype}, shape {tuple(table.shape)}; expected floating-point "
                 "numbers (Lq + Lk − 1,), (H, Lq + Lk − 1) or (B, H, Lq + Lk − 1)."
             )
-        if isinstance(table, torch.nn.Parameter):
-            self.table = table
-        else:
-            self.register_buffer("table", table, persistent=False)
+        self._keep("table", table)
 
     @classmethod
     def example(cls, sizes: Sizes) -> Bias:

@@ -193,9 +193,9 @@ class Mask(ABC):
 
 def positions_unknown(who: str) -> ClearheadError:
     return ClearheadError(
-        f"{who}: these documents have other lengths for queries and keys, so a query's position is another one in "
-        "each, and what depends on positions (Causal, windows, ALiBi, …) cannot tell it. Call attention once for each "
-        "document, with align, or pass a MaskFunction or a DenseMask that says who may see whom."
+        f"{who}: these documents have other lengths for queries than for keys, so no one position of query 0 holds for "
+        "all of them, and a part that depends on positions (Causal, windows, ALiBi, …) cannot be used. Call attention "
+        "once for each document, with align, or pass a MaskFunction or a DenseMask that says who may see whom."
     )
 
 
@@ -210,7 +210,7 @@ def check_mask(other: Any, operator: str, side: str = "right") -> Mask:
         raise ClearheadError(f"{operator} joins two masks; the {side} one is a {type(other).__name__}.")
     raise ClearheadError(
         f"{operator} joins two masks; the {side} one is a {type(other).__name__}, {other.dtype}, {tuple(other.shape)}. "
-        f"{mask_forms('tensor', other)} What is added to the scores is no mask: pass bias=tensor beside the mask."
+        f"{mask_forms('tensor', other)} A tensor that is added to the scores is no mask: pass it as bias=tensor."
     )
 
 

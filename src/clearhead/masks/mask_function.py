@@ -75,9 +75,9 @@ class MaskFunction(Mask):
             State(self.fn)
         except NotKnown as why:
             return [
-                f"the rule of {self.title()} is asked for every pair at each call, since it {why}: what else it reads "
-                "is not known. If it reads no more than some tensors, MaskFunction(fn, reads=[...]) (reads=() for "
-                "none) keeps what it says until one of them is written to"
+                f"the rule of {self.title()} is asked for every pair at each call, since it {why}: the other "
+                "values that it reads are not known. If it reads tensors alone, MaskFunction(fn, reads=[...]) "
+                "(reads=() for none) keeps its results until one of them is written to"
             ]
         return []
 

@@ -33,8 +33,9 @@ class RotaryEmbedding(Tabled):
 
     `dim`: how many of the first entries turn, even; the entries after them stay as they are. `base`: above 0.
     `interleaved`: False pairs the entry i with i + dim/2, as Llama does; True pairs 2i with 2i + 1, as RoFormer and
-    GPT-J do. x (..., L, E) with E ≥ dim; `offset`: the position of the first vector, a whole number, or integers (B,),
-    one for each sequence of x (B, ..., L, E). Returns x's shape and dtype; the turn is computed in float32 at least.
+    GPT-J do.
+    x (..., L, E) with E ≥ dim; `offset`: the position of the first vector, a whole number, or integers (B,), one for
+    each sequence of x (B, ..., L, E). Returns x's shape and dtype; the turn is computed in float32 at least.
     Raises a `ShapeError` for narrower x or another batch. Cost: three operations an entry; a table of the longest
     sequence is kept.
     Source: Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding".

@@ -161,7 +161,7 @@ class Score(nn.Module, ABC):
         The steps `query` (B, H, Lq, Eq) and `key` (B, H, Lk, Ek) are given; each further step is a line over earlier
         steps, `made("scores", "Why.", query @ key.mT)`. A score without steps of its own is shown as one step.
         """
-        why = "One number for each query and key: what this score makes of the pair. It shows no steps of its own."
+        why = "One number for each query and key, computed by this score, which shows no steps of its own."
         tile = checked_tile(self, query.value, key.value)
         return [Step("scores", why, tile, SCORES, formula=f"scores = {type(self).__name__}(query, key)")]
 

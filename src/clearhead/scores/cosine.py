@@ -62,7 +62,7 @@ def _unit_steps(side: Step) -> list[Step]:
     if not torch.allclose(norms.value, wide.value, equal_nan=True, atol=0.0):
         norms = wide
     length = made(f"{name}_norms", f"The length of each {name} as a vector: the root of the sum of its squares.", norms)
-    why = f"Each {name} divided by its length, so that only its direction counts; a vector of zeros stays one."
+    why = f"Each {name} divided by its length, so that only its direction counts; a vector of zeros stays zero."
     over = side / length.masked_fill(length.eq(0), 1.0)
     return [length, made(f"unit_{name}", why, over, value=unit(side.value))]
 

@@ -1,4 +1,4 @@
-"""Which pairs count: those that a call allowed, of the queries that are looked at."""
+"""The pairs that count: the pairs that a call allowed, of the queries that are looked at."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.visible import Visible, visible
 from clearhead.scores.base import Pairwise
 
-TILE = 2**18  # pairs of a residual at once
-ROWS = 256  # and the most queries
+TILE = 2**18  # the most pairs of a residual at once
+ROWS = 256  # the most queries of a residual at once
 
 
 def looked_at(words: Tensor | None, skipped: Tensor | None) -> Tensor | None:
-    """Which queries are looked at, bool (B or 1, H or 1, Lq): words, (B, Lq), that are not skipped; None for all."""
+    """The queries that are looked at, bool (B or 1, H or 1, Lq): words, (B, Lq), that are not skipped; None: all."""
     if words is None or skipped is None:
         return words.unsqueeze(1) if words is not None else None if skipped is None else ~skipped
     return words.unsqueeze(1) & ~skipped
 
 
 def among(problem: Problem, queries: Tensor | None) -> Problem:
-    """The problem in which only these queries, bool (B or 1, H or 1, Lq), see any key; None is all of them.
+    """The problem in which only these queries, bool (B or 1, H or 1, Lq), see any key; None: all queries do.
 
     A bias of −∞ hides a pair as a mask does, and becomes a part of the mask.
     """
@@ -44,7 +44,7 @@ def among(problem: Problem, queries: Tensor | None) -> Problem:
 
 
 def _finite(problem: Problem) -> Residual | None:
-    """Which pairs the bias leaves, where it hides some, or may."""
+    """The pairs that the bias does not hide, as a residual; None where it hides no pair."""
     bias, sizes = problem.bias, problem.sizes
     if bias is None or (bias.function is None and not any(bool((t == -torch.inf).any()) for t in bias.tensors)):
         return None
@@ -60,7 +60,7 @@ def _both(one: Residual | None, other: Residual) -> Residual:
 
 
 def uniform(problem: Problem) -> Problem:
-    """Uniform attention under the same mask: scores of 0. One head, where the mask is the same for all."""
+    """Uniform attention under the same mask: scores of 0. It has one head where the mask is the same for all heads."""
     sizes, spans = problem.sizes, problem.spans
     heads = 1
     if spans is not None and (spans.residual is not None or any(edge.shape[1] > 1 for edge in spans.edges())):
@@ -74,7 +74,7 @@ def uniform(problem: Problem) -> Problem:
 
 
 def one_key(problem: Problem, keys: Tensor) -> Visible:
-    """The same mask, under which each query sees one key at most. `keys`: int64 (B or 1, Lq), −1 for none."""
+    """The problem's mask, narrowed so that each query sees one key at most. `keys`: int64 (B or 1, Lq), −1 for none."""
     spans, keys = problem.spans, keys.unsqueeze(1)
     sees = keys >= 0
     if spans is not None:
@@ -86,7 +86,7 @@ def one_key(problem: Problem, keys: Tensor) -> Visible:
 
 
 def _rest(spans: Spans, problem: Problem, keys: Tensor) -> Tensor:
-    """What the residual says of each query and its key, (B, H, Lq): of small tiles around these pairs."""
+    """The residual at each query and its key, (B, H, Lq), read from small tiles around these pairs."""
     batch, heads, queries, _ = problem.sizes.shape
     found = torch.zeros(batch, heads, queries, dtype=torch.bool, device=keys.device)
     for some in [slice(0, batch)] if len(keys) == 1 else [slice(b, b + 1) for b in range(batch)]:

@@ -1,4 +1,4 @@
-"""How far a head looks."""
+"""The mean distance to the keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much goes to the first token."""
+"""The weight on the first token."""
 
 from __future__ import annotations
 

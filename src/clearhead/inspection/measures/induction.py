@@ -1,4 +1,4 @@
-"""How much goes to what came after the query's token before."""
+"""The weight on tokens that followed the query's token before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much goes to the query's own token."""
+"""The weight on the query's own token, as a measure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much goes to the next token."""
+"""The weight on the next token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How spread a head's weights are."""
+"""The spread of a head's weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much goes to the previous token."""
+"""The weight on the previous token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much goes to other places of the same token."""
+"""The weight on the same token elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much the most received key gets."""
+"""The weight on the key that receives most."""
 
 from __future__ import annotations
 

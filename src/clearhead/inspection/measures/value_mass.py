@@ -1,4 +1,4 @@
-"""How much a head moves."""
+"""The length of the vectors that a head moves."""
 
 from __future__ import annotations
 
