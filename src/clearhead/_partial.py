@@ -58,7 +58,7 @@ class PartialAttention:
         Source: Rabe and Staats 2021, "Self-attention Does Not Need O(n²) Memory".
         """
         if not isinstance(other, PartialAttention):
-            raise ClearheadError(f"merge takes what partial() gives, not {type(other).__name__}.")
+            raise ClearheadError(f"merge takes the result of another partial(), not a {type(other).__name__}.")
         mine, theirs = self._found.output, other._found.output
         if mine.shape != theirs.shape or mine.device != theirs.device:
             raise ShapeError(

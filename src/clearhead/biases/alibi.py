@@ -65,7 +65,7 @@ class ALiBi(Bias):
         numbers = slopes.new_tensor(_places(len(self.slopes)))[heads][None, :, None, None]
         why = "The number of each head, counted from 1."
         if power < len(self.slopes):
-            why += f" Those after head {power}, the last power of two, stand half way between the others: 0.5, 1.5, …"
+            why += f" Heads after head {power}, the last power of two, stand half way between the others: 0.5, 1.5, …"
         places = Step(f"{name}_places", why, numbers, axes)
         by_place = 2 ** (-8 * places / power)
         if slopes.requires_grad or not torch.allclose(by_place.value, slopes, rtol=1e-6, atol=0.0):

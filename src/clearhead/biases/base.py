@@ -160,7 +160,7 @@ class Bias(nn.Module, ABC):
         """How this bias comes to its numbers, for `clearhead.explain`; the last step is the bias.
 
         `at`: four slices of (B, H, Lq, Lk), the part that is asked for; an axis along which the bias repeats has size
-        1. `name`: what the last step is called. A bias that has no steps of its own is shown as it is.
+        1. `name`: the name of the last step. A bias that has no steps of its own is shown as it is.
         """
         return numbers_alone(name, wide(self.part(sizes, at)))
 

@@ -55,7 +55,7 @@ class DistanceBias(Bias):
         first, last = int(after.min()), int(after.max())
         rows = replace(rows, within=(int(rows.value.min()), int(rows.value.max())))  # so that each has its place
         along = wide(part(self._table(sizes), *at[:2]))[:, :, None, sizes.queries - 1 + first : sizes.queries + last]
-        given = "The numbers that were given, one a distance: those of the distances here."
+        given = "The numbers that were given, one a distance, for the distances here."
         table = Step(f"{name}_table", given, along, (*PAIRS[:2], "1", "distance"))
         why = (
             f"How far the key is after the query; where it is before it, below 0. {-first} more is its place in the "

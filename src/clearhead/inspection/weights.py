@@ -62,8 +62,8 @@ class Weights(LazyMatrix):
     such as `w * 2` or `torch.stack([w, w])`, is given `w[:]`; other methods of tensors are written `w[:].sort(-1)`.
 
     Weights are float32, or float64 for float64 inputs; NumPy where the inputs were NumPy. `w[index]`, `scores`,
-    `w @ value` and the reductions are differentiable (but for maxima of cells, and the keys of `topk`). Memory is O(Lq
-    + Lk) and the result. A reduction takes the time of the allowed pairs, an index the time of its rows.
+    `w @ value` and the reductions are differentiable (but for maxima of cells, and the keys of `topk`). It takes
+    O(Lq + Lk) memory beside the result. A reduction takes the time of the allowed pairs, an index the time of its rows.
     """
 
     _instead = "Index the part you need (w[..., -1, :]), use pool(), topk() or entropy()"
@@ -71,14 +71,17 @@ class Weights(LazyMatrix):
     def __init__(self, source: Source, engine: str | Engine | None = None) -> None:
         self._source, self._asked = source, engine
         self._known: dict[str, Any] = {}  # results that have been computed for the source's problem
-        problem = self._problem
+        problem = self.problem
         self._sizes, self._dtype = problem.sizes, accumulated(problem.query.dtype)
         if engine is not None:
             choose(problem, engine)  # raises where it refuses; without a name, one engine always can
 
     @property
-    def _problem(self) -> Problem:
-        """The source's problem as it is now; results for an earlier problem are forgotten."""
+    def problem(self) -> Problem:
+        """The normal form: projected query and key, spans and bias, from which the weights are computed.
+
+        It is the source's problem as it is now; results for an earlier problem are forgotten.
+        """
         given = self._source.problem()
         if self._known.get("given") is not given:
             self._known = {"given": given, "problem": self._checked(given, "problem")}
@@ -99,16 +102,11 @@ class Weights(LazyMatrix):
         return choose(problem._replace(value=None), self._asked)
 
     @property
-    def problem(self) -> Problem:
-        """The normal form: projected query and key, spans and bias, from which the weights are computed."""
-        return self._problem
-
-    @property
     def dtype(self) -> torch.dtype:
         return self._dtype
 
     def _head(self) -> str:
-        problem, options = self._problem, self._source.said()
+        problem, options = self.problem, self._source.said()
         said = "".join(f", {name}={shown(value)}" for name, value in options.items() if value is not None)
         return f"Weights({tuple(self.shape)}, {self.dtype}, engine={self._engine(problem).name!r}{said})"
 
@@ -117,7 +115,7 @@ class Weights(LazyMatrix):
 
     @property
     def _guarded(self) -> Problem:
-        problem = self._problem
+        problem = self.problem
         if "guarded" not in self._known:
             self._known["guarded"] = guard(problem)
         guarded: Problem = self._known["guarded"]
@@ -131,7 +129,7 @@ class Weights(LazyMatrix):
     def scores(self, index: Any = ...) -> Any:
         """The raw scores at an index, before mask and bias: `score(query, key)[index]`."""
         part = parse(index, self.shape, self._sizes)
-        whole, parts = self._problem, []
+        whole, parts = self.problem, []
         with without_autocast(whole.sizes.device):
             for batch in part.batches:
                 region = Region(batch, part.heads, part.queries, part.keys, masked=False)
@@ -155,7 +153,7 @@ class Weights(LazyMatrix):
 
     def logsumexp(self) -> Any:
         """log Σ_j exp(s_ij) over the allowed keys and the sink, if any, (..., Lq); −∞ where a query sees nothing."""
-        problem = self._problem
+        problem = self.problem
         known = self._known.get("rows")
         if known is None or problem.needs_grad:
             with without_autocast(problem.sizes.device):
@@ -166,7 +164,7 @@ class Weights(LazyMatrix):
 
     def _by_parts(self) -> bool:
         """Whether the whole is computed as a part is, since autograd or a transform follows the operations."""
-        return self._problem.needs_grad or looked_into()
+        return self.problem.needs_grad or looked_into()
 
     def _in_graph(self) -> bool:
         return self._by_parts() or super()._in_graph()
@@ -174,7 +172,7 @@ class Weights(LazyMatrix):
     def _whole(self) -> Tensor:
         if self._by_parts():
             return super()._whole()
-        problem, sizes = self._problem, self._problem.sizes
+        problem, sizes = self.problem, self.problem.sizes
         dense = torch.zeros(sizes.shape, dtype=self.dtype, device=sizes.device)
         with torch.no_grad(), without_autocast(sizes.device):
             guarded, engine = self._guarded, self._engine(problem)
@@ -195,7 +193,7 @@ class Weights(LazyMatrix):
         wrong = [r for r in reductions if not isinstance(r, Reduction)]
         if wrong:
             raise ClearheadError(f"reduce takes reductions such as Entropy() or TopK(5), not {wrong[0]!r}.")
-        problem = self._problem
+        problem = self.problem
         outputs = [r for r in reductions if isinstance(r, Output)]
         if len(outputs) > 1:
             raise ClearheadError("reduce takes one Output(value); join the values along their last dimension.")
@@ -294,7 +292,7 @@ class Weights(LazyMatrix):
     def _map(self, pick: tuple[int, ...], most: int) -> Tensor:
         """The largest weights of one head, in a map of at most most × most cells; no other head is computed."""
         part = parse(pick, self.shape, self._sizes)
-        problem = cut(self._problem, Region(part.batches[0], part.heads))
+        problem = cut(self.problem, Region(part.batches[0], part.heads))
         found: Tensor = stream(problem, self._engine(problem), (Pool(most),))[0]
         return found[0, 0]
 
@@ -358,7 +356,7 @@ def weights(
 
     Formula: w_i = softmax over the allowed keys j of score(query_i, key_j); all 0 where nothing is allowed.
     Arguments as for `attention`. Returns a `Weights` of shape (..., Lq, Lk). Raises `ClearheadError`, `ShapeError` or
-    `UnsupportedError` (`engine="sdpa"` does not show its weights). Cost: that of what you look at; see `Weights`.
+    `UnsupportedError` (`engine="sdpa"` does not show its weights). Cost: that of the parts you look at; see `Weights`.
     """
     is_numpy(query=query, key=key)
     call = Arguments(query, key, None, score, mask, bias, scale, sinks, align, 0.0, engine)

@@ -1,4 +1,4 @@
-"""The integers that a mask is given, and what is derived from its own tensors."""
+"""The integers that a mask is given, and the values that are derived from its own tensors."""
 
 from __future__ import annotations
 

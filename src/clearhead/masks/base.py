@@ -75,7 +75,7 @@ class Mask(ABC):
         return Sizes(1, 1, 0, 0)
 
     def least(self) -> int:
-        """The least number of keys at which a picture shows what this mask does."""
+        """The least number of keys at which a picture shows the pattern of this mask."""
         return 6
 
     @classmethod
@@ -101,7 +101,7 @@ class Mask(ABC):
         """How this mask says which pairs are allowed, for `clearhead.explain`; the last step is the mask, bool.
 
         `at`: four slices of (B, H, Lq, Lk), the part that is asked for; an axis along which the mask repeats has size
-        1. `name`: what the last step is called. A mask that has no steps of its own is shown as it is.
+        1. `name`: the name of the last step. A mask that has no steps of its own is shown as it is.
         """
         why = f"{said(self, self.title)}: True where the query may see the key."
         return [Step(name, why, self.part(sizes, at), PAIRS)]

@@ -57,11 +57,7 @@ class Documents(Mask):
 
         The mask's size depends on the values of `lengths`: make it outside of compiled code.
         """
-        lengths = check_lengths(lengths, "Documents: lengths")
-        if empty_of_values(lengths):
-            raise ClearheadError(
-                "Documents: lengths has a shape alone (meta or fake), and the size depends on its values."
-            )
+        lengths = _with_values(lengths, "lengths")
         if lengths.ndim != 1:
             raise ShapeError(
                 f"Documents: lengths has shape {tuple(lengths.shape)}; expected (n,). For a batch of different "
@@ -182,10 +178,15 @@ class Documents(Mask):
         return torch.arange(sizes.queries, device=sizes.device).view(1, 1, -1) + query_offset(sizes, "Documents")
 
 
-def _cu_seqlens(given: Any, name: str) -> Tensor:
-    sums = check_lengths(given, f"Documents: {name}")
-    if empty_of_values(sums):
+def _with_values(given: Any, name: str) -> Tensor:
+    lengths = check_lengths(given, f"Documents: {name}")
+    if empty_of_values(lengths):
         raise ClearheadError(f"Documents: {name} has a shape alone (meta or fake), and the size depends on its values.")
+    return lengths
+
+
+def _cu_seqlens(given: Any, name: str) -> Tensor:
+    sums = _with_values(given, name)
     if sums.ndim != 1 or not len(sums) or int(sums[0]) or bool((sums.diff() < 0).any()):
         raise ClearheadError(
             f"Documents: {name} is {sums.tolist() if sums.numel() <= 8 else tuple(sums.shape)}; expected the sums of "

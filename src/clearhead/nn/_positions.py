@@ -69,7 +69,7 @@ def check_offset(offset: Any, who: str) -> int:
     if isinstance(offset, Tensor):
         raise ClearheadError(
             f"{who}: offset is a tensor {tuple(offset.shape)}; expected a whole number: int(offset). "
-            "One position a sequence is what RotaryEmbedding takes."
+            "RotaryEmbedding takes one position for each sequence."
         )
     return check_count(offset, 0, f"{who}: offset", most=2**24)
 

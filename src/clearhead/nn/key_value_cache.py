@@ -301,7 +301,7 @@ class _New(NamedTuple):
         """The new positions (B, Hk, L, E) after the old ones, a tensor of their own."""
         end, _ = self.ends()
         whole = new.new_zeros(new.shape[0], new.shape[1], end, new.shape[3])
-        if looked_into():  # `vmap` over forward mode has no rule for what the derivative of `index_put` writes
+        if looked_into():  # `vmap` over forward mode has no rule for the writes of `index_put`'s derivative
             return self._gathered(old, new, whole)
         if old is not None:
             whole = torch.cat([old, whole[:, :, self.length :]], 2)

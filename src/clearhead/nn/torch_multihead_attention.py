@@ -39,7 +39,7 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
     torch.Size([2, 10, 10])
 
     Arguments, and the state dict, are those of `torch.nn.MultiheadAttention`; the call is described at `forward`. It
-    works in nn.TransformerEncoderLayer and DecoderLayer, in what is built of them, and in nn.Transformer, in training
+    works in nn.TransformerEncoderLayer and DecoderLayer, in modules built of them, and in nn.Transformer, in training
     and evaluation. Layers do not take their fused path, which calls no module, so `attention_weights` are the weights
     of the last call, lazy, (B, H, Lq, Lk), detached unless `record_gradients` is True.
     It differs from torch's in this: a query that may see nothing gives out_proj's bias and weights of 0, where torch's

@@ -198,7 +198,7 @@ class Score(nn.Module, ABC):
         return self.described()
 
     def described(self, *parts: str) -> str:
-        """What `repr` shows of this score, its softcap included."""
+        """The text of this score in `repr`, its softcap included."""
         return ", ".join(parts if self.softcap is None else (*parts, f"softcap={self.softcap}"))
 
     def forward(self, query: Any, key: Any) -> Any:

@@ -29,7 +29,7 @@ class Found(NamedTuple):
 
 
 class Measure(ABC):
-    """One number that says what a head does. A subclass is one file of this folder.
+    """A number that describes a head's behaviour. Each subclass is a file of this folder.
 
     `name`: its column in `seen.table()`. `says`: its meaning, in one sentence. `formula`: with w_ij the weights of the
     keys, which sum to 1: with sinks, they are divided by their sum. `range`: its least and largest value. `source`: the

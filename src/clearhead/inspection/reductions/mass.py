@@ -34,8 +34,8 @@ class Mass(Reduction):
 
     Formula: m_ig = Σ_j w_ij [j in g]. `groups`: integers from 0 on, (Lk,) or (B or 1, Lk), the group of each key; or
     bool, (G, Lk). Gives (..., Lq, G), without sinks summing to 1 where groups cover the keys once. Differentiable.
-    Raises a `ShapeError` or `ClearheadError` for other groups. Cost: that of an output of width G; memory O((Lq + Lk) ·
-    G).
+    Raises a `ShapeError` or `ClearheadError` for other groups.
+    Cost: that of an output of width G; memory O((Lq + Lk) · G).
     """
 
     along = "queries"
