@@ -156,10 +156,10 @@ def compare(
     dropout_p: float = 0.0,
     sinks: Tensor | None = None,
 ) -> None:
-    """Compare an engine, or each of several, with the reference in float64: output and all gradients. Engines that
-    object are left out.
+    """Compare an engine, or each of several, with the reference in float64. Engines that object are left out.
 
-    An engine that takes no float64 computes in float32, and may err twice as far as the reference does in float32.
+    The output and all gradients are compared. An engine that takes no float64 computes in float32, and may err twice as
+    far as the reference does in float32.
     """
     known, waiting = [candidate.name for candidate in ENGINES], engine if isinstance(engine, list) else [engine]
     for one in waiting:

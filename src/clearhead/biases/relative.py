@@ -124,8 +124,10 @@ class RelativeBias(Bias):
         return (apart > 0) * half + torch.where(far < exact, far, wide)
 
     def _sides(self) -> tuple[int, int, int]:
-        """Of one side: the first bucket of the keys after the query (0: they have none of their own), the number of
-        distances with a bucket each, and the number of buckets."""
+        """The first bucket of the keys after the query, the distances with a bucket each, and the buckets of one side.
+
+        The first is 0 where the keys after the query have no buckets of their own.
+        """
         buckets = self.num_buckets // 2 if self.bidirectional else self.num_buckets
         return buckets * self.bidirectional, buckets // 2, buckets
 

@@ -89,8 +89,8 @@ class Spans(NamedTuple):
         return start, stop
 
     def intervals(self) -> Edges:
-        """The intervals of each query, as starts and stops (B or 1, H or 1, Lq or 1, n): start₁ ≤ stop₁ ≤ start₂ ≤ …
-        ."""
+        """The intervals of each query, (B or 1, H or 1, Lq or 1, n), as starts and stops: start₁ ≤ stop₁ ≤ start₂ ≤
+        …."""
         start, stop = self.start.unsqueeze(-1), torch.maximum(self.start, self.stop).unsqueeze(-1)
         if self.gaps is None:
             return start, stop

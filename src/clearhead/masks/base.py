@@ -59,8 +59,10 @@ class Mask(ABC):
         return None
 
     def depends(self) -> tuple[Tensor, ...] | None:
-        """The tensors that decide, with the attributes, which pairs this mask allows: its normal form is kept until a
-        tensor is written to or an attribute changes. None where the tensors are not known."""
+        """The tensors that decide, with the attributes, which pairs this mask allows; None where they are not known.
+
+        The normal form is kept until one of them is written to, or an attribute changes.
+        """
         return None if self.signature() is None else ()
 
     def notes(self) -> list[str]:
@@ -167,8 +169,7 @@ class Mask(ABC):
         title: str | None = None,
         ax: Any = None,
     ) -> Any:
-        """Draw the mask with matplotlib; pairs that may not attend are hatched. Returns the axes, or an array of
-        several.
+        """Draw the mask with matplotlib; pairs that may not attend are hatched. Returns the axes, or an array of them.
 
         `query`, `key`, `align`: as for `dense`; without them the mask is drawn at a size that shows its pattern.
         `query_labels`, `key_labels`: a word for each query, for each key. `ax`: the axes to draw one picture on; None

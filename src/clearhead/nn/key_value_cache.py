@@ -143,8 +143,7 @@ class KeyValueCache:
         return self._state.key, self._state.value
 
     def reorder(self, indices: Tensor) -> None:
-        """Keep the batch entries `indices`, integers (N,), in this order; an entry may come several times, or not at
-        all.
+        """Keep the batch entries `indices`, integers (N,), in this order; an entry may come several times or never.
 
         >>> import torch
         >>> from clearhead.nn import KeyValueCache

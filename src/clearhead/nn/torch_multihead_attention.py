@@ -21,8 +21,7 @@ from clearhead.nn._torch_module import check_torch, refuse_keys
 
 
 class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
-    """`torch.nn.MultiheadAttention`, with its parameters and its call, computed by clearhead: for models built of
-    torch's layers.
+    """`torch.nn.MultiheadAttention`, with its parameters and its call, computed by clearhead, in torch's layers too.
 
     >>> import torch
     >>> from clearhead.nn import TorchMultiheadAttention

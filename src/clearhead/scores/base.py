@@ -147,8 +147,7 @@ class Score(nn.Module, ABC):
         return 1.0
 
     def own_scale(self) -> str | None:
-        """The argument that gave this score its own scale, beside which a call gives no scale; None if no argument
-        did."""
+        """The argument that set this score's own scale, beside which a call gives no scale; None if none did."""
         return None
 
     def lower(self, query: Tensor, key: Tensor) -> Pairwise | None:
