@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,7 +34,8 @@ class Measure(ABC):
     `name`: its column in `seen.table()`. `says`: its meaning, in one sentence. `formula`: with w_ij the weights of the
     keys, which sum to 1: with sinks, they are divided by their sum. `range`: its least and largest value. `source`: the
     publication it comes from. `does`: the behaviour of a head with a high value, for shares of weight, which can be
-    compared with one another; None for a measure that is no share.
+    compared with one another; None for a measure that is no share. `needs`: the parts of a call that it
+    reads and a call may lack: the places of queries among the keys, tokens, values.
     """
 
     name: ClassVar[str]
@@ -43,10 +44,12 @@ class Measure(ABC):
     range: ClassVar[str]
     source: ClassVar[str]
     does: ClassVar[str | None] = None
+    needs: ClassVar[tuple[Literal["placed", "tokens", "value"], ...]] = ()
 
     def applies(self, subject: Subject) -> bool:
-        """Whether this can be computed of the call: whether it has positions, tokens, values."""
-        return True
+        """Whether the measure can be computed of the call: whether the call has all that it needs."""
+        has = {"placed": subject.placed, "tokens": subject.tokens is not None, "value": subject.value is not None}
+        return all(has[name] for name in self.needs)
 
     @abstractmethod
     def of(self, subject: Subject) -> Found:

@@ -17,9 +17,7 @@ class Induction(Measure):
     range = "0 to 1"
     source = "Olsson et al. 2022, In-context Learning and Induction Heads (prefix matching)"
     does = "attends to what followed the same word before (induction)"
-
-    def applies(self, subject: Subject) -> bool:
-        return subject.tokens is not None and subject.placed
+    needs = ("tokens", "placed")
 
     def of(self, subject: Subject) -> Found:
         assert subject.tokens is not None

@@ -14,9 +14,7 @@ class Itself(Measure):
     range = "0 to 1"
     source = "Clark et al. 2019, What Does BERT Look At?"
     does = "attends to the token itself"
-
-    def applies(self, subject: Subject) -> bool:
-        return subject.placed
+    needs = ("placed",)
 
     def of(self, subject: Subject) -> Found:
         places = subject.places

@@ -14,9 +14,7 @@ class Next(Measure):
     range = "0 to 1"
     source = "Clark et al. 2019, What Does BERT Look At?"
     does = "attends to the next token"
-
-    def applies(self, subject: Subject) -> bool:
-        return subject.placed
+    needs = ("placed",)
 
     def of(self, subject: Subject) -> Found:
         return on_keys(subject, self.name, lambda: subject.at(subject.after, subject.places + 1))

@@ -14,9 +14,7 @@ class Previous(Measure):
     range = "0 to 1"
     source = "Clark et al. 2019, What Does BERT Look At?"
     does = "attends to the previous token"
-
-    def applies(self, subject: Subject) -> bool:
-        return subject.placed
+    needs = ("placed",)
 
     def of(self, subject: Subject) -> Found:
         return on_keys(subject, self.name, lambda: subject.at(subject.before, subject.places))

@@ -14,9 +14,7 @@ class SameWord(Measure):
     range = "0 to 1"
     source = "Wang et al. 2023, Interpretability in the Wild (duplicate token heads)"
     does = "attends to the same word elsewhere"
-
-    def applies(self, subject: Subject) -> bool:
-        return subject.tokens is not None
+    needs = ("tokens",)
 
     def of(self, subject: Subject) -> Found:
         assert subject.tokens is not None

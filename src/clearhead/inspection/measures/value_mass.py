@@ -16,9 +16,7 @@ class ValueMass(Measure):
     formula = "mean_i Σ_j w_ij ‖v_j‖"
     range = "0 to the length of the longest value"
     source = "Kobayashi et al. 2020, Attention is Not Only a Weight: Analyzing Transformers with Vector Norms"
-
-    def applies(self, subject: Subject) -> bool:
-        return subject.value is not None
+    needs = ("value",)
 
     def of(self, subject: Subject) -> Found:
         return averaged(subject.moved, subject.uniform.moved, subject.counted)
