@@ -276,7 +276,7 @@ class LazyMatrix(ABC):
 
         def __getattr__(self, name: str) -> Any:
             if hasattr(type(self), name):
-                return object.__getattribute__(self, name)  # a property that raised: its own error
+                return object.__getattribute__(self, name)  # a property raised: show its own error
             kind = type(self).__name__
             if name.startswith("_") or not (hasattr(Tensor, name) or hasattr(np.ndarray, name)):
                 raise AttributeError(f"{kind!r} object has no attribute {name!r}")

@@ -65,7 +65,8 @@ def panels(weights: Any, chosen: Sequence[Pick], most: int) -> list[Panel]:
 
 
 def hidden(problem: Problem, weights: Any, pick: Pick, cell: tuple[int, int]) -> Array | None:
-    """The cells of which no pair may attend, by the mask or by a bias of −∞; None without a mask and a bias."""
+    """The cells of which no pair may attend, by the mask or by a bias of −∞; None where there is neither a mask nor a
+    bias."""
     if problem.spans is None and problem.bias is None:
         return None
     part = parse(pick, weights.shape, problem.sizes)

@@ -49,7 +49,7 @@ class Documents(Mask):
                 "one for each key. For the documents' lengths use Documents.from_lengths(lengths)."
             )
         self.ids = own(ids.detach().long())
-        self._read()  # in eager code
+        self._read()  # now, in eager code, so that compiled code finds the result
 
     @classmethod
     def from_lengths(cls, lengths: Any) -> Documents:

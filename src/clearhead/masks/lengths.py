@@ -35,7 +35,7 @@ class Lengths(Mask):
 
     def __init__(self, valid_lens: Any) -> None:
         self.valid_lens = check_lengths(valid_lens, "Lengths: valid_lens")
-        self._read()  # in eager code
+        self._read()  # now, in eager code, so that compiled code finds the result
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:

@@ -48,7 +48,7 @@ class Padding(Mask):
         if keep.dtype != torch.bool:
             ensure((keep == 0) | (keep == 1), wrong, "Padding: keep holds other values than 0 and 1")
         self.keep = own(keep.detach().bool())
-        self._read()  # in eager code
+        self._read()  # now, in eager code, so that compiled code finds the result
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:

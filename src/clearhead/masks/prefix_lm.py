@@ -42,7 +42,7 @@ class PrefixLM(Mask):
 
     def __init__(self, lengths: Any) -> None:
         self.lengths = check_lengths(lengths, "PrefixLM: lengths")
-        self._read()  # in eager code
+        self._read()  # now, in eager code, so that compiled code finds the result
         if self.lengths.ndim > 1:
             raise ShapeError(f"PrefixLM: lengths has shape {tuple(self.lengths.shape)}; expected (B,) or one integer.")
 

@@ -287,7 +287,7 @@ def check_equal_width(score: Score, query: Tensor, key: Tensor) -> None:
 
 
 def given_parameter(weight: Any, name: str, ndim: int) -> nn.Parameter:
-    """A parameter from given weights: a Parameter is shared, anything else is copied."""
+    """A parameter from given weights: a Parameter is shared, other arrays are copied."""
     if isinstance(weight, nn.Parameter):
         parameter = weight
     else:

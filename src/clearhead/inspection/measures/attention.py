@@ -1,4 +1,4 @@
-"""The weights that measures read: a head's own, or uniform ones."""
+"""The weights that measures read: the head's own weights, or uniform weights."""
 
 from __future__ import annotations
 
