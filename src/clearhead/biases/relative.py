@@ -29,8 +29,8 @@ class RelativeBias(Bias):
     Formula: b_hij = weight[bucket(j − i − p), h], where p is the position of query 0. Small distances have a bucket
     each, larger distances share buckets that widen logarithmically up to `max_distance`; beyond it, all share the last
     bucket.
-    `bidirectional`: half of the buckets are for the keys after the query; otherwise these keys share the
-    query's own bucket.
+    `bidirectional`: half of the buckets are for the keys after the query; otherwise these keys share the query's own
+    bucket.
 
     `weight`: (num_buckets, num_heads), as T5's `relative_attention_bias.weight`. Where Lq ≠ Lk, `align=` of the call
     says p.

@@ -42,7 +42,8 @@ class Spans(NamedTuple):
     `residual(batch, heads, queries, keys)`, of four slices, gives this part as a bool tensor that broadcasts to it;
     None where no residual is needed.
     `gaps`: starts and stops of the intervals that are left out in between, int64 (B or 1, H or 1, Lq or 1, n), sorted
-    and disjoint; some may be empty; None where there are no gaps. `intervals` and `of_intervals` convert.
+    and disjoint; some may be empty; None where there are no gaps. `intervals` and
+    `of_intervals` convert to and from lists of intervals.
     """
 
     start: Tensor

@@ -24,9 +24,8 @@ class DenseMask(Mask):
     ■ · ■
     · ■ ■
 
-    Rule: query i sees the keys j with keep[..., i, j]. Blocks of 48 × 64 pairs of which none is
-    allowed are skipped. Cost: some passes over the matrix; a later use takes one pass, which compares the matrix with a
-    copy.
+    Rule: query i sees the keys j with keep[..., i, j]. Blocks of 48 × 64 pairs of which none is allowed are
+    skipped. Cost: some passes over the matrix; a later use takes one pass, which compares the matrix with a copy.
     `keep`: bool, (Lq, Lk) or broadcasting to the scores: (B, Lq, Lk) without heads, (B, H, Lq, Lk) with heads.
     Raises a `ClearheadError` for other dtypes and shapes; three dimensions on inputs with heads are refused, because
     where B = H they would broadcast to the wrong place.

@@ -35,8 +35,8 @@ class MaskFunction(Mask):
     Indices are counted from 0 for queries and keys alike: where Lq ≠ Lk, the rule places the queries itself.
     Joined to a mask that is an interval, `Causal() & MaskFunction(fn)`, the scores outside of it are not computed.
     `reads`: the tensors that fn reads. Tensors in its closure, its defaults, its globals and `self.name` are found
-    without `reads`. A write to one of them between the forward and the backward pass is an error, which recorded and
-    lazy weights notice too. Other values that fn reads (a NumPy array, a list of numbers) must stay as they are.
+    without `reads`. A write to one of them between the forward and the backward pass is an error; recorded and lazy
+    weights notice it too. Other values that fn reads (a NumPy array, a list of numbers) must stay as they are.
     The mask keeps the rule's results until a value that the rule reads changes. These values must be known: from fn's
     code (its arguments, numbers, tensors on the CPU, PyTorch's functions without effects, functions of these), or from
     `reads`, where `()` means none. Otherwise each call asks the rule again, and `clearhead.plan` says so.

@@ -74,7 +74,7 @@ class AdditiveAttention(RecordingModule):
     ) -> Any:
         """The output (..., Lq, Ev), of the value's dtype.
 
-        query (..., Lq, Eq), key (..., Lk, Ek), value (..., Lk, Ev); or, for key and value, the keys of `prepare`.
+        query (..., Lq, Eq), key (..., Lk, Ek), value (..., Lk, Ev); or, in place of key and value, `PreparedKeys`.
         `valid_lens`: integers (B,) or (B, Lq), how many keys may be seen: a list, an array or a tensor.
         `mask`: a `Mask`, a bool tensor (True: may attend), a float tensor (added to the scores), or None. Where both
         are given, both hold. `align`: as for `clearhead.attention`. Raises a `ClearheadError` for other widths than

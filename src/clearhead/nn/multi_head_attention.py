@@ -151,11 +151,10 @@ class MultiHeadAttention(RecordingModule):
     ) -> Tensor:
         """The output (B, Lq, E), or (Lq, E), of the projections' dtype.
 
-        query (B, Lq, E), key (B, Lk, kdim), value (B, Lk, vdim), or each without B; or, for key and value, the keys of
-        `prepare`.
-        `mask`: a `Mask`; a bool tensor (True: may attend), or a float one (added to the scores), (Lq, Lk),
-        (B, Lq, Lk) or (B, H, Lq, Lk), where 1 stands for any size; or None. Padding (B, Lk) is
-        `Padding(keep)`.
+        query (B, Lq, E), key (B, Lk, kdim), value (B, Lk, vdim), or each without B; or, in place of key and
+        value, the `PreparedKeys` of `prepare`.
+        `mask`: a `Mask`; a bool tensor (True: may attend), or a float tensor (added to the scores), (Lq, Lk),
+        (B, Lq, Lk) or (B, H, Lq, Lk), where 1 stands for any size; or None. Padding (B, Lk) is `Padding(keep)`.
         `valid_lens`: integers (B,) or (B, Lq), how many keys may be seen. Where both are given, both hold.
         `bias`: added to the scores, as for `clearhead.attention`.
         `cache`: a `KeyValueCache`; key and value are then the new positions alone. The queries stand after the keys of

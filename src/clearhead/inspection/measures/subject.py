@@ -21,12 +21,11 @@ class Subject:
     """One call as measures read it: its weights and uniform weights, without padding among queries and keys.
 
     `problem`: the problem of the call. `own_text`: whether queries and keys are one text, so that positions compare.
-    `words`: which positions are words and no padding. `skipped`,
-    bool (B or 1, H or 1, Lq): queries that are left out for another reason. `tokens`: numbers of the tokens, int64 (B
-    or 1, Lq) and (B or 1, Lk), equal for equal tokens; None for the queries means the keys' tokens. `value`:
-    (B, Hk, Lk, Ev). `like`: another call of the same mask, kind, `words` and `skipped`, without bias and value, whose
-    results for uniform attention are shared. `factor` (B, H, Lq): the number by which the model multiplied each row of
-    its weights.
+    `words`: which positions are words and no padding. `skipped`: queries that are left out for another reason, bool
+    (B or 1, H or 1, Lq). `tokens`: numbers of the tokens, int64 (B or 1, Lq) and (B or 1, Lk), equal for equal tokens;
+    None for the queries means the keys' tokens. `value`: (B, Hk, Lk, Ev). `like`: another call of the same mask, kind,
+    `words` and `skipped`, without bias and value, whose results for uniform attention are shared. `factor` (B, H, Lq):
+    the number by which the model multiplied each row of its weights.
 
     Queries that are padding, or may see no key, do not count. A word's row is kept whole: a key of padding that the
     model let the word see stays in the row, but is never a previous, next, first or most received key.
