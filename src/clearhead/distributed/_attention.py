@@ -11,13 +11,12 @@ from clearhead.base.dropout import check_dropout, draw_seed
 from clearhead.base.errors import ClearheadError
 from clearhead.base.tracing import compiling, eagerly, without_autocast
 from clearhead.distributed import exchange, fetch, operation
-from clearhead.distributed._shard import sharded, shared_seed
 from clearhead.distributed.agreement import agree
 from clearhead.distributed.channel import Channel
 from clearhead.distributed.layout import Layout, check_layout
 from clearhead.distributed.needs import Needs
 from clearhead.distributed.once import refuse_transforms
-from clearhead.distributed.pieces import Shard
+from clearhead.distributed.pieces import Shard, sharded, shared_seed
 from clearhead.problem.problem import Problem
 
 METHODS = ("exchange", "gather")

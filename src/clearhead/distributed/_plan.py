@@ -10,9 +10,9 @@ from torch import Tensor
 from clearhead._attention import ScoreLike
 from clearhead.base.arrays import accumulated
 from clearhead.base.errors import human_bytes
-from clearhead.distributed._shard import sharded
 from clearhead.distributed.layout import Layout
 from clearhead.distributed.needs import Needs
+from clearhead.distributed.pieces import sharded
 
 SHOWN = 16  # ranks that a printed plan lists
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from clearhead._attention import ScoreLike
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.tracing import eagerly, without_autocast
-from clearhead.distributed._shard import sharded
 from clearhead.distributed.agreement import agree
 from clearhead.distributed.by_key import OverQueries, over_queries
 from clearhead.distributed.by_query import by_query
@@ -18,7 +17,7 @@ from clearhead.distributed.channel import Channel
 from clearhead.distributed.layout import Layout, check_layout
 from clearhead.distributed.needs import Needs
 from clearhead.distributed.once import refuse_transforms
-from clearhead.distributed.pieces import Shard
+from clearhead.distributed.pieces import Shard, sharded
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.reductions.output import Output
 from clearhead.problem.problem import ABSENT, Problem

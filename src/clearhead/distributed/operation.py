@@ -12,12 +12,11 @@ from clearhead.base.arrays import accumulated
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.tracing import differentiated_forward, with_autograd, without_autocast
 from clearhead.distributed import exchange, fetch
-from clearhead.distributed._shard import shared_seed
 from clearhead.distributed.agreement import agree
 from clearhead.distributed.channel import Channel
 from clearhead.distributed.layout import Layout, by_number
 from clearhead.distributed.needs import Needs
-from clearhead.distributed.pieces import Shard
+from clearhead.distributed.pieces import Shard, shared_seed
 from clearhead.engines.operation import room_for_gradients
 from clearhead.problem.packing import Numbers, Tensors, in_dtypes, operands, packed, unpacked
 from clearhead.problem.partial import Partial

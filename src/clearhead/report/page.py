@@ -240,3 +240,13 @@ class _Once:
         if number == len(self.all):
             self.all.append(content)
         return number
+
+
+def widget_module() -> str:
+    """An ES module as `anywidget` takes it: its `render` shows the model's `meta`, and asks it for blocks.
+
+    The model is asked `{"block": number}` and answers the same with the bytes of `Page.block`, or `{"error": text}`
+    too. Its `address` is what a link to a page holds: what is chosen, changed from both sides. `height` is that of the
+    box in pixels.
+    """
+    return program_with_markup("widget")

@@ -19,8 +19,7 @@ from clearhead.problem.regions import of_sequence
 from clearhead.problem.words import ALL_WORDS
 from clearhead.report import Layer, Page
 from clearhead.report._words import Shown
-from clearhead.report.layer import LeftOut
-from clearhead.report.of_heads import of_heads
+from clearhead.report.layer import LeftOut, of_heads
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from clearhead.models.show.beside import Beside
 from clearhead.models.show.paged import Paged
 from clearhead.models.tap.choice import heads_of
 from clearhead.report import Layer, Page
-from clearhead.report.of_heads import of_heads
+from clearhead.report.layer import of_heads
 
 if TYPE_CHECKING:
     from clearhead.models.show.widget import HeadView

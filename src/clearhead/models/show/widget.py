@@ -9,7 +9,7 @@ from traitlets import Int, Unicode
 
 from clearhead.base.pages import embedded
 from clearhead.report import Page
-from clearhead.report.widget import module
+from clearhead.report.page import widget_module
 
 
 class HeadView(AnyWidget):
@@ -19,7 +19,7 @@ class HeadView(AnyWidget):
     the notebook: read it, `observe` it, or set it. `height`: pixels.
     """
 
-    _esm = module()
+    _esm = widget_module()
     meta = Unicode().tag(sync=True)
     address = Unicode("").tag(sync=True)
     height = Int(900).tag(sync=True)

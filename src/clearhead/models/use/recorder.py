@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from types import NoneType
@@ -17,7 +18,9 @@ from clearhead.base.torch_private import any_autocast
 from clearhead.base.tracing import in_backward, unobserved
 from clearhead.base.versions import Versions
 from clearhead.biases.base import Bias
-from clearhead.explanation.modules.origin.ran import Origin
+from clearhead.explanation.modules.origin.layouts import SIDES
+from clearhead.explanation.modules.origin.ran import Layers, Origin, noted, ran
+from clearhead.explanation.modules.projection import Linear
 from clearhead.inspection.reductions.output import Output
 from clearhead.masks.base import Mask
 from clearhead.models.attention_call import AttentionCall
@@ -26,6 +29,7 @@ from clearhead.models.chain.cached import alone
 from clearhead.models.chain.caches import Caches, Call
 from clearhead.models.tap.keywords import NAME
 from clearhead.models.tap.layers import Site
+from clearhead.models.tap.modules import Notes, Running
 from clearhead.models.tap.padding import as_said, fits, of_call
 from clearhead.models.tap.patch import wrappers
 from clearhead.models.tap.place import BY_HEAD, Place, Separate
@@ -35,7 +39,6 @@ from clearhead.models.use.edits.changed import Change
 from clearhead.models.use.edits.edit import change_of, editing, unmasked
 from clearhead.models.use.edits.recorded import edited
 from clearhead.models.use.edits.spot import Unmasked
-from clearhead.models.use.origins import Origins, origin_of
 from clearhead.models.use.reduced import ReducedCall, reduced
 from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.given import with_given
@@ -316,3 +319,34 @@ def _with_bias(problem: Problem, call: Arguments) -> Problem:
 
 def _numbers_in(given: Any) -> int:
     return sum(tensor.numel() for tensor in tensors_in(given))
+
+
+class Origins(Notes):
+    """The layers that each module has run, with their inputs."""
+
+    def begun(self, kwargs: dict[str, Any]) -> Layers:
+        layers = Layers()
+        layers.turn(kwargs.get("position_embeddings"))
+        return layers
+
+    def ended(
+        self, around: Any, inside: Any, module: nn.Module, args: tuple[Any, ...], kwargs: Any, result: Any, name: str
+    ) -> None:
+        noted(around, module, args, kwargs, result, name)
+        around.add(name, inside)
+
+    def projected(self, inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Origin:
+        layers = [
+            ran(f"in_proj, of {side},", Linear(weight.detach(), None if bias is None else bias.detach()), x)
+            for side, x, weight, bias in zip(SIDES, inputs, weights, biases, strict=True)
+        ]
+        return Origin(layers, len(layers))
+
+
+def origin_of(running: Running) -> Origin | None:
+    """What an attention call that is made now may have come from."""
+    layers: Layers | None = running.noted
+    if layers is None:
+        return None
+    layers.attended = True
+    return Origin(layers, len(layers), layers.turns)

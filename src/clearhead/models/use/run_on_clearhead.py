@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from copy import copy
 from functools import partial
 from typing import Any
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._attention import attention
-from clearhead.base.errors import ClearheadError, require
+from clearhead.base.errors import ClearheadError, UnsupportedError, require
 from clearhead.base.managers import in_with_statement
 from clearhead.base.tracing import compiling
 from clearhead.distributed import Layout
@@ -20,11 +22,15 @@ from clearhead.masks.causal import Causal
 from clearhead.masks.dense import DenseMask
 from clearhead.models.ranks.backend import attend, make_mask
 from clearhead.models.ranks.hook import Hook, remove
-from clearhead.models.ranks.refused import refuse
 from clearhead.models.tap.keywords import MASKED, NAME, RANKS, check_keywords, dot
 from clearhead.models.tap.masks import compact, converted
+from clearhead.models.tap.padding import parameters
 from clearhead.models.tap.told import documents, selected
 from clearhead.models.tap.transformers_private import takes_backends, takes_sdpa
+
+KNOWN_LAYERS = {"full_attention", "sliding_attention", "sparse", "dense"}
+OWN_POSITIONS = {"csm_depth_decoder_model"}  # though its forward has the name
+MIXING = re.compile(r"Mamba|SSM|Rwkv|RWKV|Recurrent|RgLru|LinearAttention|DeltaNet|ShortConv|Lightning|Retention")
 
 
 def run_on_clearhead(model: Any, *, layout: Layout | None = None) -> Any:
@@ -74,7 +80,7 @@ def run_on_clearhead(model: Any, *, layout: Layout | None = None) -> Any:
         )
     if layout is not None:
         check_layout(layout)
-        refuse(model, layout)
+        _refuse(model, layout)
     for backend in (NAME, MASKED):
         transformers.AttentionInterface.register(backend, partial(_attend, backend))
         made = partial(_mask, backend, transformers.masking_utils)
@@ -181,3 +187,36 @@ def _narrower(module: nn.Module, shape: tuple[int, int, int, int], masked: bool,
     if chosen is None:
         return packed
     return DenseMask(chosen) if packed is None else DenseMask(chosen) & packed
+
+
+def _refuse(model: Any, layout: Layout) -> None:
+    """Raise for a model that cannot be given this layout, and say what is in the way."""
+    if empty := [rank for rank in range(layout.ranks) if not layout.count(rank)]:
+        raise ClearheadError(
+            f"{layout} gives rank {', '.join(map(str, empty))} no position, and models of transformers cannot be "
+            "called with none: use a layout with some for each rank, or a smaller group."
+        )
+    for why in _reasons(model):
+        raise UnsupportedError(
+            f"{type(model).__name__} cannot be given a layout: {why}. Its sequences cannot be shared out over ranks; "
+            "run it with run_on_clearhead(model), whole sequences on each rank."
+        )
+
+
+def _reasons(model: Any) -> Iterator[str]:
+    configs = list({id(part.config): part.config for part in model.modules() if hasattr(part, "config")}.values())
+    if any(getattr(config, "is_encoder_decoder", False) for config in configs):
+        yield "it has an encoder and a decoder, and cross attention between them"
+    if any(getattr(config, "token_dropout", False) for config in configs):  # ESM
+        yield "its token dropout scales embeddings by how many tokens of a sequence are masked"
+    if any(config.model_type in OWN_POSITIONS for config in configs):
+        yield "it reads no position_ids, and counts positions by itself"
+    kinds = {kind for config in configs for kind in getattr(config, "layer_types", None) or ()}
+    if kinds - KNOWN_LAYERS:
+        yield f"it has layers of the kind {', '.join(sorted(kinds - KNOWN_LAYERS))}"
+    for name, part in model.named_modules():
+        along = isinstance(part, nn.Conv1d) and part.kernel_size[0] > 1
+        if along or isinstance(part, nn.RNNBase) or MIXING.search(type(part).__name__):
+            yield f"its layer {name}, a {type(part).__name__}, mixes positions outside of attention"
+    if any("position_ids" not in parameters(part.forward) for part in (model, model.base_model)):
+        yield "its forward takes no position_ids, so each rank would count its positions from 0"

@@ -21,8 +21,7 @@ from clearhead.masks.base import Spans
 from clearhead.models.tap.choice import runs_of
 from clearhead.models.tap.place import Place
 from clearhead.models.use.edits.base import Edit
-from clearhead.models.use.edits.spot import Spot
-from clearhead.models.use.edits.visible import without_keys
+from clearhead.models.use.edits.spot import Spot, without_keys
 from clearhead.problem.checked import checked, ours
 from clearhead.problem.packing import operands
 from clearhead.problem.partial import log_sum_exp

@@ -14,8 +14,7 @@ from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask, check_keep
 from clearhead.models.tap.choice import Heads, Layers, Positions
 from clearhead.models.use.edits.base import Edit
-from clearhead.models.use.edits.spot import Spot
-from clearhead.models.use.edits.visible import without_keys
+from clearhead.models.use.edits.spot import Spot, without_keys
 from clearhead.problem.problem import Problem
 from clearhead.problem.visible import resolve
 

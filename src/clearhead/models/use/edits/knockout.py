@@ -7,8 +7,7 @@ import numpy as np
 from clearhead.base.numbers import check_flag
 from clearhead.models.tap.choice import Heads, Layers, Positions, checked_positions, chosen
 from clearhead.models.use.edits.base import Edit
-from clearhead.models.use.edits.spot import Spot
-from clearhead.models.use.edits.visible import without_keys
+from clearhead.models.use.edits.spot import Spot, without_keys
 from clearhead.problem.problem import Problem
 
 

@@ -20,7 +20,7 @@ from clearhead.masks.base import Mask, Spans
 from clearhead.masks.intervals import Intervals
 from clearhead.models.tap.choice import runs_of
 from clearhead.models.use.edits.changed import Change, before, check_steady, factor_of, gone
-from clearhead.models.use.edits.visible import without_keys
+from clearhead.models.use.edits.spot import without_keys
 from clearhead.models.weights import weights_of
 from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem

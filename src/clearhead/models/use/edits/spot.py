@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import and_
 from typing import NamedTuple
 
+import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.base.errors import ShapeError, UnsupportedError
 from clearhead.base.shapes import Sizes, as_scores, part
 from clearhead.biases.base import Added, Bias, check_added
-from clearhead.masks.base import Mask
+from clearhead.masks.base import Between, Mask
+from clearhead.masks.dense import DenseMask
 from clearhead.models.tap.modules import Running
+from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region, bias_part, visible_part
 from clearhead.problem.visible import Visible, resolve
+
+RUNS = 3  # more of them are no spans of a few intervals
 
 
 class Unmasked(NamedTuple):
@@ -139,3 +147,16 @@ def _first(problem: Problem, name: str) -> int:
         last = int(problem.spans.stop[..., -1].max())  # a static cache has slots behind the last query
         return max(last - sizes.queries, 0)
     return sizes.keys - sizes.queries
+
+
+def without_keys(problem: Problem, cut: np.ndarray) -> Problem:
+    """The same problem, in which no query sees these keys, bool (Lk,)."""
+    sizes = problem.sizes._replace(leading=None)
+    edges = np.flatnonzero(np.diff(cut.astype(np.int8), prepend=0, append=0)).reshape(-1, 2)
+    if len(edges) <= RUNS:
+        masks: list[Mask] = [~Between(int(start), int(stop)) for start, stop in edges]
+    else:
+        masks = [DenseMask(torch.from_numpy(~cut).to(sizes.device)[None, None, None])]
+    if problem.spans is not None:
+        masks = [RecordedMask(problem.spans, sizes), *masks]
+    return problem._replace(visible=resolve(reduce(and_, masks), sizes, as_written=False))
