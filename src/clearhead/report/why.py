@@ -7,15 +7,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from clearhead.base.steps import Operand, Step, made
 from clearhead.explanation.of_problem import attention_parts, input_steps
 from clearhead.explanation.shown import choose
 from clearhead.masks.dense import DenseMask
 from clearhead.problem.problem import make_problem
 from clearhead.report.layer import Layer
-from clearhead.scores.base import ByTile, Score
+from clearhead.report.score_of_terms import ScoreOfTerms
+from clearhead.scores.base import ByTile
 from clearhead.scores.dot import Dot
 
 
@@ -63,29 +62,3 @@ def _has_bias(layer: Layer) -> bool:
 
 def _holes(layer: Layer) -> bool:
     return bool(layer.holes) or (layer.bias is not None and any(np.isneginf(a).any() for a in layer.bias.numbers))
-
-
-class ScoreOfTerms(Score):
-    """A score as a page holds it: a sum over features of a φ of the query's and the key's, each times a weight."""
-
-    def __init__(self, phi: str, weighted: bool) -> None:
-        super().__init__()
-        self.phi, self.weighted = phi, weighted
-
-    def tile(self, query: Tensor, key: Tensor) -> Tensor:
-        return query.new_zeros(*query.shape[:-1], key.shape[-2])  # the page has the numbers
-
-    def steps(self, query: Step, key: Step) -> list[Step]:
-        rows, columns = query.unsqueeze(-2), key.unsqueeze(-3)
-        term: Operand
-        match self.phi:
-            case "tanh_add":
-                term = (rows + columns).tanh()
-            case "sq_diff":
-                term = (rows - columns).square()
-            case _:
-                term = rows * columns
-        weight = Step("weight", "The factor of each feature.", query.value[0, 0, 0], ("E",))
-        summed = (weight * term if self.weighted else term).sum(-1)
-        scores = made("scores", "", summed, value=self.tile(query.value, key.value))
-        return [weight, scores] if self.weighted else [scores]

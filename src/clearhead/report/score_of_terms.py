@@ -1,0 +1,34 @@
+"""The score of a page as explanations say it: terms of features, added up."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from clearhead.base.steps import Operand, Step, made
+from clearhead.scores.base import Score
+
+
+class ScoreOfTerms(Score):
+    """A score as a page holds it: a sum over features of a φ of the query's and the key's, each times a weight."""
+
+    def __init__(self, phi: str, weighted: bool) -> None:
+        super().__init__()
+        self.phi, self.weighted = phi, weighted
+
+    def tile(self, query: Tensor, key: Tensor) -> Tensor:
+        return query.new_zeros(*query.shape[:-1], key.shape[-2])  # the page has the numbers
+
+    def steps(self, query: Step, key: Step) -> list[Step]:
+        rows, columns = query.unsqueeze(-2), key.unsqueeze(-3)
+        term: Operand
+        match self.phi:
+            case "tanh_add":
+                term = (rows + columns).tanh()
+            case "sq_diff":
+                term = (rows - columns).square()
+            case _:
+                term = rows * columns
+        weight = Step("weight", "The factor of each feature.", query.value[0, 0, 0], ("E",))
+        summed = (weight * term if self.weighted else term).sum(-1)
+        scores = made("scores", "", summed, value=self.tile(query.value, key.value))
+        return [weight, scores] if self.weighted else [scores]
