@@ -191,7 +191,7 @@ def sent_back(shard: Shard, sums: list[Tensor], add: Callable[[Piece, list[Tenso
 
 
 def parts(shard: Shard, piece: Piece) -> Iterator[tuple[Job, slice, slice, Problem]]:
-    """The jobs of a piece, with the places of their queries on this rank and of their keys in it, and their problems."""
+    """The jobs of a piece, with the places of their queries on this rank and of their keys in it, and their problem."""
     if not shard.local.query.shape[0] or not shard.local.query.shape[1]:  # no sequence or no head: no pairs
         return
     for job in piece.jobs:

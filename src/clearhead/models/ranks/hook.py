@@ -1,7 +1,7 @@
 """Before and after each call of a model that shares its sequences out over ranks: what it is given, and what it means.
 
-Before a call the ranks tell each other whether theirs is right, so that one that is wrong raises on all; and then their
-position ids and attention masks, from which each makes the mask of the whole sequence.
+Before a call the ranks tell each other whether their arguments are right, so that a wrong call raises on all ranks.
+Then they exchange their position ids and attention masks, from which each makes the mask of the whole sequence.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ADVICE = "Pass model(**part.inputs), of part = clearhead.distributed.shard_batch
 
 
 class Hook:
-    """The hooks of one model and all models of transformers inside it, which may be called by themselves."""
+    """The hooks of a model, and of all models of transformers inside it, which may be called by themselves."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -53,8 +53,8 @@ class Hook:
         running.set(self._call(module, named))
         if getattr(module.config, "use_cache", False):
             named["use_cache"] = False
-        # Of a part of a sequence transformers would take the position ids for those of several: a mask, which is not
-        # read again, keeps it from looking.
+        # Transformers would take the position ids of a part of a sequence for those of packed sequences, for which it
+        # does not look where a mask is given. The mask is not read again.
         ids = named["position_ids"]
         if named.get("attention_mask") is None:
             named["attention_mask"] = torch.ones(first(named).shape[:2], dtype=torch.bool, device=ids.device)
@@ -65,14 +65,14 @@ class Hook:
         if call is None or call.model is not module:
             return
         running.set(None)
-        if not call.attended and output is not None:  # None: an error is under way
+        if not call.attended and output is not None:  # None while an error is under way
             raise UnsupportedError(
                 f"{type(module).__name__} has computed no attention that transformers lets a backend compute, so each "
                 "rank's part was read by itself: run it with run_on_clearhead(model), whole sequences on each rank."
             )
 
     def _call(self, module: nn.Module, named: Mapping[str, Any]) -> Running:
-        """What the masks are made of; raises on every rank where one of them was called wrongly."""
+        """The call with its masks. Raises an error on every rank where one rank was called wrongly."""
         channel, error, said = Channel(self.layout.group), None, (0, 0, 0)
         try:
             ids, mask = check(type(module).__name__, named, self.layout, ADVICE)
@@ -95,7 +95,7 @@ class Hook:
         return Running(module, self.layout, None, Documents(starts.cumsum(1)))
 
     def __deepcopy__(self, memo: Any) -> Hook:
-        return self  # a value: a copied model shares its sequences out as this one does
+        return self  # a copied model shares out its sequences in the same way
 
     def __reduce__(self) -> Any:
         raise ClearheadError(
@@ -105,7 +105,11 @@ class Hook:
 
 
 def _agree(every: list[list[int]], name: str) -> None:
-    """`every`: of each rank the rows of its position ids and of its attention mask, and 1 if its call was right."""
+    """Raise an error unless all ranks were called rightly, and alike.
+
+    `every`: for each rank the rows of its position ids, one more than the rows of its attention mask or 0, and 1 if its
+    call was right.
+    """
     if not all(right for _, _, right in every):
         which = ", ".join(str(rank) for rank, (_, _, right) in enumerate(every) if not right)
         raise ClearheadError(f"rank {which} of the group has called {name} wrongly, and its own error says how.")
@@ -130,7 +134,10 @@ WHY = {
 
 
 def check(model: str, named: Mapping[str, Any], layout: Layout, advice: str) -> tuple[Tensor, Tensor | None]:
-    """This rank's position ids (rows, l) and attention mask (B, l) or None; raises for what cannot be shared out."""
+    """This rank's position ids (rows, l), and its attention mask (B, l) or None.
+
+    Raises an error for arguments that cannot be shared out.
+    """
     given = {name: value for name, value in named.items() if value is not None}
     refuse_distributed({name: value for name, value in given.items() if isinstance(value, Tensor)})
     if given.get("use_cache"):
@@ -167,13 +174,16 @@ def check(model: str, named: Mapping[str, Any], layout: Layout, advice: str) -> 
 
 
 def first(named: Mapping[str, Any]) -> Any:
-    """The token ids, or what stands in their place."""
+    """The token ids, or the embeddings that are given in their place."""
     ids = named.get("input_ids")
     return named.get("inputs_embeds") if ids is None else ids
 
 
 def _whole(part: Tensor, layout: Layout, channel: Channel) -> Tensor:
-    """(n, L), from (n, l) of each rank, of the same n and dtype. Every rank of the group calls it together."""
+    """The tensor (n, L) of the whole sequence, from the part (n, l) of each rank, of the same n and dtype.
+
+    Every rank of the group calls it together.
+    """
     counts = [layout.count(rank) for rank in range(layout.ranks)]
     every = channel.gather(F.pad(part, (0, max(counts) - part.shape[1])))
     found = part.new_empty(part.shape[0], layout.length)
@@ -183,7 +193,10 @@ def _whole(part: Tensor, layout: Layout, channel: Channel) -> Tensor:
 
 
 def _check_positions(positions: Tensor, words: Tensor | None, layout: Layout, model: Any, advice: str) -> None:
-    """Raise for `positions` (rows, L) of the whole sequence that are not. `words` (B, L): what is no padding."""
+    """Raise an error unless `positions` (rows, L) are position ids of whole sequences, as the model counts them.
+
+    `words` (B, L): False for padding; None where there is none.
+    """
     parts = [positions[:, layout.positions(positions.device, rank)] for rank in range(layout.ranks)]
     several = [part for part in parts if part.shape[1] > 1]
     alike = all(bool((p.diff(dim=1) == 1).all()) and torch.equal(p[:, 0], several[0][:, 0]) for p in several)
@@ -214,7 +227,7 @@ def _check_positions(positions: Tensor, words: Tensor | None, layout: Layout, mo
 
 
 def _counts_from(model: Any) -> int:
-    """The first position id of a sequence, in models that count from after their padding's number; 0 in others."""
+    """The first position id of a sequence: one past the padding's number in models that count so; 0 in others."""
     for part in model.modules():
         if hasattr(part, "create_position_ids_from_inputs_embeds") and getattr(part, "padding_idx", None) is not None:
             return int(part.padding_idx) + 1
@@ -222,7 +235,7 @@ def _counts_from(model: Any) -> int:
 
 
 def _limits(model: Any) -> Iterator[tuple[str, int]]:
-    """The kinds of rotary frequencies that depend on the longest position, and beyond which length they do."""
+    """The kinds of rotary frequencies that depend on the longest position beyond some length, with this length."""
     for part in model.modules():
         kinds = getattr(part, "rope_type", None)
         for layers, kind in kinds.items() if isinstance(kinds, dict) else [(None, kinds)]:

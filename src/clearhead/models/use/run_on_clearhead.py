@@ -44,13 +44,13 @@ def run_on_clearhead(model: Any, *, layout: Layout | None = None) -> Any:
     torch.Size([1, 10, 64])
 
     `model`: a transformers model whose backend can be set (`set_attn_implementation`). It is changed, and returned;
-    this is no context manager, and in a `with` an error. `model.set_attn_implementation("sdpa")` sets it back.
-    The model gets copies of its configuration objects (`model.config` is another one after the call), so that other
-    models that were made from the same ones keep their backends; what you change later, change in `model.config`.
-    Softcaps, sinks, position biases, grouped heads, windows and padding are taken as the model gives them; pairs
-    that its masks exclude are skipped, and a mask is converted once for all layers. A query that sees nothing gets 0.
-    `layout`: which rank of a group holds which positions, such as `clearhead.distributed.ZigZag(length, group)`: then
-    the model is called on every rank with that rank's part of a batch, and gives the outputs of these positions:
+    this is no context manager, and raises an error in a `with`. `model.set_attn_implementation("sdpa")` sets it back.
+    The model gets copies of its configuration objects (`model.config` is another object after the call), so that other
+    models that were made from the same objects keep their backends. Make later changes in the new `model.config`.
+    Softcaps, sinks, position biases, grouped heads, windows and padding are taken as the model gives them. Pairs that
+    its masks exclude are skipped, and a mask is converted once for all layers. A query that sees nothing gets 0.
+    `layout`: which rank of a group holds which positions, such as `clearhead.distributed.ZigZag(length, group)`. With a
+    layout the model is called on every rank with that rank's part of a batch, and gives the outputs of its positions:
 
         ch.models.run_on_clearhead(model, layout=layout)
         part = ch.distributed.shard_batch(batch, layout)
@@ -58,13 +58,13 @@ def run_on_clearhead(model: Any, *, layout: Layout | None = None) -> Any:
 
     Every layer's attention is `clearhead.distributed.attention`, under the masks of the whole sequence: causal or
     bidirectional, sliding windows, padding, and packed documents, where the position ids of a causal model begin again.
-    All else is computed for each position by itself, so what pools, or reads the first token, is not that of the whole.
-    A layout is for one length; another call gives the model another layout, or none. Gradients of parameters are each
-    rank's terms of a sum: see `shard_batch`, with what DDP and FSDP need.
-    Raises a `ClearheadError` for anything else; and with a layout for a model whose positions meet elsewhere than in
-    attention, and in a call with `labels`, a cache, or without `position_ids`. Cost: as `attention`; with a layout the
-    ranks send each other position ids and attention masks once a call, and in each layer what
-    `clearhead.distributed.plan` shows.
+    All other layers compute each position by itself. So a layer that pools, or reads the first token, sees only this
+    rank's part. A layout is for one length; call this function again to give the model another layout, or none. The
+    gradients of parameters are each rank's terms of a sum: see `shard_batch`, also for DDP and FSDP.
+    Raises a `ClearheadError` for other models and layouts. With a layout it raises an error for a model whose positions
+    meet elsewhere than in attention, and in a call with `labels`, with a cache, or without `position_ids`. Cost: that
+    of `attention`. With a layout the ranks send each other position ids and attention masks once a call, and in each
+    layer the messages that `clearhead.distributed.plan` shows.
     """
     if in_with_statement():
         raise ClearheadError(
@@ -103,9 +103,9 @@ def run_on_clearhead(model: Any, *, layout: Layout | None = None) -> Any:
 
 
 def _own_configs(model: nn.Module, kind: type) -> None:
-    """Give the model and its layers copies of their configurations, which say what the backend is.
+    """Give the model and its layers copies of their configurations, which name the backend.
 
-    Models that were made from one configuration share it, and the backend set for one would be that of all.
+    Models that were made from one configuration share it, so the backend of one model would be that of all.
     """
     own: dict[int, Any] = {}
 
@@ -126,7 +126,7 @@ def _own_configs(model: nn.Module, kind: type) -> None:
 def _mask(backend: str, masks: Any, *args: Any, **kwargs: Any) -> Tensor | None:
     """The mask that SDPA or eager attention would get, with its normal form as an attribute.
 
-    In compiled code it can have no attribute: there it is bool, which holds the same.
+    In compiled code a tensor can have no such attribute; there the mask is a plain bool tensor.
     """
     if backend == MASKED:
         kwargs["allow_is_causal_skip"] = False
@@ -161,7 +161,7 @@ def _attend(
     narrower = _narrower(module, (*query.shape[:3], key.shape[2]), attention_mask is not None, kwargs)
     if narrower is not None:
         if attention_mask is None and kwargs.get("block_indices") is not None:
-            mask = None  # these are causal already, by the model's positions
+            mask = None  # such a mask is causal already, by the model's positions
         if isinstance(mask, Tensor):
             given = converted(mask.detach(), None)
             mask, bias = given.mask, given.bias if bias is None else bias if given.bias is None else bias + given.bias
@@ -181,7 +181,7 @@ def _attend(
 
 
 def _narrower(module: nn.Module, shape: tuple[int, int, int, int], masked: bool, kwargs: dict[str, Any]) -> Mask | None:
-    """The mask that the keywords give, beside the mask tensor."""
+    """The mask tensor, narrowed by the masks that the keywords give."""
     chosen = selected(module, kwargs, shape, masked)
     packed = documents(kwargs, shape[0], *shape[2:])
     if chosen is None:
@@ -190,7 +190,7 @@ def _narrower(module: nn.Module, shape: tuple[int, int, int, int], masked: bool,
 
 
 def _refuse(model: Any, layout: Layout) -> None:
-    """Raise for a model that cannot be given this layout, and say what is in the way."""
+    """Raise an error for a model that cannot be given this layout; the message has the reason."""
     if empty := [rank for rank in range(layout.ranks) if not layout.count(rank)]:
         raise ClearheadError(
             f"{layout} gives rank {', '.join(map(str, empty))} no position, and models of transformers cannot be "
