@@ -21,7 +21,7 @@ from clearhead.models.show.paged import Paged
 from clearhead.report.layer import Layer, LeftOut, of_heads
 
 RANGE = re.compile(r"(-?[0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
-COMMA = re.compile(r",(?! *(?:cross|run|step)\b)")  # between items: the name of a layer may have one
+COMMA = re.compile(r",(?! *(?:cross|run|step)\b)")  # separates items; the name of a layer may contain a comma
 
 
 def run(options: argparse.Namespace) -> None:
@@ -66,7 +66,7 @@ def _check_generate(options: argparse.Namespace) -> None:
 
 
 def _needs_head(options: argparse.Namespace) -> bool | None:
-    """Whether the model has to generate: None where only an encoder-decoder has to."""
+    """Whether the model has to generate; None where only an encoder-decoder has to."""
     return False if options.target is not None else None if options.generate is None else True
 
 
@@ -100,7 +100,7 @@ def _layers(
 
 
 def _calls_of(calls: Sequence[AttentionCall], layers: str | None) -> list[int]:
-    """The numbers of the calls that a list of layers' numbers, ranges, names and patterns names, in its order."""
+    """The numbers of the calls that `layers` names, in its order: a list of numbers, ranges, names and patterns."""
     if layers is None:
         return list(range(len(calls)))
     found: list[int] = []
@@ -118,7 +118,7 @@ def _calls_of(calls: Sequence[AttentionCall], layers: str | None) -> list[int]:
 
 
 def _chosen_heads(heads: str | None, count: int, name: str) -> list[int] | None:
-    """The numbers of the heads that a list of numbers and ranges names, sorted; None for all."""
+    """The numbers of the heads that a list of numbers and ranges names, sorted; None for all heads."""
     if heads is None:
         return None
     found: list[int] = []
@@ -131,7 +131,7 @@ def _chosen_heads(heads: str | None, count: int, name: str) -> list[int] | None:
 
 
 def _range(option: str, item: str) -> list[int] | None:
-    """The numbers of `3`, of `-1` or of `5-7`; None for what is none of them."""
+    """The numbers of an item such as `3`, `-1` or `5-7`; None for any other text."""
     match = RANGE.fullmatch(item)
     if match is None:
         return None

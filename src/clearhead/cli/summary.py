@@ -1,4 +1,4 @@
-"""The report's summary in a terminal."""
+"""The summary of a report in a terminal: a few figures for each layer."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from clearhead.report.layer import Layer
 
 @dataclass(frozen=True)
 class LayerSummary:
-    """One call in figures: means over the queries that see something."""
+    """The figures of one call: means over the queries that see something."""
 
     name: str
     kind: str
-    focused: tuple[int, float]  # the head of the least mean entropy, and that entropy in nats
-    diffuse: tuple[int, float]  # the head of the most
-    sink: tuple[str, int, float]  # the key that gets the most attention over all heads: its word, place and share
+    focused: tuple[int, float]  # the head of the least mean entropy, and this entropy in nats
+    diffuse: tuple[int, float]  # the head of the largest mean entropy
+    sink: tuple[str, int, float]  # the key that receives the most weight over all heads: its word, place and share
     distance: float | None  # mean distance in positions, over all heads; None for cross attention
 
 
@@ -45,7 +45,7 @@ def summarise(layer: Layer) -> LayerSummary:
 
 
 class Row(NamedTuple):
-    """A layer in figures; what it is called, its module's name; and the numbers of its heads, None where it has all."""
+    """A layer: its label, its module's name, its figures, and the numbers of its heads, None where it has all."""
 
     label: str
     name: str
@@ -54,7 +54,7 @@ class Row(NamedTuple):
 
 
 def print_summary(console: Any, title: str, rows: Sequence[Row], size: str) -> None:
-    """A table of the layers."""
+    """Print a table of the layers."""
     table_module = require("rich.table", "terminal", "the report's summary")
     escape = require("rich.markup", "terminal", "the report's summary").escape
     simple = require("rich.box", "terminal", "the report's summary").SIMPLE
@@ -82,6 +82,6 @@ def print_summary(console: Any, title: str, rows: Sequence[Row], size: str) -> N
 
 
 def _short(word: str) -> str:
-    """A token in one line."""
+    """A token as at most 12 printable characters."""
     shown = printable(word)
     return shown if len(shown) <= 12 else shown[:11] + "…"

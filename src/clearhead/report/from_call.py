@@ -29,9 +29,9 @@ GIVEN = 1024  # the most queries, and keys, of scores that are written as they a
 
 
 class CallLike(Protocol):
-    """What the page reads of a recorded call.
+    """The parts of a recorded call that the page reads.
 
-    `padding`: which positions are words, (B, Lq) and (B, Lk), each None where all are; None where there is no padding.
+    `padding`: True for positions of words, (B, Lq) and (B, Lk), each None where all are words; None without padding.
     """
 
     @property
@@ -50,9 +50,9 @@ class CallLike(Protocol):
 def layer_from_call(
     call: CallLike, query_tokens: Sequence[str], key_tokens: Sequence[str], sequence: int = 0, error: float = ERROR
 ) -> Layer | LeftOut:
-    """One sequence of a call, padding left out, with the statistics of its weights: one pass over them, or two.
+    """One sequence of a call without padding, and with the statistics of its weights, in one or two passes.
 
-    `error`: how far a weight may be from the call's, about, by rounding query and key; the statistics are of these.
+    `error`: about how far rounding of query and key may move a weight. The statistics are those of the rounded tensors.
     """
     problem = of_sequence(call.weights.problem, sequence, None if call.padding is None else call.padding[0])
     queries, keys = problem.sizes.queries, problem.sizes.keys
@@ -96,7 +96,7 @@ def layer_from_call(
 
 
 def _scores(problem: Problem, rows: Shown, columns: Shown, error: float) -> tuple[Problem, dict[str, Any]]:
-    """The problem with the query and the key of the page, and how a layer says its scores."""
+    """The problem with the query and the key of the page, and the fields of `Layer` that describe its scores."""
     lowered = problem.lowered
     if lowered is None:
         made = np.stack([array(lazy(problem).scores((0, h)).float()) for h in range(problem.sizes.heads)])
@@ -130,7 +130,7 @@ def _of_page(scores: Pairwise, query: Tensor, key: Tensor) -> Pairwise:
 
 
 def _offset(problem: Problem) -> int | None:
-    """Where query 0 stands among the keys; None where that is not known."""
+    """The position of query 0 among the keys; None where it is not known."""
     sizes = problem.sizes
     if sizes.align is None and sizes.queries != sizes.keys:
         return None
@@ -139,14 +139,14 @@ def _offset(problem: Problem) -> int | None:
 
 
 def _among(columns: Shown, place: int) -> int:
-    """A place among all keys, among the shown ones: where these follow each other, distances stay as they are."""
+    """The place among the shown keys of a place among all keys. Where they are consecutive, distances stay the same."""
     if columns.even:
         return place - int(columns.places[0])
     return place if not 0 <= place <= columns.length else int(columns.before()[place])
 
 
 def _largest_error(problem: Problem, of_page: Problem, rows: Shown) -> float:
-    """How far the page's weights are from the call's, at most: of all queries, or of some where pairs are many."""
+    """The largest difference of the page's weights from the call's, over all queries, or over some of many."""
     theirs, mine, sizes = lazy(problem), lazy(of_page), problem.sizes
     some = slice(None, None, -(-sizes.heads * sizes.queries * sizes.keys // MEASURED))
     shown = np.isin(np.arange(problem.sizes.queries)[some], rows.places)
@@ -158,7 +158,7 @@ def _largest_error(problem: Problem, of_page: Problem, rows: Shown) -> float:
 
 
 def _thumbnail_of(layer: Layer, peaks: Array) -> Layer:
-    """With the largest w_ij · n_i of each cell, n_i the number of keys that query i may see.
+    """The layer with its thumbnail: the largest w_ij · n_i of each cell, where n_i keys may be seen by query i.
 
     `peaks`: (H, Lq, columns), the largest weight of each query in each column of cells.
     """
@@ -170,7 +170,7 @@ def _thumbnail_of(layer: Layer, peaks: Array) -> Layer:
 
 
 def _pyramid_of(layer: Layer, cells: tuple[Array, Array] | None) -> Layer:
-    """With the largest weight and the mean of each cell, as codes, where a head has them."""
+    """The layer with its pyramid: the largest and the mean weight of each cell, as codes, where `cells` has them."""
     if cells is None:
         return layer
     per_row, per_column = cells_of(*layer.shape) or (1, 1)
@@ -195,7 +195,7 @@ def _cells_seen(layer: Layer, head: int, per_row: int, per_column: int) -> Array
 
 
 def _of_spans(layer: Layer, head: int, per_row: int, per_column: int) -> Array:
-    """The same of spans alone, in O(Lq + cells): how many intervals begin before a cell and have not ended."""
+    """The same for spans alone, in O(Lq + cells): a cell is seen where an interval has begun and has not ended."""
     queries, keys = layer.shape
     start, stop = (np.clip(of_head(edge, head), 0, keys) for edge in (layer.start, layer.stop))
     some = stop > start

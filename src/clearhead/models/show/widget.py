@@ -13,10 +13,10 @@ from clearhead.report.page import widget_module
 
 
 class HeadView(AnyWidget):
-    """A report that a notebook shows by the page's own scripts; the kernel sends a head when it is looked at.
+    """A report that a notebook shows by the page's own scripts. The kernel sends a head when the head is shown.
 
-    `address`: what is chosen, as a link to the page holds it ("#layer=1&head=8&token=4"), kept equal in Python and in
-    the notebook: read it, `observe` it, or set it. `height`: pixels.
+    `address`: the choices on the page, in the form of a link to it ("#layer=1&head=8&token=4"). It is the same in
+    Python and in the notebook: read it, `observe` it, or set it. `height`: pixels.
     """
 
     _esm = widget_module()
