@@ -83,7 +83,7 @@ class Blocks:
         self._early: set[int] = set()
 
     def add(self, *arrays: bytes, early: bool = False) -> list[int]:
-        """Add arrays as one block, and return their places, 8 · block + place. `early`: it stands before the program."""
+        """Add arrays as one block, and return their places, 8 · block + place. `early`: before the program."""
         assert 0 < len(arrays) <= PLACES
         values = b"".join(arrays)
         content = hashlib.sha256(values).digest()

@@ -16,8 +16,8 @@ SIDE = 128
 class Tiles(NamedTuple):
     """A matrix (Lq, Lk) in tiles.
 
-    `places`, (rows, columns) int32: for each tile the place of its numbers in `tiles`, (n, side, side), bool or float32;
-    −1 for a tile of zeros. The last tiles of a row and of a column are filled up with zeros.
+    `places`, (rows, columns) int32: for each tile the place of its numbers in `tiles`, (n, side, side), bool or
+    float32; −1 for a tile of zeros. The last tiles of a row and of a column are filled up with zeros.
     """
 
     places: Array
