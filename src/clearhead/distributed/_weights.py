@@ -111,18 +111,18 @@ def _asked(reduction: Reduction, whole: Problem) -> _Asked:
         )
     asked = _Asked(reduction, meant, summary)
     if asked.queries.step != 1:
-        raise UnsupportedError(f"{reduction!r:.80}: over ranks a slice of queries has no step.")
+        raise UnsupportedError(f"{reduction!r:.80}: over ranks a slice of queries cannot have a step.")
     if len(asked.queries) < whole.sizes.queries and asked.of_queries:
         raise UnsupportedError(
-            f"{reduction!r:.80} is of some queries, and over ranks a number for each query is one for each query of "
-            "this rank: some of them can be chosen for what keys receive, and for maps."
+            f"{reduction!r:.80} is of some queries, and over ranks statistics of queries are given for all queries of "
+            "this rank: queries can be chosen only for Received and for maps."
         )
     if meant.origin is None and any(
         mine is not of_all for mine, of_all in zip(_read(meant), _read(whole), strict=True)
     ):
         raise UnsupportedError(
-            f"{reduction!r:.80} is of another score, mask or bias; over ranks its of() may leave out queries and sinks "
-            "alone."
+            f"{reduction!r:.80} is of another score, mask or bias; over ranks its of() may leave out only queries "
+            "and sinks."
         )
     return asked
 

@@ -128,7 +128,7 @@ def _checked(batch: Any, layout: Layout) -> dict[str, Tensor]:
         if name not in (*BY_POSITION, "labels"):
             raise ClearheadError(
                 f"batch has {name!r}, which is not shared out; it takes {', '.join(BY_POSITION)} and labels. Packed "
-                "documents are told by position_ids that begin again from 0."
+                "documents are marked by position_ids that begin again from 0."
             )
         if not isinstance(value, Tensor):
             raise ClearheadError(

@@ -106,7 +106,7 @@ def attend(
     if more := sorted(word for word, given in kwargs.items() if given is not None and word in READ - SHARED):
         raise UnsupportedError(
             f"{name} gives its attention {', '.join(more)}, of this rank's positions alone: position biases, chosen "
-            "keys and packed lengths are not shared out over ranks. Packed documents are told by position_ids."
+            "keys and packed lengths are not shared out over ranks. Packed documents are marked by position_ids."
         )
     out = attention(
         query,

@@ -147,8 +147,8 @@ def check(model: str, named: Mapping[str, Any], layout: Layout, advice: str) -> 
         )
     for name, value in given.items():
         if name in WHY or (isinstance(value, Tensor) and name not in BY_POSITION):
-            packed = "; packed documents are told by position_ids that begin again" if "seq_len" in name else ""
-            why = WHY.get(name, f"that is not shared out over ranks{packed}")
+            packed = "; packed documents are marked by position_ids that begin again" if "seq_len" in name else ""
+            why = WHY.get(name, f"this argument is not shared out over ranks{packed}")
             raise ClearheadError(f"{model} was called with {name}, and runs on {layout}: {why}.")
     main = first(given)
     if not isinstance(main, Tensor):

@@ -58,7 +58,7 @@ class ReducedCall(Call):
     def weights(self) -> NoReturn:
         raise ClearheadError(
             f"{self.name} was reduced by statistics(…), so its query and key were not kept, and its weights cannot be "
-            "computed. Name all that you need in reductions, or use ch.watch(model)."
+            "computed. Name all statistics that you need in reductions, or use ch.watch(model)."
         )
 
     @property

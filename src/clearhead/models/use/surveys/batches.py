@@ -56,7 +56,7 @@ def _windows(texts: Any) -> Iterator[dict[int, str]]:
     if isinstance(texts, str | bytes | Mapping | Tensor) or not isinstance(texts, Iterable):
         raise ClearheadError(
             f"survey: texts is a {type(texts).__name__}; expected an iterable of strings, or of rows with a 'text', as "
-            "a dataset has. A single text is a list of one."
+            "a dataset has. Pass a single text as a list, [text]."
         )
     numbered = enumerate(texts)
     while window := {number: _text(number, given) for number, given in islice(numbered, WINDOW)}:
@@ -68,7 +68,7 @@ def _text(number: int, given: Any) -> str:
     if not isinstance(text, str):
         has = f"a row with {', '.join(map(repr, given))}" if isinstance(given, Mapping) else f"a {type(given).__name__}"
         raise ClearheadError(
-            f"survey: text {number} is {has:.200}; expected a string, or a row whose 'text' is one. Of another column "
+            f"survey: text {number} is {has:.200}; expected a string, or a row whose 'text' is one. For another column "
             "pass a generator: (row['body'] for row in rows)."
         )
     if not text.strip():

@@ -121,7 +121,7 @@ def _read(model: nn.Module, batch: Batch, kept: Kept) -> Done:
         raise ClearheadError(
             f"survey: {type(model).__name__} cannot read batch {batch.number}, ids {tuple(batch.ids.shape)}: "
             f"{reason(error)}\nIt is called with input_ids and attention_mask, and needs the tokenizer that it was "
-            "trained with. Of an encoder-decoder pass model.get_encoder()."
+            "trained with. For an encoder-decoder pass model.get_encoder()."
         ) from error
 
 

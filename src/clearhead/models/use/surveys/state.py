@@ -87,7 +87,7 @@ class State:
         except OSError as error:
             if not path.exists():  # else a process with the same batches has written it, and tidied up
                 raise ClearheadError(
-                    f"survey: cannot write {str(path)!r}: {error.strerror}. What is there stays: start again with the "
+                    f"survey: cannot write {str(path)!r}: {error.strerror}. The other files stay: start again with the "
                     "same arguments once it can be written, and the survey goes on."
                 ) from error
         self.load(number, digest)  # this raises an error where the file is of another survey
@@ -131,7 +131,7 @@ class State:
         except Exception as error:  # errors of safetensors, of JSON, and of other parts
             raise ClearheadError(
                 f"survey: {str(path)!r} is not what a survey of this version wrote there: its checksum is missing or "
-                "another. Delete that file, and the same call computes it anew: all else there is kept."
+                "another. Delete that file, and the same call computes it anew: the other files are kept."
             ) from error
         differ = [name for name in self._settings | settings if self._settings.get(name) != settings.get(name)]
         if differ:
