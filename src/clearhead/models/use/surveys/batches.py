@@ -56,7 +56,7 @@ def _windows(texts: Any) -> Iterator[dict[int, str]]:
     if isinstance(texts, str | bytes | Mapping | Tensor) or not isinstance(texts, Iterable):
         raise ClearheadError(
             f"survey: texts is a {type(texts).__name__}; expected an iterable of strings, or of rows with a 'text', as "
-            "a dataset has. Pass a single text as a list, [text]."
+            "a dataset has. A single text belongs in a list, [text]."
         )
     numbered = enumerate(texts)
     while window := {number: _text(number, given) for number, given in islice(numbered, WINDOW)}:
