@@ -56,7 +56,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     },
     "test_bad_input.py": {"test_a_right_answer_or_one_clear_error": ("10",)},
     "test_empty.py": {"test_whatever_is_asked": ("0",)},
-    "test_forward_mode.py": {"test_tangents_and_gradients": 3},
+    "test_forward_mode.py": {"test_tangents_and_gradients": 6},
     "test_partial.py": {"test_in_compiled_code": 4, "test_second_derivatives": 0},
     "test_private_parts.py": {
         "test_without_a_name_the_numbers_are_the_same_or_an_error_says_so": (
@@ -123,9 +123,10 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     "nn/test_continuous_batches.py": {"test_each_sequence_is_what_it_is_alone": 3},
     "nn/test_nn_masks.py": {"test_lengths_in_compiled_code": ("additive",)},
     "nn/test_prepared_keys.py": {"test_compiled": ("groups",)},
-    "nn/test_torch_multihead_attention.py": {"test_compiled": ("none-True",)},
+    "nn/test_torch_multihead_attention.py": {"test_compiled": ("none-True",), "test_the_call_is_torchs": 3},
     "inspection/test_plot.py": {"test_ticks_are_positions": ("12", "64"), "test_words_do_not_overlap": 3},
     "inspection/test_statistics.py": {"test_statistics_and_gradients_are_those_of_dense_weights": 3},
+    "diagnosis/test_clean.py": {"test_sizes_and_dtypes": 3},
     "distributed/test_distributed_attention.py": {
         "test_the_numbers_are_those_of_one_process": ("2-8",),
         "test_random_problems_are_within_their_budgets": ("2-0",),
@@ -142,6 +143,8 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_what_is_refused": ("2",),
     },
     "explanation/test_bias_steps.py": {"test_the_page_computes_every_step_of_a_bias": 3},
+    "explanation/test_modules.py": {"test_multi_head": 3},
+    "explanation/test_steps.py": {"test_every_step_is_what_attention_computes": 2},
     "explanation/test_page.py": {
         "test_edited_inputs_give_what_python_gives": ("Dot-lengths", "Additive-both", "Gaussian-lengths"),
         "test_the_page_computes_every_step": 3,
