@@ -64,9 +64,10 @@ def watch(
     Raises a `ClearheadError` at the end of the `with` if no call was recognised: the result is never empty; and where
     `padding` fits no call. Raises an `UnsupportedError` for a compiled model: watch the one that was compiled; and for
     a backend called with a keyword that may change the weights and cannot be read. Warns of calls of
-    `F.scaled_dot_product_attention` in threads that run no module, and, without `layers`, of modules with "attention",
-    "attn", "multihead" or "mha" in their name, or their class's, that computed a softmax in their own code: they are
-    not recorded.
+    `F.scaled_dot_product_attention` in threads that run no module. Without `layers`, warns of modules whose attention
+    is not recorded: modules that call `flex_attention` or a kernel of PyTorch's themselves, and modules with
+    "attention", "attn", "multihead" or "mha" in their name or their class's name that compute a softmax in their own
+    code. Compiled code shows neither: a compiled `flex_attention` is missing from the record without a warning.
     Cost: a copy of query and key a call; O(Lq + Lk) memory each, and the mask's own tensor once where its rows are
     no intervals. `torch.nn` projects queries and keys inside: a record projects them once more.
     """

@@ -110,7 +110,7 @@ class Receiver(ABC):
         self.sites: dict[Site, None] = {}  # where calls were made, in order
         self.layers = Layers(self.stack.classes)
         self.unattributed: list[None] = []  # one for each call in a thread that runs no module
-        self.own_code: dict[str, str] = {}  # modules, with their classes, that computed a softmax and are no call
+        self.own_code: dict[str, str] = {}  # modules that computed attention outside of any call, with their classes
         self._inside = _Inside()
         self._lock = threading.Lock()
 
@@ -148,9 +148,9 @@ class Receiver(ABC):
         return self.stack.innermost is None or self._inside.depth > 0
 
     def softmax(self, attends: bool = False) -> None:
-        """A softmax outside of any call, which an attention module may have computed in its own code.
+        """Note a softmax outside of any call: an attention module may have computed its attention in its own code.
 
-        `attends`: it is one of attention, whatever the module's name.
+        `attends`: the computation is known to be attention, whatever the module's name.
         """
         if self.stack.innermost is None or self._inside.depth:
             return
@@ -163,7 +163,7 @@ class Receiver(ABC):
 
     @property
     def unread(self) -> dict[str, str]:
-        """Attention modules, with their classes, that made no call, and computed a softmax in their own code."""
+        """Attention modules, with their classes, that made no call and computed attention in their own code."""
         called = self.modules
         return {
             name: kind
@@ -189,12 +189,14 @@ class Receiver(ABC):
         return given or self.innermost.kind
 
     def told_of_unread(self, missing: str, instead: str) -> str:
-        """A warning of these modules. `missing`: what their attention is not, such as "in the record"."""
+        """A warning about the modules in `unread`. `missing`: says what is not done with their attention, such as
+        "in the record"; `instead`: code that names layers."""
         unread = self.unread
         return (
-            f"the attention of {listed(unread)} ({', '.join(dict.fromkeys(unread.values()))}) is not {missing}: it was "
-            "computed by a softmax in these modules' own code, and not by a function that can be recorded. Name the "
-            f"layers that are wanted to have no such word: {instead}."
+            f"the attention of {listed(unread)} ({', '.join(dict.fromkeys(unread.values()))}) is not {missing}: these "
+            "modules computed it in their own code, by a softmax, by flex_attention or by one of PyTorch's kernels, and "
+            "not by a function whose calls can be read. To leave these modules out without this warning, name the "
+            f"layers that are wanted: {instead}."
         )
 
     def name(self, given: str | None) -> str:
