@@ -99,7 +99,7 @@ SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax, *PRI
 SOFTMAX |= _with_overloads([torch.ops.aten.softmax, *SOFTMAX_OPERATIONS])
 # The kernels that scaled_dot_product_attention calls. A module may call a kernel itself: its arguments are not read.
 FUSED = _with_overloads(FUSED_OPERATIONS)
-# flex_attention asks no function mode. In eager code it calls this function of its module, in compiled code it does not.
+# flex_attention asks no function mode. It calls this function of its module in eager code, and not in compiled code.
 FLEX, FLEX_IN_EAGER_CODE = "torch.nn.attention.flex_attention", "setup_compilation_env"
 
 
@@ -157,7 +157,7 @@ class _Mode(TorchFunctionMode):
 
 
 class _Below(AbstractContextManager[None]):
-    """A mode below all modes of receivers that are active: those are entered once more above it, and see calls first."""
+    """A mode below all active modes of receivers, which are entered once more above it and see calls first."""
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver, self._here = receiver, _Here()

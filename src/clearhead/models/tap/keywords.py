@@ -86,8 +86,6 @@ REFUSED = {
     "sinks": "one logit a query in the softmax's denominator",
 }
 
-KNOWN = READ | NOT_READ.keys()
-
 
 def check_keywords(name: str, backend: str, keywords: Mapping[str, Any]) -> None:
     """Raise where a backend is given a keyword that may change the weights and is not read."""
