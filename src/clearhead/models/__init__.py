@@ -1,4 +1,4 @@
-"""Real models: loading them, recording and changing their attention, and what is found of it."""
+"""Tools for real models: to load them, to record and change their attention, and to read the records."""
 
 from typing import TYPE_CHECKING
 

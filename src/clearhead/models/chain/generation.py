@@ -51,17 +51,18 @@ class Generation(list[AttentionCall]):
     def joined(self) -> Weights:
         """All steps of a generation as one lazy matrix, as a forward over the final sequence would give it.
 
-        Of the last generation among these calls: the last call, and those whose keys it continues. A call that
-        computes all keys again (`use_cache=False`) continues none, and is joined to nothing. Each step's queries are
-        rows; where beams were reordered, those that the last step's rows continue; of rejected tokens none, but for
-        the last step's, which nothing has rejected yet. Masks, biases and padding are those of each step, placed at
-        its keys; the empty slots of a static cache are left out. In cross attention all steps see the same keys.
-        Where a window had left keys before anything was recorded, these are no columns: `positions` says what is there.
-        Formula: row i is that of the step which had query i, its keys at the places where they stand in the sequence.
-        Gives `Weights` (B, H, Lq, Lk), Lk the keys that the cache ever held, Lq the queries of these calls.
-        Raises a `ClearheadError` for calls of several modules; where the keys of before were changed, as quantised
-        caches do; where steps between are missing; where beams cannot be told apart, since in each layer that was
-        watched a window has left all in which they differ; and where scales, softcaps or sinks differ.
+        The generation is the last one among these calls: the last call, and the calls whose keys it continues. A call
+        that computes all keys again (`use_cache=False`) continues none, and is joined to none. Each step's queries are
+        rows of the matrix. Where beams were reordered, the rows are those that the last step's rows continue. Rejected
+        tokens have no rows, except those of the last step, which no later step has rejected yet. Masks, biases and
+        padding are those of each step, placed at its keys; the empty slots of a static cache are left out. In cross
+        attention all steps see the same keys. Keys that a window had dropped before the first recorded call have no
+        columns: see `positions`.
+        Formula: row i is the row of the step that had query i, its keys at their places in the sequence.
+        Gives `Weights` (B, H, Lq, Lk): Lk counts all keys that the cache ever held, Lq the queries of these calls.
+        Raises a `ClearheadError` for calls of several modules; where earlier keys were changed, as quantised caches do;
+        where steps are missing; where beams cannot be told apart, because in each watched layer a window has dropped
+        all keys in which they differ; and where scales, softcaps or sinks differ.
         Cost: a copy of the queries and of the keys, once.
         """
         return _joined(self)
@@ -70,7 +71,7 @@ class Generation(list[AttentionCall]):
     def positions(self) -> tuple[range, range]:
         """Where the queries and the keys of `joined()` stand in the whole sequence, as the model's cache counts it.
 
-        Of a recording that is read from a file both are counted from the first key that it holds.
+        In a recording that was read from a file, both are counted from the first key that it holds.
         """
         return _places(_steps(self))
 
@@ -86,10 +87,10 @@ class Generation(list[AttentionCall]):
 
 
 class Step(NamedTuple):
-    """A call of a generation, and what of it is in the joined matrix.
+    """A call of a generation, and its part of the joined matrix.
 
-    `queries`: how many, its first; the others were rejected, and their places taken by later ones. `end`: the place
-    where the keys end that are of its sequence. `rows`: see `Cached.before`.
+    `queries`: how many of its first queries are in the matrix; the others were rejected, and later ones have their
+    places. `end`: the place where the keys of its sequence end. `rows`: see `Cached.before`.
     """
 
     call: AttentionCall
@@ -113,10 +114,10 @@ class Step(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """What some calls have of each pair, placed at their queries and keys; `outside` elsewhere."""
+    """Numbers of each pair, such as a bias, of several calls: placed at their queries and keys, `outside` elsewhere."""
 
     steps: list[Step]
-    tiles: Sequence[Part | None]  # of each call, all of its own batch
+    tiles: Sequence[Part | None]  # of each call, for its own batch
     outside: float | bool
     shape: tuple[int, int, int, int]
 
@@ -170,7 +171,7 @@ def _joined(calls: Sequence[AttentionCall]) -> Weights:
     problem = last.problem._replace(scores=scores, sizes=sizes, visible=visible(spans, sizes), bias=bias)
     mask = RecordedMask(spans, sizes)
     said: dict[str, Any] = {"score": last.call.score, "mask": mask}
-    if last.call.cached_key.chain.first:  # a window had left keys before anything was recorded
+    if last.call.cached_key.chain.first:  # a window had dropped keys before the first recorded call
         own, held = _places(steps)
         said |= {"queries": f"{own.start} … {own.stop - 1}", "keys": f"{held.start} … {held.stop - 1}"}
     source = FromRecord(Record(problem, Versions(()), copied=True), said)
@@ -187,7 +188,7 @@ def _places(steps: list[Step]) -> tuple[range, range]:
 
 
 def _factor(steps: list[Step]) -> Tensor | None:
-    """By what an edit multiplied each row."""
+    """The factor by which an edit multiplied each row; None where no edit did."""
     if all(step.call.factor is None for step in steps):
         return None
     factors = []
@@ -200,7 +201,7 @@ def _factor(steps: list[Step]) -> Tensor | None:
 
 
 def _steps(calls: Sequence[AttentionCall]) -> list[Step]:
-    """The last call and those that it continues, in order."""
+    """The last call and the calls that it continues, in order."""
     last = calls[-1]
     newest, chain = last.cached_key, last.cached_key.chain
     mine = {call.cached_key.number: call for call in calls if call.cached_key.chain is chain}
@@ -252,7 +253,7 @@ def _steps(calls: Sequence[AttentionCall]) -> list[Step]:
 
 
 def _unsure(cached: Cached, rows: Tensor | None) -> bool:
-    """Whether these rows may continue several of the step before, which differ in what a window has left."""
+    """Whether these rows may continue several rows of the step before that differ in keys a window has dropped."""
     may = cached.link.rows
     if may is None or not cached.link.base:
         return False
@@ -271,7 +272,7 @@ def _bias_of(step: Step) -> Part | None:
 
 
 def _refuse(name: str, reason: str, instead: str) -> NoReturn:
-    raise ClearheadError(f"joined: the calls of {name} are no one generation: {reason}.\n{instead}.")
+    raise ClearheadError(f"joined: the calls of {name} do not form one generation: {reason}.\n{instead}.")
 
 
 def _check_alike(step: Step, last: Step) -> None:
@@ -295,12 +296,12 @@ def _check_alike(step: Step, last: Step) -> None:
 
 
 def _spans(steps: list[Step], sizes: Sizes) -> Spans:
-    """What each query saw, by the places of the keys."""
+    """The mask of each query, by the places of the keys."""
     starts, stops, lows, highs = (list(edges) for edges in zip(*map(_edges, steps), strict=True))
     start, stop = _together(starts, stops)
     gaps = None
     most = max(edge.shape[-1] for edge in lows)
-    if most:  # of those that have fewer, the others are empty, after all keys
+    if most:  # steps with fewer gaps get empty ones, after all keys
         low, high = ([F.pad(t, (0, most - t.shape[-1]), value=sizes.keys) for t in side] for side in (lows, highs))
         gaps = _together(low, high)
     residual = None
@@ -311,14 +312,14 @@ def _spans(steps: list[Step], sizes: Sizes) -> Spans:
 
 
 def _edges(step: Step) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Where the keys that a step's queries saw begin and end, (B or 1, H or 1, Lq), and the gaps in between."""
+    """The start and the stop of the keys that a step's queries saw, (B or 1, H or 1, Lq), and the gaps in between."""
     spans, base, uniform = step.problem.spans, step.link.base, step.call.uniform
     if spans is None:
         first = step.call.query.new_zeros(1, 1, 1, dtype=torch.int64)
         spans = Spans(first, first + step.link.length)
     start, stop = (step.of_queries(edge + base) for edge in (spans.start, spans.stop))
     over = stop > step.end
-    if uniform is not None:  # these saw the empty slots of a static cache too
+    if uniform is not None:  # these queries saw the empty slots of a static cache too
         over = over & ~step.of_queries(uniform)[..., 0]
     if bool(over.any()):
         _refuse(
@@ -342,7 +343,7 @@ def _together(one: list[Tensor], other: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _padding(steps: list[Step], keys: int) -> Words | None:
-    """Which positions are words, by what each step knows of its own."""
+    """Which positions are words, by the padding of each step."""
     if all(step.call.padding is None for step in steps):
         return None
     batch, device = steps[-1].call.query.shape[0], steps[-1].call.query.device
