@@ -215,7 +215,7 @@ class _Newest:
         return None
 
     def _places(self, call: Call, mine: Tensor, tensor: Tensor) -> Iterator[tuple[int, int]]:
-        """Places of the newest tensor where the first key of `tensor` may stand, each with the number of slots in use."""
+        """Places of the newest tensor where the first key of `tensor` may stand, and how many slots are in use then."""
         before, length = mine.shape[2], tensor.shape[2]
         if call.kind == "cross":
             if before == length:

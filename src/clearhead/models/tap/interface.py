@@ -65,7 +65,7 @@ class BackendCall(NamedTuple):
         """Raise for a call that would be read wrong. `name`: of the module."""
         if self.backend == RANKS:
             raise UnsupportedError(
-                f"{name} attends over the ranks of a layout, and each rank has a part of its queries and keys: a record "
+                f"{name} attends over the ranks of a layout, and each has a part of the queries and keys: a record "
                 "would not be of the whole attention. Set it back (run_on_clearhead(model)), and watch it "
                 "in one process."
             )
