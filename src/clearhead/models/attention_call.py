@@ -30,7 +30,7 @@ class AttentionCall(CallRecord):
     its keys together, O(Lk), so keep the result. `kind`: "self", or "cross" where the keys come from another sequence
     than the queries. `score`: the dot product with its scale and softcap, or the score that clearhead's own attention
     was given. `mask`: a `Mask`, or None. `backend`: the name of the function that computed the call. `problem`: its
-    normal form, from which the weights are computed; `problem.bias` is what the model added to the scores, and
+    normal form, from which the weights are computed; `problem.bias` is added to the scores, and
     `problem.sinks` are its sinks. `uniform`: queries without an allowed key, to which the backend gave one weight for
     every key, as backends do where a mask is finite.
     `padding`: which positions are words, where some are padding: `padding.queries` (B, Lq) and `padding.keys` (B, Lk),
@@ -73,7 +73,7 @@ class AttentionCall(CallRecord):
 
     @property
     def weighted_norms(self) -> Tensor:
-        """Σ_j w_ij ‖v_j‖ of each query, (B, H, Lq). Of one pair: `weights[b, h, i, j] * value_norms[b, h, j]`.
+        """Σ_j w_ij ‖v_j‖ of each query, (B, H, Lq). One pair has `weights[b, h, i, j] * value_norms[b, h, j]`.
 
         Source: Kobayashi et al. 2020, "Attention is Not Only a Weight: Analyzing Transformers with Vector Norms".
         """

@@ -36,10 +36,10 @@ Call = TypeVar("Call", bound=AnyCall)
 class Calls(Generic[Call]):
     """The attention calls of a watched model.
 
-    `calls`, in order; `seen[3]`, the call of this number, which is no layer's: a layer makes a call in each run;
-    `seen["encoder.layer.3.attention.self"]`, those of one module, in order, or of all whose names fit a pattern,
-    `seen["*.layer.3.*"]`; iterating gives the calls. `names`: those of the modules. `runs`: the same apart for each run
-    of the model.
+    `calls`: a list, in order; iterating gives the calls too. `seen[3]`: call number 3, which need not be of layer 3,
+    because a layer makes a call in each run. `seen["encoder.layer.3.attention.self"]`: the calls of one module, in
+    order; `seen["*.layer.3.*"]`: the calls of all modules whose names fit a pattern. `names`: of the modules. `runs`:
+    the calls of each run of the model.
     """
 
     def __init__(self, calls: list[Call]) -> None:
@@ -187,7 +187,7 @@ def chosen_calls(calls: Sequence[AttentionCall], layers: Any, who: str) -> list[
 
 
 def one_call(calls: Sequence[AttentionCall], layer: Any, step: int | None, who: str) -> int:
-    """The number of the one call that a layer and a step of a generation mean."""
+    """The number of the call that a layer, and a step of a generation, name; raises where they name several."""
     found, said = chosen_calls(calls, layer, who), labels(calls)
     if step is not None:
         turns = Counter[tuple[LayerName, str]]()

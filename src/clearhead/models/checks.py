@@ -39,9 +39,9 @@ def assert_attends(
     `model` is run once on `inputs`, without gradients, in the mode that it is in: a dict of keywords, such as a
     tokenizer gives, a tuple of arguments, or one argument. `mask`: as for `Recording.check`. `padding`: as for `watch`.
     `tolerance`: how much of a query's softmax may be leaked or hidden; 0 allows no pair to differ.
-    The message names the first call that differs, its worst head and query, where the mass went, and what may be the
+    The message names the first call that differs, its worst head and query, the keys on which the mass is, and a likely
     cause. Raises a `ClearheadError` where no call is seen, or the mask does not fit one. Cost: a run of the model under
-    `watch`, and that of `check`.
+    `watch`, and the cost of `check`.
     """
     with watch(model, padding) as seen:
         run(model, inputs)

@@ -118,8 +118,8 @@ class Recording(Calls[AttentionCall]):
         the head with the least entropy is named; and where no entropy is below 98% of the largest possible, the
         sentence says that all heads are near uniform. `L1H8` is head 8 of layer 1; in a generation it is
         `L1H8, step 2`, and where a model has several stacks "decoder 1, cross, head 8". Gives a `Distinctive`, whose
-        `str()` is the sentence. Raises a `ClearheadError` where no query sees several keys. Cost: that of the measures
-        of `table`.
+        `str()` is the sentence. Raises a `ClearheadError` where no query sees several keys. Cost: the passes of
+        `table` for its measures.
         """
         return distinctive(self.calls, Tokens(tokens, source_tokens))
 

@@ -15,7 +15,7 @@ from clearhead.base.text import listed, printable, said
 from clearhead.base.written import ending_of
 from clearhead.inspection.measures import MEASURES
 
-ROWS, COLUMNS = 20, 100  # of a table as text: the most rows, and the most characters of a line
+ROWS, COLUMNS = 20, 100  # the largest number of rows, and of characters in a line, of a table as text
 
 
 class Table(list[dict[str, Any]]):

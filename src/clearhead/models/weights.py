@@ -112,7 +112,7 @@ class MultipliedWeights(PaddedWeights):
     tensor([[0.5000, 0.5000],
             [0.2500, 0.2500]])
 
-    A row is `factor` · softmax. Weights, output, masses and what keys receive are of the product; entropy and mean
+    A row is `factor` · softmax. Weights, output, masses and received weights are of the product; entropy and mean
     distance are of weights divided by their sum, and `scores`, `logsumexp` and `MaxScore` of the scores alone.
     """
 

@@ -117,7 +117,8 @@ class Cached(NamedTuple):
         return found
 
     def before(self) -> list[tuple[Link, Tensor | None]]:
-        """This link and those that it continues, newest first, each with which of its rows each row here continues."""
+        """This link and the links that it continues, newest first, each with the number of its row that each row here
+        continues, int64 (B,); None: the same row."""
         found: list[tuple[Link, Tensor | None]] = []
         rows: Tensor | None = None
         for link in reversed(self.chain.links[: self.number + 1]):

@@ -209,7 +209,7 @@ def _steps(calls: Sequence[AttentionCall]) -> list[Step]:
     if last.kind == "self" and first.query and calls[0].cached_key.chain is not chain and 0 in mine:
         _refuse(
             last.name,
-            f"its keys of {first.query} positions before a step are not those that it had at the step before",
+            f"its keys of {first.query} positions before a step are not the keys that it had there at the step before",
             "A quantised cache changes them; several generations at once, in threads, take turns. Generate with "
             "another cache, one at a time; or, if the positions before were not watched, pass the calls from there on: "
             "seen[name][n:].joined()",
@@ -229,7 +229,7 @@ def _steps(calls: Sequence[AttentionCall]) -> list[Step]:
             if link.query is None or upto is None:
                 _refuse(
                     last.name,
-                    "no self attention was recorded beside it, which tells what beams and rejected tokens became",
+                    "no self attention was recorded beside it, which shows the order of beams and the rejected tokens",
                     "Watch the decoder's self attention too, without layers=",
                 )
             if last.kind == "self" and link.query + count < upto:
@@ -245,7 +245,7 @@ def _steps(calls: Sequence[AttentionCall]) -> list[Step]:
         if moved and number and _unsure(call.cached_key, rows):
             _refuse(
                 last.name,
-                f"at step {number} beams had the same keys in the window, and others before it, so that nothing tells "
+                f"at step {number} beams had the same keys in the window, and others before it, so that it is unknown "
                 "which of them was continued",
                 "Watch all layers, without layers=; else look at each step by itself: seen[name][i].weights",
             )

@@ -44,7 +44,7 @@ class Recorded:
             return None
         if sizes not in self._lowered:
             found = resolve(self.mask, sizes, as_written=False)
-            spans = found.spans._replace(reads=())  # it reads copies, which nothing else writes to
+            spans = found.spans._replace(reads=())  # it reads copies, and no other code writes to them
             self._lowered[sizes] = found._replace(spans=spans)
         return self._lowered[sizes]
 

@@ -49,7 +49,7 @@ class Given(NamedTuple):
 
 
 def given(forward: Callable[..., Any], named: Mapping[str, Any], outer: Given) -> Given:
-    """The padding that a module's inputs show, by their names. Other sides are those of the module around (`outer`)."""
+    """The padding that a module's inputs show, by their names; else the padding of the module around it (`outer`)."""
     own, source, read = outer
     mask = named.get("attention_mask")
     if _is_mask(mask) and mask is not read:
@@ -120,7 +120,7 @@ def of_call(told: Given, kind: str, problem: Problem, uniform: Tensor | None) ->
 
 
 def fits(padding: Tensor, kind: str, sizes: Sizes) -> bool:
-    """Whether the `padding` passed to `watch` can be that of this call's keys."""
+    """Whether the `padding` passed to `watch` fits this call's keys in shape."""
     batch, _, queries, keys = sizes.shape
     length = padding.shape[1]
     with_cache = kind == "self" and queries < keys

@@ -97,7 +97,7 @@ class Receiver(ABC):
     """A receiver is given each call, once where two sources see it: see `inside`."""
 
     values = False  # whether it reads the values of calls, which a source may have to project
-    differentiable = False  # whether gradients flow through what it computes of a call
+    differentiable = False  # whether gradients flow through its own computations on a call
     keeps_fast_path = True  # whether PyTorch's Transformer layers keep their fast path, else they call their modules
 
     def __init__(self, model: nn.Module) -> None:
@@ -185,8 +185,8 @@ class Receiver(ABC):
         return given or self.innermost.kind
 
     def told_of_unread(self, missing: str, instead: str) -> str:
-        """A warning about the modules in `unread`. `missing`: says what is not done with their attention, such as
-        "in the record"; `instead`: code that names layers."""
+        """A warning about the modules in `unread`. `missing`: completes "their attention is not", as
+        "in the record" does. `instead`: code that names layers."""
         unread = self.unread
         return (
             f"the attention of {listed(unread)} ({', '.join(dict.fromkeys(unread.values()))}) is not {missing}: these "
