@@ -715,7 +715,7 @@ EXPLANATIONS = [
         "explanation/test_gradients.py",
     ),
     Mutant(
-        "explanation/output_part.py",
+        "explanation/of_problem.py",
         "row[j] >= 0.005",
         "row[j] >= 0.5",
         "what an output is made of leaves out weights below a half",

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, require
+from clearhead.base.pages import write_page
 from clearhead.base.renamed import refuse
 from clearhead.base.steps import Step
 from clearhead.base.text import said
-from clearhead.explanation import as_file, as_markup, as_plot, as_script, as_text
+from clearhead.base.written import check_writable, ending_of, replacing
+from clearhead.explanation import as_markup, as_plot, as_script, as_text
 from clearhead.explanation.document import Document, at_pair
 from clearhead.explanation.document import Part as Part
 from clearhead.explanation.page.render import render as render_page
@@ -103,7 +108,17 @@ class Explanation:
         .json: the numbers, as `to_dict()`; .png, .svg and .pdf: the picture, as `plot()`, which needs matplotlib.
         Raises a `ClearheadError` for another ending, and where the file cannot be written.
         """
-        return as_file.write(self, path)
+        ending = ending_of(path, ENDINGS, WHAT)
+        check_writable(path, WHAT)
+        if ending in TEXTS:
+            return write_page(path, TEXTS[ending](self), WHAT)
+        figure = np.asarray(self.plot()).flat[0].figure
+        try:
+            with replacing(path, WHAT) as part:
+                figure.savefig(part, format=ending[1:], bbox_inches="tight")
+        finally:
+            require("matplotlib.pyplot", "plot", "a picture").close(figure)
+        return Path(path)
 
     def _repr_html_(self) -> str:
         return said(self, lambda: as_markup.html(self.document))
@@ -126,6 +141,17 @@ class Explanation:
     def to_dict(self) -> dict[str, Any]:
         """The same as numbers and text alone, which `json.dumps` takes; NaN and infinities as text."""
         return self.document.record
+
+
+TEXTS: dict[str, Callable[[Explanation], str]] = {
+    ".html": Explanation.html,
+    ".md": Explanation.markdown,
+    ".txt": lambda explanation: f"{explanation}\n",
+    ".py": Explanation.script,
+    ".json": lambda explanation: json.dumps(explanation.to_dict(), ensure_ascii=False),
+}
+ENDINGS = (*TEXTS, ".png", ".svg", ".pdf")
+WHAT = "explanation"
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from clearhead._attention import Arguments
 from clearhead.base.arrays import accumulated
-from clearhead.base.steps import Step
+from clearhead.base.dropout import factors
+from clearhead.base.steps import Step, made
 from clearhead.explanation.explanation import Explanation, Part
 from clearhead.explanation.inputs import letters
-from clearhead.explanation.output_part import output_part
 from clearhead.explanation.scores_part import bias_part, mask_part, scores_part
 from clearhead.explanation.shown import Shown, choose, settle
 from clearhead.explanation.softmax_part import masked_after, softmax_part, wrong_axis
@@ -98,6 +98,37 @@ def input_steps(problem: Problem, shown: Shown) -> list[Step]:
         axes = ("B", "H", length, width)
         steps.append(Step(name, why[name] + shared, tensor, axes, copies=(copies[0], copies[1] * group)))
     return steps
+
+
+def output_part(rows: Problem, weights: Step, value: Step, shown: Shown, mask: Step | None = None) -> list[Step]:
+    """From the step "weights" and the step "value" to the step "output"."""
+    steps = []
+    if rows.seed is not None:
+        p = rows.dropout_p
+        why = f"Dropout: each weight is multiplied by 0 with probability {p:g}, else by 1 / {1 - p:g}."
+        factor = factors(rows.seed, p, rows.sizes, rows.origin, weights.value.dtype)
+        kept = Step("kept", why, factor, SCORES)
+        why = "The weights after dropout. A row sums to 1 on average, and no longer each time."
+        weights = made("dropped", why, weights * kept)
+        steps += [kept, weights]
+    first = ", in the first table" * (weights.value.shape[0] * weights.value.shape[1] > 1)
+    why = f"Each output is the sum of the values, each times its weight{first}: {_shares(weights.value, shown)}."
+    steps.append(made("output", why, weights @ value))
+    unseen = None if mask is None else ~mask.any(-2).unsqueeze(-1)
+    if unseen is not None and bool(unseen.value.any()):
+        why = "A check: with 100 in place of the values of the keys that no query may see, the output is the same."
+        steps.append(made("other_padding", why, weights @ value.masked_fill(unseen, 100.0), aside=True))
+    return steps
+
+
+def _shares(weights: Tensor, shown: Shown) -> str:
+    """The largest weights of the first few rows, in words."""
+    found = []
+    for i, row in zip(shown.queries, weights.detach()[0, 0].nan_to_num()[:3], strict=False):
+        best = [j for j in row.topk(min(2, len(row))).indices.tolist() if row[j] >= 0.005]
+        shares = " and ".join(f"{float(row[j]):.0%} of the value of {shown.name('Lk', j)}" for j in best)
+        found.append(f"{shown.name('Lq', i)} takes {shares or 'nothing'}")
+    return "; ".join(found + ["…"] * (weights.shape[2] > len(found)))
 
 
 def explain_softmax(scores: Tensor, mask: Mask | None, at: Any = None) -> Explanation:

@@ -16,10 +16,14 @@ from clearhead.base.tracing import compiling, readable, transformed
 from clearhead.biases.base import Bias
 from clearhead.biases.dense import DenseBias
 from clearhead.explanation.diagnosis.case import Case
-from clearhead.explanation.diagnosis.fills import taken_apart
+from clearhead.explanation.diagnosis.visible_keys import extent
 from clearhead.masks.base import Mask
+from clearhead.masks.dense import DenseMask
+from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem, only_zeros_and_ones
+from clearhead.problem.visible import Visible, resolve
 
+FILL = -9e3  # and less hides a key: exp of it is 0 in every dtype, and BERT's −10000 is −9984 in bfloat16
 LIKELY = {"keys": "lower_right", "queries": "upper_left"}  # the alignment, where none is given, by what is longer
 
 
@@ -93,3 +97,34 @@ def _inputs(call: Arguments, problem: Problem) -> dict[str, Tensor]:
     query, key, value_, _ = as_inputs(query, key, value)
     assert value_ is not None
     return {"query": query, "key": key, "value": value_}
+
+
+def taken_apart(problem: Problem) -> tuple[Problem, Tensor | None]:
+    """The same problem, with what a dense bias hides as a part of its mask, and the queries that it leaves blind.
+
+    These, bool (B or 1, H or 1, Lq or 1), have a finite fill at every key that they may see: the softmax undoes it, so
+    they see all of these keys. None where there is no fill.
+    """
+    bias = problem.bias
+    if bias is None or bias.dense is None or not bool((bias.dense <= FILL).any()):
+        return problem, None
+    dense = bias.dense
+    keep, possible = ~(dense <= FILL), dense != -torch.inf
+    left, at_first = (extent(_seeing(problem, which)).allowed for which in (keep, possible))
+    blind = (left == 0) & (at_first > 0)
+    rows = blind.unsqueeze(-1)
+    found = _seeing(problem, torch.where(rows, possible, keep))
+    rest = dense.masked_fill(dense <= FILL, 0.0)
+    if bool(blind.any()):
+        rest = rest.masked_fill(rows, 0.0)
+    left_over = bias._replace(dense=rest if bool(rest.any()) else None)
+    return found._replace(bias=left_over if left_over.tensors or left_over.function else None), blind
+
+
+def _seeing(problem: Problem, keep: Tensor) -> Problem:
+    """The problem under a mask more, bool (B or 1, H or 1, Lq or 1, Lk or 1)."""
+    mask: Mask = DenseMask(keep)
+    if problem.spans is not None:
+        mask = RecordedMask(problem.spans, problem.sizes) & mask
+    found: Visible = resolve(mask, problem.sizes._replace(leading=None), as_written=False)
+    return problem._replace(visible=found)

@@ -8,8 +8,8 @@ import torch
 
 from clearhead.explanation.diagnosis.base import Check
 from clearhead.explanation.diagnosis.case import Case, first_place
-from clearhead.explanation.diagnosis.fills import FILL
 from clearhead.explanation.diagnosis.finding import Finding
+from clearhead.explanation.diagnosis.reading import FILL
 
 HALF = torch.finfo(torch.float16)
 

@@ -10,10 +10,27 @@ from torch import Tensor
 
 from clearhead.base.steps import Step, made
 from clearhead.explanation.modules.norm import Norm, norm_steps
-from clearhead.explanation.modules.origin.places import Places, taken
 from clearhead.explanation.modules.origin.ran import Ran
 from clearhead.explanation.modules.projection import Linear, projection_steps, split
 from clearhead.explanation.modules.rotary import partner_step, turned_step
+
+AXES = {"query": "Lq", "key": "Lk", "value": "Lk"}  # of the positions
+
+
+class Places(NamedTuple):
+    """Which sequences, heads and positions; a key head once for each query head that uses it."""
+
+    batches: list[int]
+    heads: list[int]
+    positions: list[int]
+
+
+def taken(tensor: Tensor, dim: int, places: list[int]) -> Tensor:
+    """These places along a dimension: without a copy where they follow each other."""
+    first = places[0] if places else 0
+    if places == list(range(first, first + len(places))):
+        return tensor.narrow(dim, first, len(places))
+    return tensor.index_select(dim, torch.tensor(places, device=tensor.device))
 
 
 class Turn(NamedTuple):

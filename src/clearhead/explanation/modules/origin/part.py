@@ -12,9 +12,8 @@ from torch import Tensor
 from clearhead.base.arrays import accumulated
 from clearhead.base.steps import Step, number
 from clearhead.explanation.explanation import Part
-from clearhead.explanation.modules.origin.chain import Chain, doubt
+from clearhead.explanation.modules.origin.chain import AXES, Chain, Places, doubt, taken
 from clearhead.explanation.modules.origin.find import batched, find, input_step, near
-from clearhead.explanation.modules.origin.places import AXES, Places, taken
 from clearhead.explanation.modules.origin.ran import Origin, Ran
 from clearhead.explanation.modules.projection import Linear, joined_steps
 from clearhead.explanation.shown import Shown
