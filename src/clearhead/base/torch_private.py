@@ -410,7 +410,7 @@ OWN_SDPA = _part(
     "what has the public name when clearhead is imported",
     F.scaled_dot_product_attention,
 )
-_OWN_CODE, _UNTOLD = "to tell of attention that a module computes in its own code", "such a call goes unnoticed"
+_OWN_CODE, _UNTOLD = "to tell of attention that a module computes in its own code", "this attention goes unnoticed"
 
 
 def _those_there(*names: str) -> list[Any]:
