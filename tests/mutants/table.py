@@ -684,7 +684,7 @@ PAGES = [
         "explanation/test_page.py",
     ),
     Mutant(
-        "explanation/page/front/steps.js",
+        "explanation/front/steps.js",
         "change.inputs.delete(step.name);",
         ";",
         "a number that is set back still counts as changed",

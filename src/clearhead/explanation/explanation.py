@@ -20,7 +20,7 @@ from clearhead.base.written import check_writable, ending_of, replacing
 from clearhead.explanation import as_markup, as_plot, as_script, as_text
 from clearhead.explanation.document import Document, at_pair
 from clearhead.explanation.document import Part as Part
-from clearhead.explanation.page.render import render as render_page
+from clearhead.explanation.page import render as render_page
 from clearhead.explanation.shown import Shown
 
 

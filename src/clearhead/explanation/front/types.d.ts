@@ -1,6 +1,6 @@
-// What the modules of an explanation's page give each other. What Python writes is `page_data` in `render.py`.
+// What the modules of an explanation's page give each other. What Python writes is `page_data` in `page.py`.
 
-import type { Computed, Tree } from "../../../base/front/types.d.ts";
+import type { Computed, Tree } from "../../base/front/types.d.ts";
 
 export type StepKind = "number" | "integer" | "allowed";
 export type ArrayType = "float32" | "float64" | "int32" | "uint8";

@@ -1,9 +1,9 @@
 // ---- The page: it is painted whenever something is chosen, and opens what its address names.
 
-import { followAddress } from "../../../base/front/address.js";
-import { callsIn } from "../../../base/front/language.js";
-import { operations } from "../../../base/front/operations.js";
-import { plainText } from "../../../base/front/terms.js";
+import { followAddress } from "../../base/front/address.js";
+import { callsIn } from "../../base/front/language.js";
+import { operations } from "../../base/front/operations.js";
+import { plainText } from "../../base/front/terms.js";
 import { cards, chosenIndex, makeCards, showCards, visibleViews } from "./cards.js";
 import { addressOf, choice, openAddress, paintWith, refresh } from "./choice.js";
 import { followPrinting, makeControls, paintControls } from "./controls.js";
@@ -12,7 +12,7 @@ import { listen } from "./keys.js";
 import { allNumbers, change, obstacle, stepOf, steps } from "./steps.js";
 import { sentenceOf, showChosen } from "./written.js";
 
-/** @import { Tree } from "../../../base/front/types.d.ts" */
+/** @import { Tree } from "../../base/front/types.d.ts" */
 
 /** In each table one cell is reached by Tab: the one that the choice names. */
 function placeTabs() {

@@ -1,14 +1,14 @@
 // ---- The steps: their numbers as Python computed them, and computed again when an input, the scale or the
 // temperature is changed.
 
-import { changed, namesIn } from "../../../base/front/language.js";
-import { everyIndex, grouped, number, placeOf, sizeOf, textOf } from "../../../base/front/numbers.js";
-import { nodeOf } from "../../../base/front/operations.js";
-import { leaf } from "../../../base/front/terms.js";
+import { changed, namesIn } from "../../base/front/language.js";
+import { everyIndex, grouped, number, placeOf, sizeOf, textOf } from "../../base/front/numbers.js";
+import { nodeOf } from "../../base/front/operations.js";
+import { leaf } from "../../base/front/terms.js";
 import { data, decode } from "./data.js";
 
 /**
- * @import { Computed, Tree } from "../../../base/front/types.d.ts"
+ * @import { Computed, Tree } from "../../base/front/types.d.ts"
  * @import { Part, Step, StepData } from "./types.d.ts"
  */
 

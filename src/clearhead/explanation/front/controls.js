@@ -1,7 +1,7 @@
 // ---- What stands above the steps: which head, scale and temperature, theme, one step or all.
 
-import { everyIn, firstIn, make } from "../../../base/front/dom.js";
-import { number } from "../../../base/front/numbers.js";
+import { everyIn, firstIn, make } from "../../base/front/dom.js";
+import { number } from "../../base/front/numbers.js";
 import { cardOf, cards, everythingShown, stepBy } from "./cards.js";
 import { choice, choose, refresh, say } from "./choice.js";
 import { theme } from "./colour.js";

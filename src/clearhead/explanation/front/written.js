@@ -1,9 +1,9 @@
 // ---- The chosen number, written out from the numbers that it is made of; those light up in the tables.
 
-import { make } from "../../../base/front/dom.js";
-import { namesIn } from "../../../base/front/language.js";
-import { placeOf, textOf } from "../../../base/front/numbers.js";
-import { placesIn, plainText } from "../../../base/front/terms.js";
+import { make } from "../../base/front/dom.js";
+import { namesIn } from "../../base/front/language.js";
+import { placeOf, textOf } from "../../base/front/numbers.js";
+import { placesIn, plainText } from "../../base/front/terms.js";
 import { chosenIndex, visibleViews } from "./cards.js";
 import { choice } from "./choice.js";
 import { byId, data } from "./data.js";
@@ -11,7 +11,7 @@ import { editable, stepOf } from "./steps.js";
 import { LABELLED, labelOf } from "./tables.js";
 
 /**
- * @import { Piece, Source } from "../../../base/front/types.d.ts"
+ * @import { Piece, Source } from "../../base/front/types.d.ts"
  * @import { Step, TableView } from "./types.d.ts"
  */
 

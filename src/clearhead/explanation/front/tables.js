@@ -1,7 +1,7 @@
 // ---- A step's numbers as a table: one sequence and head, with the names of its rows and columns.
 
-import { make } from "../../../base/front/dom.js";
-import { grouped, placeOf, textOf } from "../../../base/front/numbers.js";
+import { make } from "../../base/front/dom.js";
+import { grouped, placeOf, textOf } from "../../base/front/numbers.js";
 import { choice } from "./choice.js";
 import { coloursOf } from "./colour.js";
 import { data } from "./data.js";

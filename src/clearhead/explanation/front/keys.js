@@ -1,6 +1,6 @@
 // ---- Pointer and keyboard: a cell under the pointer or in focus is written out, a click or Enter fixes it.
 
-import { ARROWS, closestTo, withModifier } from "../../../base/front/dom.js";
+import { ARROWS, closestTo, withModifier } from "../../base/front/dom.js";
 import { stepBy, visibleViews } from "./cards.js";
 import { choice, choose } from "./choice.js";
 import { byId } from "./data.js";

@@ -3,7 +3,7 @@
 // `step`: the name of the step whose card is shown. `of`: that of the step whose number is written out. `at`: the
 // place of that number by the names of its axes. All of it stands in the address, so that a link leads to it.
 
-import { addressFrom, partsOf, writeAddress } from "../../../base/front/address.js";
+import { addressFrom, partsOf, writeAddress } from "../../base/front/address.js";
 import { byId, data } from "./data.js";
 import { steps } from "./steps.js";
 

@@ -1,7 +1,7 @@
 // ---- The colour of a cell: one ramp from 0 up, another from 0 down, so that the sign is seen without its text.
 
-import { cssColour, inkOn, tableOf, tables } from "../../../base/front/ramp.js";
-import { Theme } from "../../../base/front/theme.js";
+import { cssColour, inkOn, tableOf, tables } from "../../base/front/ramp.js";
+import { Theme } from "../../base/front/theme.js";
 import { refresh } from "./choice.js";
 
 const negativeRamps = {
