@@ -24,9 +24,9 @@ from clearhead.scores.base import SCORES
 
 
 def explain_problem(problem: Problem, mask: Any, at: Any, *, drawn: str, title: str) -> Explanation:
-    """The steps of a problem whose score is by its tile, for the part that `at` names.
+    """The steps of a problem whose score computes tiles (`ByTile`), for the part that `at` names.
 
-    `mask`: the argument that the problem's mask came from. `drawn`: what stands above the inputs.
+    `mask`: the mask as the caller gave it. `drawn`: the text above the inputs.
     """
     shown = choose(at, problem.sizes)
     inputs = input_steps(problem, shown)
@@ -39,8 +39,8 @@ def attention_parts(
 ) -> tuple[list[Part], Tensor, Tensor | None]:
     """The parts from the scores to the output, the weights, and the mask (None: every query sees every key).
 
-    `given`: the mask as it was given. `before`: steps among which are "query", "key" and, where an output is wanted,
-    "value", a row of keys a head.
+    `given`: the mask as the caller gave it. `before`: the steps before; they include "query", "key" and, where an
+    output is wanted, "value", with the keys repeated for each query head.
     """
     rows = _rows(problem, shown)
     found = {step.name: step for step in before}
@@ -66,14 +66,14 @@ def attention_parts(
 
 
 def _rows(problem: Problem, shown: Shown) -> Problem:
-    """The chosen rows; where something is not finite, with a poison in its place: see `guard`."""
+    """The chosen rows. Where an input is not finite, `guard` puts 0 in its place, and a poison beside it."""
     rows = cut(problem, shown.region)
     tensors = (t for t in (rows.query, rows.key, rows.value) if t is not None)
     return rows if all(bool(t.isfinite().all()) for t in tensors) else guard(rows)
 
 
 def input_steps(problem: Problem, shown: Shown) -> list[Step]:
-    """Query, key and value of the chosen rows, in the dtype of the scores, a row of keys for each head."""
+    """Query, key and value of the chosen rows, in the dtype of the scores, with keys repeated for each query head."""
     rows = _rows(problem, shown)
     dtype, heads = accumulated(rows.query.dtype), rows.sizes.heads
     why = {
@@ -91,7 +91,7 @@ def input_steps(problem: Problem, shown: Shown) -> list[Step]:
         if given is None:
             continue
         group = heads // given.shape[1]
-        # a copy: what is written to the inputs later changes nothing here, and each of the three has its own gradient
+        # a copy: later writes to the inputs change nothing here, and each of the three has a gradient of its own
         tensor = given.to(dtype).clone() if group == 1 else given.to(dtype).repeat_interleave(group, 1)
         shared = "" if group == 1 else " Heads that share a key head have the same rows."
         copies = tuple(n if stride == 0 else 1 for n, stride in zip(given.shape[:2], given.stride()[:2], strict=True))
@@ -108,7 +108,7 @@ def output_part(rows: Problem, weights: Step, value: Step, shown: Shown, mask: S
         why = f"Dropout: each weight is multiplied by 0 with probability {p:g}, else by 1 / {1 - p:g}."
         factor = factors(rows.seed, p, rows.sizes, rows.origin, weights.value.dtype)
         kept = Step("kept", why, factor, SCORES)
-        why = "The weights after dropout. A row sums to 1 on average, and no longer each time."
+        why = "The weights after dropout. A row sums to 1 on average only."
         weights = made("dropped", why, weights * kept)
         steps += [kept, weights]
     first = ", in the first table" * (weights.value.shape[0] * weights.value.shape[1] > 1)

@@ -17,14 +17,14 @@ from clearhead.explanation.modules.origin.ran import Origin, Ran
 from clearhead.explanation.modules.projection import Linear
 
 Pair = tuple[int, int, float | None]
-PROBES = 6  # positions by which a candidate is judged, before it is held to all
+PROBES = 6  # positions at which a candidate is compared
 
 
 def find(name: str, given: Tensor, origin: Origin, places: Places, heads: tuple[int, int]) -> Chain | None:
-    """The chain that gives what was recorded, `given` (B, H, L, E), in these sequences and heads; None: there is none.
+    """The chain that gives the recorded `given` (B, H, L, E) in these sequences and heads; None where none does.
 
-    `heads`: those of the query, and of key and value. Each way in which models arrange their heads is computed for a
-    few positions, and compared; a factor is looked for last, since a norm of one vector is one.
+    `heads`: the number of query heads, and of key heads. Each way in which models arrange their heads is computed for a
+    few positions, and compared. A factor is the last resort, since a norm of a single vector is a factor too.
     """
     length = given.shape[2]
     few = sorted({n * (length - 1) // (PROBES - 1) for n in range(PROBES)})
@@ -65,7 +65,7 @@ def _out(ran: Ran) -> int:
 def _beside(
     chain: Chain, name: str, sources: list[tuple[Ran, Step]], places: Places, wanted: Tensor, dtype: torch.dtype
 ) -> Chain:
-    """The same chain, which knows the other layers that would give these numbers in the same way."""
+    """The same chain, with the names of other layers that would give these numbers in the same way."""
     others = []
     for each, source in sources:
         if each.name != chain.ran.name and _out(each) == _out(chain.ran):
@@ -78,7 +78,7 @@ def _beside(
 def _chains(
     plain: Chain, name: str, source: Step, places: Places, origin: Origin, given: Tensor, doubt: Tensor
 ) -> Iterator[Chain]:
-    """With and without each norm that ran on these numbers, and each rotation, in both orders."""
+    """The chain with and without each norm that ran on these numbers, and each rotation, in both orders."""
     batch, _, length, width = given.shape
     ways = list(turns(origin.turns, batch, length, width) if name != "value" else ())
     for chain in [plain, *(plain._replace(turn=turn) for turn in ways)]:
@@ -96,7 +96,7 @@ def _chains(
 def _norms(
     plain: Chain, name: str, source: Step, places: Places, origin: Origin, given: Tensor, doubt: Tensor
 ) -> list[tuple[str, Norm, bool]]:
-    """The norms that were given what this chain gives."""
+    """The norms whose input was the result of this chain."""
     heads = plain.steps(name, source, places)[-1].value
     norms: list[tuple[str, Norm, bool]] = []
     for ran in origin.ran[: origin.before]:
@@ -110,7 +110,7 @@ def _norms(
 
 
 def _of(ran: Ran, heads: Tensor, places: Places, given: Tensor, size: int, doubt: Tensor) -> bool:
-    """Whether a norm was given these numbers (B, H, L, E), as heads or side by side."""
+    """Whether the input of a norm was these numbers (B, H, L, E), as heads or side by side."""
     batch, count, length, width = given.shape
     x = ran.x
     own = x.numel() // max(batch * length * width, 1)  # heads: fewer, where each serves several
@@ -137,13 +137,15 @@ def recorded(given: Tensor, places: Places) -> Tensor:
 
 def input_step(label: str, x: Tensor, name: str, places: Places, dtype: torch.dtype) -> Step:
     rows = taken(taken(x, 0, places.batches), 1, places.positions).to(dtype)
-    why = "What the next layer is given: one vector for each position of each sequence."
+    why = "The next layer's input: one vector for each position of each sequence."
     return Step(label, why, rows, ("B", AXES[name], "in"))
 
 
 def near(found: Tensor, wanted: Tensor, dtype: torch.dtype, doubt: Tensor | float = 0.0) -> bool:
-    """Whether vectors agree, each but for its own roundings in this dtype: another arrangement is off by as much as
-    they are. `doubt`: by how much roundings may have grown on the way, see `Chain.doubt`."""
+    """Whether each vector agrees up to roundings in this dtype. (Another arrangement is off by as much as the numbers.)
+
+    `doubt`: the factor by which roundings may have grown, see `Chain.doubt`.
+    """
     info = torch.finfo(dtype)
     bound = (1e-4 if info.bits >= 32 else 8 * info.eps) + 4 * info.eps * doubt
     off = torch.where(found.isnan() & wanted.isnan(), 0.0, (found - wanted).abs())
@@ -151,7 +153,7 @@ def near(found: Tensor, wanted: Tensor, dtype: torch.dtype, doubt: Tensor | floa
 
 
 def frequencies(origin: Origin, query: Tensor, key: Tensor, sequence: int) -> tuple[Pair, ...]:
-    """Of each pair of entries its two places, and in how many positions it turns once; () where nothing was turned.
+    """For each pair of entries its two places, and in how many positions it turns once; () where no pair is turned.
 
     Formula: the product of a pair is r cos(ω(i − j) + δ), of one frequency ω (Su et al. 2021, "RoFormer"); 2π/ω is
     None where positions do not follow each other.
@@ -176,7 +178,7 @@ def frequencies(origin: Origin, query: Tensor, key: Tensor, sequence: int) -> tu
 
 
 def _period(turn: Turn, sequence: int, entry: int) -> float | None:
-    """In how many positions an entry's angle grows by 2π; None where it does not grow evenly."""
+    """The number of positions in which an entry's angle grows by 2π; None where it does not grow evenly."""
     place = [sequence if turn.cos.shape[0] > 1 else 0]
     cos, sin = (taken(part, 0, place)[0, :, entry].double() for part in (turn.cos, turn.sin))
     steps = torch.atan2(sin[1:] * cos[:-1] - cos[1:] * sin[:-1], cos[1:] * cos[:-1] + sin[1:] * sin[:-1])
