@@ -1,4 +1,4 @@
-// ---- One card a computed step, with the tables it is made of; inputs that stand together share a card.
+// ---- One card for each computed step, with the tables it is made of. Inputs that stand together share a card.
 
 import { everyIn, firstIn, make } from "../../base/front/dom.js";
 import { namesIn } from "../../base/front/language.js";

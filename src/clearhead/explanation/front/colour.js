@@ -9,7 +9,7 @@ const negativeRamps = {
   dark: tableOf(["#1a1f28", "#4a2f25", "#75402a", "#a95a33", "#d98850", "#f2bd8a", "#fde9d0"]),
 };
 
-/** The theme of the page: what it is painted in, and painted again when it changes. */
+/** The theme of the page, which is painted again when the theme changes. */
 export const theme = new Theme(document.documentElement, refresh);
 
 /**

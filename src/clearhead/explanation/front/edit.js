@@ -1,5 +1,5 @@
 // ---- An input's cell as a field: Enter or leaving it takes the number, Escape leaves it as it was. A cell of a mask
-// has no field: it is turned over.
+// has no field: it changes between True and False.
 
 import { make } from "../../base/front/dom.js";
 import { placeOf } from "../../base/front/numbers.js";

@@ -24,7 +24,7 @@ function showCell(cell) {
 }
 
 /**
- * Makes a cell the chosen one: its step, where that has a card of its own here, and its place.
+ * Chooses a cell: its place, and its step where the step has a card of its own.
  *
  * @param {HTMLElement} cell
  */

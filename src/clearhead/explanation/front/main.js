@@ -33,10 +33,9 @@ function paint() {
 }
 
 /**
- * For tests and for the console; all of it only reads. `numbers(name)` are those of a step as the page has them,
- * `computed(name)` what the page makes of the steps before it;
- * `sentence(name, index)` is one of them written out; `obstacle` is why the page can't compute, and `unknown(tree)`
- * which operations of a tree it lacks.
+ * For tests and for the console; all of it only reads. `numbers(name)`: the numbers of a step as the page has them.
+ * `computed(name)`: the same, computed from the steps before. `sentence(name, index)`: one number written out.
+ * `obstacle`: why the page can't compute. `unknown(tree)`: the operations of a tree that the page lacks.
  */
 function offerHooks() {
   /** @param {Float64Array} all */
