@@ -22,8 +22,7 @@ from clearhead.engines.tiled.tiles import softmax
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask
 from clearhead.masks.lengths import Lengths
-from clearhead.problem.given import with_given
-from clearhead.problem.problem import Problem, make_problem
+from clearhead.problem.problem import Problem, make_problem, with_given
 from clearhead.scores.base import Score
 
 ScoreLike = Score | Callable[[Tensor, Tensor], Tensor] | None
