@@ -167,7 +167,17 @@ def _joined(calls: Sequence[AttentionCall]) -> Weights:
     spans = _spans(steps, sizes)
     bias = None
     if any(step.problem.bias is not None for step in steps):
-        bias = Added(function=Placed(steps, [_bias_of(step) for step in steps], 0.0, sizes.shape).part)
+        bias = Added(
+            function=Placed(
+                steps,
+                [
+                    None if p.bias is None else partial(p.bias.tile, sizes=p.sizes)
+                    for p in (step.problem for step in steps)
+                ],
+                0.0,
+                sizes.shape,
+            ).part
+        )
     problem = last.problem._replace(scores=scores, sizes=sizes, visible=visible(spans, sizes), bias=bias)
     mask = RecordedMask(spans, sizes)
     said: dict[str, Any] = {"score": last.call.score, "mask": mask}
@@ -264,11 +274,6 @@ def _unsure(cached: Cached, rows: Tensor | None) -> bool:
     past = Cached(cached.chain, cached.number - 1).between(0, cached.link.base)
     firsts = several.int().argmax(1).tolist()
     return any(not equal(past[firsts[row]][None], past[of][None]) for row, of in several.nonzero().tolist())
-
-
-def _bias_of(step: Step) -> Part | None:
-    bias, sizes = step.problem.bias, step.problem.sizes
-    return None if bias is None else partial(bias.tile, sizes=sizes)
 
 
 def _refuse(name: str, reason: str, instead: str) -> NoReturn:
