@@ -165,19 +165,10 @@ def _joined(calls: Sequence[AttentionCall]) -> Weights:
         key=last.call.cached_key.between(0, keys),
     )
     spans = _spans(steps, sizes)
-    bias = None
-    if any(step.problem.bias is not None for step in steps):
-        bias = Added(
-            function=Placed(
-                steps,
-                [
-                    None if p.bias is None else partial(p.bias.tile, sizes=p.sizes)
-                    for p in (step.problem for step in steps)
-                ],
-                0.0,
-                sizes.shape,
-            ).part
-        )
+    bias, biases = None, [(step.problem.bias, step.problem.sizes) for step in steps]
+    if any(one is not None for one, _ in biases):
+        tiles = [None if one is None else partial(one.tile, sizes=its) for one, its in biases]
+        bias = Added(function=Placed(steps, tiles, 0.0, sizes.shape).part)
     problem = last.problem._replace(scores=scores, sizes=sizes, visible=visible(spans, sizes), bias=bias)
     mask = RecordedMask(spans, sizes)
     said: dict[str, Any] = {"score": last.call.score, "mask": mask}
@@ -219,7 +210,7 @@ def _steps(calls: Sequence[AttentionCall]) -> list[Step]:
     if last.kind == "self" and first.query and calls[0].cached_key.chain is not chain and 0 in mine:
         _refuse(
             last.name,
-            f"its keys of {first.query} positions before a step are not the keys that it had there at the step before",
+            f"its keys of {first.query} positions before a step are not those that it had at the step before",
             "A quantised cache changes them; several generations at once, in threads, take turns. Generate with "
             "another cache, one at a time; or, if the positions before were not watched, pass the calls from there on: "
             "seen[name][n:].joined()",

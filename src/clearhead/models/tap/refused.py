@@ -50,8 +50,8 @@ def refuse_compiled_code(model: nn.Module) -> None:
             if compiled_code(function):
                 raise UnsupportedError(
                     f"{type(module).__name__}.forward{f' (of {name})' if name else ''} has been compiled already, for "
-                    "this model or for another of its class, and this code would be used again, without the "
-                    "operations that a monitor adds.\nCall torch.compiler.reset() first, then monitor the model, then run it: it is "
+                    "this model or for another of its class, and this code would be used again, without a monitor's "
+                    "operations.\nCall torch.compiler.reset() first, then monitor the model, then run it: it is "
                     "compiled anew."
                 )
             function = getattr(function, "__wrapped__", None)
