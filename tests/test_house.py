@@ -32,10 +32,10 @@ NAMESPACES = ("edits", "extend", "reductions", "results")
 # In these folders every module stands alone, but for what is named: a new one is one new file.
 APART = {
     "scores": {"base"},
-    "masks": {"base", "_draw", "_lengths", "_read", "_spans"},
+    "masks": {"base", "_draw", "_read", "_spans"},
     "biases": {"base"},
     "inspection.reductions": {"base"},
-    "inspection.measures": {"base", "subject", "attention", "allowed", "_pairs", "_grouped", "_one_key", "_pair_mass"},
+    "inspection.measures": {"base", "subject", "attention", "allowed", "_grouped"},
 }
 
 

@@ -14,7 +14,7 @@ from clearhead.base.steps import Step, number
 from clearhead.base.text import said
 from clearhead.base.tracing import without_autocast
 from clearhead.explanation.diagnosis.case import Case
-from clearhead.explanation.diagnosis.fills import taken_apart
+from clearhead.explanation.diagnosis.reading import taken_apart
 from clearhead.explanation.explanation import Explanation, Part, settled
 from clearhead.explanation.inputs import drawn
 from clearhead.explanation.modules.origin.part import FromInput, from_input, last_projection

@@ -21,7 +21,7 @@ PARTS = {
         "to see whether a model was asked for its attentions", "lazy weights are made in each call, asked for or not"
     ),
     "PreTrainedConfig._name_or_path": Part(
-        "to leave out where a model came from, when states are added up", "nothing is left out"
+        "to leave out the path of a model, where the states of surveys are added up", "nothing is left out"
     ),
 }
 ORIGIN = "_name_or_path"
@@ -45,7 +45,7 @@ def backend_of(config: Any) -> Any:
 
 
 def named_backend(config: Any) -> Any:
-    """The same as `backend_of`; None where it is not known, or where there is no configuration."""
+    """The name of that backend; None where it is not known, or where there is no configuration."""
     return getattr(config, "_attn_implementation", None)
 
 
