@@ -1,4 +1,4 @@
-"""Before and after each call of a model that shares its sequences out over ranks: what it is given, and what it means.
+"""Hooks around each call of a model that shares out its sequences over ranks: they check its arguments.
 
 Before a call the ranks tell each other whether their arguments are right, so that a wrong call raises on all ranks.
 Then they exchange their position ids and attention masks, from which each makes the mask of the whole sequence.
