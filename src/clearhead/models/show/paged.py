@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.explanation.modules.origin.frequencies import Pair, frequencies
+from clearhead.explanation.modules.origin.find import Pair, frequencies
 from clearhead.inspection.measures import Found, Measure
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import labels

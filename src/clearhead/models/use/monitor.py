@@ -26,7 +26,7 @@ from clearhead.inspection.reductions.entropy import Entropy
 from clearhead.inspection.reductions.max_score import MaxScore
 from clearhead.inspection.reductions.sink_share import SinkShare
 from clearhead.models.table import Table
-from clearhead.models.tap import functions, own
+from clearhead.models.tap import functions
 from clearhead.models.tap.choice import Layers, check_layers
 from clearhead.models.tap.compiled import Interface
 from clearhead.models.tap.layers import LayerName, Site
@@ -38,6 +38,7 @@ from clearhead.models.tap.refused import (
     refuse_compiled_code,
     uncompiled,
 )
+from clearhead.models.tap.tap import own_source
 from clearhead.models.use.asked import Asked, asked_to_reduce
 from clearhead.models.use.recorder import Recorder
 from clearhead.models.use.reduced import ReducedCall
@@ -314,7 +315,7 @@ class Monitor:
             if not one.compiled:  # compiled code would pause at a function mode
                 stack.enter_context(functions.source(one))
                 stack.enter_context(one.stack.entered())
-                stack.enter_context(own.source(one))
+                stack.enter_context(own_source(one))
             stack.enter_context(self._interface.recording(one))
             stack.enter_context(one.stack.running(module, args, kwargs))
             here.open = stack.pop_all()
