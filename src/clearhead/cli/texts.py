@@ -115,7 +115,7 @@ def _read(
     encoder, said, answer, begins = "", "", None, None
     if target is not None and not model.config.is_encoder_decoder:
         raise ClearheadError(
-            f"--target is what the decoder of an encoder-decoder reads, and {type(model).__name__} has one text alone: "
+            f"--target is the text for the decoder of an encoder-decoder, and {type(model).__name__} has one text alone: "
             "leave it out."
         )
     if model.config.is_encoder_decoder:
