@@ -58,7 +58,7 @@ def _of_text(options: argparse.Namespace) -> Explanation:
 
 
 def place(word: str, tokens: list[str], name: str) -> int:
-    """The place of a word among the tokens, the first one; or the number itself."""
+    """The first place of a word among the tokens, or the given number itself."""
     found = place_among(word, tokens)
     if found is not None:
         return found

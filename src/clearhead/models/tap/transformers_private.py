@@ -1,4 +1,4 @@
-"""Every private name of transformers' that clearhead uses: one table of its purposes, and of what happens without it.
+"""The private names of transformers' that clearhead uses: a table of the use of each, and of the way without it.
 
 They are attributes of models and configurations. Each is looked up where it is used: transformers is not imported here.
 """
@@ -50,7 +50,7 @@ def named_backend(config: Any) -> Any:
 
 
 def set_backend(config: Any, name: Any) -> None:
-    """Have a configuration say that its model runs on this backend."""
+    """Write into a configuration that its model runs on this backend."""
     backend_of(config)
     config._attn_implementation = name
 
