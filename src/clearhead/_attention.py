@@ -69,8 +69,8 @@ def attention(
     "upper_left" (at key 0), "lower_right" (the last query at the last key), a number, or a (B,) integer tensor.
     `dropout_p`: each weight is set to 0 with this probability, the others divided by 1 − dropout_p; its seed is drawn
     from torch's generator, so that `torch.manual_seed` makes it repeat, the same on every engine.
-    `engine`: "native", "sdpa", "tiled", "reference", an `Engine` of your own, or None for the first that can: see
-    `plan`.
+    `engine`: "native", "flex", "sdpa", "tiled", "reference", an `Engine` of your own, or None for the first that can:
+    see `plan`.
     Returns (..., Lq, Ev) of the value's dtype; NumPy arrays give a NumPy array. Differentiable in all inputs.
     Raises `ClearheadError`, `ShapeError` or `UnsupportedError`; nothing that was passed is changed.
     Cost: the allowed pairs' work; memory O(Lq + Lk) but on the engine "reference".
@@ -205,6 +205,7 @@ def plan(
     >>> ch.plan(x, x, x, mask=ch.SlidingWindow(before=255))  # doctest: +ELLIPSIS
     plan: query (1, 8, 4096, 64), key (1, 8, 4096, 64), value (1, 8, 4096, 64)
       engine        native
+      not flex      on a CPU other engines are faster
       not sdpa      could run it; native comes first
       not tiled     could run it; native comes first
       not reference makes every pair at once, more than 4,194,304: only when asked for
