@@ -80,6 +80,9 @@ def look(method: str) -> Callable[..., Any]:
     return lambda **given: getattr(ch.weights(**QK), method)(**given)
 
 
+OVER_SEVERAL = ("sum", "mean", "amax", "amin")  # dimensions
+
+
 def score_of(cls: Any) -> Callable[..., Any]:
     return lambda **given: ch.attention(**QKV, score=cls(**given), engine="reference")
 
@@ -356,6 +359,18 @@ ENTRIES: dict[str, Entry] = {
     "Weights.received": E("weights", look("received"), {}),
     "Weights.topk": E("weights", lambda k: ch.weights(**QK).topk(k)[0], {"k": 3}),
     "Weights.pool": E("weights", look("pool"), {"size": 3, "how": "max"}, {"size": {"huge": "else"}}),
+    **{
+        f"Weights.{name}": E(
+            "weights",
+            look(name),
+            {"dim": None, "keepdim": False},
+            {
+                "dim": ABSENT | {"negative": "else"} | ({"empty list": "same"} if name in OVER_SEVERAL else {}),
+                "keepdim": {"bool": "else"},
+            },
+        )
+        for name in (*OVER_SEVERAL, "max", "min", "argmax", "argmin")
+    },
     "Weights.reduce": E(
         "weights", lambda reduction: ch.weights(**QK).reduce(reduction)[0], {"reduction": ch.Entropy()}
     ),
@@ -862,4 +877,7 @@ NOT_CALLED = {
     "load_seen": "takes a path: tests/models/test_stored.py",
     "nn.KeyValueCache": "takes nothing; its methods are here", "nn.PreparedKeys": "what prepare() gives",
     "Weights.shape": "an attribute", "Weights.dtype": "an attribute", "Weights.problem": "an attribute",
+    "Weights.ndim": "an attribute", "Weights.device": "an attribute", "Weights.dim": "takes nothing",
+    "Weights.numel": "takes nothing", "Weights.numpy": "takes nothing", "Weights.tolist": "takes nothing",
+    "Weights.item": "takes nothing", "Weights.size": "what the shape gives for a dimension",
 }  # fmt: skip

@@ -70,7 +70,7 @@ def test_generations_are_clean():
             model.generate(IDS, attention_mask=RIGHT.flip(1), max_new_tokens=3, do_sample=False, **options)
         diagnosis = seen.diagnose()
         assert not diagnosis.errors and not diagnosis.warnings, diagnosis
-        assert {finding.where["run"] for finding in diagnosis} <= {0, 1, 2}
+        assert {finding.where["layer"].split(", ")[1] for finding in diagnosis} <= {"step 0", "step 1", "step 2"}
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
@@ -107,7 +107,7 @@ def test_a_model_without_its_scale(name):
     assert "the scale" not in names(seen_of(model, **inputs_of(name)).diagnose())
     unscaled(model)
     found = [f for f in seen_of(model, **inputs_of(name)).diagnose().warnings if f.name == "the scale"]
-    assert {finding.where["layer"] for finding in found} == set(seen_of(model, **inputs_of(name)).names)
+    assert {finding.where["module"] for finding in found} == set(seen_of(model, **inputs_of(name)).names)
 
 
 @pytest.mark.parametrize("name", ["Bert", "Llama", "GPT2", "T5"])
@@ -119,7 +119,7 @@ def test_nan_is_found_where_it_comes_from(name):
         weight[0] = float("nan")
     diagnosis = seen_of(model, **inputs_of(name)).diagnose()
     first = next(finding for finding in diagnosis if finding.name == "inputs that are not finite")
-    assert first.severity == "error" and first.where["layer"] == layer, diagnosis
+    assert first.severity == "error" and first.where["module"] == layer, diagnosis
 
 
 @pytest.mark.parametrize("name", ["Bert", "ViT"])
@@ -195,7 +195,7 @@ def test_entropy_over_training_steps(growth, collapses):
     diagnosis = ch.diagnose(seen)
     assert [(f.name, f.severity) for f in diagnosis] == [("entropy collapse", "warning")] * collapses, diagnosis
     if collapses:
-        assert diagnosis[0].where == {"layer": "Trained", "heads": [0, 1, 2]}
+        assert diagnosis[0].where == {"layer": "L0", "module": "Trained", "heads": [0, 1, 2]}
         last = [row["entropy"] for row in seen.table()][-3:]
         assert f"{min(last):.3g}" in diagnosis[0].evidence
 
@@ -211,5 +211,5 @@ def test_training_that_ends_in_no_numbers(factors):
             model(x)
     *others, last = ch.diagnose(seen)
     assert [finding.name for finding in others] == ["entropy collapse"] * (len(factors) == 5)
-    assert (last.name, last.where) == ("no numbers", {"layer": "Trained", "heads": [0, 1, 2]})
+    assert (last.name, last.where) == ("no numbers", {"layer": "L0", "module": "Trained", "heads": [0, 1, 2]})
     assert f"from step {factors.index(math.nan)} on" in last.evidence

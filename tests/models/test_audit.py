@@ -257,7 +257,7 @@ def test_the_message_says_where_the_mass_went():
     text = str(raised.value)
     assert text.splitlines()[:2] == [
         "1 of 1 calls do not attend as expected. The first:",
-        "  Block, self, sdpa, run 0, 6 queries and 6 keys",
+        "  L0, Block, self, sdpa, run 0, 6 queries and 6 keys",
     ]
     assert "the call had no mask; expected was Causal()" in text
     assert "0.833 at head 0, query 0 of sequence 0,\n    to 5 keys of 1 … 5, most to key 1 (0.167)" in text
@@ -343,8 +343,8 @@ def test_bfloat16_and_an_empty_batch():
         (torch.ones(9, 9), "expected bool"),
         (ch.Documents.from_lengths([3, 3]), "Documents"),
         ({}, "empty dict"),
-        ({"layers.7.*": None}, "no call was made by a module 'layers.7"),
-        ({0: None}, "no call was made"),
+        ({"layers.7.*": None}, "there is no layer 'layers.7"),
+        ({9: None}, "there is no layer 9; calls were made by 'layers.0"),
         (lambda call: 1.0, "1.0 is expected"),
     ],
 )

@@ -108,7 +108,7 @@ def test_a_wrong_backend_is_named_with_its_layer(register, function, order):
     departing = [call for call in found.calls if call.departs and call.error == call.error]
     # what follows a layer of NaN is NaN by its own formula too
     assert function is of_nan or departing == [first]
-    assert str(found).startswith("wrong departs from its formula first in call 1, layers.1.self_attn:")
+    assert str(found).startswith("wrong departs from its formula first in L1, layers.1.self_attn:")
     assert not ch.compare(llama(), *order, IDS).ok()
 
 

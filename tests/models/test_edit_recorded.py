@@ -300,3 +300,26 @@ def test_an_edit_that_writes_to_the_models_tensors_is_refused(part):
     tensors = [tensor.clone() for tensor in tensors]
     with pytest.raises(ch.ClearheadError, match=f"wrote to the call's {part}"), ch.edit(block, Writes(heads=1)):
         block(*tensors)
+
+
+def test_edited_weights_of_arrays_are_arrays():
+    attend, x = ch.nn.DotProductAttention().eval(), torch.rand(1, 3, 4)
+    with ch.edit(attend, ch.Scale(factor=0.5, queries=1)):
+        attend(x, x, x)
+        of_tensors = attend.attention_weights
+        attend(x.numpy(), x.numpy(), x.numpy())
+        of_arrays = attend.attention_weights
+    looks = [
+        lambda w, v: w.dense(),
+        lambda w, v: w[0, 0],
+        lambda w, v: w @ v,
+        lambda w, v: w.entropy(),
+        lambda w, v: w.received(),
+        lambda w, v: w.topk(2)[0],
+        lambda w, v: w.reduce(ch.Output(v))[0],
+        lambda w, v: w.sum(-1),
+    ]
+    for look in looks:
+        found, want = look(of_arrays, x.numpy()[None]), look(of_tensors, x[None])
+        assert isinstance(found, np.ndarray)
+        np.testing.assert_allclose(found, want.numpy(), atol=1e-6)

@@ -114,8 +114,8 @@ def test_a_loaded_recording_is_explained_alike(tmp_path):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"layer": 7, "head": 0, "query": 0}, "there is no call 7"),
-        ({"layer": "nothing", "head": 0, "query": 0}, "no attention call of a module 'nothing'"),
+        ({"layer": 7, "head": 0, "query": 0}, "there is no layer 7"),
+        ({"layer": "nothing", "head": 0, "query": 0}, "there is no layer 'nothing'"),
         ({"layer": 0, "head": 9, "query": 0}, "out of range"),
         ({"layer": 0, "head": 0, "query": 0, "tokens": ["a"]}, "tokens has 1 words"),
         ({"layer": 0, "head": 0, "query": 0, "tokens": "abcde"}, "got a str"),

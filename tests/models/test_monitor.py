@@ -25,7 +25,7 @@ transformers = pytest.importorskip("transformers", reason="the extra [models] is
 IDS = torch.randint(3, 100, (2, 9), generator=torch.Generator().manual_seed(0))
 LEFT = torch.tensor([[1] * 9, [0] * 4 + [1] * 5])
 SMALL = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-COLUMNS = ["step", "module", "head", "entropy", "max_logit", "sink_share"]
+COLUMNS = ["step", "layer", "module", "head", "entropy", "max_logit", "sink_share"]
 
 
 def llama(**more):
@@ -102,7 +102,7 @@ def same(one, other):
 def close(one, other, tolerance=1e-5):
     assert [list(row.values())[:3] for row in one] == [list(row.values())[:3] for row in other]
     for a, b in zip(one, other, strict=True):
-        assert [a[c] for c in COLUMNS[3:]] == pytest.approx([b[c] for c in COLUMNS[3:]], abs=tolerance, nan_ok=True)
+        assert [a[c] for c in COLUMNS[4:]] == pytest.approx([b[c] for c in COLUMNS[4:]], abs=tolerance, nan_ok=True)
 
 
 @pytest.mark.parametrize("autocast", [False, True], ids=["float32", "autocast"])
@@ -153,7 +153,7 @@ def test_numbers_are_those_of_eager_attention(name):
         heads = weights.shape[1]
         scores = call.weights.scores().masked_fill(call.weights.dense() == 0, -torch.inf)
         want = by_hand(weights.double(), scores, mask)
-        got = torch.tensor([[row[c] for c in COLUMNS[3:]] for row in rows[number * heads : (number + 1) * heads]])
+        got = torch.tensor([[row[c] for c in COLUMNS[4:]] for row in rows[number * heads : (number + 1) * heads]])
         torch.testing.assert_close(got.double(), want.double(), atol=1e-5, rtol=1e-5)
     assert {row["module"] for row in rows} == {call.name for call in recording.calls}
 
@@ -361,7 +361,7 @@ def test_tensorboard():
         model(IDS)
     assert len(writer.got) == 2 * 2 * 4 * 3
     for row in seen.table():
-        for column in COLUMNS[3:]:
+        for column in COLUMNS[4:]:
             assert writer.got[f"{column}/{row['module']}/{row['head']}", row["step"]] == row[column]
 
 
@@ -390,7 +390,7 @@ def test_no_attention_and_no_such_layer():
     with ch.monitor(model), pytest.raises(ch.ClearheadError, match="made no attention call"):
         model(torch.ones(2, 3))
     with (
-        pytest.raises(ch.ClearheadError, match="no call was made by a module 7"),
+        pytest.raises(ch.ClearheadError, match="no call was made by a layer 7"),
         ch.monitor(model := llama(), layers=7),
     ):
         model(IDS)
@@ -565,6 +565,6 @@ def test_removed_by_another_thread_in_the_middle_of_a_pass():
 def test_layers_that_are_not_there():
     make, inputs = MODELS["llama"]
     model = make()
-    message = r"no call was made by a module 99, 'zzz' of layers"
+    message = r"no call was made by a layer 99, 'zzz'"
     with pytest.raises(ch.ClearheadError, match=message), ch.monitor(model, 1, layers=[0, 99, "zzz"]):
         model(**inputs)

@@ -28,7 +28,7 @@ def bert():
 def test_all_heads_of_a_layer(bert):
     seen, (tokens, _) = bert
     axes = seen.plot(3, tokens=tokens)
-    assert len(axes) == 12 and axes[0].figure.get_suptitle() == "encoder.layer.3.attention.self (self)"
+    assert len(axes) == 12 and axes[0].figure.get_suptitle() == "L3: encoder.layer.3.attention.self (self)"
     for head, axis in enumerate(axes):
         np.testing.assert_array_equal(axis.images[0].get_array(), seen[3].weights[0, head])
     axes = seen.plot("encoder.layer.3.attention.self", 5, tokens=tokens, title="One", scale="log")
@@ -90,8 +90,8 @@ def test_a_step_of_a_generation_has_the_last_words():
 @pytest.mark.parametrize(
     ("layer", "given", "said"),
     [
-        (9, {}, "no call 9"),
-        ("*", {}, "fits 6 calls"),
+        (9, {}, "no layer 9"),
+        ("*", {}, "means 6 calls"),
         (0, {"heads": 12}, "a head of plot"),
         (0, {"heads": "a"}, "a head of plot"),
         (0, {"sequence": 2}, "sequence is 2"),
@@ -112,8 +112,7 @@ def test_cross_attention_has_two_texts():
     model, _ = small_models.pair("Bart", small_models.SEQ2SEQ)
     with ch.watch(model) as seen, torch.no_grad():
         model(**small_models.inputs_of("Bart"))
-    call = next(i for i, call in enumerate(seen.calls) if call.kind == "cross")
-    axes = seen.plot(call, 1, tokens=list("abcde"), source_tokens=list("123456789"))
+    axes = seen.plot("decoder 0, cross", 1, tokens=list("abcde"), source_tokens=list("123456789"))
     assert [t.get_text() for t in axes.get_yticklabels()] == list("abcde")
     assert [t.get_text() for t in axes.get_xticklabels()] == list("123456789")
 

@@ -65,10 +65,10 @@ def test_all_layers_and_a_file(seen, tmp_path):
 @pytest.mark.parametrize(
     ("words", "given"),
     [
-        ("no attention call of a module", {"layer": "third"}),
-        ("expected 2 at most", {"layer": 0, "heads": 3}),
+        ("there is no layer 'third'", {"layer": "third"}),
+        ("first has 3 heads", {"layer": 0, "heads": 3}),
         ("pass layer=", {"heads": 1}),
-        ("heads is empty", {"layer": 0, "heads": []}),
+        (r"heads is \[\]", {"layer": 0, "heads": []}),
         ("height", {"height": 0}),
         ("title", {"title": 3}),
         ("tokens", {"tokens": ["a"]}),

@@ -408,6 +408,13 @@ LOOKS = [
         "inspection/test_weights.py",
     ),
     Mutant(
+        "inspection/by_blocks.py",
+        "torch.where(better, places + start, where[at])",
+        "torch.where(better, places, where[at])",
+        "places of largest weights are counted from the beginning of a block",
+        "inspection/test_matrix.py",
+    ),
+    Mutant(
         "inspection/difference.py",
         "after.to(before.device) - before",
         "before - after.to(before.device)",

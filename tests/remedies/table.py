@@ -401,6 +401,33 @@ class Later(ch.Bias):
     ),
     # weights
     case(
+        "ch.weights(x, x).cumsum(-1)",
+        ("w[:].cumsum", "(lambda w: @(-1))(ch.weights(x, x))", "soft(x, x).cumsum(-1)"),
+        ("w[..., 0, :].cumsum", "(lambda w: @(-1))(ch.weights(x, x))", "soft(x, x)[..., 0, :].cumsum(-1)"),
+    ),
+    case(
+        "bool(ch.weights(x, x))",
+        ("w[..., 0, 0]", "(lambda w: @)(ch.weights(x, x))", "soft(x, x)[..., 0, 0]"),
+        ("(w[:] > 0.5).any()", "(lambda w: @)(ch.weights(x, x))", "(soft(x, x) > 0.5).any()"),
+    ),
+    case("torch.relu_(ch.weights(x, x))", ("w.dense()", "(lambda w: torch.relu_(@))(ch.weights(x, x))", "soft(x, x)")),
+    case(
+        "ch.weights(x, x).gradients(x, x).dense(max_bytes=8)",
+        ("g[..., -1, :]", "(lambda g: @)(ch.weights(x, x).gradients(x, x))", "(x @ x.mT)[..., -1, :]"),
+        ("by_query()", "ch.weights(x, x).gradients(x, x).@", "(soft(x, x) * (x @ x.mT)).sum(-1)"),
+        ("max_bytes=None", "ch.weights(x, x).gradients(x, x).dense(@)", "x @ x.mT"),
+    ),
+    case(
+        "watched().compare(watched())[0].weights.dense(max_bytes=8)",
+        ("d[..., -1, :]", "(lambda d: @)(watched().compare(watched())[0].weights)", "torch.zeros(2, 2, 5)"),
+        (
+            "blocks(sequence, head)",
+            "(lambda d, sequence, head: next(d.@)[1])(watched().compare(watched())[0].weights, 0, 0)",
+            "torch.zeros(5, 5)",
+        ),
+        ("max_bytes=None", "watched().compare(watched())[0].weights.dense(@)", "torch.zeros(2, 2, 5, 5)"),
+    ),
+    case(
         "ch.weights(x, x).dense(max_bytes=8)",
         ("max_bytes=None", "ch.weights(x, x).dense(@)", "soft(x, x)"),
         ("w[..., -1, :]", "(lambda w: @)(ch.weights(x, long))", "soft(x, long)[..., -1, :]"),
@@ -794,7 +821,7 @@ class Later(ch.Bias):
     case(
         "watched().check({'nothing': None})",
         (
-            "patterns of whole names",
+            "one of the whole name",
             "torch.tensor(watched().check({'Bl*': Causal()})[0].most) # @",
             "torch.tensor(0.0)",
         ),

@@ -8,7 +8,7 @@ import { everyIndex, grouped, number, placeOf } from "../../src/clearhead/base/f
 import { nodeOf } from "../../src/clearhead/base/front/operations.js";
 import { plainText } from "../../src/clearhead/base/front/terms.js";
 import { fromRanges, rangesOf } from "../../src/clearhead/report/front/chosen.js";
-import { labelsOf } from "../../src/clearhead/report/front/names.js";
+import { headName, labelsOf } from "../../src/clearhead/report/front/names.js";
 import { percent, readText } from "../../src/clearhead/report/front/words.js";
 
 test("an address holds what is chosen, and gives it back", () => {
@@ -43,6 +43,15 @@ test("no two layers have one label", () => {
   assert.deepStrictEqual(labelsOf([layer("L0", "encoder"), layer("L0", "decoder"), layer("L1", null)]),
     ["encoder L0", "decoder L0", "L1"]);
   assert.strictEqual(new Set(labelsOf([layer("L0"), layer("L0"), layer("L0")])).size, 3);
+});
+
+test("a head is called by its layer and its own number", () => {
+  const run = { layers: [{ heads: [{ number: 3 }, {}] }] };
+  const name = (label, head) => headName({ labels: [label], run }, { layer: 0, head });
+  assert.deepStrictEqual(["L0", "L12′", "L1, step 2", "L1, cross", "decoder L0"].map((label) => name(label, 0)),
+    ["L0H3", "L12′H3", "L1H3, step 2", "L1H3, cross", "decoder L0H3"]);
+  assert.deepStrictEqual(["decoder 1, cross, step 2", "encoder 0′"].map((label) => name(label, 1)),
+    ["decoder 1, cross, head 1, step 2", "encoder 0′, head 1"]);
 });
 
 test("numbers in words", () => {

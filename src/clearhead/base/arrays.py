@@ -16,7 +16,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def mask_forms(name: str, given: Any) -> str:
-    """What to write for a mask of 0 and 1, or bool: which class it needs is decided by what its dimensions are."""
+    """The code to write for a mask of 0 and 1, or of bool: its dimensions decide which class it needs."""
     cast = f"{name}.bool()" if isinstance(given, Tensor) else f"{name}.astype(bool)"
     return (
         f"One row a sequence, (B, Lk), as a tokenizer's attention_mask is, pass as Padding({cast}); a matrix of "
@@ -26,7 +26,7 @@ def mask_forms(name: str, given: Any) -> str:
 
 
 def to_tensor(array: Any, name: str) -> Tensor:
-    """A tensor over a NumPy array's own memory (a copy only where torch cannot address it); tensors pass."""
+    """A tensor over a NumPy array's own memory, or a copy where torch cannot address it; tensors stay as they are."""
     if isinstance(array, Tensor):
         return array
     if isinstance(array, np.ma.MaskedArray):
@@ -58,12 +58,12 @@ def to_tensor(array: Any, name: str) -> Tensor:
 
 
 def owned(array: Any, name: str) -> Tensor:
-    """As `to_tensor`, for what outlives the call: a NumPy array is copied, since writes to it are not counted."""
+    """As `to_tensor`, for tensors that outlive the call: a NumPy array is copied, as writes to it are not counted."""
     return to_tensor(array.copy() if isinstance(array, np.ndarray) else array, name)
 
 
 class _Memory:
-    """Memory that NumPy takes as an array, and what keeps it alive."""
+    """Memory that NumPy takes as an array, and the object that keeps it alive."""
 
     def __init__(self, interface: dict[str, Any], owner: np.ndarray) -> None:
         self.__array_interface__ = interface
@@ -71,7 +71,7 @@ class _Memory:
 
 
 def _writable_view(array: np.ndarray) -> np.ndarray:
-    """The same memory without the read-only flag's warning; clearhead never writes to its inputs."""
+    """The same memory without the read-only flag, of which torch warns. clearhead never writes to its inputs."""
     try:
         interface = dict(array.__array_interface__)
         address, _ = interface["data"]
@@ -113,7 +113,7 @@ def is_dense(thing: Any) -> bool:
 
 
 def shown(thing: Any) -> str:
-    """What somebody gave where a dense tensor was expected, as an error says it."""
+    """The words in which an error names an object that was given where a dense tensor was expected."""
     if thing is None:
         return "None"
     if not isinstance(thing, Tensor):

@@ -1,4 +1,4 @@
-"""Gradients for a batch of losses at once (`is_grads_batched`, vmap): computed one by one, and stacked."""
+"""Gradients for a batch of losses (`is_grads_batched`, vmap): they are computed one by one, and stacked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Compute = Callable[..., Gradients]
 
 
 def unbatched(compute: Compute, *grads: Tensor | None) -> Gradients:
-    """`compute(*grads)`, one by one where some of the gradients are batches; None is no gradient."""
+    """`compute(*grads)`, computed one by one where some of the gradients are batches. None means no gradient."""
     given = [g for g in grads if g is not None]
     if any(torch._C._functorch.is_legacy_batchedtensor(g) for g in given):
         return _each_of(compute, grads)
@@ -37,7 +37,7 @@ def _each_of(compute: Compute, grads: Gradients) -> Gradients:
 
 
 def _ones(grads: Any, dims: Any) -> Any:
-    """The gradients of each loss, in turn; those without a dimension of losses are the same for all."""
+    """The gradients of each loss, in turn. A gradient without a dimension of losses is the same for all losses."""
     count = next(g.shape[dim] for g, dim in zip(grads, dims, strict=True) if dim is not None)
     columns = [[g] * count if dim is None else g.unbind(dim) for g, dim in zip(grads, dims, strict=True)]
     return zip(*columns, strict=True)

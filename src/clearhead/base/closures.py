@@ -18,10 +18,11 @@ _ABSENT = object()
 
 
 def read_by(function: Any, depth: int = DEPTH) -> Iterator[Tensor]:
-    """The tensors that a function's bytecode reads: variables of its closure, its defaults and globals, and `self`, and
-    attributes looked up on these; those in lists, tuples and dicts of them; and so on in the functions that it calls.
+    """The tensors that a function's bytecode reads.
 
-    Tensors reached in other ways (`getattr`, an attribute of a call's result) are not found.
+    They are found in variables of its closure, its defaults, its globals and `self`, and in attributes looked up on
+    these; in lists, tuples and dicts of such tensors; and in the same places of the functions that it calls. Tensors
+    that are reached in other ways (`getattr`, an attribute of a call's result) are not found.
     """
     if isinstance(function, functools.partial):
         for given in (*function.args, *function.keywords.values()):
@@ -40,7 +41,7 @@ def read_by(function: Any, depth: int = DEPTH) -> Iterator[Tensor]:
 
 
 def _through(function: types.FunctionType, owner: Any, depth: int) -> Iterator[Tensor]:
-    """The tensors that are read by a function; `owner` is what its first argument is bound to."""
+    """The tensors that a function reads. `owner` is the object that its first argument is bound to."""
     code = function.__code__
     defaults = function.__defaults__ or ()
     known = dict(zip(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True))
@@ -81,7 +82,7 @@ def _held(thing: Any, depth: int) -> Iterator[Tensor]:
 
 
 def _attribute(thing: Any, name: str) -> Any:
-    """An attribute as it is stored: nothing is run for it."""
+    """An attribute as it is stored: no code is run to find it."""
     if isinstance(thing, nn.Module):
         for inside in (thing._parameters, thing._buffers, thing._modules):
             if name in inside:

@@ -1,7 +1,7 @@
 """Which weights dropout keeps: a hash of (seed, batch, head, query, key).
 
-A pair is kept or dropped alike in any block, on any engine, forward and backward, so nothing has to be stored and
-the size of a tile never changes a result. With 32-bit words that wrap around, and ⊕ for exclusive or:
+A pair is kept or dropped alike in any block, on any engine, forward and backward. So nothing has to be stored, and
+the size of a tile never changes a result. Words have 32 bits and wrap around, and ⊕ is exclusive or:
 
     mix(x)       x ⊕= x ≫ 16;  x ·= 0x7feb352d;  x ⊕= x ≫ 15;  x ·= 0x846ca68b;  x ⊕= x ≫ 16
     row(b, h, i) = mix(mix(mix(mix(mix(low half of the seed) + high half) + b) + h) + i)
@@ -10,7 +10,7 @@ the size of a tile never changes a result. With 32-bit words that wrap around, a
     kept         if x, as a signed number, is at least round(p · 2³²) − 2³¹
 
 `mix` is Wellons' "lowbias32" (2018, "Prospecting for Hash Functions"). A stronger generator costs several times the
-work of the tile itself; this much mixing, of words that are mixed already, about half of it.
+work of the tile itself. This much mixing, of words that are mixed already, costs about half of that work.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def factors(
     origin: tuple[range, ...] | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    """What dropout multiplies weights (B, H, Lq, Lk) by: 0 with probability p, else 1 / (1 − p).
+    """The factors by which dropout multiplies weights (B, H, Lq, Lk): 0 with probability p, else 1 / (1 − p).
 
-    `origin`: the ranges of these in a larger matrix, where they are a part of one.
+    `origin`: where these weights are a part of a larger matrix, their four ranges in it.
     """
     places = [(0, size, 1) for size in sizes.shape] if origin is None else [(r.start, r.stop, r.step) for r in origin]
     b, h, i, j = (torch.arange(*ends, dtype=torch.int32, device=seed.device) for ends in places)
@@ -81,6 +81,6 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _shift(x: Tensor, bits: int, spare: Tensor) -> Tensor:
-    """x ⊕= x ≫ bits, the shift filling with zeros: PyTorch's fills with the sign."""
+    """x ⊕= x ≫ bits, where the shift fills with zeros. PyTorch's shift fills with the sign."""
     torch.bitwise_right_shift(x, bits, out=spare).bitwise_and_(2 ** (32 - bits) - 1)
     return x.bitwise_xor_(spare)

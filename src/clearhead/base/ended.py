@@ -1,8 +1,8 @@
-"""How the command ends by Ctrl-C or SIGTERM: in one line, without a file half written, and by that signal.
+"""How the command ends by Ctrl-C or SIGTERM: it writes one line, leaves no file half written, and ends by the signal.
 
 A handler ends the process at once, wherever it is: an exception could be caught, or turned into another one, by
-whatever is being imported or is running. Who started the command sees an end by the signal, which shells show as 130
-and 143: so a loop of a shell ends too, and torchrun knows why a rank is gone.
+the code that is being imported or is running. The program that started the command sees that a signal ended it, which
+shells show as 130 and 143. So a loop of a shell ends too, and torchrun knows why a rank is gone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ unfinished: set[str] = set()  # paths of files that are removed if the process e
 
 
 def is_command() -> bool:
-    """Whether this process is the command, the script `clearhead` or `python -m clearhead`, told while it starts.
+    """Whether this process is the command: the script `clearhead`, or `python -m clearhead`. It is asked at the start.
 
     Until Python has found the module of `-m`, `sys.argv[0]` is "-m".
     """
@@ -32,7 +32,7 @@ def is_command() -> bool:
 
 
 def handle_signals() -> None:
-    """Let Ctrl-C and SIGTERM end the process. One that is ignored, as `nohup` and `&` ask for, stays so."""
+    """Let Ctrl-C and SIGTERM end the process. A signal that is ignored, as under `nohup` and `&`, stays ignored."""
     for number in SAID:
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, _end)
@@ -45,7 +45,7 @@ def _end(number: int, frame: FrameType | None) -> None:
     with suppress(OSError):
         if "rich" in sys.modules and os.isatty(1):
             os.write(1, b"\x1b[?25h")  # the cursor, which a progress bar hides
-        if os.environ.get("RANK", "0") == "0":  # of several ranks one says it
+        if os.environ.get("RANK", "0") == "0":  # one rank of several writes the line
             os.write(2, b"\n" * os.isatty(2) + f"clearhead: {SAID[signal.Signals(number)]}\n".encode())
     if os.name == "posix":
         signal.signal(number, signal.SIG_DFL)

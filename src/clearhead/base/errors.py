@@ -7,15 +7,15 @@ from types import ModuleType
 
 
 class ClearheadError(ValueError):
-    """Any input clearhead refuses. The message says what disagreed, why, and what to pass instead."""
+    """The error for input that clearhead refuses. The message says what disagreed, why, and what to pass instead."""
 
 
 class ShapeError(ClearheadError):
-    """Sizes that disagree. The message shows the shapes in aligned columns."""
+    """The error for sizes that disagree. Its message shows the shapes in aligned columns."""
 
 
 class UnsupportedError(ClearheadError):
-    """A request that is well formed but that the engine asked for, or this version, cannot do."""
+    """The error for a request that is well formed, but that the chosen engine or this version cannot do."""
 
 
 def require(module: str, extra: str, purpose: str) -> ModuleType:
@@ -30,7 +30,7 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
 
 
 def columns(rows: Mapping[str, Sequence[object]], mark: int | None = None) -> str:
-    """Shapes under each other, aligned on the last dimension; `mark` (negative) points at a column."""
+    """Shapes under each other, aligned on the last dimension. `mark`, a negative number, is a column to point at."""
     cells = {name: [str(size) for size in shape] for name, shape in rows.items()}
     depth = max(len(row) for row in cells.values())
     padded = {name: [""] * (depth - len(row)) + row for name, row in cells.items()}

@@ -1,7 +1,7 @@
-"""Expressions: a computation as a tree, written with operators; each step of an explanation is one.
+"""Expressions: a computation as a tree, written with operators. Each step of an explanation is an expression.
 
-Its value, its formula in letters, its line of PyTorch, the numbers that one place is made of, what a page computes and
-the formula of its gradient are all read from the tree. What is known of each operation is one entry of `OPERATIONS`.
+The tree gives its value, its formula in letters, its line of PyTorch, the numbers that make one place of it, the
+program that a page computes, and the formula of its gradient. Each operation is one entry of `OPERATIONS`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from clearhead.base.formulas import ATOM, UNARY, Linear, Places, Text, View, joi
 
 
 class Operand:
-    """What operators make expressions of. `value`: its numbers. `axes`: the name of each of its dimensions."""
+    """An object of which operators make expressions. `value`: its numbers. `axes`: the name of each dimension."""
 
     value: Tensor
     axes: tuple[str, ...]
@@ -90,7 +90,7 @@ class Operand:
 
 
 class Expression(Operand):
-    """An operation of some inputs: operands, and constants such as numbers, types and places."""
+    """An operation on some inputs: operands, and constants such as numbers, types and places."""
 
     def __init__(self, name: str, inputs: tuple[Any, ...], options: dict[str, Any], axes: tuple[str, ...] | None):
         self.name, self.inputs, self.options = name, inputs, options
@@ -100,17 +100,17 @@ class Expression(Operand):
 
     @property
     def operands(self) -> list[Operand]:
-        """Its inputs that are no constants."""
+        """The inputs that are not constants."""
         return [x for x in _flat(self.inputs) if isinstance(x, Operand)]
 
 
 def call(name: str, *inputs: Any, axes: tuple[str, ...] | None = None, **options: Any) -> Expression:
-    """An operation by its name. `axes`: the names of the result's, where they are no more those of the inputs."""
+    """An operation by its name. `axes`: the names of the result's axes, where they differ from those of the inputs."""
     return Expression(name, inputs, options, axes)
 
 
 def cat(*each: Operand) -> Expression:
-    """Operands behind each other along their last axis."""
+    """Operands joined along their last axis."""
     return call("cat", list(each), -1)
 
 
@@ -135,11 +135,11 @@ def _flat(inputs: Sequence[Any]) -> Iterator[Any]:
         yield from _flat(x) if isinstance(x, list) else [x]
 
 
-# ---- What is read from a tree
+# ---- Formula, code, tree for a page, and gradients of an expression
 
 
 def formula_of(name: str, x: Operand, axes: tuple[str, ...]) -> str:
-    """`name[i, j] = …`: the expression by letters, those of these axes."""
+    """`name[i, j] = …`: the expression in letters, with one letter for each of these axes."""
     view, places = View(False, heads=_mixes_heads(x), root=x), []
     for axis in axes:
         found, view = ("", view) if axis == "1" else view.fresh(axis)
@@ -152,7 +152,7 @@ def formula_of(name: str, x: Operand, axes: tuple[str, ...]) -> str:
 
 
 def _openings(x: Operand, places: list[Linear], axes: tuple[str, ...]) -> list[list[Any]]:
-    """The places of the left side: those of what is joined of several axes, or of vectors, say so."""
+    """The places on the left side. Where an axis joins several axes or vectors, its place shows the parts."""
     flat = x
     while isinstance(flat, Expression) and (flat.name in ("to", "pad") or _begins(flat)):
         flat = flat.inputs[0]
@@ -170,12 +170,12 @@ def _openings(x: Operand, places: list[Linear], axes: tuple[str, ...]) -> list[l
 
 
 def _begins(x: Expression) -> bool:
-    """Whether it is the first entries of its input."""
+    """Whether the expression selects the first entries of its input."""
     return x.name == "index" and all((isinstance(p, slice) and not p.start) or p is Ellipsis for p in x.inputs[1:])
 
 
 def _mixes_heads(x: Operand) -> bool:
-    """Whether an axis of heads becomes a part of another one, or goes."""
+    """Whether an axis of heads becomes a part of another axis, or is removed."""
     if not isinstance(x, Expression):
         return False
     changes = x.name in ("flatten", "unflatten", "index") and ("H" in x.axes) != ("H" in x.inputs[0].axes)
@@ -183,7 +183,7 @@ def _mixes_heads(x: Operand) -> bool:
 
 
 def written(x: Any, places: Places, view: View) -> Text:
-    """One place of it, by letters or by numbers."""
+    """One place of x, in letters or in numbers."""
     if isinstance(x, Expression):
         return OPERATIONS[x.name].write(x, places, view)
     if isinstance(x, Operand):
@@ -193,7 +193,7 @@ def written(x: Any, places: Places, view: View) -> Text:
 
 
 def code_of(x: Any) -> Text:
-    """It in PyTorch."""
+    """The code of x in PyTorch."""
     if isinstance(x, Expression):
         return OPERATIONS[x.name].code(x)
     if isinstance(x, Operand):
@@ -205,7 +205,7 @@ def code_of(x: Any) -> Text:
 
 
 def tree_of(x: Any, place: bool = False) -> dict[str, Any]:
-    """It for a page, as JSON: see `front/language.js`. `place`: x is a part of an index."""
+    """The tree of x for a page, as JSON: see `front/language.js`. `place`: whether x is a part of an index."""
     if isinstance(x, Expression):
         inputs = [tree_of(each, x.name == "index") for each in x.inputs]
         given = {name: each for name, each in x.options.items() if not isinstance(each, torch.device)}
@@ -225,13 +225,13 @@ def tree_of(x: Any, place: bool = False) -> dict[str, Any]:
 
 
 class Unsaid(Exception):
-    """A gradient that no formula says."""
+    """Raised for a gradient that has no formula here."""
 
 
 def flows(x: Operand, out: Operand, d: Operand, name: str) -> list[Operand]:
-    """What flows to the operand of this name from the gradient d of x, once for each place where x has it.
+    """The terms that the gradient d of x sends to the operand of this name: one for each place where x reads it.
 
-    `out`: x itself, by a name if it has one. Raises `Unsaid` where an operation on the way has no rule.
+    `out`: x itself, as a step if it has a name. Raises `Unsaid` where an operation on the way has no rule.
     """
     if not isinstance(x, Expression):
         return [d] if getattr(x, "name", "") == name else []
@@ -270,14 +270,15 @@ def _summed(d: Operand | None, like: Operand) -> Operand:
     return d
 
 
-# ---- What is known of each operation
+# ---- The table of operations
 
 
 class Operation(NamedTuple):
     """One operation.
 
-    `compute`: its numbers. `code`: its line in PyTorch. `write`: one place of it, from those of its inputs. `axes`: the
-    names of its axes. `back`: by its own gradient and itself, the gradients of its inputs; None: no formula says them.
+    `compute`: gives its numbers. `code`: gives its line in PyTorch. `write`: writes one place of it, from places of its
+    inputs. `axes`: gives the names of its axes. `back`: gives the gradients of its inputs, from its own gradient and
+    itself; None where they have no formula here.
     """
 
     compute: Callable[..., Tensor]
@@ -287,4 +288,4 @@ class Operation(NamedTuple):
     back: Callable[[Expression, Operand, Operand], Sequence[Operand | None]] | None = None
 
 
-OPERATIONS: dict[str, Operation] = {}  # by name: see operations.py
+OPERATIONS: dict[str, Operation] = {}  # by name: operations.py fills it

@@ -1,4 +1,4 @@
-"""Formulas: an expression's text, with letters for the places along its axes, or with the numbers of one place."""
+"""Formulas: the text of an expression, with letters for the places along its axes, or with the numbers of one place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 TERMS = 6  # the most terms of a sum that are written out
 LETTERS = {"B": "b", "H": "h", "Lq": "i", "Lk": "j", "L": "p", "Ek": "e", "Ev": "e", "in": "d", "E": "d", "Eq": "d"}
 
-# How tightly a text binds: brackets go round one that binds less than its place asks for.
+# How tightly a text binds. A text that binds less than its place needs is put in brackets.
 CONDITION, COMPARE, SUM, SERIES, PRODUCT, UNARY, POWER, ATOM = range(8)
 
 
@@ -23,7 +23,7 @@ class Text(NamedTuple):
     text: str
 
     def inside(self, least: int) -> str:
-        """It, in brackets where it binds less."""
+        """The text, in brackets where it binds less than `least`."""
         return self.text if self.binds >= least else f"({self.text})"
 
 
@@ -52,7 +52,7 @@ def letter(name: str) -> Linear:
 
 
 def moved(place: Place, times: int = 1, plus: int = 0, over: int = 1) -> Place:
-    """times · place + plus, over `over`."""
+    """The place (times · place + plus) / over."""
     if isinstance(place, int):
         return (place * times + plus) // over
     terms = tuple((name, factor * times / over) for name, factor in place.terms)
@@ -60,7 +60,7 @@ def moved(place: Place, times: int = 1, plus: int = 0, over: int = 1) -> Place:
 
 
 def joined(places: Places, sizes: Sequence[int]) -> Place:
-    """The place in one axis of what has several places in axes of these sizes."""
+    """The place in one axis that joins axes of these sizes, for a number at these places of them."""
     found: Place = places[0]
     for place, size in zip(places[1:], sizes[1:], strict=True):
         found = moved(found, size)
@@ -73,7 +73,7 @@ def joined(places: Places, sizes: Sequence[int]) -> Place:
 
 
 def apart(place: Place, sizes: Sequence[int]) -> list[Place]:
-    """The places in axes of these sizes of what has one place in all of them."""
+    """The places in axes of these sizes, for a number at one place of the axis that joins them."""
     found: list[Place] = []
     for size in reversed(sizes[1:]):
         outer, inner = _divided(place, size)
@@ -95,10 +95,10 @@ def _divided(place: Place, size: int) -> tuple[Place, Place]:
 
 
 class View(NamedTuple):
-    """How leaves and sums are written: by letters, or, at one place, by numbers.
+    """How leaves and sums are written: in letters, or, at one place, in numbers.
 
-    `used`: the letters that stand for something already. `heads`: whether heads have a
-    letter too. `root`: the whole expression.
+    `used`: the letters that have a meaning already. `heads`: whether heads have a letter too. `root`: the whole
+    expression.
     """
 
     numbers: bool
@@ -111,7 +111,7 @@ class View(NamedTuple):
         return "·" if self.numbers else " · "
 
     def leaf(self, name: str, value: Tensor, axes: Sequence[str], places: Places) -> Text:
-        """What a step is at a place: its name with letters, or the number."""
+        """A step at a place: its name with letters, or its number."""
         if self.numbers:
             return numeral(
                 value.detach()[_numbers(0 if n == 1 else p for p, n in zip(places, value.shape, strict=True))]
@@ -127,14 +127,14 @@ class View(NamedTuple):
         return Text(ATOM, f"{name}[{', '.join(shown)}]" if shown else name)
 
     def fresh(self, axis: str) -> tuple[str, View]:
-        """A letter that stands for no place yet, and the view in which it does."""
+        """A letter that has no meaning yet, and the view in which it names a place of this axis."""
         name = next(each for each in (LETTERS.get(axis, "n"), *"klmnopqrstuvw") if each not in self.used)
         return name, self._replace(used=self.used | {name})
 
     def series(
         self, sign: str, axis: str, size: int, term: Callable[[Place, View], Text], rank: Callable[[], Tensor]
     ) -> Text:
-        """Σ or another sign over an axis: with a letter, or its terms, of many keys those whose `rank` is largest."""
+        """Σ or another sign over an axis, with a letter or with its terms. Of many keys, those of largest `rank`."""
         if not self.numbers:
             name, inner = self.fresh(axis)
             if sign in ("every", "some"):
@@ -166,7 +166,7 @@ def row_at(value: Tensor, places: Places, axis: int) -> Tensor:
 
 
 def total(terms: Sequence[Text], left: int = 0, sign: str = "Σ") -> Text:
-    """A sum written out, or what else is taken of the terms; those that are left out are counted. None of them is 0."""
+    """A sum, or the result of another sign, written out. Terms that are left out are counted. Without terms it is 0."""
     if sign != "Σ":
         return Text(ATOM, f"{sign}({', '.join([term.text for term in terms] + ['…'] * bool(left))})")
     if len(terms) <= 1 and not left:
@@ -176,7 +176,7 @@ def total(terms: Sequence[Text], left: int = 0, sign: str = "Σ") -> Text:
 
 
 def numeral(x: Tensor | float | str) -> Text:
-    """A number, or the name of a type; a negative one binds as a sum does."""
+    """A number, or the name of a type. A negative number binds as a sum does."""
     if isinstance(x, Tensor):
         x = x.item()
     text = number(x) if isinstance(x, float) else str(x)
@@ -186,7 +186,7 @@ def numeral(x: Tensor | float | str) -> Text:
 def number(x: float | Tensor) -> str:
     """A number, or a tensor of one, as every table and sum shows it: four digits after the point.
 
-    Below 0.1, and far from 1, it has four digits in all, so that a sum can be followed.
+    Below 0.1, and far from 1, it has four significant digits, so that a reader can follow a sum.
 
     >>> from clearhead.base.formulas import number
     >>> number(0.5), number(-1234567.0), number(2e-7), number(float("-inf")), number(3.0), number(-0.00123456)
@@ -203,7 +203,7 @@ def number(x: float | Tensor) -> str:
 
 
 def infix(sign: str, binds: int, left: int, right: int) -> Callable[[Text, Text], Text]:
-    """Two texts with a sign between them, each in brackets where it binds less than is asked for."""
+    """A function that writes two texts with a sign between them, each in brackets where it binds too little."""
     return lambda a, b: Text(binds, f"{a.inside(left)}{sign}{b.inside(right)}")
 
 

@@ -1,4 +1,4 @@
-"""What the public functions for a `with` statement give."""
+"""The context managers that the public functions for a `with` statement give."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 class Managed(AbstractContextManager[Given], ContextDecorator, Generic[Given]):
-    """A context manager that is made anew by `make` when it is entered, which happens once.
+    """A context manager that calls `make` when it is entered. It can be entered once.
 
-    One that goes without having been entered has done nothing, and warns so, at the line that made it. As a decorator
-    it is entered at each call of the function.
+    One that is dropped without having been entered has done nothing: it warns, at the line that made it. As a
+    decorator it is entered at each call of the function.
     """
 
     def __init__(self, call: str, make: Callable[[], AbstractContextManager[Given]]) -> None:
@@ -57,7 +57,7 @@ class Managed(AbstractContextManager[Given], ContextDecorator, Generic[Given]):
         return f"ch.{self._call}, for a with statement"
 
     def __del__(self) -> None:
-        if not getattr(self, "_used", True):  # else its making failed
+        if not getattr(self, "_used", True):  # without `_used`, __init__ has failed
             warn_unused(f"{self._call} was never entered, so it did nothing: write `with ch.{self._call}:`", self._line)
 
 
@@ -78,9 +78,9 @@ def _outside() -> FrameType:
 
 
 def in_with_statement() -> bool:
-    """Whether what the package's caller calls at present is the `expression` of a `with expression:`.
+    """Whether the present call, made outside of this package, is the `expression` of a `with expression:`.
 
-    Of a function that gives no context manager Python says so only after the call.
+    Python reports that a result is no context manager only after the call.
     """
     frame = _outside()
     after = [step.opname for step in dis.get_instructions(frame.f_code) if step.offset > frame.f_lasti][:2]
@@ -88,7 +88,7 @@ def in_with_statement() -> bool:
 
 
 def warn_unused(message: str, line: Line) -> None:
-    """Warn, from a `__del__`, of something that was not used; not while the interpreter ends or an error is handled."""
+    """Warn, from a `__del__`, of an object that was not used, unless the interpreter ends or an error is handled."""
     if sys is None or sys.is_finalizing() or sys.exception() is not None:
         return
     warnings.warn_explicit(message, UserWarning, *line)

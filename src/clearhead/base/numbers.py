@@ -19,7 +19,7 @@ def check_count(number: Any, least: int, name: str, most: float = MOST) -> int:
     try:
         if isinstance(number, bool | np.bool_):
             raise TypeError
-        # in compiled code a number that changes from call to call stays one: index() would make it a constant
+        # in compiled code a number that changes between calls stays a symbol: index() would make it a constant
         count = number if type(number) is int else operator.index(number)
     except TypeError:
         count = least - 1

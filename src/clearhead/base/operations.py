@@ -1,6 +1,6 @@
 """The operations of expressions: one entry each.
 
-Names and inputs are those of PyTorch, which a page knows too (`front/operations.js`, `front/shapes.js`).
+Names and inputs are those of PyTorch. A page knows the same operations (`front/operations.js`, `front/shapes.js`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from clearhead.base.rearrangements import axis_of, fit, method, torch_function
 
 
 def _repeated_axes(x: Expression) -> tuple[str, ...]:
-    """Of each axis the name that it has in an input that is not repeated along it."""
+    """The name of each axis, taken from an input that is not repeated along it."""
     found = []
     for n in range(-x.value.ndim, 0):
         every = [(each.value.shape[n], each.axes[n]) for each in x.operands if each.value.ndim >= -n]
@@ -41,7 +41,7 @@ def _repeated_axes(x: Expression) -> tuple[str, ...]:
 
 
 def _entry(compute: Any, text: Any, sign: Any, back: Any = None) -> Operation:
-    """Entry by entry. `text`: the code of its inputs' codes. `sign`: by the view, what is written of its inputs'."""
+    """An operation entry by entry. `text`: its code, from its inputs' code. `sign`: its text, from its inputs' text."""
     return Operation(
         compute,
         lambda x: text(*map(code_of, x.inputs)),
@@ -70,7 +70,7 @@ def _unary(compute: Any, name: str, back: Any, shown: Any = None) -> Operation:
 
 
 def _reduced(compute: Any, sign: str, back: Any = None) -> Operation:
-    """Over one axis. `sign`: what stands for it in a formula."""
+    """An operation over one axis. `sign`: its sign in a formula."""
 
     def write(x: Expression, places: Places, view: View) -> Text:
         inner, axis = x.inputs[0], x.inputs[1] % x.inputs[0].value.ndim

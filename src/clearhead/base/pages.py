@@ -1,4 +1,4 @@
-"""What every page is made with: one HTML file with its data, its style and its program inside, and no requests."""
+"""Parts of every page: one HTML file that holds its data, its style and its program, and makes no requests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _bundled(name: str) -> str:
 
 
 def embedded(value: Any) -> str:
-    """JSON that cannot end the element it stands in, whatever the strings hold."""
+    """JSON that cannot end the element that holds it, whatever its strings hold."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -52,7 +52,7 @@ def embedded(value: Any) -> str:
 def policy(styles: Sequence[str], *scripts: str, worker: bool = False) -> str:
     """The content security policy: the page's own scripts and styles by hash, and nothing else.
 
-    `worker`: whether they may start a worker, from a text of theirs.
+    `worker`: whether scripts may start a worker from a string.
     """
     allowed, styled = (" ".join(map(_hash, texts)) for texts in (scripts, styles))
     workers = "worker-src blob:; " if worker else ""
@@ -74,7 +74,7 @@ def filled(template: str, parts: Mapping[str, str]) -> str:
 
 
 def filled_parts(template: str, parts: Mapping[str, str | Iterable[str]]) -> Iterator[str]:
-    """The same, a part after another: one that is made of several is not joined."""
+    """The page of `filled`, one part after another. A part that is given in pieces is not joined."""
     at = 0
     for found in re.finditer(r"\{\{(\w+)\}\}", template):
         yield template[at : found.start()]
@@ -90,7 +90,7 @@ def write_page(path: Any, page: str, what: str = "report") -> Path:
 
 
 def write_parts(path: Any, parts: Iterable[str], what: str = "report") -> Path:
-    """Write a page that is given in parts. A file that is there is as it was until all of the new one is written."""
+    """Write a page that is given in parts. An old file stays as it was until all of the new one is written."""
     with replacing(path, what) as beside, beside.open("w", encoding="utf-8", errors="replace", newline="\n") as file:
         for part in parts:
             file.write(part)

@@ -19,7 +19,7 @@ MOST = 64  # pictures in a grid
 
 @dataclass(frozen=True)
 class Panel:
-    """One matrix, the cells of it that are masked, and what it is called."""
+    """One matrix, its masked cells, and its title."""
 
     cells: Array  # (rows, columns)
     hidden: Array | None = None  # bool, of the same shape
@@ -33,13 +33,13 @@ class Side:
     name: str
     length: int
     words: Sequence[str] | None = None
-    argument: str = ""  # what the words are called where they were given
+    argument: str = ""  # the name of the argument that gave the words
 
 
 @dataclass(frozen=True)
 class Style:
-    """How it is drawn. `scale`: "linear" from 0, "log" from a tenth of an equal share, "signed" around 0, or a number:
-    linear from 0 to that. `bar`: with a bar of its colours."""
+    """How a picture is drawn. `scale`: "linear" from 0, "log" from a tenth of an equal share, "signed" around 0, or a
+    number: linear from 0 to this number. `bar`: whether a bar shows the colours."""
 
     title: str | None = None
     cmap: Any = "GnBu"
@@ -49,7 +49,7 @@ class Style:
 
 
 def check_style(style: Style, scales: Sequence[str] = ("linear", "log")) -> Any:
-    """The colour map, or an error that names what cannot be."""
+    """The colour map, or an error that names what is not valid."""
     matplotlib = require("matplotlib", "plot", "plot()")
     if style.title is not None and not isinstance(style.title, str):
         raise ClearheadError(f"title is a {type(style.title).__name__}; pass a string.")
@@ -74,9 +74,9 @@ def _is_top(scale: Any) -> bool:
 
 
 def draw(panels: Sequence[Panel], rows: Side, columns: Side, style: Style, meaning: str | None) -> Any:
-    """Draw the panels, all with one scale: the axes, an array of them where there are several.
+    """Draw the panels, all with one scale. Gives the axes, an array of them where there are several.
 
-    `meaning`: what the colour bar says; None for no bar. Masked cells are hatched, NaN is red.
+    `meaning`: the words of the colour bar; None for no bar. Masked cells are hatched, NaN is red.
     """
     cmap, pyplot = check_style(style, ("linear", "log", "signed")), require("matplotlib.pyplot", "plot", "plot()")
     for side in (rows, columns):
@@ -104,7 +104,7 @@ def draw(panels: Sequence[Panel], rows: Side, columns: Side, style: Style, meani
 
 
 def _axes(pyplot: Any, count: int) -> Array:
-    """So many axes that share their sides, in a figure of their own."""
+    """A figure with `count` axes that share their sides."""
     across = math.ceil(math.sqrt(count))
     down = -(-count // across)
     size = (6.4, 4.8) if count == 1 else (2.4 * across + 1.5, 2.4 * down + 1)
@@ -129,7 +129,7 @@ def _norm(panels: Sequence[Panel], length: int, scale: str | float) -> tuple[Any
 
 
 def _one(axis: Any, panel: Panel, shape: tuple[int, int], norm: Any, floor: float, cmap: Any) -> Any:
-    """One picture: cells without a colour show what is behind them, hatching where they are masked."""
+    """One picture. Cells without a colour show the background, with hatching where they are masked."""
     matplotlib = require("matplotlib", "plot", "plot()")
     cells = panel.cells
     hidden = np.zeros(cells.shape, dtype=bool) if panel.hidden is None else panel.hidden
@@ -168,11 +168,11 @@ def _name_sides(axes: Array, rows: Side, columns: Side) -> None:
 
 
 def _set_words(axis: Any, way: Any, side: Side, outer: bool) -> None:
-    """As many words as there is room for, as large as they fit; those of keys stand upright where they are too wide."""
+    """As many words as there is room for, as large as they fit. Words of keys are upright where they are too wide."""
     assert side.words is not None
     place, figure, across = axis.get_position(), axis.figure, way is axis.xaxis
     pixels = figure.bbox.width * place.width if across else figure.bbox.height * place.height
-    room = max(0.8 * 72 / figure.dpi * pixels, 1.0)  # points, without what a layout takes for names and the bar
+    room = max(0.8 * 72 / figure.dpi * pixels, 1.0)  # points, without the room of a layout for names and the bar
     letter = float(require("matplotlib", "plot", "plot()").rcParams["font.size"])
     relative = {"medium": 1.0, "small": 0.833, "x-small": 0.694, "xx-small": 0.579}  # matplotlib's own
     size = next((name for name, of in relative.items() if 1.15 * letter * of * side.length <= room), "xx-small")
@@ -194,5 +194,5 @@ def _check_words(side: Side) -> None:
 
 
 def _shown(text: str) -> str:
-    """matplotlib would typeset $…$ as mathematics."""
+    """The text without mathematics: matplotlib would typeset $…$."""
     return printable(text).replace("$", r"\$")

@@ -10,7 +10,7 @@ from clearhead.base.steps import PAIRS, Step
 
 
 def positions(sizes: Sizes, at: Sides, name: str, who: str) -> tuple[Step, Step]:
-    """Those of the queries as a column, `{name}_queries`, and those of the keys as a row, `{name}_keys`.
+    """The positions of the queries as a column, `{name}_queries`, and of the keys as a row, `{name}_keys`.
 
     `who` is named in the error where the call gives no alignment.
     """

@@ -21,7 +21,7 @@ _ADVICE = (
 
 
 def check_align(align: Any) -> Align:
-    """The alignment of a call: as given, an array as a tensor. Raises for anything else."""
+    """The alignment of a call as it was given; an array becomes a tensor. Raises for anything else."""
     if align is None or (isinstance(align, str) and align in ("upper_left", "lower_right")):
         return align  # type: ignore[return-value]
     if isinstance(align, int | np.integer) and not isinstance(align, bool):

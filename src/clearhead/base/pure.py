@@ -1,6 +1,7 @@
-"""What decides a function's results beside its arguments, as far as its bytecode says all of it.
+"""The values that decide a function's results beside its arguments, where its bytecode shows all of them.
 
-Nothing is run and no attribute is asked for. Whatever is not known to be harmless makes the answer "not known".
+No code is run and no attribute is looked up. An instruction that is not known to be harmless makes the answer "not
+known".
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from clearhead.base.tracing import any_autocast, plain
 
 DEPTH = 4  # how many levels of calls are followed
 LARGEST = 2**26  # bytes of tensors that are compared at each use
-# all that a rule of indices needs; none writes, draws, asks the surroundings or leaves memory as it was
+# all that a rule of indices needs; none writes, draws random numbers, reads the surroundings or gives raw memory
 _METHODS = """
     abs all any argmax argmin bitwise_and bitwise_not bitwise_or bitwise_xor bool ceil clamp cos count_nonzero cumsum
     device diff div dim double dtype eq exp expand flatten flip float floor floor_divide fmod gather ge gt index_select
@@ -48,10 +49,10 @@ def _of_tensor(name: str) -> Any:
     return getattr(Tensor, name, None)
 
 
-# as they are when this is imported: one that is replaced later is not known
+# as they are when this is imported: a function that is replaced later is not known
 _OWN_METHODS = {name: found for name in _METHODS.split() if isinstance(found := _of_tensor(name), _OF_C)}
 _OWN_OPERATORS: list[tuple[Any, str, Any]] = [(Tensor, name, _of_tensor(name)) for name in _OPERATORS]
-_OWN_OPERATORS += [  # what those written in Python call
+_OWN_OPERATORS += [  # names that operators written in Python look up
     (owner, name, getattr(owner, name))
     for operator in {inspect.unwrap(found) for _, _, found in _OWN_OPERATORS if isinstance(found, types.FunctionType)}
     if isinstance(operator, types.FunctionType)
@@ -60,7 +61,7 @@ _OWN_OPERATORS += [  # what those written in Python call
     if name in dir(owner)
 ]
 _OWN_FUNCTIONS = {
-    id(found): found  # held, so that nothing else gets its id
+    id(found): found  # held, so that no other object gets its id
     for name in _FUNCTIONS.split()
     if isinstance(found := getattr(torch, name), types.BuiltinFunctionType)
 }
@@ -78,19 +79,19 @@ _OF_GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_
 
 
 class NotKnown(Exception):
-    """Why it is not known what a function reads, as the end of a sentence that begins with "it"."""
+    """The reason why a function's reads are not known, as the end of a sentence that begins with "it"."""
 
 
 class Looked(NamedTuple):
-    """What code looks up: variables that are no arguments of it, each with the attribute of a module that follows, and
-    the names of attributes of what it computes."""
+    """The names that code looks up: variables that are not its arguments, each with the attribute of a module that
+    follows, and attributes of values that it computes."""
 
     variables: tuple[tuple[str, str | None], ...]
     attributes: tuple[str, ...]
 
 
 class State:
-    """What a function reads, as it is now. Raises `NotKnown`."""
+    """The present values of all that a function reads. Raises `NotKnown`."""
 
     def __init__(self, function: Any) -> None:
         self.things: list[Any] = []  # compared by identity, or plain values in words
@@ -108,13 +109,13 @@ class State:
             raise NotKnown("reads tensors that are too large to be compared at each call")
 
     def copied(self) -> State:
-        """The same, with copies of the tensors."""
+        """The same state, with copies of the tensors."""
         with torch.inference_mode(False), torch.no_grad():
             self.tensors = [t.detach().clone() for t in self.tensors]
         return self
 
     def same(self, other: State) -> bool:
-        """Whether all is as it was in another state."""
+        """Whether all values are those of another state."""
         if len(self.things) != len(other.things) or len(self.tensors) != len(other.tensors):
             return False
         pairs = zip(self.things, other.things, strict=True)
@@ -227,7 +228,7 @@ def _looked_up(code: types.CodeType) -> Looked | str:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """A tensor's numbers as bytes: 0.0 and -0.0 are equal, and a rule may tell them apart."""
+    """A tensor's numbers as bytes: 0.0 equals -0.0, but a rule may tell them apart."""
     return tensor.detach().resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8)
 
 
@@ -239,7 +240,7 @@ def _words(value: Any) -> Iterator[str]:
 
 
 def looked_up(code: types.CodeType) -> Looked:
-    """What code looks up. Raises `NotKnown` where it does anything but compute."""
+    """The names that code looks up. Raises `NotKnown` where the code does anything but compute."""
     found = _looked_up(code)
     if isinstance(found, str):
         raise NotKnown(found)
@@ -247,7 +248,7 @@ def looked_up(code: types.CodeType) -> Looked:
 
 
 def holds(function: Any, state: State) -> bool:
-    """Whether a function still reads what it did."""
+    """Whether a function still reads the values of this state."""
     try:
         return state.same(State(function))
     except NotKnown:

@@ -1,4 +1,4 @@
-"""The operations of expressions that only move numbers: each place of the result is one of an input's.
+"""The operations of expressions that only move numbers: each place of the result is a place of an input.
 
 See `operations.py`.
 """
@@ -16,7 +16,7 @@ from clearhead.base.formulas import ATOM, COMPARE, CONDITION, Place, Places, Tex
 
 
 def fit(places: Places, x: Any, view: View) -> Places:
-    """The places of a result as those of an input that is repeated for it."""
+    """The places in an input, which is repeated along some axes, for these places of the result."""
     if not isinstance(x, Operand):
         return ()
     mine = places[len(places) - x.value.ndim :] if x.value.ndim else ()
@@ -45,7 +45,7 @@ def torch_function(name: str) -> Callable[[Expression], Text]:
 
 
 def _moved(compute: Any, text: Any, source: Any, axes: Any, back: Any = None) -> Operation:
-    """What only moves numbers: `source(x, places)` are the places in its first input."""
+    """An operation that only moves numbers: `source(x, places)` gives the places in its first input."""
     return Operation(compute, text, lambda x, places, view: written(x.inputs[0], source(x, places), view), axes, back)
 
 
@@ -123,7 +123,7 @@ def _flat_back(x: Expression, d: Operand, out: Operand) -> list[Operand]:
 
 
 def _beside(places: Places, axis: int, parts: Sequence[tuple[int, Any]]) -> Text:
-    """One of several, (how many entries, what is written of a place), that stand behind each other along an axis."""
+    """The text of one of several parts, (number of entries, text of a place), that follow each other along an axis."""
     place, start = places[axis], 0
     found: list[tuple[str, int, int]] = []
     for size, write in parts:
@@ -142,7 +142,7 @@ def _beside(places: Places, axis: int, parts: Sequence[tuple[int, Any]]) -> Text
 
 
 def _ranged(place: str, size: int, text: str, first: int, end: int) -> str:
-    """What holds for a part of the places along an axis."""
+    """A text that holds for a part of the places along an axis."""
     if (first, end) == (0, size):
         return text
     return (

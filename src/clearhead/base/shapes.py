@@ -68,7 +68,7 @@ def no_heads(sizes: Sizes) -> str:
 
 
 def heads_second(sizes: Sizes, keys: int) -> str:
-    """The hint where a mask has more keys than the inputs, but not than their heads: the length may come second."""
+    """The hint where a mask has more keys than the inputs, but no more than their heads: the length may come second."""
     if len(sizes.shown) < 2 or not sizes.keys < keys <= sizes.heads:
         return ""
     return (
@@ -124,7 +124,7 @@ def as_inputs(query: Tensor, key: Tensor, value: Tensor | None) -> tuple[Tensor,
 
 
 def plain_sizes(query: Any, key: Any, value: Any) -> Sizes | None:
-    """The sizes in the common case, at little cost: tensors of four dimensions, nothing to broadcast or to refuse."""
+    """The sizes in the common case, at little cost: tensors of four dimensions, which need no broadcast or error."""
     if not type(query) is type(key) is type(value) is Tensor:
         return None
     try:
@@ -160,7 +160,7 @@ def _broadcast(shapes: dict[str, tuple[int, ...]], named: Mapping[str, Tensor]) 
 
 
 def _heads(heads: dict[str, int], named: Mapping[str, Tensor]) -> tuple[int, int]:
-    """Query heads and key heads; a size of 1 broadcasts, else key heads divide query heads."""
+    """The numbers of query heads and of key heads. A size of 1 broadcasts, else key heads must divide query heads."""
     total = max(heads.values())
     key_heads = max(heads[n] for n in heads if n != "query")
     rows = {n: tuple(t.shape) for n, t in named.items()}
@@ -246,9 +246,9 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def apart(tensor: Tensor) -> Tensor:
-    """The tensor; a copy where its rows share memory, as those of `unfold` do.
+    """The tensor, or a copy where its rows share memory, as rows of `unfold` do.
 
-    PyTorch's products of such rows are wrong, or fail, in low precision; its fused kernel in every precision.
+    PyTorch's products of such rows are wrong, or fail, in low precision; its fused kernel is wrong in every precision.
     """
     if tensor.is_contiguous() or compiling():
         return tensor
@@ -262,9 +262,9 @@ def apart(tensor: Tensor) -> Tensor:
 
 
 def extent(side: slice, size: int) -> tuple[int, int, int]:
-    """Where a slice of a dimension begins, ends, and its step.
+    """The begin, the end and the step of a slice of a dimension.
 
-    In compiled code, whose slices lie inside, it is not clamped to the size: the code then holds for other sizes too.
+    In compiled code slices lie inside, so they are not clamped to the size: the code then serves other sizes too.
     """
     if compiling():
         return side.start or 0, size if side.stop is None else side.stop, side.step or 1
@@ -273,7 +273,7 @@ def extent(side: slice, size: int) -> tuple[int, int, int]:
 
 
 def part(tensor: Tensor, *slices: slice) -> Tensor:
-    """Slice the first dimensions, those of size 1 left whole (they broadcast)."""
+    """Slice the first dimensions. A dimension of size 1 is left whole, because it broadcasts."""
     return tensor[tuple(slice(None) if tensor.shape[i] == 1 else s for i, s in enumerate(slices))]
 
 

@@ -1,4 +1,4 @@
-"""One step of a computation, as it is explained: its formula, its numbers, and why it is taken."""
+"""One step of a computation as an explanation shows it: its formula, its numbers, and the reason for it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 from torch import Tensor
 
-from clearhead.base import operations as operations  # which fill the table that expressions are read by
+from clearhead.base import operations as operations  # importing them fills the table of operations
 from clearhead.base.expressions import Operand as Operand
 from clearhead.base.expressions import code_of, formula_of, tree_of, written
 from clearhead.base.formulas import View
 from clearhead.base.formulas import number as number
 
 Cell = Callable[[tuple[int, ...]], str]
-PAIRS = ("B", "H", "Lq", "Lk")  # the axes of what there is one of for each pair
+PAIRS = ("B", "H", "Lq", "Lk")  # the axes of a value with one number for each pair
 
 
 @dataclass(frozen=True, eq=False)
 class Step(Operand):
-    """One result of a computation, with what it was made of. Operators make expressions of steps, for later steps.
+    """One result of a computation, and the expression that gave it. Operators on steps make expressions of later steps.
 
     >>> import torch
     >>> from clearhead.base.steps import Step, made
@@ -29,18 +29,18 @@ class Step(Operand):
     >>> doubled.value, doubled.formula, doubled.code
     (tensor([[2., 4.]]), 'doubled[p, d] = 2 · x[p, d]', 'doubled = 2 * x')
 
-    `name`: what the result is called, in later formulas and in the script. `why`: in a sentence. `axes`: the name of
-    each dimension of `value`, by the legend of shapes (`base/shapes.py`); where the first two are "B" and "H" they are
-    those of the call.
-    `formula`: in the names of other steps; an input has none. `code`: PyTorch that computes it from the steps before
-    it, over any number of leading dimensions; where it is empty, the script writes the value out. `tree`: the same for
-    a page. `cell(index)`: the right-hand side of one number of it, written out; in a finished `Explanation` that of the
-    one number that is shown, whatever the index.
-    `aside`: whether it is what would happen otherwise, which no later step uses. `copies`: of an input, how many
-    sequences, and how many heads in a row, have the same rows since they share them.
-    `within`: of whole numbers that are given, the least and the largest that a reader may put in their place.
-    `made`: the expression that all of these were read from, until the explanation is finished. `by`: the one that its
-    gradients go through; None where no formula says them.
+    `name`: the name of the result, in later formulas and in the script. `why`: the reason, in a sentence. `axes`: the
+    name of each dimension of `value`, by the legend of shapes (`base/shapes.py`); where the first two are "B" and "H"
+    they are the batch and the heads of the call.
+    `formula`: the result in the names of other steps; an input has none. `code`: PyTorch code that computes it from the
+    steps before it, over any number of leading dimensions; where it is empty, the script writes the value out. `tree`:
+    the same for a page. `cell(index)`: the right-hand side of one number, written out; in a finished `Explanation` it
+    is that of the one number that is shown, whatever the index.
+    `aside`: whether the step shows another outcome, which no later step uses. `copies`: of an input, how many
+    sequences, and how many heads in a row, share the same rows.
+    `within`: of whole numbers that are given, the least and the largest number that a reader may enter.
+    `made`: the expression that all of these were read from, until the explanation is finished. `by`: the expression
+    that its gradients go through; None where they have no formula.
     """
 
     name: str
@@ -59,11 +59,11 @@ class Step(Operand):
 
     @property
     def given(self) -> bool:
-        """Whether it is an input, and not computed."""
+        """Whether the step is an input, and not computed."""
         return not self.code and not self.formula
 
     def called(self, name: str) -> Step:
-        """The same by another name."""
+        """The same step with another name."""
         formula, code = (name + text.removeprefix(self.name) if text else "" for text in (self.formula, self.code))
         if self.made is not None and self.formula:
             formula = formula_of(name, self.made, self.axes)
@@ -82,8 +82,8 @@ def made(
 ) -> Step:
     """The step that an expression of steps gives.
 
-    `axes`: the names of its axes, where they are others than the expression's. `value`: its numbers, where they are
-    computed in another way than is shown, which is not the same to the last digit; `by`: that way, as an expression.
+    `axes`: the names of its axes, where they differ from the expression's. `value`: its numbers, where they are
+    computed in another way than is shown and differ in the last digits; `by`: this other way, as an expression.
     """
     axes = expression.axes if axes is None else axes
     return Step(

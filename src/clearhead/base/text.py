@@ -9,12 +9,12 @@ KEPT = "\N{NO-BREAK SPACE}"
 
 
 def printable(text: str) -> str:
-    """In one line, of characters that a terminal prints as they are; others as Python writes them."""
+    """The text in one line. Characters that a terminal does not print are written as Python writes them."""
     return "".join(c if c.isprintable() or c == KEPT else repr(c)[1:-1] for c in text)
 
 
 def said(of: object, make: Callable[[], str]) -> str:
-    """What `make` says of an object; the name of its class where that fails, as it may for a class of one's own."""
+    """The words that `make` gives for an object; the name of its class where `make` fails, as one's own class may."""
     try:
         return str(make())
     except Exception:  # a repr raises nothing
@@ -22,9 +22,9 @@ def said(of: object, make: Callable[[], str]) -> str:
 
 
 def escaped(text: str, lines: bool = False) -> str:
-    """Text that HTML shows as it is; what prints nothing, or turns a line around, is written out."""
+    """Text that HTML shows as it is. Characters that print nothing, or reverse a line, are written out."""
     shown = "\n".join(map(printable, text.split("\n"))) if lines else printable(text)
-    # Notebooks typeset what stands between dollars and in \( \)
+    # Notebooks typeset text between dollars and in \( \)
     return html.escape(shown).replace("$", "&#36;").replace("\\", "&#92;")
 
 

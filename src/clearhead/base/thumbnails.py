@@ -12,7 +12,7 @@ import numpy as np
 from clearhead.base.pictures import Array, Panel
 from clearhead.base.text import escaped
 
-MASKED, NAN, LEAST = 0, 1, 2  # colours by number: grey, red, and from there on the ramp
+MASKED, NAN, LEAST = 0, 1, 2  # colours by number: grey, red, and then the ramp
 RAMP = np.array([(247, 252, 240), (186, 228, 188), (67, 162, 202), (8, 64, 129)], dtype=float)
 SIDE = 96  # pixels on the screen
 
@@ -56,7 +56,7 @@ def png(codes: Array) -> bytes:
 
 def table(names: Sequence[str], rows: Sequence[Sequence[object]], most: int = 40) -> str:
     """The first rows of a table, and how many there are."""
-    look = 'style="padding:0.2em 0.6em;text-align:left;white-space:nowrap"'  # what is too wide scrolls
+    look = 'style="padding:0.2em 0.6em;text-align:left;white-space:nowrap"'  # a table that is too wide scrolls
     head = "".join(f"<th {look}>{escaped(name)}</th>" for name in names)
     body = "".join(
         f"<tr>{''.join(f'<td {look}><bdi>{escaped(short(str(cell)))}</bdi></td>' for cell in row)}</tr>"

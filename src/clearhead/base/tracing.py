@@ -1,4 +1,4 @@
-"""PyTorch's state: what compiles, traces or transforms, and whether the values of tensors can be read.
+"""PyTorch's state: whether code is compiled, traced or transformed, and whether the values of tensors can be read.
 
 Values are hidden, and can be asserted at best, while code is compiled or exported, and inside `torch.func.vmap`.
 """
@@ -152,7 +152,7 @@ def on_host(tensor: Tensor) -> np.ndarray:
 
 
 def empty_of_values(tensor: Tensor) -> bool:
-    """Whether the tensor has a shape alone: on the meta device, or PyTorch's fake tensors."""
+    """Whether the tensor has a shape and no values: it is on the meta device, or one of PyTorch's fake tensors."""
     return tensor.is_meta or (type(tensor) is not Tensor and isinstance(tensor, FakeTensor))
 
 
@@ -235,8 +235,8 @@ def traced() -> bool:
 
 
 def in_place() -> bool:
-    """Whether what was just made may be written to. A trace (`torch.func.linearize`) may keep it as a constant, and
-    would write to that again in each run."""
+    """Whether a tensor that was just made may be written to. A trace (`torch.func.linearize`) may keep it as a
+    constant, and each run of the trace would write to the constant again."""
     return not traced()
 
 
@@ -258,7 +258,7 @@ def ensure(good: Tensor, error: Callable[[], ClearheadError], short: str) -> Non
 def eagerly(function: Function) -> Function:
     """The function, which the compiler leaves out of its code, with all that it calls.
 
-    As `torch.compiler.disable`, which would import the compiler to set this mark.
+    This sets the mark of `torch.compiler.disable`, which would import the compiler.
     """
 
     @functools.wraps(function)
@@ -317,7 +317,7 @@ def autocast(tensor: Tensor) -> Tensor:
 
 
 def autocast_of_now(device: torch.device) -> Callable[[], AbstractContextManager[object]]:
-    """What makes a context with the autocast that is at work now."""
+    """A function that makes a context with the present autocast."""
     kind = device.type
     if not torch.amp.is_autocast_available(kind):
         return nullcontext

@@ -12,7 +12,7 @@ from clearhead.base.tracing import address, compiling, transformed
 
 
 class Versions:
-    """How often each tensor had been written to when it was read. Each is given with the name of what reads it.
+    """The number of writes to each tensor when it was read. Each tensor is given with the name of its reader.
 
     Tensors made in inference mode do not count their writes: where one of them is read, `known` is False.
     """
@@ -30,7 +30,7 @@ class Versions:
         return _again, ([(name, tensor, tensor._version != version) for name, tensor, version, _ in self._seen],)
 
     def changed(self, tensors: Iterable[tuple[str, Tensor]]) -> tuple[str, Tensor] | None:
-        """The first of these that is another tensor, was written to since, or was given other memory."""
+        """The first of these tensors that is another object, was written to since, or was given other memory."""
         if not self._counted:
             return None
         now = [(name, tensor) for name, tensor in tensors if not tensor.is_inference()]
@@ -49,7 +49,7 @@ class Versions:
         return None
 
     def check(self) -> None:
-        """Raise where a backward pass would compute with other numbers than the forward did."""
+        """Raise where a backward pass would compute with other numbers than the forward pass."""
         found = self.written()
         if found is not None:
             name, tensor = found

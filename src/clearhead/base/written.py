@@ -19,10 +19,10 @@ FOLDER = "Pass a file in a folder that exists and that you may write to."
 
 @contextmanager
 def replacing(path: Any, what: str, remedy: str = FOLDER) -> Iterator[Path]:
-    """Gives the path to write to, beside `path`, and lets that file take its place where the block ends without error.
+    """Give a path beside `path` to write to. Where the block ends without error, that file takes the place of `path`.
 
-    Until then, and however the block ends, a file that is at `path` is as it was. A link is followed. What is no file,
-    a pipe or a device, is given itself. Raises a `ClearheadError` for a path that cannot be written, and for every
+    Until then, and where the block raises, an old file at `path` stays as it was. A link is followed. For a pipe or a
+    device, `path` itself is given. Raises a `ClearheadError` for a path that cannot be written, and for every
     OSError of the block.
     """
     there = check_writable(path, what, remedy)  # an old file that may not be written to is not replaced
@@ -54,7 +54,7 @@ def beside(path: Path) -> Iterator[Path]:
 
 
 def check_writable(path: Any, what: str = "report", remedy: str = FOLDER) -> Path:
-    """Raise what `replacing` would, before there is something to write. Gives the path without links."""
+    """Raise the error that `replacing` would raise, before any file is written. Gives the path without links."""
     try:
         there = Path(path).resolve()
         try:

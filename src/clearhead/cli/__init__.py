@@ -146,10 +146,10 @@ def _report(report: argparse.ArgumentParser) -> None:
     report.add_argument(
         "--layers",
         metavar="LIST",
-        help="which attention calls to keep in the page, by number, range, name or pattern, such as 0,5-7 or "
-        "'decoder.*' (default: all)",
+        help="which layers to keep in the page, by number, range, name or pattern, such as 0,5-7,-1, "
+        "'decoder 1, cross' or 'decoder.*' (default: all)",
     )
-    report.add_argument("--heads", metavar="LIST", help="which heads to keep, such as 0-3,7 (default: all)")
+    report.add_argument("--heads", metavar="LIST", help="which heads to keep, such as 0-3,7,-1 (default: all)")
     report.add_argument(
         "--generate",
         metavar="N",
@@ -168,7 +168,13 @@ def _report(report: argparse.ArgumentParser) -> None:
 def _explain(explain: argparse.ArgumentParser) -> None:
     explain.add_argument("example", nargs="?", metavar="NAME", help="a built-in example; without it they are listed")
     explain.add_argument("--text", metavar="TEXT", help="let a model read this text, and explain one query of it")
-    explain.add_argument("--layer", metavar="L", type=int, default=0, help="which attention call (default: 0)")
+    explain.add_argument(
+        "--layer",
+        metavar="L",
+        default="0",
+        help="which layer, by number or name, such as 'decoder 1, cross' (default: 0)",
+    )
+    explain.add_argument("--step", metavar="N", type=int, help="which step, where the layer made several calls")
     explain.add_argument("--head", metavar="H", type=int, default=0, help="which head (default: 0)")
     explain.add_argument(
         "--from", dest="query", metavar="WORD", help="the word that looks: a token of the text, or its place"

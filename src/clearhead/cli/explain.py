@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 from clearhead.base.errors import ClearheadError, require
@@ -12,6 +13,8 @@ from clearhead.cli.outputs import check_outputs
 from clearhead.cli.texts import checked, model_of, quoted, watched
 from clearhead.explanation.examples import EXAMPLES, example
 from clearhead.explanation.explanation import Explanation
+from clearhead.models.calls import one_call
+from clearhead.models.read.tokens import place_among
 
 WRITTEN = {".html": "html", ".md": "markdown", ".py": "script"}  # what a file's name asks for
 
@@ -46,21 +49,23 @@ def _of_text(options: argparse.Namespace) -> Explanation:
     target = None if options.target is None else checked(options.target, "the target")
     model, tokenizer, _ = model_of(options, None if target is None else False)
     read = watched(model, tokenizer, text, target=target, values=True)
-    words, source = read.of(read.recording[options.layer])
+    layer = int(options.layer) if re.fullmatch("-?[0-9]{1,9}", options.layer, re.ASCII) else options.layer
+    number = one_call(read.recording.calls, layer, options.step, "explain --layer")
+    call = read.recording.calls[number]
+    words, source = read.of(call)
     query = place(options.query, words, "--from")
     key = None if options.key is None else place(options.key, source or words, "--to")
     if read.said:
         print(f"In this call {read.said}: {quoted(read.answer or '') or 'no words'}")
-    return read.recording.explain(options.layer, options.head, query, key, tokens=words, source_tokens=source)
+    at = (0, options.head, query) if key is None else (0, options.head, query, key)
+    return call.explain(at, tokens=words, source_tokens=source)
 
 
 def place(word: str, tokens: list[str], name: str) -> int:
     """The place of a word among the tokens, the first one; or the number itself."""
-    plain = [token.removeprefix("##").strip("Ġ▁ ") for token in tokens]
-    for known in (tokens, plain, [token.lower() for token in plain]):
-        for wanted in (word, word.lower()):
-            if wanted in known:
-                return known.index(wanted)
+    found = place_among(word, tokens)
+    if found is not None:
+        return found
     if word.isascii() and word.isdecimal() and int(word) < len(tokens):
         return int(word)
     shown = " ".join(map(printable, tokens[:40])) + (" …" if len(tokens) > 40 else "")

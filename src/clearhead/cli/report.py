@@ -9,7 +9,7 @@ from typing import Any
 
 from clearhead.base.errors import ClearheadError, human_bytes, require
 from clearhead.base.text import printable
-from clearhead.cli.choice import chosen_calls, chosen_heads
+from clearhead.cli.choice import calls_of, chosen_heads
 from clearhead.cli.outputs import check_outputs
 from clearhead.cli.summary import Row, print_summary
 from clearhead.cli.texts import Read, checked, model_of, quoted, text_of, watched
@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> None:
     model, tokenizer, folder = model_of(options, _needs_head(options))
     read = watched(model, tokenizer, text, options.generate, target)
     calls = read.recording.calls
-    chosen = chosen_calls([call.name for call in calls], options.layers)
+    chosen = calls_of(calls, options.layers)
     heads = [chosen_heads(options.heads, calls[i].query.shape[1], calls[i].name) for i in chosen]
     both = [read]
     if options.beside is not None:
@@ -91,5 +91,5 @@ def _layers(
             _say(console, f"Left out: {printable(layer.name)}: {layer.reason}")
         else:
             layer = layer if some is None else of_heads(layer, some)
-            rows.append(Row(number, paged.calls[number].name, summarise(layer), layer.kind, some))
+            rows.append(Row(layer.label, paged.calls[number].name, summarise(layer), some))
         yield layer

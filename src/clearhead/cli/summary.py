@@ -11,12 +11,11 @@ from clearhead.report.summary import LayerSummary
 
 
 class Row(NamedTuple):
-    """A layer in figures; its call's number, name and kind; and the numbers of its heads, None where it has all."""
+    """A layer in figures; what it is called, its module's name; and the numbers of its heads, None where it has all."""
 
-    call: int
+    label: str
     name: str
     figures: LayerSummary
-    kind: str
     heads: list[int] | None
 
 
@@ -26,19 +25,20 @@ def print_summary(console: Any, title: str, rows: Sequence[Row], size: str) -> N
     escape = require("rich.markup", "terminal", "the report's summary").escape
     simple = require("rich.box", "terminal", "the report's summary").SIMPLE
     caption = "Heads with their mean entropy in nats; the sink with its share; the mean distance in tokens."
-    table = table_module.Table(title=f"{escape(printable(title))}, {size}", caption=caption, box=simple)
-    for column in ("#", "layer", "most focused", "most diffuse", "sink", "distance"):
+    table = table_module.Table(title=f"{escape(printable(title))}, {size}", caption=caption, box=simple, pad_edge=False)
+    for column in ("", "layer", "most focused", "most diffuse", "sink", "distance"):
         table.add_column(column, justify="right" if column == "distance" else "left", no_wrap=column != "layer")
+    table.columns[0].max_width, table.columns[0].no_wrap = 11, False  # "decoder 10,", and below it "cross"
     table.columns[1].overflow = "fold"
-    for call, name, figures, kind, heads in rows:
+    for label, name, figures, heads in rows:
         focused, diffuse = (
             f"{head if heads is None else heads[head]}: {entropy:.2f}"
             for head, entropy in (figures.focused, figures.diffuse)
         )
         word, place, share = figures.sink
         table.add_row(
-            str(call),
-            escape(printable(name)) + (" (cross)" if kind == "cross" else ""),
+            escape(label),
+            escape(printable(name)),
             focused,
             diffuse,
             f"{escape(_short(word))} @{place}: {share:.0%}",

@@ -1,4 +1,4 @@
-"""What an engine is."""
+"""The interface of an engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ class Cost(NamedTuple):
 
 
 class Engine(ABC):
-    """Computes a `Problem`, or says why it cannot. A subclass gives `name`, `objections`, `forward` and `cost`."""
+    """An engine computes a `Problem`, or says why it cannot.
+
+    A subclass gives `name`, `objections`, `forward` and `cost`.
+    """
 
     name: ClassVar[str]
 
@@ -37,7 +40,7 @@ class Engine(ABC):
         """Why this engine can't take the problem; empty if it can."""
 
     def reservations(self, problem: Problem) -> list[str]:
-        """Why it should not run by default, though it can: with any of these it runs only when asked for."""
+        """Why this engine should not run by default, though it can. With any of these it runs only when asked for."""
         return []
 
     def notes(self, problem: Problem) -> list[str]:
@@ -52,15 +55,15 @@ class Engine(ABC):
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
         """The output; with `rows`, in float32 at least, and with the maximum and log_sum that `backward` reads.
 
-        An engine without a `backward` may leave those out.
+        An engine without a `backward` may leave out maximum and log_sum.
         """
 
     def merge(self, problem: Problem, into: Partial) -> None:
-        """Merge the output of a problem without sinks with that over other keys, in its place: see `Partial.add_`."""
+        """Merge the result of a problem without sinks into that over other keys, `into`: see `Partial.add_`."""
         into.add_(self.forward(problem, rows=True))
 
     def add_gradients(self, problem: Problem, rows: Rows, grad: Tensor, sums: Operands) -> None:
-        """Add the gradients to the operands to these sums, in float32 at least; None: not wanted. See `backward`."""
+        """Add the operands' gradients to these sums, in float32 at least; None: not wanted. See `backward`."""
         found = self.backward(problem, rows, grad, tuple(total is not None for total in sums))
         for total, part in zip(sums, found, strict=True):
             if total is not None and part is not None:
@@ -69,10 +72,10 @@ class Engine(ABC):
     def backward(
         self, problem: Problem, rows: Rows, grad: Tensor | None, wanted: tuple[bool, ...], sent: Sent | None = None
     ) -> Operands:
-        """The gradients to the operands, but for the sinks, of float32 at least; None where not wanted.
+        """The gradients of the operands, without the sinks, in float32 at least; None where not wanted.
 
-        `grad` is the output's; `sent`, what statistics send back, comes only to an engine that `fuses` them. The
-        problem is guarded (`problem.guard`).
+        `grad` is the gradient of the output. `sent`, which statistics send back, is given only to an engine that
+        `fuses` them. The problem is guarded (`problem.guard`).
         """
         raise NotImplementedError(f"{self.name} has no backward pass: it is transparent")
 
@@ -85,11 +88,11 @@ class Engine(ABC):
         return regions.walk(problem, regions.LOOK)
 
     def scores(self, problem: Problem) -> Tensor:
-        """The scores of a guarded problem, or of a part of one, with bias, −∞ where a pair is not allowed."""
+        """The scores of a guarded problem, or of a part of one, with the bias, and −∞ where a pair is not allowed."""
         return tiles.scores(problem)
 
     def fuses(self, problem: Problem, summary: Summary) -> bool:
-        """Whether `summarise` is a fused pass for this, whose gradients `backward` gives; else autograd follows it."""
+        """Whether `summarise` is a fused pass for it, whose gradients `backward` gives. Else autograd follows it."""
         return False
 
     def summarise(self, problem: Problem, summary: Summary) -> Found:
@@ -108,8 +111,8 @@ class Engine(ABC):
     ) -> tuple[Tensor | None, Tensor | None]:
         """Weights times their gradients, w_ij Ṗ_ij, summed by query, (B, H, Lq), and by key, (B, H, Lk).
 
-        Ṗ_ij is Ȯ_i · V_j, for the `grad` of an output, and what statistics send back; `positive`: of the products above
-        0 alone; `by`: which of the two sums are wanted. The problem is guarded.
+        Ṗ_ij is Ȯ_i · V_j, for the `grad` of an output, plus the terms that statistics send back. `positive`: sum only
+        the products above 0. `by`: which of the two sums are wanted. The problem is guarded.
         """
         return summed_products(problem, list(self.walk(problem)), self.scores, rows, grad, sent or Sent(), positive, by)
 
@@ -117,7 +120,7 @@ class Engine(ABC):
 def by_autograd(
     engine: Engine, problem: Problem, wanted: Sequence[bool], grad: Tensor, create_graph: bool
 ) -> tuple[Tensor | None, ...]:
-    """The gradients to the operands, by autograd, through an engine's own operations, which run once more."""
+    """The gradients of the operands, by autograd, through an engine's own operations, which run once more."""
     with torch.enable_grad():
         # views: where two operands are one tensor, or one is made of the other, each gets its own gradient
         own = [None if t is None else t.view_as(t) for t in operands(problem)]
@@ -135,9 +138,9 @@ def gradients_of(
     wanted: tuple[bool, ...],
     to_log_sum: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """The gradients to the operands, each of its operand's dtype, by the engine's own backward pass.
+    """The gradients of the operands, each of its operand's dtype, by the engine's own backward pass.
 
-    `kept`: what its forward pass gave; `grad` and `to_log_sum`: the gradients of output and log_sum.
+    `kept`: the result of its forward pass. `grad` and `to_log_sum`: the gradients of output and log_sum.
     """
     assert kept.maximum is not None and kept.log_sum is not None
     delta = (grad * kept.output).sum(-1)

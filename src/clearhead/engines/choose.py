@@ -1,4 +1,4 @@
-"""Which engine runs."""
+"""The choice of the engine that runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENGINES: tuple[Engine, ...] = (Native(), Flex(), Sdpa(), Tiled(), Reference())
 
 
 def choose(problem: Problem, engine: str | Engine | None) -> Engine:
-    """The engine asked for, by name or as an object, or an error with its objections; None: the first that can."""
+    """The engine asked for, by name or as an object, or an error with its objections; for None, the first that can."""
     if engine is None:
         for candidate in ENGINES:
             if not candidate.reservations(problem) and not candidate.objections(problem):
@@ -33,7 +33,7 @@ def choose(problem: Problem, engine: str | Engine | None) -> Engine:
 
 
 def as_written(engine: str | Engine | None) -> bool:
-    """Whether an engine takes a problem with score and mask not lowered."""
+    """Whether an engine takes a problem whose score and mask are not lowered."""
     return engine == Reference.name if isinstance(engine, str) else isinstance(engine, Reference)
 
 

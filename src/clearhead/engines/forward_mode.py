@@ -1,8 +1,8 @@
-"""The output's place in forward mode: its tangent in blocks, and a backward pass of its own beside it.
+"""Forward mode: the output's tangent in blocks, beside the output with its own backward pass.
 
-Plain operations under forward mode keep, where the primal is trained too, the graph of every block. Here the primal is
-one operation with the engine's gradients, and the tangent another, which keeps nothing but the operands and their
-tangents. What differentiates further goes through plain blocks.
+Plain operations under forward mode keep the graph of every block, where the primal is trained too. Here the primal is
+one operation with the engine's gradients, and the tangent is another operation, which keeps only the operands and their
+tangents. Further derivatives go through plain blocks.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from clearhead.problem.partial import Partial
 from clearhead.problem.problem import Problem
 from clearhead.problem.regions import cut
 
-TENSORS = 8  # of a block's size at once, where the primal's blocks need a few
+TENSORS = 8  # of a block's size at once; the primal's blocks need only a few
 
 
 def serves(problem: Problem) -> bool:
-    """Whether forward mode, and nothing else, differentiates a problem whose operands are all that is learnt."""
+    """Whether forward mode alone differentiates this problem, and only its operands are learnt."""
     if problem.lowered is None or problem.by_function or 0 in problem.sizes.shape or not forward_alone():
         return False
     return not any(t is not None and dispatches(t) for t in operands(problem))
@@ -108,7 +108,7 @@ class _Tangent(torch.autograd.Function):
 
 
 def _along(rest: Problem, tensors: Sequence[Tensor | None], tangents: Sequence[Tensor | None]) -> Tensor:
-    """The derivative of the output along the operands' tangents; where there is none it is 0.
+    """The derivative of the output along the operands' tangents. An operand without a tangent counts as constant.
 
     With a dot for tangents: Ṗ_ij = P_ij (Ṡ_ij − μ_i), μ_i = Σ_j P_ij Ṡ_ij + p_sink,i ṡink, and
     Ȯ = (D ∘ Ṗ) V + (D ∘ P) V̇.
@@ -132,7 +132,7 @@ def _along(rest: Problem, tensors: Sequence[Tensor | None], tangents: Sequence[T
 
 
 def _block(problem: Problem, moving: Problem) -> Tensor:
-    """A part that has all the keys that its queries may see, and the same part of the tangents."""
+    """The tangent of a part that has all the keys that its queries may see. `moving`: the same part of the tangents."""
     value, to_value = problem.value, moving.value
     assert value is not None and to_value is not None
     slope, capped = _score_tangents(problem, moving)
@@ -151,7 +151,7 @@ def _block(problem: Problem, moving: Problem) -> Tensor:
 
 
 def _score_tangents(problem: Problem, moving: Problem) -> tuple[Tensor, Tensor]:
-    """The tangents of the scores before bias and mask, and these scores."""
+    """The tangents of the scores before bias and mask, and the scores themselves."""
     low, along = problem.lowered, moving.lowered
     assert low is not None and along is not None
     dtype = accumulated(low.query.dtype)
@@ -174,7 +174,7 @@ def _score_tangents(problem: Problem, moving: Problem) -> tuple[Tensor, Tensor]:
 
 
 def _over_pairs(phi: str, weight: Tensor | None, to_weight: Tensor | None, *rows: Tensor) -> Tensor:
-    """The same, without the scale, for the φ that are no matrix product."""
+    """The tangents, without the scale, for the φ that are no matrix product."""
     groups = rows[1].shape[1]
     query, to_query = (unflatten(t, 1, groups, -1).unsqueeze(-2) for t in (rows[0], rows[2]))
     key, to_key = (t[:, :, None, None] for t in (rows[1], rows[3]))

@@ -1,11 +1,11 @@
-"""The output of a problem, and its place in autograd: once for eager code, and once for compiled and exported code.
+"""The output of a problem as an operation of autograd: once for eager code, and once for compiled and exported code.
 
-Both are over an engine's `forward` and `backward`. What is kept for the backward pass is what autograd saves: so it can
-be freed by a checkpoint, moved by hooks, and is checked for writes. Where a gradient is itself differentiated, the
-blocks are computed in operations of PyTorch's.
+Both use an engine's `forward` and `backward`. Autograd saves all tensors for the backward pass, so a checkpoint can
+free them, hooks can move them, and writes to them are found. Where a gradient is itself differentiated, the blocks are
+computed in PyTorch's operations.
 
-In compiled code, a problem in normal form is a handful of tensors and numbers, so it can be one operation, which runs
-as eager code does: spans are read when it runs, and what they leave out is skipped.
+In compiled code, a problem in normal form is some tensors and numbers, so it can be one operation. It runs as eager
+code does: it reads the spans when it runs, and skips the pairs outside of them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from clearhead.problem.summary import Summary
 
 
 def run(problem: Problem, chosen: Engine, asked: str | Engine | None = None) -> Tensor:
-    """The output, (B, H, Lq, Ev), of the value's dtype; `asked` is the engine that was asked for, where one was."""
+    """The output, (B, H, Lq, Ev), of the value's dtype. `asked`: the engine that the caller asked for, if any."""
     assert problem.value is not None
     if compiling():
         output = _inside_compiled_code(problem, chosen, asked)
@@ -111,7 +111,7 @@ def partial(problem: Problem, chosen: Engine, asked: str | Engine | None = None)
 
 
 def _refuse_what_is_not_seen(problem: Problem, engine: Engine) -> None:
-    """Raise where an engine's `backward` would leave out derivatives; clearhead's own object, or are transparent."""
+    """Raise where an engine's `backward` would miss derivatives. clearhead's own engines object, or are transparent."""
     why = None
     if not ordinary() and followed():
         why = "torch.func and forward mode do not see its backward pass"
@@ -133,7 +133,7 @@ def _inside_compiled_code(problem: Problem, chosen: Engine, asked: str | Engine 
 def _operation(
     problem: Problem, chosen: Engine, asked: str | Engine | None, rows: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The one operation: output, maximum, log_sum, the last two where they are needed."""
+    """The one operation. It gives output, maximum and log_sum, the last two where they are needed."""
     if isinstance(asked, Engine):
         raise UnsupportedError(
             f"the engine {chosen.name!r} has a backward pass of its own, and compiled code calls such engines by name "
@@ -169,10 +169,10 @@ def attend(
     expected: list[bool],
     rows: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A problem in normal form, by the engine named or the first that can: output, maximum, log_sum (see `Partial`).
+    """Compute a problem in normal form by the named engine, or the first that can: see `Partial`.
 
-    In float32 at least. `expected`: which of the first seven tensors needed a gradient when code was compiled. Where
-    none did, maximum and log_sum are computed only for `rows`; a backward pass that runs all the same computes them.
+    All are float32 at least. `expected`: which of the first seven tensors needed a gradient when code was compiled.
+    Where none did, maximum and log_sum are computed only for `rows`; a backward pass then computes them itself.
     """
     tensors = (query, key, value, weight, dense, relative, sinks, start, stop, gap_start, gap_stop, keep, seed)
     if differentiated_forward():
@@ -221,7 +221,7 @@ def attend_backward(
     rows: bool,
     wanted: list[bool],
 ) -> list[Tensor]:
-    """The gradients to the operands, empty where not wanted."""
+    """The gradients of the operands, each empty where it is not wanted."""
     tensors = (query, key, value, weight, dense, relative, sinks, start, stop, gap_start, gap_stop, keep, seed)
     known = any(expected)
     needs = expected if known else wanted
@@ -245,7 +245,7 @@ def _(grad, to_log_sum, output, maximum, log_sum, *arguments):  # type: ignore[n
 
 
 def room_for_gradients(grad: Tensor, tensors: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor]:
-    """Tensors of the shapes of the gradients to these, empty where not wanted."""
+    """Tensors of the shapes of these tensors' gradients, each empty where it is not wanted."""
     return [
         torch.empty_like(t, memory_format=torch.contiguous_format) if t is not None and want else grad.new_empty(0)
         for t, want in zip(tensors, wanted, strict=True)

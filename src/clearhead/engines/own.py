@@ -1,4 +1,4 @@
-"""An engine of somebody's own: what it gives back is compared with the problem before anything reads it."""
+"""The wrapper of an engine of one's own: its results are compared with the problem before anything reads them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clearhead.problem.summary import Found, Sent, Summary
 
 
 class Own(Engine):
-    """The same engine, its results checked: their types, shapes and devices, in O(1)."""
+    """The same engine with checked results: types, shapes and devices, in O(1)."""
 
     name = "own"
 
@@ -61,7 +61,7 @@ class Own(Engine):
     def backward(
         self, problem: Problem, rows: Rows, grad: Tensor | None, wanted: tuple[bool, ...], sent: Sent | None = None
     ) -> Operands:
-        # without `sent` there is none: an engine that fuses nothing need not take it
+        # `sent` is passed only where it is given: an engine that fuses nothing need not take it
         more = () if sent is None else (sent,)
         found = self.engine.backward(problem, rows, grad, wanted, *more)
         self._is(found, Operands, "backward")

@@ -1,4 +1,4 @@
-"""The specification: attention as the formula has it, every matrix in full."""
+"""The specification: attention by its formula, with every matrix in full."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 from clearhead.scores.base import ByTile, by_tile
 
-PAIRS = 2**22  # every matrix is made in full: above so many it runs only when asked for by name
+PAIRS = 2**22  # every matrix is made in full: above so many pairs it runs only when asked for by name
 
 
 class Reference(Engine):
-    """Dense and eager, the formula as it is written.
+    """Attention by its formula, dense and eager.
 
-    dropout(softmax(score(query, key) + bias, over the allowed keys)) · value.
+    It computes dropout(softmax(score(query, key) + bias, over the allowed keys)) · value.
     """
 
     name = "reference"
@@ -74,13 +74,13 @@ def scores(problem: Problem) -> Tensor:
 
 
 def weights(problem: Problem) -> Tensor:
-    """Softmax of the scores over keys; a query that sees nothing has weights of 0."""
+    """The softmax of the scores over keys. A query that sees nothing has weights of 0."""
     tile = scores(problem)
     if not problem.sizes.keys:
         return tile
-    unseen = tile == -torch.inf  # a weight of 0 and a gradient of 0, whatever the value is
+    unseen = tile == -torch.inf  # the weight is 0 and its gradient is 0, whatever the value is
     tile = torch.where(unseen.all(-1, keepdim=True), 0.0, tile)
-    if problem.sinks is not None:  # one key more, which has no value
+    if problem.sinks is not None:  # a sink is one more key, without a value
         sink = problem.sinks.to(tile.dtype)[:, None, None].expand(*tile.shape[:-1], 1)
         return torch.where(unseen, 0.0, torch.cat([tile, sink], -1).softmax(-1)[..., :-1])
     return torch.where(unseen, 0.0, tile.softmax(-1))

@@ -1,7 +1,7 @@
-"""The statistics of a problem's weights, and their place in autograd: over an engine's fused pass and its `backward`.
+"""The statistics of a problem's weights as an operation of autograd, over an engine's fused pass and its `backward`.
 
-Where an engine fuses no statistics, or gradients are themselves differentiated, blocks are computed in operations of
-PyTorch's, which autograd follows. What each statistic sends back is derived in docs/maths/statistics.md.
+Where an engine fuses no statistics, or gradients are themselves differentiated, blocks are computed in PyTorch's
+operations, which autograd follows. docs/maths/statistics.md derives the gradient of each statistic.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def summarised(problem: Problem, engine: Engine, summary: Summary) -> Found:
     if not summary.output or problem.value is None:
         problem = problem._replace(value=None)
     elif summary != Summary(output=True) and problem.visible is not None and _known_not_finite(problem.value):
-        # a value of NaN makes the outputs of the queries that may see it NaN, and nothing of their weights
+        # a value of NaN makes the outputs of the queries that may see it NaN, but not their weights
         alone = summarised(problem, engine, Summary(output=True)).output
         return summarised(problem, engine, summary._replace(output=False))._replace(output=alone)
     if problem.needs_grad and not engine.transparent(problem):
@@ -100,7 +100,7 @@ def _by_autograd(
 def _gradients(
     engine: Engine, problem: Problem, summary: Summary, found: Found, grads: Found, wanted: tuple[bool, ...]
 ) -> Gradients:
-    """The gradients to the operands, each of its operand's dtype, by the engine's own backward pass."""
+    """The gradients of the operands, each of its operand's dtype, by the engine's own backward pass."""
     assert found.maximum is not None and found.log_sum is not None
     problem = problem if found.finite else guard(problem)
     delta = torch.zeros_like(found.log_sum)
@@ -134,7 +134,7 @@ def _plus_product(delta: Tensor, grad: Tensor | None, found: Tensor | None) -> T
 
 
 def _sent(summary: Summary, found: Found, grads: Found) -> Sent:
-    """What each statistic sends back to the weights, but for what is the same for all keys of a query: see δ."""
+    """The gradients of each statistic to the weights. Terms that are the same for all keys of a query are in δ."""
     values = indices = None
     if grads.values is not None and found.indices is not None:
         indices, order = found.indices.sort(dim=-1)
@@ -156,7 +156,7 @@ def _sent(summary: Summary, found: Found, grads: Found) -> Sent:
 
 
 def _joined(problem: Problem, summary: Summary, grads: Found) -> tuple[Tensor | None, Tensor | None]:
-    """The value, with the groups as further columns, and the gradient of its output; each without what has none."""
+    """The value, with the groups as further columns, and the gradient of its output; only columns with a gradient."""
     parts: list[tuple[Tensor, Tensor]] = []
     if grads.output is not None and problem.value is not None:
         parts.append((problem.value, grads.output))

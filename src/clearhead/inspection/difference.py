@@ -10,10 +10,10 @@ from torch import Tensor
 
 from clearhead.base.errors import human_bytes
 from clearhead.base.shapes import Sizes
-from clearhead.inspection.index import DENSE_BYTES, check_bytes, parse
+from clearhead.inspection.by_blocks import blocks
+from clearhead.inspection.index import DENSE_BYTES, Part, check_bytes
+from clearhead.inspection.matrix import LazyMatrix
 from clearhead.inspection.weights import Weights
-
-BLOCK = 2**20  # weights at once
 
 
 class Aligned:
@@ -26,7 +26,7 @@ class Aligned:
         self.weights, self.places = weights, places
         batch, heads, queries, keys = weights.shape
         count = None if places is None else len(places)
-        self.sizes = Sizes(batch, heads, queries if count is None else count, keys if count is None else count)
+        self.sizes = Sizes(batch, heads, *((queries, keys) if count is None else (count, count)), weights.device)
 
     def part(self, batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
         """A part of (B, H, Lq, Lk)."""
@@ -43,7 +43,7 @@ class Aligned:
         return tile[:, :, (rows - first).to(device)][..., columns.to(device)]
 
 
-class WeightDifference:
+class WeightDifference(LazyMatrix):
     """How much more weight one recording gives each pair than another: B − A, computed where it is looked at.
 
     >>> import torch, torch.nn.functional as F, clearhead as ch
@@ -61,39 +61,37 @@ class WeightDifference:
 
     `difference[index]`, a basic index, gives that part; `blocks(sequence, head)` goes through a head's rows a block at
     a time. Both are the models' own weights: with sinks, rows are not renormalised. Raises a `ClearheadError` for a
-    part above 256 MiB. Memory is that of what is asked for.
+    part above 256 MiB. Memory is that of what is asked for. Sums, extremes and operators are those of `Weights`.
     """
+
+    _instead = "Index the part you need (d[..., -1, :]), go through blocks(sequence, head)"
 
     def __init__(self, before: Aligned, after: Aligned) -> None:
         self._before, self._after = before, after
         self._sizes = before.sizes
 
     @property
-    def shape(self) -> torch.Size:
-        """(B, H, Lq, Lk)."""
-        return torch.Size(self._sizes.shape)
-
-    @property
     def dtype(self) -> torch.dtype:
         return torch.promote_types(self._before.weights.dtype, self._after.weights.dtype)
 
-    def __getitem__(self, index: Any) -> Tensor:
-        part = parse(index, self.shape, self._sizes)
+    def _in_graph(self) -> bool:
+        return self._before.weights._in_graph() or self._after.weights._in_graph()
+
+    def _check_size(self, part: Part, index: Any) -> None:
         check_bytes(part.shape, self.dtype, "this part of the difference", DENSE_BYTES)
-        return part.restore([self._part(batch, part.heads, part.queries, part.keys) for batch in part.batches])
 
-    def blocks(self, sequence: int, head: int) -> Iterator[tuple[slice, Tensor]]:
-        """One head of one sequence, some rows at a time: each a slice of the queries, and (rows, Lk) numbers."""
-        _, _, queries, keys = self.shape
-        rows = max(1, BLOCK // max(keys, 1))
-        for row in range(0, queries, rows):
-            some = slice(row, min(row + rows, queries))
-            yield some, self[sequence, head, some]
+    def _part(self, part: Part) -> Tensor:
+        return part.restore([self._tile(batch, part.heads, part.queries, part.keys) for batch in part.batches])
 
-    def _part(self, *sides: slice) -> Tensor:
+    def _tile(self, *sides: slice) -> Tensor:
         before, after = self._before.part(*sides), self._after.part(*sides)
         return after.to(before.device) - before
 
-    def __repr__(self) -> str:
-        size = human_bytes(self.shape.numel() * self.dtype.itemsize)
+    def blocks(self, sequence: int, head: int) -> Iterator[tuple[slice, Tensor]]:
+        """One head of one sequence, some rows at a time: each a slice of the queries, and (rows, Lk) numbers."""
+        for rows, _ in blocks(self.shape[2:]):
+            yield rows, self[sequence, head, rows]
+
+    def _head(self) -> str:
+        size = human_bytes(self.numel() * self.dtype.itemsize)
         return f"WeightDifference({tuple(self.shape)}, {self.dtype}, {size} if it were dense)"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +13,8 @@ from clearhead.base.tracing import vectorized, without_autocast
 from clearhead.base.versions import Versions
 from clearhead.engines.base import Engine
 from clearhead.engines.tiled.tiles import grouped_product
-from clearhead.inspection.index import Part, check_bytes, parse
+from clearhead.inspection.index import Part, check_bytes
+from clearhead.inspection.matrix import LazyMatrix
 from clearhead.problem.guard import guard
 from clearhead.problem.partial import Rows
 from clearhead.problem.problem import Problem
@@ -23,7 +23,7 @@ from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
 
 
-class WeightGradients:
+class WeightGradients(LazyMatrix):
     """How much the loss changes with each weight, computed where it is looked at. `Weights.gradients` makes it.
 
     >>> import torch, clearhead as ch
@@ -38,38 +38,36 @@ class WeightGradients:
 
     Formula: ∂L/∂A_ij = Ȯ_i · V_j, with A the weights, Ȯ = ∂L/∂O the gradient of the output O = A·V. `by_query` and
     `by_key` sum A ∘ ∂A, the weights times their gradients, without the matrix. None of it has gradients itself.
+    Indices, sums, extremes and operators are those of `Weights`; indices give pairs that are not allowed, too.
     Memory is O(Lq + Lk) but for what is asked for. Source: Chefer, Gur and Wolf 2021, "Transformer Interpretability
     Beyond Attention Visualization", who roll (A ∘ ∂A)⁺ out over the layers.
     """
 
+    _instead = "Index the part you need (g[..., -1, :]), use by_query() or by_key()"
+
     def __init__(
         self, problem: Problem, engine: Engine, rows: tuple[Tensor, Tensor], grad: Tensor, numpy: bool
     ) -> None:
-        self._given, self._problem = problem, guard(problem)
+        self._given, self._problem, self._sizes = problem, guard(problem), problem.sizes
         self._engine, self._grad, self._numpy = engine, grad, numpy
         self._rows = Rows(*rows, grad)  # the kernels read no δ for this
         self._read = Versions([("grad", grad), ("value", problem.value), *tensors_of(problem)])  # type: ignore[list-item]
 
     @property
-    def shape(self) -> torch.Size:
-        """(..., Lq, Lk)."""
-        sizes = self._problem.sizes
-        return torch.Size((*sizes.shown, sizes.queries, sizes.keys))
-
-    @property
     def dtype(self) -> torch.dtype:
         return accumulated(self._problem.query.dtype)
 
-    def __repr__(self) -> str:
+    def _head(self) -> str:
         return f"WeightGradients({tuple(self.shape)}, {self.dtype}, engine={self._engine.name!r})"
 
-    def __getitem__(self, index: Any) -> Any:
-        """∂L/∂A at any basic index: integers, slices, `...` and None; of pairs that are not allowed, too."""
-        self._check()
-        part = parse(index, self.shape, self._problem.sizes)
+    def _check_size(self, part: Part, index: Any) -> None:
         check_bytes(part.shape, self.dtype, f"the gradients at {index!r}")
-        with torch.no_grad(), without_autocast(self._problem.sizes.device):
-            return self._out(part.restore([self._tile(part, batch) for batch in part.batches]))
+
+    def _part(self, part: Part) -> Tensor:
+        """∂L/∂A, of pairs that are not allowed, too."""
+        self._check()
+        with torch.no_grad(), without_autocast(self.device):
+            return part.restore([self._tile(part, batch) for batch in part.batches])
 
     def _tile(self, part: Part, batch: slice) -> Tensor:
         region = Region(batch, part.heads, part.queries, part.keys, masked=False)
@@ -77,10 +75,6 @@ class WeightGradients:
         assert value is not None
         grad = self._grad[region.sides[:3]]
         return grouped_product(grad, value.to(grad.dtype).transpose(-1, -2))
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        array = np.asarray(self[...])
-        return array if dtype is None else array.astype(dtype)
 
     def by_query(self, positive: bool = False) -> Any:
         """Σ_j A_ij ∂L/∂A_ij, (..., Lq); with `positive`, of the products above 0 alone.
@@ -98,9 +92,9 @@ class WeightGradients:
         if not isinstance(positive, bool):
             raise ClearheadError(f"positive is {positive!r:.40}; expected True or False.")
         problem = self._problem
-        with torch.no_grad(), without_autocast(problem.sizes.device):
+        with torch.no_grad(), without_autocast(self.device):
             found = self._engine.contributions(problem, self._rows, self._grad, None, positive, by)
-        return self._out(problem.sizes.restore(found[0] if by[0] else found[1]))  # type: ignore[arg-type]
+        return self._out(self._sizes.restore(found[0] if by[0] else found[1]))  # type: ignore[arg-type]
 
     def _check(self) -> None:
         """Raise where something has been written to since, or inside of `torch.func.vmap`."""

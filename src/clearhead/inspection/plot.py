@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
-from clearhead.base.numbers import check_count
 from clearhead.base.pictures import MOST, Array, Panel
-from clearhead.base.text import escaped
+from clearhead.base.selected import numbers_of
+from clearhead.base.text import escaped, said
 from clearhead.base.thumbnails import picture, short
 from clearhead.inspection.index import parse
 from clearhead.masks._draw import cell_of, of, shares
@@ -42,15 +42,8 @@ def picks(head: tuple[Any, ...], outer: tuple[int, ...]) -> list[Pick]:
 
 
 def _numbers(item: Any, size: int) -> list[int]:
-    """A number, a slice, or some numbers."""
-    if isinstance(item, slice):
-        try:
-            return list(range(size)[item])
-        except TypeError:
-            raise ClearheadError(f"plot() got the slice {item!r:.80}; its ends must be whole numbers.") from None
-    every = list(item) if isinstance(item, list | tuple | range) else [item]
-    places = [check_count(place, -size, "a head of plot()", most=size - 1) for place in every]
-    return [place % size for place in places]
+    """A number, a slice, or a list of these."""
+    return list(numbers_of(item, size, "a head of plot()", f"there are {size}"))
 
 
 def titles(chosen: Sequence[Pick]) -> list[str]:
@@ -105,19 +98,19 @@ def numbers(array: Any) -> Array:
 
 def html(weights: Any) -> str:
     """See `Weights._repr_html_`."""
-    said = f"<p><code>{escaped(short(repr(weights), 400))}</code></p>"
+    head = f"<p><code>{escaped(short(said(weights, weights._head), 400))}</code></p>"
     *outer, _, keys = weights.shape
     if math.prod(weights.shape) > PAIRS or not math.prod(weights.shape):
         left = "Nothing is computed for this display. Look at a part: w.plot(…), w.pool(64), w[…]."
-        return f"<div>{said}<p>{left}</p></div>"
+        return f"<div>{head}<p>{left}</p></div>"
     first = [(0,) * (len(outer) - 1) + (h,) for h in range(min(outer[-1], HEADS))] if outer else [()]
     try:
         drawn = panels(weights, first, IN_NOTEBOOK)
     except (ClearheadError, RuntimeError):  # tensors without numbers, and in transforms
-        return f"<div>{said}</div>"
+        return f"<div>{head}</div>"
     floor = 0.1 / max(keys, 2)
     images = "".join(picture(panel, floor) for panel in drawn)
     more = math.prod(outer) - len(first)
     left = f"; {more} more not shown" if more else ""
     caption = f"Largest weights, on a log scale from {floor:.1g} to 1; grey: masked{left}"
-    return f"<div>{said}{images}<p>{escaped(caption)}</p></div>"
+    return f"<div>{head}{images}<p>{escaped(caption)}</p></div>"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -12,8 +11,7 @@ from torch import Tensor
 
 from clearhead._attention import Arguments, ScoreLike
 from clearhead.base.arrays import accumulated, check_float, is_numpy, to_tensor_float
-from clearhead.base.errors import ClearheadError, ShapeError, human_bytes
-from clearhead.base.numbers import check_count
+from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.pictures import Side, Style, check_style, draw
 from clearhead.base.shapes import refuse_fakes
 from clearhead.base.tracing import looked_into, without_autocast
@@ -25,7 +23,8 @@ from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.statistics import looks
 from clearhead.inspection import plot
 from clearhead.inspection.gradients import WeightGradients
-from clearhead.inspection.index import DENSE_BYTES, Part, parse
+from clearhead.inspection.index import Part, parse
+from clearhead.inspection.matrix import LazyMatrix
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.reductions.entropy import Entropy
 from clearhead.inspection.reductions.output import Output
@@ -44,7 +43,7 @@ from clearhead.problem.regions import cut
 from clearhead.problem.summary import Summary
 
 
-class Weights:
+class Weights(LazyMatrix):
     """The attention weights as a matrix that is computed where it is looked at. `clearhead.weights` makes it.
 
     >>> import torch, clearhead as ch
@@ -58,11 +57,17 @@ class Weights:
     >>> (w @ torch.rand(2, 8, 50, 4)).shape
     torch.Size([2, 8, 50, 4])
 
+    `w[index]` is a part as a tensor, and `w[:]` the whole, up to 256 MiB. `sum`, `mean`, `max`, `min`, `amax`, `amin`,
+    `argmax` and `argmin` are those of `w[:]` in O(Lq + Lk) memory. Any other operator or function of PyTorch or NumPy,
+    such as `w * 2` or `torch.stack([w, w])`, is given `w[:]`; other methods of tensors are written `w[:].sort(-1)`.
+
     Weights are float32, or float64 for float64 inputs; NumPy where the inputs were NumPy. `w[index]`, `scores`,
     `w @ value` and the reductions are differentiable (but for maxima of cells, and the keys of `topk`). Memory is
     O(Lq + Lk) but for what is asked for; the time of a reduction is that of the allowed pairs, of an index that of its
     rows.
     """
+
+    _instead = "Index the part you need (w[..., -1, :]), use pool(), topk() or entropy()"
 
     def __init__(self, source: Source, engine: str | Engine | None = None) -> None:
         self._source, self._asked = source, engine
@@ -100,25 +105,16 @@ class Weights:
         return self._problem
 
     @property
-    def shape(self) -> torch.Size:
-        """(..., Lq, Lk)."""
-        sizes = self._sizes
-        return torch.Size((*sizes.shown, sizes.queries, sizes.keys))
-
-    @property
     def dtype(self) -> torch.dtype:
         return self._dtype
 
-    def __repr__(self) -> str:
-        problem, said = self._problem, self._source.said()
-        options = "".join(f", {name}={shown(value)}" for name, value in said.items() if value is not None)
-        return f"Weights({tuple(self.shape)}, {self.dtype}, engine={self._engine(problem).name!r}{options})"
+    def _head(self) -> str:
+        problem, options = self._problem, self._source.said()
+        said = "".join(f", {name}={shown(value)}" for name, value in options.items() if value is not None)
+        return f"Weights({tuple(self.shape)}, {self.dtype}, engine={self._engine(problem).name!r}{said})"
 
     def __getstate__(self) -> dict[str, Any]:  # copies and pickles compute anew
         return self.__dict__ | {"_known": {}}
-
-    def __len__(self) -> int:
-        return self.shape[0]
 
     @property
     def _guarded(self) -> Problem:
@@ -128,20 +124,10 @@ class Weights:
         guarded: Problem = self._known["guarded"]
         return guarded
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        dense = self.dense()
-        array = dense if isinstance(dense, np.ndarray) else dense.detach().cpu().numpy()
-        return array if dtype is None else array.astype(dtype)
-
-    def __getitem__(self, index: Any) -> Any:
-        """The exact weights at any basic index: integers, slices, `...` and None. All of them: as `dense()`."""
-        part = parse(index, self.shape, self._sizes)
-        return self.dense().reshape(part.shape) if part.whole else self._part(part)
-
-    def _part(self, part: Part) -> Any:
+    def _part(self, part: Part) -> Tensor:
         problem = self._guarded
         with without_autocast(problem.sizes.device):
-            return self._out(part.restore([self._weights(problem, b, part) for b in part.batches]))
+            return part.restore([self._weights(problem, b, part) for b in part.batches])
 
     def scores(self, index: Any = ...) -> Any:
         """The raw scores at an index, before mask and bias: what `score(query, key)[index]` would be."""
@@ -179,27 +165,23 @@ class Weights:
             self._known["rows"] = known
         return self._out(problem.sizes.restore(log_sum_exp(*known)))
 
-    def dense(self, max_bytes: int | None = DENSE_BYTES) -> Any:
-        """The whole matrix (..., Lq, Lk). Refuses above `max_bytes`; None for no limit."""
-        if max_bytes is not None and not (isinstance(max_bytes, float) and max_bytes == math.inf):
-            check_count(max_bytes, 0, "max_bytes", most=math.inf)
-        size = int(np.prod(self.shape, dtype=np.float64)) * self.dtype.itemsize
-        if max_bytes is not None and size > max_bytes:
-            raise ClearheadError(
-                f"dense() would make {tuple(self.shape)}, {human_bytes(size)}, above max_bytes = "
-                f"{human_bytes(max_bytes)}.\nIndex the part you need (w[..., -1, :]), use pool(), topk() or entropy(), "
-                "or pass max_bytes=None."
-            )
-        problem = self._problem
-        if problem.needs_grad or looked_into():
-            return self._part(parse(..., self.shape, self._sizes))
-        sizes = problem.sizes
+    def _by_parts(self) -> bool:
+        """Whether the whole is computed as a part is: where autograd or a transform follows the operations."""
+        return self._problem.needs_grad or looked_into()
+
+    def _in_graph(self) -> bool:
+        return self._by_parts() or super()._in_graph()
+
+    def _whole(self) -> Tensor:
+        if self._by_parts():
+            return super()._whole()
+        problem, sizes = self._problem, self._problem.sizes
         dense = torch.zeros(sizes.shape, dtype=self.dtype, device=sizes.device)
         with torch.no_grad(), without_autocast(sizes.device):
             guarded, engine = self._guarded, self._engine(problem)
             for look in looks(guarded, list(engine.walk(guarded)), engine.scores):
                 dense[(*look.at, look.region.keys)] = look.weights
-        return self._out(sizes.restore(dense))
+        return sizes.restore(dense)
 
     def reduce(self, *reductions: Reduction) -> tuple[Any, ...]:
         """Any reductions, in one streaming pass: a tuple of their results, in their order.
@@ -322,7 +304,8 @@ class Weights:
         return plot.html(self)
 
     def __matmul__(self, value: Any) -> Any:
-        """The attention output for these values, by the fastest engine that can."""
+        """The attention output for these values, by the fastest engine that can; other weights are made dense."""
+        value = value.dense() if isinstance(value, LazyMatrix) else value
         self._check_kind(value=value)
         problem = self._with_value(value)
         with without_autocast(problem.sizes.device):

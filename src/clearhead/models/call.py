@@ -12,6 +12,7 @@ from clearhead.base.tracing import unobserved
 from clearhead.explanation.modules.origin.ran import Origin
 from clearhead.masks.base import Mask
 from clearhead.models.chain.cached import Cached
+from clearhead.models.tap.layers import FIRST, LayerName
 from clearhead.models.tap.modules import Kind
 from clearhead.models.tap.place import Place
 from clearhead.models.tap.receiver import After
@@ -26,6 +27,7 @@ class Call:
 
     `name`: of the module that made it. `kind`: "self", or "cross" where the keys come from another sequence than the
     queries. `backend`: what computed it. `shape`: (B, H, Lq, Lk). `run`: which run of the model made it, from 0 on.
+    `layer`: the layer of the model, whose text is its name, such as "L3" or "decoder 3, cross".
     """
 
     name: str
@@ -33,12 +35,19 @@ class Call:
     backend: str
     shape: tuple[int, int, int, int]
     run: int
+    layer: LayerName
 
     @property
     def row(self) -> dict[str, Any]:
         """The columns with which each row of a table about it begins."""
         _, _, queries, keys = self.shape
-        same = {"run": self.run, "module": self.name, "kind": self.kind, "backend": self.backend}
+        same = {
+            "layer": self.layer.column,
+            "run": self.run,
+            "module": self.name,
+            "kind": self.kind,
+            "backend": self.backend,
+        }
         return same | {"queries": queries, "keys": keys}
 
 
@@ -110,6 +119,7 @@ class CallRecord(Call):
     outcome: Outcome | None = None
     origin: Origin | None = None  # the layers around the call, for `explain`
     factor: Tensor | None = None
+    layer: LayerName = FIRST
 
     @property
     def shape(self) -> tuple[int, int, int, int]:  # type: ignore[override]

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Generic, Protocol, Self, TypeVar, overload
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, overload
 
 import numpy as np
 
 from clearhead.base.errors import ClearheadError
+from clearhead.base.selected import numbers_of
 from clearhead.base.text import listed
 from clearhead.models.attention_call import AttentionCall
+from clearhead.models.tap.choice import PATTERNS, Item, checked_layers, fits, made_by
+from clearhead.models.tap.layers import LayerName, Site
 
 
 class AnyCall(Protocol):
@@ -33,9 +36,10 @@ Call = TypeVar("Call", bound=AnyCall)
 class Calls(Generic[Call]):
     """The attention calls of a watched model.
 
-    `calls`, in order; `seen[3]`, one of them; `seen["encoder.layer.3.attention.self"]`, those of one module, in order,
-    or of all whose names fit a pattern, `seen["*.layer.3.*"]`; iterating gives the calls. `names`: those of the
-    modules. `runs`: the same apart for each run of the model.
+    `calls`, in order; `seen[3]`, the call of this number, which is no layer's: a layer makes a call in each run;
+    `seen["encoder.layer.3.attention.self"]`, those of one module, in order, or of all whose names fit a pattern,
+    `seen["*.layer.3.*"]`; iterating gives the calls. `names`: those of the modules. `runs`: the same apart for each run
+    of the model.
     """
 
     def __init__(self, calls: list[Call]) -> None:
@@ -85,22 +89,121 @@ class Calls(Generic[Call]):
         return [type(self)(calls) for calls in found.values()]
 
 
-def labels(calls: Sequence[AttentionCall]) -> list[str]:
-    """The layer "L3" for its one call of layer 3, and "L3.0", "L3.1", … where a layer made several, as in a generation.
+class Label(NamedTuple):
+    """What a call of a recording is called, no two of one recording alike: "L3", "decoder 3, cross, step 2".
 
-    Layers are numbered in the order in which they first call attention. A module that is called again in the same run,
-    and continues no keys, is another layer with the same parameters (ALBERT).
+    `layer`: such as "L3". What tells it from others of the layer: `part`, of the module's name, where several modules
+    attend in one layer; `run`, of the model; `step`, of a generation; `call`, its number, where nothing else does.
     """
-    turns: Counter[tuple[int, str]] = Counter()
-    layers = []
-    for call in calls:
-        run = call.run, call.name
-        turns[run] += int(not turns[run] or not call.cached_key.number)
-        layers.append((call.name, turns[run]))
-    numbers = {layer: number for number, layer in enumerate(dict.fromkeys(layers))}
-    counts, made = Counter(layers), Counter[tuple[str, int]]()
-    found = []
-    for layer in layers:
-        found.append(f"L{numbers[layer]}" + (f".{made[layer]}" if counts[layer] > 1 else ""))
-        made[layer] += 1
+
+    layer: LayerName
+    part: str = ""
+    run: int | None = None
+    step: int | None = None
+    call: int | None = None
+
+    @property
+    def more(self) -> list[str]:
+        numbers = ("run", self.run), ("step", self.step), ("call", self.call)
+        return [*[self.part] * bool(self.part), *(f"{name} {n}" for name, n in numbers if n is not None)]
+
+    def head(self, number: int) -> str:
+        """The name of a head: "L3H5", "L3H5, step 2", "decoder 3, cross, head 5, step 2"."""
+        if not self.layer.stack:
+            first = f"L{self.layer.number}H{number}"
+            return ", ".join([first, *["cross"] * self.layer.cross, *self.more])
+        return ", ".join([str(self.layer), f"head {number}", *self.more])
+
+    def __str__(self) -> str:
+        return ", ".join([str(self.layer), *self.more])
+
+
+def labels(calls: Sequence[AttentionCall]) -> list[Label]:
+    """The layer of each call; where a layer made several calls, also the run of the model that made it, or, of a
+    generation, whose calls each continue the keys of the one before, the step: 0 is the prompt."""
+    apart = parts_apart([(call.layer, call.name) for call in calls])
+    by_layer: dict[tuple[Any, ...], list[AttentionCall]] = {}
+    for call, part in zip(calls, apart, strict=True):
+        by_layer.setdefault((call.layer, part), []).append(call)
+    when: dict[int, tuple[int | None, int | None]] = {}
+    for same in by_layer.values():
+        began = [call for call in same if not call.cached_key.number]
+        first = {call.cached_key.chain: call for call in reversed(began)}
+        for call in same:
+            chain, number = call.cached_key
+            start = first.get(chain)
+            step = None
+            if number or sum(other.cached_key.chain is chain for other in same) > 1:
+                # where every k-th run is recorded there are k steps from one to the next
+                step = number if start is None else max(call.run - start.run, number)
+            when[id(call)] = call.run if len(began) > 1 else None, step
+    found: list[Label] = []
+    for number, (call, part) in enumerate(zip(calls, apart, strict=True)):
+        label = Label(call.layer, part, *when[id(call)])
+        if label in found:  # of calls that were put together by hand
+            label = label._replace(call=number)
+        found.append(label)
     return found
+
+
+def parts_apart(layers: Sequence[tuple[LayerName, str]]) -> list[str]:
+    """Where several modules attend in one layer, the part of each one's name by which they differ; else ""."""
+    names: dict[LayerName, dict[str, None]] = {}
+    for layer, name in layers:
+        names.setdefault(layer, {})[name] = None
+    return [_part(name, list(names[layer])) if len(names[layer]) > 1 else "" for layer, name in layers]
+
+
+def _part(name: str, names: Sequence[str]) -> str:
+    parts = name.split(".")
+    for place, part in enumerate(parts):
+        if len({other.split(".")[place] for other in names if other.count(".") >= place}) > 1:
+            return name if part.isdecimal() else part
+    return name
+
+
+def chosen_calls(calls: Sequence[AttentionCall], layers: Any, who: str) -> list[int]:
+    """The numbers of the calls that a choice of layers means, in their order: see `Recording.view`."""
+    items = checked_layers(layers, who)
+    if items is None:
+        return list(range(len(calls)))
+    counts: dict[str, int] = {}
+    for call in calls:
+        counts[call.layer.stack] = max(counts.get(call.layer.stack, 0), call.layer.number + 1)
+    sites = [Site(call.name, call.layer, counts[call.layer.stack]) for call in calls]
+    said = list(map(str, labels(calls)))
+
+    def meant(item: Item, number: int) -> bool:
+        return fits(item, sites[number], who) or (isinstance(item, str) and fnmatchcase(said[number], item))
+
+    for item in items:
+        if not any(meant(item, number) for number in range(len(calls))):
+            raise ClearheadError(
+                f"{who}: there is no layer {item!r:.80}; calls were made by {made_by(sites)}, numbered from "
+                f"0. {PATTERNS}"
+            )
+    return [number for number in range(len(calls)) if any(meant(item, number) for item in items)]
+
+
+def one_call(calls: Sequence[AttentionCall], layer: Any, step: int | None, who: str) -> int:
+    """The number of the one call that a layer and a step of a generation mean."""
+    found, said = chosen_calls(calls, layer, who), labels(calls)
+    if step is not None:
+        turns = Counter[tuple[LayerName, str]]()
+        steps = {}
+        for place in found:  # where nothing says which step a call is, which one of its layer
+            which = calls[place].layer, calls[place].name
+            known = said[place].step
+            steps[place] = turns[which] if known is None else known
+            turns[which] += 1
+        (at,) = numbers_of(
+            [step], 1 + max(steps.values()), f"{who}: step", f"there are {1 + max(steps.values())} steps"
+        )
+        found = [place for place in found if steps[place] == at]
+    if len(found) != 1:
+        by_step = step is None and len({calls[place].layer for place in found}) < len(found)
+        raise ClearheadError(
+            f"{who}: {layer!r:.80} means {len(found)} calls; pass {'step=, and ' * by_step}a layer that means one: "
+            f"{listed(str(said[place]) for place in found)}."
+        )
+    return found[0]

@@ -157,8 +157,8 @@ def _listed(name: str, words: Any) -> list[str] | None:
 
 
 @torch.no_grad()
-def case_of(call: CallRecord, run: int | None = None) -> Case:
-    """`run`: which run of the model, where there are several."""
+def case_of(call: CallRecord, label: str = "") -> Case:
+    """`label`: what the call is called in its recording."""
     problem, value = call.problem, call.value
     inputs = {"query": call.query, "key": problem.key if call.cached_key.whole else call.key}
     added = {}
@@ -180,5 +180,5 @@ def case_of(call: CallRecord, run: int | None = None) -> Case:
         blind=blind,
         words=call.padding or ALL_WORDS,
         output=None if call.outcome is None or call.outcome.dropped else call.outcome.output,
-        where={"layer": call.name} if run is None else {"layer": call.name, "run": run},
+        where={"layer": label or str(call.layer), "module": call.name},
     )

@@ -21,21 +21,21 @@ from clearhead.inspection.reductions.mean_distance import MeanDistance
 from clearhead.inspection.reductions.sink_share import SinkShare
 from clearhead.inspection.reductions.topk import TopK
 from clearhead.models.attention_call import AttentionCall
-from clearhead.models.calls import Calls
+from clearhead.models.calls import Calls, chosen_calls, labels, one_call
 from clearhead.models.chain.steps import Steps
 from clearhead.models.explained import case_of
 from clearhead.models.read.audit import Audit, Expected, audit
 from clearhead.models.read.differences import Differences, compare_calls
 from clearhead.models.read.distinctive import Distinctive, distinctive, measured
 from clearhead.models.read.rollout import rollout
-from clearhead.models.read.tokens import Tokens
+from clearhead.models.read.tokens import Tokens, place_of
 from clearhead.models.show.beside import beside_of
 from clearhead.models.show.framed import Framed, framed
 from clearhead.models.show.paged import Paged
 from clearhead.models.show.pictured import listed, plotted
 from clearhead.models.show.stored import read, save
 from clearhead.models.table import Table
-from clearhead.models.tap.choice import Positions
+from clearhead.models.tap.choice import Heads, Layers, Positions
 from clearhead.models.use.reduced import reduced
 from clearhead.report import Layer
 from clearhead.report.operands import ERROR
@@ -72,6 +72,8 @@ class Recording(Calls[AttentionCall]):
         >>> row["head"], round(row["same word"], 3), round(row["same word uniform"], 3)
         (1, 0.225, 0.225)
 
+        The first columns: layer, its number in the model, or its name, such as "decoder 0, cross", where the model has
+        several stacks; run; of generations step, 0 for the prompt; module, kind, backend, queries, keys, head.
         Without `reductions`: the means over queries of the entropy, the largest weight, for self attention the mean
         distance, and with sinks their share; then each measure, and beside it "… uniform": previous, next, itself,
         first, same word, induction, entropy (a part of the largest possible), sink, distance, value mass; those left
@@ -87,9 +89,11 @@ class Recording(Calls[AttentionCall]):
         """
         known = Tokens(tokens, source_tokens)
         known.check(self.calls)
-        rows = Table()
-        for call in self.calls:
+        rows, steps = Table(), [label.step for label in labels(self.calls)]
+        for call, step in zip(self.calls, steps, strict=True):
             own = reduced(call, reductions or _usual(call)).table()
+            if any(one is not None for one in steps):
+                own = Table({"layer": row["layer"], "run": row["run"], "step": step or 0, **row} for row in own)
             rows += own if reductions else _beside(own, measured(call, known))
         return rows
 
@@ -110,9 +114,9 @@ class Recording(Calls[AttentionCall]):
         `tokens`, as for `table`, the same word and induction; each less what uniform attention gives. They are means
         over the queries that may see such a key, at least 8, or half of all. Where no share is 5% above uniform it is
         the head of the least entropy; and where no entropy is below 98% of the largest possible, the sentence says
-        that all heads are near uniform. `L1H8` is head 8 of layer 1, the second that made a call; `L1.2H8` of its call
-        2, where it made several. Gives a `Distinctive`, whose `str()` is the sentence. Raises a `ClearheadError` where
-        no query sees several keys. Cost: that of the measures of `table`.
+        that all heads are near uniform. `L1H8` is head 8 of layer 1; of a generation `L1H8, step 2`; and where a model
+        has several stacks "decoder 1, cross, head 8". Gives a `Distinctive`, whose `str()` is the sentence. Raises a
+        `ClearheadError` where no query sees several keys. Cost: that of the measures of `table`.
         """
         return distinctive(self.calls, Tokens(tokens, source_tokens))
 
@@ -150,7 +154,7 @@ class Recording(Calls[AttentionCall]):
             )
         return compare_calls(self.calls, other.calls, aligned)
 
-    def rollout(self, tokens: Positions = None) -> Tensor:
+    def rollout(self, tokens: Positions = None, layers: Layers = None) -> Tensor:
         """How much of each position's input has come to each token by the last layer, (B, T, L); rows sum to 1.
 
         >>> import torch, torch.nn.functional as F, clearhead as ch
@@ -165,15 +169,16 @@ class Recording(Calls[AttentionCall]):
         >>> seen.rollout(tokens=[9]).shape
         torch.Size([1, 1, 10])
 
-        `tokens`: T positions whose sources are wanted, a number, a slice or some numbers; None is all of them. The
-        calls must be the self-attention of one run, all of one length.
+        `tokens`: T positions whose sources are wanted, a number, a slice or a list of these; None is all of them.
+        `layers`: which layers, as for `view`; None is all. Their calls must be the self-attention of one run, all of
+        one length.
         Formula: R = Ã_N … Ã_1, Ã = (Ā + I) / 2, Ā the mean over the heads; a row of Ā that sums to s, as with sinks, is
         divided by s + 1. By products with lazy matrices: no L × L array but the result.
         Raises a `ClearheadError` where that would be above 256 MiB, and for calls of several lengths, or runs.
         Cost: for 64 tokens and less, about a backward pass of attention a layer.
         Source: Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers".
         """
-        return rollout(self.calls, tokens)
+        return rollout(self.calls, tokens, layers)
 
     def check(self, expected: Expected) -> Audit:
         """What each call really allowed, beside the mask that is expected: mass leaked and mass hidden.
@@ -189,7 +194,7 @@ class Recording(Calls[AttentionCall]):
         1 calls attend as expected.
         >>> print(seen.check(ch.Causal() & ch.Documents.from_lengths([2, 2])))
         1 of 1 calls do not attend as expected. The first:
-          Block, self, sdpa, run 0, 4 queries and 4 keys
+          L0, Block, self, sdpa, run 0, 4 queries and 4 keys
           the call had Causal(); expected was Causal() & Documents(<4>)
           leaked: 0.292 of the softmax on average, 0.667 at head 0, query 2 of sequence 0,
             to 2 keys of 0 … 1, most to key 0 (0.333)
@@ -199,10 +204,11 @@ class Recording(Calls[AttentionCall]):
         the weights under `expected`, over the pairs that the call did not allow; both from log-sum-exps, so that 1e-11
         is found too.
         `expected`: a `Mask`; a bool tensor, True for "may attend"; None for every key; a function that is given the
-        `AttentionCall` and gives one of these; or a dict of them by modules' names or patterns ("*.layers.3.*"), of
-        which the first that fits counts: calls that none fits are left out. Positions are absolute: the mask is that
-        of the whole sequence of the Lk keys, and a call's queries are its last Lq; of a larger square tensor the part
-        up to the Lk-th key. In a static cache, whose last slots are empty, pass a function that gives (Lq, Lk).
+        `AttentionCall` and gives one of these; or a dict of them by layers, as for `view`, such as "*.layers.3.*" or
+        "decoder*", of which the first that fits counts: calls that none fits are left out. Positions are absolute: the
+        mask is that of the whole sequence of the Lk keys, and a call's queries are its last Lq; of a larger square
+        tensor the part up to the Lk-th key. In a static cache, whose last slots are empty, pass a function that gives
+        (Lq, Lk).
         Padding (`call.padding`) is left out on both sides: its queries do not count, and it is expected of no call
         that words see it.
         Returns an `Audit`. Raises a `ClearheadError` for other masks, and those that do not fit a call.
@@ -215,9 +221,10 @@ class Recording(Calls[AttentionCall]):
         self,
         layer: int | str,
         head: int,
-        query: int,
-        key: int | None = None,
+        query: int | str,
+        key: int | str | None = None,
         *,
+        step: int | None = None,
         sequence: int = 0,
         tokens: Sequence[str] | None = None,
         source_tokens: Sequence[str] | None = None,
@@ -235,15 +242,21 @@ class Recording(Calls[AttentionCall]):
         >>> explanation["weights"]
         tensor([[[[0.2151, 0.2151, 0.2151, 0.3547]]]])
 
-        `layer`: the number of a call, or the name of a module that made one. `head`, `query`, `key`: numbers; with
-        `key=None` the first key that the query may see is written out. `sequence`: which one of the batch.
+        `layer`: its number in the model, negative ones from the last; or its name, such as "decoder 0, cross", or that
+        of its module. `head`, `query`, `key`: numbers; query and key may be words of `tokens`, of which the first is
+        meant, and of cross attention the key one of `source_tokens`. With `key=None` the first key that the query may
+        see is written out. `step`: which one of a generation, 0 for the prompt. `sequence`: which one of the batch.
         """
-        at = (sequence, head, query) if key is None else (sequence, head, query, key)
-        return self._one(layer).explain(at, tokens=tokens, source_tokens=source_tokens)
+        call = self.calls[one_call(self.calls, layer, step, "explain")]
+        keys = source_tokens if call.kind == "cross" else tokens
+        at: tuple[Any, ...] = (sequence, head, place_of(query, tokens, call.shape[2], "query"))
+        if key is not None:
+            at = (*at, place_of(key, keys, call.shape[3], "key"))
+        return call.explain(at, tokens=tokens, source_tokens=source_tokens)
 
     def diagnose(self) -> Diagnosis:
-        """What is wrong or risky in any of the calls: see `clearhead.diagnose`. Findings name the layer, and the run
-        where there are several.
+        """What is wrong or risky in any of the calls: see `clearhead.diagnose`. Findings name the layer and the module,
+        and the run, or the step of a generation, where there are several.
 
         >>> import torch, torch.nn.functional as F, clearhead as ch
         >>> class Block(torch.nn.Module):
@@ -257,8 +270,8 @@ class Recording(Calls[AttentionCall]):
 
         Of values, and of errors against float64, only with `watch(values=True)`. Cost: a pass over each call's pairs.
         """
-        several = len({call.run for call in self.calls}) > 1
-        return diagnosis_of(case_of(call, call.run if several else None) for call in self.calls)
+        said = labels(self.calls)
+        return diagnosis_of(case_of(call, str(label)) for call, label in zip(self.calls, said, strict=True))
 
     def save(self, path: str | Path) -> Path:
         """Write the recording to one file, which `ch.load_seen` reads: to compare checkpoints, or to look later.
@@ -322,8 +335,8 @@ class Recording(Calls[AttentionCall]):
 
     def view(
         self,
-        layer: int | str | None = None,
-        heads: Any = None,
+        layer: Layers = None,
+        heads: Heads = None,
         *,
         tokens: Iterable[str] | None = None,
         source_tokens: Iterable[str] | None = None,
@@ -331,30 +344,24 @@ class Recording(Calls[AttentionCall]):
         title: str = "Attention",
         height: int = 900,
     ) -> Framed:
-        """The report in a notebook's frame, `height` pixels high: of a layer (a number, or a module's name), or of all.
+        """The report in a notebook's frame, `height` pixels high: of some layers, or of all.
 
-        `heads`: numbers of its heads; None is all. The others as for `report`. The last line of a cell shows itself,
-        `.write(path)` makes a file, and `.widget()` an anywidget. Raises as `report` does, and a `ClearheadError` for a
-        layer or heads that are not there. Cost: as `report`; the notebook holds the page, except as a widget.
+        `layer`: the layer's number in the model, negative ones from the last that was recorded; its name, such as
+        "decoder 0, cross" or "L1, step 2"; the name of its module, or a pattern of these; a slice, or a list of these.
+        `heads`: their numbers, a slice, or a list of these; None is all. The others as for `report`. The last line of a
+        cell shows itself, `.write(path)` makes a file, and `.widget()` an anywidget. Raises as `report` does, and a
+        `ClearheadError` for a layer or heads that are not there. Cost: as `report`; the notebook holds the page, except
+        as a widget.
         """
-        one = None if layer is None else self._one(layer)
-        return framed(Paged(self.calls, tokens, source_tokens, sequence), one, heads, title, height)
-
-    def _one(self, layer: int | str) -> AttentionCall:
-        """The one call that a number or a name means."""
-        found = self[layer]
-        if isinstance(found, AttentionCall):
-            return found
-        if len(found) != 1:
-            most = len(self.calls) - 1
-            raise ClearheadError(f"{layer!r} fits {len(found)} calls; pass the number of one, 0 to {most}.")
-        return found[0]
+        some = None if layer is None else chosen_calls(self.calls, layer, "view")
+        return framed(Paged(self.calls, tokens, source_tokens, sequence), some, heads, title, height)
 
     def plot(
         self,
         layer: int | str,
-        heads: Any = None,
+        heads: Heads = None,
         *,
+        step: int | None = None,
         sequence: int = 0,
         tokens: Sequence[str] | None = None,
         source_tokens: Sequence[str] | None = None,
@@ -364,14 +371,16 @@ class Recording(Calls[AttentionCall]):
     ) -> Any:
         """Draw the heads of a call with matplotlib, in a grid with one scale: see `Weights.plot`.
 
-        `layer`: the number of a call, or the name of a module that made one. `heads`: a number, a slice or some
-        numbers; None is all, at most 64. `sequence`: which one of the batch; positions that are padding are left out.
+        `layer`, `step`: as for `explain`. `heads`: a number, a slice, or a list of these; None is all, at most 64.
+        `sequence`: which one of the batch; positions that are padding are left out.
         `tokens`: a word for each position, or for each that is no padding; of cross attention those of the queries, and
         `source_tokens` those of the keys. `title`, `cmap`, `scale`: of the picture.
         Returns the axes, an array of them where there are several. Raises a `ClearheadError` for heads that are not
         there, and words that do not fit.
         """
-        return plotted(self._one(layer), heads, sequence, (tokens, source_tokens), Style(title, cmap, scale))
+        number = one_call(self.calls, layer, step, "plot")
+        label = labels(self.calls)[number]
+        return plotted(self.calls[number], label, heads, sequence, (tokens, source_tokens), Style(title, cmap, scale))
 
     def _repr_html_(self) -> str:
         """The calls as a table, for notebooks: the first 40."""

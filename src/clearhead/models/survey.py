@@ -6,7 +6,7 @@ import csv
 import hashlib
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,10 @@ from torch import nn
 
 from clearhead.base.pages import write_page
 from clearhead.inspection.reductions.base import Reduction
+from clearhead.models.calls import parts_apart
 from clearhead.models.table import Table
+from clearhead.models.tap.layers import Layers
+from clearhead.models.tap.modules import Stack
 from clearhead.models.use.means import Means
 from clearhead.models.use.surveys.looks import CLASSES, NAMED
 from clearhead.models.use.surveys.run import Total, surveyed
@@ -71,7 +74,7 @@ def survey(
     and "previous"; memory O(batch). The model's weights are read once for their digest.
     """
     total, length, count = surveyed(model, texts, tokenizer, keep, state, batch, max_length, rank, wait)
-    return _of(total, type(model).__name__, length, count)
+    return _of(total, model, length, count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +92,8 @@ class Survey:
     Survey(2 texts, 18 tokens, 1 heads: previous, previous uniform)
 
     `means`: a `Means` of all texts, by module; entry i is `columns[i]`, of which the first is how many queries a text
-    has. `texts`, `tokens`, and `truncated`: how many texts were cut to `max_length`. `model`: its class. `batches`.
+    has. `layers`: by module its layer, as in the table. `texts`, `tokens`, and `truncated`: how many texts were cut to
+    `max_length`. `model`: its class. `batches`.
     """
 
     model: str
@@ -100,6 +104,7 @@ class Survey:
     truncated: int
     batches: int
     max_length: int | None
+    layers: Mapping[str, int | str] = field(default_factory=dict)
 
     @property
     def digest(self) -> str:
@@ -113,11 +118,13 @@ class Survey:
     def table(self) -> Table:
         """A row for each module and head, as `pandas.DataFrame` takes them.
 
-        Its columns: layer (the number of the module in the order of the calls), module, head, queries (how many were
-        added up), and each statistic that is one number a head; NaN where nothing counts.
+        Its columns: layer (its number in the model, or its name, such as "decoder 0", where there are several stacks;
+        the first of those that share a module), module, head, queries (how many were added up), and each statistic
+        that is one number a head; NaN where nothing counts.
         """
         rows = Table()
-        for layer, name in enumerate(self.means):
+        for number, name in enumerate(self.means):
+            layer = self.layers.get(name, number)
             means, state = self.means[name], self.means.state_dict()
             queries = state[f"{name}:0:sum"]
             for head in range(len(queries)):
@@ -182,8 +189,20 @@ def _about(column: str) -> About:
     return About(column, f"The mean of {column} over all queries, keys or texts that count.", "a mean", "any", None)
 
 
-def _of(total: Total, model: str, max_length: int | None, batches: int) -> Survey:
+def _of(total: Total, model: nn.Module, max_length: int | None, batches: int) -> Survey:
     means = Means()
     means.load_state_dict(total.state_dict())
     texts, tokens, truncated = total.counts
-    return Survey(model, total.columns, means, texts, tokens, truncated, batches, max_length)
+    return Survey(
+        type(model).__name__, total.columns, means, texts, tokens, truncated, batches, max_length, _layers(model, means)
+    )
+
+
+def _layers(model: nn.Module, modules: Iterable[str]) -> dict[str, int | str]:
+    """The layer of each module. Where several attend in one layer, its name has the part by which they differ."""
+    known = Layers(Stack(model).classes)
+    layers = [(known.site(name, False, 0).layer, name) for name in modules]
+    return {
+        name: f"{layer}, {part}" if part else layer.column
+        for (layer, name), part in zip(layers, parts_apart(layers), strict=True)
+    }

@@ -27,9 +27,9 @@ class Table(list[dict[str, Any]]):
     >>> len(table), round(table[0]["previous"], 3), round(table[0]["previous uniform"], 3)
     (2, 0.321, 0.321)
     >>> print(seen.table(ch.Entropy()))
-    run  module  kind  backend  queries  keys  head  Entropy
-      0   Block  self     sdpa        5     5     0    0.957
-      0   Block  self     sdpa        5     5     1    0.957
+    layer  run  module  kind  backend  queries  keys  head  Entropy
+        0    0   Block  self     sdpa        5     5     0    0.957
+        0    0   Block  self     sdpa        5     5     1    0.957
     >>> print(table.about("previous"))
     The weight on the token before the query's own, a mean over the queries that may see one. Formula: mean_i w_ij, ...
 

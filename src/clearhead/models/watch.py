@@ -87,9 +87,10 @@ def watch(
     `keep`: reductions, such as `[ch.Entropy(), ch.TopK(5)]`. Each call is reduced when it happens, query and key are
     not kept, and what is given are `Statistics`: `calls[i].results`, in the order of `keep`; O(Lq + Lk) memory a call.
     `every`: of how many runs of the model one is recorded, the first of them; a run is a call from outside in which
-    attention is computed. `layers`: which modules, by name, by pattern ("layers.3.*") or by number, in the order in
-    which they first call attention. `heads`: which heads are reduced, a number, a slice or some numbers. `merge`: a
-    `Means`, to which each call is added instead of being listed.
+    attention is computed. `layers`: which layers, by their numbers in the model (-1 is the last), by name ("decoder 0,
+    cross"), or by a module's name or a pattern of it ("layers.3.*"); `heads`: which heads are reduced, by number.
+    Each is one of these, a slice of numbers, or a list. A module that is called several times in a run is as many
+    layers, numbered in the order of the calls. `merge`: a `Means`, to which each call is added instead of being listed.
     `values`: keep each call's value and output too, for `call.output`, `call.value_norms` and `call.weighted_norms`;
     and hold on to the inputs of the layers around it, so that `call.explain` can begin at them.
     `fuse`: take each call's output from the pass of its statistics, in place of the backend's: within 1e-5 of it, and

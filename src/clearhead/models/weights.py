@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.tracing import vectorized
 from clearhead.inspection.gradients import WeightGradients
-from clearhead.inspection.index import DENSE_BYTES, Part
+from clearhead.inspection.index import Part
 from clearhead.inspection.reductions.base import Queries, Reduction
 from clearhead.inspection.reductions.entropy import Entropy
 from clearhead.inspection.reductions.log_sum_exp import LogSumExp
@@ -64,7 +63,7 @@ class PaddedWeights(Weights):
         words = self._padding.queries
         if words is not None:
             problem = problem._replace(visible=seen_by(words, problem.visible, problem.sizes))
-        return Weights(FromRecord(self._recorded._replace(problem=problem), {}))
+        return Weights(FromRecord(self._recorded._replace(problem=problem), {}, self._source.numpy))
 
     def reduce(self, *reductions: Reduction) -> tuple[Any, ...]:
         results = self._of_words.reduce(*reductions)
@@ -123,12 +122,11 @@ class MultipliedWeights(PaddedWeights):
     def _weights(self, problem: Problem, batch: slice, part: Part) -> Tensor:
         return super()._weights(problem, batch, part) * self._factor[batch, part.heads, part.queries].unsqueeze(-1)
 
-    def dense(self, max_bytes: int | None = DENSE_BYTES) -> Any:
-        found = super().dense(max_bytes)
-        problem = self._problem
-        if problem.needs_grad or vectorized():  # made of parts
-            return found
-        return found * problem.sizes.restore(self._factor).unsqueeze(-1)
+    def _whole(self) -> Tensor:
+        found = super()._whole()
+        if self._by_parts():
+            return found  # parts have the factor
+        return found * self._sizes.restore(self._factor).unsqueeze(-1)
 
     def reduce(self, *reductions: Reduction) -> tuple[Any, ...]:
         results = super().reduce(*map(self._meant, reductions))
@@ -147,8 +145,7 @@ class MultipliedWeights(PaddedWeights):
         )
 
     def __matmul__(self, value: Any) -> Any:
-        output = super().__matmul__(value)
-        return output * self._problem.sizes.restore(self._factor).unsqueeze(-1).to(output.dtype)
+        return self._product(super().__matmul__(value), self._sizes.restore(self._factor).unsqueeze(-1))
 
     def _meant(self, reduction: Reduction) -> Reduction:
         """The reduction of the softmax that gives this one of the product, but for `_times`."""
@@ -167,10 +164,16 @@ class MultipliedWeights(PaddedWeights):
         factor = self._factor
         if isinstance(reduction, TopK):
             values, keys = result
-            return values * factor.unsqueeze(-1), keys
+            return self._product(values, factor.unsqueeze(-1)), keys
         if isinstance(reduction, LINEAR):
-            return result * factor.reshape(*factor.shape, *(1,) * (result.ndim - factor.ndim)).to(result.dtype)
+            return self._product(result, factor.reshape(*factor.shape, *(1,) * (result.ndim - factor.ndim)))
         return result
+
+    def _product(self, result: Any, factor: Tensor) -> Any:
+        """A result, an array or a tensor, times a factor."""
+        found = torch.as_tensor(result)
+        found = found * factor.to(found.dtype)
+        return found.numpy() if self._source.numpy else found
 
     def _of_queries(self, queries: Queries) -> Tensor:
         """A weight for each query, with the factor in it."""

@@ -20,9 +20,9 @@ from clearhead.problem.record import record
 class RecordedWeights(Weights):
     """The weights of a past call, or an error where a tensor that they need has been modified."""
 
-    def __repr__(self) -> str:
+    def _head(self) -> str:
         gradients = "detached" if self._source.detached or not self.problem.needs_grad else "with gradients"
-        return f"{super().__repr__().removesuffix(')')}, {gradients})"
+        return f"{super()._head().removesuffix(')')}, {gradients})"
 
 
 class RecordingModule(nn.Module):

@@ -7,7 +7,7 @@ from clearhead.masks.base import Mask, Spans
 
 
 class RecordedMask(Mask):
-    """The spans of one call, as a mask to be shown. `said`: how the mask that they came from called itself."""
+    """The spans of one call, as a mask to be shown. `said`: the title of the mask that they came from."""
 
     def __init__(self, spans: Spans, sizes: Sizes, said: str | None = None) -> None:
         self.of, self.sizes, self.said = spans, sizes, said

@@ -1,7 +1,7 @@
-"""A problem that came from somebody else's hands, compared with its own sizes.
+"""Checks of a problem that did not come from `make_problem`: its parts are compared with its sizes.
 
-`make_problem` checks what `attention` was given. An edit, an engine, a file, a pickle or a call of the compiled
-operator may give a problem that nothing has checked; each of them passes it here before an engine reads it.
+`make_problem` checks the arguments of `attention`. An edit, an engine, a file, a pickle or a call of the compiled
+operator may give a problem that nothing has checked. Each of them passes it here before an engine reads it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def ours(thing: Any) -> bool:
 
 
 def checked(problem: Any, who: str, like: Problem | None = None) -> Problem:
-    """The same problem, if every part fits its sizes; what is derived from its mask is derived anew.
+    """The same problem, if every part fits its sizes. The values that follow from its mask are derived anew.
 
-    `who`: who gave it, as an error begins. `like`: the problem that it takes the place of, of the same sizes, dtype,
-    device and value width. O(Lq) for a mask, O(1) for all else.
+    `who`: the source of the problem, with which an error begins. `like`: the problem that it replaces, of the same
+    sizes, dtype, device and value width. Cost: O(Lq) for a mask, O(1) for all other parts.
     """
     if not isinstance(problem, Problem):
         raise ClearheadError(f"{who} gave a {type(problem).__name__}; expected a Problem: problem._replace(…).")
@@ -133,7 +133,7 @@ def _check(
 
 
 def _check_like(problem: Problem, like: Problem, who: str) -> None:
-    """Raise where one problem can't take another's place: its output would not fit there."""
+    """Raise where one problem can't take the place of another, because its output would not fit."""
     if problem.sizes[:5] != like.sizes[:5]:
         raise ShapeError(
             f"{who} gave a problem of other sizes (B, H, Lq, Lk): replace tensors by others of their shapes.\n"
@@ -183,7 +183,7 @@ def _check_origin(problem: Problem, who: str) -> None:
 
 
 def check_summary(summary: Any, problem: Problem, who: str) -> Summary:
-    """Raise unless the statistics that somebody's reduction names fit the problem."""
+    """Raise unless the statistics that a reduction names fit the problem."""
     if not isinstance(summary, Summary):
         raise ClearheadError(f"{who} gave a {type(summary).__name__}; expected a Summary, or None.")
     batch, heads, queries, keys = problem.sizes.shape

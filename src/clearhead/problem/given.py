@@ -1,4 +1,4 @@
-"""What a problem's bias was given as: its normal form does not say, and an explanation asks for its steps."""
+"""The bias as it was given. Its normal form does not hold it, but an explanation asks it for its steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clearhead.problem.problem import Problem
 
 
 def with_given(problem: Problem, bias: Any, mask: Any) -> Problem:
-    """The same problem, whose `Added` knows what it is of: the arguments `bias`, and `mask` where that is added too."""
+    """The same problem, whose `Added` knows its bias: the argument `bias`, and `mask` where the mask is added too."""
     if problem.bias is None:
         return problem
     given = [] if bias is None else [bias if isinstance(bias, Bias) else DenseBias(bias)]

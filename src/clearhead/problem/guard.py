@@ -1,4 +1,4 @@
-"""Operands that are finite, and a poison that reaches those who may see what was not."""
+"""Operands are made finite, and queries that may see a number that was not finite get NaN by a poison."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ def zero_unseen(problem: Problem) -> Problem:
 
 
 def guard(problem: Problem) -> Problem:
-    """The same problem with finite operands, and a poison that carries what was not finite.
+    """The same problem with finite operands, and a poison for operands that were not finite.
 
-    The poison is NaN for queries and keys (values) that are not finite, else 0. Added to the scores before the mask,
-    it reaches the queries that may see such a key, and no others: a masked NaN would otherwise pass through 0 · NaN.
+    The poison is NaN for queries and keys (values) that are not finite, else 0. It is added to the scores before the
+    mask, so it reaches the queries that may see such a key, and no others. Without it a masked NaN would reach every
+    query, because 0 · NaN is NaN.
     """
     problem = zero_unseen(problem)
     query, key, value = problem.query, problem.key, problem.value
     with_keys = (key,) if value is None else (key, value)
-    if problem.visible is None:  # every query sees every key, but not what is wrong with another query
+    if problem.visible is None:  # every query sees every key; a NaN in one query reaches no other query
         if finite(query):
             return problem
         scores = problem.scores._replace(query=_finite_part(query))

@@ -1,4 +1,4 @@
-"""A problem as tensors and numbers: what autograd saves of it, and what a custom operator takes."""
+"""A problem as tensors and numbers, which autograd saves and a custom operator takes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NOTHING = torch.empty(0, dtype=torch.float32, device="cpu")  # a placeholder fo
 
 
 class Operands(NamedTuple):
-    """The differentiable tensors of a problem; or one gradient for each, None where it is not wanted."""
+    """The differentiable tensors of a problem; or one gradient for each, and None for a gradient that is not wanted."""
 
     query: Tensor | None
     key: Tensor | None
@@ -60,13 +60,13 @@ def in_dtypes(gradients: Operands, of: Operands) -> tuple[Tensor | None, ...]:
     return tuple(g if g is None or t is None or g.dtype is t.dtype else g.to(t.dtype) for g, t in pairs)
 
 
-PACKED = "clearhead::attend"  # who gives what is unpacked, as an error names it
+PACKED = "clearhead::attend"  # the source of unpacked problems, as an error names it
 Tensors = tuple[Tensor | None, ...]  # operands, the spans' start, stop and gaps, the residual, the dropout's seed
 Numbers = tuple[str, float, float | None, float]  # φ, scale, softcap, dropout_p
 
 
 def packed(problem: Problem) -> tuple[Tensors, Numbers]:
-    """A lowered problem in parts; a mask's residual and a bias by a function as tensors, of the size they come in."""
+    """A lowered problem in parts. A mask's residual and a bias by a function become tensors of the same size."""
     spans, lowered, every = problem.spans, problem.lowered, (slice(None),) * 4
     assert lowered is not None
     keep = None
@@ -86,9 +86,9 @@ def unpacked(
     length: int | None = None,
     who: str = PACKED,
 ) -> Problem:
-    """The problem of these parts; its operands are new leaves, some of which need a gradient.
+    """The problem of these parts. Its operands are new leaves, and those of them that are `wanted` need a gradient.
 
-    `length`: of the whole sequence, where query and key are a part of it, and mask and bias are of the whole.
+    `length`: the length of the whole sequence, where query and key are a part of it while mask and bias are whole.
     """
     leaves = [None if t is None else t.detach().requires_grad_(w) for t, w in zip(tensors, wanted, strict=False)]
     start, stop, gap_start, gap_stop, keep, seed = tensors[len(leaves) :]

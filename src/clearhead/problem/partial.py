@@ -1,4 +1,4 @@
-"""What an engine computes: the output, and the statistics of each query's softmax."""
+"""The results of an engine: the output, and two numbers for the softmax of each query."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 class Partial(NamedTuple):
     """Attention over some of the keys, or all: output_i = Σ_j w_ij value_j, w_ij = exp(s_ij − maximum_i − log_sum_i).
 
-    The softmax's denominator is kept as two numbers: in their sum, a maximum of 1e5 would leave the other no digits.
-    A query that sees nothing has an output of 0, a maximum of 0, and a log_sum of +∞: weights of 0.
+    The log of the softmax's denominator is kept as two numbers: in their sum, a maximum of 1e5 would leave the other no
+    digits. A query that sees nothing has output 0, maximum 0 and log_sum +∞, so its weights are 0.
     """
 
     output: Tensor  # (B, H, Lq, Ev)
@@ -22,16 +22,17 @@ class Partial(NamedTuple):
     finite: bool = False  # True: all that was read is finite, so that a backward pass needs no guard
 
     def merge(self, other: Partial) -> Partial:
-        """Attention over the keys of both, which are different ones (docs/maths/softmax.md). Both have all rows.
+        """Attention over the keys of both, which share no key (docs/maths/softmax.md). Both have all rows.
 
-        A row is a weight for each output, exp(log-sum-exp − that of both). Maxima are constants to autograd.
+        The two outputs of a row are added with weights exp(own log-sum-exp − joint log-sum-exp). Maxima are constants
+        to autograd.
         """
         maximum, log_sum, shares = self.shares(other)
         mine, theirs = (share.unsqueeze(-1) * p.output for share, p in zip(shares, (self, other), strict=True))
         return Partial(mine + theirs, maximum, log_sum)
 
     def add_(self, other: Partial) -> None:
-        """The same in place, without autograd and without memory of the output's size; the other is written to."""
+        """Merge in place, without autograd and without memory of the output's size. The other is written to."""
         assert self.maximum is not None and self.log_sum is not None
         maximum, log_sum, shares = self.shares(other)
         self.maximum.copy_(maximum)
@@ -39,7 +40,7 @@ class Partial(NamedTuple):
         self.output.mul_(shares[0].unsqueeze(-1)).add_(other.output.mul_(shares[1].unsqueeze(-1)))
 
     def at(self, queries: slice) -> Partial:
-        """That of some of the queries, over the same memory."""
+        """The partial result of some of the queries, over the same memory."""
         assert self.maximum is not None and self.log_sum is not None
         return Partial(self.output[:, :, queries], self.maximum[:, :, queries], self.log_sum[:, :, queries])
 
@@ -49,7 +50,7 @@ class Partial(NamedTuple):
         maximum = torch.maximum(*(m.masked_fill(blind, -torch.inf) for m, _, blind in (mine, theirs)))
         empty = mine[2] & theirs[2]
         maximum = maximum.masked_fill(empty, 0.0)
-        # 0 for exp's argument in a row that sees nothing: its own could overflow, and have a gradient of NaN
+        # in a row that sees nothing exp is given 0: its own argument could overflow, with a gradient of NaN
         totals = [
             (m - maximum + log_sum).masked_fill(blind, 0.0).exp().masked_fill(blind, 0.0)
             for m, log_sum, blind in (mine, theirs)
@@ -58,7 +59,7 @@ class Partial(NamedTuple):
         return maximum, total.log().masked_fill(empty, torch.inf), [part / total for part in totals]
 
     def with_sinks(self, sinks: Tensor) -> Partial:
-        """The same where a sink, (H, 1), is one term more in each softmax's denominator: once, after all keys.
+        """The result with a sink, (H, 1), as one more term in each softmax's denominator. Add it once, after all keys.
 
         The output is multiplied by 1 / (1 + exp(above)), above = sink − log-sum-exp, written so that the gradient, the
         sink's own weight, keeps its digits where it is small.
@@ -71,16 +72,16 @@ class Partial(NamedTuple):
         return Partial(self.output * share.unsqueeze(-1), maximum, both)
 
     def _rows(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Maximum, log_sum, and which rows see nothing: there log_sum is 0."""
+        """Maximum, log_sum, and which rows see nothing. In these rows log_sum is 0."""
         assert self.maximum is not None and self.log_sum is not None
         blind = self.log_sum == torch.inf
         return self.maximum.detach(), self.log_sum.masked_fill(blind, 0.0), blind
 
 
 class Rows(NamedTuple):
-    """What the backward pass reads of each query, (B, H, Lq): Ṡ_ij = P_ij (Ṗ_ij − δ_i), δ_i = Σ_j P_ij Ṗ_ij.
+    """The numbers of each query, (B, H, Lq), in the backward pass: Ṡ_ij = P_ij (Ṗ_ij − δ_i), δ_i = Σ_j P_ij Ṗ_ij.
 
-    They are of the whole softmax. So a problem over some of its keys has, with them, the right gradients too.
+    They belong to the whole softmax. So with them a problem over some of its keys has the right gradients too.
     """
 
     maximum: Tensor
@@ -89,7 +90,7 @@ class Rows(NamedTuple):
 
 
 def log_add(one: Tensor, other: Tensor) -> Tensor:
-    """log(exp one + exp other); the second derivatives of torch.logaddexp are NaN where the two are far apart."""
+    """log(exp one + exp other). The second derivatives of torch.logaddexp are NaN where the two are far apart."""
     more = one.detach() >= other.detach()
     high, low = torch.where(more, one, other), torch.where(more, other, one)
     return high - F.logsigmoid(high - low)

@@ -42,14 +42,14 @@ _DOT = Dot()
 
 
 class ABSENT:
-    """In the place of a value where only the weights are wanted. A class, since its copies and pickles are itself."""
+    """The default of `value`, where only the weights are wanted. It is a class, so that its copies are itself."""
 
 
 class Problem(NamedTuple):
     """One attention, in normal form. Tensors are (B, H, L, E); key and value may have fewer heads (grouped).
 
-    scores = scores(query, key) + bias, −∞ outside of what is visible; weights = softmax over keys, in whose denominator
-    each head's sink, where there are any, is one more term; output = dropout(weights) · value.
+    scores = scores(query, key) + bias, and −∞ for pairs that the mask hides; weights = softmax over keys, with the sink
+    of the head, if any, as one more term in the denominator; output = dropout(weights) · value.
     """
 
     scores: Pairwise | ByTile
@@ -87,7 +87,7 @@ class Problem(NamedTuple):
 
     @property
     def groups(self) -> int:
-        """Query heads to a key head."""
+        """The number of query heads for each key head."""
         return self.sizes.heads // self.key.shape[1] if self.key.shape[1] else 1
 
     @property
@@ -102,7 +102,7 @@ class Problem(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Nothing but scores and their softmax over every key."""
+        """Whether there is nothing but scores and their softmax over every key."""
         return self.visible is None and self.bias is None and not self.dropout_p and self.sinks is None
 
     @property
@@ -116,7 +116,7 @@ class Problem(NamedTuple):
         return any(t is not None and t.requires_grad for t in tensors)
 
     def reads(self) -> Versions:
-        """What a backward pass reads again and autograd does not save: of mask, bias and a score by `tile()`."""
+        """The tensors of mask, bias and a score by `tile()` that a backward pass reads and autograd does not save."""
         found = []
         if self.spans is not None:
             found = [("the mask", tensor) for tensor in (*self.spans.edges(), *self.spans.reads)]
@@ -143,11 +143,12 @@ def make_problem(
     by_tile: bool = False,
     among: tuple[int, int] | None = None,
 ) -> Problem:
-    """Check everything, and bring it to normal form. Nothing that was passed is written to.
+    """Check all arguments, and bring them to normal form. No argument is written to.
 
-    `among`: the first of these keys among all, and how many there are in all, where mask and bias are of all.
-    `as_written`: the score by its `tile()` and the mask as a matrix, whatever they lower to: what the reference engine
-    computes, so that it is an oracle for both. `by_tile`: the score alone, since its steps begin at query and key.
+    `among`: where mask and bias are those of more keys than are given, the place of the first given key among all
+    keys, and the number of all keys. `as_written`: take the score by its `tile()` and the mask as a matrix, whatever
+    they lower to. The reference engine computes this form, so it is an oracle for both. `by_tile`: take only the score
+    by its `tile()`, since its steps begin at query and key.
     """
     by_tile = by_tile or as_written
     sizes = plain_sizes(query, key, value) if ordinary() else None
@@ -159,7 +160,7 @@ def make_problem(
         query, key, value = apart(query), apart(key), None if value is None else apart(value)
     score = as_score(score)
     score.check(query, key)
-    if 0 in sizes[:4] and not compiling():  # no pairs: a NaN would still reach the gradient of a score's projection
+    if 0 in sizes[:4] and not compiling():  # without pairs, a NaN would still reach the gradient of a projection
         query, key = (t.masked_fill(~t.isfinite(), 0.0) for t in (query, key))
     factor = score.factor(query.shape[-1]) if scale is None else _call_scale(scale, score)
     of_all = sizes if among is None else _of_all(sizes, *among)
@@ -189,7 +190,7 @@ def make_problem(
 def mask_and_bias(
     mask: Any, bias: Any, sizes: Sizes, dtype: torch.dtype, as_written: bool = False
 ) -> tuple[Visible | None, Added | None]:
-    """The normal forms of what was passed as mask and bias. `dtype`: that of the query."""
+    """The normal forms of the arguments `mask` and `bias`. `dtype`: the dtype of the query."""
     visible, float_mask = _as_mask(mask, sizes, dtype, as_written)
     added = _as_bias(bias, mask, sizes)
     if float_mask is not None:
@@ -198,7 +199,7 @@ def mask_and_bias(
 
 
 def _of_all(sizes: Sizes, first: int, total: int) -> Sizes:
-    """The sizes with all keys, of which these are some, from `first` on."""
+    """The sizes with all `total` keys, of which the given keys begin at `first`."""
     if first < 0 or first + sizes.keys > total:
         raise ShapeError(
             f"keys is ({first}, {total}), and there are {sizes.keys} keys here: they would stand at {first} … "
@@ -208,7 +209,7 @@ def _of_all(sizes: Sizes, first: int, total: int) -> Sizes:
 
 
 def inputs(query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor | None, Sizes]:
-    """What was passed, as tensors (B, H, L, E)."""
+    """The arguments as tensors (B, H, L, E)."""
     query, key = to_tensor_float(query, "query"), to_tensor_float(key, "key")
     value = None if value is ABSENT else to_tensor_float(value, "value")
     if not ordinary():
@@ -259,7 +260,7 @@ def _call_scale(scale: Any, score: Score) -> float:
 
 
 def _scores(score: Score, query: Tensor, key: Tensor, factor: float, by_tile: bool) -> Pairwise | ByTile:
-    """A score's normal form; under autocast, which may have widened what it projected, of the inputs' dtype."""
+    """A score's normal form, of the inputs' dtype: under autocast a projection may have widened it."""
     lowered = None if by_tile else score.lower(query, key)
     if lowered is None:
         return ByTile(score, query, key, factor, score.softcap)
@@ -286,7 +287,7 @@ def as_sinks(given: Any, sizes: Sizes) -> Tensor:
 
 
 def _as_bias(bias: Any, mask: Any, sizes: Sizes) -> Added | None:
-    """The normal form of what was passed as bias."""
+    """The normal form of the argument `bias`."""
     if bias is None:
         return None
     if isinstance(bias, Tensor | np.ndarray):
@@ -300,7 +301,7 @@ def _as_bias(bias: Any, mask: Any, sizes: Sizes) -> Added | None:
 
 
 def as_score(score: Any) -> Score:
-    """What was passed as score: None is the dot product, a function becomes a `ScoreFunction`."""
+    """The argument `score` as a `Score`: None is the dot product, and a function becomes a `ScoreFunction`."""
     if score is None:
         return _DOT
     if isinstance(score, Score):
@@ -315,7 +316,7 @@ def as_score(score: Any) -> Score:
 
 
 def _as_mask(mask: Any, sizes: Sizes, dtype: torch.dtype, as_written: bool) -> tuple[Visible | None, Tensor | None]:
-    """The normal form of the argument `mask`: as a mask, or, of a float tensor, as a bias."""
+    """The normal form of the argument `mask`: a mask, or a bias where it is a float tensor."""
     if mask is None:
         return None, None
     if isinstance(mask, Mask):
@@ -346,7 +347,7 @@ def _as_mask(mask: Any, sizes: Sizes, dtype: torch.dtype, as_written: bool) -> t
 
 
 def only_zeros_and_ones(mask: Tensor) -> bool:
-    """Whether a float mask is known to hold nothing but 0 and 1, and some 1: added to the scores, it masks nothing."""
+    """Whether a float mask is known to hold only 0 and 1, and some 1. Added to the scores, it hides nothing."""
     if mask.requires_grad or mask.device.type != "cpu" or not readable(mask):
         return False
     flat = mask.detach().flatten()

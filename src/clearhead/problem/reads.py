@@ -15,7 +15,7 @@ from clearhead.scores.score_function import ScoreFunction
 
 
 def _held(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Tensors, and those in lists of them."""
+    """The tensors among some values, and in lists of them."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
@@ -36,7 +36,7 @@ def tensors_in(thing: Any) -> Iterator[Tensor]:
         yield from _held(vars(thing).values())
         for part in thing.modules():
             if isinstance(part, Bias):
-                yield from getattr(part, "reads", ())  # of one by a function
+                yield from getattr(part, "reads", ())  # of a mask or a bias by a function
             if isinstance(part, BiasFunction):
                 yield from read_by(part.fn)
     elif isinstance(thing, Mask):

@@ -1,4 +1,4 @@
-"""A problem that outlives its call: what is kept of it to look at its weights later."""
+"""Records: problems that outlive their calls, so that one can look at their weights later."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Record(NamedTuple):
 
     problem: Problem
     reads: Versions
-    copied: bool  # whether `reads` are of what the problem's functions read alone: all else is a copy
+    copied: bool  # True: all tensors are copies, but those that the problem's functions read, which are in `reads`
 
     def check(self) -> None:
-        """Raise where something has been written to since the call."""
+        """Raise where a tensor has been written to since the call."""
         check_reads(self.reads, _by_functions(self.problem) if self.copied else tensors_of(self.problem))
 
     def __reduce__(self) -> Any:  # a mask's residual may be a function that cannot be pickled
@@ -43,14 +43,14 @@ class Record(NamedTuple):
 
 
 def _again(problem: Problem, reads: Versions, copied: bool) -> Record:
-    """A copy of a record: its tensors are counted anew, unless something had been written to."""
+    """A copy of a record. Writes to its tensors are counted anew, unless one had been written to."""
     if reads.written() is None:
         reads = Versions(_by_functions(problem) if copied else tensors_of(problem))
     return Record(checked(problem, "a record that was unpickled"), reads, copied)
 
 
 def check_reads(reads: Versions, now: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise where something that a recorded call reads has been written to since the call, or is another now."""
+    """Raise where a tensor that a recorded call reads has been written to since the call, or is another object."""
     found = reads.changed(now)
     if found is not None:
         name, tensor = found
@@ -62,10 +62,10 @@ def check_reads(reads: Versions, now: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def record(problem: Problem, *, copy: bool = False, fresh: bool = False) -> Record:
-    """Keep a problem. `copy`: copy every tensor, where writes are not counted, or are expected.
+    """Keep a problem. `copy`: copy every tensor, because writes are not counted, or are expected.
 
-    Else only tensors that an optimizer writes to are copied, and those of inference mode, which count no writes; but
-    not a `fresh` query and key, which only the caller holds.
+    Without `copy`, only tensors that an optimizer writes to are copied, and tensors of inference mode, which count no
+    writes. A `fresh` query and key, which only the caller holds, are never copied then.
     """
     change: Change = copied if copy else _detached
     query, key = (
@@ -84,7 +84,7 @@ def record(problem: Problem, *, copy: bool = False, fresh: bool = False) -> Reco
         spans, edges = visible.spans, visible.known
         if copy and spans.reads:
             spans = _written_out(spans)
-        if copy and edges is not None and not isinstance(edges, Later):  # which may share the spans' memory
+        if copy and edges is not None and not isinstance(edges, Later):  # they may share the spans' memory
             edges = edges[0].copy(), edges[1].copy()
         gaps = None if spans.gaps is None else (change(spans.gaps[0]), change(spans.gaps[1]))
         spans = spans._replace(start=change(spans.start), stop=change(spans.stop), gaps=gaps)
@@ -107,25 +107,25 @@ def now(problem: Problem) -> Record:
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """A detached copy, an ordinary tensor in inference mode too."""
+    """A detached copy, which is an ordinary tensor in inference mode too."""
     with torch.inference_mode(False):  # a tensor of inference mode could not be used where gradients are wanted
         return tensor.detach().clone()
 
 
 def frozen(module: Module, change: Change = copied) -> Module:
-    """A copy of a score or a bias that nothing trains, and that stays in the mode it is in."""
+    """A copy of a score or a bias that nothing trains, in the same mode (training or evaluation)."""
     return with_parameters(module, lambda p: nn.Parameter(copied(p), requires_grad=False), change, every=True)
 
 
 def _written_out(spans: Spans) -> Spans:
-    """The same, its residual read now."""
+    """The same spans, with a residual that is read now."""
     if spans.residual is None:
         return spans
     return spans._replace(residual=at_once(copied(spans.rest(*EVERY))), reads=())
 
 
 def at_once(keep: Tensor) -> Residual:
-    """A residual that is all there."""
+    """A residual over a matrix that exists already."""
     return partial(part, keep)
 
 
@@ -137,7 +137,7 @@ def _detached(tensor: Tensor) -> Tensor:
 
 
 def tensors_of(problem: Problem) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of a problem, with the name of what it is a part of."""
+    """Every tensor of a problem, with the name of its part of the problem."""
     yield "query", problem.query
     yield "key", problem.key
     if problem.lowered is not None and problem.lowered.weight is not None:

@@ -1,4 +1,4 @@
-"""A part of the score matrix, and what a mask and a bias say of it."""
+"""A part of the score matrix, and a mask's and a bias's part for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EVERY = slice(None)
 
 
 class Region(NamedTuple):
-    """A part of the matrix (batch, heads, queries, keys); `masked`: some pair in it may not be allowed."""
+    """A part of the matrix (batch, heads, queries, keys); `masked`: whether some pair in it may be masked."""
 
     batch: slice = EVERY
     heads: slice = EVERY
@@ -86,7 +86,7 @@ def bias_part(bias: Added, region: Region, sizes: Sizes) -> Added:
     if bias.relative is None:
         dense = None if bias.dense is None else part(bias.dense, batch, heads, queries, keys)
         return Added(dense, None, function, bias.reads)
-    if rows.step != 1 or columns.step != 1:  # then it is not one number a distance any more
+    if rows.step != 1 or columns.step != 1:  # then one number for each distance no longer describes it
         numbers = bias._replace(function=None)
         return Added(numbers.tile(batch, heads, queries, keys, sizes), None, function, bias.reads)
     first = sizes.queries - rows.stop + columns.start

@@ -1,4 +1,4 @@
-"""Parts of a problem: which there are, and how one is cut out."""
+"""Parts of a problem: how the matrix is walked in regions, and how one region is cut out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOOK = 2**20  # the same for an inspection: several passes over each region, whi
 def cut(problem: Problem, region: Region) -> Problem:
     """The part of a problem that a region names: a problem of its own, over views of the same tensors.
 
-    A query sees there those of its keys that are in the region: its softmax is over them alone.
+    A query sees those of its keys that are in the region, and its softmax is over them alone.
     """
     sides, sizes = region.sides, problem.sizes
     visible = problem.visible if region.masked else None
@@ -112,7 +112,7 @@ def walk(problem: Problem, budget: int) -> Iterator[Region]:
 
 
 def _bands(problem: Problem) -> Iterator[tuple[slice, list[tuple[slice, slice, bool]]]]:
-    """For each group of sequences with the same spans: bands of queries, their keys' hull, whether it has holes."""
+    """For each group of sequences with the same spans: bands of queries, their keys' hull, and whether it has holes."""
     sizes, visible = problem.sizes, problem.visible
     if visible is None or visible.edges is None:  # no mask, or one whose edges are hidden
         yield slice(0, sizes.batch), [(slice(0, sizes.queries), slice(0, sizes.keys), visible is not None)]
@@ -135,7 +135,7 @@ def _bands(problem: Problem) -> Iterator[tuple[slice, list[tuple[slice, slice, b
 
 
 def parts_seen(problem: Problem, region: Region) -> list[Region]:
-    """A region of whole rows, cut along its keys to what the intervals of its rows touch: one region, or a few."""
+    """A region of whole rows, cut along its keys to those that the rows' intervals touch: one region, or a few."""
     visible = problem.visible
     if visible is None or visible.spans.gaps is None or visible.edges is None:
         return [region]
@@ -169,7 +169,7 @@ def join(parts: Sequence[Tensor], dim: int) -> Tensor:
 
 
 def width(problem: Problem) -> int:
-    """Numbers of work memory for one score: one for a matrix product, one a dimension for other scores."""
+    """Numbers of work memory for one score: one for a matrix product, and one for each dimension for other scores."""
     scores = problem.scores
     if isinstance(scores, Pairwise):
         return 1 if scores.phi == "mul" else scores.key.shape[-1]

@@ -1,4 +1,4 @@
-"""The statistics of the weights that are looked for: the third normal form, to which reductions lower."""
+"""Statistics of the weights: the normal form to which reductions lower, and its results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from clearhead.problem.problem import Problem
 
 
 class Summary(NamedTuple):
-    """The statistics to compute, in one pass; `Found` has their formulas. Not named, not computed."""
+    """The statistics to compute in one pass. `Found` has their formulas. A field at its default is not computed."""
 
     output: bool = False
     groups: Tensor | None = None  # (B or 1, Lk, G): how much of each key belongs to each group
@@ -19,14 +19,14 @@ class Summary(NamedTuple):
     distance: Tensor | None = None  # int64 (B or 1, 1, Lq): where each query stands among the keys
     best: bool = False
     top: int = 0  # how many of the largest weights
-    scores: bool = False  # their scores too, by which those of several parts of the keys are put in order
+    scores: bool = False  # whether to give their scores too, by which parts of the keys are merged in order
     received: bool = False
-    mean: tuple[int, int] | None = None  # queries and keys to a cell
+    mean: tuple[int, int] | None = None  # queries and keys in a cell
     peak: tuple[int, int] | None = None
     factors: Tensor | None = None  # (B or 1, H or 1, Lq): multiply each query's weights in `received` and `mean`
 
     def with_also(self, other: Summary) -> Summary | None:
-        """Both in one pass; None where they differ in a size, a position or a factor."""
+        """Both summaries as one pass; None where they differ in a size, a position or a factor."""
         both: dict[str, Any] = {}
         for name, nothing in self._field_defaults.items():
             mine, theirs = getattr(self, name), getattr(other, name)
@@ -40,7 +40,7 @@ class Summary(NamedTuple):
 
     @property
     def _of_keys(self) -> bool:
-        """Whether a sum over queries is wanted, which `factors` enter."""
+        """Whether a sum over queries is wanted, in which `factors` count."""
         return self.received or self.mean is not None
 
 
@@ -57,14 +57,14 @@ def _same(one: Any, other: Any) -> bool:
 
 
 class Found(NamedTuple):
-    """The statistics, in float32 at least; None where not asked for. w are the weights, s the finished scores.
+    """The statistics, in float32 at least; None where not asked for. w are the weights and s the finished scores.
 
     A query that sees nothing has 0 in all but log_sum (+∞: see `Partial`), best (−∞) and best_key (−1).
     """
 
     output: Tensor | None = None  # (B, H, Lq, Ev): Σ_j w_ij value_j
     groups: Tensor | None = None  # (B, H, Lq, G): Σ_j w_ij groups_j
-    maximum: Tensor | None = None  # (B, H, Lq), the largest score or sink: has no gradient, which is log_sum's
+    maximum: Tensor | None = None  # (B, H, Lq), the largest score or sink; log_sum has its gradient
     log_sum: Tensor | None = None  # (B, H, Lq): log Σ_j exp(s_ij − maximum_i), the sink's term with it
     entropy: Tensor | None = None  # (B, H, Lq): −Σ_j w_ij log w_ij, of a problem without sinks
     distance: Tensor | None = None  # (B, H, Lq): Σ_j w_ij |position_i − j|
@@ -80,11 +80,11 @@ class Found(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What statistics send back to the weights, beside the output's Ȯ_i · V_j. All (B, H, Lq, …) but the maps.
+    """The gradients that statistics send back to the weights, beside the output's Ȯ_i · V_j. Shapes are (B, H, Lq, …).
 
     Ṗ_ij += log_weight_i log w_ij + distance_i |position_i − j| + factor_i (received_j + mean_cell(i, j)) + Σ_t
-    [j = indices_it] values_it. To the score itself: Ṡ_ij += [j = best_key_i] best_i. What is the same for all keys of a
-    query stands in the δ of `Rows`.
+    [j = indices_it] values_it. The score itself gets Ṡ_ij += [j = best_key_i] best_i. Terms that are the same for all
+    keys of a query are in the δ of `Rows`. The two maps have the shapes of `Found`.
     """
 
     log_weight: Tensor | None = None
@@ -101,5 +101,5 @@ class Sent(NamedTuple):
 
     @property
     def maps(self) -> bool:
-        """Whether a sum over queries sends something back: its part of δ follows from no forward result."""
+        """Whether a sum over queries sends a gradient back. Its part of δ follows from no forward result."""
         return self.received is not None or self.mean is not None

@@ -1,7 +1,7 @@
 """Keys that no query may see, and queries that see nothing: whatever they hold, they contribute nothing.
 
-Padding may hold anything. Times a weight of 0, NaN and infinity would still be NaN, in the output or in a gradient, and
-a number near the largest float becomes one on the way.
+Padding may hold any number. NaN or infinity times a weight of 0 is NaN, in the output or in a gradient, and a number
+near the largest float may overflow to infinity on the way.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from clearhead.base.shapes import Sizes, unflatten
 from clearhead.base.tracing import compiling, on_the_host, readable
 from clearhead.masks.base import Spans
 
-# Where keys are that no query sees: none; only outside the hull of their sequence's spans; perhaps inside it too.
+# Where the keys are that no query sees: there are none, they are outside the hull of their sequence's spans, or perhaps
+# inside it too.
 Unseen = Literal["none", "outside", "inside"]
 
 
 def where_unseen(spans: Spans, start: np.ndarray, stop: np.ndarray, sizes: Sizes) -> Unseen:
-    """Found at little cost from the spans' edges; "inside" where they do not decide it."""
+    """The answer from the spans' edges, at little cost; "inside" where the edges do not decide it."""
     if not spans.plain or not sizes.queries or not sizes.keys or (stop <= start).any():
         return "inside"
     if (start[..., 1:] > stop[..., :-1]).any() or (stop[..., 1:] < start[..., :-1]).any():
@@ -71,16 +72,16 @@ def group(keys: Tensor, key_heads: int) -> Tensor:
 
 
 def zero(tensor: Tensor, visible: Tensor, only_not_finite: bool = False) -> Tensor:
-    """Zeros in place of what is not visible, (B or 1, H or 1, L), or of that part of it that is not finite."""
+    """Zeros for rows that are not `visible`, (B or 1, H or 1, L), or only for their entries that are not finite."""
     where = (~visible.unsqueeze(-1)).expand(*tensor.shape[:-1], 1)  # the tensor itself does not broadcast
     return tensor.masked_fill(where & ~tensor.isfinite() if only_not_finite else where, 0.0)
 
 
 def finite(tensor: Tensor) -> bool:
-    """Whether every entry is known to be finite. One pass: a sum is finite only if its terms are, but for overflow.
+    """Whether every entry is known to be finite. It takes one pass: a finite sum has finite terms.
 
-    False where values are hidden, or on another device, which would have to be waited for: callers are right for both
-    answers.
+    The answer is False where the sum overflows, where values are hidden, and on another device, for which one would
+    have to wait. Callers are right for both answers.
     """
     if not readable(tensor) or not on_the_host(tensor):
         return False

@@ -1,4 +1,4 @@
-"""A mask's normal form, with what is derived from it: made once for a mask and a size."""
+"""A mask's normal form and the values that follow from it, made once for a mask and a size."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from clearhead.problem.unseen import Unseen, where_unseen
 
 
 class Memo(dict[Any, Any]):
-    """What engines have made of a mask, by their own names; copies and pickles have none."""
+    """Values that engines have derived from a mask, by their names. Copies and pickles have none."""
 
     def __reduce__(self) -> Any:
         return Memo, ()
@@ -44,7 +44,7 @@ class Later(NamedTuple):
 
 
 class Visible(NamedTuple):
-    """A mask's spans, their hulls' edges on the host (None: they are hidden), and where keys are that none sees."""
+    """A mask's spans, the edges of their hulls on the host (None: hidden), and where the keys are that none sees."""
 
     spans: Spans
     known: tuple[np.ndarray, np.ndarray] | Later | None
@@ -71,7 +71,7 @@ _remembered: dict[Any, Visible] = {}  # for masks that are plain values: a model
 
 
 def resolve(mask: Mask, sizes: Sizes, as_written: bool) -> Visible:
-    """A mask in its normal form; with `as_written`, as a matrix, by the logic of the expression."""
+    """A mask in its normal form. `as_written`: as a matrix, by the logic of its expression."""
     if as_written:
         return visible(_matrix(mask, sizes), sizes)
     if compiling():
@@ -80,13 +80,13 @@ def resolve(mask: Mask, sizes: Sizes, as_written: bool) -> Visible:
     if signature is not None and (signature, sizes) in _remembered:
         return _remembered[signature, sizes]
     if signature is None and not transformed() and not traced() and not isinstance(sizes.align, Tensor):
-        depends = mask.depends() if "lower" in vars(type(mask)) else None  # one that is inherited may know less
+        depends = mask.depends() if "lower" in vars(type(mask)) else None  # an inherited one may name too few
         if depends is not None:
             return _kept(mask, depends, sizes)
     if signature is None or transformed():  # tensors made inside a transform are not valid outside of it
         return visible(mask.resolve(sizes), sizes)
     host = sizes._replace(device=torch.device("cpu"))  # a plain value is lowered there: no other device is read
-    with torch.inference_mode(False):  # what is remembered may be used where gradients are wanted
+    with torch.inference_mode(False):  # a remembered mask may be used where gradients are wanted
         found = visible(mask.resolve(host), host)
         if sizes.device != host.device:
             intervals_of(found)
@@ -106,7 +106,7 @@ def intervals_of(visible: Visible) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _attributes(mask: Mask) -> Iterator[Any]:
-    """What a mask, and the masks that it joins, are made of."""
+    """The attributes of a mask, and of the masks that it joins."""
     yield type(mask)
     for name, value in vars(mask).items():
         if name.startswith("_kept"):
@@ -121,7 +121,7 @@ def _kept(mask: Mask, depends: tuple[Tensor, ...], sizes: Sizes) -> Visible:
     versions, before, found = kept.get(sizes, (None, [], None))
     same = found is not None and len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
     if not same or not versions.known or versions.changed(named) is not None:
-        with torch.inference_mode(False):  # what is kept may be used where gradients are wanted
+        with torch.inference_mode(False):  # a kept mask may be used where gradients are wanted
             found = visible(mask.resolve(sizes), sizes)
         if len(kept) >= 4:
             kept.clear()
@@ -138,7 +138,7 @@ def _on(spans: Spans, device: torch.device) -> Spans:
 
 
 def _matrix(mask: Mask, sizes: Sizes) -> Spans:
-    """Every key, and the mask's matrix as the residual. Lowered too, for what it reads: speed is no aim here."""
+    """Spans of every key, with the mask's matrix as the residual. It is lowered too, to know what it reads."""
     mask.check_positions()
     keep = mask.matrix(sizes)
     whole = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
@@ -146,9 +146,9 @@ def _matrix(mask: Mask, sizes: Sizes) -> Spans:
 
 
 def visible(spans: Spans, sizes: Sizes, who: str | None = None) -> Visible:
-    """What is derived from spans. `who` gave them, where it was no mask's `lower`.
+    """The `Visible` of spans. `who`: their source, if it is no mask's `lower`.
 
-    Their values are read here, once, in the host's memory; on another device, when an engine asks for them.
+    Their values are read here, once, where they lie in the host's memory; else when an engine asks for them.
     """
     if compiling():
         return Visible(spans, None, "inside", Memo())
@@ -159,7 +159,7 @@ def visible(spans: Spans, sizes: Sizes, who: str | None = None) -> Visible:
             "mask a batch dimension, and call attention() on the whole batch."
         )
     spans = spans._replace(start=edges[0], stop=edges[1], gaps=(edges[2], edges[3]) if spans.gaps is not None else None)
-    if not all(map(readable, edges)):  # shapes alone: there is nothing to skip by
+    if not all(map(readable, edges)):  # there are shapes and no values, so nothing can be skipped
         return Visible(spans, None, "inside", Memo())
     if not all(map(on_the_host, edges)):
         return Visible(spans, Later(sizes.keys, who), "inside", Memo())

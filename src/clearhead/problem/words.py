@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Words(NamedTuple):
-    """Which positions are words and no padding, bool, True for a word; None where all are.
+    """Which positions are words and no padding: bool, True for a word; None where all are words.
 
     `queries` (B, Lq), `keys` (B, Lk).
     """
@@ -17,7 +17,7 @@ class Words(NamedTuple):
     keys: Tensor | None = None
 
     def of(self, sequences: slice) -> Words:
-        """Those of some sequences of the batch."""
+        """The words of some sequences of the batch."""
         return Words(*(None if side is None else side[sequences] for side in self))
 
 

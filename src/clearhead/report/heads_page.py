@@ -51,9 +51,11 @@ def heads_page(title: str, said: str, statistics: Sequence[Shown], rows: Sequenc
 
 
 def _meta(title: str, said: str, statistics: Sequence[Shown], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    layers: dict[int, dict[str, Any]] = {}
+    layers: dict[int | str, dict[str, Any]] = {}
     for row in rows:
-        layer = layers.setdefault(row["layer"], {"name": row["module"], "label": f"L{row['layer']}", "heads": []})
+        which = row["layer"]
+        label = f"L{which}" if isinstance(which, int) else which
+        layer = layers.setdefault(which, {"name": row["module"], "label": label, "heads": []})
         layer["heads"].append({"number": row["head"], "measures": [_figure(one, row) for one in statistics]})
     about = [one.about._asdict() | {"share": one.share} for one in statistics]
     return {"title": title, "said": said, "measures": about, "layers": list(layers.values())}

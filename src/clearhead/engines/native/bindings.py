@@ -1,6 +1,6 @@
-"""The compiled kernels: a problem as they read it, in float32 and as pointers, and calls of them.
+"""Calls of the compiled kernels: a problem as the kernels read it, in float32 and as pointers.
 
-What they compute and how is in csrc/ and docs/maths/. A call releases the GIL: other Python threads run on.
+The kernels are in csrc/, and their mathematics in docs/maths/. A call releases the GIL, so other Python threads run on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from clearhead.problem.summary import Found, Sent, Summary
 MODULE = "clearhead.engines.native._kernels"
 PHI = {"mul": 0, "tanh_add": 1, "sq_diff": 2}
 
-# the module, by its name, and the kernels by their instruction sets; not functools.cache, at which the compiler warns
+# the module, by its name, and the kernels by their instruction sets; the compiler warns at functools.cache
 _known: dict[str | None, Any] = {}
 
 
@@ -39,7 +39,7 @@ def _zeros(*shape: int) -> Tensor:
 
 
 def _gradient_of(tensor: Tensor) -> Tensor:
-    """Memory for a gradient, laid out as the tensor is where its columns stand side by side, else contiguous."""
+    """Memory for a gradient, with the layout of the tensor if its columns stand side by side, else contiguous."""
     new = torch.empty_like(tensor, dtype=torch.float32)
     return new if new.shape[-1] <= 1 or new.stride(-1) == 1 else _new(*tensor.shape)
 
@@ -75,7 +75,7 @@ def chosen(instructions: str | None = None) -> Any:
 
 
 def read_by_kernels(problem: Problem) -> Any:
-    """A lowered problem, or a part of one, as the kernels read it; it keeps the tensors alive that it points to."""
+    """A lowered problem, or a part of one, as the kernels read it. It keeps the tensors alive that it points to."""
     lowered, spans, bias = problem.lowered, problem.spans, problem.bias
     assert lowered is not None
     start, stop = (None, None) if spans is None else (spans.start, spans.stop)
@@ -88,7 +88,7 @@ def read_by_kernels(problem: Problem) -> Any:
         queries, keys = problem.poison[0][..., 0], problem.poison[1][:, :, 0]
     seed = first = 0
     if problem.seed is not None:
-        # its hash counts sequences, heads and keys from 0: a part with dropout is one of queries alone
+        # the hash of dropout counts sequences, heads and keys from 0: with dropout only queries may be a part
         seed, first = int(problem.seed) & (2**64 - 1), 0 if problem.origin is None else problem.origin[2].start
     return kernels().Problem(
         PHI[lowered.phi],
@@ -114,20 +114,20 @@ def read_by_kernels(problem: Problem) -> Any:
 
 
 def _float(tensor: Tensor) -> Tensor:
-    """A tensor in float32 whose memory holds its numbers, and not their negatives."""
+    """A tensor in float32 whose memory holds its numbers: a lazy negation is carried out."""
     if tensor.dtype is torch.float32 and not tensor.is_neg():
         return tensor
     return tensor.resolve_neg().to(torch.float32)
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """The same, its columns side by side."""
+    """A tensor in float32 with its columns side by side."""
     tensor = _float(tensor)
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 else tensor.contiguous()
 
 
 def bands(problem: Problem) -> Iterator[slice]:
-    """All queries at once, or, where their mask's map of blocks would be large, as many as it allows."""
+    """All queries at once; where their mask's map of blocks would be large, as many queries as the map allows."""
     rows, queries = rows_at_once(problem), problem.sizes.queries
     if rows >= queries:
         yield EVERY
@@ -137,7 +137,7 @@ def bands(problem: Problem) -> Iterator[slice]:
 
 
 def forward(problem: Problem, rows: bool, few: bool) -> Partial:
-    """The output of a lowered problem that has a value and keys; `few`: the keys are not packed (csrc/decode.h)."""
+    """The output of a lowered problem that has a value and keys; `few`: do not pack the keys (csrc/decode.h)."""
     value = problem.value
     assert value is not None
     batch, heads, queries, width = *problem.sizes.shape[:3], value.shape[-1]
@@ -156,7 +156,7 @@ def forward(problem: Problem, rows: bool, few: bool) -> Partial:
 
 
 def merge(problem: Problem, into: Partial) -> None:
-    """The output of a problem without sinks, merged with that over other keys, in its place."""
+    """Merge the result of a problem without sinks into that over other keys, `into`."""
     for band in bands(problem):
         chosen().merge(read_by_kernels(cut(problem, Region(queries=band))), *into.at(band)[:3])
 
@@ -164,7 +164,7 @@ def merge(problem: Problem, into: Partial) -> None:
 def gradients(
     problem: Problem, rows: Rows, grad: Tensor | None, wanted: tuple[bool, ...], sent: Sent | None = None
 ) -> Operands:
-    """The gradients to the operands, but for the sinks; None where not wanted. Without a value there is no `grad`."""
+    """The gradients of the operands, without the sinks; None where not wanted. Without a value there is no `grad`."""
     query, key, value, weight, dense, relative, _ = operands(problem)
     several = not one_pass(problem)
     of_inputs = (None if t is None else _gradient_of(t) for t in (query, key, value))
@@ -175,12 +175,12 @@ def gradients(
 
 
 def add_gradients(problem: Problem, rows: Rows, grad: Tensor, sums: Operands) -> None:
-    """The same, added to the sums, whose query, key and value are there."""
+    """Add the gradients to the sums, of which query, key and value are given."""
     _into(problem, sums, rows, grad, None, adds=True)
 
 
 def _into(problem: Problem, sums: Operands, rows: Rows, grad: Tensor | None, sent: Sent | None, adds: bool) -> None:
-    """The gradients of a problem's bands, in place of what query, key and value hold, or added to it."""
+    """Write the gradients of a problem's bands to the sums of query, key and value, or add them (`adds`)."""
     query, key, value, weight, dense, relative, _ = sums
     known = None if grad is None else _rows(grad), *map(_float, rows)
     assert query is not None
@@ -193,7 +193,7 @@ def _into(problem: Problem, sums: Operands, rows: Rows, grad: Tensor | None, sen
         along = slice(
             problem.sizes.queries - queries.stop, None if relative is None else relative.shape[-1] - queries.start
         )
-        # a kernel adds to a whole array of these, so a part of one is added here
+        # a kernel adds to whole arrays of these, so a part of an array is added here
         learnt = (
             weight,
             None if dense is None else part(dense, EVERY, EVERY, band),
@@ -244,7 +244,7 @@ def summarise(problem: Problem, summary: Summary) -> Found:
 def contributions(
     problem: Problem, rows: Rows, grad: Tensor | None, sent: Sent | None, positive: bool, by: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Σ_j and Σ_i of w_ij Ṗ_ij, or of what of it is above 0; each where `by` (query, key) wants it."""
+    """Σ_j and Σ_i of w_ij Ṗ_ij, or of its positive products; each where `by` (query, key) wants it."""
     sizes = problem.sizes
     by_query = _new(*sizes.shape[:3]) if by[0] else None
     by_key = _new(sizes.batch, sizes.heads, sizes.keys) if by[1] else None
@@ -255,13 +255,13 @@ def contributions(
 
 
 def _sent(sent: Sent | None, sizes: Sizes) -> Any:
-    """What statistics send back, as the kernels read it; it keeps the tensors alive that it points to."""
+    """The gradients of statistics, as the kernels read them. The result keeps the tensors alive that it points to."""
     if sent is None:
         return None
     factors, position = _per_query(sent.factors, sizes), _per_query(sent.position, sizes)
     arrays = sent._asdict() | {"position": position, "factors": factors}
     floats = {n: _rows(t) if t.is_floating_point() else t for n, t in _present(arrays).items()}
-    of_all_queries = max(sizes.queries, 1)  # the rows to a cell, where there is no map
+    of_all_queries = max(sizes.queries, 1)  # the rows in a cell, where there is no map
     cell = sent.cell if sent.mean is not None else (of_all_queries, 1)
     return kernels().Sent(floats, 0 if sent.indices is None else sent.indices.shape[-1], *cell)
 
@@ -278,14 +278,14 @@ def _present(arrays: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def scores(problem: Problem) -> Tensor:
-    """The scores of a guarded problem or of a part of one, with bias, −∞ where a pair is not allowed."""
+    """The scores of a guarded problem or of a part of one, with the bias, and −∞ where a pair is not allowed."""
     tile = _new(*problem.sizes.shape)
     chosen().scores(read_by_kernels(problem._replace(value=None)), tile)
     return tile
 
 
 def forward_bytes(problem: Problem) -> int:
-    """The work memory of a forward pass, and copies of inputs in another dtype."""
+    """The bytes of a forward pass's work memory, and of copies of inputs in another dtype."""
     value = problem.value
     if 0 in problem.sizes.shape or value is None:
         return 0

@@ -1,6 +1,6 @@
-"""A mask's map of blocks, as the kernels read it: which tiles of queries see which panels of keys, and what of each.
+"""A mask's map of blocks, as the kernels read it: which tiles of queries see which panels of keys, and which pairs.
 
-It is made once for what is not one interval a query, and kept with the mask's normal form.
+It is made once for each mask that is not one interval for each query, and kept with the mask's normal form.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from clearhead.problem.problem import Problem
 
 ROWS = 48  # queries to a tile, as csrc/problem.h has it
 STRIP = 2**24  # pairs of a residual that are made at once
-KEEP_BYTES = 2**26  # of the map at once: a larger one is made for some queries at a time, and not kept
+KEEP_BYTES = 2**26  # of the map at once: a larger map is made for some queries at a time, and not kept
 
 EVERY = slice(None)
 
 
 def blocks_of(problem: Problem, kernels: Any) -> Any:
-    """The map of a problem's mask; None where its spans say it all."""
+    """The map of a problem's mask; None where one interval for each query describes the mask."""
     visible = problem.visible
     if visible is None or visible.spans.plain or not all(problem.sizes.shape):
         return None
@@ -34,13 +34,13 @@ def blocks_of(problem: Problem, kernels: Any) -> Any:
 
 
 def rows_at_once(problem: Problem) -> int:
-    """How many queries' map may be made at once: all of them, or a whole number of tiles."""
+    """How many queries the map may hold at once: all of them, or a whole number of tiles."""
     visible, sizes = problem.visible, problem.sizes
     if visible is None or visible.spans.residual is None or not all(sizes.shape):
-        return sizes.queries  # without a residual, a few blocks of some for each tile
+        return sizes.queries  # without a residual, few blocks of a tile have pairs of both kinds
     if math.prod(sizes.shape) <= 8 * KEEP_BYTES:
         return sizes.queries
-    if "bytes" not in visible.memo:  # of a query's map at most: for the sequences and heads that differ
+    if "bytes" not in visible.memo:  # the most bytes of the map of one query, for all sequences and heads that differ
         one = visible.spans.rest(*(slice(0, n) for n in (sizes.batch, sizes.heads, 1, sizes.keys)))
         visible.memo["bytes"] = max(1, one.numel() // 8)
     row: int = visible.memo["bytes"]

@@ -1,4 +1,4 @@
-"""The compiled kernels."""
+"""The engine of the compiled kernels."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from clearhead.problem.summary import Found, Sent, Summary, of_heads
 from clearhead.problem.unseen import finite
 
 FEW_QUERIES = 4  # up to this many, the kernel does not pack the keys: packing would cost more than it saves
-FEW_PAIRS = 2**16  # below this many, a call of PyTorch's own kernel takes less time
-FEW_LARGEST = 64  # more of the largest weights are found by a tournament: the kernel keeps them in a list, in order
-TAME = 1e28  # values up to this many times 2³² keys are no overflow
+FEW_PAIRS = 2**16  # below this many pairs, a call of PyTorch's own kernel takes less time
+FEW_LARGEST = 64  # the kernel keeps the largest weights in a sorted list; more than these are found by a tournament
+TAME = 1e28  # values up to this size do not overflow, summed over 2³² keys
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -41,7 +41,7 @@ def has_products_of(dtype: torch.dtype) -> bool:
 
 
 def _below(tensor: Tensor, limit: float) -> bool:
-    """Whether all numbers are, in size; false for what is not finite."""
+    """Whether the size of every number is below the limit; False where one is not finite."""
     if not tensor.numel():
         return True
     low, high = torch.aminmax(tensor.detach())
@@ -55,11 +55,11 @@ def _begins_later(origin: tuple[range, ...]) -> bool:
 
 
 class Native(Engine):
-    """Kernels in C++: a tile of scores at a time, in registers and cache, over the spans alone.
+    """Kernels in C++, which compute a tile of scores at a time, in registers and cache, over the spans alone.
 
-    Dot, additive and Gaussian scores in float32, with masks, biases, softcap, sinks, dropout and grouped heads, their
-    gradients, and reductions of `Weights.reduce` in one pass. Lower precision is computed in float32 from copies of the
-    inputs. The last digits depend on the number of threads, not on timing.
+    They compute dot, additive and Gaussian scores in float32, with masks, biases, softcap, sinks, dropout and grouped
+    heads; their gradients; and reductions of `Weights.reduce` in one pass. Lower precision is computed in float32 from
+    copies of the inputs. The last digits depend on the number of threads, not on timing.
     """
 
     name = "native"
@@ -90,11 +90,11 @@ class Native(Engine):
         if lowered is None or lowered.phi != "mul" or problem.value is None:
             return []
         if lowered.softcap is not None or not problem.plain:
-            return []  # PyTorch's kernel could not take it, or needs more of it
+            return []  # PyTorch's kernel cannot take it, or has more work with it
         dtype = problem.query.dtype
         if dtype is not torch.float32 and has_products_of(dtype):
             return [f"PyTorch's own kernel is faster in {dtype} on this CPU where nothing is masked"]
-        # compiled code holds for every size: the one that it was traced with decides nothing
+        # compiled code serves every size: the size that it was traced with decides nothing
         if not compiling() and math.prod(problem.sizes.shape) < FEW_PAIRS:
             return ["PyTorch's own kernel is called faster, and this is little work"]
         return []
@@ -111,7 +111,7 @@ class Native(Engine):
         if guarded is not problem:
             found = bindings.forward(guarded, rows, few)
         assert guarded.value is not None
-        if not found.finite and finite(guarded.value):  # or the sum before it is divided was too large
+        if not found.finite and finite(guarded.value):  # else the sum before its division was too large
             again = bindings.forward(guarded._replace(value=shrunk(guarded)), rows=False, few=few)
             fill_overflow(found.output, again.output, guarded)
         return found._replace(finite=False)
@@ -120,7 +120,7 @@ class Native(Engine):
         given = _weighted(problem)
         assert given.value is not None
         float32 = all(t is None or t.dtype is torch.float32 for t in into[:3])
-        # the kernel cannot take back what it has merged: no number may be wrong, and no sum of values overflow
+        # the kernel cannot undo a merge: every number must be finite, and no sum of values may overflow
         tame = finite(given.query) and finite(given.key) and _below(given.value, TAME)
         if given.sinks is not None or 0 in given.sizes.shape or not float32 or not tame:
             super().merge(problem, into)
@@ -161,7 +161,7 @@ class Native(Engine):
         given = _weighted(problem)
         problem = guarded = guard(given)
         value = problem.value if summary.output else None
-        if summary.groups is not None:  # how much goes to each group is one more column of the output
+        if summary.groups is not None:  # the weight on each group is one more column of the output
             groups = of_heads(summary.groups, problem)
             problem = problem._replace(value=groups if value is None else torch.cat([value, groups], -1))
         found = bindings.summarise(problem, summary._replace(output=summary.output or summary.groups is not None))
@@ -169,7 +169,7 @@ class Native(Engine):
         if found.output is None:
             return found
         if not found.finite and problem.value is not None and finite(problem.value):
-            # the sum before it is divided was too large
+            # the sum before its division was too large
             again = bindings.summarise(problem._replace(value=shrunk(problem)), Summary(output=True))
             assert again.output is not None
             fill_overflow(found.output, again.output, problem)
@@ -198,7 +198,7 @@ class Native(Engine):
 
 
 def _pairs(problem: Problem) -> int:
-    """The pairs that are computed: tiles of queries times the panels, or the hull, of the keys that they see."""
+    """The number of computed pairs: tiles of queries times the panels, or the hull, of the keys that they see."""
     sizes = problem.sizes
     if problem.edges is None or 0 in sizes.shape:
         return math.prod(sizes.shape)
@@ -217,7 +217,7 @@ def _pairs(problem: Problem) -> int:
 
 
 def _read(problem: Problem) -> list[Tensor]:
-    """The tensors whose memory the kernels read, but for a mask's residual."""
+    """The tensors whose memory the kernels read, without a mask's residual."""
     low, spans = problem.lowered, problem.spans
     edges = () if spans is None else spans.edges()
     given = () if low is None else (low.query, low.key, low.weight)
@@ -237,7 +237,7 @@ def _overflow(problem: Problem) -> float:
 
 
 def shrunk(problem: Problem) -> Tensor:
-    """The values, so small that no sum of them overflows."""
+    """The values divided by a power of two, so that no sum of them overflows."""
     assert problem.value is not None
     return problem.value.float() / _overflow(problem)
 

@@ -1,4 +1,4 @@
-"""Dot products handed to PyTorch's own fused kernel, in the pieces that it is fastest on."""
+"""Dot products by PyTorch's own fused kernel, in the pieces on which the kernel is fastest."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Sdpa(Engine):
     """`torch.nn.functional.scaled_dot_product_attention`, called once for each piece of the mask that is regular.
 
     Without a mask it is one plain call. A mask is cut into pieces first: sequences are sliced to their keys, causal
-    squares use the kernel's own flag, a window becomes one call over overlapping views of the keys. Only the
+    squares use the kernel's own flag, and a window becomes one call over overlapping views of the keys. Only the
     other pieces get a mask tile. Grouped heads fold into the query axis where the mask allows it.
 
     Where the sum of a row's values over its keys is above the largest float32, it overflows, as PyTorch's kernel does.
@@ -87,7 +87,7 @@ class Sdpa(Engine):
         if problem.plain and 0 not in problem.sizes.shape:
             return Partial(full(query, key, value, lowered.scale))
         problem = problem._replace(scores=lowered._replace(query=query, key=key), value=value)
-        if problem.visible is not None and problem.visible.unseen == "inside":  # else the pieces leave them out
+        if problem.visible is not None and problem.visible.unseen == "inside":  # else the pieces leave these keys out
             problem = zero_unseen(problem)
         assert problem.value is not None
         again = problem.needs_grad and not transformed()
@@ -113,7 +113,7 @@ class Sdpa(Engine):
 
 
 def _against_the_rest(problem: Problem) -> list[str]:
-    """Objections to a mask, a bias, sinks and dropout."""
+    """The objections to a mask, a bias, sinks and dropout."""
     found = []
     if problem.sinks is not None:
         found.append("the fused kernel has no sinks")
@@ -166,10 +166,10 @@ def _far_below_zero(bias: Tensor) -> bool:
 def full(
     query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None = None, causal: bool = False
 ) -> Tensor:
-    """One call of the fused kernel, its inputs made such that it does not fall back to the whole matrix."""
+    """One call of the fused kernel, with inputs for which it does not fall back to the whole matrix."""
     width, shape, key_heads = value.shape[-1], query.shape, key.shape[1]
-    if scale <= 0:  # in low precision the kernel scales what it has masked: −∞ would become +∞, or NaN
-        query, scale = (-query, -scale) if scale else (query * 0, 1.0)  # neither rounds
+    if scale <= 0:  # in low precision the kernel scales masked scores: −∞ would become +∞, or NaN
+        query, scale = (-query, -scale) if scale else (query * 0, 1.0)  # this rounds nothing
     if shape[-1] != width:  # the kernel requires one width; zeros change no score
         wide = max(query.shape[-1], width)
         query, key, value = (
@@ -177,7 +177,7 @@ def full(
         )
     groups = shape[1] // key_heads
     if groups > 1 and mask is None and not causal:
-        # every query of a group sees the same keys: the group is just more queries, and the keys are read once
+        # every query of a group sees the same keys: the group becomes more queries, and the keys are read once
         query = query.reshape(shape[0], key_heads, groups * shape[2], query.shape[3])
         out = fused(query, key, value, scale).reshape(*shape[:3], -1)
     else:
@@ -215,19 +215,19 @@ def _run_piece(
 
 
 def _read_again(problem: Problem) -> Versions:
-    """The tensors that a mask tile is made of; the backward pass makes it again."""
+    """The tensors of which mask tiles are made. The backward pass makes the tiles again."""
     found = [] if problem.spans is None else [("the mask", tensor) for tensor in problem.spans.reads]
     return Versions([*found, *(("the bias", tensor) for tensor in problem.added)])
 
 
 def _part(tensor: Tensor, dim: int, some: slice) -> Tensor:
-    """A slice along one dimension; the tensor itself where that is all of it."""
+    """A slice along one dimension; the tensor itself where the slice covers it."""
     size = some.stop - some.start
     return tensor if size == tensor.shape[dim] else tensor.narrow(dim, some.start, size)
 
 
 def _mask_tile(problem: Problem, batch: slice, piece: Piece, dtype: torch.dtype) -> Tensor:
-    """What the kernel takes as its mask: bool, or the bias with −∞ where a pair is not allowed."""
+    """The mask that the kernel takes: bool, or the bias with −∞ where a pair is not allowed."""
     sides = (batch, slice(None), piece.queries, piece.keys)
     keep = None if problem.spans is None else problem.spans.keep(*sides, problem.sizes.keys)
     if problem.bias is None:
@@ -250,7 +250,7 @@ def _band(query: Tensor, key: Tensor, value: Tensor, scale: float, piece: Piece)
     mask = torch.zeros(tile, reach, dtype=query.dtype, device=query.device)
     mask = mask.masked_fill((index < 0) | (index >= piece.width), -torch.inf)
     query = query.reshape(b, key_heads, groups, tiles, tile, width)
-    # (b, hk, tiles, reach, E): views of the same memory, tile after tile further on
+    # (b, hk, tiles, reach, E): views of the same memory, each tile's further on
     keys, values = (t.unfold(2, reach, tile).transpose(-1, -2) for t in (key, value))
     outputs = [
         full(query[i, :, g], keys[i], values[i], scale, mask=mask) for i in range(b) for g in range(groups)

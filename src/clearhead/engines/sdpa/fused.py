@@ -1,4 +1,4 @@
-"""PyTorch's fused kernel, as a step that can be differentiated twice."""
+"""PyTorch's fused kernel, as an operation that can be differentiated twice."""
 
 from __future__ import annotations
 
@@ -51,8 +51,9 @@ def fused(
 
 
 def _may_be_a_step() -> bool:
-    """Whether `_Flash` can run: not where PyTorch follows single operations. Other dispatch modes, such as one that
-    counts operations, change nothing: a checkpoint may compute again under one, and has to save the same.
+    """Whether `_Flash` can run. It cannot run where PyTorch follows single operations. Other dispatch modes, such as
+    one that counts operations, change nothing: a checkpoint may compute again under one, and must save the
+    same tensors.
     """
     return ordinary() or not (compiling() or traced() or transformed() or forward_mode())
 

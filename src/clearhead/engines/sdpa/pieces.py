@@ -11,7 +11,7 @@ import numpy as np
 from clearhead.problem.problem import Problem
 from clearhead.problem.regions import batch_groups
 
-TILE = 256  # queries to a tile of a band or of a masked piece
+TILE = 256  # queries in a tile of a band or of a masked piece
 MASK_CELLS = 2**24  # cells of mask tile, over batch and heads, that one masked piece may have
 
 Kind = Literal["full", "causal", "band", "masked"]
@@ -19,11 +19,11 @@ Kind = Literal["full", "causal", "band", "masked"]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some queries, the keys they see, and how.
+    """Some queries, the keys they see, and the kind of their mask.
 
-    `full`: every query sees all the keys. `causal`: a square, each query one key more than the one before.
-    `band`: each query sees `width` keys, one further on than the one before; cut in tiles of `tile` queries.
-    `masked`: none of these; the mask is made for this piece.
+    `full`: every query sees all the keys. `causal`: a square, in which each query sees one key more than the query
+    before. `band`: each query sees `width` keys, which begin one key later than those of the query before; it is cut
+    in tiles of `tile` queries. `masked`: any other mask, which is made for this piece.
     """
 
     queries: slice
@@ -38,7 +38,7 @@ class Piece:
 
     @property
     def area(self) -> int:
-        """The pairs computed: for a causal square, half of it."""
+        """The number of computed pairs; for a causal square it is half of the square."""
         rows, columns = self.shape
         if self.kind == "causal":
             return rows * (rows + 1) // 2
@@ -73,11 +73,11 @@ def pieces(problem: Problem) -> Iterator[tuple[slice, list[Piece]]]:
 
 
 def _regular(start: np.ndarray, stop: np.ndarray, queries: int) -> list[Piece] | None:
-    """Runs of queries whose spans move in one way; None where there would be too many."""
+    """Runs of queries whose spans move in one way; None where there would be too many runs."""
     if start.shape[0] == 1:
         return [Piece(slice(0, queries), slice(int(start[0]), int(stop[0])), "full")]
     starts, stops = start[1:] - start[:-1], stop[1:] - stop[:-1]
-    # 0: neither moves, 1: the stop moves on by one, 2: the start does, 3: both do; -1: anything else
+    # 0: neither edge moves, 1: the stop moves on by one, 2: the start does, 3: both do; -1: any other change
     moves = np.where((starts | stops) & ~1, -1, 2 * starts + stops)
     change = np.flatnonzero(moves[1:] != moves[:-1]) + 1
     if len(change) > max(16, queries // 64):
@@ -119,7 +119,7 @@ def _run(queries: slice, start: np.ndarray, stop: np.ndarray) -> Iterator[Piece]
 
 
 def _masked(low: np.ndarray, high: np.ndarray, queries: int, batch_heads: int) -> Iterator[Piece]:
-    """Tiles of queries with the hull of their keys, each with a mask of its own."""
+    """Tiles of queries with the hull of their keys. Each tile has its own mask."""
     fixed = low.shape[0] == 1
     widest = int(high.max()) - int(low.min())
     step = max(1, MASK_CELLS // max(1, widest * batch_heads))

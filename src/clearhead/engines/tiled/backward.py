@@ -1,4 +1,4 @@
-"""The gradients of one block, written out: what the backward pass adds up, block by block.
+"""The gradients of one block, written out. The backward pass adds them up, block by block.
 
 With S the finished scores, P = exp(S − maximum − log_sum) the weights, D the dropout's factors, A = P ∘ D and O = A·V,
 and a dot for the gradient of the loss (Dao et al. 2022, "FlashAttention", appendix B):
@@ -28,7 +28,7 @@ from clearhead.scores.base import Pairwise
 
 
 def gradients(problem: Problem, rows: Rows, grad: Tensor | None, wanted: tuple[bool, ...], sent: Sent) -> Operands:
-    """The gradients of a guarded problem to its operands, but for the sinks; `grad` is the output's."""
+    """The gradients of a guarded problem's operands, without the sinks. `grad` is the gradient of the output."""
     sums = Operands(
         *(
             torch.zeros_like(t, dtype=accumulated(t.dtype), memory_format=torch.contiguous_format)
@@ -50,7 +50,7 @@ def gradients(problem: Problem, rows: Rows, grad: Tensor | None, wanted: tuple[b
 def _add(
     problem: Problem, region: Region, sums: Operands, rows: Rows, grad: Tensor | None, whole: Problem, sent: Sent
 ) -> None:
-    """Add the gradients of a part, the region of the whole, to the sums."""
+    """Add the gradients of a part, which is this region of the whole, to the sums."""
     lowered = problem.lowered
     assert lowered is not None
     dtype = accumulated(problem.query.dtype)
@@ -64,7 +64,7 @@ def _add(
         upstream = torch.zeros_like(weights)
     else:
         grad, value = grad.to(dtype), problem.value.to(dtype)
-        upstream = tiles.grouped_product(grad, value.transpose(-1, -2))  # Ṗ, once the dropout's factors are in
+        upstream = tiles.grouped_product(grad, value.transpose(-1, -2))  # Ṗ, once multiplied by dropout's factors
     if tiles.may_be_empty(problem):
         weights.masked_fill_(scores == -torch.inf, 0.0)  # also in a row of NaN
     add_sent(upstream, sent, region, logs)
@@ -75,7 +75,7 @@ def _add(
     if sums.value is not None and grad is not None:
         of_keys(sums.value, whole.groups, region).add_(_to_keys(kept, grad, value.shape[1]))
     slope = upstream.sub_(delta).mul_(weights)  # Ṡ
-    if tiles.may_be_empty(problem):  # not 0 · NaN, nor 0 · ∞ where a value that others may see is huge
+    if tiles.may_be_empty(problem):  # it would be 0 · NaN, or 0 · ∞ where a value that other queries may see is huge
         slope.masked_fill_(weights == 0, 0.0)
     if sent.best is not None and sent.best_key is not None:
         _add_at(slope, sent.best_key[region.sides[:3]].unsqueeze(-1), sent.best[region.sides[:3]].unsqueeze(-1), region)
@@ -90,9 +90,9 @@ def _add(
 
 
 def add_sent(upstream: Tensor, sent: Sent, region: Region, logs: Tensor | None = None) -> None:
-    """Add what statistics send back to the weights of a region; `logs`: of these weights."""
+    """Add the gradients of statistics to the weights of a region. `logs`: the logarithms of these weights."""
     at, start = region.sides[:3], region.keys.start
-    if sent.log_weight is not None and logs is not None:  # a weight of 0 has none: what meets it is not read
+    if sent.log_weight is not None and logs is not None:  # a weight of 0 has no logarithm: its product is not read
         upstream.add_(logs.mul_(sent.log_weight[at].unsqueeze(-1)))
     places = torch.arange(start, region.keys.stop, device=upstream.device)
     if sent.distance is not None and sent.position is not None:
@@ -131,9 +131,9 @@ def _to_keys(tile: Tensor, rows: Tensor, key_heads: int) -> Tensor:
 
 
 def _add_along(sums: Tensor, slope: Tensor, region: Region, sizes: Sizes) -> None:
-    """Sum a tile along its diagonals: to one number a distance."""
+    """Sum a tile along its diagonals, to one number for each distance."""
     rows, columns = slope.shape[-2:]
-    # each row one place further right than the one below it: then distances stand in columns
+    # each row moves one place further right than the row below it, so that distances stand in columns
     skewed = torch.nn.functional.pad(slope.flip(-2), (0, rows)).flatten(-2)[..., : rows * (rows + columns - 1)]
     along = unflatten(skewed, -1, rows, rows + columns - 1).sum(-2)
     first = sizes.queries - region.queries.stop + region.keys.start
@@ -144,7 +144,7 @@ def _add_along(sums: Tensor, slope: Tensor, region: Region, sizes: Sizes) -> Non
 def _add_pairs(
     lowered: Pairwise, region: Region, sums: Operands, slope: Tensor, query: Tensor, key: Tensor, groups: int
 ) -> None:
-    """Add the gradients of scale · Σ_d w_d φ(q_id, k_jd), whose own gradient is `slope`, (b, h, q, k)."""
+    """Add the gradients of scale · Σ_d w_d φ(q_id, k_jd), given its own gradient `slope`, (b, h, q, k)."""
     weight = None if lowered.weight is None else lowered.weight.to(query.dtype)
     if lowered.phi == "mul":
         to_query = tiles.grouped_product(slope, key)

@@ -1,4 +1,4 @@
-"""A part of a problem computed again in the backward pass, so that one part's scores exist at a time."""
+"""Checkpoints: a part of a problem is computed again in the backward pass, so one part's scores exist at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 def checkpointed(
     problem: Problem, every: Sequence[Region], compute: Callable[[Problem, Region], Result]
 ) -> Callable[[Region], Result]:
-    """`compute(part, region)` under a checkpoint, which can be differentiated more than once; for parts of `every`."""
+    """Give `compute(part, region)` under a checkpoint for parts of `every`. It can be differentiated twice or more."""
     rest, reads, given = without_operands(problem), problem.reads(), operands(problem)
     # the same shapes without memory, from which mask, bias and dropout of a part are cut
     shapes = with_operands(problem, [None if t is None else t.new_empty(()).expand(t.shape) for t in given])
@@ -44,7 +44,7 @@ def checkpointed(
 
 
 def _split(given: Operands, every: Sequence[Region], groups: int) -> dict[tuple[int, int], Operands]:
-    """The operands of the sequences and heads that blocks have in common, by the first of each.
+    """The operands of the sequences and heads that blocks have in common, by the first sequence and the first head.
 
     They are split once: the gradient of a slice would be of the size of the whole operand, for each block.
     """

@@ -1,4 +1,4 @@
-"""Any score, any mask, any device, in memory that grows with the length and not with its square."""
+"""An engine for any score, mask and device, whose memory grows with the length and not with its square."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ FOLLOWED = 2  # times regions.BUDGET, for each thread
 
 
 class Tiled(Engine):
-    """PyTorch operations over blocks of queries, keys sliced to the block's spans; the backward computes blocks again.
+    """PyTorch operations over blocks of queries, with keys sliced to the block's spans.
 
-    One block's scores exist at a time, forward and backward. A score that is no `Pairwise`, or a bias by a function,
-    is differentiated by autograd, through checkpoints of the blocks; so is every gradient, a second time.
+    The backward pass computes the blocks again. One block's scores exist at a time, forward and backward. A score that
+    is no `Pairwise`, or a bias by a function, is differentiated by autograd, through checkpoints of the blocks. So are
+    second derivatives.
     """
 
     name = "tiled"
@@ -77,7 +78,7 @@ class Tiled(Engine):
         return gradients(problem, rows, grad, wanted, sent or Sent())
 
     def fuses(self, problem: Problem, summary: Summary) -> bool:
-        return 0 not in problem.sizes.shape  # its blocks, and their gradients written out
+        return 0 not in problem.sizes.shape  # its pass over blocks, with gradients that are written out
 
     def cost(self, problem: Problem) -> Cost:
         every = list(regions.walk(problem, _budget(problem)))
@@ -87,8 +88,8 @@ class Tiled(Engine):
 
 
 def _budget(problem: Problem) -> int:
-    """Elements of a block's work memory: more where autograd follows each operation, and begins one block after
-    another: each of its threads then has a block that stays in its cache."""
+    """How many elements a block's work memory has. Where autograd follows each operation, and so runs one block after
+    another, a block is larger, so that the part of each thread fills its cache."""
     if problem.lowered is not None or not problem.needs_grad:
         return regions.BUDGET
     return FOLLOWED * regions.BUDGET * (1 if compiling() else min(torch.get_num_threads(), 4))
@@ -97,8 +98,8 @@ def _budget(problem: Problem) -> int:
 def _in_blocks(problem: Problem, every: list[Region]) -> Partial:
     """The output and the rows of a guarded problem, without autograd.
 
-    With a checkpoint a block, the output and the graph of each block would lie between two blocks' scores, and fragment
-    the memory.
+    With a checkpoint for each block, the output and the graph of a block would lie between the scores of two blocks,
+    and fragment the memory.
     """
     assert problem.value is not None
     lead, width = problem.query.shape[:3], problem.value.shape[-1]
@@ -115,7 +116,7 @@ def _in_blocks(problem: Problem, every: list[Region]) -> Partial:
 
 
 def _whole(parts: list[Partial], problem: Problem, region: Region) -> Partial:
-    """Parts of the keys of some rows as one, with the sinks."""
+    """The parts of the keys of some rows, merged, with the sinks."""
     found = functools.reduce(Partial.merge, parts)
     sinks = tiles.sinks(problem)
     return found if sinks is None else found.with_sinks(sinks[region.heads])

@@ -1,4 +1,4 @@
-"""Blocks of rows of the weights, and what is read of each: operations of PyTorch's, which autograd can follow."""
+"""Blocks of rows of the weights, which reductions read. They are PyTorch operations, which autograd can follow."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from clearhead.base.tracing import in_place, on_the_host, readable, vectorized
 from clearhead.problem.partial import log_add
 from clearhead.problem.region import Region
 
-PEAK = 128  # keys to a chunk where the largest scores are looked for
+PEAK = 128  # keys in a chunk where the largest scores are looked for
 
 
 class Look:
     """One block of rows, with all the keys that they may see, which each reduction reads.
 
-    `scores` have the largest of their row, `top`, subtracted, so that results keep their digits at any size; −∞ where a
-    pair is not allowed. `weights` are their softmax, 0 in rows of `blind` queries, which see nothing; `shares` are the
-    same over the keys alone: without sinks, (h, 1), these are one. `maximum` and `log_sum`, (b, h, q): see `Partial`;
-    `log_total` is log Σ_j exp(scores_ij), the sink included.
+    `scores` have the largest score of their row, `top`, subtracted, so that results keep their digits at any size; they
+    are −∞ where a pair is not allowed. `weights` are their softmax, 0 in rows of `blind` queries, which see nothing.
+    `shares` are the softmax over the keys alone, without the sinks, (h, 1): without sinks both are one tensor.
+    `maximum` and `log_sum`, (b, h, q): see `Partial`. `log_total` is log Σ_j exp(scores_ij), with the sink.
 
     The scores may be overwritten. `top` and `maximum` are constants to autograd: no result depends on them.
     """
@@ -37,7 +37,7 @@ class Look:
         # a score of +∞ makes the weights of its row NaN, and so every result for the row
         self.top = top.masked_fill(self.blind, 0.0).masked_fill(top == torch.inf, torch.nan)
         self.may_be_empty = may_be_empty
-        # whether some rows are, or may be, of NaN
+        # whether some rows are NaN, or may be
         hidden = not readable(self.top) or not on_the_host(self.top) or vectorized()
         self.odd = may_be_empty and (hidden or bool(self.top.isnan().any()))
         unseen = values == -torch.inf if self.odd else None
@@ -64,7 +64,7 @@ class Look:
 
     @property
     def at(self) -> tuple[slice, slice, slice]:
-        """Where this block's rows are in a (B, H, Lq) result."""
+        """The place of this block's rows in a (B, H, Lq) result."""
         return self.region.batch, self.region.heads, self.region.queries
 
     @property

@@ -1,4 +1,4 @@
-"""The statistics of `Found`, block by block, in operations of PyTorch's that autograd can follow, more than once."""
+"""The statistics of `Found`, block by block, in PyTorch operations that autograd can follow, more than once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Scores = Callable[[Problem], Tensor]
 
 
 def in_blocks(problem: Problem, every: list[Region], scores: Scores, summary: Summary) -> Found:
-    """The statistics of a guarded problem over regions that cover it; `scores`: an engine's, of a part."""
+    """The statistics of a guarded problem over regions that cover it. `scores`: an engine's function of a part."""
     if not every:
         nothing = _buffers(problem, summary)
         if not problem.needs_grad:
@@ -64,7 +64,7 @@ def in_blocks(problem: Problem, every: list[Region], scores: Scores, summary: Su
 
 
 def _filled(problem: Problem, summary: Summary, blocks: Iterator[tuple[Region, Found]]) -> Found:
-    """The results of blocks, written to buffers as they come: between two blocks nothing new is kept."""
+    """The results of blocks, written to buffers at once, so that no new memory is kept between two blocks."""
     found = _buffers(problem, summary)
     for region, block in blocks:
         for name, own in block._asdict().items():
@@ -85,7 +85,7 @@ def _filled(problem: Problem, summary: Summary, blocks: Iterator[tuple[Region, F
 def _place(
     name: str, region: Region, problem: Problem, summary: Summary
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Where a region's sums over queries begin in those of the whole, and the sizes of these; None for its rows."""
+    """Where a region's sums over queries begin in the whole's sums, and their sizes; None for a result by row."""
     if name == "received":
         return (region.keys.start,), (problem.sizes.keys,)
     if name not in ("mean", "peak"):
@@ -95,7 +95,7 @@ def _place(
 
 
 def _joined_to(problem: Problem, found: dict[str, Any]) -> dict[str, Any]:
-    """Results of which nothing depends on the inputs, such as those of rows that see nothing, still joined to them."""
+    """The results, made to depend on the inputs where they do not, as for rows that see nothing."""
     zero = tiles.zero_of(problem)
     constant = ("maximum", "scores", "peak")
     return {
@@ -105,7 +105,7 @@ def _joined_to(problem: Problem, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _side_by_side(parts: dict[tuple[int, int], Tensor]) -> Tensor:
-    """Parts for some sequences and heads each, in order, as one."""
+    """Parts, each for some sequences and heads, joined in order."""
     rows = [[part for _, part in of_batch] for _, of_batch in groupby(parts.items(), lambda item: item[0][0])]
     return regions.join([regions.join(heads, 1) for heads in rows], 0)
 
@@ -135,7 +135,7 @@ def summed_products(
         else:
             products = tiles.grouped_product(grad[at].to(dtype), part.value.to(dtype).transpose(-1, -2))
         add_sent(products, sent, region)
-        products.mul_(weights).masked_fill_(weights == 0, 0.0)  # not 0 · ∞
+        products.mul_(weights).masked_fill_(weights == 0, 0.0)  # it would be 0 · ∞
         if positive:
             products.clamp_(min=0.0)
         if by_query is not None:
@@ -153,15 +153,15 @@ def looks(problem: Problem, every: list[Region], scores: Scores) -> Iterator[Loo
 
 def _look(part: Problem, region: Region, scores: Scores) -> Look:
     tile = scores(part)
-    if part.lowered is None:  # a score's own tile may be its own memory
+    if part.lowered is None:  # the tile of one's own score may be memory that the score keeps
         tile = tile.clone(memory_format=torch.contiguous_format)
     return Look(region, tile, tiles.may_be_empty(part), tiles.sinks(part))
 
 
 def _block(part: Problem, region: Region, keys: int, scores: Scores, summary: Summary) -> Found:
-    """The statistics of one block: of its queries, and what it adds to sums and maxima over queries.
+    """The statistics of one block: those of its queries, and its part of sums and maxima over queries.
 
-    `keys`: how many the whole has.
+    `keys`: how many keys the whole has.
     """
     look = _look(part, region, scores)
     weights, blind = look.weights, look.blind
@@ -213,9 +213,9 @@ def _best(look: Look) -> tuple[Tensor, Tensor]:
 
 
 def _largest(look: Look, k: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The k largest weights, their keys and their scores, equal ones in the order of the keys."""
+    """The k largest weights, their keys and their scores. Equal weights are in the order of the keys."""
     count = min(k, look.weights.shape[-1])
-    # in a block of fewer than k keys the rest, of weight 0, are the keys after it, and then from the first on
+    # where a block has fewer than k keys, the keys after it follow with weight 0, and then keys from the first on
     indices = ((torch.arange(k, device=look.blind.device) + look.start) % keys).expand(*look.blind.shape, k)
     if not count:
         weights = look.weights.new_zeros(*look.blind.shape, k)
@@ -231,8 +231,8 @@ def _tournament(scores: Tensor, peaks: Tensor, count: int) -> Tensor:
     """The places of the `count` largest scores, equal ones in order, by a tournament of chunks.
 
     Each round takes the first best chunk and the first best score in it, so a round reads one chunk, not the row.
-    What has been taken becomes −∞; what is not allowed is the least number, so that a chunk that is used up is never
-    taken for one that is masked.
+    A score that has been taken becomes −∞. A masked score is the least number, so that a chunk that is used up is
+    never taken for a masked chunk.
     """
     least = torch.finfo(scores.dtype).min
     scores, peaks = scores.clamp(min=least), peaks.clamp(min=least)
@@ -260,13 +260,13 @@ def _peaks(look: Look, cell: tuple[int, int]) -> Tensor:
     tall, wide = cell
     if look.odd or look.start % wide or not look.weights.shape[-1]:
         return pooled(look.weights.detach(), look.first, cell, torch.amax)
-    # the largest weight has the largest score, and those peaks may be there already
+    # the largest weight has the largest score, and the peaks of scores may exist already
     part = (look.peaks(wide) - look.log_total.detach().unsqueeze(-1)).exp()
     return chunks(part.transpose(-1, -2), tall, look.region.queries.start, torch.amax).transpose(-1, -2)
 
 
 def _padded(part: Tensor, first: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
-    """A part's last dimensions at their place in those of the whole, zeros around it."""
+    """A part put at its place in the last dimensions of the whole, with zeros around it."""
     around: list[int] = []
     for dim in range(-1, -len(sizes) - 1, -1):
         around += [first[dim], sizes[dim] - first[dim] - part.shape[dim]]
@@ -274,7 +274,7 @@ def _padded(part: Tensor, first: tuple[int, ...], sizes: tuple[int, ...]) -> Ten
 
 
 def _cells(problem: Problem, cell: tuple[int, int]) -> tuple[int, int]:
-    """The rows and columns of a map."""
+    """The number of rows and of columns of a map."""
     return -(-problem.sizes.queries // cell[0]), -(-problem.sizes.keys // cell[1])
 
 

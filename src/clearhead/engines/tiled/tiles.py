@@ -18,14 +18,14 @@ from clearhead.scores.base import Pairwise, by_tile, capped, with_parameters
 
 
 def no_keys(problem: Problem, query: Tensor) -> Tensor:
-    """The output of queries that see nothing: zeros, still joined to the inputs, so that gradients are zero too."""
+    """The output of queries that see nothing: zeros that depend on the inputs, so that gradients are zero too."""
     assert problem.value is not None
     zeros = query.new_zeros(*query.shape[:3], problem.value.shape[-1])
     return zeros + zero_of(problem, query).to(zeros.dtype) if problem.needs_grad else zeros
 
 
 def zero_of(problem: Problem, *more: Tensor) -> Tensor:
-    """A zero that is joined to all that the problem learns from."""
+    """A zero that depends on every tensor of the problem that may need a gradient."""
     scores = problem.scores
     learnt = (scores.weight,) if isinstance(scores, Pairwise) else tuple(scores.score.parameters())
     reads = () if problem.bias is None else (t for t in problem.bias.reads if t.requires_grad)
@@ -48,7 +48,7 @@ def partial(problem: Problem) -> Partial:
     maximum, above, total, blind = exponentials(tile)
     kept = torch.is_grad_enabled() or not in_place()
     weights = above / total.unsqueeze(-1) if kept else above.div_(total.unsqueeze(-1))
-    if unseen is not None:  # also in a row of NaN; and no gradient, for any gradient of the weight
+    if unseen is not None:  # also in a row of NaN; the gradient is 0 for any gradient of the weight
         weights = weights.masked_fill(unseen, 0.0)
     output = grouped_product(dropped(problem, weights), problem.value.to(weights.dtype))
     return Partial(output, maximum, total.log().masked_fill(blind, torch.inf))
@@ -81,8 +81,8 @@ def raw_scores(problem: Problem) -> Tensor:
 
 
 def widened(problem: Problem) -> Problem:
-    """The problem over operands, and parameters of its score, of the dtype that tiles are computed in: so a gradient
-    that many blocks add to is rounded once."""
+    """The problem with operands, and parameters of its score, in the dtype of the tiles. So a gradient to which many
+    blocks add is rounded once."""
     dtype = accumulated(problem.query.dtype)
     if problem.query.dtype == dtype or not problem.needs_grad:
         return problem
@@ -99,7 +99,7 @@ def scores(problem: Problem) -> Tensor:
 
 
 def finish(problem: Problem, tile: Tensor) -> Tensor:
-    """Raw scores with the bias, the poison, and −∞ where a pair is not allowed."""
+    """Raw scores plus the bias and the poison, and −∞ where a pair is not allowed."""
     every = (slice(None),) * 4
     if problem.bias is not None:
         tile = tile + problem.bias.tile(*every, problem.sizes).to(tile.dtype)
@@ -112,7 +112,7 @@ def finish(problem: Problem, tile: Tensor) -> Tensor:
 
 
 def may_be_empty(problem: Problem) -> bool:
-    """Whether a row of scores may be −∞ alone."""
+    """Whether all scores of a row may be −∞."""
     return problem.visible is not None or problem.bias is not None or not isinstance(problem.scores, Pairwise)
 
 
@@ -122,9 +122,9 @@ def weights(problem: Problem, tile: Tensor) -> Tensor:
 
 
 def softmax(tile: Tensor, may_be_empty: bool, sinks: Tensor | None = None) -> Tensor:
-    """Softmax over keys; −∞ gives 0, and a zero gradient, in a row of nothing else too. `sinks`: (h, 1).
+    """The softmax over keys. A score of −∞ gives 0 with gradient 0, also where the whole row is −∞. `sinks`: (h, 1).
 
-    The gradient is 0 for any gradient of the weight: a value near the largest number may make it ∞, and 0 · ∞ is NaN.
+    Its gradient is 0 whatever the gradient of the weight, which may be ∞ where a value is huge: 0 · ∞ would be NaN.
     """
     if may_be_empty:
         unseen = tile.detach() == -torch.inf
@@ -151,7 +151,7 @@ def dropped(problem: Problem, weights: Tensor) -> Tensor:
 
 
 def grouped_product(left: Tensor, right: Tensor) -> Tensor:
-    """(b, h, n, m) @ (b, hk, m, d), each of the hk right heads serving h / hk left heads, without copies of it."""
+    """(b, h, n, m) @ (b, hk, m, d), where each of the hk right heads serves h / hk left heads, without copies."""
     b, h, n, m = left.shape
     hk = right.shape[1]
     try:
@@ -170,7 +170,7 @@ def grouped_product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def pairwise(lowered: Pairwise, query: Tensor, key: Tensor) -> Tensor:
-    """The normal form, over query (b, h, q, D) and key (b, hk, k, D): the sum over d, then scale and softcap."""
+    """Scores in normal form of query (b, h, q, D) and key (b, hk, k, D): the sum over d, then scale and softcap."""
     dtype = accumulated(query.dtype)
     query, key = query.to(dtype), key.to(dtype)
     if lowered.phi == "mul":
@@ -182,7 +182,7 @@ def pairwise(lowered: Pairwise, query: Tensor, key: Tensor) -> Tensor:
 
 
 def _over_pairs(lowered: Pairwise, query: Tensor, key: Tensor) -> Tensor:
-    """Σ_d weight_d · φ(query_d, key_d) for the φ that are no matrix product: (b, h, q, k, D) numbers on the way."""
+    """Σ_d weight_d · φ(query_d, key_d) for the φ that are no matrix product, through (b, h, q, k, D) numbers."""
     query = unflatten(query, 1, key.shape[1], -1).unsqueeze(-2)  # (b, hk, groups, q, 1, D)
     key = key[:, :, None, None]  # (b, hk, 1, 1, k, D)
     pairs = torch.tanh(query + key) if lowered.phi == "tanh_add" else (query - key).square()

@@ -13,20 +13,20 @@ from torch import Tensor
 from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_number
-from clearhead.base.text import listed, said
+from clearhead.base.text import said
 from clearhead.masks.base import Mask, Spans
 from clearhead.masks.dense import DenseMask
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.call import Call
-from clearhead.models.calls import Calls
+from clearhead.models.calls import Calls, chosen_calls
 from clearhead.models.read.pairs import KnownPairs, WorstRow, shares, worst_row
 from clearhead.models.table import Table
-from clearhead.models.tap.choice import fits
+from clearhead.models.tap.layers import LayerName
 from clearhead.models.tap.modules import Kind
 from clearhead.problem._recorded import RecordedMask
 
 One = Mask | Tensor | np.ndarray | Callable[[AttentionCall], Any] | None
-Expected = One | Mapping[str, One]
+Expected = One | Mapping[str, One] | Mapping[int | str, One]
 
 
 def expected_of(calls: Sequence[AttentionCall], expected: Any) -> list[tuple[AttentionCall, Mask]]:
@@ -36,23 +36,15 @@ def expected_of(calls: Sequence[AttentionCall], expected: Any) -> list[tuple[Att
     made: dict[Any, tuple[Any, Mask]] = {}
     if not isinstance(expected, Mapping):
         return [(call, _mask(expected, call, made)) for call in calls]
-    numbers = {name: i for i, name in enumerate(dict.fromkeys(call.name for call in calls))}
-    without = [which for which in expected if not any(_names(which, *named) for named in numbers.items())]
-    if without or not expected:
-        raise ClearheadError(
-            f"check: no call was made by a module {', '.join(map(repr, without)) or 'of an empty dict'}; calls were "
-            f"made by {listed(numbers)}. Its keys are patterns of whole names, such as '*.layers.3.*'."
-        )
+    if not expected:
+        raise ClearheadError("check: an empty dict expects no mask of any layer; pass a mask for one at least.")
+    numbers = [(set(chosen_calls(calls, which, "check")), mask) for which, mask in expected.items()]
     found = []
-    for call in calls:
-        fitting = [mask for which, mask in expected.items() if _names(which, call.name, numbers[call.name])]
+    for number, call in enumerate(calls):
+        fitting = [mask for some, mask in numbers if number in some]
         if fitting:
             found.append((call, _mask(fitting[0], call, made)))
     return found
-
-
-def _names(which: Any, name: str, number: int) -> bool:
-    return isinstance(which, str) and fits(which, name, number)
 
 
 def _mask(expected: Any, call: AttentionCall, made: dict[Any, tuple[Any, Mask]]) -> Mask:
@@ -126,6 +118,10 @@ class AuditedCall(Call):
         return self.call.run
 
     @property
+    def layer(self) -> LayerName:  # type: ignore[override]
+        return self.call.layer
+
+    @property
     def most(self) -> float:
         """The largest share, leaked or hidden, of any query that counts; NaN where one is."""
         return float(torch.maximum(*(self._most(share) for share in (self.leaked, self.hidden))))
@@ -170,7 +166,7 @@ def described(call: AuditedCall) -> str:
         found += f" (align={align!r})"
     padding = ", and no padding" if call.call.padding is not None else ""
     lines = [
-        f"  {call.name}, {call.kind}, {call.backend}, run {call.run}, {queries} queries and {keys} keys",
+        f"  {call.layer}, {call.name}, {call.kind}, {call.backend}, run {call.run}, {queries} queries and {keys} keys",
         f"  the call had {found}; expected was {said(call.expected, call.expected.title)}{padding}",
     ]
     for what, place in (("leaked", call.most_leaked), ("hidden", call.most_hidden)):
@@ -276,8 +272,8 @@ class Audit(Calls[AuditedCall]):
     def table(self) -> Table:
         """A row for each call and head, as `pandas.DataFrame` takes them.
 
-        Its columns: run, module, kind, backend, queries, keys, head; leaked and hidden, means over the queries that
-        count; most leaked and most hidden, the largest of them.
+        Its columns: layer, run, module, kind, backend, queries, keys, head; leaked and hidden, means over the queries
+        that count; most leaked and most hidden, the largest of them.
         """
         return Table(row for call in self.calls for row in call.table())
 

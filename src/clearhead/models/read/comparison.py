@@ -19,6 +19,7 @@ from clearhead.inspection.weights import Weights
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import Calls
 from clearhead.models.table import Table
+from clearhead.models.tap.layers import FIRST, LayerName
 
 # What rounding does to an output, as a part of the largest value, where scores are about 0. Scores are rounded to the
 # inputs' dtype too, by as much as they are large; eager attention of float64 has a softmax in float32.
@@ -44,6 +45,7 @@ class ComparedCall:
     head: int
     query: int
     run: int = 0
+    layer: LayerName = FIRST
 
     @property
     def departs(self) -> bool:
@@ -52,7 +54,13 @@ class ComparedCall:
     @property
     def row(self) -> dict[str, Any]:
         """Its line of `Comparison.table`."""
-        same = {"call": self.number, "module": self.name, "kind": self.kind, "backend": self.backend}
+        same = {
+            "layer": self.layer.column,
+            "call": self.number,
+            "module": self.name,
+            "kind": self.kind,
+            "backend": self.backend,
+        }
         return same | {"error": self.error, "tolerance": self.tolerance, "departs": self.departs}
 
 
@@ -76,7 +84,7 @@ class Comparison(Calls[ComparedCall]):
     def table(self) -> Table:
         """A row for each call of each backend, as `pandas.DataFrame` takes them.
 
-        Its columns: call (its number), module, kind, backend, error, tolerance, departs.
+        Its columns: layer, call (its number), module, kind, backend, error, tolerance, departs.
         """
         return Table(call.row for call in self.calls)
 
@@ -93,7 +101,7 @@ class Comparison(Calls[ComparedCall]):
         if first is None:
             return "\n".join(["Both backends compute their formula in every call.", *by_backend])
         lines = [
-            f"{first.backend} departs from its formula first in call {first.number}, {first.name}:",
+            f"{first.backend} departs from its formula first in {first.layer}, {first.name}:",
             f"  an error of {first.error:.2g} of the largest value, where {first.tolerance:.2g} is rounding, at head "
             f"{first.head}, query {first.query} of sequence {first.sequence}",
             *by_backend,
@@ -123,7 +131,7 @@ def compared(call: AttentionCall, number: int, backend: str, run: int, tolerance
     if tolerance is None:
         coarsest = max(ROUNDING[t.dtype] for t in (call.query, value, output))  # under autocast they may differ
         tolerance = coarsest * (1 + _largest(scores.masked_fill(~counted, 0.0)) / 4)
-    return ComparedCall(call.name, call.kind, backend, number, error, tolerance, sequence, head, query, run)
+    return ComparedCall(call.name, call.kind, backend, number, error, tolerance, sequence, head, query, run, call.layer)
 
 
 def _counted(call: AttentionCall, rows: Tensor) -> Tensor:

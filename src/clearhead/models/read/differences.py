@@ -14,9 +14,12 @@ from clearhead.inspection.difference import Aligned, WeightDifference
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
 from clearhead.models.attention_call import AttentionCall
-from clearhead.models.calls import Calls, labels
+from clearhead.models.calls import Calls, Label, labels
 from clearhead.models.read.divergence import Places, check_calls, check_pair, checked_places, divergences
 from clearhead.models.table import Table
+from clearhead.models.tap.layers import FIRST
+
+UNNAMED = Label(FIRST)
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,15 +37,21 @@ class CallDifference:
     weights: WeightDifference
     by_query: Tensor
     run: int = 0
-    label: str = ""
+    label: Label = UNNAMED
 
     @property
     def divergence(self) -> Tensor:
         return self.by_query.transpose(0, 1).flatten(1).nanmean(-1)
 
     def table(self) -> Table:
-        """A row for each head: call (its number), run, module, kind, head, divergence."""
-        same = {"call": self.number, "run": self.run, "module": self.name, "kind": self.kind}
+        """A row for each head: layer, call (its number), run, module, kind, head, divergence."""
+        same = {
+            "layer": self.label.layer.column,
+            "call": self.number,
+            "run": self.run,
+            "module": self.name,
+            "kind": self.kind,
+        }
         return Table.of(same, {"head": range(len(self.divergence)), "divergence": self.divergence.tolist()})
 
     def __repr__(self) -> str:
@@ -64,7 +73,7 @@ class Differences(Calls[CallDifference]):
         return call, int(largest[call].indices)
 
     def table(self) -> Table:
-        """A row for each call and head. Its columns: call (its number), run, module, kind, head, divergence."""
+        """A row for each call and head. Its columns: layer, call (its number), run, module, kind, head, divergence."""
         return Table(row for call in self.calls for row in call.table())
 
     def __str__(self) -> str:
@@ -76,7 +85,7 @@ class Differences(Calls[CallDifference]):
         most = torch.log(torch.tensor(2.0, device="cpu"))
         every = torch.cat([one.divergence for one in self.calls])
         return (
-            f"{call.label}H{head} differs most: a Jensen–Shannon divergence of {float(call.divergence[head]):.3g} "
+            f"{call.label.head(head)} differs most: a Jensen–Shannon divergence of {float(call.divergence[head]):.3g} "
             f"nats, of at most {most:.3f}; the mean over {int(every.isfinite().sum())} heads is "
             f"{float(every.nanmean()):.3g} ({call.name})."
         )
@@ -101,7 +110,7 @@ def compare_calls(mine: list[AttentionCall], theirs: list[AttentionCall], aligne
 
 
 def difference_of(
-    number: int, mine: AttentionCall, theirs: AttentionCall, places: Places, label: str
+    number: int, mine: AttentionCall, theirs: AttentionCall, places: Places, label: Label
 ) -> CallDifference:
     """The calls of one number, which `check_pair` let pass."""
     by_query = divergences(mine, theirs, places)

@@ -54,12 +54,14 @@ ENTROPY = "entropy"
 class Distinctive:
     """The head of a recording that departs most from uniform attention under its mask. `seen.distinctive()` gives it.
 
-    `layer`: the number of its call, as in `seen[layer]`; `name`: of the module; `head`; `measure`: by which it departs,
-    a column of `seen.table()`; `value`, and `uniform`, what uniform attention would give; `queries`: over how many
-    queries these are means. `near_uniform`: whether every head of the recording is near uniform. `str()` says it.
+    `layer`: its number in the model, or its name where the model has several stacks, as in `seen.explain(layer, head,
+    …)`; `call`: the number of its call, as in `seen[call]`; `name`: of the module; `head`; `measure`: by which it
+    departs, a column of `seen.table()`; `value`, and `uniform`, what uniform attention would give; `queries`: over how
+    many queries these are means. `near_uniform`: whether every head of the recording is near uniform. `str()` says it.
     """
 
-    layer: int
+    layer: int | str
+    call: int
     name: str
     head: int
     measure: str
@@ -75,9 +77,9 @@ class Distinctive:
 
 @dataclass(frozen=True)
 class _One:
-    """One measure of one head."""
+    """One measure of one head. `call`: the number of its call."""
 
-    layer: int
+    call: int
     head: int
     measure: Measure
     found: Found
@@ -111,9 +113,10 @@ def distinctive(
         tokens.check(calls)
         found = {number: measured(call, tokens) for number, call in enumerate(calls)}
     every = [one for number, measures in found.items() for one in _of_call(number, measures)]
-    every = [one for one in every if heads is None or one.head in heads.get(one.layer, ())]
+    every = [one for one in every if heads is None or one.head in heads.get(one.call, ())]
     shares = [one for one in every if one.measure.does is not None]
     entropies = [one for one in every if one.measure.name == ENTROPY]
+    count = len({(calls[one.call].name, calls[one.call].layer, one.head) for one in entropies})
     if not shares or not entropies:
         raise ClearheadError(
             "no head can be told apart: no call was recorded in which queries see several keys and all numbers are "
@@ -128,15 +131,16 @@ def distinctive(
     if best.departs < NAMED and not near:
         best = focused
     return Distinctive(
-        layer=best.layer,
-        name=calls[best.layer].name,
+        layer=calls[best.call].layer.column,
+        call=best.call,
+        name=calls[best.call].name,
         head=best.head,
         measure=best.measure.name,
         value=best.value,
         uniform=best.uniform,
         queries=best.queries,
         near_uniform=near,
-        sentence=_said(best, focused, near, calls, tokens, len(entropies)),
+        sentence=_said(best, focused, near, calls, tokens, count),
     )
 
 
@@ -152,8 +156,8 @@ def _of_call(number: int, found: Mapping[Measure, Found]) -> Iterator[_One]:
 
 
 def _said(best: _One, focused: _One, near: bool, calls: Sequence[AttentionCall], tokens: Tokens, heads: int) -> str:
-    call = calls[best.layer]
-    where = f"{labels(calls)[best.layer]}H{best.head}"
+    call = calls[best.call]
+    where = labels(calls)[best.call].head(best.head)
     if best.measure.name == ENTROPY:
         return (
             f"{where} attends to few keys, of no one kind: its entropy is {_percent(best.value)} of the largest "

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError, columns
-from clearhead.inspection.difference import BLOCK, Aligned
+from clearhead.inspection.by_blocks import NUMBERS
+from clearhead.inspection.difference import Aligned
 from clearhead.inspection.measures.allowed import among, looked_at
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
@@ -114,7 +115,7 @@ def divergences(mine: AttentionCall, theirs: AttentionCall, places: Places) -> T
     equal = places is None and _equal(*problems)
     sees = _seeing(problems[0]) if equal else None
     found = torch.full((batch, heads, queries), torch.nan, dtype=torch.float64, device="cpu")
-    rows = max(1, BLOCK // max(heads * max(p.sizes.keys for p in problems), 1))
+    rows = max(1, NUMBERS // max(heads * max(p.sizes.keys for p in problems), 1))
     for b in range(batch):
         for row in range(0, queries, rows):
             at = slice(b, b + 1), EVERY, slice(row, min(row + rows, queries))

@@ -9,27 +9,25 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, human_bytes
+from clearhead.base.selected import numbers_of
 from clearhead.base.text import listed
 from clearhead.inspection.index import DENSE_BYTES
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
 from clearhead.models.attention_call import AttentionCall
-from clearhead.models.tap.choice import Positions, checked_positions, chosen
+from clearhead.models.calls import chosen_calls
+from clearhead.models.tap.choice import Layers, Positions
 from clearhead.models.weights import weights_of
 
 COLUMNS = 64  # tokens at a time: memory is theirs for each head
 
 
-def rollout(calls: Sequence[AttentionCall], tokens: Positions) -> Tensor:
+def rollout(calls: Sequence[AttentionCall], tokens: Positions, layers: Layers) -> Tensor:
     """See `Recording.rollout`."""
+    calls = [calls[number] for number in chosen_calls(calls, layers, "rollout")]
     length = _length(calls)
     batch, device = calls[0].query.shape[0], calls[0].query.device
-    given = checked_positions(tokens, "rollout: tokens")
-    rows = chosen(given, range(length), length).nonzero()[0].tolist()
-    if isinstance(given, tuple):  # in the order in which they were named
-        rows = [p + length if p < 0 else p for p in given]
-    if not rows or not all(0 <= row < length for row in rows):
-        raise ClearheadError(f"rollout: tokens is {tokens!r:.60}, and there are {length} positions, from 0 on.")
+    rows = numbers_of(tokens, length, "rollout: tokens", f"there are {length} positions")
     size = batch * len(rows) * length * 4
     if size > DENSE_BYTES:
         raise ClearheadError(
@@ -82,7 +80,6 @@ def _length(calls: Sequence[AttentionCall]) -> int:
         raise ClearheadError(
             f"rollout takes the self-attention of one run, each call over all positions; these are {len(calls)} calls "
             f"of {len(runs)} runs, with (queries, keys) {sorted(sizes)}, by {names}."
-            "\nPass some of them: ch.Recording([call for call in seen.calls if call.name.startswith('encoder')])."
-            "rollout(), or seen.runs[0].rollout()."
+            "\nPass some of them: seen.rollout(layers='encoder *'), or seen.runs[0].rollout()."
         )
     return lengths.pop()

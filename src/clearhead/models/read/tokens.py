@@ -15,6 +15,33 @@ from clearhead.models.attention_call import AttentionCall
 Pair = tuple[Tensor | None, Tensor]
 
 
+def place_of(word: Any, tokens: Sequence[str] | None, length: int, name: str) -> Any:
+    """The place of a word among the `length` queries or keys of a call; a number as it is.
+
+    A call that continues a text has the last of its words. `tokens`: the text's words, None where they are not known.
+    """
+    if not isinstance(word, str):
+        return word
+    if tokens is None:
+        raise ClearheadError(f"{name} is the word {word!r:.60}, and the words of its text are not known: pass tokens=.")
+    place = place_among(word, tokens)
+    before = max(len(tokens) - length, 0)
+    if place is None or place < before:
+        there = " ".join(map(str, tokens[before : before + 40]))
+        raise ClearheadError(f"{name} is {word!r:.60}, which is no token of the text: {there}.")
+    return place - before
+
+
+def place_among(word: str, tokens: Sequence[str]) -> int | None:
+    """The first place of a word among tokens, as it is, else without the marks of pieces, else in small letters."""
+    plain = [token.removeprefix("##").strip("Ġ▁ ") for token in tokens]
+    for known in (list(tokens), plain, [token.lower() for token in plain]):
+        for wanted in (word, word.lower()):
+            if wanted in known:
+                return known.index(wanted)
+    return None
+
+
 class Tokens:
     """The tokens of a model's text, and of the one that its encoder reads, where there are two."""
 

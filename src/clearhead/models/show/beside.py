@@ -81,11 +81,12 @@ class Beside:
         for (text, other), positions in self.texts.items():
             if positions is not None:
                 page.align(text, other, positions)
+        names = list(map(str, self.sides[0].labels))
         numbers: dict[int, tuple[int, ...] | None] = {}  # of the calls that are shown, and of their heads
         for layer in layers:
             page.add(layer)
             if isinstance(layer, Layer):
-                numbers[self.sides[0].labels.index(layer.label)] = layer.numbers
+                numbers[names.index(layer.label)] = layer.numbers
         first = page.shown
         for place, (number, heads) in enumerate(numbers.items()):
             counterpart = self.second(number, heads)
@@ -100,7 +101,7 @@ class Beside:
         layer = self.sides[1].layer(number)
         if isinstance(layer, LeftOut):
             return layer
-        layer = replace(layer, label=f"{layer.label}′", role=f"{layer.role}, beside")
+        layer = replace(layer, label=_second(layer.label), role=f"{layer.role}, beside")
         for difference in self.found:
             if difference.number == number:
                 layer = _measured(layer, difference)
@@ -108,7 +109,7 @@ class Beside:
 
     def distinctive(self, shown: Sequence[tuple[str, Sequence[int]]]) -> dict[str, Any] | None:
         """The shown head that differs most, as the page is told it; None where none is known."""
-        names = self.sides[0].labels
+        names = list(map(str, self.sides[0].labels))
         places = {names.index(label): place for place, (label, _) in enumerate(shown)}
         known = []
         for call in self.found:
@@ -181,6 +182,12 @@ def beside_of(mine: Paged, other: Any, tokens: Iterable[str] | None) -> Beside:
             "beside_tokens= are its words."
         )
     return Beside(mine, mine.alike(calls, tokens))
+
+
+def _second(label: str) -> str:
+    """The name of a layer of the second recording: "L3′, step 2"."""
+    layer, *more = label.split(", ")
+    return ", ".join([f"{layer}′", *more])
 
 
 def _measured(layer: Layer, difference: CallDifference) -> Layer:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clearhead.base.errors import ClearheadError, require
 from clearhead.base.numbers import check_count
-from clearhead.models.attention_call import AttentionCall
 from clearhead.models.show.paged import Paged
+from clearhead.models.tap.choice import heads_of
 from clearhead.report import Layer, Page
 from clearhead.report.of_heads import of_heads
 
@@ -52,16 +53,13 @@ class Framed:
         )
 
 
-def framed(paged: Paged, call: AttentionCall | None, heads: Any, title: str, height: int) -> Framed:
-    """See `Recording.view`. `call`: the one to show; None is all of them."""
-    if call is None and heads is not None:
+def framed(paged: Paged, calls: Sequence[int] | None, heads: Any, title: str, height: int) -> Framed:
+    """See `Recording.view`. `calls`: the numbers of those to show; None is all of them."""
+    if calls is None and heads is not None:
         raise ClearheadError("heads are those of a layer: pass layer= too.")
-    layers = paged.layers(None if call is None else [n for n, each in enumerate(paged.calls) if each is call])
-    if call is not None and heads is not None:
-        every = list(heads) if isinstance(heads, list | tuple | range) else [heads]
-        most = call.query.shape[1] - 1
-        chosen = [check_count(head, 0, "a head of view()", most=most) for head in every]
-        if not chosen:
-            raise ClearheadError("heads is empty; pass numbers of heads, or None for all.")
-        layers = (of_heads(one, chosen) if isinstance(one, Layer) else one for one in layers)
+    layers = paged.layers(calls)
+    if calls is not None and heads is not None:
+        some = [heads_of(heads, paged.calls[n].shape[1], paged.calls[n].name, "view") for n in calls]
+        pairs = zip(layers, some, strict=True)
+        layers = (of_heads(one, own) if isinstance(one, Layer) else one for one, own in pairs)
     return Framed(paged.page(layers, title), check_count(height, 1, "height"))

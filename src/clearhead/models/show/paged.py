@@ -72,7 +72,7 @@ class Paged:
         each = _by_head(self.found[number], call, sequence)
         return replace(
             layer,
-            label=self.labels[number],
+            label=str(self.labels[number]),
             role=self.roles[number],
             measures=each,
             values=_lengths(call, sequence),
@@ -117,12 +117,13 @@ class Paged:
 
         None where queries see one key each, so that heads cannot be told apart.
         """
-        heads = {self.labels.index(label.split("#")[0]): (place, own) for place, (label, own) in enumerate(shown)}
+        numbers = {str(label): number for number, label in enumerate(self.labels)}
+        heads = {numbers[label.split("#")[0]]: (place, own) for place, (label, own) in enumerate(shown)}
         try:
             most = distinctive(self.calls, self.tokens, self.found, {n: own for n, (_, own) in heads.items()})
         except ClearheadError:
             return None
-        place, own = heads[most.layer]
+        place, own = heads[most.call]
         return {
             "layer": place,
             "head": list(own).index(most.head),

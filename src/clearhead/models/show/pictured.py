@@ -15,7 +15,7 @@ from clearhead.base.thumbnails import short, table
 from clearhead.inspection.plot import CELLS, IN_GRID, allowed, numbers, panels, picks, titles
 from clearhead.masks._draw import cell_of, shares
 from clearhead.models.attention_call import AttentionCall
-from clearhead.models.calls import Calls
+from clearhead.models.calls import Calls, Label, labels
 from clearhead.problem.regions import of_sequence
 from clearhead.problem.words import ALL_WORDS
 from clearhead.report._words import Cells, Shown
@@ -24,8 +24,10 @@ from clearhead.report.statistics import lazy
 Words = Sequence[str] | None
 
 
-def plotted(call: AttentionCall, heads: Any, sequence: Any, words: tuple[Words, Words], style: Style) -> Any:
-    """See `Recording.plot`."""
+def plotted(
+    call: AttentionCall, label: Label, heads: Any, sequence: Any, words: tuple[Words, Words], style: Style
+) -> Any:
+    """See `Recording.plot`. `label`: what the call is called."""
     check_style(style)
     batch, count, queries, keys = call.weights.shape
     try:
@@ -43,8 +45,11 @@ def plotted(call: AttentionCall, heads: Any, sequence: Any, words: tuple[Words, 
         for side, length in zip(real, (queries, keys), strict=True)
     )
     drawn = panels(call.weights, chosen, most) if rows.all and columns.all else _of_words(call, chosen, rows, columns)
-    style = Style(style.title or f"{call.name} ({call.kind})", style.cmap, style.scale)
-    if len(drawn) == 1 and heads is not None:
+    one = len(drawn) == 1 and heads is not None
+    if style.title is None:
+        said = label.head(chosen[0][1]) if one else str(label)
+        style = Style(f"{said}: {call.name} ({call.kind})", style.cmap, style.scale)
+    elif one:
         style = Style(f"{style.title}, head {chosen[0][1]}", style.cmap, style.scale)
     sides = (
         Side("query", len(rows.places), _labels(words[0], call, rows, columns, "tokens")),
@@ -101,9 +106,9 @@ def _labels(tokens: Any, call: AttentionCall, side: Shown, keys: Shown, name: st
 def listed(seen: Calls[AttentionCall]) -> str:
     """See `Recording._repr_html_`."""
     rows = []
-    for i, call in enumerate(seen.calls):
+    for i, (call, label) in enumerate(zip(seen.calls, labels(seen.calls), strict=True)):
         shape = (*call.query.shape[:3], call.cached_key.shape[2])
         mask = "" if call.mask is None else short(said(call.mask, call.mask.title), 60)
-        rows.append([i, call.name, call.kind, call.run, " × ".join(map(str, shape)), mask, call.backend])
-    names = ["call", "module", "kind", "run", "B × H × Lq × Lk", "mask", "backend"]
+        rows.append([i, str(label), call.name, call.kind, call.run, " × ".join(map(str, shape)), mask, call.backend])
+    names = ["call", "layer", "module", "kind", "run", "B × H × Lq × Lk", "mask", "backend"]
     return f"<div><p><code>{escaped(repr(seen))}</code></p>{table(names, rows)}</div>"

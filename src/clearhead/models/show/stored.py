@@ -41,6 +41,7 @@ from clearhead.models.show.schema import (
     text,
     whole,
 )
+from clearhead.models.tap.layers import LayerName
 from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.checked import checked
 from clearhead.problem.problem import make_problem
@@ -49,7 +50,7 @@ from clearhead.problem.visible import Memo, Visible
 from clearhead.problem.words import Words
 from clearhead.scores.dot import Dot
 
-FORMAT = 5
+FORMAT = 6
 HEADER = "clearhead recording"
 
 
@@ -221,6 +222,7 @@ _CALL = fields(
     outcome=optional(row(optional(_OUTPUT), optional(_OUTPUT))),
     dropped=flag,
     factor=optional(tensor(FLOAT, "B H Lq")),
+    layer=fields(number=whole(), stack=text),
 )
 _FILE = fields(format=whole(), chains=each(_chain), calls=each(_one_call))
 
@@ -254,6 +256,7 @@ def _written(call: AttentionCall, tensors: _Tensors, chains: _Chains) -> dict[st
         "outcome": None if call.outcome is None else [tensors.put(t) for t in (call.outcome.output, call.outcome.grad)],
         "dropped": call.outcome is not None and call.outcome.dropped,
         "factor": tensors.put(call.factor),
+        "layer": {"number": call.layer.number, "stack": call.layer.stack},
     }
 
 
@@ -311,4 +314,5 @@ def _call(read: Mapping[str, Any]) -> AttentionCall:
         read["value"],
         None if outcome is None else Outcome(outcome[0], outcome[1], read["dropped"]),
         factor=read["factor"],
+        layer=LayerName(**read["layer"], cross=read["kind"] == "cross"),
     )

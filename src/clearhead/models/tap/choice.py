@@ -2,78 +2,90 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
-from clearhead.base.text import listed
-from clearhead.base.tracing import readable
+from clearhead.base.selected import checked_numbers, is_number, is_slice, items_of, numbers_of
+from clearhead.models.tap.layers import Site
 
-Layers = int | str | Sequence[int | str] | None
-Heads = int | slice | Sequence[int] | None
-Positions = int | slice | Sequence[int] | None
+Layers = int | slice | str | Sequence[int | slice | str] | None
+Heads = int | slice | Sequence[int | slice] | None
+Positions = int | slice | Sequence[int | slice] | None
+
+Item = int | slice | str  # of a choice of layers
+PATTERNS = "A pattern is one of the whole name, such as '*.layers.3.*'."
 
 
-def fits(layer: int | str, name: str, number: int) -> bool:
-    return number == layer if isinstance(layer, int) else name == layer or fnmatchcase(name, layer)
-
-
-def checked_layers(layers: Any, who: str) -> tuple[int | str, ...] | None:
+def checked_layers(layers: Any, who: str) -> tuple[Item, ...] | None:
+    """The parts of `layers=`, or of `layer=`."""
     if layers is None:
         return None
-    found: tuple[int | str, ...] = tuple(layers) if isinstance(layers, list | tuple | range) else (layers,)
-    if not found or any(isinstance(one, bool) or not isinstance(one, int | str) for one in found):
+    found = items_of(layers)
+    if not found or not all(is_number(one) or is_slice(one) or isinstance(one, str) for one in found):
         raise ClearheadError(
-            f"{who}: layers is {layers!r}; expected modules' names or patterns of them, such as 'layers.3.*', or "
-            "their numbers in the order in which they call attention."
+            f"{who}: layers is {layers!r:.60}; expected layers by their numbers in the model, slices of these, names "
+            "such as 'encoder 1', modules' names or patterns of them, such as 'layers.3.*', or a list of these."
         )
     return found
 
 
-def check_layers(layers: tuple[int | str, ...] | None, modules: dict[str, int], who: str) -> None:
-    """Raise where one is none of the modules that made calls, which have these numbers."""
-    missing = [one for one in layers or () if not any(fits(one, name, number) for name, number in modules.items())]
+def fits(item: Item, site: Site, who: str) -> bool:
+    """Whether a part of a choice of layers means this one."""
+    if isinstance(item, str):
+        said = str(site.layer)
+        return item in (site.name, said) or fnmatchcase(site.name, item) or fnmatchcase(said, item)
+    number = site.layer.number
+    if isinstance(item, int) and item >= 0:
+        return number == item
+    if isinstance(item, slice) and (item.stop is None or item.stop >= 0) and (item.start or 0) >= 0:
+        step = item.step or 1
+        if step > 0:
+            return number in range(item.start or 0, number + 1 if item.stop is None else item.stop, step)
+    if site.total is None:
+        raise ClearheadError(
+            f"{who}: layers has {item!r}, which counts from the last layer, and how many layers there are is not known "
+            f"before {site.name} has run: its name does not say it. Pass numbers from 0 on."
+        )
+    inside = range(site.total)
+    return number in inside[item] if isinstance(item, slice) else number == item + site.total
+
+
+def chooses(layers: tuple[Item, ...] | None, site: Site, who: str) -> bool:
+    """Whether this layer is among the chosen ones; None is all."""
+    return layers is None or any(fits(item, site, who) for item in layers)
+
+
+def check_layers(layers: tuple[Item, ...] | None, sites: Collection[Site], who: str) -> None:
+    """Raise where a part of a choice means none of the layers that made calls."""
+    missing = [one for one in layers or () if not any(fits(one, site, who) for site in sites)]
     if missing:
         raise ClearheadError(
-            f"{who}: no call was made by a module {', '.join(map(repr, missing))} of layers; calls were made by "
-            f"{listed(modules)}, numbered from 0. A pattern is one of the whole name, such as '*.layers.3.*'."
+            f"{who}: no call was made by a layer {', '.join(map(repr, missing))}; calls were made by {made_by(sites)}, "
+            f"numbered from 0. {PATTERNS}"
         )
 
 
+def made_by(sites: Collection[Site]) -> str:
+    """The layers that made calls, in words."""
+    named = dict.fromkeys((site.name, str(site.layer)) for site in sites)
+    shown = [f"{name!r} ({layer})" for name, layer in list(named)[:6]]
+    return ", ".join(shown + ["…"] * (len(named) > 6)) or "none"
+
+
 def checked_heads(heads: Any, who: str) -> Heads:
-    if heads is not None and not _are_heads(heads):
-        raise ClearheadError(f"{who}: heads is {heads!r}; expected a number, a slice, or some numbers.")
+    if heads is not None:
+        checked_numbers(heads, f"{who}: heads")
     found: Heads = heads
     return found
 
 
-def _are_heads(heads: Any) -> bool:
-    if isinstance(heads, slice):
-        numbers = [part for part in (heads.start, heads.stop, heads.step) if part is not None]
-    else:
-        numbers = list(heads) if isinstance(heads, list | tuple | range) else [heads]
-    whole = all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
-    return whole and not (isinstance(heads, slice) and heads.step == 0)
-
-
-def numbers_of(heads: Heads, count: int, name: str, who: str) -> tuple[int, ...]:
+def heads_of(heads: Any, count: int, name: str, who: str) -> tuple[int, ...]:
     """The numbers of the heads that are asked for."""
-    if heads is None:
-        return tuple(range(count))
-    if isinstance(heads, slice):
-        found: Iterable[int] = range(count)[heads]
-    else:
-        found = [heads] if isinstance(heads, int) else heads
-    numbers = list(found)
-    if not numbers or not all(-count <= number < count for number in numbers):
-        raise ClearheadError(f"{who}: heads is {heads!r}, and {name} has {count} heads, numbered from 0.")
-    return tuple(range(count)[number] for number in numbers)
+    return numbers_of(heads, count, f"{who}: heads", f"{name} has {count} heads")
 
 
 def runs_of(numbers: tuple[int, ...]) -> list[slice]:
@@ -87,33 +99,19 @@ def runs_of(numbers: tuple[int, ...]) -> list[slice]:
     return runs
 
 
-def checked_positions(positions: Any, name: str) -> tuple[int, ...] | slice | None:
-    if positions is None:
-        return None
-    numbers = isinstance(positions, Tensor) and positions.layout == torch.strided and readable(positions)
-    if numbers or isinstance(positions, np.ndarray):
-        positions = positions.tolist()
-    try:
-        if isinstance(positions, slice):
-            range(0)[positions]  # raises for what is no slice of positions
-            return positions
-        listed = positions if isinstance(positions, list | tuple | range) else (positions,)
-        if listed and not any(isinstance(one, bool | np.bool_) for one in listed):
-            return tuple(operator.index(one) for one in listed)
-    except (TypeError, ValueError):
-        pass
-    raise ClearheadError(f"{name} is {positions!r:.60}; expected a position, a slice, or some positions.")
+def checked_positions(positions: Any, name: str) -> tuple[int | slice, ...] | None:
+    return None if positions is None else checked_numbers(positions, name)
 
 
-def chosen(positions: tuple[int, ...] | slice | None, places: range, filled: int) -> np.ndarray:
+def chosen(positions: tuple[int | slice, ...] | None, places: range, filled: int) -> np.ndarray:
     """Which of these places are among the positions, bool. `filled`: positions so far, from which negative ones count.
 
     Positions that are not among the places are others' to change.
     """
     if positions is None:
         return np.ones(len(places), dtype=bool)
-    if isinstance(positions, slice):
-        inside = range(filled)[positions]
-        return np.fromiter((p in inside for p in places), dtype=bool, count=len(places))
-    absolute = [p + filled if p < 0 else p for p in positions]
-    return np.isin(np.asarray(places), absolute)
+    found = np.zeros(len(places), dtype=bool)
+    for one in positions:
+        inside = range(filled)[one] if isinstance(one, slice) else [one + filled if one < 0 else one]
+        found |= np.fromiter((place in inside for place in places), dtype=bool, count=len(places))
+    return found

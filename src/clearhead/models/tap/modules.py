@@ -66,6 +66,7 @@ class Stack:
 
     def __init__(self, model: nn.Module) -> None:
         self.names = {id(module): name or type(model).__name__ for name, module in model.named_modules()}
+        self.classes = {name: type(module).__name__ for name, module in model.named_modules() if name}
         self.model = model  # keeps the modules alive, so that their ids are not reused
         self._running = _Running()
         self._lock = threading.Lock()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from clearhead._attention import Arguments, Ran
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.tracing import transformed
+from clearhead.models.tap.layers import Layers, Site
 from clearhead.models.tap.masks import MaskStore, Recorded
 from clearhead.models.tap.modules import Kind, Running, Stack
 from clearhead.models.tap.place import Place
@@ -98,7 +99,8 @@ class Receiver(ABC):
     def __init__(self, model: nn.Module) -> None:
         self.stack = Stack(model)
         self.masks = MaskStore(self.differentiable)
-        self.modules: dict[str, int] = {}  # the numbers of the modules that made a call
+        self.sites: dict[Site, None] = {}  # where calls were made, in order
+        self.layers = Layers(self.stack.classes)
         self.unattributed: list[None] = []  # one for each call in a thread that runs no module
         self.own_code: dict[str, str] = {}  # modules, with their classes, that computed a softmax and are no call
         self._inside = _Inside()
@@ -150,17 +152,29 @@ class Receiver(ABC):
     @property
     def unread(self) -> dict[str, str]:
         """Attention modules, with their classes, that made no call, and computed a softmax in their own code."""
-        called = [*self.modules]
+        called = self.modules
         return {
             name: kind
             for name, kind in self.own_code.items()
             if not any(one == name or one.startswith(f"{name}.") for one in called)
         }
 
-    def number_of(self, name: str) -> int:
-        """The number of a module, among those that have made calls."""
-        with self._lock:
-            return self.modules.setdefault(name, len(self.modules))
+    @property
+    def modules(self) -> list[str]:
+        """The names of the modules that made a call."""
+        return list(dict.fromkeys(site.name for site in [*self.sites]))
+
+    def site(self, name: str | None, kind: Kind | None, queries: int, keys: int) -> Site:
+        """Where a call that is received now is made. `name`, `kind`: as given, else of the innermost running module."""
+        site = self.layers.site(self.name(name), self.kind(kind, queries, keys) == "cross", self.stack.entry)
+        self.sites[site] = None
+        return site
+
+    def kind(self, given: Kind | None, queries: int, keys: int) -> Kind:
+        """The kind of a call: as given, else of the innermost running module."""
+        if given is None and queries > keys:  # no cache leaves a sequence fewer keys than queries
+            return "cross"
+        return given or self.innermost.kind
 
     def name(self, given: str | None) -> str:
         """The name of the module that calls: as given, else of the innermost running one."""

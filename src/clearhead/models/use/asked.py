@@ -10,7 +10,8 @@ from clearhead.base.numbers import check_count
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.reductions.output import Output
 from clearhead.inspection.reductions.topk import TopK
-from clearhead.models.tap.choice import Heads, checked_heads, checked_layers, fits
+from clearhead.models.tap.choice import Heads, Item, checked_heads, checked_layers, chooses
+from clearhead.models.tap.layers import Site
 from clearhead.models.use.means import Means
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class Asked(NamedTuple):
 
     keep: tuple[Reduction, ...] | None
     every: int
-    layers: tuple[int | str, ...] | None
+    layers: tuple[Item, ...] | None
     heads: Heads
     merge: Means | None
     values: bool = False
@@ -33,9 +34,9 @@ class Asked(NamedTuple):
     fuse: bool = False
     each: Callable[[AttentionCall], None] | None = None
 
-    def chooses(self, name: str, number: int) -> bool:
-        """Whether a module's calls are recorded; `number`: of the module, among those that have made calls."""
-        return self.layers is None or any(fits(layer, name, number) for layer in self.layers)
+    def chooses(self, site: Site) -> bool:
+        """Whether the calls that are made there are recorded."""
+        return chooses(self.layers, site, "watch")
 
 
 def asked(

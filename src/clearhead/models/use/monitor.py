@@ -27,6 +27,7 @@ from clearhead.models.table import Table
 from clearhead.models.tap import functions, own
 from clearhead.models.tap.choice import Layers, check_layers
 from clearhead.models.tap.compiled import Interface
+from clearhead.models.tap.layers import LayerName, Site
 from clearhead.models.tap.patch import replacing
 from clearhead.models.tap.refused import (
     compiled_inside,
@@ -108,11 +109,11 @@ def _totals(call: ReducedCall) -> Tensor:
     )
 
 
-def rows_of(step: int, found: dict[str, Tensor]) -> Table:
-    """A row for each head: step, module, head, and the three numbers."""
+def rows_of(step: int, found: dict[str, Tensor], layers: dict[str, LayerName]) -> Table:
+    """A row for each head: step, layer (the first, where several share the module), module, head, the three numbers."""
     each = (
         Table.of(
-            {"step": step, "module": name},
+            {"step": step, "layer": layers[name].column, "module": name},
             {"head": range(len(heads)), **dict(zip(COLUMNS, heads.T.tolist(), strict=True))},
         )
         for name, heads in found.items()
@@ -202,7 +203,8 @@ class Monitor:
         self.every, self.steps = every, 0
         self._callback, self._asked = callback, asked
         self._found: list[tuple[int, dict[str, Tensor]]] = []
-        self._modules: dict[str, int] = {}  # those that made calls in any step
+        self._layers: dict[str, LayerName] = {}  # by module
+        self._sites: dict[Site, None] = {}  # where calls were made in any step
         self._lock, self._here = threading.Lock(), _Here()
         self._open, self._removed = 0, True  # monitored passes that run, in any thread; whether it sees no more
         self._line, self._used = caller(), callback is not None
@@ -223,10 +225,10 @@ class Monitor:
     def table(self) -> Table:
         """A row for each monitored step, module and head, as `pandas.DataFrame` takes them.
 
-        Its columns: step, module, head, entropy, max_logit, sink_share.
+        Its columns: step, layer, module, head, entropy, max_logit, sink_share.
         """
         self._used = True
-        return Table(row for step, found in self._found for row in rows_of(step, found))
+        return Table(row for step, found in self._found for row in rows_of(step, found, self._layers))
 
     def diagnose(self) -> Diagnosis:
         """Heads whose entropy collapses over the monitored steps: see `clearhead.diagnose`."""
@@ -264,8 +266,8 @@ class Monitor:
                 "monitor: the model was not called in training mode. Call model.train() before, and the model itself; "
                 "a compiled function that calls it must first run after the monitor is there."
             )
-        if kind is None and self._modules:
-            check_layers(self._asked.layers, self._modules, "monitor")
+        if kind is None and self._sites:
+            check_layers(self._asked.layers, self._sites, "monitor")
 
     def __del__(self) -> None:
         if getattr(self, "_removed", True) or sys.is_finalizing():
@@ -318,18 +320,20 @@ class Monitor:
         self._close()
         if step is None or output is None:  # not monitored, or it failed
             return
-        if not step.modules:
+        if not step.sites:
             raise ClearheadError(_nothing_seen(step))
         if not step.reduced:  # none of the layers asked for: training may leave some out
             with self._lock:
-                self._modules |= step.modules
+                self._sites |= step.sites
             return
         found = of_heads(step.reduced)
         with self._lock:
-            self._modules |= step.modules
+            self._sites |= step.sites
             self._found.append((step.number, found))
+            for call in step.reduced:
+                self._layers.setdefault(call.name, call.layer)
         if self._callback is not None:
-            self._callback(step.number, rows_of(step.number, found))
+            self._callback(step.number, rows_of(step.number, found, self._layers))
 
     def _close(self) -> None:
         here = self._here

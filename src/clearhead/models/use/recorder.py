@@ -24,7 +24,7 @@ from clearhead.models.call import Outcome, no_key, with_key
 from clearhead.models.chain.cached import alone
 from clearhead.models.chain.caches import Caches, Call
 from clearhead.models.tap.keywords import NAME
-from clearhead.models.tap.modules import Kind
+from clearhead.models.tap.layers import Site
 from clearhead.models.tap.padding import as_said, fits, of_call
 from clearhead.models.tap.patch import wrappers
 from clearhead.models.tap.place import BY_HEAD, Place, Separate
@@ -88,8 +88,9 @@ class Recorder(Receiver):
 
     def dots(self, call: DotCall) -> Answer:
         self.check(call.query, call.key, call.name)
-        name = self.name(call.name)
-        if not self.asked.chooses(name, self.number_of(name)):
+        site = self.site(call.name, call.kind, call.query.shape[2], call.key.shape[2])
+        name = site.name
+        if not self.asked.chooses(site):
             return None
         self._check_dropout(name, call.dropout_p)
         with unobserved():  # else the watch's function mode would see each operation here
@@ -107,14 +108,13 @@ class Recorder(Receiver):
             score,
             masks.mask,
             call.backend,
-            name=name,
-            kind=call.kind,
+            site=site,
             uniform=masks.uniform,
             place=call.place,
             dropped=bool(call.dropout_p),
             fusible=given if self.asked.fuse else None,
             origin=call.origin,
-            change=self._change(problem, name, given.value, call.dropout_p, unmasked(call.query, masks.uniform)),
+            change=self._change(problem, site, given.value, call.dropout_p, unmasked(call.query, masks.uniform)),
         )
 
     def _score(self, call: DotCall) -> Dot:
@@ -128,29 +128,29 @@ class Recorder(Receiver):
 
     def own(self, problem: Problem, call: Arguments, backend: str) -> Answer:
         self.check(problem.query, problem.key)
-        name = self.name(None)
-        if not self.asked.chooses(name, self.number_of(name)):
+        site = self.site(None, None, problem.sizes.queries, problem.sizes.keys)
+        if not self.asked.chooses(site):
             return None
-        self._check_dropout(name, problem.dropout_p)
+        self._check_dropout(site.name, problem.dropout_p)
         kept, query, key, score, mask = read(problem, call, self.copies)
         value = problem.value if self._copies_values else None
         dropped, tensors = bool(problem.dropout_p), (query, key, value)
-        change = self._change(kept.problem, name, problem.value, problem.dropout_p)
+        change = self._change(kept.problem, site, problem.value, problem.dropout_p)
         return self._keep(
-            kept, tensors, score, mask, backend, name=name, place=BY_HEAD, dropped=dropped, fresh=True, change=change
+            kept, tensors, score, mask, backend, site=site, place=BY_HEAD, dropped=dropped, fresh=True, change=change
         )
 
     def _change(
-        self, problem: Problem, name: str, value: Tensor | None, dropout_p: float, unmasked: Unmasked | None = None
+        self, problem: Problem, site: Site, value: Tensor | None, dropout_p: float, unmasked: Unmasked | None = None
     ) -> Change | None:
         """What an edit changes of this call."""
         if not editing():
             return None
         module = next(
-            (number for number, known in self.stack.names.items() if known == name), id(self.innermost.module)
+            (number for number, known in self.stack.names.items() if known == site.name), id(self.innermost.module)
         )
         value = None if value is None else value.detach().to(problem.query.dtype)
-        return change_of(module, problem._replace(value=value), dropout_p, unmasked)
+        return change_of(module, problem._replace(value=value), dropout_p, unmasked, site.kind)
 
     def _keep(
         self,
@@ -160,8 +160,7 @@ class Recorder(Receiver):
         mask: Mask | None,
         backend: str,
         *,
-        name: str,
-        kind: Kind | None = None,
+        site: Site,
         uniform: Tensor | None = None,
         place: Place | None = None,
         dropped: bool = False,
@@ -177,8 +176,7 @@ class Recorder(Receiver):
         innermost, (query, key, value) = self.innermost, tensors
         problem = record.problem
         sizes = problem.sizes
-        if kind is None:  # no cache leaves a sequence fewer keys than queries
-            kind = "cross" if sizes.queries > sizes.keys else innermost.kind
+        name, kind = site.name, site.kind
         padding = of_call(innermost.told, kind, problem, uniform)
         if self.padding is not None and fits(self.padding, kind, sizes):
             self.fitted = True
@@ -211,7 +209,7 @@ class Recorder(Receiver):
             record = record._replace(problem=with_key(record.problem, whole))
         call = AttentionCall(
             name, kind, query, keys, score, mask, backend, record, uniform, padding, self.run, values, outcome,
-            origin or origin_of(innermost), factor,
+            origin or origin_of(innermost), factor, site.layer,
         )  # fmt: skip
         self.sizes.add((sizes.batch, sizes.keys))
         if self.asked.each is not None:

@@ -18,7 +18,8 @@ from clearhead.models.attention_call import AttentionCall
 from clearhead.models.call import Call
 from clearhead.models.calls import Calls
 from clearhead.models.table import Table
-from clearhead.models.tap.choice import Heads, numbers_of, runs_of
+from clearhead.models.tap.choice import Heads, heads_of, runs_of
+from clearhead.models.tap.layers import FIRST, LayerName
 from clearhead.models.tap.modules import Kind
 from clearhead.models.weights import weights_of
 from clearhead.problem.problem import Problem
@@ -51,6 +52,7 @@ class ReducedCall(Call):
     keys: Tensor | None = None
     padding: Words | None = None
     run: int = 0
+    layer: LayerName = FIRST
 
     @property
     def weights(self) -> NoReturn:
@@ -101,7 +103,7 @@ class Statistics(Calls[ReducedCall]):
     def table(self) -> Table:
         """A row for each call and head, as `pandas.DataFrame` takes them.
 
-        Its columns: run, module, kind, backend, queries, keys, head; and, by the name of its reduction, each of
+        Its columns: layer, run, module, kind, backend, queries, keys, head; and, by the name of its reduction, each of
         `call.means` that is one number a head.
         """
         return Table(row for call in self.calls for row in call.table())
@@ -112,7 +114,7 @@ def reduced(call: AttentionCall, reductions: tuple[Reduction, ...], heads: Heads
     """Reduce the weights of a call: all heads in one pass over them, or each run of heads that is asked for."""
     problem, found = call.problem, []
     batch, count, queries, keys = problem.sizes.shape
-    numbers = numbers_of(heads, count, call.name, "watch")
+    numbers = heads_of(heads, count, call.name, "watch")
     # the log-sum-exp says which queries see a key
     wanted = reductions if LogSumExp() in reductions else (*reductions, LogSumExp())
     for run in runs_of(numbers):
@@ -139,6 +141,7 @@ def reduced(call: AttentionCall, reductions: tuple[Reduction, ...], heads: Heads
         keys=of_keys,
         padding=call.padding,
         run=call.run,
+        layer=call.layer,
     )
 
 

@@ -5,7 +5,7 @@ import { HeadList, HeadScatter } from "./heads_list.js";
 import { HeadMatrix } from "./heads_matrix.js";
 import { HeadsTop } from "./heads_top.js";
 import { figureOf, figureWords, keyOf, placesIn, titleOf } from "./measures.js";
-import { headName, roleOf } from "./names.js";
+import { headName, roleOf, rowName } from "./names.js";
 import { plural } from "./words.js";
 
 /** @import { HeadAt, HeadPlace, Heads, PageOfHeads, PinsOfHeads, Readers } from "./types.d.ts" */
@@ -39,10 +39,12 @@ function fits(page, place, typed) {
   const layer = page.run.layers[place.layer];
   const name = headName(page, place).toLowerCase();
   const about = `${layer.name} ${roleOf(layer)} ${layer.kind} attention`.toLowerCase();
-  return typed.toLowerCase().replaceAll("'", "′").split(/\s+/).every((word) => (
-    /^(l\d+′?)?(h\d+)?$/.test(word)
-      ? name === word || (!word.includes("h") && name.startsWith(`${word}h`)) || (word[0] === "h" && name.endsWith(word))
-      : about.includes(word) || name === word));
+  const wanted = typed.toLowerCase().replaceAll("'", "′");
+  if (/[ ,]/.test(wanted) && `${name},`.includes(`${wanted},`)) return true;
+  const row = `l${rowName(page.labels[place.layer]).toLowerCase().replace(/^l/, "").split(", ")[0]}`;
+  const head = `h${layer.heads[place.head].number ?? place.head}`;
+  return wanted.split(/\s+/).every((word) => (
+    /^(l\d+′?)?(h\d+)?$/.test(word) ? [row, head, row + head].includes(word) : about.includes(word) || name === word));
 }
 
 /** `Pins`: the class of what is pinned and compared. */

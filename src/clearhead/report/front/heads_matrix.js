@@ -4,7 +4,7 @@ import { closestTo, everyIn, firstIn, make, revealIn } from "../../base/front/do
 import { cssColour, inkOn } from "../../base/front/ramp.js";
 import { stepTo } from "./keys.js";
 import { keyOf, limitOf } from "./measures.js";
-import { roleOf } from "./names.js";
+import { roleOf, rowName } from "./names.js";
 import { drawThumbnail, HeadPreview } from "./preview.js";
 import { signedStep, signedTables } from "./signed.js";
 
@@ -91,7 +91,7 @@ export class HeadMatrix {
         row = { layer: place.layer, element: make("div", "row"), squares: make("div", "squares") };
         row.element.setAttribute("role", "row");
         row.squares.setAttribute("role", "presentation");
-        const label = make("span", "number", page.labels[place.layer].replace(`${role} `, ""));
+        const label = make("span", "number", rowName(page.labels[place.layer]));
         label.setAttribute("role", "rowheader");
         label.title = layers[place.layer].name;
         row.element.append(label, row.squares);
@@ -105,8 +105,8 @@ export class HeadMatrix {
       this.cells.push(cell);
     }
     const most = own.reduce((count, { layer }) => Math.max(count, layers[layer].heads.length), 0);
-    const widest = own.reduce((count, { layer }) => Math.max(count, page.labels[layer].length), 0);
-    grid.style.setProperty("--label", `${Math.min(widest + 1, 9)}ch`);
+    const widest = own.reduce((count, { layer }) => Math.max(count, rowName(page.labels[layer]).length), 0);
+    grid.style.setProperty("--label", `${Math.min(widest + 1, 13)}ch`);
     this.grids.push({ grid, heading, most, own });
     this.box.append(make("h3", "", role.replace(/^\w+/, (own) => GROUP_TITLES[own] ?? own)), grid);
   }

@@ -41,9 +41,22 @@ export function counterpartOf(run, layer) {
 }
 
 /**
- * "L3H8"
+ * What a layer is called in a row among those of its role: "L3", "3" of a stack, "L3, step 2".
+ *
+ * @param {string} label
+ */
+export const rowName = (label) => label.replace(/, cross\b/, "").replace(/^(encoder|decoder) (?=L?\d)/, "");
+
+/**
+ * "L3H8", "L3H8, step 2"; where a model has several stacks "decoder 3, cross, head 8, step 2"
  *
  * @param {Pick<PageOfHeads, "labels" | "run">} given
  * @param {HeadAt} given
  */
-export const headName = ({ labels, run }, { layer, head }) => `${labels[layer]}H${run.layers[layer].heads[head].number ?? head}`;
+export function headName({ labels, run }, { layer, head }) {
+  const number = run.layers[layer].heads[head].number ?? head;
+  const [first, ...more] = labels[layer].split(", ");
+  if (/^(\w+ )?L\d/.test(first)) return [`${first}H${number}`, ...more].join(", ");
+  const cross = more[0] === "cross" ? [more.shift()] : [];
+  return [first, ...cross, `head ${number}`, ...more].join(", ");
+}

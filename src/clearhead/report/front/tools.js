@@ -1,6 +1,7 @@
 // ---- Theme, size for a talk, what can be saved, print, and the list of keys.
 
 import { closestTo, firstIn, make, onKey, withModifier } from "../../base/front/dom.js";
+import { headName } from "./names.js";
 import { captionOf, csvOfRow, save, svgOfMap, svgOfText, written } from "./saved.js";
 import { SCALES } from "./view.js";
 
@@ -87,7 +88,7 @@ export class ToolsPane {
   /** @param {string} what */
   async save(what) {
     const { page } = this;
-    const name = `${page.run.title} L${page.view.layer} H${page.view.head}`.replace(/[^\p{L}\p{N} ._-]/gu, "_").slice(0, 80);
+    const name = `${page.run.title} ${headName(page, page.view)}`.replace(/[^\p{L}\p{N} ._-]/gu, "_").slice(0, 80);
     /** @type {Record<string, () => void>} */
     const makes = {
       map: () => save(`${name} map.svg`, written(svgOfMap(page, page.view.zoom?.split(".").map(Number))), "image/svg+xml"),

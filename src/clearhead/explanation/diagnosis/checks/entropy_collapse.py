@@ -23,7 +23,9 @@ def collapsed(rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
     Heads whose last entropies are no numbers are told too; the steps before these are looked at as if they were all.
     """
     by_head: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    layers: dict[str, str] = {}  # by module
     for row in rows:
+        layers[row["module"]] = f"L{row['layer']}" if isinstance(row["layer"], int) else row["layer"]
         by_head.setdefault((row["module"], row["head"]), []).append(row)
     fallen: dict[str, list[tuple[int, Mapping[str, Any], Mapping[str, Any]]]] = {}
     lost: dict[str, list[tuple[int, int]]] = {}
@@ -48,7 +50,7 @@ def collapsed(rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
             f"{peak['max_logit']:.3g} to {last['max_logit']:.3g}.",
             "Normalise queries and keys before their product, cap the scores (softcap), lower the learning rate or "
             "warm it up longer.",
-            {"layer": module, "heads": [head for head, _, _ in heads]},
+            {"layer": layers[module], "module": module, "heads": [head for head, _, _ in heads]},
         )
     for module, since in lost.items():
         step = min(step for _, step in since)
@@ -59,5 +61,5 @@ def collapsed(rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
             "queries or keys hold NaN or infinite numbers.",
             "Look at the loss, the learning rate and the gradients of the step before; torch.autograd.detect_anomaly() "
             "names the operation that made them.",
-            {"layer": module, "heads": [head for head, _ in since]},
+            {"layer": layers[module], "module": module, "heads": [head for head, _ in since]},
         )

@@ -13,9 +13,10 @@ from clearhead.models.tap.choice import (
     checked_heads,
     checked_layers,
     checked_positions,
-    fits,
-    numbers_of,
+    chooses,
+    heads_of,
 )
+from clearhead.models.tap.layers import Site
 from clearhead.models.use.edits.spot import Spot
 from clearhead.problem.problem import Problem
 
@@ -42,10 +43,11 @@ class Edit:
     their numbers. It gives back a problem of the same sizes, dtype and device; anything else raises a `ClearheadError`
     where the model calls attention. `spot.mask`, `spot.bias` and `spot.tensor` take what is of the whole sequence and
     of all heads, and give the part that is the problem's. Of all edits:
-    `layers`: modules by name, by pattern ("*.layers.3.*") or by number, in the order in which they first call
-    attention. `heads`: a number, a slice or some numbers. `queries`: positions in the whole sequence, a number, a slice
-    or some numbers; a negative one counts from the newest position that the call knows. None is all of them. Where
-    nothing tells where queries stand among more keys (no cache, mask, alignment), the last one is at the last key.
+    `layers`: by their numbers in the model, in each of its stacks; by name, "encoder 1" or "decoder 0, cross"; or
+    modules by name or pattern ("*.layers.3.*"). `heads`: by their numbers. `queries`: positions in the whole sequence;
+    a negative one counts from the newest position that the call knows. Each is a number, a negative one from the end, a
+    slice, a name of a layer, or a list of these; None is all. Where nothing tells where queries stand among more keys
+    (no cache, mask, alignment), the last one is at the last key.
     """
 
     factor: float = 1.0  # the output is multiplied by it
@@ -67,13 +69,13 @@ class Edit:
         """The keys, bool (Lk,), whose weights are set to 0 after the softmax."""
         return None
 
-    def chooses(self, name: str, number: int) -> bool:
-        """Whether a module's calls are changed; `number`: of the module, among those that have made calls."""
-        return self.layers is None or any(fits(layer, name, number) for layer in self.layers)
+    def chooses(self, site: Site) -> bool:
+        """Whether the calls that are made there are changed."""
+        return chooses(self.layers, site, type(self).__name__)
 
     def heads_of(self, count: int, name: str) -> tuple[int, ...]:
         """The heads that are changed, of a module that has `count`."""
-        return numbers_of(self.heads, count, name, type(self).__name__)
+        return heads_of(self.heads, count, name, type(self).__name__)
 
     def __repr__(self) -> str:
         said = ", ".join(f"{name}={_said(value)}" for name, value in vars(self).items() if value is not None)

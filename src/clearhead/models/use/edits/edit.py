@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from clearhead._attention import Arguments
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.managers import Managed
-from clearhead.base.text import listed
-from clearhead.base.tracing import unobserved
-from clearhead.models.tap.choice import chosen
+from clearhead.base.tracing import in_backward, unobserved
+from clearhead.models.tap.choice import chosen, made_by
+from clearhead.models.tap.layers import Site
+from clearhead.models.tap.modules import Kind
 from clearhead.models.tap.place import BY_HEAD, Place
 from clearhead.models.tap.receiver import Answer, Changing, DotCall, Receiver
 from clearhead.models.tap.refused import refuse_compiled
@@ -77,7 +78,7 @@ def _editing(editor: Editor) -> Iterator[None]:
         places = ", ".join(f"{places[0]} … {places[-1]}" for places in list(dict.fromkeys(editor.places))[:3]) or "none"
         raise ClearheadError(
             f"{unused[0]!r} changed nothing: no call has such a layer, head and position. Calls were made by "
-            f"{listed(editor.modules)}, numbered from 0, with queries at positions {places}."
+            f"{made_by(editor.sites)}, numbered from 0, with queries at positions {places}."
         )
 
 
@@ -94,11 +95,16 @@ def _alone(editor: Editor) -> Iterator[None]:
             _active.remove(editor)
 
 
-def change_of(module: int, problem: Problem, dropout_p: float, unmasked: Unmasked | None = None) -> Change | None:
+def change_of(
+    module: int, problem: Problem, dropout_p: float, unmasked: Unmasked | None = None, kind: Kind | None = None
+) -> Change | None:
     """What an edit that is at work changes of a call that this module, by its id, makes now; None: nothing."""
     with _lock:
         found = [one for one in _active if module in one.stack.names and not one.idle]
-    return found[0].change(problem, found[0].stack.names[module], dropout_p, unmasked) if found else None
+    if not found:
+        return None
+    editor = found[0]
+    return editor.change(problem, editor.next_site(editor.stack.names[module], problem, kind), dropout_p, unmasked)
 
 
 def editing() -> bool:
@@ -135,28 +141,44 @@ class Editor(Receiver):
 
     def dots(self, call: DotCall) -> Answer:
         self.check(call.query, call.key, call.name)
-        name = self.name(call.name)
-        if not self._of(name):
+        site = self._site(call.name, call.kind, call.query.shape[2], call.key.shape[2])
+        name = site.name
+        if not self._of(site):
             return None
         with unobserved():
             one = call.one_dtype()
             problem = one.problem()
-        change = self.change(problem, name, call.dropout_p, unmasked(one.query, call.masks.uniform))
+        change = self.change(problem, site, call.dropout_p, unmasked(one.query, call.masks.uniform))
         return self._after(change, name, call.place)
 
     def own(self, problem: Problem, call: Arguments, backend: str) -> Answer:
         self.check(problem.query, problem.key)
-        name = self.name(None)
-        return self._after(self.change(problem, name, problem.dropout_p), name, BY_HEAD)
+        site = self._site(None, None, problem.sizes.queries, problem.sizes.keys)
+        return self._after(self.change(problem, site, problem.dropout_p), site.name, BY_HEAD)
 
-    def _of(self, name: str) -> list[int]:
-        """The numbers of the edits of a module."""
-        number = self.number_of(name)
-        return [i for i, one in enumerate(self.edits) if one.chooses(name, number)]
+    def _site(self, name: str | None, kind: Kind | None, queries: int, keys: int) -> Site:
+        if in_backward():  # of a checkpoint, which runs a part of the model again
+            name = self.name(name)
+            if self.layers.repeats(name):
+                raise UnsupportedError(
+                    f"{name} was called several times in a run of the model, and a checkpoint calls it again in the "
+                    "backward pass: which of its layers is computed is not known. Train without checkpoints while "
+                    "editing."
+                )
+        return self.site(name, kind, queries, keys)
 
-    def change(self, problem: Problem, name: str, dropout_p: float, unmasked: Unmasked | None = None) -> Change | None:
-        """What is changed of a call of this module; None: nothing."""
-        edits = self._of(name)
+    def next_site(self, name: str, problem: Problem, kind: Kind | None) -> Site:
+        """Where the call stands that this module makes now, before it is received here."""
+        cross = self.kind(kind, problem.sizes.queries, problem.sizes.keys) == "cross"
+        return self.layers.site(name, cross, self.stack.entry, made=False)
+
+    def _of(self, site: Site) -> list[int]:
+        """The numbers of the edits of a layer."""
+        return [i for i, one in enumerate(self.edits) if one.chooses(site)]
+
+    def change(self, problem: Problem, site: Site, dropout_p: float, unmasked: Unmasked | None = None) -> Change | None:
+        """What is changed of a call that is made there; None: nothing."""
+        edits, name = self._of(site), site.name
         if not edits:
             return None
         if dropout_p:

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from clearhead.base.errors import ClearheadError, UnsupportedError, human_bytes
 from clearhead.base.tracing import any_autocast, as_base_tensors, compiling, unobserved
+from clearhead.inspection.matrix import with_first_rows
 from clearhead.inspection.weights import Weights
 from clearhead.models.tap.refused import uncompiled
 from clearhead.models.use.lazy.of_model import OfModel, PartOfModel
@@ -123,7 +124,8 @@ class LazyAttention(Tensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         device = "" if self.device.type == "cpu" else f", device='{self.device}'"
         grad = ", requires_grad=True" if self.requires_grad else ""
-        return f"LazyAttention({tuple(self.shape)}, {self.dtype}{device}{grad})"
+        head = f"LazyAttention({tuple(self.shape)}, {self.dtype}{device}{grad})"
+        return with_first_rows(head, tuple(self.shape), lambda index: torch.clone(self[index]))
 
     @classmethod
     def __torch_function__(

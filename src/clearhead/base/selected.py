@@ -1,0 +1,79 @@
+"""Which numbers a selector means: a number, a negative one from the end, a slice, or a list of these."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead.base.errors import ClearheadError
+from clearhead.base.tracing import readable
+
+LISTS = (list, tuple, range)
+FORMS = "a number, a slice, or a list of these"
+
+
+def items_of(selector: Any) -> tuple[Any, ...]:
+    """The parts of a selector: whole numbers as Python's, slices, and whatever else stands in it, as it is.
+
+    Arrays of NumPy and tensors are lists of their numbers.
+    """
+    numbers = isinstance(selector, Tensor) and selector.layout == torch.strided and readable(selector)
+    if numbers or isinstance(selector, np.ndarray):
+        selector = selector.tolist()
+    return tuple(map(_plain, selector if isinstance(selector, LISTS) else (selector,)))
+
+
+def _plain(item: Any) -> Any:
+    if isinstance(item, bool | np.bool_ | Tensor | np.ndarray):
+        return item
+    try:
+        return operator.index(item)
+    except TypeError:
+        return item
+
+
+def is_number(item: Any) -> bool:
+    return isinstance(item, int) and not isinstance(item, bool)
+
+
+def is_slice(item: Any) -> bool:
+    """Whether it is a slice of whole numbers."""
+    if not isinstance(item, slice):
+        return False
+    try:
+        range(0)[item]
+    except (TypeError, ValueError):  # ends that are no numbers, and a step of 0
+        return False
+    return True
+
+
+def checked_numbers(selector: Any, name: str) -> tuple[int | slice, ...]:
+    """The parts of a selector of numbers. `name`: what it is called."""
+    items = items_of(selector)
+    if not items or not all(is_number(item) or is_slice(item) for item in items):
+        raise ClearheadError(f"{name} is {selector!r:.60}; expected {FORMS}, or None for all.")
+    return items
+
+
+def numbers_of(selector: Any, count: int, name: str, of: str) -> tuple[int, ...]:
+    """The numbers of `count` that are meant, in the order of the selector; None is all.
+
+    `name`: what the selector is called. `of`: what has so many, such as "layers.3 has 8 heads".
+    """
+    if selector is None:
+        return tuple(range(count))
+    found: list[int] = []
+    for item in checked_numbers(selector, name):
+        if isinstance(item, slice):
+            found += range(count)[item]
+        elif -count <= item < count:
+            found.append(item % count)
+        else:
+            raise ClearheadError(f"{name} is {selector!r:.60}, and {of}, numbered from 0.")
+    if not found:
+        raise ClearheadError(f"{name} is {selector!r:.60}, and {of}, numbered from 0: it chooses none.")
+    return tuple(found)

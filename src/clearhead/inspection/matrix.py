@@ -1,0 +1,327 @@
+"""The common class of the lazy matrices: of weights, of their gradients, and of differences of weights."""
+
+from __future__ import annotations
+
+import math
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from clearhead.base.errors import ClearheadError, UnsupportedError, human_bytes
+from clearhead.base.numbers import check_count, check_flag
+from clearhead.base.shapes import Sizes
+from clearhead.base.text import said
+from clearhead.base.tracing import compiling, looked_into
+from clearhead.inspection.by_blocks import extreme, extreme_places, summed
+from clearhead.inspection.index import DENSE_BYTES, Part, parse
+
+SMALL = 8  # the most queries, and keys, of a matrix that is printed with its numbers
+HEADS = 4  # and the most of its heads
+
+
+class NoSuchMethod(ClearheadError, AttributeError):
+    """A method of tensors that a lazy matrix does not have: an AttributeError too, so that `hasattr` says no."""
+
+
+def _of_dense(function: Callable[..., Any], reflected: bool = False) -> Callable[..., Any]:
+    """A method that computes a function of the dense matrix, and of another operand where there is one."""
+
+    def method(self: LazyMatrix, *other: Any) -> Any:
+        return function(*other, self.dense()) if reflected else function(self.dense(), *other)
+
+    return method
+
+
+class LazyMatrix(ABC):
+    """A matrix (..., Lq, Lk) that is computed where it is looked at.
+
+    `matrix[index]` computes a part, and `sum`, `mean`, `max`, `min`, `argmax` and `argmin` a block at a time. All other
+    operators and functions of PyTorch and NumPy are given `dense()`. A class says how a part is computed (`_part`).
+    """
+
+    _sizes: Sizes
+    _instead = "Index the part you need (w[..., -1, :])"  # where the whole would be too large
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype: ...
+
+    @abstractmethod
+    def _part(self, part: Part) -> Tensor:
+        """The numbers of a part, in the shape that its index gives."""
+
+    @abstractmethod
+    def _head(self) -> str:
+        """The text of `repr` before the numbers. It may raise."""
+
+    def _check_size(self, part: Part, index: Any) -> None:  # noqa: B027 - not every matrix has such a limit
+        """Raise where a part is larger than may be asked for by an index."""
+
+    def _in_graph(self) -> bool:
+        """Whether results of the whole have gradients, or are followed by a transform or the compiler."""
+        return compiling() or looked_into()
+
+    def _out(self, tensor: Tensor) -> Any:
+        """A result, in the kind that the inputs had."""
+        return tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """(..., Lq, Lk)."""
+        sizes = self._sizes
+        return torch.Size((*sizes.shown, sizes.queries, sizes.keys))
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def device(self) -> torch.device:
+        return self._sizes.device
+
+    def size(self, dim: int | None = None) -> Any:
+        """The shape, or the size of one dimension."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    def numel(self) -> int:
+        """How many numbers the whole has."""
+        return self.shape.numel()
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, index: Any) -> Any:
+        """The exact numbers at any basic index: integers, slices, `...` and None. All of them: as `dense()`."""
+        part = parse(index, self.shape, self._sizes)
+        self._check_size(part, index)
+        return self.dense().reshape(part.shape) if part.whole else self._out(self._part(part))
+
+    def dense(self, max_bytes: int | None = DENSE_BYTES) -> Any:
+        """The whole matrix (..., Lq, Lk). Refuses above `max_bytes`; None for no limit."""
+        if max_bytes is not None and not (isinstance(max_bytes, float) and max_bytes == math.inf):
+            check_count(max_bytes, 0, "max_bytes", most=math.inf)
+        size = int(np.prod(self.shape, dtype=np.float64)) * self.dtype.itemsize
+        if max_bytes is not None and size > max_bytes:
+            raise ClearheadError(
+                f"dense() would make {tuple(self.shape)}, {human_bytes(size)}, above max_bytes = "
+                f"{human_bytes(max_bytes)}.\n{self._instead}, or pass max_bytes=None."
+            )
+        return self._out(self._whole())
+
+    def _whole(self) -> Tensor:
+        return self._part(parse(..., self.shape, self._sizes))
+
+    def _tensor(self) -> Tensor:
+        return torch.as_tensor(self.dense())
+
+    # ---------------------------------------------------------------------------------------------- over dimensions
+
+    def sum(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Any:
+        """The sum over a dimension, over several, or over all (None), as that of `w[:]` and in O(Lq + Lk) memory.
+
+        `dim`: such as -1 for the keys and -2 for the queries; `keepdim`: keep them with size 1. Raises a
+        `ClearheadError` for a dimension that is not there. Cost: that of all rows. Where gradients are wanted, and in
+        transforms, the whole is made dense first; so for `mean`, `max` and the others.
+        """
+        dims = self._dims(dim)
+        return self._squeezed(summed(self, dims).to(self.dtype), dims, keepdim)
+
+    def mean(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Any:
+        """The mean over a dimension, over several, or over all. Arguments and cost: as `sum`."""
+        dims = self._dims(dim)
+        count = math.prod(self.shape[d] for d in dims)
+        return self._squeezed((summed(self, dims) / count).to(self.dtype), dims, keepdim)
+
+    def amax(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Any:
+        """The largest number over a dimension, over several, or over all. Arguments and cost: as `sum`."""
+        return self._extreme(dim, keepdim, 1)
+
+    def amin(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Any:
+        """The smallest number over a dimension, over several, or over all. Arguments and cost: as `sum`."""
+        return self._extreme(dim, keepdim, -1)
+
+    def max(self, dim: int | None = None, keepdim: bool = False) -> Any:
+        """The largest number of all; with `dim` those along a dimension, and their places: (values, indices).
+
+        Of equal numbers the first is named. Matrices of NumPy arrays give the values alone, as NumPy does.
+        """
+        return self._extreme(None, keepdim, 1) if dim is None else self._pair(dim, keepdim, 1)
+
+    def min(self, dim: int | None = None, keepdim: bool = False) -> Any:
+        """The smallest number of all; with `dim` those along a dimension, and their places. See `max`."""
+        return self._extreme(None, keepdim, -1) if dim is None else self._pair(dim, keepdim, -1)
+
+    def argmax(self, dim: int | None = None, keepdim: bool = False) -> Any:
+        """Where the largest number stands along a dimension, the first of equal ones; None: in the flattened whole."""
+        return self._place(dim, keepdim, 1)
+
+    def argmin(self, dim: int | None = None, keepdim: bool = False) -> Any:
+        """Where the smallest number stands along a dimension. See `argmax`."""
+        return self._place(dim, keepdim, -1)
+
+    def _dims(self, dim: int | tuple[int, ...] | None, some: bool = False) -> tuple[int, ...]:
+        """Dimensions from 0 on. `some`: raise where one of them has size 0."""
+        count = self.ndim
+        given = tuple(dim) if isinstance(dim, tuple | list) else () if dim is None else (dim,)
+        dims = tuple(check_count(d, -count, "dim", most=count - 1) % count for d in given) or tuple(range(count))
+        if len(set(dims)) < len(dims):
+            raise ClearheadError(f"dim is {dim!r:.60}: a dimension is named twice.")
+        if some and 0 in (self.shape[d] for d in dims):
+            raise ClearheadError(f"a matrix of shape {tuple(self.shape)} has no largest number along dim={dim!r:.60}.")
+        return dims
+
+    def _extreme(self, dim: int | tuple[int, ...] | None, keepdim: bool, sign: int) -> Any:
+        dims = self._dims(dim, some=True)
+        return self._squeezed(extreme(self, dims, sign), dims, keepdim)
+
+    def _pair(self, dim: int, keepdim: bool, sign: int) -> Any:
+        (one,) = self._dims((dim,), some=True)
+        values, places = (self._squeezed(t, (one,), keepdim) for t in extreme_places(self, one, sign))
+        kind = torch.return_types.max if sign > 0 else torch.return_types.min
+        return kind((values, places)) if isinstance(values, Tensor) else values
+
+    def _place(self, dim: int | None, keepdim: bool, sign: int) -> Any:
+        dims = self._dims(None if dim is None else (dim,), some=True)
+        places = extreme_places(self, None if dim is None else dims[0], sign)[1]
+        return self._squeezed(places.reshape([1] * self.ndim) if dim is None else places, dims, keepdim)
+
+    def _squeezed(self, tensor: Tensor, dims: tuple[int, ...], keepdim: bool) -> Any:
+        """A result without the dimensions that were reduced to size 1, unless they are kept."""
+        return self._out(tensor if check_flag(keepdim, "keepdim") else tensor.squeeze(dims))
+
+    # ---------------------------------------------------------------------------------------------- as a tensor
+
+    __add__, __radd__ = _of_dense(operator.add), _of_dense(operator.add, True)
+    __sub__, __rsub__ = _of_dense(operator.sub), _of_dense(operator.sub, True)
+    __mul__, __rmul__ = _of_dense(operator.mul), _of_dense(operator.mul, True)
+    __truediv__, __rtruediv__ = _of_dense(operator.truediv), _of_dense(operator.truediv, True)
+    __pow__, __rpow__ = _of_dense(operator.pow), _of_dense(operator.pow, True)
+    __matmul__, __rmatmul__ = _of_dense(operator.matmul), _of_dense(operator.matmul, True)
+    __lt__, __le__, __gt__, __ge__ = map(_of_dense, (operator.lt, operator.le, operator.gt, operator.ge))
+    __eq__, __ne__ = _of_dense(operator.eq), _of_dense(operator.ne)
+    __neg__, __abs__ = _of_dense(operator.neg), _of_dense(operator.abs)
+    __contains__ = _of_dense(operator.contains)
+    __hash__ = object.__hash__
+
+    def numpy(self) -> Any:
+        """The whole as a NumPy array, up to the size that `dense()` allows; without gradients."""
+        return self.__array__()
+
+    def tolist(self) -> Any:
+        """The whole as lists of numbers, up to the size that `dense()` allows."""
+        return self.dense().tolist()
+
+    def item(self) -> float:
+        """The one number of a matrix that has one. Raises a `ClearheadError` for any other."""
+        if self.numel() != 1:
+            raise ClearheadError(
+                f"one number is wanted, and this matrix is {tuple(self.shape)}: index it, such as w[..., 0, 0], or "
+                "reduce it, such as (w[:] > 0.5).any(). Whether there is one at all is asked by `w is not None`."
+            )
+        return float(self.dense().item())
+
+    def __float__(self) -> float:
+        return self.item()
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        dense = self.dense()
+        array = dense if isinstance(dense, np.ndarray) else dense.detach().cpu().numpy()
+        return array if dtype is None else array.astype(dtype)
+
+    def __array_function__(self, function: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """NumPy's functions are given arrays: its own would call the methods here with arguments of its own."""
+        args, kwargs = tree_map_only(LazyMatrix, np.asarray, (args, kwargs))
+        return function(*args, **kwargs)
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """PyTorch's functions are given `dense()`, but for those that have a method here."""
+        kwargs = kwargs or {}
+        first, *others = args or (None,)
+        named = METHODS.get(function)
+        # torch.max(a, b) compares two
+        pairwise = named != "__matmul__" and any(isinstance(other, Tensor | LazyMatrix) for other in others)
+        if named and isinstance(first, LazyMatrix) and not pairwise and kwargs.keys() <= {"dim", "keepdim"}:
+            return getattr(first, named)(*others, **kwargs)
+        name = getattr(function, "__name__", str(function))
+        if isinstance(kwargs.get("out"), LazyMatrix) or (
+            isinstance(first, LazyMatrix) and name.endswith("_") and not name.endswith("__")
+        ):
+            raise UnsupportedError(f"a lazy matrix is read-only ({name}): write to a copy, w.dense().")
+        args, kwargs = tree_map_only(LazyMatrix, LazyMatrix._tensor, (args, kwargs))
+        return function(*args, **kwargs)
+
+    if not TYPE_CHECKING:  # a type checker knows which attributes there are
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):
+                return object.__getattribute__(self, name)  # a property that raised: its own error
+            kind = type(self).__name__
+            if name.startswith("_") or not (hasattr(Tensor, name) or hasattr(np.ndarray, name)):
+                raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+            call = "(…)" if callable(getattr(Tensor, name, getattr(np.ndarray, name, None))) else ""
+            raise NoSuchMethod(
+                f"{kind} has no {name} of its own, since it is computed where it is looked at. Write w[:].{name}{call} "
+                f"for the whole as a tensor, or take the part you need: w[..., 0, :].{name}{call}."
+            )
+
+    # ---------------------------------------------------------------------------------------------- in print
+
+    def __repr__(self) -> str:
+        """Shape, dtype, and how it is computed; under it the numbers of up to four heads of at most 8 × 8."""
+        return said(self, self._printed)
+
+    def _printed(self) -> str:
+        try:
+            head = self._head()
+        except Exception as error:  # its tensors were written to, or a part of somebody's own raises
+            reason = str(error).partition("\n")[0]
+            return f"{type(self).__name__}({tuple(self.shape)}, {self.dtype}, not to be computed: {reason})"
+        return with_first_rows(head, self.shape, self.__getitem__)
+
+
+METHODS = {
+    **{getattr(torch, name): name for name in ("sum", "mean", "max", "min", "amax", "amin", "argmax", "argmin")},
+    torch.matmul: "__matmul__",
+}
+
+
+def with_first_rows(head: str, shape: tuple[int, ...], part: Callable[[Any], Any]) -> str:
+    """The head, and under it the numbers of a small matrix's first heads as PyTorch prints them, where they can be had.
+
+    `part` computes an index.
+    """
+    *outer, queries, keys = shape
+    if not 0 < queries <= SMALL or not 0 < keys <= SMALL or not math.prod(outer):
+        return head
+    index: tuple[Any, ...] = (...,)
+    written = ""
+    if math.prod(outer) > HEADS:
+        *zeros, some = *(0 for _ in outer[:-1]), min(outer[-1], HEADS)
+        index, written = (*zeros, slice(some), ...), f"[{', '.join([*map(str, zeros), f':{some}'])}]"
+    try:
+        with torch.no_grad():
+            return f"{head}{written}:\n{part(index)!r}"
+    except Exception:  # tensors without values, in transforms, and what a class of one's own raises
+        return head

@@ -1,0 +1,151 @@
+"""Which layer of its model a call of attention belongs to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from itertools import zip_longest
+from typing import NamedTuple
+
+from clearhead.models.tap.modules import Kind
+
+
+class LayerName(NamedTuple):
+    """A layer as a person calls it: "L3", or "encoder 3" and "decoder 3, cross" where a model has several stacks.
+
+    `number`: of the layer in its stack, from 0 on. `stack`: the name of the stack; "" where there is one alone.
+    `cross`: whether it is the layer's cross attention.
+    """
+
+    number: int = 0
+    stack: str = ""
+    cross: bool = False
+
+    @property
+    def column(self) -> int | str:
+        """What stands in a table: the number, where there is one stack alone. `layers=` takes it as it is."""
+        return str(self) if self.stack else self.number
+
+    def __str__(self) -> str:
+        return (f"{self.stack} {self.number}" if self.stack else f"L{self.number}") + ", cross" * self.cross
+
+
+FIRST = LayerName()
+
+
+class Site(NamedTuple):
+    """Where a call is made: the module's name, its layer, and how many layers the stack has; None: not known yet."""
+
+    name: str
+    layer: LayerName
+    total: int | None
+
+    @property
+    def kind(self) -> Kind:
+        return "cross" if self.layer.cross else "self"
+
+
+class _Known(NamedTuple):
+    """What follows from the names of a model's modules alone: the number of a module's layer and how many layers there
+    are, and the path of the stack. `alike`: the name with * for each number."""
+
+    alike: str
+    number: int | None
+    total: int | None
+    stack: str
+
+
+class Layers:
+    """The layers of a model, by the names of its modules.
+
+    `classes`: the names of all modules with their classes. A layer's number stands in the name of its module: of
+    "decoder.block.3.layer.1.EncDecAttention" it is 3, since modules of this name have other numbers there and always 1
+    behind. Where two numbers differ ("stages.1.blocks.0.attn"), and where a name has none, layers are counted. A module
+    that is called again in the same run of the model is another layer with the same parameters, counted after the
+    others. A stack is what stands before the first number in the names of attention modules.
+    """
+
+    def __init__(self, classes: Mapping[str, str]) -> None:
+        self._classes = classes
+        self._known: dict[str, tuple[_Known, str]] = {}  # by module; and the short name of its stack
+        self._numbers: dict[str, dict[tuple[str, int], int]] = {}
+        self._turns: dict[str, tuple[int, int]] = {}  # by module: the newest run that called it, and how often
+        self._lock = threading.Lock()
+
+    def site(self, name: str, cross: bool, run: int, *, made: bool = True) -> Site:
+        """Where the next call of this module is made in this run. `made`: the call is made now, and counted."""
+        if name not in self._known:
+            found = self._read(name)
+            self._known[name] = found, self._named(found.stack, self._classes.get(name, ""))
+        known, stack = self._known[name]
+        with self._lock:
+            before, turn = self._turns.get(name, (run, -1))
+            turn = turn + 1 if before == run else 0
+            numbers = self._numbers.setdefault(known.alike, {})
+            number = numbers.get((name, turn))
+            repeated = turn > 0 or any(others > 0 for _, others in numbers)
+            if number is None:
+                counted = known.number is None or repeated
+                # a module without a number comes after all that have one
+                taken = [numbers] if known.alike else self._numbers.values()
+                number = known.number
+                if counted:
+                    number = max((n for each in taken for n in each.values()), default=-1) + 1
+            if made:
+                self._turns[name] = run, turn
+                numbers[name, turn] = number  # type: ignore[assignment]
+        assert number is not None
+        return Site(name, LayerName(number, stack, cross), None if repeated else known.total)
+
+    def repeats(self, name: str) -> bool:
+        """Whether this module was seen to be called several times in a run of the model."""
+        with self._lock:
+            return any(called == name and turn > 0 for each in self._numbers.values() for called, turn in each)
+
+    def _read(self, name: str) -> _Known:
+        parts = name.split(".")
+        places = [place for place, part in enumerate(parts) if part.isdecimal()]
+        if not places:
+            return _Known("", None, None, "")
+        own = self._classes.get(name)
+        alike, behind = _starred(name), ".".join(parts[places[-1] + 1 :])
+        numbers = sorted(
+            {
+                tuple(int(part) for part in other.split(".") if part.isdecimal())
+                for other, kind in self._classes.items()
+                if kind == own and other.endswith(behind) and _starred(other) == alike
+            }
+            | {tuple(int(parts[place]) for place in places)}
+        )
+        mine = tuple(int(parts[place]) for place in places)
+        differ = [place for place, each in enumerate(zip(*numbers, strict=True)) if len(set(each)) > 1] or [0]
+        stack = ".".join(parts[: places[0]])
+        if len(differ) > 1:
+            return _Known(alike, numbers.index(mine), len(numbers), stack)
+        return _Known(alike, mine[differ[0]], 1 + max(each[differ[0]] for each in numbers), stack)
+
+    def _named(self, stack: str, kind: str) -> str:
+        """A short name of a stack, by which it is told from the model's others; "" where there is no other."""
+        attend = [
+            name for name, own in self._classes.items() if own == kind or "attention" in own.lower() or "Attn" in own
+        ]
+        others = {_before_number(name) for name in attend if _starred(name) != name} - {stack}
+        if not others or not stack:
+            return ""
+        own = stack.split(".")
+        apart = [_apart(own, other.split(".")) for other in others]
+        return ".".join(own[min(apart) : max(apart) + 1]) or stack
+
+
+def _starred(name: str) -> str:
+    return ".".join("*" if part.isdecimal() else part for part in name.split("."))
+
+
+def _before_number(name: str) -> str:
+    parts = name.split(".")
+    return ".".join(parts[: next(place for place, part in enumerate(parts) if part.isdecimal())])
+
+
+def _apart(own: list[str], other: list[str]) -> int:
+    """The first place at which two paths differ."""
+    return next(place for place, (a, b) in enumerate(zip_longest(own, other)) if a != b)
