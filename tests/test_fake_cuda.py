@@ -4,6 +4,7 @@ The device, `fake_cuda/device.cpp`, is made of the host's memory, and needs a pr
 FlexAttention runs there as the operator in plain PyTorch that it is, and not as the kernel that it is compiled to.
 """
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -59,6 +60,46 @@ def test_the_host_waits_only_where_it_is_said(found):
     expected = dict.fromkeys(found, 0) | {name: count for name, (count, _) in WAITS.items()}
     assert waits == expected, [found[name]["places"] for name in found if waits[name] != expected[name]]
     assert len(found) > 60
+
+
+def test_the_engines_for_any_device_need_no_float64():
+    """Apple's devices have none. What else they lack, this device cannot tell."""
+    why = device.why_not()
+    if why is not None:
+        pytest.skip(why)
+    command = [sys.executable, "-W", "ignore", str(HERE / "cases.py"), "--without-float64"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert not done.returncode, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["tried"] > 50 and not found["failed"], found["failed"]
+
+
+KERNELS = {  # the kernels of a case: forward, and backward where it is trained
+    "window": 2,
+    "gaps, a residual": 1,
+    "a bias by distance, learnt": 2,
+    "a bias of every pair": 2,
+    "softcap, sinks, 128 wide": 2,
+    "float32": 2,
+    "narrow": 1,
+}
+H100 = 232448  # bytes of shared memory that a block of threads may have
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_kernels_of_flex_compile_for_a_gpu_that_is_not_here(name):
+    """PyTorch writes them, Triton compiles them; none of them runs."""
+    why = device.why_not()
+    if why is None and importlib.util.find_spec("triton") is None:
+        why = "Triton is not installed"
+    if why is not None:
+        pytest.skip(why)
+    command = [sys.executable, "-W", "ignore", str(HERE / "lowering.py"), name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert not done.returncode, done.stderr[-3000:]
+    kernels = json.loads(done.stdout.splitlines()[-1])["kernels"]
+    assert len(kernels) == KERNELS[name]
+    assert all(0 < kernel["shared"] <= H100 for kernel in kernels), kernels
 
 
 def test_the_device_sees_what_would_wait():

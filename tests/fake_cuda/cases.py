@@ -7,6 +7,7 @@ in clearhead that read.
 import collections
 import json
 import sys
+import traceback
 
 import device as fake
 
@@ -147,6 +148,65 @@ CASES = {
 }
 
 
+# Without float64, on the engines that are of any device.
+ANYWHERE = {
+    f"{engine}: {name}": lambda options=options, engine=engine: training(**options, engine=engine)
+    for engine in ("tiled", "sdpa")
+    for name, options in {
+        "attention": {},
+        **{name: {"mask": mask} for name, mask in MASKS.items()},
+        "float mask": {"mask": FLOATS},
+        "scale": {"scale": 0.3},
+        "Cosine": {"score": ch.Cosine(0.4)},
+    }.items()
+} | {
+    name: lambda options=options: training(**options, engine="tiled")
+    for name, options in {
+        "learnt bias": {"bias": DENSE_BIAS},
+        "ALiBi": {"bias": ALIBI, "mask": MASKS["causal"]},
+        "RelativeBias": {"bias": RELATIVE},
+        "BiasFunction": {"bias": ch.BiasFunction(lambda b, h, i, j: -(i - j).abs() / 2)},
+        "softcap": {"score": ch.Dot(softcap=20.0)},
+        "sinks": {"sinks": SINKS},
+        "dropout": {"dropout_p": 0.1},
+        "Additive": {"score": ADDITIVE},
+        "Gaussian": {"score": GAUSSIAN},
+        "a score by tile()": {"score": lambda query, key: (query @ key.mT).sin()},
+        "align, a tensor": {"mask": MASKS["causal"], "align": torch.zeros_like(LENGTHS)},
+    }.items()
+}
+BESIDE = (
+    "reduce",
+    "reduce, causal",
+    "reduce, padding",
+    "reduce, training",
+    "masked_softmax",
+    "partial",
+    "Lengths, built",
+)
+BESIDE += (
+    "MultiHeadAttention",
+    "TorchMultiheadAttention",
+    "AdditiveAttention",
+    "decoding",
+    "Padding, built",
+    "Documents",
+)
+ANYWHERE |= {name: case for name, case in CASES.items() if name.startswith(BESIDE)}
+
+
+def without_float64():
+    """Which of the cases need it, and what they said."""
+    DEVICE.refuse_float64()
+    failed = {}
+    for name, case in ANYWHERE.items():
+        try:
+            case()
+        except Exception as error:
+            failed[name] = traceback.format_exc()[-600:] if "float64" in str(error) else repr(error)
+    print(json.dumps({"case": "without float64", "tried": len(ANYWHERE), "failed": failed}), flush=True)
+
+
 def plans():
     """The engine of some calls by `plan`."""
     calls = {"attention": {}, "causal": {"mask": MASKS["causal"]}, "window": {"mask": MASKS["window"]}}
@@ -161,6 +221,8 @@ def plans():
 
 
 def main(names):
+    if names == ["--without-float64"]:
+        return without_float64()
     if not names:
         print(json.dumps({"case": "plans", "engines": plans()}), flush=True)
     for name in names or CASES:

@@ -70,15 +70,23 @@ at::Tensor on_host(const at::Tensor& tensor) {
   return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), [tensor](void*) {}, options);
 }
 
+std::atomic<bool> without_float64{false};  // as on Apple's devices
+
+c10::ScalarType kind(std::optional<at::ScalarType> type) {
+  const auto found = c10::dtype_or_default(type);
+  TORCH_CHECK(!without_float64 || found != at::kDouble, "this device has no float64");
+  return found;
+}
+
 at::Tensor empty(c10::SymIntArrayRef size, std::optional<at::ScalarType> type, std::optional<at::Layout>,
                  std::optional<at::Device>, std::optional<bool>, std::optional<at::MemoryFormat> format) {
-  return at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(size), &memory, on_cuda, c10::dtype_or_default(type), format);
+  return at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(size), &memory, on_cuda, kind(type), format);
 }
 
 at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<at::ScalarType> type,
                          std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>) {
   return at::detail::empty_strided_generic(C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), &memory,
-                                           on_cuda, c10::dtype_or_default(type));
+                                           on_cuda, kind(type));
 }
 
 at::Tensor& copy_(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
@@ -198,6 +206,7 @@ long count_of_reads() { return reads; }
 long count_of_downloads() { return downloads; }
 long count_of_uploads() { return uploads; }
 long count_of_operations() { return operations; }
+void refuse_float64(int refuse) { without_float64 = refuse; }
 // What is asked, with a name, whenever the host would wait, whether that counts.
 void observe(int (*counts)(const char*)) { observer = counts; }
 }

@@ -73,6 +73,10 @@ class Device:
         )  # kept: the library holds its address alone
         self.library.observe(self._told)
 
+    def refuse_float64(self) -> None:
+        """As Apple's devices do: a tensor of float64 there is an error."""
+        self.library.refuse_float64(1)
+
     def _note(self, name: bytes) -> int:
         """Note a place, and say whether it counts: a number that a compiled graph copies is one of the kernel's own,
         for which the graph stands here."""
@@ -94,7 +98,10 @@ class Device:
         return Counts(*found)
 
 
-def there() -> Device:
+OLD = types.SimpleNamespace(major=6, minor=0)  # too old for Triton
+
+
+def there(properties: types.SimpleNamespace = OLD) -> Device:
     """The device; `torch.cuda` says that it is there, and has one state of random numbers that nothing changes."""
     device = Device()
     import torch
@@ -111,8 +118,8 @@ def there() -> Device:
         **{
             "device_count": 1,
             "current_device": 0,
-            "get_device_properties": types.SimpleNamespace(major=6, minor=0),
-        },  # too old for Triton
+            "get_device_properties": properties,
+        },
         **dict.fromkeys(("_lazy_init", "synchronize", "set_device", "manual_seed", "manual_seed_all"), None),
     }
     for name, answer in answers.items():

@@ -303,8 +303,7 @@ class _New(NamedTuple):
         if old is not None:
             whole = torch.cat([old, whole[:, :, self.length :]], 2)
         rows, places, at = (moved(index, new.device) for index in self.kept())
-        moved = whole.transpose(1, 2).index_put((rows, at), new[rows, :, places])
-        return moved.transpose(1, 2)
+        return whole.transpose(1, 2).index_put((rows, at), new[rows, :, places]).transpose(1, 2)
 
     def _gathered(self, old: Tensor | None, new: Tensor, whole: Tensor) -> Tensor:
         """The same from the old positions, the new ones and zeros, side by side."""
