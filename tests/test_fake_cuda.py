@@ -82,6 +82,8 @@ KERNELS = {  # the kernels of a case: forward, and backward where it is trained
     "softcap, sinks, 128 wide": 2,
     "float32": 2,
     "narrow": 1,
+    "lengths left open": 2,
+    "decoding, three heads to a key head": 1,
 }
 H100 = 232448  # bytes of shared memory that a block of threads may have
 

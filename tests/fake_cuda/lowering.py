@@ -146,6 +146,8 @@ CASES = {
     "a bias of every pair": (torch.bfloat16, 64, {"bias": "dense"}, True),
     "softcap, sinks, 128 wide": (torch.float16, 128, {"score": ch.Dot(softcap=20.0), "sinks": "sinks"}, True),
     "float32": (torch.float32, 64, {"mask": WINDOW}, True),
+    "lengths left open": (torch.bfloat16, 64, {"bias": "relative", "mask": WINDOW}, True),
+    "decoding, three heads to a key head": (torch.bfloat16, 64, {"score": ch.Dot(softcap=20.0)}, False),
     "narrow": (torch.bfloat16, 8, {"mask": WINDOW}, False),
 }
 
@@ -160,12 +162,15 @@ def main(names):
             dense = torch.zeros(1, 4, 1000, 1000, device="cuda", dtype=dtype, requires_grad=True)
             beside = learnt | {"dense": dense}
             options = {key: beside[part] if isinstance(part, str) else part for key, part in options.items()}
-            SOURCES.clear()
-            with torch.set_grad_enabled(grad):
-                inputs = [drawn(1000, width, dtype, grad=grad) for _ in range(3)]
-                output = ch.attention(*inputs, **options, engine="flex")
-                if grad:
-                    output.float().sum().backward()
+            for length in (1000, 1100) if name == "lengths left open" else (1000,):
+                SOURCES.clear()
+                with torch.set_grad_enabled(grad):
+                    inputs = [drawn(length, width, dtype, grad=grad) for _ in range(3)]
+                    if name.startswith("decoding"):
+                        inputs[0] = drawn(1, width, dtype, heads=12)
+                    output = ch.attention(*inputs, **options, engine="flex")
+                    if grad:
+                        output.float().sum().backward()
             found = [
                 {"kernel": kernel, "shared": made.metadata.shared}
                 for source in SOURCES

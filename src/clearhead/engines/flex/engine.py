@@ -69,7 +69,7 @@ class Flex(Engine):
 
     def reservations(self, problem: Problem) -> list[str]:
         if problem.sizes.device.type != "cuda":
-            return ["on a CPU other engines are faster"]
+            return ["on a CPU other engines are faster"] if problem.sizes.device.type == "cpu" else []
         spans, low = problem.spans, problem.lowered
         if low is not None and low.softcap is None and problem.bias is None and problem.sinks is None:
             if problem.visible is None:

@@ -106,8 +106,12 @@ def _call(
             BLOCK_SIZE=(BLOCK, BLOCK),
             mask_mod=allowed,
         )
-    narrow = query.element_size() == 2 and query.shape[-1] <= 64
-    options = BESIDE_A_BIAS if narrow and (dense is not None or relative is not None) else None
+    options: dict[str, Any] = {}
+    if query.element_size() == 2 and query.shape[-1] <= 64 and (dense is not None or relative is not None):
+        options |= BESIDE_A_BIAS
+    groups = query.shape[1] // key.shape[1]
+    if groups & (groups - 1):  # the kernel for few queries takes powers of two alone
+        options["BACKEND"] = "TRITON"
     unchanged = softcap is None and dense is None and relative is None
     found: Any = flex_attention(
         query,
@@ -117,7 +121,7 @@ def _call(
         block_mask=mask,
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
-        kernel_options=options if query.is_cuda else None,  # type: ignore[arg-type]
+        kernel_options=options if options and query.is_cuda else None,  # type: ignore[arg-type]
         return_aux=AuxRequest(lse=True) if rows else None,  # type: ignore[arg-type]
     )
     return (found[0], found[1].lse) if rows else (found, None)
