@@ -36,7 +36,7 @@ mutants: $(READY) bundle browser
 TORCH ?= $(shell sed -n 's/^dependencies = \["torch>=\([0-9.]*\)".*/\1/p' pyproject.toml).*
 TRANSFORMERS ?= $(shell sed -n 's/^models = \["transformers>=\([0-9.]*\)".*/\1/p' pyproject.toml).*
 OTHER = build/versions/torch-$(TORCH:.*=)-transformers-$(TRANSFORMERS:.*=)
-WATCHED = align backends edit generation joined lazy_attentions torch_nn use_in_transformers watch
+WATCHED = backends edit generation joined lazy_attentions match_tokens run_on_clearhead torch_nn watch
 
 versions: browser
 	$(PYTHON) -m venv $(OTHER)

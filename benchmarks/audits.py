@@ -15,7 +15,7 @@ from benchmarks.watching import llama
 BAR = 0.5
 
 
-def check(what: str, expected: Callable[[int], ch.Mask | None], length: int = 4096) -> Result:
+def check(what: str, expected: Callable[[int], ch.extend.Mask | None], length: int = 4096) -> Result:
     """A causal Llama beside another mask."""
     model, ids = llama(), torch.randint(0, 1000, (1, length))
     with ch.watch(model) as seen:
@@ -28,7 +28,7 @@ def check(what: str, expected: Callable[[int], ch.Mask | None], length: int = 40
     return Result(told, ratio, "×", f"≤ {BAR}", ratio <= BAR, times(seconds))
 
 
-def documents(length: int) -> ch.Mask:
+def documents(length: int) -> ch.extend.Mask:
     return ch.Causal() & ch.Documents.from_lengths([length // 4] * 4)
 
 

@@ -41,7 +41,11 @@ MEDIAN = """async (call) => { const taken = [];
 def page_of(length: int) -> Path:
     """The page of the bundled BERT on 512 tokens, or of one head of more."""
     path = Path(tempfile.mkdtemp()) / "page.html"
-    return of_text(512)[0].report(path, of_text(512)[1]) if length == 512 else of_head(length).report(path)
+    return (
+        of_text(512)[0].view(tokens=of_text(512)[1]).write(path)
+        if length == 512
+        else of_head(length).view().write(path)
+    )
 
 
 @contextmanager

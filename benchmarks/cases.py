@@ -118,7 +118,13 @@ def inspection(size: int, rounds: int) -> Result:
     lazy = ch.weights(q, k)
     calls = {
         "sdpa forward": lambda: sdpa(q, k, v),
-        "reduce": lambda: lazy.reduce(ch.Output(v), ch.Entropy(), ch.TopK(5), ch.Received(), ch.Pool(128)),
+        "reduce": lambda: lazy.reduce(
+            ch.reductions.Output(v),
+            ch.reductions.Entropy(),
+            ch.reductions.TopK(5),
+            ch.reductions.Received(),
+            ch.reductions.Pool(128),
+        ),
     }
     agree(calls["reduce"]()[0], calls["sdpa forward"]())
     seconds = interleaved(calls, rounds, 1)
@@ -313,13 +319,15 @@ def _step(inputs: list[Tensor], results: Callable[[], tuple[Tensor, ...]]) -> Ca
     return step
 
 
-def statistics(bar: float, *more: ch.Received) -> Result:
+def statistics(bar: float, *more: ch.reductions.Received) -> Result:
     """Output, entropy and log-sum-exp, forward + backward, over attention alone."""
     inputs = leaves(*3 * [(1, 8, 2048, 64)])
     q, k, v = inputs
 
     def reduced() -> tuple[Tensor, ...]:
-        return ch.weights(q, k).reduce(ch.Output(v), ch.Entropy(), ch.LogSumExp(), *more)
+        return ch.weights(q, k).reduce(
+            ch.reductions.Output(v), ch.reductions.Entropy(), ch.reductions.LogSumExp(), *more
+        )
 
     calls = {"attention": _step(inputs, lambda: (ch.attention(q, k, v),)), "statistics": _step(inputs, reduced)}
     agree(reduced()[0].detach(), sdpa(q, k, v).detach())
@@ -419,7 +427,7 @@ CASES: dict[str, Callable[[], Result]] = {
     "window-training": window_training,
     "documents": documents,
     "statistics": lambda: statistics(1.25),
-    "statistics-received": lambda: statistics(1.5, ch.Received()),
+    "statistics-received": lambda: statistics(1.5, ch.reductions.Received()),
     "statistics-memory": statistics_memory,
     "weight-gradients": weight_gradients,
     **masks.CASES,

@@ -18,7 +18,7 @@ def edit() -> Result:
     model, ids = llama(), torch.randint(0, 1000, (1, LENGTH))
 
     def edited() -> None:
-        with ch.edit(model, ch.Knockout("layers.1.*", 3, keys=5)):
+        with ch.edit(model, ch.edits.Knockout("layers.1.*", 3, keys=5)):
             model(ids)
 
     seconds = interleaved({"plain": lambda: model(ids), "edited": edited}, 11, 2)

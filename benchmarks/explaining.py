@@ -34,7 +34,7 @@ class Block(nn.Module):
         return self.out(F.scaled_dot_product_attention(*sides, is_causal=True).transpose(1, 2).flatten(2))
 
 
-def recorded(length: int) -> ch.Recording:
+def recorded(length: int) -> ch.models.Recording:
     block = Block()
     with torch.no_grad(), ch.watch(block, values=True) as seen:
         block(torch.randn(1, length, 512))

@@ -24,7 +24,7 @@ def _blocks(share: float) -> Tensor:
     return (torch.rand(count, count) < share) | torch.eye(count, dtype=torch.bool)
 
 
-def _rules() -> dict[str, tuple[str, Callable[..., Tensor], ch.Mask]]:
+def _rules() -> dict[str, tuple[str, Callable[..., Tensor], ch.extend.Mask]]:
     """Masks that FlexAttention takes as a rule of four indices, and clearhead as an expression."""
     blocks, tenth, documents = _blocks(0.25), _blocks(0.1), torch.arange(SIZE) // 512
     rule = lambda b, h, i, j: blocks[i // EDGE, j // EDGE]  # noqa: E731

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -21,8 +22,14 @@ from benchmarks.watching import generating, llama
 def reduce_16384() -> float:
     query, key = torch.randn(2, 1, 8, 16384, 64)
     weights = ch.weights(query, key)
-    ch.weights(query[:, :, :512], key[:, :, :512]).reduce(ch.Entropy(), ch.TopK(5), ch.Received(), ch.Pool(128))
-    return extra_mib(lambda: weights.reduce(ch.Entropy(), ch.TopK(5), ch.Received(), ch.Pool(128)))
+    ch.weights(query[:, :, :512], key[:, :, :512]).reduce(
+        ch.reductions.Entropy(), ch.reductions.TopK(5), ch.reductions.Received(), ch.reductions.Pool(128)
+    )
+    return extra_mib(
+        lambda: weights.reduce(
+            ch.reductions.Entropy(), ch.reductions.TopK(5), ch.reductions.Received(), ch.reductions.Pool(128)
+        )
+    )
 
 
 def explain_16384() -> float:
@@ -70,7 +77,9 @@ def torch_multi_head_8192() -> float:
 def statistics_16384() -> float:
     def step(length: int) -> None:
         q, k, v = (torch.randn(1, 8, length, 64, requires_grad=True) for _ in range(3))
-        found = ch.weights(q, k).reduce(ch.Output(v), ch.Entropy(), ch.LogSumExp(), ch.Received())
+        found = ch.weights(q, k).reduce(
+            ch.reductions.Output(v), ch.reductions.Entropy(), ch.reductions.LogSumExp(), ch.reductions.Received()
+        )
         sum(t.sum() for t in found).backward()
 
     step(300)
@@ -110,12 +119,12 @@ def sdpa_jvp_training_2048() -> float:
     return _forward_mode(own=False, train=True)
 
 
-def _watched(**options: Any) -> float:
-    """What a recording holds when the model has run."""
+def _watched(watching: Callable[[Any], Any]) -> float:
+    """What is held of a model's calls when it has run."""
     model = llama()
 
     def run(length: int) -> Any:
-        with torch.no_grad(), ch.watch(model, **options) as seen:
+        with torch.no_grad(), watching(model) as seen:
             model(torch.randint(0, 1000, (1, length)))
         return seen
 
@@ -144,11 +153,11 @@ def watch_generation() -> float:
 
 
 def watch_keep() -> float:
-    return _watched(keep=[ch.Entropy(), ch.TopK(5)])
+    return _watched(lambda model: ch.models.statistics(model, [ch.reductions.Entropy(), ch.reductions.TopK(5)]))
 
 
 def watch_record() -> float:
-    return _watched()
+    return _watched(ch.watch)
 
 
 def _attentions(lazy: bool) -> float:
@@ -162,7 +171,7 @@ def _attentions(lazy: bool) -> float:
 
     def run(length: int) -> None:
         ids = torch.randint(0, 1000, (1, length))
-        with torch.no_grad(), ch.lazy_attentions(model) if lazy else nullcontext():
+        with torch.no_grad(), ch.models.lazy_attentions(model) if lazy else nullcontext():
             output = model(ids, output_attentions=lazy)
         assert not lazy or len(output.attentions) == 4
 

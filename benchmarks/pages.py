@@ -36,7 +36,7 @@ class Head(nn.Module):
 
 
 @cache
-def of_text(length: int) -> tuple[ch.Recording, list[str]]:
+def of_text(length: int) -> tuple[ch.models.Recording, list[str]]:
     """The bundled BERT, 6 × 12 heads, on a text of so many tokens."""
     model, tokenizer = load(bundled())
     ids = tokenizer(TEXT * 20, return_tensors="pt")["input_ids"][:, :length]
@@ -46,17 +46,17 @@ def of_text(length: int) -> tuple[ch.Recording, list[str]]:
 
 
 @cache
-def of_head(length: int) -> ch.Recording:
+def of_head(length: int) -> ch.models.Recording:
     block = Head()
     with torch.no_grad(), ch.watch(block) as seen:
         block(torch.randn(1, 1, length, 64), torch.randn(1, 1, length, 64))
     return seen
 
 
-def written(seen: ch.Recording, tokens: list[str] | None = None) -> float:
+def written(seen: ch.models.Recording, tokens: list[str] | None = None) -> float:
     """The megabytes of its page."""
     with tempfile.TemporaryDirectory() as folder:
-        return seen.report(Path(folder) / "page.html", tokens).stat().st_size / 1e6
+        return seen.view(tokens=tokens).write(Path(folder) / "page.html").stat().st_size / 1e6
 
 
 def size(what: str, mb: float, most: float) -> Result:
@@ -70,7 +70,7 @@ def of_bert(length: int, most: float) -> Callable[[], Result]:
 def code() -> Result:
     """The page's own code: a page without what it holds as data."""
     with tempfile.TemporaryDirectory() as folder:
-        page = of_head(2).report(Path(folder) / "page.html").read_text(encoding="utf-8")
+        page = of_head(2).view().write(Path(folder) / "page.html").read_text(encoding="utf-8")
     data = re.findall(r'<script[^>]*id="(?:meta|block-\d+)"[^>]*>(.*?)</script>', page, re.DOTALL)
     kb = (len(page.encode()) - len("".join(data).encode())) / 1000
     return Result("the page's own code: program, style and markup, deflated", kb, "KB", "≤ 100", kb <= 100, {})

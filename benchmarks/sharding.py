@@ -31,11 +31,11 @@ WALL = "one process", "two"
 PROCESSOR = "a thread of one process, processor time", "the longer of two"
 
 
-def _documents() -> ch.Mask:
+def _documents() -> ch.extend.Mask:
     return ch.Documents.from_lengths([LENGTH // 8] * 8)
 
 
-MASKS: dict[str, tuple[Callable[[], ch.Mask], str, float]] = {
+MASKS: dict[str, tuple[Callable[[], ch.extend.Mask], str, float]] = {
     "causal": (ch.Causal, "ZigZag", 1.0),
     "window": (lambda: ch.SlidingWindow(before=1023), "Contiguous", 0.9),
     "documents": (_documents, "Contiguous", 0.9),

@@ -1,4 +1,4 @@
-"""Steps of training under ch.monitor, over the same steps alone. A step is a forward and a backward pass."""
+"""Steps of training under ch.models.monitor, over the same steps alone. A step is a forward and a backward pass."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def monitored(make: Callable[[], Any], batch: int, length: int, compiled: bool) 
     torch.compiler.reset()
     model, ids = make().train(), torch.randint(0, 1000, (batch, length))
     copies = {name: copy.deepcopy(model) for name in ("plain", "on", "between")}
-    with ch.monitor(copies["on"], every=1), ch.monitor(copies["between"], every=NEVER):
+    with ch.models.monitor(copies["on"], every=1), ch.models.monitor(copies["between"], every=NEVER):
         runs = {name: torch.compile(one, fullgraph=True) if compiled else one for name, one in copies.items()}
         calls = {name: partial(step, copies[name], runs[name], ids) for name in copies}
         seconds = interleaved(calls, 9, 1)

@@ -19,7 +19,7 @@ from clearhead.models.read.distinctive import measured
 from clearhead.models.read.tokens import Tokens
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-FOUR = [ch.Entropy(), ch.TopK(5), ch.Received(), ch.LogSumExp()]
+FOUR = [ch.reductions.Entropy(), ch.reductions.TopK(5), ch.reductions.Received(), ch.reductions.LogSumExp()]
 
 
 def bert() -> Any:
@@ -47,7 +47,7 @@ def keep(make: Callable[[], Any], length: int, bar: float, fuse: bool = False) -
     model, ids = make(), torch.randint(0, 1000, (1, length))
 
     def watched() -> None:
-        with ch.watch(model, keep=FOUR, fuse=fuse):
+        with ch.models.statistics(model, FOUR, fuse=fuse):
             model(ids)
 
     calls = {"plain": lambda: model(ids), "watched": watched}
@@ -61,7 +61,7 @@ def keep(make: Callable[[], Any], length: int, bar: float, fuse: bool = False) -
 def keep_memory() -> Result:
     """What the two recordings hold, in a process each."""
     kept, recorded = peak_mib("watch_keep"), peak_mib("watch_record")
-    what = f"Llama on 4096 tokens, keep=[Entropy, TopK(5)], {kept:.0f} MiB, over a watch that keeps q and k"
+    what = f"Llama on 4096 tokens, statistics of Entropy and TopK(5), {kept:.0f} MiB, over a watch that keeps q and k"
     return Result(what, kept / recorded, "×", "≤ 0.2", kept <= recorded / 5, {})
 
 
@@ -69,7 +69,7 @@ def lazy_time() -> Result:
     model, ids = llama(), torch.randint(0, 1000, (1, 3072))
 
     def lazy() -> None:
-        with ch.lazy_attentions(model):
+        with ch.models.lazy_attentions(model):
             model(ids, output_attentions=True)
 
     seconds = interleaved({"plain": lambda: model(ids), "lazy": lazy}, 9, 2)
@@ -130,7 +130,7 @@ def long_head(length: int) -> tuple[Any, list[Tensor]]:
     return Causal(), list(torch.randn(3, 1, 1, length, 64))
 
 
-def recorded(model: Any, *inputs: Tensor) -> ch.Recording:
+def recorded(model: Any, *inputs: Tensor) -> ch.models.Recording:
     with ch.watch(model, values=True) as seen:
         model(*inputs)
     return seen

@@ -24,11 +24,11 @@ from clearhead.models import bundled, load
 @torch.no_grad()
 def share_of_first(model: Any, tokenizer: Any, texts: Iterable[str]) -> Tensor:
     """(layers, heads): the mean over all tokens of all texts of their weight on the first token."""
-    means = ch.Means()
+    means = ch.models.Means()
     for text in texts:
         inputs = tokenizer(text, return_tensors="pt", truncation=True)
         others = (torch.arange(inputs["input_ids"].shape[1]) > 0).long()  # group 0: the first token
-        with ch.watch(model, keep=[ch.Mass(others)], merge=means):
+        with ch.models.statistics(model, [ch.reductions.Mass(others)], merge=means):
             model(**inputs)
     return torch.stack([means[name][0][:, 0] for name in means])
 

@@ -33,7 +33,7 @@ def ablated(model: Any, ids: Tensor, answer: int, other: int) -> Tensor:
     change = torch.zeros(layers, heads) - logit_difference(model, ids, answer, other)
     for layer in range(layers):
         for head in range(heads):
-            with ch.edit(model, ch.Scale(layer, head, 0.0)):
+            with ch.edit(model, ch.edits.ScaleHeads(layer, head, 0.0)):
                 change[layer, head] += logit_difference(model, ids, answer, other)
     return change
 

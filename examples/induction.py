@@ -150,7 +150,7 @@ def train(
     return history
 
 
-def without_key(back: int) -> ch.Mask:
+def without_key(back: int) -> ch.extend.Mask:
     """Causal, but for one key: the one so many places before the query."""
     return ch.Causal() & ch.MaskFunction(lambda b, h, q, k: q - k != back)
 
@@ -158,9 +158,9 @@ def without_key(back: int) -> ch.Mask:
 def without(model: nn.Module, tokens: Tensor, period: Tensor) -> dict[str, float]:
     """What is left of the hits when one thing is taken from the first layer."""
     edits = {
-        "previous key": ch.Force(without_key(1), layers=0),
-        "two back": ch.Force(without_key(2), layers=0),
-        "layer": ch.Scale(layers=0, factor=0.0),
+        "previous key": ch.edits.ForceMask(without_key(1), layers=0),
+        "two back": ch.edits.ForceMask(without_key(2), layers=0),
+        "layer": ch.edits.ScaleHeads(layers=0, factor=0.0),
     }
     left = {}
     for name, one in edits.items():

@@ -43,7 +43,7 @@ def batch_of(step: int) -> dict[str, torch.Tensor]:
 
 def train(layout: ch.distributed.Layout) -> list[float]:
     """The loss of each step. Every rank of the layout calls it."""
-    model = ch.use_in_transformers(made(), layout=layout)
+    model = ch.models.run_on_clearhead(made(), layout=layout)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses = []
     for step in range(STEPS):

@@ -77,7 +77,7 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     everything: list[Opened] = []
 
     def show_one(explanation: Any, hash: str = "", init: str | None = None, **context: Any) -> Any:
-        path = explanation.html(tmp_path / f"page{len(everything)}.html")
+        path = explanation.write(tmp_path / f"page{len(everything)}.html")
         opened = browser.open(path, Opened, hash, init, **context)
         everything.append(opened)
         return opened

@@ -86,7 +86,7 @@ def model_of(name: str, number: int, backend: str) -> nn.Module:
 class Edited:
     """An edit, and what it does by hand: where, and what."""
 
-    edit: ch.Edit
+    edit: ch.edits.Edit
     layer: int | None
     heads: list[int]
     queries: Any
@@ -235,25 +235,25 @@ def edit(draw: Draw, layers: int, whole: int, narrow: int, padded: bool, causal:
     kind = draw.one(*kinds)
     every = draw.one(1, HEADS)
     if kind == "knockout":
-        return Edited(ch.Knockout(**at, keys=keys), *said, kind, keys)
+        return Edited(ch.edits.Knockout(**at, keys=keys), *said, kind, keys)
     if kind == "after":
-        return Edited(ch.Knockout(**at, keys=keys, after=True), *said, kind, keys)
+        return Edited(ch.edits.Knockout(**at, keys=keys, after=True), *said, kind, keys)
     if kind == "scale":
         factor = draw.one(0.0, 0.5, -1.5)
-        return Edited(ch.Scale(**at, factor=factor), *said, kind, factor)
+        return Edited(ch.edits.ScaleHeads(**at, factor=factor), *said, kind, factor)
     if kind == "bias":
         bias = draw.normal(1, every, whole, whole) * 2
-        return Edited(ch.AddBias(bias, **at), *said, "bias", bias)
+        return Edited(ch.edits.AddBias(bias, **at), *said, "bias", bias)
     if kind == "alibi":
         slopes = torch.tensor([2 ** (-8 * (i + 1) / HEADS) for i in range(HEADS)]).view(1, -1, 1, 1)
         apart = (torch.arange(whole)[:, None] - torch.arange(whole)).abs()
-        return Edited(ch.AddBias(ch.ALiBi(HEADS), **at), *said, "bias", -slopes * apart)
+        return Edited(ch.edits.AddBias(ch.ALiBi(HEADS), **at), *said, "bias", -slopes * apart)
     causal_ = torch.ones(whole, whole, dtype=torch.bool).tril()
     if kind == "force":
         keep = (draw.normal(1, every, whole, whole) > -0.3) & causal_
-        return Edited(ch.Force(keep, **at), *said, "force", keep)
+        return Edited(ch.edits.ForceMask(keep, **at), *said, "force", keep)
     keep = causal_ & torch.ones(whole, whole, dtype=torch.bool).triu(-2)
-    return Edited(ch.Force(ch.Causal() & ch.SlidingWindow(before=2, after=0), **at), *said, "force", keep)
+    return Edited(ch.edits.ForceMask(ch.Causal() & ch.SlidingWindow(before=2, after=0), **at), *said, "force", keep)
 
 
 # One number -----------------------------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ def drawn(number: int) -> Case:
     backend = draw.one(*own.get(name, ["sdpa", "eager", "clearhead"]))
     model = model_of(name, number, "sdpa" if backend == "clearhead" else backend)
     if backend == "clearhead":
-        ch.use_in_transformers(model)
+        ch.models.run_on_clearhead(model)
     length = SOURCE if name in BOTH else PROMPT
     ids = torch.randint(3, 60, (2, length), generator=draw.torch)
     words = torch.ones(2, length, dtype=torch.int64)
@@ -424,12 +424,15 @@ def _failures(case: Case, number: int) -> Iterator[str]:
     if not beams:
         yield from _weights(case, seen, hand)
     with tempfile.TemporaryDirectory() as folder:
-        again = ch.load_seen(seen.save(Path(folder) / "seen.safetensors"))
+        again = ch.models.load_recording(seen.write(Path(folder) / "seen.safetensors"))
     for call, other in zip(seen.calls, again.calls, strict=True):
         if wrong := close(other.weights.dense(), call.weights.dense()):
             yield f"{call.name}: a file {wrong}"
     # reduced at once
-    watching, editing = ch.watch(model, keep=[ch.Received(), ch.Entropy()]), ch.edit(model, *own)
+    watching, editing = (
+        ch.models.statistics(model, [ch.reductions.Received(), ch.reductions.Entropy()]),
+        ch.edit(model, *own),
+    )
     with watching if case.around else editing as a, editing if case.around else watching as b:
         run(case)
     kept = (a if case.around else b).calls

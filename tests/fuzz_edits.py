@@ -164,7 +164,7 @@ class State:
 class Chosen:
     """An edit, its change by hand, and where it is at work."""
 
-    edit: ch.Edit
+    edit: ch.edits.Edit
     by_hand: Callable[[State], State]
     layer: int | None
     heads: list[int]
@@ -227,7 +227,7 @@ def by_hand(made: Model, edits: list[Chosen]) -> Iterator[None]:
 # Edits ----------------------------------------------------------------------------------------------------------------
 
 
-class Own(ch.Edit):
+class Own(ch.edits.Edit):
     """An edit by functions."""
 
     def __init__(self, change: Any, removed: Any = None, factor: float = 1.0, **at: Any) -> None:
@@ -290,13 +290,13 @@ def edit(draw: Draw, made: Model, wrong: bool) -> Chosen:
         name = draw.one(*WRONG)
         return Chosen(Own(WRONG[name], **at), lambda s: s, layer, heads, queries, name)
     rolled = lambda t: t.roll(1, 2)
-    choices: list[tuple[ch.Edit, Callable[[State], State]]] = [
-        (ch.Knockout(**at, keys=keys), lambda s: replace(s, cut=(*s.cut, *keys))),
-        (ch.Knockout(**at, keys=keys, after=True), lambda s: replace(s, removed=(*s.removed, *keys))),
-        (ch.Scale(**at, factor=number), lambda s: replace(s, factor=s.factor * number)),
-        (ch.AddBias(bias, **at), lambda s: replace(s, bias=s.bias + bias)),
-        (ch.AddBias(ch.ALiBi(made.heads), **at), lambda s: replace(s, bias=s.bias + _alibi(made.heads))),
-        (ch.Force(keep, **at), lambda s: replace(s, mask=keep, cut=())),
+    choices: list[tuple[ch.edits.Edit, Callable[[State], State]]] = [
+        (ch.edits.Knockout(**at, keys=keys), lambda s: replace(s, cut=(*s.cut, *keys))),
+        (ch.edits.Knockout(**at, keys=keys, after=True), lambda s: replace(s, removed=(*s.removed, *keys))),
+        (ch.edits.ScaleHeads(**at, factor=number), lambda s: replace(s, factor=s.factor * number)),
+        (ch.edits.AddBias(bias, **at), lambda s: replace(s, bias=s.bias + bias)),
+        (ch.edits.AddBias(ch.ALiBi(made.heads), **at), lambda s: replace(s, bias=s.bias + _alibi(made.heads))),
+        (ch.edits.ForceMask(keep, **at), lambda s: replace(s, mask=keep, cut=())),
         (Own(lambda p, s: _scores(p, key=-p.key), **at), lambda s: replace(s, k=-s.k)),
         (Own(lambda p, s: _scores(p, scale=2 * p.scores.scale), **at), lambda s: replace(s, scale=2 * s.scale)),
         (Own(lambda p, s: p._replace(value=p.value * number), **at), lambda s: replace(s, v=s.v * number)),

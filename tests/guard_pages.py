@@ -101,9 +101,19 @@ def run(inputs: list[Tensor], score: Any, mask: Any, make_bias: Callable[[], Any
         weights = ch.weights(query, key, **options)
         keys = key.shape[2]
         for k in {1, min(5, keys), min(64, keys)}:
-            found += weights.reduce(ch.TopK(k))[0]
-        every = ch.Entropy(), ch.Received(), ch.Pool((3, 5), "mean"), ch.Output(value)
-        found += [*weights.reduce(*every), *weights.reduce(ch.Pool((5, 7))), weights.logsumexp(), weights.dense()]
+            found += weights.reduce(ch.reductions.TopK(k))[0]
+        every = (
+            ch.reductions.Entropy(),
+            ch.reductions.Received(),
+            ch.reductions.Pool((3, 5), "mean"),
+            ch.reductions.Output(value),
+        )
+        found += [
+            *weights.reduce(*every),
+            *weights.reduce(ch.reductions.Pool((5, 7))),
+            weights.logsumexp(),
+            weights.dense(),
+        ]
         found += [weights[1, 2, -1], weights[..., keys // 2 :]]
         found += added_up(weights.problem, value)
     return [t.clone() for t in found]

@@ -93,7 +93,7 @@ def test_weights_with_sinks_sum_to_less_than_one():
     torch.testing.assert_close(weights.logsumexp()[0], denominator.log()[0])
     alone = scores.softmax(-1)  # how spread the keys' weights are does not depend on the sink
     torch.testing.assert_close(weights.entropy()[0], -torch.xlogy(alone, alone).sum(-1)[0])
-    share = weights.reduce(ch.SinkShare())[0]
+    share = weights.reduce(ch.reductions.SinkShare())[0]
     torch.testing.assert_close(share[0], (sinks.exp()[:, None] / denominator)[0])
     assert (share[1] == 0).all()
     values, indices = weights.topk(7)

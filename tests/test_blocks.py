@@ -119,7 +119,14 @@ def test_statistics_of_masks_with_gaps(size, monkeypatch):
     query, key = draw(1, 2, 150, 8), draw(1, 2, size, 8, seed=1)
     mask = ch.SlidingWindow(10, 10) | ch.Lengths([3]) | ch.DenseMask(draw(150, size, seed=2) > 1)
     monkeypatch.setattr(blocks, "STRIP", 48 * size)
-    reductions = ch.Received(), ch.Pool((7, 5)), ch.Pool((9, 3), "mean"), ch.TopK(3), ch.MaxScore(), ch.Entropy()
+    reductions = (
+        ch.reductions.Received(),
+        ch.reductions.Pool((7, 5)),
+        ch.reductions.Pool((9, 3), "mean"),
+        ch.reductions.TopK(3),
+        ch.reductions.MaxScore(),
+        ch.reductions.Entropy(),
+    )
     found, want = (
         ch.weights(query.to(t), key.to(t), mask=mask, align=20, engine=engine).reduce(*reductions)
         for t, engine in ((torch.float32, "native"), (torch.float64, "reference"))
@@ -207,13 +214,13 @@ def test_a_mask_that_broadcasts_is_one_pass_whatever_the_batch(monkeypatch):
     )
 
 
-class Odd(ch.Mask):
+class Odd(ch.extend.Mask):
     def __init__(self, gaps, keys):
         self.gaps, self.keys = gaps, keys
 
     def lower(self, sizes):
         whole = torch.zeros(1, 1, 1, dtype=torch.int64)
-        return ch.Spans(whole, whole + self.keys, gaps=self.gaps)
+        return ch.extend.Spans(whole, whole + self.keys, gaps=self.gaps)
 
 
 @pytest.mark.parametrize("engine", ["native", "tiled", "sdpa"])

@@ -7,7 +7,7 @@ import clearhead as ch
 from clearhead.problem import regions
 
 
-class Waves(ch.Score):
+class Waves(ch.extend.Score):
     def __init__(self):
         super().__init__()
         self.height = torch.nn.Parameter(torch.tensor(0.7))
@@ -35,7 +35,9 @@ def gradients(kind, dtype, engine, blocks, monkeypatch):
         *([] if kind == "statistics" else [value]),
     ]
     if kind == "statistics":
-        found = ch.weights(query, key, engine=engine, **options).reduce(ch.Entropy(), ch.MaxScore())
+        found = ch.weights(query, key, engine=engine, **options).reduce(
+            ch.reductions.Entropy(), ch.reductions.MaxScore()
+        )
         return torch.autograd.grad(sum((x * grad.detach()[..., 0]).sum() for x in found), learnt)
     output = ch.attention(query, key, value, engine=engine, **options)
     if kind != "twice":

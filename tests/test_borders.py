@@ -65,7 +65,14 @@ def close(got, want, tolerance=1e-5):
 @named
 def test_the_default_dtype_changes_nothing(name, dtype):
     query, key, value = inputs()
-    looks = (ch.Entropy(), ch.TopK(3), ch.Received(), ch.Pool(4), ch.Pool(4, "mean"), ch.Output(value))
+    looks = (
+        ch.reductions.Entropy(),
+        ch.reductions.TopK(3),
+        ch.reductions.Received(),
+        ch.reductions.Pool(4),
+        ch.reductions.Pool(4, "mean"),
+        ch.reductions.Output(value),
+    )
 
     def everything():
         weights = ch.weights(query, key, mask=MASKS[name])
@@ -444,7 +451,7 @@ def test_a_score_whose_tensor_has_changed(monkeypatch):
 def test_a_scores_own_writes_are_no_one_elses(monkeypatch):
     monkeypatch.setattr("clearhead.problem.regions.BUDGET", 2000)
 
-    class Counted(ch.Score):
+    class Counted(ch.extend.Score):
         def __init__(self):
             super().__init__()
             self.register_buffer("calls", torch.zeros(()))
@@ -622,7 +629,7 @@ def test_numpy_inputs_are_copied_where_the_result_outlives_the_call():
 # ------------------------------------------------------------------ parts of a person's own
 
 
-class Scaled(ch.Score):
+class Scaled(ch.extend.Score):
     def __init__(self):
         super().__init__()
         self.log = torch.nn.Parameter(torch.tensor(0.3))
@@ -654,7 +661,7 @@ def test_a_scale_that_is_learnt_has_a_gradient(score, engine):
     close(got, want, 1e-4)
 
 
-class Part(ch.Bias):
+class Part(ch.extend.Bias):
     def __init__(self, added):
         super().__init__()
         self.added = added
@@ -663,7 +670,7 @@ class Part(ch.Bias):
         return self.added
 
 
-class Marked(ch.Mask):
+class Marked(ch.extend.Mask):
     def __init__(self, start, stop, rest=None):
         self.spans_of_it = Spans(start, stop, rest)
 
@@ -671,7 +678,7 @@ class Marked(ch.Mask):
         return self.spans_of_it
 
 
-class Lowered(ch.Score):
+class Lowered(ch.extend.Score):
     def __init__(self, change):
         super().__init__()
         self.change = change
@@ -727,7 +734,7 @@ def test_entropy_where_a_later_key_is_far_above_the_others(engine):
 def test_many_of_the_largest_under_a_mask(engine, k):
     x = draw(300, 8)
     weights = ch.weights(x, x, mask=ch.Causal(), engine=engine)
-    (values, indices), entropy = weights.reduce(ch.TopK(np.int64(k)), ch.Entropy())
+    (values, indices), entropy = weights.reduce(ch.reductions.TopK(np.int64(k)), ch.reductions.Entropy())
     dense = ch.weights(x, x, mask=ch.Causal(), engine="reference").dense()
     close(values, dense.topk(k).values)
     close(dense.gather(1, indices), values)
@@ -740,7 +747,7 @@ def test_a_sink_far_above_the_scores(engine):
     x = draw(1, 1, 70, 8)
     weights = ch.weights(x, x, sinks=torch.tensor([200.0]), mask=ch.Causal(), engine=engine)
     assert (weights.logsumexp() == 200).all() and (weights.received() == 0).all()
-    assert (weights.reduce(ch.SinkShare())[0] == 1).all()
+    assert (weights.reduce(ch.reductions.SinkShare())[0] == 1).all()
     close(weights.entropy(), ch.weights(x, x, mask=ch.Causal(), engine=engine).entropy())
 
 
@@ -763,7 +770,7 @@ def test_sums_of_values_near_the_largest_number(engine, queries):
     query, key, value = draw(1, 1, queries, 8), draw(1, 1, 3000, 8, seed=1), draw(1, 1, 3000, 4, seed=2).abs() * 1e37
     want = ch.attention(query.double(), key.double(), value.double(), engine="reference")
     close(ch.attention(query, key, value, engine=engine) / 1e37, want / 1e37)
-    out, _ = ch.weights(query, key, engine=engine).reduce(ch.Output(value), ch.Entropy())
+    out, _ = ch.weights(query, key, engine=engine).reduce(ch.reductions.Output(value), ch.reductions.Entropy())
     close(out / 1e37, want / 1e37)
 
 

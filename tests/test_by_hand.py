@@ -100,7 +100,7 @@ def test_maps_whose_cells_lie_in_several_blocks(engine, monkeypatch):
     lazy = ch.weights(query, key, engine=engine)
     dense = (query @ key.mT / 2).softmax(-1)
     cells = dense.view(1, 2, 3, 8, 2, 15)
-    peak, mean = lazy.reduce(ch.Pool((3, 2)))[0], lazy.reduce(ch.Pool((3, 2), "mean"))[0]
+    peak, mean = lazy.reduce(ch.reductions.Pool((3, 2)))[0], lazy.reduce(ch.reductions.Pool((3, 2), "mean"))[0]
     torch.testing.assert_close(peak, cells.amax((3, 5)))
     torch.testing.assert_close(mean, cells.mean((3, 5)))
     torch.testing.assert_close(lazy.received(), dense.sum(-2))
@@ -110,10 +110,12 @@ def test_maps_whose_cells_lie_in_several_blocks(engine, monkeypatch):
 def test_the_largest_score_of_keys_that_begin_later(engine):
     query, key, _ = inputs(9, 9, torch.float32)
     query.requires_grad_(), key.requires_grad_()
-    later = ch.weights(query, key, mask=ch.Padding(torch.arange(9)[None] >= 4), engine=engine).reduce(ch.MaxScore())[0]
-    spans = ch.weights(query, key[:, :, 4:], engine="reference").reduce(ch.MaxScore())[0]
+    later = ch.weights(query, key, mask=ch.Padding(torch.arange(9)[None] >= 4), engine=engine).reduce(
+        ch.reductions.MaxScore()
+    )[0]
+    spans = ch.weights(query, key[:, :, 4:], engine="reference").reduce(ch.reductions.MaxScore())[0]
     torch.testing.assert_close(later, spans)
-    window = ch.weights(query, key, mask=ch.SlidingWindow(1), engine=engine).reduce(ch.MaxScore())[0]
+    window = ch.weights(query, key, mask=ch.SlidingWindow(1), engine=engine).reduce(ch.reductions.MaxScore())[0]
     keep = ch.SlidingWindow(1).dense(9, 9)
     want = (query @ key.mT / 2).masked_fill(~keep, -torch.inf).amax(-1)
     for found, expected in ((window, want), (later, (query @ key[:, :, 4:].mT / 2).amax(-1))):
@@ -165,7 +167,7 @@ def test_intervals_of_one_query_inside_that_of_another(engine):
     torch.testing.assert_close(ch.attention(query, key, value, **given, engine=engine), want)
 
 
-class Weighted(ch.Score):
+class Weighted(ch.extend.Score):
     """A product with a weight for each dimension."""
 
     def __init__(self, width=4):
@@ -180,7 +182,7 @@ class Weighted(ch.Score):
         return (query * self.weight) @ key.transpose(-1, -2)
 
     def lower(self, query, key):
-        return ch.Pairwise("mul", query, key, weight=self.weight)
+        return ch.extend.Pairwise("mul", query, key, weight=self.weight)
 
 
 @pytest.mark.parametrize("engine", engines())
@@ -255,7 +257,7 @@ def test_a_forced_mask_sees_no_slot_that_is_not_filled():
     query, key = torch.zeros(1, 2, 1, 4), torch.zeros(1, 2, 6, 4)
     problem = make_problem(query, key, score=ch.Dot(), align="lower_right")
     spot = Spot(range(3, 4), range(6), 4, range(2), 2)
-    forced = ch.Force(ch.SlidingWindow(9, 9)).before(problem, spot)
+    forced = ch.edits.ForceMask(ch.SlidingWindow(9, 9)).before(problem, spot)
     assert dense(forced.spans, forced.sizes)[0, 0, 0].tolist() == [True] * 4 + [False] * 2
 
 

@@ -71,7 +71,7 @@ class Block(torch.nn.Module):
         return F.scaled_dot_product_attention(x, x, x)
 
 
-class Own(ch.Edit):
+class Own(ch.edits.Edit):
     """An edit by a function."""
 
     def __init__(self, change, **at):
@@ -136,7 +136,7 @@ def test_what_an_edit_gives_back_is_checked(name):
         block(x)
     assert "Own.before gave" in str(refused.value) and said in str(refused.value)
     assert torch.equal(block(x), plain)
-    with ch.edit(block, ch.Scale(heads=0)):  # and it may be edited again
+    with ch.edit(block, ch.edits.ScaleHeads(heads=0)):  # and it may be edited again
         assert torch.equal(block(x)[:, 1:], plain[:, 1:])
 
 
@@ -145,7 +145,7 @@ def test_an_edit_is_given_its_own_heads():
     block, x = Block(), draw(1, 4, 50, 8)
     seen = []
 
-    class Turned(ch.Edit):
+    class Turned(ch.edits.Edit):
         def before(self, problem, spot):
             seen.append((list(spot.heads), spot.all_heads, problem.query.shape[1], problem.key.shape[1]))
             return problem._replace(scores=problem.scores._replace(key=-problem.key))
@@ -164,7 +164,7 @@ def test_masks_biases_and_tensors_of_all_heads_are_cut_for_an_edit():
     block, x, heads = Block(), draw(2, 4, 12, 8), [1, 3]
     keep, bias = draw(1, 4, 12, 12, seed=1) > -0.3, draw(2, 4, 12, 12, seed=2)
 
-    class Both(ch.Edit):
+    class Both(ch.edits.Edit):
         def before(self, problem, spot):
             added = spot.bias(ch.ALiBi(4), problem.sizes).plus(Added(dense=spot.tensor(bias, "bias")))
             return problem._replace(visible=spot.mask(ch.DenseMask(keep), problem.sizes), bias=added)
@@ -172,7 +172,11 @@ def test_masks_biases_and_tensors_of_all_heads_are_cut_for_an_edit():
     wanted = ch.attention(x, x, x, mask=ch.DenseMask(keep), bias=ch.ALiBi(4) + ch.DenseBias(bias), engine="reference")
     for edits in (
         [Both(heads=heads)],
-        [ch.Force(keep, heads=heads), ch.AddBias(bias, heads=heads), ch.AddBias(ch.ALiBi(4), heads=heads)],
+        [
+            ch.edits.ForceMask(keep, heads=heads),
+            ch.edits.AddBias(bias, heads=heads),
+            ch.edits.AddBias(ch.ALiBi(4), heads=heads),
+        ],
     ):
         with ch.edit(block, *edits):
             got = block(x)
@@ -180,7 +184,7 @@ def test_masks_biases_and_tensors_of_all_heads_are_cut_for_an_edit():
         assert torch.equal(got[:, [0, 2]], block(x)[:, [0, 2]])
     with (
         pytest.raises(ShapeError, match="of 2 heads, and the module has 4"),
-        ch.edit(block, ch.AddBias(bias[:, :2], heads=heads)),
+        ch.edit(block, ch.edits.AddBias(bias[:, :2], heads=heads)),
     ):
         block(x)
 
@@ -209,7 +213,7 @@ def test_an_error_in_an_edit_leaves_all_as_it_was():
     "keys", [np.zeros(3, bool), np.zeros(9), [True] * 9, torch.zeros(9, dtype=torch.bool)], ids=str
 )
 def test_keys_that_an_edit_removes_are_checked(keys):
-    class Removing(ch.Edit):
+    class Removing(ch.edits.Edit):
         def removed(self, spot):
             return keys
 
@@ -401,7 +405,7 @@ def test_the_operator_is_checked():
 # ---------------------------------------------------------------- what masks, biases and scores of one's own lower to
 
 
-class Odd(ch.Mask):
+class Odd(ch.extend.Mask):
     def __init__(self, make):
         self.make = make
 
@@ -412,16 +416,16 @@ class Odd(ch.Mask):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda at, n: ch.Spans(at, at + n, lambda *s: torch.ones(3, 3, dtype=torch.bool)),
-        lambda at, n: ch.Spans(at, at + n, lambda *s: torch.ones(5, 7)),
-        lambda at, n: ch.Spans(at, at + n, 3),
-        lambda at, n: ch.Spans(at.to_sparse(), at + n),
-        lambda at, n: ch.Spans(at, at + n, gaps=(at, at)),
-        lambda at, n: ch.Spans(at, at + n, gaps=at),
+        lambda at, n: ch.extend.Spans(at, at + n, lambda *s: torch.ones(3, 3, dtype=torch.bool)),
+        lambda at, n: ch.extend.Spans(at, at + n, lambda *s: torch.ones(5, 7)),
+        lambda at, n: ch.extend.Spans(at, at + n, 3),
+        lambda at, n: ch.extend.Spans(at.to_sparse(), at + n),
+        lambda at, n: ch.extend.Spans(at, at + n, gaps=(at, at)),
+        lambda at, n: ch.extend.Spans(at, at + n, gaps=at),
         lambda at, n: (at, at),
-        lambda at, n: ch.Spans(at.int(), at + n),
-        lambda at, n: ch.Spans(None, at + n),
-        lambda at, n: ch.Spans(at[0], at + n),
+        lambda at, n: ch.extend.Spans(at.int(), at + n),
+        lambda at, n: ch.extend.Spans(None, at + n),
+        lambda at, n: ch.extend.Spans(at[0], at + n),
     ],
 )
 @pytest.mark.parametrize(
@@ -434,7 +438,9 @@ def test_masks_of_ones_own(make, join):
             ch.attention(q, k, k, mask=join(Odd(make)), engine=engine)
 
 
-@pytest.mark.parametrize("make", [lambda at, n: ch.Spans(at, at + n + 1), lambda at, n: ch.Spans(at - 1, at + n)])
+@pytest.mark.parametrize(
+    "make", [lambda at, n: ch.extend.Spans(at, at + n + 1), lambda at, n: ch.extend.Spans(at - 1, at + n)]
+)
 def test_spans_of_ones_own_that_reach_outside(make):
     """Refused; with others, what is left of them inside."""
     q, k = draw(1, 2, 5, 8), draw(1, 2, 7, 8)
@@ -451,14 +457,14 @@ def test_an_interval_of_nothing_may_stand_anywhere():
     q, k = draw(1, 2, 5, 8), draw(1, 2, 7, 8)
     start = torch.tensor([0, 90, 0, 7, 3]).view(1, 1, -1)
     stop = torch.tensor([7, 2, 3, 7, 2]).view(1, 1, -1)
-    mask = Odd(lambda at, n: ch.Spans(start, stop))
+    mask = Odd(lambda at, n: ch.extend.Spans(start, stop))
     for engine in ("native", "tiled", "sdpa"):
         got = ch.attention(q, k, k, mask=mask, engine=engine)
         torch.testing.assert_close(got[:, :, 2], ch.attention(q[:, :, 2:3], k[:, :, :3], k[:, :, :3])[:, :, 0])
         assert not got[:, :, [1, 3, 4]].any()
 
 
-class OddBias(ch.Bias):
+class OddBias(ch.extend.Bias):
     def __init__(self, make):
         super().__init__()
         self.make = make
@@ -495,12 +501,12 @@ def test_biases_of_ones_own(make, join):
 
 @pytest.mark.parametrize("scale", [None, "1", float("nan"), 1j])
 def test_a_scale_that_a_score_lowers_to(scale):
-    class Mine(ch.Score):
+    class Mine(ch.extend.Score):
         def tile(self, query, key):
             return query @ key.mT
 
         def lower(self, query, key):
-            return ch.Pairwise("mul", query, key, scale=scale)
+            return ch.extend.Pairwise("mul", query, key, scale=scale)
 
     with pytest.raises(ClearheadError, match=r"Mine\.lower gave"):
         ch.attention(*[draw(1, 2, 5, 8)] * 3, score=Mine())

@@ -621,7 +621,7 @@ def test_an_explanation_in_a_file(kind, tmp_path, capsys):
     ("arguments", "words"),
     [
         (["dots"], "no example is called 'dots'"),
-        (["dot", "-o", "dot.txt"], "expected a file .html, .md or .py"),
+        (["dot", "-o", "dot.docx"], "Pass a path that ends in .html, .md"),
         (["dot", "--text", "A word", "--from", "word"], "beside --text"),
         (["--text", "A word"], "--from is missing"),
         (["--text", " ", "--from", "word"], "the text is empty"),

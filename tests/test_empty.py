@@ -30,7 +30,15 @@ BIASES = {
     "function": lambda h, lq, lk: ch.BiasFunction.example(None),
     "with a function": lambda h, lq, lk: ch.RelativeBias(h) + ch.BiasFunction.example(None),
 }
-REDUCTIONS = [ch.Entropy(), ch.LogSumExp(), ch.MaxScore(), ch.Received(), ch.MeanDistance(), ch.TopK(1), ch.Pool(2)]
+REDUCTIONS = [
+    ch.reductions.Entropy(),
+    ch.reductions.LogSumExp(),
+    ch.reductions.MaxScore(),
+    ch.reductions.Received(),
+    ch.reductions.MeanDistance(),
+    ch.reductions.TopK(1),
+    ch.reductions.Pool(2),
+]
 
 
 class Empty:
@@ -107,7 +115,9 @@ def ask(case, output):
     weights = ch.weights(query, key, **options, engine=engine)
     assert weights.dense().shape == (*query.shape[:3], key.shape[2])
     weights[:, :, :1], weights @ value, weights.logsumexp()
-    reductions = [one for one in REDUCTIONS if key.shape[2] or not isinstance(one, ch.TopK | ch.Pool)]
+    reductions = [
+        one for one in REDUCTIONS if key.shape[2] or not isinstance(one, ch.reductions.TopK | ch.reductions.Pool)
+    ]
     for reduction in reductions:
         result = weights.reduce(reduction)[0]
         derivatives(

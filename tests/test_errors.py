@@ -364,7 +364,7 @@ CASES = {
     ),
     "reduce by a name": (lambda: ch.weights(X3, X3).reduce("entropy"), ch.ClearheadError, ["'entropy'", "Entropy()"]),
     "distance without alignment": (
-        lambda: ch.weights(X3, zeros(2, 7, 4)).reduce(ch.MeanDistance()),
+        lambda: ch.weights(X3, zeros(2, 7, 4)).reduce(ch.reductions.MeanDistance()),
         ch.ClearheadError,
         ["MeanDistance", "lower_right"],
     ),

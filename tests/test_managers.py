@@ -10,6 +10,7 @@ import sys
 import threading
 import warnings
 import weakref
+from operator import attrgetter
 
 import pytest
 import torch
@@ -37,19 +38,21 @@ IDS = torch.arange(5)[None]
 # each function that gives a context manager: how one is made, and how its model is run
 MAKERS = {
     "watch": (lambda: (model := Block(), ch.watch(model)), X),
-    "edit": (lambda: (model := Block(), ch.edit(model, ch.Scale(heads=0))), X),
-    "monitor": (lambda: (model := Block().train(), ch.monitor(model)), X),
-    "lazy_attentions": (lambda: (model := small(), ch.lazy_attentions(model)), IDS),
+    "models.statistics": (lambda: (model := Block(), ch.models.statistics(model, ch.reductions.Entropy())), X),
+    "edit": (lambda: (model := Block(), ch.edit(model, ch.edits.ScaleHeads(heads=0))), X),
+    "models.monitor": (lambda: (model := Block().train(), ch.models.monitor(model)), X),
+    "models.lazy_attentions": (lambda: (model := small(), ch.models.lazy_attentions(model)), IDS),
 }
 
 
 def test_each_public_function_for_a_with_statement_is_tried_here():
     found = set()
-    for name in dir(ch):
-        given = getattr(ch, name)
+    every = {name: getattr(ch, name) for name in dir(ch)}
+    models = {f"models.{name}": value for name, value in vars(ch.models).items() if name not in every}
+    for name, given in (every | models).items():
         if inspect.isfunction(given):
             gives = str(given.__annotations__.get("return"))
-            is_one = hasattr(getattr(ch, gives, None), "__enter__")
+            is_one = hasattr(getattr(ch.models, gives, None), "__enter__")
             if "ContextManager" in gives or is_one:
                 found.add(name)
     assert found == set(MAKERS)
@@ -162,7 +165,7 @@ def test_one_that_was_used_is_silent(name, use):
 def test_one_that_could_not_be_made_is_silent(name):
     def fail():
         with pytest.raises(ch.ClearheadError):
-            getattr(ch, name)("no model")
+            attrgetter(name)(ch)(*("no model", ch.reductions.Entropy())[: 1 + (name == "models.statistics")])
 
     assert alarms(fail) == []
 
@@ -187,17 +190,18 @@ def test_entered_again_while_it_runs():
 
 def test_a_decorated_function_is_edited_at_each_call_and_says_what_changed_nothing():
     model = Block()
-    edited = ch.edit(model, ch.Scale(heads=0, factor=0.0))(lambda x: model(x))
+    edited = ch.edit(model, ch.edits.ScaleHeads(heads=0, factor=0.0))(lambda x: model(x))
     for _ in range(2):
         assert edited(X)[0, 0].abs().max() == 0 < model(X)[0, 0].abs().max()
     with pytest.raises(ch.ClearheadError, match="changed nothing"):
-        ch.edit(model, ch.Scale(queries=2))(lambda: model(X[:, :, :2]))()
+        ch.edit(model, ch.edits.ScaleHeads(queries=2))(lambda: model(X[:, :, :2]))()
 
 
 def test_nothing_is_said_while_the_interpreter_ends():
     code = (
         "import torch, clearhead as ch\nclass Block(torch.nn.Module):\n    def forward(self, x):\n        return x\n"
-        "kept = [ch.edit(Block(), ch.Scale()), ch.watch(Block()), ch.monitor(Block())]\nkept.append(kept)\n"
+        "kept = [ch.edit(Block(), ch.edits.ScaleHeads()), ch.watch(Block()), ch.models.monitor(Block())]\n"
+        "kept.append(kept)\n"
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == ""
@@ -209,22 +213,22 @@ def test_a_monitor_that_is_let_go_leaves_the_model_and_one_with_a_callback_stays
     model, rows = Block().train(), []
     before = {key: len(wraps) for key, (_, wraps) in _patch._active.items()}
     with pytest.warns(UserWarning, match="before its table was read"):
-        ch.monitor(model, every=1)
+        ch.models.monitor(model, every=1)
         gc.collect()
     assert not model._forward_hooks and not model._forward_pre_hooks
     assert {key: len(wraps) for key, (_, wraps) in _patch._active.items()} == before
-    made = [ch.monitor(model, every=1)]
+    made = [ch.models.monitor(model, every=1)]
     with _patch._lock, pytest.warns(UserWarning, match="before its table was read"):  # a collection in its midst
         made.pop()
     assert model._forward_hooks
     model(X)
     assert not model._forward_hooks
-    stays = weakref.ref(ch.monitor(model, every=1, callback=lambda step, found: rows.append(step)))
+    stays = weakref.ref(ch.models.monitor(model, every=1, callback=lambda step, found: rows.append(step)))
     gc.collect()
     model(X), model(X)
     assert rows == [0, 1]
     stays().remove()
-    seen = ch.monitor(model, every=1)
+    seen = ch.models.monitor(model, every=1)
     model(X)
     assert len(seen.table()) == 2
 
@@ -238,7 +242,7 @@ def test_a_monitor_that_is_let_go_leaves_the_model_and_one_with_a_callback_stays
 
 @pytest.mark.parametrize("seed", range(6))
 def test_models_of_one_configuration_keep_their_own_backends(seed):
-    """Random calls of `use_in_transformers` and of its undoing: each model runs on what was last said of it alone."""
+    """Random calls of `run_on_clearhead` and of its undoing: each model runs on what was last said of it alone."""
     draw = random.Random(seed)
     if seed % 2:
         sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -258,7 +262,7 @@ def test_models_of_one_configuration_keep_their_own_backends(seed):
     for _ in range(5):
         which = draw.randrange(3)
         if draw.random() < 0.6:
-            assert ch.use_in_transformers(models[which]) is models[which]
+            assert ch.models.run_on_clearhead(models[which]) is models[which]
             backend[which] = "clearhead"
         else:
             models[which].set_attn_implementation("sdpa")
@@ -273,19 +277,29 @@ def test_models_of_one_configuration_keep_their_own_backends(seed):
     assert config._attn_implementation == "sdpa"
 
 
-def test_a_with_statement_of_use_in_transformers_is_an_error_and_changes_nothing():
+def test_a_with_statement_of_run_on_clearhead_is_an_error_and_changes_nothing():
     model = small()
-    with pytest.raises(ch.ClearheadError, match="no context manager"), ch.use_in_transformers(model):
+    with pytest.raises(ch.ClearheadError, match="no context manager"), ch.models.run_on_clearhead(model):
         pass
     with (
         pytest.raises(ch.ClearheadError, match="not changed"),
         torch.no_grad(),
-        ch.use_in_transformers(model=model) as _,
+        ch.models.run_on_clearhead(model=model) as _,
     ):
         pass
     assert model.config._attn_implementation == "sdpa"
     with torch.no_grad():
-        found = [ch.use_in_transformers(model), ch.use_in_transformers(model)]
+        found = [ch.models.run_on_clearhead(model), ch.models.run_on_clearhead(model)]
     assert found == [model, model] and model.config._attn_implementation == "clearhead"
     model.set_attn_implementation("sdpa")
     assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("name", ["watch", "edit", "models.statistics", "models.lazy_attentions"])
+def test_what_is_asked_of_it_outside_of_its_with_says_where_it_is(name):
+    made = MAKERS[name][0]()[1]
+    with pytest.raises(AttributeError, match=rf"with ch.{name}\(...\) as seen:"):
+        _ = made.calls
+    assert not hasattr(made, "__fspath__")
+    with contextlib.suppress(ch.ClearheadError), made:  # entered, so that it is not one that was forgotten
+        pass

@@ -84,12 +84,17 @@ def test_large_additive_inputs(instructions):
 def test_looks_at_ties_and_at_parts(instructions, k):
     """Whole numbers, whose scores tie: the largest in the order of the keys. Each reduction alone, too."""
     query, key = draw(1, 3, 101, 4).mul(2).round(), draw(1, 3, 230, 4, seed=1).mul(2).round()
-    cells = ch.Pool((7, 23), "mean"), ch.Pool((101, 230)), ch.Received(), ch.Entropy()
+    cells = (
+        ch.reductions.Pool((7, 23), "mean"),
+        ch.reductions.Pool((101, 230)),
+        ch.reductions.Received(),
+        ch.reductions.Entropy(),
+    )
     for mask in (None, ch.SlidingWindow(60), ch.Lengths([3])):
         weights = ch.weights(query, key, mask=mask, align="lower_right", engine="native")
         truth = ch.weights(query.double(), key.double(), mask=mask, align="lower_right", engine="reference")
         wanted = truth.reduce(*cells)
-        (values, indices), *together = weights.reduce(ch.TopK(k), *cells)
+        (values, indices), *together = weights.reduce(ch.reductions.TopK(k), *cells)
         largest, order = (part[..., :k] for part in truth.dense().sort(dim=-1, descending=True, stable=True))
         assert torch.equal(indices[largest > 0], order[largest > 0])
         torch.testing.assert_close(values.double(), truth.dense().gather(-1, indices), atol=1e-6, rtol=1e-5)
@@ -101,7 +106,10 @@ def test_looks_at_ties_and_at_parts(instructions, k):
 def test_looks_at_scores_far_below_zero(instructions):
     """A tile whose later queries see nothing of its first keys, and then scores of which e^−score is infinite."""
     query, key = draw(1, 2, 200, 8) + 30, draw(1, 2, 200, 8, seed=1)
-    cells, mask = (ch.Received(), ch.Pool(10), ch.Pool(10, "mean"), ch.Entropy()), ch.SlidingWindow(before=20)
+    cells, mask = (
+        (ch.reductions.Received(), ch.reductions.Pool(10), ch.reductions.Pool(10, "mean"), ch.reductions.Entropy()),
+        ch.SlidingWindow(before=20),
+    )
     found = ch.weights(query, key, score=ch.Gaussian(2.0), mask=mask, engine="native").reduce(*cells)
     truth = ch.weights(query.double(), key.double(), score=ch.Gaussian(2.0), mask=mask, engine="reference").reduce(
         *cells

@@ -126,14 +126,14 @@ def test_backward_on_the_meta_device(options):
     assert [g.shape for g in torch.autograd.grad(output.sum(), given)] == [t.shape for t in given]
 
 
-class Handed(ch.Mask):
+class Handed(ch.extend.Mask):
     """A mask that hands out what it holds."""
 
     def __init__(self, stop, residual=None):
         self.stop, self.residual = stop, residual
 
     def lower(self, sizes):
-        return ch.Spans(torch.zeros_like(self.stop), self.stop, self.residual)
+        return ch.extend.Spans(torch.zeros_like(self.stop), self.stop, self.residual)
 
 
 @WRITTEN_OUT

@@ -9,7 +9,7 @@ from clearhead.testing import check_mask, check_score
 
 
 def test_a_score_without_tile():
-    class Nothing(ch.Score):
+    class Nothing(ch.extend.Score):
         pass
 
     with pytest.raises(AssertionError, match=r"^Nothing has no tile\(query, key\)"):
@@ -17,7 +17,7 @@ def test_a_score_without_tile():
 
 
 def test_an_example_without_its_widths():
-    class Halved(ch.Score):
+    class Halved(ch.extend.Score):
         @classmethod
         def example(cls):
             return cls()
@@ -30,12 +30,12 @@ def test_an_example_without_its_widths():
 
 
 def test_a_lowering_by_another_function():
-    class Dotted(ch.Score):
+    class Dotted(ch.extend.Score):
         def tile(self, query, key):
             return query @ key.mT
 
         def lower(self, query, key):
-            return ch.Pairwise("dot", query, key)
+            return ch.extend.Pairwise("dot", query, key)
 
     x = torch.zeros(3, 4)
     with pytest.raises(
@@ -45,20 +45,20 @@ def test_a_lowering_by_another_function():
 
 
 def test_spans_without_the_leading_dimensions():
-    class Own(ch.Mask):
+    class Own(ch.extend.Mask):
         def title(self):
             return "Own()"
 
         def lower(self, sizes):
             i = torch.arange(sizes.queries)
-            return ch.Spans(i, i + 1)
+            return ch.extend.Spans(i, i + 1)
 
     x = torch.zeros(3, 4)
     with pytest.raises(ch.ShapeError, match=r"lower gave a start \(3,\).*give positions \(Lq,\) as view\(1, 1, -1\)"):
         ch.attention(x, x, x, mask=Own())
 
 
-class Before(ch.Mask):
+class Before(ch.extend.Mask):
     """Each query sees its own place and those before."""
 
     positional = True
@@ -75,7 +75,7 @@ class Before(ch.Mask):
 
     def lower(self, sizes):
         stop = self.stop(sizes).clamp(0, sizes.keys)
-        return ch.Spans(torch.zeros_like(stop), stop)
+        return ch.extend.Spans(torch.zeros_like(stop), stop)
 
 
 def test_a_mask_that_is_right():
@@ -94,14 +94,14 @@ def test_a_mask_that_reaches_beyond_the_keys():
     class Beyond(Before):
         def lower(self, sizes):
             stop = self.stop(sizes)
-            return ch.Spans(torch.zeros_like(stop), stop)
+            return ch.extend.Spans(torch.zeros_like(stop), stop)
 
     with pytest.raises(AssertionError, match="stop outside"):
         check_mask(Beyond)
 
 
 def test_a_plan_says_what_a_score_with_tile_alone_costs():
-    class Waves(ch.Score):
+    class Waves(ch.extend.Score):
         def tile(self, query, key):
             return (query @ key.mT).sin()
 
@@ -111,7 +111,7 @@ def test_a_plan_says_what_a_score_with_tile_alone_costs():
     assert ch.plan(x, x, x, score=ch.Gaussian(), engine="tiled").notes == []
 
 
-class OddTile(ch.Score):
+class OddTile(ch.extend.Score):
     def __init__(self, odd):
         super().__init__()
         self.odd = odd
@@ -120,7 +120,7 @@ class OddTile(ch.Score):
         return self.odd(query @ key.mT)
 
 
-class OddPairs(ch.Score):
+class OddPairs(ch.extend.Score):
     def __init__(self, odd, name):
         super().__init__()
         self.odd, self.name = odd, name
@@ -129,11 +129,11 @@ class OddPairs(ch.Score):
         return query @ key.mT
 
     def lower(self, query, key):
-        pairs = ch.Pairwise("mul", query, key, weight=torch.ones(query.shape[-1]))
+        pairs = ch.extend.Pairwise("mul", query, key, weight=torch.ones(query.shape[-1]))
         return pairs._replace(**{self.name: self.odd(getattr(pairs, self.name))})
 
 
-class OddBias(ch.Bias):
+class OddBias(ch.extend.Bias):
     def __init__(self, odd, by_function):
         super().__init__()
         self.odd, self.by_function = odd, by_function
@@ -141,18 +141,18 @@ class OddBias(ch.Bias):
     def lower(self, sizes):
         every = torch.zeros(sizes.shape)
         if self.by_function:
-            return ch.Added(function=lambda *sides: self.odd(every[sides]))
-        return ch.Added(dense=self.odd(every))
+            return ch.extend.Added(function=lambda *sides: self.odd(every[sides]))
+        return ch.extend.Added(dense=self.odd(every))
 
 
-class OddMask(ch.Mask):
+class OddMask(ch.extend.Mask):
     def __init__(self, odd):
         self.odd = odd
 
     def lower(self, sizes):
         start = torch.zeros(1, 1, 1, dtype=torch.int64)
         every = torch.ones(sizes.shape, dtype=torch.bool)
-        return ch.Spans(start, start + sizes.keys, lambda *sides: self.odd(every[sides]))
+        return ch.extend.Spans(start, start + sizes.keys, lambda *sides: self.odd(every[sides]))
 
 
 ODD = {

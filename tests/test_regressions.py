@@ -70,7 +70,7 @@ def test_a_tile_that_belongs_to_the_caller_is_not_written_to(engine):
     table[0, 0, 0, 2] = -torch.inf
     before = table.clone()
     weights = ch.weights(Q, K, score=lambda q, k: table, engine=engine)
-    weights.reduce(ch.Entropy(), ch.TopK(3), ch.Pool(2))
+    weights.reduce(ch.reductions.Entropy(), ch.reductions.TopK(3), ch.reductions.Pool(2))
     assert torch.equal(table, before)
     keys_alone = ch.weights(Q, K, score=lambda q, k: k[..., 0].unsqueeze(-2).expand(*q.shape[:-1], -1), engine=engine)
     assert keys_alone.topk(2)[0].shape == (1, 2, 6, 2)
@@ -226,7 +226,7 @@ def test_a_wide_bias_on_narrow_inputs(engine):
     torch.testing.assert_close(got.float(), want @ value.float(), atol=2e-2, rtol=2e-2)
 
 
-class Weighted(ch.Score):
+class Weighted(ch.extend.Score):
     """A dot product with a learnt weight for each dimension, lowered with it."""
 
     def __init__(self):
@@ -269,7 +269,7 @@ def test_words_for_the_report_are_words(tmp_path):
         block(Q)
     for wrong in ("abcdef", torch.arange(6)):
         with pytest.raises(ch.ClearheadError, match="words, one for each position"):
-            seen.report(tmp_path / "page.html", wrong)
+            seen.view(tokens=wrong).write(tmp_path / "page.html")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -285,7 +285,7 @@ def test_scales_that_are_not_positive(dtype, scale):
 
 def test_what_a_newcomer_met():
     x = torch.rand(2, 4, 6, 8)
-    assert isinstance(sum([ch.ALiBi(4), ch.ALiBi(4)]), ch.Bias)
+    assert isinstance(sum([ch.ALiBi(4), ch.ALiBi(4)]), ch.extend.Bias)
     keep = torch.ones(6, 6, dtype=torch.bool)
     for wrong in (lambda: keep & ch.Causal(), lambda: keep.numpy() | ch.Causal()):
         with pytest.raises(ch.ClearheadError, match=r"left one is a .* as DenseMask"):
@@ -301,7 +301,7 @@ def test_what_a_newcomer_met():
     with pytest.raises(ch.ClearheadError, match="For a Mask call attention"):
         ch.scaled_dot_product_attention(x, x, x, attn_mask=ch.Causal())
 
-    class Tensorial(ch.Bias):
+    class Tensorial(ch.extend.Bias):
         def lower(self, sizes):
             return torch.zeros(1, 1, 6, 6)
 

@@ -73,7 +73,13 @@ def names():
             model(found["q"])
         return seen
 
-    found["watched"] = watched
+    def reduced(**options):
+        model = Block()
+        with ch.models.statistics(model, [ch.reductions.Entropy()], **options) as seen:
+            model(found["q"])
+        return seen
+
+    found["watched"], found["reduced"] = watched, reduced
     found["attend"] = ch.nn.MultiHeadAttention.from_torch(module).eval()
     found["as_torch"] = ch.nn.TorchMultiheadAttention.from_torch(module).eval()
     return found
@@ -84,7 +90,7 @@ def message(code, scope):
         given = eval(code, scope)
     except (ValueError, Warning, TypeError, RuntimeError, AssertionError) as error:
         return str(error)
-    assert isinstance(given, ch.Diagnosis), f"{code} raised nothing"
+    assert isinstance(given, ch.explanation.Diagnosis), f"{code} raised nothing"
     return "\n".join(finding.remedy for finding in given)
 
 

@@ -15,7 +15,7 @@ METHODS = ["title", "drawn", "least", "lower", "part", "signature", "depends", "
 SHOWN = ["__repr__", "__str__", "_repr_html_"]
 
 
-class Rows(ch.Mask):
+class Rows(ch.extend.Mask):
     """A mask of one's own that holds data, and fits no other inputs than its own."""
 
     def __init__(self, length):
@@ -23,7 +23,7 @@ class Rows(ch.Mask):
 
     def lower(self, sizes):
         start = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
-        return ch.Spans(start, start + sizes.keys, lambda b, h, q, k: self.keep[torch.arange(sizes.keys)[k]])
+        return ch.extend.Spans(start, start + sizes.keys, lambda b, h, q, k: self.keep[torch.arange(sizes.keys)[k]])
 
     @classmethod
     def example(cls, sizes):
@@ -35,7 +35,7 @@ class Named(Rows):
         raise KeyError("title")
 
 
-class OwnScore(ch.Score):
+class OwnScore(ch.extend.Score):
     def __init__(self):
         """It leaves out super().__init__()."""
 
@@ -43,7 +43,7 @@ class OwnScore(ch.Score):
         return query @ key.mT
 
 
-class OwnBias(ch.Bias):
+class OwnBias(ch.extend.Bias):
     def extra_repr(self):
         raise RuntimeError("extra_repr")
 
@@ -57,7 +57,7 @@ def raising(draw):
     def fail(*_):
         raise draw.choice([RuntimeError, IndexError, KeyError, NotImplementedError])("a method of one's own")
 
-    return type("Raising", (ch.Mask,), dict.fromkeys([*draw.sample(METHODS, 3), "lower"], fail))()
+    return type("Raising", (ch.extend.Mask,), dict.fromkeys([*draw.sample(METHODS, 3), "lower"], fail))()
 
 
 def mask(draw, depth=0):
@@ -100,14 +100,14 @@ def part(draw):
             lambda: ch.ALiBi(4) + OwnBias(),
             lambda: ch.RelativeBias(4),
             lambda: ch.DenseBias(x),
-            lambda: ch.AddBias(bias=OwnBias()),
-            lambda: ch.AddBias(bias=x),
-            lambda: ch.Force(mask=mask(draw)),
-            lambda: ch.Knockout(heads=[1], queries=range(3), keys=-1),
-            lambda: ch.Output(x),
-            lambda: ch.Mass(torch.tensor([0, 1, 1, 0])),
+            lambda: ch.edits.AddBias(bias=OwnBias()),
+            lambda: ch.edits.AddBias(bias=x),
+            lambda: ch.edits.ForceMask(mask=mask(draw)),
+            lambda: ch.edits.Knockout(heads=[1], queries=range(3), keys=-1),
+            lambda: ch.reductions.Output(x),
+            lambda: ch.reductions.Mass(torch.tensor([0, 1, 1, 0])),
             ch.nn.KeyValueCache,
-            ch.Means,
+            ch.models.Means,
         ]
     )()
 
@@ -127,7 +127,7 @@ def call(draw):
     model = Attends(own)
     with ch.watch(model) as seen:
         model(x)
-    with ch.watch(model, keep=[ch.Entropy()]) as kept:
+    with ch.models.statistics(model, [ch.reductions.Entropy()]) as kept:
         model(x)
     module, cache = ch.nn.MultiHeadAttention(4, 2), ch.nn.KeyValueCache()
     module(x[0], x[0], x[0], cache=cache)

@@ -116,7 +116,13 @@ def test_inputs_are_never_written_to(engine, kind):
     before = [t.clone() for t in given]
     ch.attention(query, key, value, mask=mask, engine=engine)
     weights = ch.weights(query, key, mask=mask)
-    weights.reduce(ch.Entropy(), ch.TopK(3), ch.Received(), ch.Pool(4), ch.MeanDistance())
+    weights.reduce(
+        ch.reductions.Entropy(),
+        ch.reductions.TopK(3),
+        ch.reductions.Received(),
+        ch.reductions.Pool(4),
+        ch.reductions.MeanDistance(),
+    )
     assert weights[0, 1, 3].shape == (9,) and weights.dense().shape == (2, 4, 9, 9)
     assert all(torch.equal(a, b) for a, b in zip(given, before, strict=True))
 
@@ -291,7 +297,7 @@ def test_plan_counts_what_the_mask_saves():
 
 
 def test_a_score_of_ones_own_is_one_method():
-    class Manhattan(ch.Score):
+    class Manhattan(ch.extend.Score):
         def tile(self, query, key):
             return -(query.unsqueeze(-2) - key.unsqueeze(-3)).abs().sum(-1)
 

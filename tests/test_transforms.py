@@ -28,6 +28,21 @@ def test_forward_mode_over_a_batch_of_tangents(budget, monkeypatch):
     torch.testing.assert_close(found, torch.autograd.functional.jacobian(formula, query))
 
 
+@pytest.mark.parametrize("call", ["attention", "scaled_dot_product_attention"])
+def test_dropout_over_a_batch_of_tangents_is_refused_in_words(call):
+    x = torch.randn(1, 2, 5, 3, generator=torch.Generator().manual_seed(0))
+    jacobian, hessian = torch.autograd.functional.jacobian, torch.autograd.functional.hessian
+
+    def dropped(x):
+        return getattr(ch, call)(x, x, x, dropout_p=0.3)
+
+    with pytest.raises(ch.UnsupportedError, match="vectorize=True"):
+        jacobian(dropped, x, vectorize=True, strategy="forward-mode")
+    with pytest.raises(ch.UnsupportedError, match="vectorize=True"):
+        hessian(lambda x: dropped(x).sum(), x, vectorize=True, outer_jacobian_strategy="forward-mode")
+    assert jacobian(dropped, x, vectorize=True).isfinite().all()  # its seed is drawn once, before
+
+
 @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr")  # by torch.func.linearize
 def test_a_linear_map_is_the_same_at_each_use():
     """Its trace keeps constants: nothing may write to them."""
@@ -37,7 +52,9 @@ def test_a_linear_map_is_the_same_at_each_use():
         "tile": lambda q: ch.attention(q, key, value, score=lambda a, b: (a @ b.mT).sin()),
         "partial": lambda q: ch.partial(q, key, value).logsumexp,
         "weights": lambda q: ch.weights(q, key, mask=ch.Causal())[:, :, 1:4],
-        "top": lambda q: ch.weights(q, key).reduce(ch.TopK(2), ch.Entropy(), ch.Pool(2, "mean"))[0][0],
+        "top": lambda q: ch.weights(q, key).reduce(
+            ch.reductions.TopK(2), ch.reductions.Entropy(), ch.reductions.Pool(2, "mean")
+        )[0][0],
     }
     for name, call in calls.items():
         want = torch.func.jvp(call, (query,), (along,))[1]

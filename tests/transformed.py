@@ -39,7 +39,7 @@ def smooth(query: Tensor, key: Tensor) -> Tensor:
     return -(1 + (query.unsqueeze(-2) - key.unsqueeze(-3)).square()).sqrt().sum(-1)
 
 
-class Smooth(ch.Score):
+class Smooth(ch.extend.Score):
     """A score with tile() alone, and a parameter."""
 
     def __init__(self) -> None:
@@ -191,8 +191,10 @@ class Case:
         if self.result == "looked at":
             return w @ value
         if self.result == "entropy":
-            return w.reduce(ch.Entropy())[0]
-        received, distance, whole = w.reduce(ch.Received(), ch.MeanDistance(), ch.LogSumExp())
+            return w.reduce(ch.reductions.Entropy())[0]
+        received, distance, whole = w.reduce(
+            ch.reductions.Received(), ch.reductions.MeanDistance(), ch.reductions.LogSumExp()
+        )
         return received, distance, whole.masked_fill(whole == -torch.inf, 0.0)
 
     def formula(self, query: Tensor, key: Tensor, value: Tensor) -> Any:

@@ -17,8 +17,8 @@ from sphinx.util.docutils import SphinxDirective
 import clearhead
 from clearhead import testing
 
-# What parts of one's own are written with, beside the public names
-BELOW = ["engines.base.Engine", "engines.base.Cost", "inspection.reductions.base.Reduction", "base.shapes.Sizes"]
+# The namespaces whose classes and functions are public
+NAMESPACES = ("edits", "explanation", "extend", "models", "nn", "reductions", "results")
 OPERATORS = {"__getitem__", "__matmul__", "__and__", "__or__", "__invert__", "__add__", "__call__", "__sub__"}
 LOG = logging.getLogger(__name__)
 
@@ -32,18 +32,26 @@ def found(name: str) -> object:
 def targets() -> dict[str, tuple[str, object]]:
     """All that the reference has to have, by its name and by the last part of that: the whole name, and the object."""
     names = [name for name in clearhead.__all__ if not inspect.ismodule(getattr(clearhead, name))]
-    names += [f"nn.{name}" for name, value in vars(clearhead.nn).items() if inspect.isclass(value)]
+    for space in NAMESPACES:
+        inside = vars(importlib.import_module(f"clearhead.{space}"))
+        names += [f"{space}.{name}" for name, value in inside.items() if public(name, value)]
     names += [f"distributed.{name}" for name in vars(clearhead.distributed) if name in clearhead.distributed.__all__]
     names += [f"testing.{name}" for name in vars(testing) if name.startswith("check_")]
-    known = {name: (f"clearhead.{name}", found(name)) for name in names + BELOW}
+    known = {name: (f"clearhead.{name}", found(name)) for name in names}
     return {name.rpartition(".")[2]: value for name, value in known.items()} | known
+
+
+def public(name: str, value: object) -> bool:
+    """Whether a name of a namespace is one of ours, and does not stand at the top too."""
+    ours = getattr(value, "__module__", "").startswith("clearhead.")
+    return ours and not name.startswith("_") and not inspect.ismodule(value) and name not in clearhead.__all__
 
 
 def members(owner: object) -> list[str]:
     """What a class says in words of its own: its own methods, and those of bases that are not public."""
     names: dict[str, None] = {}
     for base in reversed(owner.__mro__) if inspect.isclass(owner) else ():
-        own = base is owner or getattr(clearhead, base.__name__, None) is not base
+        own = base is owner or base not in {value for _, value in targets().values() if inspect.isclass(value)}
         if base.__module__.startswith("clearhead.") and own:
             names |= {name: None for name, value in vars(base).items() if told(name, value)}
     return [*names]

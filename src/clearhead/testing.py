@@ -2,7 +2,7 @@
 
 >>> import clearhead as ch
 >>> from clearhead.testing import check_mask, check_score
->>> class Manhattan(ch.Score):
+>>> class Manhattan(ch.extend.Score):
 ...     def tile(self, query, key):
 ...         return -(query.unsqueeze(-2) - key.unsqueeze(-3)).abs().sum(-1)
 >>> check_score(Manhattan)

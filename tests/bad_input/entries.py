@@ -129,16 +129,20 @@ def entered(manager: Any) -> float:
     return 1.0
 
 
-def watched(model: Any, keep: Any = None, heads: Any = None, merge: Any = None, **which: Any) -> Any:
-    with ch.watch(model, keep=keep, heads=heads, merge=merge, **which) as seen, torch.no_grad():
+def watched(model: Any, **which: Any) -> Any:
+    with ch.watch(model, **which) as seen, torch.no_grad():
         model(x3())
-    if merge is not None:
-        return merge["Block"][0]
-    return seen.calls[0].weights.dense() if keep is None else seen.calls[0].results[0]
+    return seen.calls[0].weights.dense()
+
+
+def reduced(merge: Any = None, **given: Any) -> Any:
+    with ch.models.statistics(merge=merge, **given) as seen, torch.no_grad():
+        given["model"](x3())
+    return seen.calls[0].results[0] if merge is None else merge["Block"][0]
 
 
 def monitored(model: Any, **given: Any) -> Any:
-    with ch.monitor(model, **given) as seen:
+    with ch.models.monitor(model, **given) as seen:
         model(x3())
     return [row["entropy"] for row in seen.table()]
 
@@ -149,7 +153,7 @@ def letters(texts: list[str], **options: Any) -> dict[str, Any]:
 
 def surveyed(**given: Any) -> Any:
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # a state may be any name
-        return torch.tensor([row["queries"] for row in ch.survey(**given).table()], dtype=torch.float64)
+        return torch.tensor([row["queries"] for row in ch.models.survey(**given).table()], dtype=torch.float64)
 
 
 def drawn(axes: Any) -> torch.Tensor:
@@ -330,7 +334,7 @@ ENTRIES: dict[str, Entry] = {
         ("query", "key"),
         TENSORS,
     ),
-    "Weights": E(
+    "results.Weights": E(
         "weights",
         lambda **given: [getattr(ch.weights(**given), n)() for n in ("entropy", "received", "dense")],
         QK,
@@ -372,7 +376,7 @@ ENTRIES: dict[str, Entry] = {
         for name in (*OVER_SEVERAL, "max", "min", "argmax", "argmin")
     },
     "Weights.reduce": E(
-        "weights", lambda reduction: ch.weights(**QK).reduce(reduction)[0], {"reduction": ch.Entropy()}
+        "weights", lambda reduction: ch.weights(**QK).reduce(reduction)[0], {"reduction": ch.reductions.Entropy()}
     ),
     "Weights.plot": E(
         "weights",
@@ -424,36 +428,41 @@ ENTRIES: dict[str, Entry] = {
     ),
     "Weights @": E("weights", lambda value: ch.weights(**QK) @ value, {"value": x3(2)}, {"value": WIDER}),
     "Weights.logsumexp": E("weights", lambda **given: ch.weights(**given).logsumexp(), QK, {"query": NAN, "key": NAN}),
-    "Entropy": E("weights", lambda: ch.weights(**QK).reduce(ch.Entropy())[0], {}),
-    "Received": E(
+    "reductions.Entropy": E("weights", lambda: ch.weights(**QK).reduce(ch.reductions.Entropy())[0], {}),
+    "reductions.Received": E(
         "weights",
-        lambda queries: ch.weights(**QK).reduce(ch.Received(queries))[0],
+        lambda queries: ch.weights(**QK).reduce(ch.reductions.Received(queries))[0],
         {"queries": slice(1, 3)},
         {"queries": {"None": "else"}},
     ),
-    "LogSumExp": E("weights", lambda: ch.weights(**QK).reduce(ch.LogSumExp())[0], {}),
-    "MaxScore": E("weights", lambda: ch.weights(**QK).reduce(ch.MaxScore())[0], {}),
-    "SinkShare": E("weights", lambda: ch.weights(**QK).reduce(ch.SinkShare())[0], {}),
-    "Mass": E("weights", lambda groups: ch.weights(**QK).reduce(ch.Mass(groups))[0], {"groups": [0, 1, 1, 0, 2]}),
-    "TopK": E("weights", lambda k: ch.weights(**QK).reduce(ch.TopK(k))[0][0], {"k": 2}),
-    "Pool": E(
+    "reductions.LogSumExp": E("weights", lambda: ch.weights(**QK).reduce(ch.reductions.LogSumExp())[0], {}),
+    "reductions.MaxScore": E("weights", lambda: ch.weights(**QK).reduce(ch.reductions.MaxScore())[0], {}),
+    "reductions.SinkShare": E("weights", lambda: ch.weights(**QK).reduce(ch.reductions.SinkShare())[0], {}),
+    "reductions.Mass": E(
+        "weights", lambda groups: ch.weights(**QK).reduce(ch.reductions.Mass(groups))[0], {"groups": [0, 1, 1, 0, 2]}
+    ),
+    "reductions.TopK": E("weights", lambda k: ch.weights(**QK).reduce(ch.reductions.TopK(k))[0][0], {"k": 2}),
+    "reductions.Pool": E(
         "weights",
-        lambda **given: ch.weights(**QK).reduce(ch.Pool(**given))[0],
+        lambda **given: ch.weights(**QK).reduce(ch.reductions.Pool(**given))[0],
         {"size": 3, "how": "mean"},
         {
             "size": {"huge": "else"},
         },
     ),
-    "MeanDistance": E(
+    "reductions.MeanDistance": E(
         "weights",
-        lambda **given: ch.weights(**QK, **given).reduce(ch.MeanDistance())[0],
+        lambda **given: ch.weights(**QK, **given).reduce(ch.reductions.MeanDistance())[0],
         {"align": "upper_left"},
         {
             "align": ABSENT | {"negative": "else", "huge": "else"},
         },
     ),
-    "Output": E(
-        "weights", lambda value: ch.weights(**QK).reduce(ch.Output(value))[0], {"value": x3(2)}, {"value": WIDER}
+    "reductions.Output": E(
+        "weights",
+        lambda value: ch.weights(**QK).reduce(ch.reductions.Output(value))[0],
+        {"value": x3(2)},
+        {"value": WIDER},
     ),
     "Dot": E(
         "scores",
@@ -782,10 +791,23 @@ ENTRIES: dict[str, Entry] = {
     "watch": E(
         "models",
         watched,
-        {"model": Block(), "keep": [ch.Entropy()], "every": 1, "layers": 0, "heads": 0, "merge": ch.Means()},
+        {"model": Block(), "every": 1, "layers": 0, "values": False, "gradients": False},
+        {"layers": {"None": "same"}, "values": {"bool": "same"}, "gradients": {"bool": "same"}},
+    ),
+    "models.statistics": E(
+        "models",
+        reduced,
+        {
+            "model": Block(),
+            "reductions": [ch.reductions.Entropy()],
+            "every": 1,
+            "layers": 0,
+            "heads": 0,
+            "merge": ch.models.Means(),
+        },
         {"layers": {"None": "same"}, "heads": {"None": "same", "negative": "same"}, "merge": {"None": "else"}},
     ),
-    "survey": E(
+    "models.survey": E(
         "models",
         surveyed,
         {
@@ -808,73 +830,82 @@ ENTRIES: dict[str, Entry] = {
             "wait": {"fraction": "same", "huge": "same"},
         },
     ),
-    "monitor": E(
+    "models.monitor": E(
         "models",
         monitored,
         {"model": Block(), "every": 1, "callback": None, "layers": 0},
         {"callback": {"None": "same", "class": "own"}, "layers": {"None": "same"}},
     ),
-    "lazy_attentions": E("models", lambda model: entered(ch.lazy_attentions(model)), {"model": None}),
-    "edit": E("models", lambda model: entered(ch.edit(model, ch.Scale())), {"model": Block()}),
-    "Edit": E("models", edited(ch.Edit), EDITED, EDITS),
-    "Knockout": E(
+    "models.lazy_attentions": E("models", lambda model: entered(ch.models.lazy_attentions(model)), {"model": None}),
+    "edit": E("models", lambda model: entered(ch.edit(model, ch.edits.ScaleHeads())), {"model": Block()}),
+    "edits.Edit": E("models", edited(ch.edits.Edit), EDITED, EDITS),
+    "edits.Knockout": E(
         "models",
-        edited(ch.Knockout),
+        edited(ch.edits.Knockout),
         EDITED | {"keys": 1, "after": False},
         EDITS | {"keys": {"None": "else", "negative": "else"}, "after": {"bool": "else"}},
     ),
-    "Scale": E(
+    "edits.ScaleHeads": E(
         "models",
-        edited(ch.Scale),
+        edited(ch.edits.ScaleHeads),
         EDITED | {"factor": 0.5},
         EDITS | {"factor": {"negative": "else", "fraction": "else", "huge": "else"}},
     ),
-    "Force": E(
+    "edits.ForceMask": E(
         "models",
-        edited(ch.Force),
+        edited(ch.edits.ForceMask),
         EDITED | {"mask": torch.ones(5, 5, dtype=torch.bool)},
         EDITS | {"mask": {"bool tensor": "same"}},
     ),
-    "AddBias": E(
+    "edits.AddBias": E(
         "models",
-        edited(ch.AddBias),
+        edited(ch.edits.AddBias),
         EDITED | {"bias": torch.zeros(5, 5)},
         EDITS | {"bias": {"scalar tensor": "else", "NaN tensor": "nan", "tensor of another size": "else"}},
     ),
-    "assert_attends": E(
+    "models.assert_attends": E(
         "models",
-        lambda **given: ch.assert_attends(inputs=x3(), **given) is None,
+        lambda **given: ch.models.assert_attends(inputs=x3(), **given) is None,
         {"model": Block(), "mask": None, "padding": None, "tolerance": 1e-6},
         {"mask": ABSENT, "padding": ABSENT},
     ),
-    "align": E("models", ch.align, {"tokens": ["a", "b"], "other_tokens": ["b", "a"]}),
-    "compare": E("models", lambda model: ch.compare(model, "sdpa", "eager", x3()), {"model": None}),
-    "use_in_transformers": E(
-        "models", lambda **given: ch.use_in_transformers(**given), {"model": None, "layout": None}
+    "models.match_tokens": E("models", ch.models.match_tokens, {"tokens": ["a", "b"], "other_tokens": ["b", "a"]}),
+    "models.compare_backends": E(
+        "models", lambda model: ch.models.compare_backends(model, "sdpa", "eager", x3()), {"model": None}
+    ),
+    "models.run_on_clearhead": E(
+        "models", lambda **given: ch.models.run_on_clearhead(**given), {"model": None, "layout": None}
     ),
 }
 
 # Public names that are no entries, and why.
 NOT_CALLED = {
     "ClearheadError": "an error", "ShapeError": "an error", "UnsupportedError": "an error",
-    "Score": "abstract", "Mask": "abstract", "Bias": "abstract",
-    "Pairwise": "what lower() gives, checked there", "Spans": "what lower() gives", "Added": "what lower() gives",
-    "Plan": "what plan() gives", "PartialAttention": "what partial() gives",
-    "Explanation": "what explain() gives", "Explanation.to_dict": "takes nothing",
-    "WeightGradients": "what Weights.gradients() gives",
-    "AttentionCall": "what watch() gives", "Recording": "what watch() gives",
-    "ReducedCall": "what watch(keep=…) gives", "Statistics": "what watch(keep=…) gives", "Means": "takes nothing",
-    "Survey": "what survey() gives",
-    "Monitor": "what monitor() gives", "Steps": "what a recording gives",
-    "LazyAttention": "what lazy_attentions() gives",
-    "Diagnosis": "what diagnose() gives", "Finding": "what diagnose() gives",
-    "Diagnosis.to_dict": "takes nothing", "Finding.to_dict": "takes nothing",
-    "Audit": "what check() gives", "AuditedCall": "what check() gives",
-    "Comparison": "what compare() gives", "ComparedCall": "what compare() gives",
-    "Differences": "what seen.compare() gives", "CallDifference": "what seen.compare() gives",
-    "WeightDifference": "what seen.compare() gives", "Distinctive": "what seen.distinctive() gives",
-    "Table": "what seen.table() gives", "Table.to_pandas": "tests/models/test_heads.py",
-    "load_seen": "takes a path: tests/models/test_stored.py",
+    "extend.Score": "abstract", "extend.Mask": "abstract", "extend.Bias": "abstract",
+    "extend.Pairwise": "what lower() gives, checked there", "extend.Spans": "what lower() gives",
+    "extend.Added": "what lower() gives",
+    "extend.Sizes": "what lower() is given", "extend.Problem": "what an engine is given",
+    "extend.Summary": "what an engine is given", "extend.Found": "what an engine gives",
+    "extend.Partial": "what an engine gives", "extend.Cost": "what an engine gives",
+    "extend.Engine": "abstract", "extend.Reduction": "abstract", "extend.query_offset": "takes Sizes",
+    "models.load": "takes a folder: tests/test_cli.py", "models.bundled": "takes nothing",
+    "results.Plan": "what plan() gives", "results.PartialAttention": "what partial() gives",
+    "explanation.Explanation": "what explain() gives", "explanation.Explanation.to_dict": "takes nothing",
+    "results.WeightGradients": "what Weights.gradients() gives",
+    "models.AttentionCall": "what watch() gives", "models.Recording": "what watch() gives",
+    "models.ReducedCall": "what statistics() gives", "models.Statistics": "what statistics() gives",
+    "models.Means": "takes nothing",
+    "models.Survey": "what survey() gives",
+    "models.Monitor": "what monitor() gives", "models.Generation": "what a recording gives",
+    "models.LazyAttention": "what lazy_attentions() gives",
+    "explanation.Diagnosis": "what diagnose() gives", "explanation.Finding": "what diagnose() gives",
+    "explanation.Diagnosis.to_dict": "takes nothing", "explanation.Finding.to_dict": "takes nothing",
+    "models.Audit": "what check() gives", "models.AuditedCall": "what check() gives",
+    "models.Comparison": "what compare_backends() gives", "models.ComparedCall": "what compare_backends() gives",
+    "models.Differences": "what seen.compare() gives", "models.CallDifference": "what seen.compare() gives",
+    "results.WeightDifference": "what seen.compare() gives", "models.Distinctive": "what seen.distinctive() gives",
+    "models.Table": "what seen.table() gives", "models.Table.to_pandas": "tests/models/test_heads.py",
+    "models.load_recording": "takes a path: tests/models/test_stored.py",
     "nn.KeyValueCache": "takes nothing; its methods are here", "nn.PreparedKeys": "what prepare() gives",
     "Weights.shape": "an attribute", "Weights.dtype": "an attribute", "Weights.problem": "an attribute",
     "Weights.ndim": "an attribute", "Weights.device": "an attribute", "Weights.dim": "takes nothing",

@@ -163,13 +163,13 @@ def test_dropout_is_no_error_of_the_backend(tmp_path):
     with ch.watch(model, values=True) as seen:
         model(**inputs_of("Llama"))
     assert not seen.diagnose().warnings
-    assert ch.load_seen(seen.save(tmp_path / "seen")).diagnose().to_dict() == seen.diagnose().to_dict()
+    assert ch.models.load_recording(seen.write(tmp_path / "seen")).diagnose().to_dict() == seen.diagnose().to_dict()
 
 
 def test_a_recording_from_a_file_finds_the_same(tmp_path):
     seen = seen_of(fresh("Bert"), RIGHT, **inputs_of("Bert", 1 - RIGHT))
     want = seen.diagnose().to_dict()
-    assert ch.load_seen(seen.save(tmp_path / "seen")).diagnose().to_dict() == want and want["findings"]
+    assert ch.models.load_recording(seen.write(tmp_path / "seen")).diagnose().to_dict() == want and want["findings"]
 
 
 class Trained(torch.nn.Module):
@@ -187,7 +187,7 @@ class Trained(torch.nn.Module):
 def test_entropy_over_training_steps(growth, collapses):
     model = Trained(0.3).train()
     x = torch.randn(2, 3, 20, 16, generator=torch.Generator().manual_seed(0))
-    with ch.monitor(model, every=1) as seen:
+    with ch.models.monitor(model, every=1) as seen:
         for _ in range(4):
             model(x)
             with torch.no_grad():
@@ -204,7 +204,7 @@ def test_entropy_over_training_steps(growth, collapses):
 def test_training_that_ends_in_no_numbers(factors):
     x = torch.randn(2, 3, 20, 16, generator=torch.Generator().manual_seed(0))
     model = Trained(0.0).train()
-    with ch.monitor(model, every=1) as seen:
+    with ch.models.monitor(model, every=1) as seen:
         for factor in factors:
             with torch.no_grad():
                 model.factor.fill_(factor)

@@ -13,8 +13,8 @@ HOSTILE = '<img src=x onerror="alert(1)">`$x$` [a](javascript:b) **b** | \x1b[31
 
 
 def hostile():
-    finding = ch.Finding("the scale", "warning", f"evidence of {HOSTILE}", "remedy", {"layer": HOSTILE})
-    return ch.Diagnosis([finding, finding], ["something"])
+    finding = ch.explanation.Finding("the scale", "warning", f"evidence of {HOSTILE}", "remedy", {"layer": HOSTILE})
+    return ch.explanation.Diagnosis([finding, finding], ["something"])
 
 
 class Tags(html.parser.HTMLParser):
@@ -56,12 +56,14 @@ def test_of_nothing_it_says_what_was_looked_for():
 def test_plain_values():
     diagnosis = ch.diagnose(*qkv(2, 3), mask=UPPER)
     again = json.loads(json.dumps(diagnosis.to_dict()))
-    assert [ch.Finding(**finding) for finding in again["findings"]] == list(diagnosis)
+    assert [ch.explanation.Finding(**finding) for finding in again["findings"]] == list(diagnosis)
 
 
 def test_equal_findings_are_told_once_with_their_places():
-    findings = [ch.Finding("the scale", "note", f"number {i}", "do", {"layer": f"layers.{i}"}) for i in range(9)]
-    text = str(ch.Diagnosis(findings, []))
+    findings = [
+        ch.explanation.Finding("the scale", "note", f"number {i}", "do", {"layer": f"layers.{i}"}) for i in range(9)
+    ]
+    text = str(ch.explanation.Diagnosis(findings, []))
     assert text == (
         "9 notes.\nnote: the scale (layers.0)\n  number 0\n"
         "  Also in layers.1; layers.2; layers.3; layers.4; and 4 more.\n  → do"
@@ -97,10 +99,10 @@ def test_hostile_names_are_text_in_markdown():
         (lambda: ch.diagnose("model"), "str"),
         (lambda: ch.diagnose(None), "NoneType"),
         (lambda: ch.diagnose(torch.ones(2, 2)), "value"),
-        (lambda: ch.diagnose(ch.Recording), "Recording"),
+        (lambda: ch.diagnose(ch.models.Recording), "Recording"),
         (lambda: ch.diagnose(*qkv(2), torch.ones(2)), "1 more inputs"),
         (lambda: ch.diagnose(*qkv(2), valid_lens=[2, 2]), "valid_lens"),
-        (lambda: ch.diagnose(ch.Recording([]), torch.ones(2)), "nothing else"),
+        (lambda: ch.diagnose(ch.models.Recording([]), torch.ones(2)), "nothing else"),
         (lambda: ch.diagnose(ch.nn.MultiHeadAttention(64, 4), *qkv(2), mask=torch.ones(3, 3).bool()), "mask"),
         (lambda: ch.diagnose(ch.nn.MultiHeadAttention(64, 4), torch.ones(2, 64)), "'key'"),
         (lambda: ch.diagnose(*(t.to("meta") for t in qkv(2))), "meta"),

@@ -242,11 +242,13 @@ def test_a_recorded_call_s_bias_has_its_steps(name, tmp_path):
     torch.testing.assert_close(explanation["output"], seen[0].output, rtol=1e-5, atol=1e-6)
     check_script(explanation)
     if name != "two":
-        again = ch.load_seen(seen.save(tmp_path / "seen.safetensors"))[0].explain()  # which holds the numbers alone
+        again = ch.models.load_recording(seen.write(tmp_path / "seen.safetensors"))[
+            0
+        ].explain()  # which holds the numbers alone
         assert torch.equal(again["bias"].expand_as(added), added)
 
 
-class Attribute(ch.Bias):
+class Attribute(ch.extend.Bias):
     """A bias with steps, over a tensor that is neither a parameter nor a buffer, so that no copy of it is made."""
 
     def __init__(self, table):
@@ -254,7 +256,7 @@ class Attribute(ch.Bias):
         self.table = table
 
     def lower(self, sizes):
-        return ch.Added(relative=self.table[None, None])
+        return ch.extend.Added(relative=self.table[None, None])
 
     def steps(self, sizes, at, name="bias"):
         return DistanceBias(self.table).steps(sizes, at, name)

@@ -28,7 +28,11 @@ def example(name, mask=None, more="plain"):
     score, query_dim, key_dim = NAMED[name].example()
     shapes = {"query": (4, query_dim), "key": (5, key_dim), "value": (5, 3)}
     inputs = {n: draw(2, 2, *shape, seed=s) for s, (n, shape) in enumerate(shapes.items())}
-    mask = mask if mask is None or isinstance(mask, ch.Mask) else mask.example(Sizes(2, 2, 4, 5, align="lower_right"))
+    mask = (
+        mask
+        if mask is None or isinstance(mask, ch.extend.Mask)
+        else mask.example(Sizes(2, 2, 4, 5, align="lower_right"))
+    )
     given = {"score": score, "mask": mask, "align": "lower_right", **MORE[more]}
     return ch.explain(**inputs, **given), inputs, given
 
@@ -86,7 +90,7 @@ def test_edited_inputs_give_what_python_gives(name, mask, show):
             else:
                 given["score"] = ch.Gaussian(0.25)
     # Scores are large now, and exp of them in float32 is off by more: the page computes in float64, as Python can
-    wide = {n: x.double() if isinstance(x, torch.Tensor | ch.Score) else x for n, x in (inputs | given).items()}
+    wide = {n: x.double() if isinstance(x, torch.Tensor | ch.extend.Score) else x for n, x in (inputs | given).items()}
     same(opened, ch.explain(**wide), 1e-9)
     opened.page.get_by_role("button", name="reset").click()
     again = all_numbers(opened, list(first))
@@ -194,7 +198,7 @@ def test_other_precisions_are_edited_as_they_are_computed(dtype, show):
     assert numbers(opened, "query")[0, 0, 0, 0] == torch.tensor(0.1, dtype=kept).double()
 
 
-class Own(ch.Score):
+class Own(ch.extend.Score):
     def tile(self, query, key):
         return query @ key.mT
 

@@ -213,7 +213,7 @@ def test_without_a_script_the_notebook_shows_every_step_as_text():
 
 
 def test_a_page_that_cannot_be_written_is_an_error_that_says_so(tmp_path):
-    with pytest.raises(ch.ClearheadError, match="cannot write the page"):
-        small().html(tmp_path / "no such folder" / "page.html")
-    path = small().html(tmp_path / "page.html")
+    with pytest.raises(ch.ClearheadError, match="cannot write the explanation"):
+        small().write(tmp_path / "no such folder" / "page.html")
+    path = small().write(tmp_path / "page.html")
     assert path.read_text(encoding="utf-8") == small().html()

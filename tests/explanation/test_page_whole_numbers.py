@@ -327,7 +327,7 @@ def test_a_recorded_call_s_mask(show):
 
 
 def test_where_the_page_cannot_compute_nothing_is_turned_over(show):
-    class Own(ch.Score):
+    class Own(ch.extend.Score):
         def tile(self, query, key):
             return query @ key.mT
 

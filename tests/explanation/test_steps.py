@@ -319,7 +319,7 @@ def test_arguments_by_name():
     assert torch.equal(ch.explain(module, query=x, key=x, value=x)["result"], ch.explain(module, x, x, x)["result"])
 
 
-class Manhattan(ch.Score):
+class Manhattan(ch.extend.Score):
     """A score of one's own that says its steps."""
 
     def tile(self, query, key):

@@ -19,7 +19,7 @@ from clearhead.scores import ScoreFunction
 from fuzzing.draw import Spec
 
 
-class Sines(ch.Score):
+class Sines(ch.extend.Score):
     """A score with tile() alone, and something to learn."""
 
     def __init__(self, w: Tensor, softcap: float | None = None) -> None:
@@ -128,7 +128,7 @@ def _mask(mask: Any, spec: Spec, sizes: Any) -> Any:
     return torch.zeros(keep.shape, dtype=getattr(torch, spec.dtype)).masked_fill(~keep, -torch.inf)
 
 
-def expression(mask: Any) -> ch.Mask:
+def expression(mask: Any) -> ch.extend.Mask:
     kind, *given = mask
     if kind in ("and", "or"):
         left, right = (expression(one) for one in given)
@@ -136,7 +136,7 @@ def expression(mask: Any) -> ch.Mask:
     if kind == "not":
         return ~expression(given[0])
     given = [placed(x) if isinstance(x, np.ndarray) else x for x in given]
-    made: dict[str, Callable[..., ch.Mask]] = {
+    made: dict[str, Callable[..., ch.extend.Mask]] = {
         "lengths": ch.Lengths,
         "padding": ch.Padding,
         "causal": ch.Causal,
@@ -153,12 +153,12 @@ def expression(mask: Any) -> ch.Mask:
     return made[kind](*given)
 
 
-def _bias(one: Any, spec: Spec, sizes: Any) -> tuple[ch.Bias, str]:
+def _bias(one: Any, spec: Spec, sizes: Any) -> tuple[ch.extend.Bias, str]:
     kind, settings, learnt = one
     dtype = getattr(torch, spec.bias_dtype)
     (name, x), *_ = learnt.items()
     if kind == "alibi":
-        bias: ch.Bias = ch.ALiBi(sizes.heads).to(dtype)
+        bias: ch.extend.Bias = ch.ALiBi(sizes.heads).to(dtype)
         bias.slopes.requires_grad_(spec.learn_bias)
     elif kind == "relative":
         bias = ch.RelativeBias(sizes.heads, **settings).to(dtype)

@@ -43,7 +43,9 @@ def check_looks(spec: Spec) -> Iterator[str]:
             else:
                 yield from compare(low.get(name, truth), f"{engine}: {name}", ask(w, inputs[2]), measure)
         alone = r.random() < 0.5  # one after the other, or all in one pass
-        reductions = [reduction if name != "output" else ch.Output(inputs[2]) for name, reduction in found.items()]
+        reductions = [
+            reduction if name != "output" else ch.reductions.Output(inputs[2]) for name, reduction in found.items()
+        ]
         results = [w.reduce(one)[0] for one in reductions] if alone else w.reduce(*reductions)
         for name, result in zip(found, results, strict=True):
             yield from compare(truth, f"{engine}: {name}{' alone' * alone}", result, *every[name][1:])
@@ -75,35 +77,38 @@ def looks(spec: Spec, r: random.Random, infinite: bool) -> dict[str, tuple[Any, 
     p = spec.problem
     sizes = oracle.Sizes(*(x.shape for x in p.inputs))
     made: dict[str, tuple[Any, ...]] = {
-        "entropy": (ch.Entropy(), lambda f: f.entropy),
-        "output": (ch.Output(None), lambda f: f.output),
+        "entropy": (ch.reductions.Entropy(), lambda f: f.entropy),
+        "output": (ch.reductions.Output(None), lambda f: f.output),
         "logsumexp": (lambda w, v: w.logsumexp(), lambda f: f.logsumexp),
-        "log-sum-exp": (ch.LogSumExp(), lambda f: f.logsumexp),
+        "log-sum-exp": (ch.reductions.LogSumExp(), lambda f: f.logsumexp),
     }
     if infinite:  # the rest is not specified
-        made["received"] = ch.Received(), lambda f: oracle.received(f.weights)
+        made["received"] = ch.reductions.Received(), lambda f: oracle.received(f.weights)
         for how in ("max", "mean"):
-            made[f"pool {how}"] = ch.Pool((7, 10), how), lambda f, h=how: oracle.pool(f.weights, (7, 10), h)
+            made[f"pool {how}"] = ch.reductions.Pool((7, 10), how), lambda f, h=how: oracle.pool(f.weights, (7, 10), h)
         made["dense"] = lambda w, v: w.dense(), lambda f: f.weights
         return made
     for how in ("max", "mean"):
         size = tuple(r.choice([1, 2, 7, 10, 64, 500]) for _ in range(2))
         size = size[0] if r.random() < 0.5 else size
-        made[f"pool {size} {how}"] = ch.Pool(size, how), lambda f, s=size, h=how: oracle.pool(f.weights, s, h)
-    made["received"] = ch.Received(), lambda f: oracle.received(f.weights)
-    made["the sink's share"] = ch.SinkShare(), lambda f: f.sink
+        made[f"pool {size} {how}"] = (
+            ch.reductions.Pool(size, how),
+            lambda f, s=size, h=how: oracle.pool(f.weights, s, h),
+        )
+    made["received"] = ch.reductions.Received(), lambda f: oracle.received(f.weights)
+    made["the sink's share"] = ch.reductions.SinkShare(), lambda f: f.sink
     if sizes.keys:
-        made["the largest score"] = ch.MaxScore(), lambda f: f.scores.max(-1)
+        made["the largest score"] = ch.reductions.MaxScore(), lambda f: f.scores.max(-1)
     first = r.randint(-sizes.queries, sizes.queries)
     some = slice(first, None, r.choice([1, 1, 2])) if r.random() < 0.5 else slice(None, first)
-    made[f"received by {some}"] = ch.Received(some), lambda f: oracle.received(f.weights[..., some, :])
+    made[f"received by {some}"] = ch.reductions.Received(some), lambda f: oracle.received(f.weights[..., some, :])
     times = np.array([r.uniform(-1, 2) for _ in range(sizes.queries)])
     counted = torch.from_numpy(times)
     weighted = lambda f, of=times: oracle.received(f.weights * of[:, None])
     by_size = lambda f: weighted(f, np.abs(times))
-    made["received by weights"] = ch.Received(counted), weighted, Sum(sizes.queries, by_size)
+    made["received by weights"] = ch.reductions.Received(counted), weighted, Sum(sizes.queries, by_size)
     made["mean of weighted"] = (
-        ch.Pool(3, "mean", counted),
+        ch.reductions.Pool(3, "mean", counted),
         lambda f: oracle.pool(f.weights * times[:, None], 3, "mean"),
     )
     count = r.choice([1, 3, 17])
@@ -111,11 +116,11 @@ def looks(spec: Spec, r: random.Random, infinite: bool) -> dict[str, tuple[Any, 
     ids = np.array(rows, dtype=np.int64).reshape(len(rows), sizes.keys)
     if ids.size:
         mass = lambda f: oracle.mass(f.weights, ids, sizes)
-        made["mass"] = ch.Mass(ids), mass, Sum(sizes.keys, mass)
+        made["mass"] = ch.reductions.Mass(ids), mass, Sum(sizes.keys, mass)
     if p.align is not None or sizes.queries == sizes.keys:
-        made["distance"] = ch.MeanDistance(), lambda f: oracle.mean_distance(f.shares, p.align, sizes)
+        made["distance"] = ch.reductions.MeanDistance(), lambda f: oracle.mean_distance(f.shares, p.align, sizes)
     for k in {r.randint(1, min(sizes.keys, 20)), r.randint(1, sizes.keys)} if sizes.keys else ():
-        made[f"topk {k}"] = ch.TopK(k), lambda f, k=k: oracle.largest(f.weights, k)
+        made[f"topk {k}"] = ch.reductions.TopK(k), lambda f, k=k: oracle.largest(f.weights, k)
     made["dense"] = lambda w, v: w.dense(), lambda f: f.weights
     for _ in range(2):
         index = one_index(r, (*sizes.lead, sizes.queries, sizes.keys))

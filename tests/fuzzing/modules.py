@@ -213,9 +213,9 @@ def check_heads(d: Draw) -> Iterator[str]:
     mask, keep = mask_of(d, b, h, lq, lk, first, 4)
     lens, kept = lengths_of(d, b, lq, lk)
     bias, added = bias_of(d, b, h, lq, lk, first)
-    if isinstance(bias, ch.ALiBi | ch.RelativeBias) and isinstance(mask, ch.Mask) and mask.counts_inside:
+    if isinstance(bias, ch.ALiBi | ch.RelativeBias) and isinstance(mask, ch.extend.Mask) and mask.counts_inside:
         bias, added = None, np.zeros((b, h, lq, lk))
-    if h != module.num_heads and (isinstance(bias, ch.Bias) or isinstance(mask, ch.MaskFunction)):
+    if h != module.num_heads and (isinstance(bias, ch.extend.Bias) or isinstance(mask, ch.MaskFunction)):
         d.mistake("a bias or a rule of all heads")
     d.said.append(f"{module!r:.60} {[tuple(t.shape) for t in (query, key, value)]} {mask=!s:.30} {lens=} {align=}")
     keywords = {"mask": mask, "valid_lens": lens, "bias": bias, "align": align}

@@ -49,19 +49,19 @@ class Asked:
 
     def output(self, value: Any) -> Any:
         self.add("output", g := self.normal(self.sizes.queries, self.spec.problem.value.shape[-1]))
-        return ch.Output(value), g
+        return ch.reductions.Output(value), g
 
     def entropy(self, value: Any) -> Any:
         self.add("entropy", g := self.normal(self.sizes.queries))
-        return ch.Entropy(), g
+        return ch.reductions.Entropy(), g
 
     def rows(self, value: Any) -> Any:
         self.add("logsumexp", g := self.normal(self.sizes.queries) * self.seen)
-        return ch.LogSumExp(), g
+        return ch.reductions.LogSumExp(), g
 
     def share(self, value: Any) -> Any:
         self.add("sink", g := self.normal(self.sizes.queries))
-        return ch.SinkShare(), g
+        return ch.reductions.SinkShare(), g
 
     def best(self, value: Any) -> Any:
         """Where the two largest are too near to tell, and not equal, rounding decides which is larger: no gradient."""
@@ -70,7 +70,7 @@ class Asked:
         scores = np.sort(np.nan_to_num(self.found.scores, neginf=-1e30), axis=-1)
         gap = scores[..., -1] - scores[..., -2] if self.sizes.keys > 1 else np.full(self.seen.shape, np.inf)
         self.add("best", g := self.normal(self.sizes.queries) * (self.seen & (gap > 0.05 * np.abs(scores[..., -1]))))
-        return ch.MaxScore(), g
+        return ch.reductions.MaxScore(), g
 
     def received(self, value: Any) -> Any:
         g, u = self.normal(self.sizes.keys), np.ones(self.sizes.queries)
@@ -83,7 +83,7 @@ class Asked:
             u = np.zeros(self.sizes.queries)
             u[queries] = 1.0
         self.add("weights", u[:, None] * g[..., None, :])
-        return ch.Received(queries), g
+        return ch.reductions.Received(queries), g
 
     def mean(self, value: Any) -> Any:
         rows, columns = (self.r.choice([1, 3, 7]) for _ in range(2))
@@ -94,7 +94,7 @@ class Asked:
         i, j = np.arange(self.sizes.queries) // tall, np.arange(self.sizes.keys) // wide
         count = np.bincount(i)[i][:, None] * np.bincount(j)[j]
         self.add("weights", g[..., i[:, None], j] / count)
-        return ch.Pool((rows, columns), "mean"), g
+        return ch.reductions.Pool((rows, columns), "mean"), g
 
     def mass(self, value: Any) -> Any:
         if not self.sizes.keys:
@@ -102,7 +102,7 @@ class Asked:
         ids = self.g.integers(0, 4, (1, self.sizes.keys))
         g = self.normal(self.sizes.queries, ids.max() + 1)
         self.add("weights", g[..., ids[0]])
-        return ch.Mass(ids), g
+        return ch.reductions.Mass(ids), g
 
     def top(self, value: Any) -> Any:
         """Weights that are too near to tell are told by their gradient alone: all of a row's have the same."""
@@ -110,7 +110,7 @@ class Asked:
             return None
         g = np.broadcast_to(self.normal(self.sizes.queries)[..., None], (*self.seen.shape, self.sizes.keys))
         self.add("weights", g)
-        return ch.TopK(self.sizes.keys), g
+        return ch.reductions.TopK(self.sizes.keys), g
 
     def distance(self, value: Any) -> Any:
         p = self.spec.problem
@@ -119,7 +119,7 @@ class Asked:
         far = np.abs(oracle.positions(p.align, self.sizes) - np.arange(self.sizes.keys))
         far = self.sizes.restore(np.broadcast_to(far, self.sizes.shape))
         self.add("shares", (g := self.normal(self.sizes.queries))[..., None] * far)
-        return ch.MeanDistance(), g
+        return ch.reductions.MeanDistance(), g
 
 
 def check_statistics(spec: Spec) -> Iterator[str]:

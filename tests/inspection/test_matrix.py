@@ -35,7 +35,7 @@ def padded(factor=None):
             return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=keep)
 
     block, x = Block(), random(2, 3, 5, 4)
-    edits = [] if factor is None else [ch.Scale(factor=factor, queries=1)]
+    edits = [] if factor is None else [ch.edits.ScaleHeads(factor=factor, queries=1)]
     with ch.watch(block) as seen:
         if edits:
             with ch.edit(block, *edits):
@@ -337,7 +337,7 @@ def test_matrices_are_keys_of_dictionaries_and_are_compared_by_their_numbers():
 
 
 def test_a_property_that_raises_an_attribute_error_says_so():
-    class Own(ch.Mask):
+    class Own(ch.extend.Mask):
         def lower(self, sizes):
             return self.kept
 
@@ -366,7 +366,7 @@ def test_small_matrices_are_printed_with_their_numbers():
 def test_printing_computes_what_it_prints_and_keeps_no_graph():
     seen = []
 
-    class Own(ch.Score):
+    class Own(ch.extend.Score):
         def tile(self, query, key):
             seen.append(query.shape[0] * query.shape[1])
             return query @ key.mT

@@ -17,14 +17,14 @@ from clearhead.problem.words import Words
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 3e-6, torch.float16: 3e-6, torch.bfloat16: 3e-6}
 
 
-class Holes(ch.Mask):
+class Holes(ch.extend.Mask):
     """All keys before the query but two gaps."""
 
     def lower(self, sizes):
         rows = torch.arange(sizes.queries).view(1, 1, -1)
         low = torch.stack([rows // 4, rows // 2], -1)
         high = torch.stack([rows // 3, rows // 2 + 5], -1)
-        return ch.Spans(rows * 0, (rows + 1).clamp(max=sizes.keys), gaps=(low, high))
+        return ch.extend.Spans(rows * 0, (rows + 1).clamp(max=sizes.keys), gaps=(low, high))
 
     def keep(self, queries, keys):
         i, j = np.arange(queries)[:, None], np.arange(keys)
@@ -245,9 +245,9 @@ def test_any_intervals_and_any_tokens(data):
         low, high = (edges[..., 2 * i + side, None] for side in (0, 1))
         keep |= (np.arange(keys) >= low) & (np.arange(keys) < high)
 
-    class Given(ch.Mask):
+    class Given(ch.extend.Mask):
         def lower(self, sizes):
-            return ch.Spans(start, stop, gaps=gaps)
+            return ch.extend.Spans(start, stop, gaps=gaps)
 
     query, key = (torch.from_numpy(generator.normal(size=(2, 2, n, 4))) for n in (queries, keys))
     asked, held = (

@@ -26,19 +26,19 @@ MASKS = {
 }
 FACTORS = torch.linspace(-1, 2, LQ, dtype=torch.float64)
 REDUCTIONS = {
-    "entropy": ch.Entropy(),
-    "log-sum-exp": ch.LogSumExp(),
-    "max score": ch.MaxScore(),
-    "sink share": ch.SinkShare(),
-    "mass": ch.Mass(torch.arange(LK) % 3),
-    "top": ch.TopK(4),
-    "received": ch.Received(),
-    "received weighted": ch.Received(FACTORS),
-    "received by the last": ch.Received(slice(-5, None)),
-    "mean": ch.Pool((5, 4), "mean"),
-    "mean weighted": ch.Pool((5, 4), "mean", FACTORS),
-    "mean of some": ch.Pool((5, 4), "mean", slice(3, 30, 2)),
-    "distance": ch.MeanDistance(),
+    "entropy": ch.reductions.Entropy(),
+    "log-sum-exp": ch.reductions.LogSumExp(),
+    "max score": ch.reductions.MaxScore(),
+    "sink share": ch.reductions.SinkShare(),
+    "mass": ch.reductions.Mass(torch.arange(LK) % 3),
+    "top": ch.reductions.TopK(4),
+    "received": ch.reductions.Received(),
+    "received weighted": ch.reductions.Received(FACTORS),
+    "received by the last": ch.reductions.Received(slice(-5, None)),
+    "mean": ch.reductions.Pool((5, 4), "mean"),
+    "mean weighted": ch.reductions.Pool((5, 4), "mean", FACTORS),
+    "mean of some": ch.reductions.Pool((5, 4), "mean", slice(3, 30, 2)),
+    "distance": ch.reductions.MeanDistance(),
 }
 
 
@@ -152,7 +152,7 @@ def test_statistics_and_gradients_are_those_of_dense_weights(engine, mask, score
     if case.score is not None:
         wide.score.load_state_dict(case.score.state_dict())
     want = truth(wide)
-    together = case.weights(engine).reduce(ch.Output(case.value), *REDUCTIONS.values())
+    together = case.weights(engine).reduce(ch.reductions.Output(case.value), *REDUCTIONS.values())
     for name, got in zip(["output", *REDUCTIONS], together, strict=True):
         got = got[0] if isinstance(got, tuple) else got
         compare(got, want[name], case.leaves, wide.leaves, dtype, name)
@@ -168,7 +168,7 @@ def test_derivatives_twice(name, monkeypatch):
     inputs.append(torch.tensor([0.5, -0.5], dtype=torch.float64, requires_grad=True))
     reduction = copy.copy(REDUCTIONS[name])
     if name == "mass":
-        reduction = ch.Mass(torch.arange(7) % 3)
+        reduction = ch.reductions.Mass(torch.arange(7) % 3)
     if "weighted" in name:
         reduction = type(reduction)(**{**vars(reduction), "queries": FACTORS[:6]})
 
@@ -187,7 +187,14 @@ def test_second_derivatives_of_the_kernels():
     def run(dtype, engine):
         inputs = [draw(1, 2, 20, 8, seed=s, dtype=dtype).requires_grad_() for s in range(3)]
         w = ch.weights(*inputs[:2], mask=ch.Causal(), engine=engine)
-        found = w.reduce(ch.Output(inputs[2]), ch.Entropy(), ch.LogSumExp(), ch.Received(), ch.TopK(3), ch.MaxScore())
+        found = w.reduce(
+            ch.reductions.Output(inputs[2]),
+            ch.reductions.Entropy(),
+            ch.reductions.LogSumExp(),
+            ch.reductions.Received(),
+            ch.reductions.TopK(3),
+            ch.reductions.MaxScore(),
+        )
         total = sum((t[0] if isinstance(t, tuple) else t).square().sum() for t in found)
         first = torch.autograd.grad(total, inputs, create_graph=True)
         return [*first, *torch.autograd.grad(sum(g.square().sum() for g in first), inputs)]
@@ -201,7 +208,9 @@ def test_the_largest_score_sends_its_gradient_to_the_first_of_equal_ones(engine)
     query = torch.ones(1, 1, 2, 1, dtype=ENGINES[engine])
     key = torch.tensor([1.0, 3.0, 2.0, 3.0], dtype=query.dtype).view(1, 1, 4, 1).requires_grad_()
     sinks = torch.tensor([50.0], dtype=query.dtype, requires_grad=True)  # larger than any score
-    best = ch.weights(query, key, sinks=sinks, mask=ch.Lengths([[4, 1]]), engine=engine).reduce(ch.MaxScore())[0]
+    best = ch.weights(query, key, sinks=sinks, mask=ch.Lengths([[4, 1]]), engine=engine).reduce(
+        ch.reductions.MaxScore()
+    )[0]
     assert best.flatten().tolist() == [3.0, 1.0]
     found = torch.autograd.grad(best.sum(), (key, sinks), allow_unused=True)
     assert found[0].flatten().tolist() == [1.0, 1.0, 0.0, 0.0]
@@ -216,7 +225,7 @@ def test_how_spread_weights_are_does_not_depend_on_the_sink(engine):
     found = []
     for sinks in (None, torch.tensor([200.0], dtype=dtype)):
         w = ch.weights(query, key, sinks=sinks, engine=engine)
-        entropy, distance = w.reduce(ch.Entropy(), ch.MeanDistance())
+        entropy, distance = w.reduce(ch.reductions.Entropy(), ch.reductions.MeanDistance())
         assert (entropy.exp() > 5.99).all()
         found.append([entropy, distance, *torch.autograd.grad(entropy.sum() + distance.sum(), (query, key))])
     for one, two in zip(*found, strict=True):
@@ -228,15 +237,20 @@ def test_output_entropy_and_rows_are_one_pass(monkeypatch):
     monkeypatch.setattr(bindings, "summarise", lambda *given: calls.append(given) or own(*given))
     x = draw(1, 2, 30, 8, dtype=torch.float32)
     reductions = [
-        ch.Output(x),
-        ch.Entropy(),
-        ch.LogSumExp(),
-        ch.SinkShare(),
-        ch.MaxScore(),
-        ch.TopK(3),
-        ch.Mass([0] * 30),
+        ch.reductions.Output(x),
+        ch.reductions.Entropy(),
+        ch.reductions.LogSumExp(),
+        ch.reductions.SinkShare(),
+        ch.reductions.MaxScore(),
+        ch.reductions.TopK(3),
+        ch.reductions.Mass([0] * 30),
     ]
-    reductions += [ch.MeanDistance(), ch.Received(), ch.Pool(3, "mean"), ch.Pool(3)]
+    reductions += [
+        ch.reductions.MeanDistance(),
+        ch.reductions.Received(),
+        ch.reductions.Pool(3, "mean"),
+        ch.reductions.Pool(3),
+    ]
     ch.weights(x, x).reduce(*reductions)
     assert len(calls) == 1
     ch.weights(x, x, sinks=torch.zeros(2)).reduce(*reductions)
@@ -246,7 +260,7 @@ def test_output_entropy_and_rows_are_one_pass(monkeypatch):
 def test_a_residual_that_is_not_made_at_once(monkeypatch):
     x = draw(1, 2, 200, 8, dtype=torch.float32).requires_grad_()
     mask = ch.DenseMask(draw(200, 200, seed=1) < 0.5)
-    reductions = ch.Output(x), ch.Entropy(), ch.Received(), ch.TopK(2)
+    reductions = ch.reductions.Output(x), ch.reductions.Entropy(), ch.reductions.Received(), ch.reductions.TopK(2)
 
     def run():
         found = ch.weights(x, x, mask=mask, engine="native").reduce(*reductions)
@@ -262,7 +276,7 @@ def test_surroundings_of_the_gradients(engine, monkeypatch):
     monkeypatch.setattr(regions, "LOOK", 40)
     dtype = ENGINES[engine]
     query, key = (draw(1, 2, 9, 4, seed=s, dtype=dtype).requires_grad_() for s in (0, 1))
-    reductions = ch.Entropy(), ch.Received()
+    reductions = ch.reductions.Entropy(), ch.reductions.Received()
 
     def total(query, key):
         found = ch.weights(query, key, mask=ch.Causal(), engine=engine).reduce(*reductions)
@@ -295,24 +309,26 @@ def test_what_queries_and_groups_may_be():
     w = ch.weights(draw(2, 3, 5, 4), draw(2, 3, 6, 4))
     dense = w.dense()
     per_head = draw(2, 3, 5, seed=8)
-    torch.testing.assert_close(w.reduce(ch.Received(per_head))[0], (dense * per_head.unsqueeze(-1)).sum(-2))
-    torch.testing.assert_close(w.reduce(ch.Received(per_head[:1, :1]))[0], (dense * per_head[:1, :1, :, None]).sum(-2))
-    torch.testing.assert_close(w.reduce(ch.Pool(2, "max", slice(1, 3)))[0], ch.weights(*slices()).pool(2))
+    torch.testing.assert_close(w.reduce(ch.reductions.Received(per_head))[0], (dense * per_head.unsqueeze(-1)).sum(-2))
+    torch.testing.assert_close(
+        w.reduce(ch.reductions.Received(per_head[:1, :1]))[0], (dense * per_head[:1, :1, :, None]).sum(-2)
+    )
+    torch.testing.assert_close(w.reduce(ch.reductions.Pool(2, "max", slice(1, 3)))[0], ch.weights(*slices()).pool(2))
     per_sequence = torch.tensor([[0, 1, 0, 1, 2, 2], [1, 1, 1, 0, 0, 0]])
-    for got, b in zip(w.reduce(ch.Mass(per_sequence))[0], range(2), strict=True):
+    for got, b in zip(w.reduce(ch.reductions.Mass(per_sequence))[0], range(2), strict=True):
         for g in range(3):
             torch.testing.assert_close(got[..., g], dense[b][..., per_sequence[b] == g].sum(-1))
     overlapping = torch.tensor([[1, 1, 0, 0, 1, 1], [0, 1, 1, 1, 1, 0]], dtype=torch.bool)
-    torch.testing.assert_close(w.reduce(ch.Mass(overlapping))[0], dense @ overlapping.double().T)
+    torch.testing.assert_close(w.reduce(ch.reductions.Mass(overlapping))[0], dense @ overlapping.double().T)
     for wrong, words in (
-        (ch.Received(torch.ones(4, dtype=torch.float64)), "weight for each query"),
-        (ch.Received(slice(None, None, -1)), "forward"),
-        (ch.Received(torch.ones(5, dtype=torch.int64)), "dtype"),
-        (ch.Pool(3, queries=torch.ones(5, dtype=torch.float64)), "how='mean'"),
-        (ch.Mass(torch.zeros(6)), "expected integers"),
-        (ch.Mass([0, 1, 2, -1, 0, 0]), "count from 0"),
-        (ch.Mass([0, 1]), "group of each key"),
-        (ch.Mass(torch.ones(2, 5, dtype=torch.bool)), "Lk = 6"),
+        (ch.reductions.Received(torch.ones(4, dtype=torch.float64)), "weight for each query"),
+        (ch.reductions.Received(slice(None, None, -1)), "forward"),
+        (ch.reductions.Received(torch.ones(5, dtype=torch.int64)), "dtype"),
+        (ch.reductions.Pool(3, queries=torch.ones(5, dtype=torch.float64)), "how='mean'"),
+        (ch.reductions.Mass(torch.zeros(6)), "expected integers"),
+        (ch.reductions.Mass([0, 1, 2, -1, 0, 0]), "count from 0"),
+        (ch.reductions.Mass([0, 1]), "group of each key"),
+        (ch.reductions.Mass(torch.ones(2, 5, dtype=torch.bool)), "Lk = 6"),
     ):
         with pytest.raises(ch.ClearheadError, match=words):
             w.reduce(wrong)
@@ -364,8 +380,12 @@ def test_a_slice_of_all_queries_before_an_output():
     for dtype in (torch.float32, torch.float64):
         inputs = [t.to(dtype) for t in (query, key, value)]
         w = ch.weights(*inputs[:2])
-        for first in (ch.Received(slice(0, 3)), ch.Received(slice(0, 2)), ch.Pool(2, queries=slice(0, 3))):
-            torch.testing.assert_close(w.reduce(first, ch.Output(inputs[2]))[1], ch.attention(*inputs))
+        for first in (
+            ch.reductions.Received(slice(0, 3)),
+            ch.reductions.Received(slice(0, 2)),
+            ch.reductions.Pool(2, queries=slice(0, 3)),
+        ):
+            torch.testing.assert_close(w.reduce(first, ch.reductions.Output(inputs[2]))[1], ch.attention(*inputs))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -377,7 +397,9 @@ def test_second_derivatives_where_some_results_depend_on_nothing_learnt(engine):
     total = part.output.square().sum() + part.logsumexp.sum()
     assert torch.autograd.grad(total, value, create_graph=True)[0].requires_grad
     sinks = torch.zeros(1, dtype=dtype, requires_grad=True)
-    found = ch.weights(query, key, sinks=sinks, engine=engine).reduce(ch.LogSumExp(), ch.MaxScore(), ch.Received())
+    found = ch.weights(query, key, sinks=sinks, engine=engine).reduce(
+        ch.reductions.LogSumExp(), ch.reductions.MaxScore(), ch.reductions.Received()
+    )
     assert torch.autograd.grad(found[0].sum() + found[1].sum(), sinks, create_graph=True)[0].requires_grad
 
 
@@ -388,7 +410,13 @@ def test_a_large_sink_twice(engine, name):
     dtype = ENGINES[engine]
     query, key = (draw(1, 1, 3, 4, seed=s, dtype=dtype).requires_grad_() for s in (0, 1))
     sinks = torch.tensor([800.0], dtype=dtype, requires_grad=True)
-    reduction = ch.Mass([0, 1, 1]) if name == "mass" else REDUCTIONS[name] if name != "top" else ch.TopK(2)
+    reduction = (
+        ch.reductions.Mass([0, 1, 1])
+        if name == "mass"
+        else REDUCTIONS[name]
+        if name != "top"
+        else ch.reductions.TopK(2)
+    )
     found = ch.weights(query, key, sinks=sinks, mask=ch.Lengths([[3, 0, 2]]), engine=engine).reduce(reduction)[0]
     found = found[0] if isinstance(found, tuple) else found
     total = found.masked_fill(found == -torch.inf, 0.0).square().sum()
@@ -403,7 +431,13 @@ def test_a_key_that_is_not_finite_stays_with_those_who_see_it(engine):
     query = draw(1, 1, 3, 4, dtype=dtype).requires_grad_()
     key = draw(1, 1, 3, 4, seed=1, dtype=dtype)
     key[0, 0, 2] = torch.nan
-    for reduction in (ch.Entropy(), ch.LogSumExp(), ch.MaxScore(), ch.MeanDistance(), ch.Output(key)):
+    for reduction in (
+        ch.reductions.Entropy(),
+        ch.reductions.LogSumExp(),
+        ch.reductions.MaxScore(),
+        ch.reductions.MeanDistance(),
+        ch.reductions.Output(key),
+    ):
         found = ch.weights(query, key, mask=ch.Causal(), engine=engine).reduce(reduction)[0]
         gradient = torch.autograd.grad(found[0, 0, :2].sum(), query)[0]
         assert gradient[0, 0, :2].isfinite().all() and found[0, 0, :2].isfinite().all()
@@ -415,7 +449,7 @@ def test_a_value_of_nan_is_nothing_of_the_weights(engine):
     value = x.clone()
     value[0, 0, 3] = torch.nan
     w = ch.weights(x, x, mask=ch.Causal(), engine=engine)
-    output, entropy = w.reduce(ch.Output(value), ch.Entropy())
+    output, entropy = w.reduce(ch.reductions.Output(value), ch.reductions.Entropy())
     assert output[0, 0, 3].isnan().all() and output[0, 0, :3].isfinite().all()
     torch.testing.assert_close(entropy, w.entropy())
     part = ch.partial(x, x, value, mask=ch.Causal(), engine=engine)
@@ -427,7 +461,7 @@ def test_writes_between_are_noticed_or_do_nothing(monkeypatch):
     for engine, dtype in ENGINES.items():
         query = draw(1, 2, 9, 4, dtype=dtype).requires_grad_()
         for times in (torch.ones(9, dtype=dtype), torch.ones(9, dtype=dtype).numpy()):
-            found = ch.weights(query, query, engine=engine).reduce(ch.Received(times))[0]
+            found = ch.weights(query, query, engine=engine).reduce(ch.reductions.Received(times))[0]
             times *= 2
             want = ch.weights(query, query, engine=engine).received()
             for one, two in ((found, want), *zip(*(torch.autograd.grad(f.square().sum(), query) for f in (found, want)),
@@ -446,7 +480,7 @@ def test_the_output_of_recorded_weights_has_the_gradient_of_its_value():
     x = draw(2, 6, 4)
     layer(x, x, x)
     value = x.clone().requires_grad_()
-    output, entropy = layer.attention_weights.reduce(ch.Output(value), ch.Entropy())
+    output, entropy = layer.attention_weights.reduce(ch.reductions.Output(value), ch.reductions.Entropy())
     assert output.requires_grad and not entropy.requires_grad
 
 
@@ -457,7 +491,12 @@ def test_what_sees_nothing_still_has_a_gradient_of_zero(engine):
         query = draw(1, 1, queries, 4, dtype=dtype).requires_grad_()
         key = draw(1, 1, keys, 4, dtype=dtype).requires_grad_()
         w = ch.weights(query, key, mask=ch.Lengths(lengths), engine=engine)
-        for reduction in (ch.Entropy(), ch.MaxScore(), ch.Received(slice(1, 1)), ch.LogSumExp()):
+        for reduction in (
+            ch.reductions.Entropy(),
+            ch.reductions.MaxScore(),
+            ch.reductions.Received(slice(1, 1)),
+            ch.reductions.LogSumExp(),
+        ):
             found = w.reduce(reduction)[0]
             total = found.masked_fill(found == -torch.inf, 0.0).sum()
             assert all((g == 0).all() for g in torch.autograd.grad(total, (query, key), retain_graph=True))
@@ -467,20 +506,20 @@ def test_more_of_what_is_refused():
     query, key, value = draw(5, 4), draw(6, 4), draw(3, 6, 2)
     w = ch.weights(query, key)
     for wrong, words in (
-        (ch.Received(slice(0, 2, 0)), "forward"),
-        (ch.Received(slice(True, None)), "whole numbers"),
-        (ch.Received(torch.ones(5, dtype=torch.float64, device="meta")), "meta"),
-        (ch.Mass(torch.zeros(6, dtype=torch.int64, device="meta")), "meta"),
-        (ch.Mass(torch.zeros(1, 6, dtype=torch.int64).to_sparse()), "to_dense"),
-        (ch.Mass([[0, 1], [1]]), "no array"),
-        (ch.Mass([2**40] * 6), "without gaps"),
-        (ch.Output(draw(6, 2).numpy()), "NumPy"),
+        (ch.reductions.Received(slice(0, 2, 0)), "forward"),
+        (ch.reductions.Received(slice(True, None)), "whole numbers"),
+        (ch.reductions.Received(torch.ones(5, dtype=torch.float64, device="meta")), "meta"),
+        (ch.reductions.Mass(torch.zeros(6, dtype=torch.int64, device="meta")), "meta"),
+        (ch.reductions.Mass(torch.zeros(1, 6, dtype=torch.int64).to_sparse()), "to_dense"),
+        (ch.reductions.Mass([[0, 1], [1]]), "no array"),
+        (ch.reductions.Mass([2**40] * 6), "without gaps"),
+        (ch.reductions.Output(draw(6, 2).numpy()), "NumPy"),
     ):
         with pytest.raises(ch.ClearheadError, match=words):
             w.reduce(wrong)
     with pytest.raises(ch.ShapeError, match="by itself"):
-        w.reduce(ch.Entropy(), ch.Output(value))
-    assert w.reduce(ch.Output(value))[0].shape == (3, 5, 2)
+        w.reduce(ch.reductions.Entropy(), ch.reductions.Output(value))
+    assert w.reduce(ch.reductions.Output(value))[0].shape == (3, 5, 2)
     with pytest.raises(ch.ClearheadError, match="True or False"):
         w.gradients(draw(6, 2), draw(5, 2)).by_key("yes")
 

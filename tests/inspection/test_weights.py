@@ -31,7 +31,7 @@ def case(layout, lq, lk, mask):
     batch = 1 if not lead else lead[0] if len(lead) < 3 else lead[0] * lead[1]
     mask = MASKS[mask](lq, lk, batch)
     scores = ch.Dot()(query, key)
-    if isinstance(mask, ch.Mask):
+    if isinstance(mask, ch.extend.Mask):
         allowed = scores.masked_fill(~mask.dense(query, key, "lower_right"), -torch.inf)
     else:
         allowed = scores if mask is None else scores + mask
@@ -85,12 +85,12 @@ def test_reductions_equal_those_of_the_dense_matrix(layout, lq, lk, mask, engine
     weights = ch.weights(query, key, mask=mask, align="lower_right", engine=engine)
     k, rows, columns = min(5, lk), 7, 13
     entropy, (values, indices), received, most, mean, distance = weights.reduce(
-        ch.Entropy(),
-        ch.TopK(k),
-        ch.Received(),
-        ch.Pool(columns),
-        ch.Pool((rows, columns), "mean"),
-        ch.MeanDistance(),
+        ch.reductions.Entropy(),
+        ch.reductions.TopK(k),
+        ch.reductions.Received(),
+        ch.reductions.Pool(columns),
+        ch.reductions.Pool((rows, columns), "mean"),
+        ch.reductions.MeanDistance(),
     )
     close = {"atol": 1e-10, "rtol": 1e-9}
     torch.testing.assert_close(weights.dense(), truth, **close)

@@ -79,7 +79,7 @@ def test_the_decoder_knows_the_text_by_its_attention_alone():
     text, lengths, iso = encoded(sample(HELD_OUT, 6, seed=2))
     with torch.no_grad():
         logits = model(text, lengths, iso[:, :1])
-        with ch.edit(model, ch.Scale(factor=0.0)):
+        with ch.edit(model, ch.edits.ScaleHeads(factor=0.0)):
             without = model(text, lengths, iso[:, :1])
     assert (logits != logits[:1]).any()
     assert (without == without[:1]).all()

@@ -85,7 +85,7 @@ def test_a_key_is_cut_from_the_first_layer_alone(back):
     model, (tokens, _) = fresh(), periodic(3)
     keep = torch.tensor([[k <= q and q - k != back for k in range(LENGTH)] for q in range(LENGTH)])
     with torch.no_grad():
-        with ch.edit(model, ch.Force(without_key(back), layers=0)):
+        with ch.edit(model, ch.edits.ForceMask(without_key(back), layers=0)):
             cut = model(tokens)
         x = model.embed(tokens)
         y = model.layers[0].norm(x)

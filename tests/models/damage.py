@@ -163,7 +163,12 @@ def looked_at(seen):
             lambda call=call: (repr(call), repr(call.mask)),
             lambda call=call: (call.key, call.value, call.problem),
             lambda call=call: call.weights.dense(),
-            lambda call=call: call.weights.reduce(ch.Entropy(), ch.Received(), ch.SinkShare(), ch.MeanDistance()),
+            lambda call=call: call.weights.reduce(
+                ch.reductions.Entropy(),
+                ch.reductions.Received(),
+                ch.reductions.SinkShare(),
+                ch.reductions.MeanDistance(),
+            ),
             lambda call=call: (call.weights[0, 0, 0], call.weights.topk(2), call.weights.pool(2)),
             lambda call=call: (call.output, call.value_norms, call.weighted_norms),
             lambda call=call: (call.gradients.by_key(), call.head_importance),
@@ -182,7 +187,7 @@ def looked_at(seen):
 def verdict(path):
     """ "refused", "read", or what went wrong."""
     try:
-        seen = ch.load_seen(path)
+        seen = ch.models.load_recording(path)
     except ch.ClearheadError as error:
         return "refused" if str(path) in str(error) else f"does not name the file: {error}"
     except BaseException as error:
@@ -210,9 +215,9 @@ def _child(pipe, files, seeds, folder):
 
 def tried(seeds, folder):
     """(seed, change, verdict) of each; in a process of its own, whose memory is limited."""
-    files = [seen.save(Path(folder, f"whole{i}")) for i, seen in enumerate(recordings())]
+    files = [seen.write(Path(folder, f"whole{i}")) for i, seen in enumerate(recordings())]
     for path in files:  # what is imported late is not counted as memory that a file asks for
-        assert looked_at(ch.load_seen(path)) > 20
+        assert looked_at(ch.models.load_recording(path)) > 20
     context = multiprocessing.get_context("fork")
     mine, its = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(its, files, seeds, folder))

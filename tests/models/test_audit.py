@@ -144,7 +144,7 @@ def test_shares_by_transformers_own_weights():
 
 def test_masks_that_agree_cost_no_pass_and_give_exact_zeros(monkeypatch):
     seen = seen_of(llama(), input_ids=IDS, attention_mask=RIGHT)
-    monkeypatch.setattr(ch.Weights, "logsumexp", lambda self: pytest.fail("a pass over the pairs"))
+    monkeypatch.setattr(ch.results.Weights, "logsumexp", lambda self: pytest.fail("a pass over the pairs"))
     audit = seen.check(ch.Causal())
     assert audit.ok(0) and audit.worst.most == 0.0
     assert str(audit) == "2 calls attend as expected."
@@ -226,11 +226,11 @@ def test_layers_share_the_pairs_of_a_mask(monkeypatch):
 def test_padding_that_was_not_passed_to_the_model_leaks():
     model, tokenizer = load(bundled())
     batch = dict(tokenizer(["It was.", "The pump in Broad Street was closed."], padding=True, return_tensors="pt"))
-    ch.assert_attends(model, batch, None, tolerance=0)
+    ch.models.assert_attends(model, batch, None, tolerance=0)
     mask = batch.pop("attention_mask")
-    ch.assert_attends(model, batch, None, tolerance=0)  # nothing tells what is padding
+    ch.models.assert_attends(model, batch, None, tolerance=0)  # nothing tells what is padding
     with pytest.raises(AssertionError, match="no mask reached this call"):
-        ch.assert_attends(model, batch, None, padding=mask)
+        ch.models.assert_attends(model, batch, None, padding=mask)
     table = seen_of(model, mask, **batch).check(None).table()
     assert 0.05 < sum(row["leaked"] for row in table) / len(table) < 0.07
 
@@ -253,7 +253,7 @@ def test_the_message_says_where_the_mass_went():
     x = torch.zeros(2, 3, 6, 4)
     x[1, 2] = torch.eye(6, 4) * 20
     with pytest.raises(AssertionError) as raised:
-        ch.assert_attends(Block(), (x,), ch.Causal())
+        ch.models.assert_attends(Block(), (x,), ch.Causal())
     text = str(raised.value)
     assert text.splitlines()[:2] == [
         "1 of 1 calls do not attend as expected. The first:",
@@ -288,9 +288,9 @@ def test_inputs_stay_as_they_are():
     with torch.no_grad():
         cache = model(IDS[:, :5])
     for inputs in ((IDS[:, 5:], cache), {"ids": IDS[:, 5:], "cache": cache}):
-        ch.assert_attends(model, inputs, ch.Causal())
+        ch.models.assert_attends(model, inputs, ch.Causal())
     assert cache.get_seq_length() == 5
-    ch.assert_attends(model, IDS, ch.Causal())
+    ch.models.assert_attends(model, IDS, ch.Causal())
 
 
 def test_surroundings_change_nothing():
@@ -321,7 +321,7 @@ def test_surroundings_change_nothing():
 
 def test_a_recording_in_a_file_gives_the_same(tmp_path):
     seen = seen_of(llama(), input_ids=IDS, attention_mask=RIGHT)
-    again = ch.load_seen(seen.save(tmp_path / "seen.safetensors"))
+    again = ch.models.load_recording(seen.write(tmp_path / "seen.safetensors"))
     mask, keep = MASKS["documents"]
     agree(again.check(mask), keep)
     assert seen.check(mask).table() == again.check(mask).table()
@@ -356,4 +356,4 @@ def test_what_is_no_mask_is_refused(expected, match):
 
 def test_no_call_is_refused():
     with pytest.raises(ch.ClearheadError, match="no call"):
-        ch.Recording([]).check(ch.Causal())
+        ch.models.Recording([]).check(ch.Causal())

@@ -164,9 +164,9 @@ def test_sdpa_and_eager_leave_starts_unread_and_their_records_too():
                 torch.testing.assert_close(call.weights.dense(), weights, atol=1e-5, rtol=0)
 
 
-def test_use_in_transformers_keeps_packed_documents_apart():
+def test_run_on_clearhead_keeps_packed_documents_apart():
     fast, slow = models("sdpa", None)
-    ch.use_in_transformers(fast)
+    ch.models.run_on_clearhead(fast)
     with torch.no_grad():
         got = fast(input_ids=IDS[:1], position_ids=PACKED, **VARLEN).logits  # with a cache: its mask holds no documents
         want = slow(input_ids=IDS[:1], position_ids=PACKED, use_cache=False).logits
@@ -190,7 +190,7 @@ def test_documents_that_cannot_be_read_are_refused(name):
     ids = IDS[: options.get("rows", 1)]
     given = {**VARLEN, **options, "cu_seq_lens_k": options.get("cu_seq_lens_k"), "rows": None}
     with pytest.raises(ch.UnsupportedError, match=said), torch.no_grad():
-        ch.use_in_transformers(fast)(input_ids=ids, **given)
+        ch.models.run_on_clearhead(fast)(input_ids=ids, **given)
 
 
 def test_positions_that_begin_again_with_a_cache_are_refused(flash):
@@ -272,7 +272,7 @@ def test_lazy_weights_are_without_what_sdpa_drops():
     fast, _ = models("sdpa")
     layer, hidden = fast.model.layers[0].self_attn, torch.randn(1, 9, 32)
     given = {"position_embeddings": fast.model.rotary_emb(hidden, torch.arange(9)[None]), "attention_mask": None}
-    with torch.no_grad(), ch.lazy_attentions(fast):
+    with torch.no_grad(), ch.models.lazy_attentions(fast):
         _, want = layer(hidden, **given, output_attentions=True)
         _, found = layer(
             hidden, **given, output_attentions=True, s_aux=torch.full((layer.config.num_attention_heads,), 2.0)
@@ -280,7 +280,7 @@ def test_lazy_weights_are_without_what_sdpa_drops():
     torch.testing.assert_close(found + 0, want + 0)
 
 
-@pytest.mark.parametrize("open_one", [ch.watch, ch.lazy_attentions, ch.monitor])
+@pytest.mark.parametrize("open_one", [ch.watch, ch.models.lazy_attentions, ch.models.monitor])
 def test_a_version_without_the_interface_is_refused_in_words(open_one, monkeypatch):
     """As transformers 5.0, whose models look up their functions by themselves."""
     fast, _ = models("sdpa")

@@ -50,7 +50,7 @@ FAILS = ("llama, left padding", torch.float64)  # the test after this one
 def test_good_backends_compute_their_formula(name, dtype):
     make, inputs = MODELS[name]
     model = make().to(dtype)
-    found = ch.compare(model, "sdpa", "eager", inputs)
+    found = ch.models.compare_backends(model, "sdpa", "eager", inputs)
     assert found.ok() and found.first is None, str(found)
     assert {row["backend"] for row in found.table()} == {"sdpa", "eager"}
     assert "every call" in str(found) and model.config._attn_implementation == "sdpa"
@@ -59,7 +59,7 @@ def test_good_backends_compute_their_formula(name, dtype):
 def test_eager_attention_of_float64_gives_words_nan_behind_left_padding():
     """float64's least value is −∞ to its softmax in float32: rows of padding are NaN, and 0 · NaN reaches the words."""
     make, inputs = MODELS[FAILS[0]]
-    found = ch.compare(make().to(FAILS[1]), "sdpa", "eager", inputs)
+    found = ch.models.compare_backends(make().to(FAILS[1]), "sdpa", "eager", inputs)
     first = found.first
     assert (first.backend, first.number) == ("eager", 1) and first.error != first.error
     assert not any(call.departs for call in found.calls if call.backend == "sdpa")
@@ -102,29 +102,29 @@ def of_nan(module, q, k, v, mask, **more):
 @pytest.mark.parametrize("order", [("sdpa", "wrong"), ("wrong", "eager")])
 def test_a_wrong_backend_is_named_with_its_layer(register, function, order):
     register(function)
-    found = ch.compare(llama(), *order, {"input_ids": IDS})
+    found = ch.models.compare_backends(llama(), *order, {"input_ids": IDS})
     first = found.first
     assert (first.name, first.number, first.backend) == ("layers.1.self_attn", 1, "wrong")
     departing = [call for call in found.calls if call.departs and call.error == call.error]
     # what follows a layer of NaN is NaN by its own formula too
     assert function is of_nan or departing == [first]
     assert str(found).startswith("wrong departs from its formula first in L1, layers.1.self_attn:")
-    assert not ch.compare(llama(), *order, IDS).ok()
+    assert not ch.models.compare_backends(llama(), *order, IDS).ok()
 
 
 def test_sinks_that_a_backend_leaves_out(register):
     register(lambda module, *args, s_aux=None, **more: sdpa(module, *args, **more))
     model = model_of("GptOss", head_dim=8, num_local_experts=2, num_experts_per_tok=1, sliding_window=4)
-    found = ch.compare(model, "eager", "wrong", {"input_ids": IDS})
+    found = ch.models.compare_backends(model, "eager", "wrong", {"input_ids": IDS})
     assert (found.first.backend, found.first.number) == ("wrong", 0)
     assert all(call.departs == (call.backend == "wrong") for call in found.calls)
 
 
 def test_a_tolerance_of_ones_own(register):
     register(scaled)
-    found = ch.compare(llama(), "sdpa", "wrong", {"input_ids": IDS}, tolerance=0.01)
+    found = ch.models.compare_backends(llama(), "sdpa", "wrong", {"input_ids": IDS}, tolerance=0.01)
     assert found.ok() and all(call.tolerance == 0.01 for call in found.calls)
-    assert not ch.compare(llama(), "sdpa", "wrong", {"input_ids": IDS}, tolerance=0).ok()
+    assert not ch.models.compare_backends(llama(), "sdpa", "wrong", {"input_ids": IDS}, tolerance=0).ok()
 
 
 def test_backends_are_set_back_also_after_an_error(register):
@@ -144,10 +144,10 @@ def test_backends_are_set_back_also_after_an_error(register):
     before = [part._attn_implementation for part in parts]
     assert before[1:] == ["eager", "sdpa"]
     inputs = {"input_ids": IDS, "pixel_values": torch.rand(2, 3, 8, 8)}
-    assert ch.compare(model, "sdpa", "eager", inputs).ok()
+    assert ch.models.compare_backends(model, "sdpa", "eager", inputs).ok()
     assert [part._attn_implementation for part in parts] == before
     with pytest.raises(RuntimeError, match="out of order"):
-        ch.compare(model, "eager", "wrong", inputs)
+        ch.models.compare_backends(model, "eager", "wrong", inputs)
     assert [part._attn_implementation for part in parts] == before
 
 
@@ -155,36 +155,36 @@ def test_a_cache_among_the_inputs_stays_as_it_is():
     model = llama()
     with torch.no_grad():
         cache = model(IDS[:, :5], use_cache=True).past_key_values
-    found = ch.compare(model, "sdpa", "eager", {"input_ids": IDS[:, 5:], "past_key_values": cache})
+    found = ch.models.compare_backends(model, "sdpa", "eager", {"input_ids": IDS[:, 5:], "past_key_values": cache})
     assert found.ok() and cache.get_seq_length() == 5
 
 
 def test_surroundings_change_nothing():
     model = llama()
-    want = ch.compare(model, "sdpa", "eager", IDS).table()
+    want = ch.models.compare_backends(model, "sdpa", "eager", IDS).table()
     with torch.inference_mode():
-        assert ch.compare(model, "sdpa", "eager", IDS).table() == want
+        assert ch.models.compare_backends(model, "sdpa", "eager", IDS).table() == want
     with torch.no_grad(), ch.watch(model) as seen:
-        assert ch.compare(model, "sdpa", "eager", IDS).table() == want
+        assert ch.models.compare_backends(model, "sdpa", "eager", IDS).table() == want
     assert len(seen.calls) == 6
     torch.set_default_dtype(torch.float64)
     try:
-        assert ch.compare(model, "sdpa", "eager", IDS).table() == want
+        assert ch.models.compare_backends(model, "sdpa", "eager", IDS).table() == want
     finally:
         torch.set_default_dtype(torch.float32)
 
 
 def test_what_cannot_be_compared_is_refused():
     with pytest.raises(ch.ClearheadError, match="model of transformers"):
-        ch.compare(torch.nn.Linear(2, 2), "sdpa", "eager", torch.zeros(2))
+        ch.models.compare_backends(torch.nn.Linear(2, 2), "sdpa", "eager", torch.zeros(2))
     with pytest.raises(ch.ClearheadError, match=r"no backend 'kernels-community/flash-attn'"):  # it would be loaded
-        ch.compare(llama(), "sdpa", "kernels-community/flash-attn", IDS)
+        ch.models.compare_backends(llama(), "sdpa", "kernels-community/flash-attn", IDS)
     with pytest.raises(ch.ClearheadError, match="eval mode"):
-        ch.compare(llama().train(), "sdpa", "eager", IDS)
+        ch.models.compare_backends(llama().train(), "sdpa", "eager", IDS)
     with pytest.raises(ch.ClearheadError, match="cannot run on the backend 'sdpa'"):
-        ch.compare(model_of("Gemma2", head_dim=8), "sdpa", "eager", IDS)
+        ch.models.compare_backends(model_of("Gemma2", head_dim=8), "sdpa", "eager", IDS)
     with pytest.raises(ch.ClearheadError, match="tolerance"):
-        ch.compare(llama(), "sdpa", "eager", IDS, tolerance=float("nan"))
+        ch.models.compare_backends(llama(), "sdpa", "eager", IDS, tolerance=float("nan"))
     config = transformers.DebertaV2Config(**SMALL, num_attention_heads=4)
     with pytest.raises(ch.ClearheadError, match="its own code"):
-        ch.compare(transformers.DebertaV2Model(config).eval(), "eager", "sdpa", IDS)
+        ch.models.compare_backends(transformers.DebertaV2Model(config).eval(), "eager", "sdpa", IDS)

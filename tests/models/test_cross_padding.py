@@ -61,7 +61,7 @@ def test_it_is_found(name, padded, how, implementation):
         with ch.watch(model) as seen:
             model(**inputs)
         with pytest.raises(AssertionError, match="leaked"):
-            ch.assert_attends(model, inputs, expected)
+            ch.models.assert_attends(model, inputs, expected)
     found = seen.check(expected)
     assert not found.ok() and "leaked" in str(found)
     assert any(finding.name == "padding attended" for finding in seen.diagnose())

@@ -178,7 +178,7 @@ def test_texts_of_other_lengths_at_the_positions_that_correspond():
     x, y = random(1, 2, 12, 8), random(1, 2, 10, 8, seed=1)
     mine, theirs = [0, 1, 4, 5, 6, 11], [0, 2, 3, 5, 6, 9]
     one, other = seen_of(x, is_causal=True), seen_of(y, is_causal=True)
-    found = one.compare(other, aligned=(mine, theirs))[0]
+    found = one.compare(other, matched=(mine, theirs))[0]
     p = dense_of(x)[:, :, mine][..., mine]
     q = dense_of(y)[:, :, theirs][..., theirs]
     want = [[divergence(p[0, h, i], q[0, h, i]) for i in range(6)] for h in range(2)]
@@ -211,17 +211,17 @@ BAD = {
         "the masks of Block differ: query 0 of sequence 0 may see 6 keys in this recording and 1 in the other",
     ),
     "calls": (
-        lambda: ch.Recording(seen_of(X).calls * 2).compare(seen_of(X)),
+        lambda: ch.models.Recording(seen_of(X).calls * 2).compare(seen_of(X)),
         ch.ClearheadError,
         "this recording has 2 calls and the other 1",
     ),
-    "no calls": (lambda: ch.Recording([]).compare(ch.Recording([])), ch.ClearheadError, "has 0 calls"),
-    "one list": (lambda: seen_of(X).compare(seen_of(X), aligned=[0, 1, 2]), ch.ClearheadError, "pass a pair of lists"),
-    "a number": (lambda: seen_of(X).compare(seen_of(X), aligned=3), ch.ClearheadError, "pass a pair of lists"),
-    "words": (lambda: seen_of(X).compare(seen_of(X), aligned=("ab", "cd")), ch.ClearheadError, "whole numbers"),
-    "not ascending": (lambda: seen_of(X).compare(seen_of(X), aligned=([1, 0], [0, 1])), ch.ClearheadError, "ascending"),
-    "unequal": (lambda: seen_of(X).compare(seen_of(X), aligned=([0], [0, 1])), ch.ShapeError, "1 positions of this"),
-    "beyond": (lambda: seen_of(X).compare(seen_of(X), aligned=([6], [0])), ch.ShapeError, "holds 6, and there are 6"),
+    "no calls": (lambda: ch.models.Recording([]).compare(ch.models.Recording([])), ch.ClearheadError, "has 0 calls"),
+    "one list": (lambda: seen_of(X).compare(seen_of(X), matched=[0, 1, 2]), ch.ClearheadError, "pass a pair of lists"),
+    "a number": (lambda: seen_of(X).compare(seen_of(X), matched=3), ch.ClearheadError, "pass a pair of lists"),
+    "words": (lambda: seen_of(X).compare(seen_of(X), matched=("ab", "cd")), ch.ClearheadError, "whole numbers"),
+    "not ascending": (lambda: seen_of(X).compare(seen_of(X), matched=([1, 0], [0, 1])), ch.ClearheadError, "ascending"),
+    "unequal": (lambda: seen_of(X).compare(seen_of(X), matched=([0], [0, 1])), ch.ShapeError, "1 positions of this"),
+    "beyond": (lambda: seen_of(X).compare(seen_of(X), matched=([6], [0])), ch.ShapeError, "holds 6, and there are 6"),
 }
 
 
@@ -238,4 +238,4 @@ def test_equal_masks_of_other_forms_fit():
 
 
 def test_the_models_function_of_that_name_stays():
-    assert ch.compare.__module__ == "clearhead.models.checks"
+    assert ch.models.compare_backends.__module__ == "clearhead.models.checks"

@@ -97,19 +97,23 @@ def column(keys, value):
 
 # what is passed to edit(), beside the change by hand of "scores", "weights" or "output"
 EDITS = {
-    "knockout": (lambda **at: ch.Knockout(**at, keys=[1, 2, 7]), "scores", column([1, 2, 7], -torch.inf)),
-    "knockout of a run": (lambda **at: ch.Knockout(**at, keys=slice(4, 7)), "scores", column([4, 5, 6], -torch.inf)),
+    "knockout": (lambda **at: ch.edits.Knockout(**at, keys=[1, 2, 7]), "scores", column([1, 2, 7], -torch.inf)),
+    "knockout of a run": (
+        lambda **at: ch.edits.Knockout(**at, keys=slice(4, 7)),
+        "scores",
+        column([4, 5, 6], -torch.inf),
+    ),
     "knockout of many": (
-        lambda **at: ch.Knockout(**at, keys=range(0, 11, 2)),
+        lambda **at: ch.edits.Knockout(**at, keys=range(0, 11, 2)),
         "scores",
         column([0, 2, 4, 6, 8, 10], -torch.inf),
     ),
-    "knockout after": (lambda **at: ch.Knockout(**at, keys=[1, 6], after=True), "weights", column([1, 6], 0.0)),
-    "scale": (lambda **at: ch.Scale(**at, factor=0.5), "output", lambda output: output * 0.5),
-    "ablation": (lambda **at: ch.Scale(**at), "output", torch.zeros_like),
-    "bias": (lambda **at: ch.AddBias(BIAS, **at), "scores", lambda scores: scores + BIAS),
+    "knockout after": (lambda **at: ch.edits.Knockout(**at, keys=[1, 6], after=True), "weights", column([1, 6], 0.0)),
+    "scale": (lambda **at: ch.edits.ScaleHeads(**at, factor=0.5), "output", lambda output: output * 0.5),
+    "ablation": (lambda **at: ch.edits.ScaleHeads(**at), "output", torch.zeros_like),
+    "bias": (lambda **at: ch.edits.AddBias(BIAS, **at), "scores", lambda scores: scores + BIAS),
     "ALiBi": (
-        lambda **at: ch.AddBias(ch.ALiBi(4), **at),
+        lambda **at: ch.edits.AddBias(ch.ALiBi(4), **at),
         "scores",
         lambda scores: scores + ch.ALiBi(4)(torch.zeros(1, 4, 12, 1), torch.zeros(1, 4, 12, 1)),
     ),
@@ -162,7 +166,7 @@ def test_another_mask_is_forced(name):
             wanted = hidden(model(**inputs), inputs)
         assert float((wanted - plain).abs().max()) > 1e-2
         for mask in masks:
-            with torch.no_grad(), ch.edit(model, ch.Force(mask, layers=layer, heads=[0, 2])):
+            with torch.no_grad(), ch.edit(model, ch.edits.ForceMask(mask, layers=layer, heads=[0, 2])):
                 got = hidden(model(**inputs), inputs)
             torch.testing.assert_close(got, wanted, rtol=1e-4, atol=2e-4)
 
@@ -173,7 +177,7 @@ def test_all_else_is_the_backends_to_the_bit():
     model.layers[0].self_attn.o_proj.register_forward_pre_hook(lambda module, args: given.append(args[0]))
     with torch.no_grad():
         plain = model(input_ids=IDS).last_hidden_state
-        with ch.edit(model, ch.Knockout(0, [1, 2], [3, 9], 0), ch.Scale(0, 3, 2.0, slice(10, None))):
+        with ch.edit(model, ch.edits.Knockout(0, [1, 2], [3, 9], 0), ch.edits.ScaleHeads(0, 3, 2.0, slice(10, None))):
             edited = model(input_ids=IDS).last_hidden_state
     before, after = (t.view(2, 12, 4, 8) for t in given)
     moved = (before != after).any(-1)[0].nonzero().tolist()
@@ -185,8 +189,8 @@ def test_edits_meet():
     """Two on one head: both; on others: each its own."""
     x = torch.randn(2, 3, 9, 4, generator=torch.Generator().manual_seed(0))
     block = Direct(causal=False)
-    edits = ch.Knockout(heads=[0, 1], queries=slice(2, 6), keys=3), ch.Knockout(heads=1, keys=5, after=True)
-    with ch.edit(block, *edits, ch.Scale(heads=[1, 2], factor=3.0, queries=[5, 8])):
+    edits = ch.edits.Knockout(heads=[0, 1], queries=slice(2, 6), keys=3), ch.edits.Knockout(heads=1, keys=5, after=True)
+    with ch.edit(block, *edits, ch.edits.ScaleHeads(heads=[1, 2], factor=3.0, queries=[5, 8])):
         got = block(x)
     scores = x @ x.mT / 2
     scores[:, :2, 2:6, 3] = -torch.inf
@@ -215,7 +219,9 @@ def test_torchs_modules(need_weights, training):
     model = torch.nn.MultiheadAttention(12, 3, batch_first=True).train(training)
     x, padding = torch.randn(2, 7, 12), torch.zeros(2, 7, dtype=torch.bool)
     padding[1, 5:] = True
-    with ch.edit(model, ch.Knockout(heads=[0, 2], queries=[1, 4], keys=[0, 3]), ch.Scale(heads=1, factor=0.0)):
+    with ch.edit(
+        model, ch.edits.Knockout(heads=[0, 2], queries=[1, 4], keys=[0, 3]), ch.edits.ScaleHeads(heads=1, factor=0.0)
+    ):
         got, _ = model(x, x, x, key_padding_mask=padding, need_weights=need_weights)
     q, k, v = (
         t.view(2, 7, 3, 4).transpose(1, 2) for t in F.linear(x, model.in_proj_weight, model.in_proj_bias).chunk(3, -1)
@@ -237,7 +243,7 @@ def test_torchs_encoder_leaves_its_fast_path():
     x = torch.randn(2, 7, 16)
     with torch.no_grad():
         plain = model(x)
-        with ch.edit(model, ch.Scale(heads=1)):
+        with ch.edit(model, ch.edits.ScaleHeads(heads=1)):
             got = model(x)
     changed = torch.nn.TransformerEncoder(layer, 2).train()
     changed.load_state_dict(model.state_dict())
@@ -257,7 +263,7 @@ def test_clearheads_own():
     x = torch.randn(2, 3, 9, 4, generator=torch.Generator().manual_seed(0))
     model = Own()
     plain = model(x)
-    with ch.edit(model, ch.Knockout(heads=1, keys=2)):
+    with ch.edit(model, ch.edits.Knockout(heads=1, keys=2)):
         got = model(x)
     keep = torch.ones(9, 9, dtype=torch.bool).tril()
     keep[2:, 2] = False
@@ -269,7 +275,7 @@ def test_clearheads_own():
 def test_gradients_flow_through_an_edit():
     x = torch.randn(1, 2, 6, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
     block = Direct(causal=False)
-    with ch.edit(block, ch.Knockout(heads=1, keys=2), ch.Scale(heads=0, factor=0.5, queries=3)):
+    with ch.edit(block, ch.edits.Knockout(heads=1, keys=2), ch.edits.ScaleHeads(heads=0, factor=0.5, queries=3)):
         got = block(x)
     scores = x @ x.mT / 2
     cut = torch.zeros(2, 6, 6, dtype=torch.bool)
@@ -302,12 +308,12 @@ def test_positions_are_absolute_in_generations(name, padded, how):
     model = make(name, SMALL | GROUPED | (SLIDING if "Gemma" in name else {}))
     given = {"attention_mask": LEFT} if padded else {}
     edits = [
-        ch.Knockout(0, [0, 2], slice(9, 15), [6, 11, 12]),
-        ch.Scale(1, 1, 0.5, queries=[10, 14]),
-        ch.AddBias(torch.randn(40, 40, generator=torch.Generator().manual_seed(1)), layers=0, heads=3),
+        ch.edits.Knockout(0, [0, 2], slice(9, 15), [6, 11, 12]),
+        ch.edits.ScaleHeads(1, 1, 0.5, queries=[10, 14]),
+        ch.edits.AddBias(torch.randn(40, 40, generator=torch.Generator().manual_seed(1)), layers=0, heads=3),
     ]
     if not padded:  # else the mask would show padding
-        edits.append(ch.Force(ch.Causal() & ch.SlidingWindow(before=5, after=0), layers=1, heads=[2, 3]))
+        edits.append(ch.edits.ForceMask(ch.Causal() & ch.SlidingWindow(before=5, after=0), layers=1, heads=[2, 3]))
     with torch.no_grad():
         with ch.edit(model, *edits):
             found = model.generate(IDS, **given, **SIX, **GENERATIONS[how])
@@ -322,7 +328,10 @@ def test_positions_are_absolute_in_generations(name, padded, how):
 
 def test_cross_attention_counts_queries_by_the_decoders_cache():
     model = transformers_t5()
-    edits = [ch.Knockout("decoder.block.0.layer.1.*", None, [2, 4], [0, 1, 2]), ch.Scale("encoder.*", 1)]
+    edits = [
+        ch.edits.Knockout("decoder.block.0.layer.1.*", None, [2, 4], [0, 1, 2]),
+        ch.edits.ScaleHeads("encoder.*", 1),
+    ]
     with torch.no_grad():
         with ch.edit(model, *edits):
             found = model.generate(
@@ -355,9 +364,9 @@ def test_the_real_bert_keeps_its_words():
     name = "encoder.layer.2.attention.self"
     with torch.no_grad():
         plain = model(**inputs).last_hidden_state
-        with ch.edit(model, ch.Knockout(name, keys=-1)):  # the newest position: the last
+        with ch.edit(model, ch.edits.Knockout(name, keys=-1)):  # the newest position: the last
             edited = model(**inputs).last_hidden_state
-        with ch.watch(model) as seen, ch.edit(model, ch.Scale(name, 4, 0.0)):
+        with ch.watch(model) as seen, ch.edit(model, ch.edits.ScaleHeads(name, 4, 0.0)):
             model(**inputs)
     torch.testing.assert_close(plain[1], edited[1])  # its last position is padding, which no word sees
     assert float((plain[0] - edited[0]).abs().max()) > 1e-3
@@ -368,9 +377,9 @@ def test_the_real_bert_keeps_its_words():
 def test_a_watch_around_or_inside_sees_each_call_once(module):
     x = torch.randn(1, 2, 6, 4, generator=torch.Generator().manual_seed(0))
     block = {"Direct": Direct, "Own": Own}[module]()
-    with ch.watch(block, values=True) as first, ch.edit(block, ch.Scale(heads=0)):
+    with ch.watch(block, values=True) as first, ch.edit(block, ch.edits.ScaleHeads(heads=0)):
         edited = block(x)
-    with ch.edit(block, ch.Scale(heads=0)), ch.watch(block, values=True) as second:
+    with ch.edit(block, ch.edits.ScaleHeads(heads=0)), ch.watch(block, values=True) as second:
         assert torch.equal(block(x), edited)
     assert len(first.calls) == len(second.calls) == 1
     assert float(edited[:, 0].abs().max()) == 0.0
@@ -383,7 +392,7 @@ def test_gradients_reach_a_models_own_bias(shape):
     x = torch.randn(1, 2, 6, 4, generator=torch.Generator().manual_seed(1))
     block = Direct(causal=False)
     (plain,) = torch.autograd.grad(block(x, attn_mask=bias).square().sum(), bias)
-    with ch.edit(block, ch.Scale(factor=1.0)):
+    with ch.edit(block, ch.edits.ScaleHeads(factor=1.0)):
         output = block(x, attn_mask=bias)
     (edited,) = torch.autograd.grad(output.square().sum(), bias)
     torch.testing.assert_close(edited, plain)
@@ -401,7 +410,7 @@ def test_gradients_reach_t5s_position_bias():
         (output * mixing).sum().backward()
         return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
-    plain, edited = grads(), grads(ch.Scale(factor=1.0))
+    plain, edited = grads(), grads(ch.edits.ScaleHeads(factor=1.0))
     assert plain.keys() == edited.keys()
     for name, grad in plain.items():
         near = 1e-9 * float(grad.abs().max())
@@ -415,7 +424,7 @@ def test_checkpoints_are_edited_again(reentrant):
 
     def grads():
         model.zero_grad()
-        with ch.edit(model, ch.Knockout(0, [1, 2], slice(3, None), [0, 2]), ch.Scale(1, 0, 0.3)):
+        with ch.edit(model, ch.edits.Knockout(0, [1, 2], slice(3, None), [0, 2]), ch.edits.ScaleHeads(1, 0, 0.3)):
             model(inputs_embeds=given, use_cache=False).last_hidden_state.square().sum().backward()
         return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
@@ -429,15 +438,18 @@ def test_one_edit_of_a_model_at_a_time():
     """Of two, one would be computed without what the other changes."""
     x = torch.randn(1, 2, 6, 4, generator=torch.Generator().manual_seed(0))
     block, holder = Direct(), torch.nn.Sequential(Direct())
-    with ch.edit(block, ch.Scale(heads=0, factor=0.5)):
+    with ch.edit(block, ch.edits.ScaleHeads(heads=0, factor=0.5)):
         for model in (block, torch.nn.Sequential(block)):
-            with pytest.raises(ch.ClearheadError, match="at work on this model"), ch.edit(model, ch.Scale(heads=0)):
+            with (
+                pytest.raises(ch.ClearheadError, match="at work on this model"),
+                ch.edit(model, ch.edits.ScaleHeads(heads=0)),
+            ):
                 pass
-        with ch.edit(holder, ch.Scale(heads=1)):  # another model
+        with ch.edit(holder, ch.edits.ScaleHeads(heads=1)):  # another model
             assert float(holder(x)[:, 1].abs().max()) == 0.0
         halved = block(x)
     torch.testing.assert_close(halved[:, 0], block(x)[:, 0] / 2)
-    with ch.edit(block, ch.Scale(heads=0)):  # the first is over
+    with ch.edit(block, ch.edits.ScaleHeads(heads=0)):  # the first is over
         block(x)
 
 
@@ -457,7 +469,10 @@ def test_layers_that_share_the_keys_of_another():
     )
     torch.manual_seed(0)
     model = transformers.Gemma3nForCausalLM(config).eval()
-    edits = [ch.Knockout([2, 3], [0, 2], slice(9, 15), [9, 11, 12]), ch.Scale(3, 1, 0.5, queries=[10, 14])]
+    edits = [
+        ch.edits.Knockout([2, 3], [0, 2], slice(9, 15), [9, 11, 12]),
+        ch.edits.ScaleHeads(3, 1, 0.5, queries=[10, 14]),
+    ]
     with torch.no_grad(), ch.edit(model, *edits):
         found = model.generate(IDS, **SIX)
         logits = model(found.sequences[:, :-1], use_cache=False).logits[:, 11:]
@@ -469,10 +484,10 @@ def test_a_row_that_a_finite_mask_blinds():
     keep = torch.ones(5, 5, dtype=torch.bool).tril()
     keep[2] = False
     finite, block = torch.zeros(5, 5).masked_fill(~keep, torch.finfo(torch.float32).min), Direct(causal=False)
-    with ch.edit(block, ch.Force(ch.Causal())):
+    with ch.edit(block, ch.edits.ForceMask(ch.Causal())):
         forced = block(x, attn_mask=finite)
     torch.testing.assert_close(forced, F.scaled_dot_product_attention(x, x, x, is_causal=True))
-    with ch.edit(block, ch.AddBias(BIAS[:5, :5])):
+    with ch.edit(block, ch.edits.AddBias(BIAS[:5, :5])):
         added = block(x, attn_mask=finite)
     torch.testing.assert_close(added, block(x, attn_mask=finite + BIAS[:5, :5]), rtol=1e-5, atol=1e-6)
 
@@ -485,7 +500,7 @@ def test_shapes_of_direct_calls(query, key):
     options = {"enable_gqa": True} if len(query) == 3 else {}
     block = Direct(causal=False)
     plain = block(q, k, **options)
-    with ch.edit(block, ch.Scale(heads=1, factor=0.0)):
+    with ch.edit(block, ch.edits.ScaleHeads(heads=1, factor=0.0)):
         edited = block(q, k, **options)
     wanted = plain.clone()
     wanted.select(-3, 1).zero_()
@@ -501,7 +516,7 @@ def test_shapes_of_direct_calls(query, key):
 def test_clearheads_cache_tells_positions():
     torch.manual_seed(0)
     model, x = ch.nn.MultiHeadAttention(16, 4).eval(), torch.randn(2, 8, 16)
-    edits = ch.Scale(heads=2, factor=0.5, queries=[4, 6]), ch.Knockout(heads=1, queries=[5, 7], keys=0)
+    edits = ch.edits.ScaleHeads(heads=2, factor=0.5, queries=[4, 6]), ch.edits.Knockout(heads=1, queries=[5, 7], keys=0)
     with torch.no_grad(), ch.edit(model, *edits):
         whole = model(x, x, x, mask=ch.Causal())
         for parts in ([(0, 4), (4, 5), (5, 8)], [(0, 3), (3, 8)]):
@@ -518,35 +533,35 @@ def test_bad_input():
     for call, message in (
         (lambda: ch.edit(block), "got none"),
         (lambda: ch.edit(block, ch.Causal()), "edit takes edits"),
-        (lambda: ch.edit("model", ch.Scale()), "takes a torch.nn.Module; got a str"),
-        (lambda: ch.Knockout(queries="a"), "Knockout: queries is 'a'"),
-        (lambda: ch.Knockout(keys=[1.5]), "Knockout: keys is"),
-        (lambda: ch.Knockout(queries=slice("a")), "Knockout: queries is slice"),
-        (lambda: ch.Knockout(keys=slice(0, 5, 0)), "Knockout: keys is slice"),
-        (lambda: ch.Knockout(layers=True), "Knockout: layers is"),
-        (lambda: ch.Knockout(keys=1, after=2), "Knockout: after is 2"),
-        (lambda: ch.Scale(heads="1"), "Scale: heads is"),
-        (lambda: ch.Scale(factor=float("nan")), "Scale: factor is nan"),
-        (lambda: ch.Force("causal"), "Force: mask is 'causal'"),
-        (lambda: ch.Force(torch.ones(6, 6)), "Force: mask has dtype torch.float32"),
-        (lambda: ch.AddBias(None), "AddBias: bias is None"),
-        (lambda: ch.AddBias(torch.ones(6, 6, dtype=torch.int64)), "AddBias: bias has dtype torch.int64"),
+        (lambda: ch.edit("model", ch.edits.ScaleHeads()), "takes a torch.nn.Module; got a str"),
+        (lambda: ch.edits.Knockout(queries="a"), "Knockout: queries is 'a'"),
+        (lambda: ch.edits.Knockout(keys=[1.5]), "Knockout: keys is"),
+        (lambda: ch.edits.Knockout(queries=slice("a")), "Knockout: queries is slice"),
+        (lambda: ch.edits.Knockout(keys=slice(0, 5, 0)), "Knockout: keys is slice"),
+        (lambda: ch.edits.Knockout(layers=True), "Knockout: layers is"),
+        (lambda: ch.edits.Knockout(keys=1, after=2), "Knockout: after is 2"),
+        (lambda: ch.edits.ScaleHeads(heads="1"), "ScaleHeads: heads is"),
+        (lambda: ch.edits.ScaleHeads(factor=float("nan")), "ScaleHeads: factor is nan"),
+        (lambda: ch.edits.ForceMask("causal"), "ForceMask: mask is 'causal'"),
+        (lambda: ch.edits.ForceMask(torch.ones(6, 6)), "ForceMask: mask has dtype torch.float32"),
+        (lambda: ch.edits.AddBias(None), "AddBias: bias is None"),
+        (lambda: ch.edits.AddBias(torch.ones(6, 6, dtype=torch.int64)), "AddBias: bias has dtype torch.int64"),
     ):
         with pytest.raises(ch.ClearheadError, match=message):
             call()
     for edit, message in (
-        (ch.Scale(heads=2), "Scale: heads is 2, and Direct has 2 heads"),
-        (ch.Scale(layers="other.*"), "changed nothing"),
-        (ch.Knockout(keys=6), "changed nothing"),
-        (ch.Scale(queries=np.int64(9)), "with queries at positions 0 … 5"),
-        (ch.Force(torch.ones(4, 4, dtype=torch.bool)), "Force: mask has shape"),
-        (ch.AddBias(torch.ones(3, 6, 6)), "AddBias: bias"),
+        (ch.edits.ScaleHeads(heads=2), "ScaleHeads: heads is 2, and Direct has 2 heads"),
+        (ch.edits.ScaleHeads(layers="other.*"), "changed nothing"),
+        (ch.edits.Knockout(keys=6), "changed nothing"),
+        (ch.edits.ScaleHeads(queries=np.int64(9)), "with queries at positions 0 … 5"),
+        (ch.edits.ForceMask(torch.ones(4, 4, dtype=torch.bool)), "ForceMask: mask has shape"),
+        (ch.edits.AddBias(torch.ones(3, 6, 6)), "AddBias: bias"),
     ):
         with pytest.raises(ch.ClearheadError, match=message), ch.edit(block, edit):
             block(x)
     dropping = Direct(dropout_p=0.1)
-    with pytest.raises(ch.UnsupportedError, match="dropout"), ch.edit(dropping, ch.Scale(heads=0)):
+    with pytest.raises(ch.UnsupportedError, match="dropout"), ch.edit(dropping, ch.edits.ScaleHeads(heads=0)):
         dropping(x)
     with pytest.raises(ch.UnsupportedError, match="compiled"):
-        ch.edit(torch.compile(block), ch.Scale(heads=0))
+        ch.edit(torch.compile(block), ch.edits.ScaleHeads(heads=0))
     assert torch.equal(block(x), F.scaled_dot_product_attention(x, x, x, is_causal=True))  # all is as before

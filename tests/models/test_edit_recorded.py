@@ -25,14 +25,14 @@ class Block(torch.nn.Module):
         return F.scaled_dot_product_attention(q, k, v, enable_gqa=True, **more)
 
 
-class Sharpen(ch.Edit):
+class Sharpen(ch.edits.Edit):
     """An edit of one's own that can be said of the query."""
 
     def before(self, problem, spot):
         return problem._replace(scores=problem.scores._replace(scale=2 * problem.scores.scale))
 
 
-class OtherKeys(ch.Edit):
+class OtherKeys(ch.edits.Edit):
     """One that cannot: other keys."""
 
     def before(self, problem, spot):
@@ -55,11 +55,11 @@ def drawn_edit(rng):
     keep = torch.from_numpy(rng.random((L, L)) < 0.6)
     factor = float(rng.choice([0.0, 0.5, -1.5, 3.0]))
     kinds = {
-        "knockout": (ch.Knockout(**at, keys=keys), lambda s, raw: s.masked_fill(column, -torch.inf), None),
-        "after": (ch.Knockout(**at, keys=keys, after=True), None, lambda w: w.masked_fill(column, 0.0)),
-        "scale": (ch.Scale(**at, factor=factor), None, lambda w: w * factor),
-        "bias": (ch.AddBias(bias.float(), **at), lambda s, raw: s + bias, None),
-        "force": (ch.Force(keep, **at), lambda s, raw: raw.masked_fill(~keep, -torch.inf), None),
+        "knockout": (ch.edits.Knockout(**at, keys=keys), lambda s, raw: s.masked_fill(column, -torch.inf), None),
+        "after": (ch.edits.Knockout(**at, keys=keys, after=True), None, lambda w: w.masked_fill(column, 0.0)),
+        "scale": (ch.edits.ScaleHeads(**at, factor=factor), None, lambda w: w * factor),
+        "bias": (ch.edits.AddBias(bias.float(), **at), lambda s, raw: s + bias, None),
+        "force": (ch.edits.ForceMask(keep, **at), lambda s, raw: raw.masked_fill(~keep, -torch.inf), None),
         "sharpen": (Sharpen(**at), lambda s, raw: s + raw, None),
         "other keys": (OtherKeys(**at), "flipped", None),
     }
@@ -122,11 +122,16 @@ def test_weights_are_those_that_ran(seed, tmp_path):
         close(call.weights[1, 2], wanted[1, 2])
         close(call.weights[0, :, 3:7, 2], wanted[0, :, 3:7, 2])
         close(call.weights.received(), wanted.sum(2))
-        again = ch.load_seen(seen.save(tmp_path / f"{around}.safetensors"))
+        again = ch.models.load_recording(seen.write(tmp_path / f"{around}.safetensors"))
         close(again[0].weights.dense(), wanted)
         close(again[0].output, output)
-        keep = [ch.Entropy(), ch.Received(), ch.Mass([0] * 4 + [1] * (L - 4)), ch.Pool(3, "mean")]
-        watching = ch.watch(model, keep=keep)
+        keep = [
+            ch.reductions.Entropy(),
+            ch.reductions.Received(),
+            ch.reductions.Mass([0] * 4 + [1] * (L - 4)),
+            ch.reductions.Pool(3, "mean"),
+        ]
+        watching = ch.models.statistics(model, keep)
         first, second = (watching, ch.edit(model, *own)) if around else (ch.edit(model, *own), watching)
         with first as one, second as other:
             model(q, k, v, **more)
@@ -153,7 +158,7 @@ def test_a_part_of_a_model(around, whole):
     """The edit is of a module inside the watched one, or the other way round."""
     model, x = Nested(), torch.randn(1, 2, 6, 4, generator=torch.Generator().manual_seed(0))
     edited, watched = (model, model.inner) if whole else (model.inner, model)
-    watching, editing = ch.watch(watched, values=True), ch.edit(edited, ch.Knockout(heads=1, keys=2))
+    watching, editing = ch.watch(watched, values=True), ch.edit(edited, ch.edits.Knockout(heads=1, keys=2))
     with watching if around else editing as one, editing if around else watching as other:
         ran = model(x)
     call = (one if around else other)[0]
@@ -172,7 +177,9 @@ def llama(**more):
     return model
 
 
-@pytest.mark.parametrize("edit", [ch.Knockout(0, [0, 2], [7, 13], [3, 6]), ch.Scale(0, 1, 0.5, [9, 14])])
+@pytest.mark.parametrize(
+    "edit", [ch.edits.Knockout(0, [0, 2], [7, 13], [3, 6]), ch.edits.ScaleHeads(0, 1, 0.5, [9, 14])]
+)
 def test_joined_steps_of_an_edited_generation(edit):
     model = llama()
     with torch.no_grad(), ch.edit(model, edit):
@@ -188,8 +195,8 @@ def test_joined_steps_of_an_edited_generation(edit):
 @pytest.mark.parametrize("around", [False, True])
 def test_weights_that_the_model_returns(implementation, around):
     model = llama(attn_implementation=implementation)
-    edits = ch.Knockout(0, [0, 2], slice(5, None), [1, 3]), ch.Scale(1, 1, 0.5)
-    lazily = ch.lazy_attentions(model) if implementation == "sdpa" else contextlib.nullcontext()
+    edits = ch.edits.Knockout(0, [0, 2], slice(5, None), [1, 3]), ch.edits.ScaleHeads(1, 1, 0.5)
+    lazily = ch.models.lazy_attentions(model) if implementation == "sdpa" else contextlib.nullcontext()
     editing = ch.edit(model, *edits)
     with torch.no_grad(), editing if around else lazily, lazily if around else editing, ch.watch(model) as seen:
         returned = model(IDS, output_attentions=True).attentions
@@ -203,7 +210,7 @@ def test_weights_that_the_model_returns(implementation, around):
 def test_weights_that_torchs_module_returns(average):
     torch.manual_seed(0)
     model, x = torch.nn.MultiheadAttention(12, 3, batch_first=True).eval(), torch.randn(2, 7, 12)
-    with ch.edit(model, ch.Knockout(heads=1, queries=[2, 3], keys=0)), ch.watch(model) as seen:
+    with ch.edit(model, ch.edits.Knockout(heads=1, queries=[2, 3], keys=0)), ch.watch(model) as seen:
         _, weights = model(x, x, x, average_attn_weights=average)
     mine = seen[0].weights.dense()
     assert float(mine[:, 1, 2:4, 0].abs().max()) == 0.0
@@ -214,16 +221,19 @@ def test_what_is_made_of_a_recording(tmp_path):
     """Tables, audits, reports and explanations are of what ran; what cannot follow a factor says so."""
     model = llama()
     with torch.no_grad():
-        with ch.watch(model) as seen, ch.edit(model, ch.Knockout(0, 1, keys=0)):
+        with ch.watch(model) as seen, ch.edit(model, ch.edits.Knockout(0, 1, keys=0)):
             model(IDS)
-        with ch.watch(model, values=True) as scaled, ch.edit(model, ch.Scale(0, 2, 0.25), ch.Scale(1, 3)):
+        with (
+            ch.watch(model, values=True) as scaled,
+            ch.edit(model, ch.edits.ScaleHeads(0, 2, 0.25), ch.edits.ScaleHeads(1, 3)),
+        ):
             model(IDS)
         with ch.watch(model, values=True) as plain:
             model(IDS)
     assert np.isnan(seen.table()[1]["first"]) and seen.table()[0]["first"] > 0.0  # no query of head 1 may see it
     found = seen.check(ch.Causal())
     assert "Causal(), edited" in str(found) and "hidden" in str(found)
-    seen.report(tmp_path / "page.html")
+    seen.view().write(tmp_path / "page.html")
     assert float(seen.explain(0, 1, 5, 1)["weights"][..., 0].abs().max()) == 0.0
     rows, before = (recording.table() for recording in (scaled, plain))
     assert rows[2]["value mass"] == pytest.approx(before[2]["value mass"] / 4, rel=1e-4)
@@ -234,23 +244,26 @@ def test_what_is_made_of_a_recording(tmp_path):
         scaled.compare(plain)
     with pytest.raises(ch.UnsupportedError, match="after the softmax"):
         scaled[0].weights.pool(2)
-    assert "after the softmax" in scaled.report(tmp_path / "scaled.html").read_text()
+    assert "after the softmax" in scaled.view().write(tmp_path / "scaled.html").read_text()
 
 
 def test_a_monitor_sees_what_ran():
     model = llama().train()
-    with ch.monitor(model, every=1) as seen, ch.edit(model, ch.Knockout(0, 1, keys=0)):
+    with ch.models.monitor(model, every=1) as seen, ch.edit(model, ch.edits.Knockout(0, 1, keys=0)):
         model(IDS)
-    with ch.edit(model, ch.Knockout(0, 1, keys=0)), ch.monitor(model, every=1) as inside:
+    with ch.edit(model, ch.edits.Knockout(0, 1, keys=0)), ch.models.monitor(model, every=1) as inside:
         model(IDS)
-    with ch.watch(model, keep=[ch.Entropy()]) as kept, ch.edit(model, ch.Knockout(0, 1, keys=0)):
+    with (
+        ch.models.statistics(model, [ch.reductions.Entropy()]) as kept,
+        ch.edit(model, ch.edits.Knockout(0, 1, keys=0)),
+    ):
         model(IDS)
     wanted = kept.calls[0].means[0].tolist()
     for rows in (seen.table(), inside.table()):
         assert [row["entropy"] for row in rows[:4]] == pytest.approx(wanted, rel=1e-4)
 
 
-class Restless(ch.Edit):
+class Restless(ch.edits.Edit):
     """Another answer at each call, in one of its three methods."""
 
     def __init__(self, where):
@@ -263,7 +276,7 @@ class Restless(ch.Edit):
             return problem._replace(scores=problem.scores._replace(query=problem.query + noise))
         if self.where == "mask":
             keep = torch.rand(problem.sizes.shape, generator=self.draws) > 0.5
-            return ch.Force(keep[:1, :1]).before(problem, spot)
+            return ch.edits.ForceMask(keep[:1, :1]).before(problem, spot)
         if self.where == "bias":
             noise = torch.randn(1, 1, *problem.sizes.shape[2:], generator=self.draws)
             return problem._replace(bias=Added(dense=noise))
@@ -291,7 +304,7 @@ def test_an_edit_that_gives_another_answer_each_time_is_not_recorded(where, arou
 
 @pytest.mark.parametrize("part", ["query", "key", "value"])
 def test_an_edit_that_writes_to_the_models_tensors_is_refused(part):
-    class Writes(ch.Edit):
+    class Writes(ch.edits.Edit):
         def before(self, problem, spot):
             getattr(problem, part).mul_(2)
             return problem
@@ -304,7 +317,7 @@ def test_an_edit_that_writes_to_the_models_tensors_is_refused(part):
 
 def test_edited_weights_of_arrays_are_arrays():
     attend, x = ch.nn.DotProductAttention().eval(), torch.rand(1, 3, 4)
-    with ch.edit(attend, ch.Scale(factor=0.5, queries=1)):
+    with ch.edit(attend, ch.edits.ScaleHeads(factor=0.5, queries=1)):
         attend(x, x, x)
         of_tensors = attend.attention_weights
         attend(x.numpy(), x.numpy(), x.numpy())
@@ -316,7 +329,7 @@ def test_edited_weights_of_arrays_are_arrays():
         lambda w, v: w.entropy(),
         lambda w, v: w.received(),
         lambda w, v: w.topk(2)[0],
-        lambda w, v: w.reduce(ch.Output(v))[0],
+        lambda w, v: w.reduce(ch.reductions.Output(v))[0],
         lambda w, v: w.sum(-1),
     ]
     for look in looks:

@@ -24,11 +24,11 @@ def drawn_edit(draw, queries, keys, more):
         "force": draw.normal(1, every, queries, keys + more) > -0.3,
     }[kind]
     made = {
-        "knockout": lambda: ch.Knockout(**at, keys=what),
-        "after": lambda: ch.Knockout(**at, keys=what, after=True),
-        "scale": lambda: ch.Scale(**at, factor=what),
-        "bias": lambda: ch.AddBias(what, **at),
-        "force": lambda: ch.Force(what, **at),
+        "knockout": lambda: ch.edits.Knockout(**at, keys=what),
+        "after": lambda: ch.edits.Knockout(**at, keys=what, after=True),
+        "scale": lambda: ch.edits.ScaleHeads(**at, factor=what),
+        "bias": lambda: ch.edits.AddBias(what, **at),
+        "force": lambda: ch.edits.ForceMask(what, **at),
     }[kind]()
     return made, (kind, heads, rows, what)
 
@@ -156,7 +156,7 @@ def test_weights_that_clearheads_modules_keep(number):
     close(module.attention_weights.dense(), plain)
 
 
-class Inner(ch.Edit):
+class Inner(ch.edits.Edit):
     """An edit that computes attention itself."""
 
     def before(self, problem, spot):
@@ -216,6 +216,6 @@ def test_changed_rows_of_returned_weights_have_no_gradient(ours, average):
             module(x, x, x, average_attn_weights=average)[1][..., row, :].square().sum().backward()
         return module.in_proj_weight.grad.clone()
 
-    changed, elsewhere = ch.Scale(factor=0.5, queries=1), ch.Scale(factor=0.5, queries=3)
+    changed, elsewhere = ch.edits.ScaleHeads(factor=0.5, queries=1), ch.edits.ScaleHeads(factor=0.5, queries=3)
     assert not gradient(1, changed).any()
     assert gradient(1, elsewhere).any()

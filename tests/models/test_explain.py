@@ -107,7 +107,7 @@ def test_a_pair_of_a_long_call_needs_little_memory():
 
 def test_a_loaded_recording_is_explained_alike(tmp_path):
     seen = seen_of(Block(), 1, 2, 5, 4, values=True)
-    again = ch.load_seen(seen.save(tmp_path / "seen"))
+    again = ch.models.load_recording(seen.write(tmp_path / "seen"))
     assert torch.equal(again.explain(0, 1, 3)["output"], seen.explain(0, 1, 3)["output"])
 
 

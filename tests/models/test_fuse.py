@@ -1,4 +1,4 @@
-"""watch(keep=…, fuse=True): the output from the pass of the statistics."""
+"""statistics(…, fuse=True): the output from the pass of the statistics."""
 
 import os
 
@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers", reason="the extra [models] is
 
 IDS = torch.randint(3, 100, (2, 12), generator=torch.Generator().manual_seed(0))
 LEFT = torch.tensor([[1] * 12, [0] * 4 + [1] * 8])
-KEEP = [ch.Entropy(), ch.TopK(3), ch.Received(), ch.SinkShare()]
+KEEP = [ch.reductions.Entropy(), ch.reductions.TopK(3), ch.reductions.Received(), ch.reductions.SinkShare()]
 SMALL = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 SMALL |= {"num_attention_heads": 4}
 GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
@@ -54,10 +54,10 @@ def test_outputs_are_near_and_statistics_the_same(name, dtype, monkeypatch):
     model = make(name, options).to(dtype)
     with torch.no_grad():
         plain = model(**inputs).last_hidden_state
-        with ch.watch(model, keep=KEEP) as seen:
+        with ch.models.statistics(model, KEEP) as seen:
             model(**inputs)
         counted = Counted(monkeypatch)
-        with ch.watch(model, keep=KEEP, fuse=True) as fused:
+        with ch.models.statistics(model, KEEP, fuse=True) as fused:
             output = model(**inputs).last_hidden_state
     assert counted.calls == 0  # the backend did not run
     near = {"rtol": 0.0, "atol": 1e-5 if dtype == torch.float32 else 0.1}
@@ -77,7 +77,7 @@ def test_direct_calls_of_any_shape(shape):
             return F.scaled_dot_product_attention(x, x, x, is_causal=True)
 
     x, model = torch.randn(shape, generator=torch.Generator().manual_seed(0)), Direct()
-    with torch.no_grad(), ch.watch(model, keep=KEEP, fuse=True):
+    with torch.no_grad(), ch.models.statistics(model, KEEP, fuse=True):
         output = model(x)
     torch.testing.assert_close(output, model(x), rtol=0.0, atol=1e-6)
 
@@ -88,7 +88,7 @@ def test_queries_of_one_batch_for_keys_of_another():
             return F.scaled_dot_product_attention(x, y, y)
 
     x, y, model = torch.randn(1, 3, 5, 4), torch.randn(2, 3, 6, 4), Shared()
-    with torch.no_grad(), ch.watch(model, keep=KEEP, fuse=True):
+    with torch.no_grad(), ch.models.statistics(model, KEEP, fuse=True):
         output = model(x, y)
     torch.testing.assert_close(output, model(x, y), rtol=0.0, atol=1e-6)
     with ch.watch(model, values=True) as seen:
@@ -118,30 +118,30 @@ def test_what_cannot_come_from_the_same_pass_stays_to_the_bit():
         return [padded, followed, with_weights.last_hidden_state, *with_weights.attentions, cast, own]
 
     plain = run(lambda model: torch.autograd.set_grad_enabled(torch.is_grad_enabled()))
-    fused = run(lambda model: ch.watch(model, keep=KEEP, fuse=True))
+    fused = run(lambda model: ch.models.statistics(model, KEEP, fuse=True))
     assert all(map(torch.equal, plain, fused))
 
 
 def test_bad_input():
     model = torch.nn.MultiheadAttention(16, 4)
-    for options in ({"fuse": True}, {"fuse": True, "keep": KEEP, "heads": 1}, {"fuse": 1, "keep": KEEP}):
-        with pytest.raises(ch.ClearheadError, match="watch: fuse is"):
-            ch.watch(model, **options)
+    for options in ({"fuse": True, "heads": 1}, {"fuse": 1}):
+        with pytest.raises(ch.ClearheadError, match="statistics: fuse is"):
+            ch.models.statistics(model, KEEP, **options)
 
 
 def test_nothing_is_fused_where_something_else_looks_at_the_model():
     """Else an edit would be left out, and another watch would miss calls."""
     model = make("Llama", SMALL | GROUPED)
-    scale = ch.Scale(heads=[1, 3])
+    scale = ch.edits.ScaleHeads(heads=[1, 3])
     with torch.no_grad():
         plain = model(IDS).last_hidden_state
         with ch.edit(model, scale):
             wanted = model(IDS).last_hidden_state
-        with ch.edit(model, scale), ch.watch(model, keep=KEEP, fuse=True, layers=1):
+        with ch.edit(model, scale), ch.models.statistics(model, KEEP, fuse=True, layers=1):
             edited = model(IDS).last_hidden_state
-        with ch.watch(model) as seen, ch.watch(model, keep=KEEP, fuse=True):
+        with ch.watch(model) as seen, ch.models.statistics(model, KEEP, fuse=True):
             assert torch.equal(model(IDS).last_hidden_state, plain)
-        with ch.lazy_attentions(model), ch.watch(model, keep=KEEP, fuse=True):
+        with ch.models.lazy_attentions(model), ch.models.statistics(model, KEEP, fuse=True):
             attentions = model(IDS, output_attentions=True).attentions
     assert torch.equal(edited, wanted)
     assert len(seen.calls) == len(attentions) == 2
@@ -161,5 +161,5 @@ def test_a_backend_of_ones_own_runs():
     model = make("Llama", SMALL | GROUPED | {"attn_implementation": "more"})
     with torch.no_grad():
         plain = model(IDS).last_hidden_state
-        with ch.watch(model, keep=KEEP, fuse=True):
+        with ch.models.statistics(model, KEEP, fuse=True):
             assert torch.equal(model(IDS).last_hidden_state, plain)

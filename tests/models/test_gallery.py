@@ -139,7 +139,7 @@ MASKS = {
 def test_a_wrong_mask_is_found_and_a_right_one_is_not(bug):
     make, leaked, hidden, cause = MASKS[bug]
     model, inputs, mask = make(wrong=False)
-    ch.assert_attends(model, inputs, mask, tolerance=0)
+    ch.models.assert_attends(model, inputs, mask, tolerance=0)
     model, inputs, mask = make(wrong=True)
     with torch.no_grad(), ch.watch(model) as seen:
         model(**inputs) if isinstance(inputs, dict) else model(inputs)
@@ -153,7 +153,7 @@ def test_a_wrong_mask_is_found_and_a_right_one_is_not(bug):
         found = max(sum(heads) / len(heads) for heads in by_module.values())
         assert found == pytest.approx(share, abs=0.02) if share else found == 0.0, (column, found)
     with pytest.raises(AssertionError, match=cause):
-        ch.assert_attends(model, inputs, mask)
+        ch.models.assert_attends(model, inputs, mask)
 
 
 def gemma2():
@@ -204,9 +204,9 @@ def in_layer(number, **wrong):
 )
 def test_what_a_backend_leaves_out_is_found_in_its_layer(backend, layer, wrong):
     model = gemma2()
-    good = ch.compare(model, backend(eager), "eager", {"input_ids": IDS})
+    good = ch.models.compare_backends(model, backend(eager), "eager", {"input_ids": IDS})
     assert good.ok() and good.first is None, good
-    found = ch.compare(model, "eager", backend(in_layer(layer, **wrong)), {"input_ids": IDS})
+    found = ch.models.compare_backends(model, "eager", backend(in_layer(layer, **wrong)), {"input_ids": IDS})
     assert (found.first.backend, found.first.name) == ("clearhead_gallery", f"layers.{layer}.self_attn")
     assert sum(row["departs"] for row in found.table()) == 1, found
     assert "clearhead_gallery departs" in str(found) and f"layers.{layer}.self_attn" in str(found)

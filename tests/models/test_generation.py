@@ -70,4 +70,4 @@ def test_a_step_with_a_static_cache_is_drawn_by_the_report(tmp_path):
     fast, _ = models()
     with ch.watch(fast) as seen:
         fast.generate(IDS, max_new_tokens=2, do_sample=False, cache_implementation="static")
-    assert "model.layers.0.self_attn" in seen.report(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "model.layers.0.self_attn" in seen.view().write(tmp_path / "page.html").read_text(encoding="utf-8")

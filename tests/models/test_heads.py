@@ -199,7 +199,7 @@ def test_later_steps_of_a_generation_stand_at_the_end():
     tokens = ids.tolist()
     for number, call in enumerate(seen.calls):
         queries, keys = call.weights.shape[-2:]
-        table = ch.Recording([call]).table(tokens=ids[:, :keys])
+        table = ch.models.Recording([call]).table(tokens=ids[:, :keys])
         for head, row in enumerate(table):
             dense = eager[number % 2][:, head, keys - queries : keys, :keys].numpy()
             own = [tokens[0][keys - queries : keys]], [tokens[0][:keys]]
@@ -220,7 +220,7 @@ def test_measures_say_what_they_are():
     with pytest.raises(ch.ClearheadError, match="'banana' is no measure of a head; the measures are previous, next"):
         table.about("banana")
     assert not SHARES - {"same word", "induction"} - table[0].keys() and "same word" not in table[0]
-    assert list(seen_of(torch.randn(1, 1, 6, 4)).table(ch.Entropy())[0])[-2:] == ["head", "Entropy"]
+    assert list(seen_of(torch.randn(1, 1, 6, 4)).table(ch.reductions.Entropy())[0])[-2:] == ["head", "Entropy"]
 
 
 def test_without_pandas_the_error_says_what_to_do(monkeypatch):

@@ -160,7 +160,7 @@ def test_beams_with_the_same_keys_in_a_window_are_told_apart_by_other_layers(cac
     options = {"num_beams": 4, "num_return_sequences": 4, "max_new_tokens": 12, "cache_implementation": cache}
     seen, sequences = generated(model, FEW, values=values, **options)
     wanted = attentions(model, "attentions", input_ids=sequences)
-    again = ch.load_seen(seen.save(tmp_path / "seen"))
+    again = ch.models.load_recording(seen.write(tmp_path / "seen"))
     for name, want in zip(seen.names, wanted, strict=True):
         for recording in (seen, again):
             torch.testing.assert_close(recording[name].joined().dense(), want, atol=1e-6, rtol=0)
@@ -360,14 +360,14 @@ def test_what_is_no_one_generation_is_an_error():
         blocks([4, 1, 1], every=2).joined()
     steps = blocks([4, 1, 1])
     with pytest.raises(ch.ClearheadError, match=r"step 1 is not among these calls"):
-        ch.Steps([steps[0], steps[2]]).joined()
+        ch.models.Generation([steps[0], steps[2]]).joined()
     alone = made(bart)
     with torch.no_grad(), ch.watch(alone, layers="*decoder*encoder_attn") as seen:
         alone.generate(IDS, max_new_tokens=3, do_sample=False)
     with pytest.raises(ch.ClearheadError, match=r"no self attention was recorded beside it"):
         seen["model.decoder.layers.0.encoder_attn"].joined()
     with pytest.raises(ch.ClearheadError, match=r"calls of 0 modules"):
-        ch.Steps().joined()
+        ch.models.Generation().joined()
     model = made(llama)
     seen, _ = generated(model)
     with pytest.raises(ch.ClearheadError, match=r"calls of 2 modules, 'model.layers.0.self_attn'"):
@@ -477,9 +477,9 @@ def test_copies_pickles_and_files_keep_chains(tmp_path):
     seen, _ = generated(model, num_beams=2, mask=LEFT)
     name = "model.layers.1.self_attn"
     want = seen[name].joined().dense()
-    again = ch.load_seen(seen.save(tmp_path / "seen"))
+    again = ch.models.load_recording(seen.write(tmp_path / "seen"))
     for other in (copy.deepcopy(seen.calls), pickle.loads(pickle.dumps(seen.calls)), again.calls):
-        steps = ch.Recording(other)[name]
+        steps = ch.models.Recording(other)[name]
         assert torch.equal(steps.joined().dense(), want)
         for old, new in zip(seen[name], steps, strict=True):
             assert torch.equal(old.key, new.key) and torch.equal(old.weights.dense(), new.weights.dense())
@@ -541,3 +541,33 @@ def test_a_cache_that_is_written_to_through_data(seed):
         torch.testing.assert_close(call.weights @ call.value, call.output, rtol=1e-4, atol=1e-6)
     with pytest.raises(ch.ClearheadError, match="are not those that it had"):
         seen[seen.names[0]].joined()
+
+
+CHANGES = {
+    "positions": lambda keys: keys.flip(2),
+    "sequences": lambda keys: keys.flip(0),
+    "heads": lambda keys: keys.flip(1),
+    "columns": lambda keys: keys.flip(3),
+    "some positions": lambda keys: keys[:, :, torch.randperm(keys.shape[2])],
+    "two numbers": lambda keys: keys.clone().index_put((torch.tensor([0]),) * 3, keys[0, 0, 0].roll(1)[None]),
+    "signs": lambda keys: keys.where(torch.arange(keys.shape[3]) % 2 == 0, -keys),
+}
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_cache_whose_keys_change_places_through_data(change, window):
+    """The sum of all numbers stays what it was: beams that are reordered in place, for one."""
+    torch.manual_seed(0)
+    size = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
+    config = transformers.MistralConfig(**size, num_attention_heads=4, num_key_value_heads=2, sliding_window=window)
+    model = transformers.MistralForCausalLM(config).eval()
+    ids, past = torch.randint(3, 90, (2, 12)), transformers.DynamicCache(config=config)
+    with torch.no_grad(), ch.watch(model, values=True) as seen:
+        for i in range(4, 12):
+            model(ids[:, i : i + 1], past_key_values=past, use_cache=True)
+            if i == 8:
+                for layer in past.layers:
+                    layer.keys.data.copy_(CHANGES[change](layer.keys).clone())
+    for call in seen.calls:
+        torch.testing.assert_close(call.weights @ call.value, call.output, rtol=1e-4, atol=1e-6)

@@ -1,4 +1,4 @@
-"""watch(keep=…): calls reduced when they happen, of models as they are; running means over texts; which calls."""
+"""statistics(): calls reduced when they happen, of models as they are; running means over texts; which calls."""
 
 import copy
 import gc
@@ -20,7 +20,14 @@ transformers = pytest.importorskip("transformers", reason="the extra [models] is
 
 IDS = torch.randint(0, 100, (2, 9), generator=torch.Generator().manual_seed(0))
 LEFT = torch.tensor([[1] * 9, [0] * 4 + [1] * 5])
-KEEP = [ch.Entropy(), ch.TopK(3), ch.Received(), ch.Pool(4), ch.MaxScore(), ch.SinkShare()]
+KEEP = [
+    ch.reductions.Entropy(),
+    ch.reductions.TopK(3),
+    ch.reductions.Received(),
+    ch.reductions.Pool(4),
+    ch.reductions.MaxScore(),
+    ch.reductions.SinkShare(),
+]
 TEXTS = ["The pump in Broad Street was closed.", "It was.", "Nobody had asked the water where it came from, or why."]
 
 
@@ -98,7 +105,7 @@ def test_results_are_those_of_the_record_and_outputs_stay_bit_identical(name):
         plain = first(model(**inputs))
         with ch.watch(model) as recorded:
             model(**inputs)
-        with ch.watch(model, keep=KEEP) as seen:
+        with ch.models.statistics(model, KEEP) as seen:
             output = first(model(**inputs))
     assert torch.equal(plain, output)
     assert [call.name for call in seen.calls] == [call.name for call in recorded.calls] and len(seen.calls) > 1
@@ -111,7 +118,7 @@ def test_results_are_those_of_the_record_and_outputs_stay_bit_identical(name):
 
 def test_query_and_key_are_not_kept():
     model, ids = llama(), torch.randint(0, 100, (1, 300))
-    with torch.no_grad(), ch.watch(model, keep=[ch.Entropy(), ch.TopK(5)]) as seen:
+    with torch.no_grad(), ch.models.statistics(model, [ch.reductions.Entropy(), ch.reductions.TopK(5)]) as seen:
         model(ids)
     gc.collect()
     held = [t for t in gc.get_referents(*[r for c in seen.calls for r in gc.get_referents(c)]) if torch.is_tensor(t)]
@@ -131,7 +138,7 @@ def test_gradients_of_a_watched_training_step_are_bit_identical():
         return [p.grad.clone() for p in model.parameters()]
 
     plain = gradients()
-    with ch.watch(model, keep=[ch.Entropy(), ch.MaxScore()]) as seen:
+    with ch.models.statistics(model, [ch.reductions.Entropy(), ch.reductions.MaxScore()]) as seen:
         watched = gradients()
     assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))
     assert not any(result.requires_grad for call in seen.calls for result in call.results)
@@ -148,9 +155,11 @@ def test_gradients_of_a_watched_training_step_are_bit_identical():
         (["*.0.*", 2], [0, 2]),
     ],
 )
-@pytest.mark.parametrize("keep", [None, [ch.Entropy()]])
+@pytest.mark.parametrize("keep", [None, [ch.reductions.Entropy()]])
 def test_layers_by_number_name_and_pattern(layers, numbers, keep):
-    with torch.no_grad(), ch.watch(model := llama(), keep=keep, layers=layers) as seen:
+    model = llama()
+    watching = ch.models.statistics(model, keep, layers=layers) if keep else ch.watch(model, layers=layers)
+    with torch.no_grad(), watching as seen:
         model(IDS)
     assert seen.names == [f"layers.{number}.self_attn" for number in numbers]
 
@@ -158,9 +167,9 @@ def test_layers_by_number_name_and_pattern(layers, numbers, keep):
 @pytest.mark.parametrize("heads", [2, -1, slice(1, 3), [3, 0], range(4), (1, 2, 0)])
 def test_heads_are_those_of_all(heads):
     model = llama()
-    with torch.no_grad(), ch.watch(model, keep=KEEP) as every:
+    with torch.no_grad(), ch.models.statistics(model, KEEP) as every:
         model(IDS, attention_mask=LEFT)
-    with torch.no_grad(), ch.watch(model, keep=KEEP, heads=heads) as some:
+    with torch.no_grad(), ch.models.statistics(model, KEEP, heads=heads) as some:
         model(IDS, attention_mask=LEFT)
     places = np.arange(4)[heads if isinstance(heads, slice) else [heads] if isinstance(heads, int) else list(heads)]
     assert [row["head"] for row in some.table()[: len(places)]] == list(places)
@@ -204,13 +213,13 @@ def test_means_over_a_corpus_weigh_every_word_alike():
     batches = [words(TEXTS), words(TEXTS[1:2]), words(TEXTS[::2])]
     eager = transformers.AutoModel.from_pretrained(bundled(), local_files_only=True, attn_implementation="eager").eval()
     want = eager_means(eager, batches)
-    model, means, halves = bert(), ch.Means(), [ch.Means(), ch.Means()]
-    keep = [ch.Entropy(), ch.TopK(1), ch.Received()]
+    model, means, halves = bert(), ch.models.Means(), [ch.models.Means(), ch.models.Means()]
+    keep = [ch.reductions.Entropy(), ch.reductions.TopK(1), ch.reductions.Received()]
     for i, batch in enumerate(batches):
-        with torch.no_grad(), ch.watch(model, keep=keep, merge=means) as seen:
+        with torch.no_grad(), ch.models.statistics(model, keep, merge=means) as seen:
             model(**batch)
         assert seen.calls == []
-        with torch.no_grad(), ch.watch(model, keep=keep, merge=halves[i % 2]):
+        with torch.no_grad(), ch.models.statistics(model, keep, merge=halves[i % 2]):
             model(**batch)
     assert len(means) == 6
     for layer, name in enumerate(means):
@@ -219,7 +228,7 @@ def test_means_over_a_corpus_weigh_every_word_alike():
         count = sum(int(batch["attention_mask"].sum()) for batch in batches)
         assert all(c.eq(count).all() for c in means.counts[name])
     a, b = (half.state_dict() for half in halves)
-    both = ch.Means()
+    both = ch.models.Means()
     both.load_state_dict({key: a[key] + b[key] for key in a})
     for name in means:
         assert all(torch.allclose(x, y, rtol=1e-12) for x, y in zip(both[name], means[name], strict=True))
@@ -231,7 +240,7 @@ def test_queries_that_see_nothing_are_no_part_of_a_mean():
             return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=keep)
 
     keep = torch.tensor([[False] * 3, [True, True, False], [True] * 3])
-    with ch.watch(block := Block(), keep=[ch.Entropy(), ch.LogSumExp()]) as seen:
+    with ch.models.statistics(block := Block(), [ch.reductions.Entropy(), ch.reductions.LogSumExp()]) as seen:
         block(torch.zeros(1, 2, 3, 4), keep)
     entropy, logsumexp = seen.calls[0].means
     want = torch.tensor([2.0, 3.0]).log().mean().double().expand(2)
@@ -240,13 +249,13 @@ def test_queries_that_see_nothing_are_no_part_of_a_mean():
 
 
 def test_a_text_shorter_than_k_has_weights_of_0():
-    model, means = llama(), ch.Means()
-    with torch.no_grad(), ch.watch(model, keep=[ch.TopK(4)]) as seen:
+    model, means = llama(), ch.models.Means()
+    with torch.no_grad(), ch.models.statistics(model, [ch.reductions.TopK(4)]) as seen:
         model(IDS[:, :2])
     values, keys = seen.calls[0].results[0]
     assert values.shape == (2, 4, 2, 4) and (values[..., 2:] == 0).all() and (keys[..., 2:] == -1).all()
     torch.testing.assert_close(values.sum(-1), torch.ones(2, 4, 2))
-    with torch.no_grad(), ch.watch(model, keep=[ch.TopK(4)], merge=means):
+    with torch.no_grad(), ch.models.statistics(model, [ch.reductions.TopK(4)], merge=means):
         model(IDS[:, :2])
         model(IDS)
     assert means.counts["layers.0.self_attn"][0].eq(2 * (2 + 9)).all()
@@ -259,7 +268,7 @@ def test_a_number_that_is_none_stays_in_a_mean():
 
     x = torch.zeros(1, 1, 3, 4)
     x[0, 0, 1, 2] = torch.nan
-    with ch.watch(block := Block(), keep=[ch.Entropy()]) as seen:
+    with ch.models.statistics(block := Block(), [ch.reductions.Entropy()]) as seen:
         block(x)
     assert seen.calls[0].means[0].isnan().all()
 
@@ -277,33 +286,34 @@ def test_the_table_has_a_row_a_head():
         assert row["Entropy"] == pytest.approx(call.weights.entropy()[:, row["head"]].mean().item(), rel=1e-5)
         assert row["TopK"] == pytest.approx(call.weights.topk(1)[0][:, row["head"]].mean().item(), rel=1e-5)
         assert ("MeanDistance" in row) == (call.kind == "self")
-    with torch.no_grad(), ch.watch(model, keep=[ch.Entropy(), ch.TopK(1)]) as kept:
+    with torch.no_grad(), ch.models.statistics(model, [ch.reductions.Entropy(), ch.reductions.TopK(1)]) as kept:
         model(**inputs)
     for few, row in zip(kept.table(), rows, strict=True):
         assert few["Entropy"] == pytest.approx(row["Entropy"]) and few["module"] == row["module"]
 
 
 BAD = {
-    "no reductions": ({"keep": []}, r"keep is \(\); expected reductions"),
-    "a class": ({"keep": [ch.Entropy]}, "expected reductions"),
-    "heads alone": ({"heads": 2}, "heads goes with keep"),
-    "merge alone": ({"merge": ch.Means()}, "merge goes with keep"),
-    "merge of another kind": ({"keep": [ch.Entropy()], "merge": {}}, r"merge is a dict; expected a ch\.Means"),
+    "no reductions": ({"keep": []}, r"reductions is \[\]; expected reductions"),
+    "a class": ({"keep": [ch.reductions.Entropy]}, "expected reductions"),
+    "merge of another kind": (
+        {"keep": [ch.reductions.Entropy()], "merge": {}},
+        r"merge is a dict; expected a ch\.models\.Means",
+    ),
     "every 0": ({"every": 0}, "every is 0"),
     "no head 7": (
-        {"keep": [ch.Entropy()], "heads": [0, 7]},
+        {"keep": [ch.reductions.Entropy()], "heads": [0, 7]},
         r"heads is \[0, 7\], and layers\.0\.self_attn has 4 heads",
     ),
-    "no heads": ({"keep": [ch.Entropy()], "heads": []}, r"heads is \[\]; expected a number"),
-    "a word for heads": ({"keep": [ch.Entropy()], "heads": "all"}, "heads is 'all'; expected a number"),
-    "words for heads": ({"keep": [ch.Entropy()], "heads": ["a"]}, "heads is"),
+    "no heads": ({"keep": [ch.reductions.Entropy()], "heads": []}, r"heads is \[\]; expected a number"),
+    "a word for heads": ({"keep": [ch.reductions.Entropy()], "heads": "all"}, "heads is 'all'; expected a number"),
+    "words for heads": ({"keep": [ch.reductions.Entropy()], "heads": ["a"]}, "heads is"),
     "layers that are none": ({"layers": "encoder.*"}, r"no call was made by a layer 'encoder\.\*'; .*'layers\.0"),
     "one layer that is none": ({"layers": [0, 99]}, "no call was made by a layer 99; "),
-    "heads by words": ({"keep": [ch.Entropy()], "heads": slice("a", None)}, "expected a number, a slice"),
-    "heads by 0": ({"keep": [ch.Entropy()], "heads": slice(None, None, 0)}, "expected a number, a slice"),
-    "the values of one call": ({"keep": [ch.Output(torch.ones(9, 8))]}, "whose values are of one call"),
-    "k that is none": ({"keep": [ch.TopK(2.5)]}, "k of TopK"),
-    "k without end": ({"keep": [ch.TopK(10**30)]}, "k of TopK"),
+    "heads by words": ({"keep": [ch.reductions.Entropy()], "heads": slice("a", None)}, "expected a number, a slice"),
+    "heads by 0": ({"keep": [ch.reductions.Entropy()], "heads": slice(None, None, 0)}, "expected a number, a slice"),
+    "the values of one call": ({"keep": [ch.reductions.Output(torch.ones(9, 8))]}, "whose values are of one call"),
+    "k that is none": ({"keep": [ch.reductions.TopK(2.5)]}, "k of TopK"),
+    "k without end": ({"keep": [ch.reductions.TopK(10**30)]}, "k of TopK"),
     "layers of another kind": ({"layers": 1.5}, "layers is"),
 }
 
@@ -311,32 +321,43 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_one_clear_error(case):
     options, message = BAD[case]
-    with pytest.raises(ch.ClearheadError, match=message), torch.no_grad(), ch.watch(model := llama(), **options):
+    keep, model = options.get("keep"), llama()
+    others = {name: value for name, value in options.items() if name != "keep"}
+    watch = ch.watch if keep is None else lambda model, **others: ch.models.statistics(model, keep, **others)
+    with pytest.raises(ch.ClearheadError, match=message), torch.no_grad(), watch(model, **others):
         model(IDS)
 
 
 def test_means_keep_the_dimensions_that_count_nothing():
-    keep = [ch.Mass(np.arange(9) % 2), ch.TopK(2), ch.Pool(3, queries=slice(0, 3)), ch.Received(slice(0, 3))]
-    with torch.no_grad(), ch.watch(model := llama(), keep=keep) as seen:
+    keep = [
+        ch.reductions.Mass(np.arange(9) % 2),
+        ch.reductions.TopK(2),
+        ch.reductions.Pool(3, queries=slice(0, 3)),
+        ch.reductions.Received(slice(0, 3)),
+    ]
+    with torch.no_grad(), ch.models.statistics(model := llama(), keep) as seen:
         model(IDS)
     assert [tuple(mean.shape) for mean in seen.calls[0].means] == [(4, 2), (4, 2), (4, 3, 3), (4,)]
     torch.testing.assert_close(seen.calls[0].means[0].sum(-1), torch.ones(4, dtype=torch.float64))
 
 
 def test_means_of_other_shapes_are_an_error_and_leave_the_means_alone():
-    model, means = llama(), ch.Means()
+    model, means = llama(), ch.models.Means()
     with torch.no_grad():
-        with ch.watch(model, keep=[ch.Pool(8)], merge=means):
+        with ch.models.statistics(model, [ch.reductions.Pool(8)], merge=means):
             model(IDS)
         before = means.state_dict()
         with (
             pytest.raises(ch.ShapeError, match="depends on the length"),
-            ch.watch(model, keep=[ch.Pool(8)], merge=means),
+            ch.models.statistics(model, [ch.reductions.Pool(8)], merge=means),
         ):
             model(IDS[:, :4])
-        for others in ({"keep": [ch.Pool(8), ch.Entropy()]}, {"keep": [ch.Pool(8)], "heads": 1}):
-            own = pytest.raises(ch.ClearheadError, match=r"need a ch\.Means\(\) of their own")
-            with own, ch.watch(model, **others, merge=means):
+        for others in (
+            {"reductions": [ch.reductions.Pool(8), ch.reductions.Entropy()]},
+            {"reductions": [ch.reductions.Pool(8)], "heads": 1},
+        ):
+            own = pytest.raises(ch.ClearheadError, match=r"need a ch\.models\.Means\(\) of their own")
+            with own, ch.models.statistics(model, **others, merge=means):
                 model(IDS)
     assert all(torch.equal(means.state_dict()[key], tensor) for key, tensor in before.items())
 
@@ -351,7 +372,7 @@ def test_heads_of_clearheads_own_attention_with_a_mask_that_reads_tensors():
             return ch.attention(x[:, :, -3:], x, x, mask=ch.Lengths([5]))
 
     x = torch.randn(1, 4, 6, 8, requires_grad=True)
-    with ch.watch(model := Near(), keep=[ch.Entropy(), ch.TopK(2)], heads=[3, 1]) as some:
+    with ch.models.statistics(model := Near(), [ch.reductions.Entropy(), ch.reductions.TopK(2)], heads=[3, 1]) as some:
         model(x)
     with ch.watch(model) as seen:
         model(x)
@@ -372,7 +393,7 @@ def test_runs_are_those_that_compute_attention():
 
 def test_every_counts_each_threads_runs():
     model, ids = llama(), IDS
-    with ch.watch(model, keep=[ch.Entropy()], every=2) as seen, ThreadPoolExecutor(4) as pool:
+    with ch.models.statistics(model, [ch.reductions.Entropy()], every=2) as seen, ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: model(ids).last_hidden_state.detach(), range(12)))
     assert len(seen.calls) == 6 * 3 and len(seen.runs) == 6
 
@@ -384,7 +405,7 @@ def test_layers_are_named_as_calls_are():
     with torch.no_grad(), ch.watch(model) as seen:  # the fast path
         model(x)
     for names, count in ((seen.names[1], 1), ("*.self_attn", 2), (0, 1)):
-        with torch.no_grad(), ch.watch(model, keep=[ch.Entropy()], layers=names) as some:
+        with torch.no_grad(), ch.models.statistics(model, [ch.reductions.Entropy()], layers=names) as some:
             model(x)
         assert len(some.calls) == count
 
@@ -393,7 +414,7 @@ def test_a_decoders_padding_is_left_out_of_cross_attention():
     real = torch.tensor([[1] * 5, [1] * 3 + [0] * 2])
     inputs = {"input_ids": IDS, "decoder_input_ids": IDS[:, :5], "decoder_attention_mask": real}
     for source in ({}, {"attention_mask": torch.ones_like(IDS)}, {"attention_mask": LEFT.flip(1)}):
-        with torch.no_grad(), ch.watch(model := t5(), keep=[ch.Entropy()]) as seen:
+        with torch.no_grad(), ch.models.statistics(model := t5(), [ch.reductions.Entropy()]) as seen:
             model(**inputs, **source)
         counts = {call.name.split(".")[0] + call.kind: int(call.queries[:, 0].sum()) for call in seen.calls}
         assert counts["decodercross"] == counts["decoderself"] == 8
@@ -403,8 +424,8 @@ def test_slots_of_a_static_cache_are_no_keys():
     model = transformers.LlamaForCausalLM(llama().config).eval()
     found = []
     for cache in ("dynamic", "static"):
-        means = ch.Means()
-        with torch.no_grad(), ch.watch(model, keep=[ch.Received()], merge=means):
+        means = ch.models.Means()
+        with torch.no_grad(), ch.models.statistics(model, [ch.reductions.Received()], merge=means):
             model.generate(IDS, max_new_tokens=6, cache_implementation=cache, do_sample=False, pad_token_id=0)
         found.append(means)
     a, b = found
@@ -414,14 +435,14 @@ def test_slots_of_a_static_cache_are_no_keys():
 
 
 def test_reductions_of_ones_own():
-    class Keys(ch.TopK):
+    class Keys(ch.reductions.TopK):
         """The keys alone, and an attention of its own in between."""
 
         def found(self, found, problem):
             x = torch.ones(1, 2, 4)
             return found.indices.double() * ch.attention(x, x, x).mean()
 
-    with torch.no_grad(), ch.watch(model := llama(), keep=[Keys(2), ch.TopK(2)]) as seen:
+    with torch.no_grad(), ch.models.statistics(model := llama(), [Keys(2), ch.reductions.TopK(2)]) as seen:
         model(IDS)
     assert len(seen.calls) == 3
     for call in seen.calls:
@@ -429,11 +450,11 @@ def test_reductions_of_ones_own():
 
 
 def test_means_are_copied_saved_and_loaded_whole():
-    model, means = llama(), ch.Means()
-    with torch.no_grad(), ch.watch(model, keep=[ch.Entropy(), ch.TopK(2)], merge=means):
+    model, means = llama(), ch.models.Means()
+    with torch.no_grad(), ch.models.statistics(model, [ch.reductions.Entropy(), ch.reductions.TopK(2)], merge=means):
         model(IDS)
     (name, *_) = means
-    state, again = means.state_dict(), ch.Means()
+    state, again = means.state_dict(), ch.models.Means()
     again.load_state_dict(state)
     state[f"{name}:0:sum"] += 5
     for other in (copy.deepcopy(means), pickle.loads(pickle.dumps(means)), again):
@@ -453,14 +474,14 @@ def test_means_are_copied_saved_and_loaded_whole():
             again.load_state_dict(bad)
     assert torch.equal(again[name][0], means[name][0])
     with pytest.raises(ch.ClearheadError, match="there are those of: none"):
-        ch.Means()["layers.0"]
+        ch.models.Means()["layers.0"]
 
 
 def test_masks_of_many_lengths_are_not_kept():
-    model, means = t5().encoder, ch.Means()
+    model, means = t5().encoder, ch.models.Means()
 
     def held(texts):
-        with torch.no_grad(), ch.watch(model, keep=[ch.Entropy()], merge=means):
+        with torch.no_grad(), ch.models.statistics(model, [ch.reductions.Entropy()], merge=means):
             for i in range(texts):
                 ids = torch.ones(2, 140 - i, dtype=torch.long)
                 model(ids, attention_mask=(torch.arange(140 - i) < torch.tensor([[50], [90]])).long())

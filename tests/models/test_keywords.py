@@ -145,7 +145,7 @@ def test_an_unknown_keyword_is_an_error_that_names_it(backend, words):
     said = rf"'{backend}' with '{word}' \((.|\n)*may change the weights"
     if backend == "clearhead":
         with pytest.raises(ch.UnsupportedError, match=said), torch.no_grad():
-            ch.use_in_transformers(model)(IDS, **words)
+            ch.models.run_on_clearhead(model)(IDS, **words)
     else:
         with pytest.raises(ch.UnsupportedError, match=said), torch.no_grad(), ch.watch(model):
             model(IDS, **words)
@@ -158,7 +158,7 @@ def test_what_is_none_and_what_changes_no_weight_is_no_error():
         plain = model(IDS, **words)[0]
         with ch.watch(model) as seen:
             assert torch.equal(model(IDS, **words)[0], plain)
-        torch.testing.assert_close(ch.use_in_transformers(model)(IDS, **words)[0], plain, atol=1e-5, rtol=0)
+        torch.testing.assert_close(ch.models.run_on_clearhead(model)(IDS, **words)[0], plain, atol=1e-5, rtol=0)
     assert len(seen.calls) == 1
 
 

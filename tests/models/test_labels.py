@@ -66,13 +66,15 @@ def test_generations(tmp_path, use_cache):
     most = seen.distinctive()
     heads = [label.head(most.head) for label in labels(seen.calls)]
     assert heads[most.call] in str(most) and heads[most.call].startswith(f"L{most.layer}H{most.head}, {turn} ")
-    again = ch.load_seen(seen.save(tmp_path / "seen.safetensors"))
+    again = ch.models.load_recording(seen.write(tmp_path / "seen.safetensors"))
     assert label_of(again) == wanted
     difference = seen.compare(again)
     assert [str(call.label) for call in difference.calls] == wanted and str(difference).startswith("L")
-    assert label_of(ch.Recording(seen.calls[:2])) == ["L0", "L1"]
-    assert label_of(ch.Recording(seen.calls[2:4])) == (["L0, step 1", "L1, step 1"] if use_cache else ["L0", "L1"])
-    seen.report(tmp_path / "beside.html", beside=again)
+    assert label_of(ch.models.Recording(seen.calls[:2])) == ["L0", "L1"]
+    assert label_of(ch.models.Recording(seen.calls[2:4])) == (
+        ["L0, step 1", "L1, step 1"] if use_cache else ["L0", "L1"]
+    )
+    seen.view(beside=again).write(tmp_path / "beside.html")
 
 
 def test_two_layers_that_generate_six_tokens():
@@ -80,7 +82,7 @@ def test_two_layers_that_generate_six_tokens():
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=100, n_embd=32, n_layer=2, n_head=4))
     seen = generated(model.eval(), 6)
     assert said(seen) == [f"L{layer}, step {step}" for step in range(6) for layer in range(2)]
-    rows = seen.table(ch.Entropy())
+    rows = seen.table(ch.reductions.Entropy())
     assert {row["layer"] for row in rows} == {0, 1} and [row["step"] for row in rows[::8]] == [0, 1, 2, 3, 4, 5]
     assert list(rows[0])[:4] == ["layer", "run", "step", "module"]
     words = [f"w{place}" for place in range(11)]
@@ -117,9 +119,9 @@ def test_layers_that_share_a_module():
             model(torch.arange(3, length)[None])
     assert label_of(seen) == [f"L{layer}, run {number}" for number in range(2) for layer in range(3)]
     with torch.no_grad():
-        with ch.edit(model, ch.Scale(layers=1, heads=2)), ch.watch(model) as edited:
+        with ch.edit(model, ch.edits.ScaleHeads(layers=1, heads=2)), ch.watch(model) as edited:
             model(IDS)
-        with ch.watch(model) as edited_within, ch.edit(model, ch.Scale(layers=1, heads=2)):
+        with ch.watch(model) as edited_within, ch.edit(model, ch.edits.ScaleHeads(layers=1, heads=2)):
             model(IDS)
     for each in (edited, edited_within):
         assert [int(call.weights[0, 2].sum()) for call in each] == [9, 0, 9]
@@ -158,7 +160,7 @@ def test_stacks_are_named():
     seen = run(t5())
     assert label_of(seen) == said(seen) == T5
     assert labels(seen.calls)[3].head(2) == "decoder 0, cross, head 2"
-    assert [row["layer"] for row in seen.table(ch.Entropy())[::4]] == T5
+    assert [row["layer"] for row in seen.table(ch.reductions.Entropy())[::4]] == T5
     assert said(generated(t5()))[-1] == "decoder 1, cross, step 2"
     for layers, wanted in (
         (1, [1, 4, 5]), (-1, [1, 4, 5]), ("decoder 0", [2]), ("decoder*", [2, 3, 4, 5]), ("*, cross", [3, 5]),
@@ -181,7 +183,8 @@ def test_the_heads_of_a_page_are_chosen_in_every_form():
     seen = run(llama())
     for heads, wanted in ((-1, [3]), (slice(1, 3), [1, 2]), ([0, slice(2, None)], [0, 2, 3]), (torch.tensor(2), [2])):
         assert seen.view(layer=-1, heads=heads).page.shown == [("L1", wanted)]
-        with torch.no_grad(), ch.watch(model := llama(), layers=-1, keep=[ch.Entropy()], heads=heads) as kept:
+        watching = ch.models.statistics(model := llama(), [ch.reductions.Entropy()], layers=-1, heads=heads)
+        with torch.no_grad(), watching as kept:
             model(IDS)
         assert list(kept[0].heads) == wanted and kept[0].row["layer"] == 1
 
@@ -195,12 +198,12 @@ def test_edits_take_every_form():
             (1, [1, 2], [7, 8]), (-1, slice(1, 3), slice(-2, None)), ("L1", [slice(1, 2), -2], [-1, slice(7, 8)]),
             (slice(1, None), np.array([1, 2]), torch.tensor([7, 8])), (["*.1.*"], (1, 2), range(7, 9)),
         ):  # fmt: skip
-            with ch.edit(model, ch.Scale(layers=layers, heads=heads, queries=queries)):
+            with ch.edit(model, ch.edits.ScaleHeads(layers=layers, heads=heads, queries=queries)):
                 whole.append(model(IDS).logits)
     assert all(torch.equal(one, whole[0]) for one in whole) and not torch.equal(whole[0], plain)
     with (
         pytest.raises(ch.ClearheadError, match=r"such a layer, .*'model\.layers\.0\.self_attn' \(L0\)"),
-        ch.edit(model, ch.Scale(layers=2)),
+        ch.edit(model, ch.edits.ScaleHeads(layers=2)),
     ):
         model(IDS)
 
@@ -208,7 +211,7 @@ def test_edits_take_every_form():
 def test_a_part_of_a_model_has_the_numbers_of_the_whole():
     model = llama(num_hidden_layers=4)
     assert said(run(model, layers=[2, "*.3.*"])) == ["L2", "L3"]
-    with ch.monitor(model.train(), every=1, layers=-1) as monitored:
+    with ch.models.monitor(model.train(), every=1, layers=-1) as monitored:
         model(IDS)
     assert {(row["layer"], row["module"]) for row in monitored.table()} == {(3, "model.layers.3.self_attn")}
 

@@ -36,7 +36,7 @@ def test_the_outputs_are_bit_identical_and_the_weights_those_of_eager(name, padd
     with torch.no_grad():
         plain = fast(**inputs)
         made = DENSE.made
-        with ch.lazy_attentions(fast):
+        with ch.models.lazy_attentions(fast):
             output = fast(**inputs, output_attentions=True)
             unasked = fast(**inputs)
         assert DENSE.made == made, "something was made dense"
@@ -49,7 +49,7 @@ def test_the_outputs_are_bit_identical_and_the_weights_those_of_eager(name, padd
     for key, layers in eager.items():
         assert len(lazy[key]) == len(layers)
         for one, want in zip(lazy[key], layers, strict=True):
-            assert isinstance(one, ch.LazyAttention) and isinstance(one, torch.Tensor)
+            assert isinstance(one, ch.models.LazyAttention) and isinstance(one, torch.Tensor)
             assert one.shape == want.shape and one.dtype == want.dtype and one.device == want.device
             got = one.dense()
             sees = got.sum(-1) > 0  # SDPA gives a query that sees nothing 0, eager a uniform row
@@ -68,15 +68,15 @@ def test_a_model_on_eager_gives_its_own_and_on_clearhead_lazy_ones(name):
     inputs = inputs_of(name, RIGHT)
     with torch.no_grad():
         eager = slow(**inputs, output_attentions=True).attentions
-        with ch.lazy_attentions(fast):
+        with ch.models.lazy_attentions(fast):
             own = fast(**inputs, output_attentions=True).attentions
-        ch.use_in_transformers(fast)
-        with ch.lazy_attentions(fast):
+        ch.models.run_on_clearhead(fast)
+        with ch.models.lazy_attentions(fast):
             lazy = fast(**inputs, output_attentions=True).attentions
     words = RIGHT.bool()[:, None].expand(2, 4, 9)
     for one, other, want in zip(own, lazy, eager, strict=True):
         assert type(one) is torch.Tensor and torch.equal(one, want)
-        assert isinstance(other, ch.LazyAttention)
+        assert isinstance(other, ch.models.LazyAttention)
         torch.testing.assert_close(other.dense()[words], want[words], atol=3e-6, rtol=0)
 
 
@@ -104,7 +104,7 @@ def test_generate(case):
         settings = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
         model.generation_config.update(**settings, suppress_tokens=None, begin_suppress_tokens=None)
     plain = fast.generate(**inputs, **options)
-    with ch.lazy_attentions(fast):
+    with ch.models.lazy_attentions(fast):
         output = fast.generate(**inputs, **options, output_attentions=True)
     eager = slow.generate(**inputs, **options, output_attentions=True)
     assert torch.equal(output.sequences, plain.sequences) and torch.equal(output.sequences, eager.sequences)
@@ -114,7 +114,7 @@ def test_generate(case):
     assert len(pairs) >= 10
     for one, want in pairs:
         assert one.shape == want.shape
-        kind = torch.Tensor if one.shape[2] == 1 or name == "Whisper" else ch.LazyAttention
+        kind = torch.Tensor if one.shape[2] == 1 or name == "Whisper" else ch.models.LazyAttention
         assert type(one) is kind  # one query's row is smaller than its keys
         got = one.clone()
         sees = got.sum(-1) > 0
@@ -127,9 +127,9 @@ def test_generate(case):
 def test_other_ways_to_ask(name, backend):
     fast, slow = pair(name, MODELS[name])
     if backend == "clearhead":
-        ch.use_in_transformers(fast)
+        ch.models.run_on_clearhead(fast)
     inputs = inputs_of(name)
-    with torch.no_grad(), ch.lazy_attentions(fast) as same:
+    with torch.no_grad(), ch.models.lazy_attentions(fast) as same:
         assert same is fast
         *_, attentions = fast(**inputs, output_attentions=True, return_dict=False)
         attentions = attentions if name == "Llama" else fast(**inputs, output_attentions=True).encoder_attentions
@@ -141,9 +141,11 @@ def test_a_module_called_by_itself_has_weights_too():
     fast, _ = pair("Llama", MODELS["Llama"])
     hidden = torch.randn(1, 5, 32, generator=torch.Generator().manual_seed(0))
     rotary = fast.rotary_emb(hidden, torch.arange(5)[None])
-    with torch.no_grad(), ch.lazy_attentions(fast):
+    with torch.no_grad(), ch.models.lazy_attentions(fast):
         _, attention = fast.layers[0].self_attn(hidden, rotary, attention_mask=None)
-    assert isinstance(attention, ch.LazyAttention) and attention[0, 0, 0, 1] == 0  # sdpa without a mask is causal
+    assert (
+        isinstance(attention, ch.models.LazyAttention) and attention[0, 0, 0, 1] == 0
+    )  # sdpa without a mask is causal
 
 
 def test_contacts_of_esm():
@@ -153,7 +155,7 @@ def test_contacts_of_esm():
     model = transformers.EsmModel(transformers.EsmConfig(**options)).eval()
     ids = IDS.clamp(4, 30)
     with torch.no_grad():
-        with ch.lazy_attentions(model):
+        with ch.models.lazy_attentions(model):
             got = model.predict_contacts(ids, torch.ones_like(ids))
         model.set_attn_implementation("eager")
         want = model.predict_contacts(ids, torch.ones_like(ids))

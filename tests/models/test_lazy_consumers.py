@@ -27,11 +27,11 @@ def both():
     make = lambda **options: transformers.AutoModel.from_pretrained(ch.models.bundled(), **options).eval()
     ids = torch.tensor([[101, 1996, 10216, 1999, 5041, 2395, 2001, 2701, 1012, 2307, 102]])
     fast, slow = make(), make(attn_implementation="eager")
-    with torch.no_grad(), ch.lazy_attentions(fast):
+    with torch.no_grad(), ch.models.lazy_attentions(fast):
         lazy = fast(ids, output_attentions=True).attentions
     with torch.no_grad():
         eager = slow(ids, output_attentions=True).attentions
-    assert len(lazy) == LAYERS and all(isinstance(one, ch.LazyAttention) for one in lazy)
+    assert len(lazy) == LAYERS and all(isinstance(one, ch.models.LazyAttention) for one in lazy)
     assert lazy[0].shape == (1, HEADS, LENGTH, LENGTH)
     return eager, lazy
 

@@ -18,14 +18,14 @@ def run(name, **options):
     """The outputs of the lazy model and of the eager one, and both models."""
     fast, slow = pair(name, {**MODELS, **OWN_EAGER}[name])
     if name in OWN_EAGER:
-        ch.use_in_transformers(fast)
+        ch.models.run_on_clearhead(fast)
     for model in (fast, slow):
         model.train(options.get("checkpoints") is not None)
         if model.training:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # later versions have another name for it
                 model.gradient_checkpointing_enable({"use_reentrant": options["checkpoints"]})
-    with ch.lazy_attentions(fast):
+    with ch.models.lazy_attentions(fast):
         lazy = fast(**inputs_of(name), output_attentions=True)
     return lazy, slow(**inputs_of(name), output_attentions=True), fast, slow
 
@@ -60,7 +60,7 @@ def parts(output):
 def test_every_parameter_has_its_gradient(name, loss):
     # T5's position bias and the sinks of GptOss are learned too
     lazy, eager, fast, slow = run(name)
-    assert all(isinstance(a, ch.LazyAttention) and a.requires_grad and not a.is_leaf for a in flat(lazy))
+    assert all(isinstance(a, ch.models.LazyAttention) and a.requires_grad and not a.is_leaf for a in flat(lazy))
     loss(lazy).backward()
     loss(eager).backward()
     check_gradients(fast, slow)
@@ -170,7 +170,7 @@ def test_queries_that_were_written_to_are_an_error():
     queries = []
     hook = lambda module, inputs, output: queries.append(output)
     fast.encoder.layer[0].attention.self.query.register_forward_hook(hook)
-    with torch.no_grad(), ch.lazy_attentions(fast):
+    with torch.no_grad(), ch.models.lazy_attentions(fast):
         attentions = own_attentions(fast(**inputs_of("Bert"), output_attentions=True))["attentions"]
     attentions[1].dense()
     queries[0].zero_()

@@ -25,7 +25,7 @@ def models():
 
 
 def attentions(model, ids=IDS, **options):
-    with torch.no_grad(), ch.lazy_attentions(model, **options):
+    with torch.no_grad(), ch.models.lazy_attentions(model, **options):
         return model(ids, output_attentions=True).attentions
 
 
@@ -33,7 +33,7 @@ def check(lazy, slow, ids=IDS, atol=3e-6):
     with torch.no_grad():
         eager = slow(ids, output_attentions=True).attentions
     for one, want in zip(lazy, eager, strict=True):
-        assert isinstance(one, ch.LazyAttention) and one.dtype == want.dtype
+        assert isinstance(one, ch.models.LazyAttention) and one.dtype == want.dtype
         torch.testing.assert_close(one.dense(), want, atol=atol, rtol=0)
 
 
@@ -84,7 +84,7 @@ def test_defaults_of_the_caller_change_nothing(models, surroundings):
 
 def test_copies_and_replicas_of_the_model(models):
     fast, slow = models
-    with ch.lazy_attentions(fast), torch.no_grad():
+    with ch.models.lazy_attentions(fast), torch.no_grad():
         twin = copy.deepcopy(fast)
         lazy = twin(IDS, output_attentions=True).attentions
         replica = fast.layers[0].self_attn._replicate_for_data_parallel()
@@ -93,7 +93,7 @@ def test_copies_and_replicas_of_the_model(models):
     check(lazy, slow)
     check(parallel, slow)
     other, _ = pair("Bert", MODELS["Bert"])
-    with ch.lazy_attentions(other), torch.no_grad():
+    with ch.models.lazy_attentions(other), torch.no_grad():
         assert twin(IDS, output_attentions=True).attentions == ()  # that copy belonged to another `with`
     assert not any(map(marks, fast.modules()))
 
@@ -108,7 +108,7 @@ def test_threads(models):
             outputs[i] = fast(texts[i], output_attentions=i % 2 == 0).attentions
 
     threads = [threading.Thread(target=run, args=(i,)) for i in range(len(texts))]
-    with ch.lazy_attentions(fast):
+    with ch.models.lazy_attentions(fast):
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -126,10 +126,10 @@ def test_beside_a_watch(models, first):
     with torch.no_grad():
         plain = fast(IDS)[0]
         if first == "lazy":
-            with ch.lazy_attentions(fast), ch.watch(fast) as seen:
+            with ch.models.lazy_attentions(fast), ch.watch(fast) as seen:
                 output = fast(IDS, output_attentions=True)
         else:
-            with ch.watch(fast) as seen, ch.lazy_attentions(fast):
+            with ch.watch(fast) as seen, ch.models.lazy_attentions(fast):
                 output = fast(IDS, output_attentions=True)
     assert torch.equal(output[0], plain) and len(seen.calls) == 2
     check(output.attentions, slow)
@@ -140,7 +140,7 @@ def test_beside_a_watch(models, first):
 
 def test_watches_around_eager_ones_know_that_they_are_eager(models):
     _, slow = models
-    with torch.no_grad(), ch.watch(slow) as seen, ch.lazy_attentions(slow), ch.watch(slow) as again:
+    with torch.no_grad(), ch.watch(slow) as seen, ch.models.lazy_attentions(slow), ch.watch(slow) as again:
         own = slow(IDS, output_attentions=True).attentions
     assert type(own[0]) is torch.Tensor
     assert seen.calls[0].backend == again.calls[0].backend == "eager"
@@ -149,7 +149,7 @@ def test_watches_around_eager_ones_know_that_they_are_eager(models):
 def test_an_exception_leaves_nothing(models):
     fast, _ = models
     before = transformers.AttentionInterface.get_interface
-    with pytest.raises(KeyError), ch.lazy_attentions(fast):
+    with pytest.raises(KeyError), ch.models.lazy_attentions(fast):
         raise KeyError
     assert transformers.AttentionInterface.get_interface is before
     assert not any(map(marks, fast.modules()))
@@ -229,46 +229,46 @@ def test_the_address_is_refused(models):
 
 def test_what_it_cannot_be_made_of():
     with pytest.raises(ch.ClearheadError, match="made by a model inside"):
-        ch.LazyAttention(torch.ones(2, 2))
+        ch.models.LazyAttention(torch.ones(2, 2))
     with pytest.raises(ch.ClearheadError, match="got a int"):
-        ch.lazy_attentions(3)
+        ch.models.lazy_attentions(3)
     with pytest.raises(ch.ClearheadError, match="holds no model"):
-        ch.lazy_attentions(torch.nn.Linear(2, 2))
+        ch.models.lazy_attentions(torch.nn.Linear(2, 2))
     model = transformers.DebertaV2Model(transformers.DebertaV2Config(**SMALL))
     with pytest.raises(ch.ClearheadError, match=r"DebertaV2Model computes attention in its own code(.|\n)*ch\.watch"):
-        ch.lazy_attentions(model)
+        ch.models.lazy_attentions(model)
 
 
 @pytest.mark.parametrize("most", [-1, 1.5, "1 GB", True])
 def test_wrong_max_bytes(models, most):
     with pytest.raises(ch.ClearheadError, match="max_bytes"):
-        ch.lazy_attentions(models[0], max_bytes=most)
+        ch.models.lazy_attentions(models[0], max_bytes=most)
 
 
 def test_compiled_models(models):
     compiled = torch.compile(models[0], backend="eager")
     with pytest.raises(ch.UnsupportedError, match=r"lazy_attentions\(model\._orig_mod\)"):
-        ch.lazy_attentions(compiled)
+        ch.models.lazy_attentions(compiled)
 
 
 def test_dropout_in_training():
     model, _ = pair("Bert", MODELS["Bert"])
     model.train()
-    with ch.lazy_attentions(model):
+    with ch.models.lazy_attentions(model):
         assert model(IDS).attentions is None
         with pytest.raises(ch.UnsupportedError, match=r"with dropout 0\.1(.|\n)*model\.eval\(\)"):
             model(IDS, output_attentions=True)
     model.config.attention_probs_dropout_prob = 0.0
     for layer in model.encoder.layer:
         layer.attention.self.dropout.p = 0.0
-    with ch.lazy_attentions(model):
-        assert isinstance(model(IDS, output_attentions=True).attentions[0], ch.LazyAttention)
+    with ch.models.lazy_attentions(model):
+        assert isinstance(model(IDS, output_attentions=True).attentions[0], ch.models.LazyAttention)
 
 
 def test_transforms_and_tensors_without_values(models):
     fast, _ = models
     ask = lambda ids: fast(ids[None], output_attentions=True).attentions[0]
-    with ch.lazy_attentions(fast), torch.no_grad(), pytest.raises(ch.UnsupportedError, match=r"torch\.func"):
+    with ch.models.lazy_attentions(fast), torch.no_grad(), pytest.raises(ch.UnsupportedError, match=r"torch\.func"):
         torch.func.vmap(ask)(IDS)
-    with ch.lazy_attentions(copy.deepcopy(fast)), pytest.raises(ch.UnsupportedError, match="no values"):
+    with ch.models.lazy_attentions(copy.deepcopy(fast)), pytest.raises(ch.UnsupportedError, match="no values"):
         attentions(copy.deepcopy(fast).to("meta"), IDS.to("meta"))

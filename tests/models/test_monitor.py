@@ -111,7 +111,7 @@ def test_outputs_and_gradients_are_bit_identical(name, autocast):
     make, inputs = MODELS[name]
     model = make()
     plain = gradients(model, inputs, autocast=autocast)
-    with ch.monitor(model, every=2) as seen:
+    with ch.models.monitor(model, every=2) as seen:
         for _ in range(3):
             assert same(plain, gradients(model, inputs, autocast=autocast))
     assert same(plain, gradients(model, inputs, autocast=autocast))
@@ -140,7 +140,7 @@ def test_numbers_are_those_of_eager_attention(name):
             module.p = 0.0
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.0
-    with ch.monitor(model) as seen:
+    with ch.models.monitor(model) as seen:
         model(**inputs)
     with torch.no_grad(), ch.watch(model) as recording:
         model(**inputs)
@@ -164,12 +164,12 @@ def test_what_a_checkpoint_computes_again_is_not_seen_again(reentrant):
     inputs = MODELS["llama"][1]
     plain = gradients(llama(), inputs)
     model = llama()
-    with ch.monitor(model, every=1) as seen:
+    with ch.models.monitor(model, every=1) as seen:
         gradients(model, inputs)
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     if reentrant:
         model.enable_input_require_grads()
-    with ch.monitor(model, every=1) as again:
+    with ch.models.monitor(model, every=1) as again:
         assert same(plain, gradients(model, inputs))
     close(seen.table(), again.table(), 0)
     assert again.steps == 1
@@ -183,7 +183,7 @@ def test_compiled_code_says_the_same(name, how):
     rows = []
     for compiled in (False, True):
         model = make()
-        with ch.monitor(model, every=2) as seen:
+        with ch.models.monitor(model, every=2) as seen:
             run = model
             if compiled and how == "torch.compile":
                 run = torch.compile(model, backend="aot_eager", fullgraph=True)
@@ -203,10 +203,10 @@ def test_inductor(inductor_cache):
     rotations = whole.rotary_emb(x, torch.arange(9)[None])
     inputs = {"hidden_states": x, "position_embeddings": rotations, "attention_mask": None}
     make = lambda: copy.deepcopy(whole.layers[0].self_attn)
-    with ch.monitor(model := make(), every=2) as eager:
+    with ch.models.monitor(model := make(), every=2) as eager:
         for _ in range(3):
             model(**inputs)
-    with ch.monitor(model := make(), every=2) as seen:
+    with ch.models.monitor(model := make(), every=2) as seen:
         run = torch.compile(model, fullgraph=True)
         got = [gradients(model, inputs, run) for _ in range(3)]
     plain = gradients(model, inputs, run)  # compiled anew, without it
@@ -237,7 +237,7 @@ def frames(run):
 def test_when_it_is_removed_no_frame_of_clearheads_is_entered(compiled):
     make, inputs = MODELS["llama"]
     model = make()
-    with ch.monitor(model, every=2) as seen:
+    with ch.models.monitor(model, every=2) as seen:
         run = torch.compile(model, backend="eager", fullgraph=True) if compiled else model
         run(**inputs)  # the compiler's frames are not looked at
         between, on = frames(lambda: run(**inputs)), frames(lambda: run(**inputs))
@@ -286,7 +286,7 @@ def test_compiled_code_writes_masks_over_each_other(seed):
     tables = []
     for compiled in (False, True):
         torch.compiler.reset()
-        with ch.monitor(model, every=1) as seen:
+        with ch.models.monitor(model, every=1) as seen:
             run = torch.compile(model, backend=lambda graph, _: Reusing(graph).run) if compiled else model
             run(**inputs)
         tables.append(seen.table())
@@ -298,25 +298,25 @@ def test_compiled_code_writes_masks_over_each_other(seed):
 def test_a_model_that_is_compiled_already_is_an_error():
     inputs = MODELS["llama"][1]
     with pytest.raises(ch.UnsupportedError, match="is compiled"):
-        ch.monitor(torch.compile(llama()))
+        ch.models.monitor(torch.compile(llama()))
     model = llama()
     model.layers[0].compile(backend="eager")
     with pytest.raises(ch.UnsupportedError, match="is compiled"):
-        ch.monitor(model)
+        ch.models.monitor(model)
     run = torch.compile(model := llama(), backend="eager")
     run(**inputs)
     for other in (model, llama()):  # the compiler would take the same code for it
         with pytest.raises(ch.UnsupportedError, match=r"compiled already(.|\n)*torch.compiler.reset"):
-            ch.monitor(other)
+            ch.models.monitor(other)
     torch.compiler.reset()
-    with ch.monitor(model) as seen:
+    with ch.models.monitor(model) as seen:
         run(**inputs)
     assert len(seen.table()) == 8
 
 
 def test_compiled_code_without_the_interface_is_an_error():
     model, x = direct(), MODELS["no transformers"][1]
-    with ch.monitor(model):
+    with ch.models.monitor(model):
         run = torch.compile(model, backend="eager")
         with pytest.raises(ch.ClearheadError, match="In compiled code the calls of transformers"):
             run(**x)
@@ -324,12 +324,12 @@ def test_compiled_code_without_the_interface_is_an_error():
 
 def test_a_compiled_function_that_calls_the_model():
     model, inputs = llama(), MODELS["llama"][1]
-    with ch.monitor(model, every=1) as seen:
+    with ch.models.monitor(model, every=1) as seen:
         step = torch.compile(lambda: model(**inputs).last_hidden_state.sum(), backend="eager")
         step().backward()
         step().backward()
     torch.compiler.reset()
-    with ch.monitor(model, every=1) as eager:
+    with ch.models.monitor(model, every=1) as eager:
         model(**inputs)
         model(**inputs)
     close(seen.table(), eager.table())
@@ -337,14 +337,14 @@ def test_a_compiled_function_that_calls_the_model():
 
 def test_steps_are_calls_in_training_mode():
     model, told = llama(), []
-    with ch.monitor(model, every=2, callback=lambda step, rows: told.append((step, rows))) as seen:
+    with ch.models.monitor(model, every=2, callback=lambda step, rows: told.append((step, rows))) as seen:
         for training in (True, False, True, False, False, True, True):
             model.train(training)
             model(IDS)
     assert seen.steps == 4 and [step for step, _ in told] == [0, 2]
     assert [row for _, rows in told for row in rows] == seen.table() and len(seen.table()) == 2 * 2 * 4
     model.eval()
-    with pytest.raises(ch.ClearheadError, match=r"model.train\(\)"), ch.monitor(model):
+    with pytest.raises(ch.ClearheadError, match=r"model.train\(\)"), ch.models.monitor(model):
         model(IDS)
 
 
@@ -356,7 +356,7 @@ def test_tensorboard():
         def add_scalar(self, tag, value, step):
             self.got[tag, step] = value
 
-    with ch.monitor(model := llama(), every=1, callback=(writer := Writer())) as seen:
+    with ch.models.monitor(model := llama(), every=1, callback=(writer := Writer())) as seen:
         model(IDS)
         model(IDS)
     assert len(writer.got) == 2 * 2 * 4 * 3
@@ -370,7 +370,7 @@ def test_tensorboard():
 )
 def test_layers(layers, compiled):
     model = llama()
-    with ch.monitor(model, layers=layers) as seen:
+    with ch.models.monitor(model, layers=layers) as seen:
         (torch.compile(model, backend="eager", fullgraph=True) if compiled else model)(IDS)
     assert {row["module"] for row in seen.table()} == {"layers.1.self_attn"}
 
@@ -379,19 +379,19 @@ def test_layers(layers, compiled):
 def test_wrong_arguments_leave_the_model_as_it_was(wrong):
     model = llama()
     with pytest.raises(ch.ClearheadError):
-        ch.monitor(model, **wrong)
+        ch.models.monitor(model, **wrong)
     assert not model._forward_hooks and not model._forward_pre_hooks
     with pytest.raises(ch.ClearheadError, match=r"torch.nn.Module"):
-        ch.monitor(3)
+        ch.models.monitor(3)
 
 
 def test_no_attention_and_no_such_layer():
     model = nn.Linear(3, 3).train()
-    with ch.monitor(model), pytest.raises(ch.ClearheadError, match="made no attention call"):
+    with ch.models.monitor(model), pytest.raises(ch.ClearheadError, match="made no attention call"):
         model(torch.ones(2, 3))
     with (
         pytest.raises(ch.ClearheadError, match="no call was made by a layer 7"),
-        ch.monitor(model := llama(), layers=7),
+        ch.models.monitor(model := llama(), layers=7),
     ):
         model(IDS)
 
@@ -404,7 +404,7 @@ def test_a_pass_that_fails_is_left_out():
 
     plain = gradients(model, {"input_ids": IDS})
     for error in (ValueError, Stop):  # PyTorch runs hooks after an Exception alone
-        with ch.monitor(model, every=1) as seen:
+        with ch.models.monitor(model, every=1) as seen:
             hook = model.layers[1].register_forward_pre_hook(lambda *_, error=error: (_ for _ in ()).throw(error("x")))
             with pytest.raises(error):
                 model(IDS)
@@ -420,7 +420,7 @@ def test_an_error_of_the_callback_comes_through_and_leaves_nothing():
     def fail(step, rows):
         raise KeyError("mine")
 
-    with pytest.raises(KeyError, match="mine"), ch.monitor(model, callback=fail):
+    with pytest.raises(KeyError, match="mine"), ch.models.monitor(model, callback=fail):
         model(IDS)
     assert frames(lambda: model(IDS)) == []
 
@@ -428,7 +428,7 @@ def test_an_error_of_the_callback_comes_through_and_leaves_nothing():
 def test_copies_and_files_of_a_monitored_model():
     model = llama()
     before = list(model.state_dict())
-    with ch.monitor(model, every=1) as seen:
+    with ch.models.monitor(model, every=1) as seen:
         model(IDS)
         other, file = copy.deepcopy(model), io.BytesIO()
         assert len(frames(lambda: other(IDS))) < 8
@@ -444,7 +444,7 @@ def test_threads_have_steps_of_their_own():
     model, inputs = llama(), [IDS[:, :length] for length in (4, 5, 6, 7, 8, 9)] * 2
     want = {}
     for ids in inputs[:6]:
-        with ch.monitor(model) as one:
+        with ch.models.monitor(model) as one:
             model(ids)
         want[ids.shape[1]] = one.table()
     barrier, taken = threading.Barrier(6), {}
@@ -456,7 +456,7 @@ def test_threads_have_steps_of_their_own():
     def note(step, rows):
         taken[step] = rows
 
-    with ch.monitor(model, every=2, callback=note) as seen, ThreadPoolExecutor(6) as pool:
+    with ch.models.monitor(model, every=2, callback=note) as seen, ThreadPoolExecutor(6) as pool:
         list(pool.map(run, inputs))
     assert seen.steps == 12 and sorted(taken) == [0, 2, 4, 6, 8, 10]
     for rows in taken.values():
@@ -470,7 +470,7 @@ def test_threads_have_steps_of_their_own():
 
 def test_a_watch_inside_and_two_monitors():
     model = llama()
-    with ch.monitor(model, every=1) as seen, ch.monitor(model, every=2) as other:
+    with ch.models.monitor(model, every=1) as seen, ch.models.monitor(model, every=2) as other:
         with ch.watch(model) as recording:
             model(IDS)
         model(IDS)
@@ -481,14 +481,14 @@ def test_a_module_that_several_layers_share():
     config = transformers.AlbertConfig(**SMALL | {"num_hidden_layers": 3}, embedding_size=16, num_attention_heads=4)
     torch.manual_seed(0)
     model = transformers.AlbertModel(config).train()
-    with ch.monitor(model) as seen:
+    with ch.models.monitor(model) as seen:
         model(IDS)
     with torch.no_grad(), ch.watch(model.eval()) as recording:
         model(IDS)
     assert len(recording.calls) == 3 and len(seen.table()) == 4
     weights = [call.weights for call in recording.calls]
     entropy = torch.stack([w.entropy().mean((0, 2)) for w in weights]).mean(0)
-    largest = torch.stack([w.reduce(ch.MaxScore())[0].amax((0, 2)) for w in weights]).amax(0)
+    largest = torch.stack([w.reduce(ch.reductions.MaxScore())[0].amax((0, 2)) for w in weights]).amax(0)
     got = torch.tensor([[row["entropy"], row["max_logit"]] for row in seen.table()])
     torch.testing.assert_close(got, torch.stack([entropy, largest], -1), atol=1e-4, rtol=1e-4)
 
@@ -499,7 +499,7 @@ def test_the_first_key_of_a_document_and_a_row_of_nothing():
             return F.scaled_dot_product_attention(x, x, x, mask)
 
     keep = torch.tensor([[0, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 0, 0, 0]], dtype=torch.bool)
-    with ch.monitor(block := Block().train(), every=1) as seen:
+    with ch.models.monitor(block := Block().train(), every=1) as seen:
         block(torch.zeros(1, 1, 4, 8), keep)
         block(torch.full((1, 1, 4, 8), torch.nan), None)
         block(torch.zeros(1, 1, 4, 8), torch.zeros(4, 4, dtype=torch.bool))
@@ -516,7 +516,7 @@ def test_a_transform_of_torch_func_is_an_error():
     def loss(values):
         return torch.func.functional_call(model, values, (IDS,)).last_hidden_state.sum()
 
-    with ch.monitor(model, every=1) as seen:
+    with ch.models.monitor(model, every=1) as seen:
         loss(parameters).backward()
         with pytest.raises(ch.UnsupportedError, match=r"torch\.func"):
             torch.func.grad(loss)(parameters)
@@ -527,14 +527,14 @@ def test_a_transform_of_torch_func_is_an_error():
 @pytest.mark.parametrize("name", ["t5", "clearhead in transformers"])
 def test_compiled_padding_and_backends(name):
     """The padding of an encoder–decoder is told apart by the modules' names; a backend may be no plain function."""
-    make, inputs = MODELS["t5"] if name == "t5" else (lambda: ch.use_in_transformers(llama()), MODELS["llama"][1])
+    make, inputs = MODELS["t5"] if name == "t5" else (lambda: ch.models.run_on_clearhead(llama()), MODELS["llama"][1])
     rows = []
     for compiled in (False, True):
         model = make()
         for module in model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
-        with ch.monitor(model) as seen:
+        with ch.models.monitor(model) as seen:
             (torch.compile(model, backend="eager", fullgraph=True) if compiled else model)(**inputs)
         rows.append(seen.table())
     close(*rows)
@@ -554,7 +554,7 @@ def test_removed_by_another_thread_in_the_middle_of_a_pass():
 
     holder = Removing().train()
     holder.inner = model
-    seen = ch.monitor(holder, 1)
+    seen = ch.models.monitor(holder, 1)
     holder(x)
     assert {row["step"] for row in seen.table()} == {0}  # the pass was seen to its end
     assert (nn.Module._call_impl, F.scaled_dot_product_attention) == before
@@ -566,5 +566,5 @@ def test_layers_that_are_not_there():
     make, inputs = MODELS["llama"]
     model = make()
     message = r"no call was made by a layer 99, 'zzz'"
-    with pytest.raises(ch.ClearheadError, match=message), ch.monitor(model, 1, layers=[0, 99, "zzz"]):
+    with pytest.raises(ch.ClearheadError, match=message), ch.models.monitor(model, 1, layers=[0, 99, "zzz"]):
         model(**inputs)

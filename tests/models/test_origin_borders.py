@@ -443,3 +443,35 @@ def test_no_graph_is_kept_and_a_copy_is_its_own():
         module.q.weight.add_(1)
     assert traced(again.explain((0, 1, 3))) == SIDES
     assert traced(seen[0].explain((0, 1, 3))) == SIDES - {"query"}
+
+
+@pytest.mark.parametrize("layer", ["in", "out", "both"])
+@pytest.mark.parametrize("kind", ["linear", "torch", "clearhead"])
+def test_layers_whose_parameters_are_freed_after_they_ran(kind, layer):
+    """As fully_shard frees them: a step would read memory that is no longer there."""
+    torch.manual_seed(0)
+
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+
+        def forward(self, x):
+            parts = (t.unflatten(-1, (4, 8)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+            return self.out(F.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2))
+
+    make = {
+        "linear": Own,
+        "torch": lambda: nn.MultiheadAttention(32, 4, batch_first=True),
+        "clearhead": lambda: ch.nn.MultiHeadAttention(32, 4),
+    }
+    model, x = make[kind](), torch.randn(2, 6, 32)
+    with torch.no_grad(), ch.watch(model, values=True) as seen:
+        model(x) if kind == "linear" else model(x, x, x)
+    wanted = seen[0].explain((0, 1, 3, 2))["weights"]
+    for name, parameter in model.named_parameters():
+        last = name.startswith(("out", "W_o"))
+        if layer == "both" or last == (layer == "out"):
+            parameter.untyped_storage().resize_(0)
+    explained = seen[0].explain((0, 1, 3, 2))
+    assert torch.equal(explained["weights"], wanted) and "step by step" in str(explained)

@@ -56,7 +56,7 @@ def test_one_call_one_record(name, engine, tmp_path):
     torch.testing.assert_close(call.weights[:, 1, ::7], want, atol=1e-5, rtol=0)
     (layer,) = seen.layers()
     assert layer.phi == {"gaussian": "sq_diff", "additive": "tanh_add"}.get(name, "mul")
-    assert seen.report(tmp_path / "page.html").exists()
+    assert seen.view().write(tmp_path / "page.html").exists()
 
 
 def test_a_record_outlives_a_change_of_the_scores_parameters():
@@ -126,7 +126,7 @@ def test_sinks_keep_their_digits_and_autocast_its_rounding():
 
 
 def test_a_dot_product_of_weighted_dimensions_on_the_page():
-    class Weighted(ch.Score):
+    class Weighted(ch.extend.Score):
         def tile(self, query, key):
             return (query * torch.arange(1.0, 9.0)) @ key.mT
 

@@ -332,3 +332,35 @@ def test_a_thousand_forwards_keep_nothing():
     assert len(found) == 500 * 9
     assert not any(reference() for reference in found[:-9]), "a record outlives its Recording"
     assert tensors() <= before
+
+
+@pytest.mark.parametrize("how", ["data", "NumPy", "a counted write"])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_a_mask_that_is_written_to_between_calls(dtype, how):
+    """PyTorch counts no write through `.data`, and none to memory that NumPy shares."""
+    lower = np.tril(np.ones((6, 6), dtype=bool))
+    made = [m if dtype == torch.bool else np.where(m, 0, -np.inf).astype(np.float32) for m in (lower, lower.T)]
+    array, other = made[0].copy(), made[1]
+
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mask", torch.from_numpy(array))
+
+        def forward(self, x):
+            return F.scaled_dot_product_attention(x, x, x, attn_mask=self.mask)
+
+    model, x = Masked(), torch.randn(1, 2, 6, 8, generator=torch.Generator().manual_seed(0))
+    with ch.watch(model, values=True) as seen:
+        model(x)
+        if how == "data":
+            model.mask.data.copy_(torch.from_numpy(other))
+        elif how == "NumPy":
+            array[...] = other
+        else:
+            model.mask.copy_(torch.from_numpy(other))
+        model(x)
+    for call, allowed in zip(seen.calls, (lower, lower.T), strict=True):
+        hidden = call.weights.dense()[..., torch.from_numpy(~allowed)]
+        assert not hidden.any()
+        torch.testing.assert_close(call.weights @ call.value, call.output, rtol=1e-4, atol=1e-6)

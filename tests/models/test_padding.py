@@ -50,14 +50,21 @@ def test_statistics_of_a_padded_sentence_are_those_of_the_sentence(length, side)
     plain, _, _ = bert([SENTENCE])
     seen, _, words = bert([SENTENCE], padding="max_length", max_length=length, padding_side=side)
     assert (~words).sum() > 15
-    whole = ch.Pool(THUMBNAIL, "mean")
+    whole = ch.reductions.Pool(THUMBNAIL, "mean")
     for call, want in zip(seen.calls, plain.calls, strict=True):
         assert torch.equal(call.padding.queries[0], words) and torch.equal(call.padding.keys[0], words)
         assert f"padding: {int((~words).sum())} queries and {int((~words).sum())} keys" in repr(call)
         assert want.padding is None and "padding" not in repr(want)
-        reductions = (ch.Entropy(), ch.TopK(3), ch.Received(), ch.MeanDistance(), whole, ch.Output(call.key))
+        reductions = (
+            ch.reductions.Entropy(),
+            ch.reductions.TopK(3),
+            ch.reductions.Received(),
+            ch.reductions.MeanDistance(),
+            whole,
+            ch.reductions.Output(call.key),
+        )
         entropy, (values, indices), received, distance, image, output = call.weights.reduce(*reductions)
-        expected = want.weights.reduce(*reductions[:-1], ch.Output(want.key))
+        expected = want.weights.reduce(*reductions[:-1], ch.reductions.Output(want.key))
         assert expected[-2].sum() > 0 and output.shape[2] == length
         for got, per_position in ((entropy, 0), (received, 2), (distance, 3), (values, None)):
             wanted = expected[1][0] if per_position is None else expected[per_position]
@@ -82,7 +89,7 @@ def test_the_weights_themselves_stay_the_models_own():
         torch.testing.assert_close(call.weights @ call.query, weights @ call.query, atol=1e-5, rtol=0)
     with torch.no_grad(), ch.watch(fast) as seen:
         fast(input_ids=IDS, attention_mask=torch.ones_like(IDS))
-    assert all(call.padding is None and type(call.weights) is ch.Weights for call in seen.calls)
+    assert all(call.padding is None and type(call.weights) is ch.results.Weights for call in seen.calls)
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "eager", "clearhead"])
@@ -90,7 +97,7 @@ def test_the_weights_themselves_stay_the_models_own():
 def test_causal_models_on_every_backend(backend, mask):
     model = make("Llama", **SMALL) if backend == "clearhead" else make("Llama", backend, **SMALL)
     if backend == "clearhead":
-        ch.use_in_transformers(model)
+        ch.models.run_on_clearhead(model)
     with torch.no_grad(), ch.watch(model) as seen:
         model(input_ids=IDS, attention_mask=mask)
     words = mask.bool()
@@ -270,7 +277,7 @@ def test_the_report_leaves_padding_out(length, side, tmp_path):
                 assert summarise(layer).sink[:2] == summarise(want).sink[:2]
                 np.testing.assert_allclose(layer.entropy, want.entropy, atol=1e-4)
                 np.testing.assert_allclose(layer.distance, want.distance, atol=1e-3)
-    page = padded.report(tmp_path / "page.html", tokens).read_text(encoding="utf-8")
+    page = padded.view(tokens=tokens).write(tmp_path / "page.html").read_text(encoding="utf-8")
     assert "[PAD]" not in page and "broad" in page
 
 

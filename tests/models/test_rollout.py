@@ -100,7 +100,7 @@ def test_bad_input():
         model(x, x)
     with pytest.raises(ch.ClearheadError, match="of 2 runs"):
         seen.rollout()
-    some = ch.Recording(seen.calls[:1])
+    some = ch.models.Recording(seen.calls[:1])
     for wrong in (6, [-7], "a", [], slice(9, 9)):
         with pytest.raises(ch.ClearheadError, match="rollout: tokens is"):
             some.rollout(wrong)
@@ -108,4 +108,4 @@ def test_bad_input():
     with ch.watch(model) as seen:
         model(long, long)
     with pytest.raises(ch.ClearheadError, match="above 256 MiB"):
-        ch.Recording(seen.calls[:1]).rollout()
+        ch.models.Recording(seen.calls[:1]).rollout()

@@ -63,15 +63,15 @@ def test_report_writes_the_page_and_checks_the_words(tmp_path):
     with ch.watch(block) as seen:
         block(x, x)
     words = ["<b>", "two", "three", "four", "five"]
-    path = seen.report(tmp_path / "page.html", words, title="A <title>")
+    path = seen.view(tokens=words, title="A <title>").write(tmp_path / "page.html")
     page = path.read_text(encoding="utf-8")
     assert "A &lt;title&gt;" in page and "<b>" not in page and "\\u003cb\\u003e" in page
     with pytest.raises(ch.ShapeError, match="tokens has 2 words"):
-        seen.report(tmp_path / "other.html", ["a", "b"])
+        seen.view(tokens=["a", "b"]).write(tmp_path / "other.html")
     with pytest.raises(ch.ClearheadError, match="sequence is 3"):
-        seen.report(tmp_path / "other.html", words, sequence=3)
+        seen.view(tokens=words, sequence=3).write(tmp_path / "other.html")
     with pytest.raises(ch.ClearheadError, match="cannot write"):
-        seen.report(tmp_path / "no folder" / "page.html")
+        seen.view().write(tmp_path / "no folder" / "page.html")
     assert not (tmp_path / "other.html").exists()
 
 
@@ -119,11 +119,11 @@ def test_what_is_no_whole_number_is_an_error(seen, sequence):
 )
 def test_a_path_that_is_none_is_an_error(seen, path, said):
     with pytest.raises(ch.ClearheadError, match=rf"^cannot write the report to .*{said}"):
-        seen.report(path)
+        seen.view().write(path)
 
 
 @pytest.mark.parametrize("title", [None, 3, b"A title"])
 def test_a_title_is_a_string(seen, title, tmp_path):
     with pytest.raises(ch.ClearheadError, match=r"^title is .*pass a string"):
-        seen.report(tmp_path / "page.html", title=title)
+        seen.view(title=title).write(tmp_path / "page.html")
     assert not list(tmp_path.iterdir())

@@ -50,7 +50,7 @@ def model(name, backend):
             if "sink" in name:  # transformers leaves these as memory was
                 weight.copy_(torch.linspace(-1, 1, weight.numel()).view_as(weight))
     if backend == "clearhead":
-        return ch.use_in_transformers(made)
+        return ch.models.run_on_clearhead(made)
     made.config._attn_implementation = backend
     return made
 

@@ -69,14 +69,18 @@ def test_a_saved_recording_has_the_same_weights(name, tmp_path):
     with torch.no_grad(), ch.watch(model) as seen:
         model(**inputs)
         model(**inputs)
-    path = seen.save(tmp_path / "seen.safetensors")
-    again = ch.load_seen(str(path))
+    path = seen.write(tmp_path / "seen.safetensors")
+    again = ch.models.load_recording(str(path))
     assert [repr(call) for call in again.calls] == [repr(call) for call in seen.calls] and len(again.runs) == 2
     for old, new in zip(seen.calls, again.calls, strict=True):
         assert torch.equal(old.weights.dense(), new.weights.dense())
         assert torch.equal(old.query, new.query) and torch.equal(old.key, new.key)
         for a, b in zip(
-            *(c.weights.reduce(ch.Entropy(), ch.Received(), ch.SinkShare()) for c in (old, new)), strict=True
+            *(
+                c.weights.reduce(ch.reductions.Entropy(), ch.reductions.Received(), ch.reductions.SinkShare())
+                for c in (old, new)
+            ),
+            strict=True,
         ):
             torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
     assert again.table()[3].keys() == seen.table()[3].keys()
@@ -97,19 +101,19 @@ def test_masks_are_stored_once(tmp_path):
 
     with ch.watch(model := Many()) as seen:
         model(torch.randn(1, 1, 300, 4))
-    size = seen.save(tmp_path / "many").stat().st_size
+    size = seen.write(tmp_path / "many").stat().st_size
     assert 300 * 300 < size < 2 * 300 * 300
     with ch.watch(block) as seen:
         block(x)
-    assert len(ch.load_seen(seen.save(tmp_path / "four")).calls) == 4
+    assert len(ch.models.load_recording(seen.write(tmp_path / "four")).calls) == 4
 
 
 def test_the_report_of_a_loaded_recording_is_the_same(tmp_path):
     model = transformers.LlamaModel(transformers.LlamaConfig(**SMALL, **WIDE)).eval()
     with torch.no_grad(), ch.watch(model) as seen:
         model(IDS)
-    again = ch.load_seen(seen.save(tmp_path / "seen"))
-    pages = [which.report(tmp_path / f"{i}.html").read_text() for i, which in enumerate((seen, again))]
+    again = ch.models.load_recording(seen.write(tmp_path / "seen"))
+    pages = [which.view().write(tmp_path / f"{i}.html").read_text() for i, which in enumerate((seen, again))]
     assert pages[0] == pages[1]
 
 
@@ -145,10 +149,10 @@ def test_a_damaged_file_is_one_clear_error(case, tmp_path):
     model = transformers.LlamaModel(transformers.LlamaConfig(**SMALL, **WIDE)).eval()
     with torch.no_grad(), ch.watch(model) as seen:
         model(IDS)
-    path = seen.save(tmp_path / "seen")
+    path = seen.write(tmp_path / "seen")
     rewritten(path, change)
     with pytest.raises(ch.ClearheadError, match=message):
-        ch.load_seen(path)
+        ch.models.load_recording(path)
 
 
 def test_what_is_no_recording_is_an_error(tmp_path):
@@ -163,11 +167,11 @@ def test_what_is_no_recording_is_an_error(tmp_path):
         ("", "cannot"),
     ):
         with pytest.raises(ch.ClearheadError, match=message):
-            ch.load_seen(tmp_path / name)
+            ch.models.load_recording(tmp_path / name)
     with ch.watch(block := Blocks()) as seen:
         block(torch.randn(1, 2, 9, 4))
     with pytest.raises(ch.ClearheadError, match="cannot write"):
-        seen.save(tmp_path / "no folder" / "seen")
+        seen.write(tmp_path / "no folder" / "seen")
 
 
 def test_other_scores_are_refused(tmp_path):
@@ -178,4 +182,4 @@ def test_other_scores_are_refused(tmp_path):
     with ch.watch(model := Near()) as seen:
         model(torch.randn(1, 5, 4))
     with pytest.raises(ch.UnsupportedError, match="Near scores by Gaussian"):
-        seen.save(tmp_path / "seen")
+        seen.write(tmp_path / "seen")

@@ -46,30 +46,30 @@ NAMED = {
 @pytest.mark.parametrize("name", NAMED)
 def test_what_is_wrong_is_said(name, tmp_path):
     change, says = NAMED[name]
-    path = damage.recordings()[0 if "length" in name else 1].save(tmp_path / "seen")
+    path = damage.recordings()[0 if "length" in name else 1].write(tmp_path / "seen")
     header, inner, data = damage.parts(path)
     change(inner)
     header["__metadata__"]["clearhead recording"] = json.dumps(inner)
     new = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(new)) + new + data)
     with pytest.raises(ch.ClearheadError, match=says) as error:
-        ch.load_seen(path)
+        ch.models.load_recording(path)
     assert str(path) in str(error.value)
 
 
 def test_a_recording_saved_over_its_own_file_is_the_same(tmp_path):
     first, _ = damage.recordings()
-    path = first.save(tmp_path / "seen")
-    again = ch.load_seen(path)
-    again.save(path)
-    for old, new in zip(first.calls, ch.load_seen(path).calls, strict=True):
+    path = first.write(tmp_path / "seen")
+    again = ch.models.load_recording(path)
+    again.write(path)
+    for old, new in zip(first.calls, ch.models.load_recording(path).calls, strict=True):
         assert old.weights.dense().equal(new.weights.dense()) and old.key.equal(new.key)
 
 
 def test_what_is_loaded_does_not_change_with_its_file(tmp_path):
     first, _ = damage.recordings()
-    path = first.save(tmp_path / "seen")
-    again = ch.load_seen(path)
+    path = first.write(tmp_path / "seen")
+    again = ch.models.load_recording(path)
     size = path.stat().st_size
     with path.open("r+b") as file:
         file.seek(size // 2)

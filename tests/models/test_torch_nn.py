@@ -293,5 +293,5 @@ def test_the_report_of_a_padded_batch(tmp_path):
         assert layer.name == call.name and layer.query_tokens == list("abcdef")
         torch.testing.assert_close(torch.as_tensor(layer.received), call.weights.received()[1])
         assert layer.stop[0].tolist() == [4, 4, 4, 4, 0, 0]
-    page = seen.report(tmp_path / "page.html", list("abcdef"), sequence=1).read_text(encoding="utf-8")
+    page = seen.view(tokens=list("abcdef"), sequence=1).write(tmp_path / "page.html").read_text(encoding="utf-8")
     assert "layers.1.self_attn" in page

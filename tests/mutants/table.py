@@ -513,10 +513,24 @@ MODELS = [
     ),
     Mutant(
         "models/tap/masks.py",
-        "version = 0 if tensor.is_inference() else tensor._version",
-        "version = 0",
-        "a mask that is written to between layers is recorded as it was",
-        "test_by_hand.py",
+        'digest(tensor) if tensor.device.type == "cpu" and readable(tensor) else 0',
+        "0",
+        "a mask that NumPy writes to between calls is recorded as it was",
+        "models/test_own_modules.py",
+    ),
+    Mutant(
+        "base/versions.py",
+        "for half in (numbers, numbers >> 32) if",
+        "for half in (numbers,) if",
+        "signs that change in a cache, through .data, are not seen",
+        "models/test_joined.py",
+    ),
+    Mutant(
+        "models/tap/functions.py",
+        "if func in SOFTMAX or func in FUSED:",
+        "if func in SOFTMAX:",
+        "a fused kernel that a module calls by itself is not told of",
+        "models/test_own_code.py",
     ),
     Mutant(
         "models/tap/padding.py",
@@ -547,7 +561,7 @@ MODELS = [
         "models/test_edit_recorded.py",
     ),
     Mutant(
-        "models/use/edits/force.py",
+        "models/use/edits/force_mask.py",
         ">= spot.filled",
         "> spot.filled",
         "a forced mask sees one empty slot of a static cache",

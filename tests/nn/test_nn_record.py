@@ -39,7 +39,7 @@ def test_nothing_before_a_call_then_the_last_call(attend):
     attend(query, key, value)
     attend(query, key, value, valid_lens=[1, 3])
     weights = attend.attention_weights
-    assert isinstance(weights, ch.Weights) and weights is attend.attention_weights
+    assert isinstance(weights, ch.results.Weights) and weights is attend.attention_weights
     assert weights.shape[-2:] == (4, 5)
     assert (weights.received()[0, ..., 1:] == 0).all() and (weights.received()[1, ..., :3] > 0).all()
     attend(query, key[:, :2], value[:, :2])
@@ -313,7 +313,7 @@ def test_threads_that_call_and_read_one_module():
             with torch.no_grad():
                 attend(x, x, x)
             weights = attend.attention_weights
-            if not isinstance(weights, ch.Weights) or weights.shape[-1] not in (3, 4, 5, 6):
+            if not isinstance(weights, ch.results.Weights) or weights.shape[-1] not in (3, 4, 5, 6):
                 wrong.append(weights)
 
     threads = [threading.Thread(target=work, args=(length,)) for length in (3, 4, 5, 6)]
@@ -352,7 +352,7 @@ def test_autocast_at_the_call_or_at_the_look(attend, at_call):
     expected = weights.dense() @ value
     with torch.autocast("cpu", torch.bfloat16, enabled=not at_call):
         torch.testing.assert_close(weights @ value, expected, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(weights.reduce(ch.Output(value))[0], expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(weights.reduce(ch.reductions.Output(value))[0], expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -380,7 +380,7 @@ def test_what_takes_the_place_of_a_parameter(change, gradients):
 
 
 def test_the_mode_of_a_recorded_call_stays():
-    class Dropped(ch.Score):
+    class Dropped(ch.extend.Score):
         def __init__(self):
             super().__init__()
             self.drop = torch.nn.Dropout(0.5)

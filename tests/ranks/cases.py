@@ -69,7 +69,7 @@ def pairs_of(problem: Any) -> int:
 def layouts(ranks: int, mask: Any) -> list[Any]:
     uneven = [LENGTH - 9, *[0] * (ranks - 2), 9] if ranks > 2 else [0, LENGTH]
     found = [D.ZigZag(LENGTH), D.Contiguous(LENGTH), D.Contiguous(uneven)]
-    return [*found, D.Balanced(mask, LENGTH, batch=3)] if isinstance(mask, ch.Mask) else found
+    return [*found, D.Balanced(mask, LENGTH, batch=3)] if isinstance(mask, ch.extend.Mask) else found
 
 
 def cases(ranks: int) -> Iterator[dict[str, Any]]:

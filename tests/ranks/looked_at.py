@@ -28,13 +28,30 @@ def _reductions(whole: Tensor) -> list[tuple[Reduction, str]]:
     groups = torch.arange(LENGTH) % 3
     found: list[tuple[Any, str]] = [
         (one, "queries")
-        for one in (ch.Entropy(), ch.LogSumExp(), ch.MaxScore(), ch.MeanDistance(), ch.SinkShare(), ch.TopK(1))
+        for one in (
+            ch.reductions.Entropy(),
+            ch.reductions.LogSumExp(),
+            ch.reductions.MaxScore(),
+            ch.reductions.MeanDistance(),
+            ch.reductions.SinkShare(),
+            ch.reductions.TopK(1),
+        )
     ]
-    found += [(ch.TopK(5), "queries"), (ch.Mass(groups), "queries"), (ch.Mass((groups == 1)[None]), "queries")]
-    found += [(ch.Output(whole), "queries"), (ch.Received(), "keys"), (ch.Received(factors), "keys")]
-    found += [(ch.Received(slice(20, 30)), "keys")]
-    found += [(ch.Pool(7, how, queries), "map") for how in ("mean", "max") for queries in (None, slice(11, 33))]
-    return [*found, (ch.Pool((5, 9), "mean", factors), "map")]
+    found += [
+        (ch.reductions.TopK(5), "queries"),
+        (ch.reductions.Mass(groups), "queries"),
+        (ch.reductions.Mass((groups == 1)[None]), "queries"),
+    ]
+    found += [
+        (ch.reductions.Output(whole), "queries"),
+        (ch.reductions.Received(), "keys"),
+        (ch.reductions.Received(factors), "keys"),
+    ]
+    found += [(ch.reductions.Received(slice(20, 30)), "keys")]
+    found += [
+        (ch.reductions.Pool(7, how, queries), "map") for how in ("mean", "max") for queries in (None, slice(11, 33))
+    ]
+    return [*found, (ch.reductions.Pool((5, 9), "mean", factors), "map")]
 
 
 def cases(ranks: int) -> Iterator[dict[str, Any]]:
@@ -72,7 +89,10 @@ def exact(rank: int, every: int) -> dict[str, Any]:
             expected = ch.weights(query, key, **case).reduce(*(one for one, _ in whole))
         except ch.UnsupportedError:
             continue
-        mine = [ch.Output(layout.shard(value, 2)) if isinstance(one, ch.Output) else one for one, _ in whole]
+        mine = [
+            ch.reductions.Output(layout.shard(value, 2)) if isinstance(one, ch.reductions.Output) else one
+            for one, _ in whole
+        ]
         own = (layout.shard(t, 2) for t in (query, key))
         results = D.weights(*own, layout=layout, **case).reduce(*mine)
         for (one, of), found, true in zip(whole, results, expected, strict=True):
@@ -108,7 +128,7 @@ def ties(rank: int) -> bool:
     layout = D.ZigZag(LENGTH)
     same = torch.zeros(1, 2, LENGTH, 4)
     own = layout.shard(same, 2)
-    values, keys = D.weights(own, own, layout=layout, mask=ch.Causal()).reduce(ch.TopK(5))[0]
+    values, keys = D.weights(own, own, layout=layout, mask=ch.Causal()).reduce(ch.reductions.TopK(5))[0]
     true, true_keys = ch.weights(same, same, mask=ch.Causal()).topk(5)
     there = layout.shard(true, 2) > 0
     return torch.allclose(values, layout.shard(true, 2)) and torch.equal(keys[there], layout.shard(true_keys, 2)[there])
@@ -119,13 +139,20 @@ def large(rank: int) -> list[str]:
     layout = D.Contiguous(600)
     generator = torch.Generator().manual_seed(0)
     query, key = (100 * torch.randn(1, 4, 600, 16, generator=generator) for _ in range(2))
-    reductions = [ch.Entropy(), ch.MaxScore(), ch.TopK(3), ch.Received(), ch.Pool(20), ch.Pool(20, "mean")]
+    reductions = [
+        ch.reductions.Entropy(),
+        ch.reductions.MaxScore(),
+        ch.reductions.TopK(3),
+        ch.reductions.Received(),
+        ch.reductions.Pool(20),
+        ch.reductions.Pool(20, "mean"),
+    ]
     expected = ch.weights(query, key, mask=ch.Causal()).reduce(*reductions)
     found = D.weights(*(layout.shard(t, 2) for t in (query, key)), layout=layout, mask=ch.Causal()).reduce(*reductions)
     wrong = []
     for one, mine, true in zip(reductions, found, expected, strict=True):
         mine, true = (each[0] if isinstance(each, tuple) else each for each in (mine, true))
-        true = true if isinstance(one, ch.Pool) else layout.shard(true, 2)
+        true = true if isinstance(one, ch.reductions.Pool) else layout.shard(true, 2)
         if not torch.allclose(mine, true, rtol=1e-4, atol=1e-5):
             wrong.append(f"{one!r} is {float((mine - true).abs().max()):.2g} apart")
     return wrong
@@ -138,9 +165,9 @@ def not_finite(rank: int) -> list[bool]:
     key[:, 5] = torch.nan
     given = {"mask": ch.Padding(torch.arange(LENGTH).expand(2, LENGTH) != 5)}
     with torch.autocast("cpu", torch.bfloat16):
-        true = ch.weights(query, key, **given).reduce(ch.Entropy(), ch.Received())
+        true = ch.weights(query, key, **given).reduce(ch.reductions.Entropy(), ch.reductions.Received())
         own = (layout.shard(t, 1) for t in (query, key))
-        mine = D.weights(*own, layout=layout, **given).reduce(ch.Entropy(), ch.Received())
+        mine = D.weights(*own, layout=layout, **given).reduce(ch.reductions.Entropy(), ch.reductions.Received())
     return [torch.allclose(a, layout.shard(b, 1), atol=1e-5) for a, b in zip(mine, true, strict=True)]
 
 
@@ -149,7 +176,7 @@ def every_key(rank: int) -> float:
     own = torch.zeros(1, 1, 384, 4)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     layout = D.Contiguous([384] * dist.get_world_size())
-    D.weights(own, own, layout=layout, mask=ch.SlidingWindow(before=9)).reduce(ch.TopK(768))
+    D.weights(own, own, layout=layout, mask=ch.SlidingWindow(before=9)).reduce(ch.reductions.TopK(768))
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
 
 
@@ -204,16 +231,17 @@ def refused(rank: int) -> dict[str, str]:
     weights = D.weights(own, own, layout=layout, mask=ch.Causal())
     for name, given in {
         "some": [OfSome()], "unmasked": [Unmasked()],
-        "blocks": [Looks()], "no reduction": [3], "step": [ch.Received(slice(0, 30, 2))], "k": [ch.TopK(99)],
-        "two outputs": [ch.Output(own), ch.Output(own)], "unlike": [ch.TopK(1 + rank)],
-        "groups": [ch.Mass(torch.arange(LENGTH) % (2 + rank))],
+        "blocks": [Looks()], "no reduction": [3], "step": [ch.reductions.Received(slice(0, 30, 2))],
+        "k": [ch.reductions.TopK(99)],
+        "two outputs": [ch.reductions.Output(own), ch.reductions.Output(own)], "unlike": [ch.reductions.TopK(1 + rank)],
+        "groups": [ch.reductions.Mass(torch.arange(LENGTH) % (2 + rank))],
     }.items():  # fmt: skip
         try:
             said[name] = str(weights.reduce(*given))
         except ch.ClearheadError as error:
             said[name] = str(error)
     try:
-        D.weights(own, own, layout=D.ZigZag(LENGTH, 2)).reduce(ch.Entropy())
+        D.weights(own, own, layout=D.ZigZag(LENGTH, 2)).reduce(ch.reductions.Entropy())
     except ch.ClearheadError as error:
         said["no processes"] = str(error)
     return said

@@ -87,7 +87,7 @@ def alone(model: Any, batch: dict[str, Tensor], shift: bool) -> tuple[Tensor, Te
 
     The loss is in float64: transformers has it in float32.
     """
-    ch.use_in_transformers(model)  # eager attention has its softmax in float32
+    ch.models.run_on_clearhead(model)  # eager attention has its softmax in float32
     if "position_ids" in batch:
         first = batch["input_ids"].split([PACKED, LENGTH - PACKED], 1)
         every, said = torch.cat([model(ids, use_cache=False).logits for ids in first], 1), None
@@ -103,7 +103,7 @@ def beside(name: str, padding: str, layout: Any) -> dict[str, float]:
     """How far apart logits, loss and gradients are, of the ranks and of one process."""
     model, batch, shift = made(name), batch_of(padding), name not in BIDIRECTIONAL
     logits, loss, gradients = alone(model, batch, shift)
-    ch.use_in_transformers(model, layout=layout)
+    ch.models.run_on_clearhead(model, layout=layout)
     part = D.shard_batch(batch, layout, shift=shift)
     mine = model(**part.inputs).logits
     own = part.loss(mine)

@@ -30,28 +30,28 @@ def said(call: Callable[[], Any]) -> str:
 def calls(rank: int) -> dict[str, str]:
     """Calls of a model; the last finds it as it was."""
     layout = D.ZigZag(LENGTH)
-    model, batch = ch.use_in_transformers(made("llama"), layout=layout), batch_of("right")
+    model, batch = ch.models.run_on_clearhead(made("llama"), layout=layout), batch_of("right")
     part = D.shard_batch(batch, layout)
     given, last = part.inputs, rank == dist.get_world_size() - 1
     ids, positions = given["input_ids"], given["position_ids"]
     contiguous = D.Contiguous([12, 11])
-    other = ch.use_in_transformers(made("llama"), layout=contiguous)
+    other = ch.models.run_on_clearhead(made("llama"), layout=contiguous)
     local = torch.arange(contiguous.count())[None]
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     spread = distribute_tensor(batch["input_ids"], mesh, [Shard(1)])
     cache = transformers.DynamicCache(config=model.config)
     frequencies = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
-    dynamic = ch.use_in_transformers(
+    dynamic = ch.models.run_on_clearhead(
         llama(rope_parameters=frequencies, max_position_embeddings=LENGTH - 1), layout=layout
     )
-    bert = ch.use_in_transformers(made("bert"), layout=layout)
+    bert = ch.models.run_on_clearhead(made("bert"), layout=layout)
     decoder = transformers.BertConfig(**SMALL, is_decoder=True, add_cross_attention=True)
-    roberta = ch.use_in_transformers(transformers.RobertaModel(transformers.RobertaConfig(**SMALL)), layout=layout)
-    fnet = ch.use_in_transformers(
+    roberta = ch.models.run_on_clearhead(transformers.RobertaModel(transformers.RobertaConfig(**SMALL)), layout=layout)
+    fnet = ch.models.run_on_clearhead(
         transformers.FNetModel(transformers.FNetConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1)),
         layout=layout,
     )
-    across = ch.use_in_transformers(transformers.BertLMHeadModel(decoder), layout=layout)
+    across = ch.models.run_on_clearhead(transformers.BertLMHeadModel(decoder), layout=layout)
     states = torch.zeros(2, layout.count(), 16, dtype=torch.float64)
     watched = ch.watch(model)
 
@@ -119,14 +119,14 @@ def _longrope(layout: Any, batch: Any) -> None:
     model = llama(rope_parameters=parameters, max_position_embeddings=2 * LENGTH).eval()
     whole = model(input_ids=batch["input_ids"]).logits
     part = D.shard_batch({"input_ids": batch["input_ids"]}, layout)
-    found = ch.use_in_transformers(model, layout=layout)(**part.inputs).logits
+    found = ch.models.run_on_clearhead(model, layout=layout)(**part.inputs).logits
     assert torch.allclose(found, layout.shard(whole, 1), atol=1e-5)
 
 
 def parallel_heads(rank: int) -> str:
     """Activations that are DTensors."""
     layout = D.ZigZag(LENGTH)
-    model = ch.use_in_transformers(made("llama"), layout=layout)
+    model = ch.models.run_on_clearhead(made("llama"), layout=layout)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     given = D.shard_batch(batch_of("none"), layout).inputs
     attention = model.model.layers[0].self_attn
@@ -154,13 +154,14 @@ def models(rank: int) -> dict[str, str]:
         "bloom": transformers.BloomModel(transformers.BloomConfig(vocab_size=50, hidden_size=16, n_layer=1, n_head=4)),
     }
     found = {
-        name: said(lambda model=model: ch.use_in_transformers(model, layout=layout)) for name, model in kinds.items()
+        name: said(lambda model=model: ch.models.run_on_clearhead(model, layout=layout))
+        for name, model in kinds.items()
     }
-    found["lstm"] = said(lambda: ch.use_in_transformers(_with_lstm(), layout=layout))
-    found["wrapper"] = said(lambda: ch.use_in_transformers(torch.nn.Sequential(llama()), layout=layout))
-    found["empty"] = said(lambda: ch.use_in_transformers(llama(), layout=D.Contiguous([LENGTH, 0])))
-    found["numbers"] = said(lambda: ch.use_in_transformers(llama(), layout=D.ZigZag(LENGTH, 2)))
-    found["no layout"] = said(lambda: ch.use_in_transformers(llama(), layout=[0, 1]))
+    found["lstm"] = said(lambda: ch.models.run_on_clearhead(_with_lstm(), layout=layout))
+    found["wrapper"] = said(lambda: ch.models.run_on_clearhead(torch.nn.Sequential(llama()), layout=layout))
+    found["empty"] = said(lambda: ch.models.run_on_clearhead(llama(), layout=D.Contiguous([LENGTH, 0])))
+    found["numbers"] = said(lambda: ch.models.run_on_clearhead(llama(), layout=D.ZigZag(LENGTH, 2)))
+    found["no layout"] = said(lambda: ch.models.run_on_clearhead(llama(), layout=[0, 1]))
     return found
 
 

@@ -36,7 +36,7 @@ def batches(replicas: int) -> list[dict[str, Tensor]]:
 
 def expected(model: Any, every: list[dict[str, Tensor]]) -> tuple[float, list[Tensor]]:
     """The mean loss over the replicas, and its gradients, of one process."""
-    ch.use_in_transformers(model)
+    ch.models.run_on_clearhead(model)
     losses = []
     for batch in every:
         logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits
@@ -57,7 +57,7 @@ def data_parallel(rank: int) -> dict[str, float]:
         model = made("llama")
         if kind == "fsdp, first":
             _fully(model)
-        ch.use_in_transformers(model, layout=layout)
+        ch.models.run_on_clearhead(model, layout=layout)
         over = mesh["dp"].get_group() if kind == "ddp over dp" else None
         wrapped = DistributedDataParallel(model, process_group=over) if "ddp" in kind else model
         if kind == "fsdp":
@@ -91,7 +91,7 @@ def checkpointed(rank: int) -> list[bool]:
             part = D.shard_batch(batch, layout)
             gradients = []
             for reentrant in (None, False, True):
-                model = ch.use_in_transformers(made(kind).train(), layout=layout)
+                model = ch.models.run_on_clearhead(made(kind).train(), layout=layout)
                 if reentrant is not None:
                     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
                     model.enable_input_require_grads()
@@ -117,12 +117,12 @@ def set_back(rank: int) -> list[Any]:
         part = D.shard_batch(batch, layout)
         return torch.allclose(model(**part.inputs).logits, layout.shard(whole, 1), atol=1e-6)
 
-    ch.use_in_transformers(model, layout=layout)
+    ch.models.run_on_clearhead(model, layout=layout)
     found: list[Any] = [hooks(), right(layout)]
     other = D.Contiguous(LENGTH)
-    found += [right(other, ch.use_in_transformers(model, layout=other)), hooks()]
+    found += [right(other, ch.models.run_on_clearhead(model, layout=other)), hooks()]
     copied = copy.deepcopy(model)
-    found += [right(other, copied), right(layout, ch.use_in_transformers(copied, layout=layout)), right(other)]
+    found += [right(other, copied), right(layout, ch.models.run_on_clearhead(copied, layout=layout)), right(other)]
     part = D.shard_batch(batch, other)
     hidden = model.model(**part.inputs).last_hidden_state
     found += [torch.allclose(model.lm_head(hidden), other.shard(whole, 1), atol=1e-6)]
@@ -132,7 +132,7 @@ def set_back(rank: int) -> list[Any]:
     ]
     model.set_attn_implementation("sdpa")
     found += [torch.allclose(model(ids).logits, whole, atol=1e-6), hooks()]
-    ch.use_in_transformers(ch.use_in_transformers(model, layout=layout))
+    ch.models.run_on_clearhead(ch.models.run_on_clearhead(model, layout=layout))
     found += [hooks(), torch.allclose(model(ids, labels=ids, use_cache=True).logits, whole, atol=1e-6)]
     return found
 
@@ -144,11 +144,11 @@ def dropout(rank: int) -> bool:
     model = llama(attention_dropout=0.5).train()
     batch = batch_of("none")
     torch.manual_seed(3)
-    whole = ch.use_in_transformers(model)(batch["input_ids"]).logits
+    whole = ch.models.run_on_clearhead(model)(batch["input_ids"]).logits
     part = D.shard_batch(batch, layout)
     torch.manual_seed(3 + rank)
     return torch.allclose(
-        ch.use_in_transformers(model, layout=layout)(**part.inputs).logits, layout.shard(whole, 1), atol=1e-5
+        ch.models.run_on_clearhead(model, layout=layout)(**part.inputs).logits, layout.shard(whole, 1), atol=1e-5
     )
 
 
@@ -157,7 +157,7 @@ def one_group(rank: int) -> float:
     every = batches(1)
     gradients = expected(made("llama"), every)[1]
     layout = D.Contiguous(LENGTH)
-    model = ch.use_in_transformers(made("llama"), layout=layout)
+    model = ch.models.run_on_clearhead(made("llama"), layout=layout)
     part = D.shard_batch(every[0], layout)
     wrapped = DistributedDataParallel(model)  # which averages as long as it is there
     (part.loss(wrapped(**part.inputs).logits) * layout.ranks).backward()

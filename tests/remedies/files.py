@@ -67,7 +67,7 @@ def by_hand(texts):
             found.append(-(w * w.log()).sum(-1) / np.log(len(text)))  # as a part of the most
     return torch.cat(found, -1).mean(-1)
 def survey(texts=texts, model=None, tokenizer=letters, keep='entropy', batch=8, **options):
-    return ch.survey(Reader().eval() if model is None else model, texts, tokenizer, keep=keep, batch=batch, **options)
+    return ch.models.survey(Reader().eval() if model is None else model, texts, tokenizer, keep=keep, batch=batch, **options)
 def entropies(*given, **options):
     return torch.tensor([row['entropy'] for row in survey(*given, **options).table()]).double()
 """

@@ -47,6 +47,10 @@ PLOT = "import matplotlib\nmatplotlib.use('Agg')\ndrawn = lambda axes: torch.ten
 DRAWN = "torch.tensor(True)"
 DEFINED = "class Changed(Block):\n    pass\n"
 CASES = [
+    case(
+        "ch.explain(x, x, x).write('steps.docx')",
+        ("ends in .html, .md", "torch.tensor('weights' in ch.explain(x, x, x).markdown()) # @", "torch.tensor(True)"),
+    ),
     # diagnoses
     case(
         "ch.diagnose(long / 8, other, long)",
@@ -147,7 +151,7 @@ def seen(module, watching):
         "read(False)",
         ("Read what you need of attention_weights before", "read(True) # @", "soft(x, x, scale=0.5)"),
         setup="""
-class Twice(ch.Score):
+class Twice(ch.extend.Score):
     times = 2.0
     def tile(self, query, key):
         return self.times * query @ key.mT
@@ -243,7 +247,7 @@ def of(length):
     return seen
 def two(tokens=None, beside_tokens=None):
     path = os.path.join(tempfile.mkdtemp(), 'page.html')
-    page = of(5).report(path, tokens and list(tokens), beside=of(4), beside_tokens=beside_tokens and list(beside_tokens))
+    page = of(5).view(tokens=tokens and list(tokens), beside=of(4), beside_tokens=beside_tokens and list(beside_tokens)).write(path)
     return torch.tensor(os.path.getsize(page) > 1000)
 """,
     ),
@@ -255,7 +259,7 @@ def two(tokens=None, beside_tokens=None):
             "torch.zeros(2).double()",
         ),
         (
-            "aligned=",
+            "matched=",
             "seen_of(Masked(), q, five).compare(seen_of(Masked(), q[:, :, :3], five[:3, :3]), @([0, 1, 2], [0, 1, 2]))[0].divergence",
             "torch.zeros(2).double()",
         ),
@@ -303,7 +307,7 @@ def across(x, y):
         "pandasless()",
         (
             "use the table as it is: a list of dicts",
-            "torch.tensor([row['Entropy'] for row in watched().table(ch.Entropy())]) # @",
+            "torch.tensor([row['Entropy'] for row in watched().table(ch.reductions.Entropy())]) # @",
             "entropy.nanmean((0, 2))",
         ),
         setup="""
@@ -337,10 +341,10 @@ def pandasless():
     ),
     # backends
     case(
-        "called(ch.use_in_transformers(model()), cu_seq_lens_q=torch.tensor([0, 4]), cu_seq_lens_k=torch.tensor([0, 4]), max_length_q=4, max_length_k=4)",
+        "called(ch.models.run_on_clearhead(model()), cu_seq_lens_q=torch.tensor([0, 4]), cu_seq_lens_k=torch.tensor([0, 4]), max_length_q=4, max_length_k=4)",
         (
             "documents that fill the whole sequence",
-            "called(ch.use_in_transformers(model()), cu_seq_lens_q=STARTS, cu_seq_lens_k=STARTS, max_length_q=4, max_length_k=4, position_ids=PLACES) # @",
+            "called(ch.models.run_on_clearhead(model()), cu_seq_lens_q=STARTS, cu_seq_lens_k=STARTS, max_length_q=4, max_length_k=4, position_ids=PLACES) # @",
             "torch.cat([called(model(), IDS[:, :4]), called(model(), IDS[:, 4:])], 1)",
         ),
         setup=LLAMA
@@ -352,21 +356,21 @@ def called(one, ids=IDS, **more):
 """,
     ),
     case(
-        "called(ch.use_in_transformers(model()), unknown=torch.ones(4))",
+        "called(ch.models.run_on_clearhead(model()), unknown=torch.ones(4))",
         ("attn_implementation='sdpa'", "called(model(@))", "ids_out(model(attn_implementation='eager'))"),
         (
             "with no keyword in its call that its forward does not name",
-            "called(ch.use_in_transformers(model())) # @",
+            "called(ch.models.run_on_clearhead(model())) # @",
             "ids_out(model())",
         ),
         setup=LLAMA
         + "def called(one, **more):\n    with torch.no_grad():\n        return one(IDS, **more).last_hidden_state\n",
     ),
     case(
-        "ch.assert_attends(bert(), {'input_ids': torch.arange(8).view(2, 4)}, None, padding=WORDS)",
+        "ch.models.assert_attends(bert(), {'input_ids': torch.arange(8).view(2, 4)}, None, padding=WORDS)",
         (
             "attention_mask",
-            "torch.tensor(ch.assert_attends(bert(), {'input_ids': torch.arange(8).view(2, 4), '@': WORDS}, None) is None)",
+            "torch.tensor(ch.models.assert_attends(bert(), {'input_ids': torch.arange(8).view(2, 4), '@': WORDS}, None) is None)",
             DRAWN,
         ),
         setup=BERT,
@@ -376,10 +380,10 @@ def called(one, ids=IDS, **more):
         ("a number of ranks", "ch.distributed.ZigZag(8, 2).positions() # @", "torch.tensor([0, 1, 6, 7])"),
     ),
     case(
-        "called(ch.use_in_transformers(model()), IDS.view(2, 3), cu_seq_lens_q=ACROSS, cu_seq_lens_k=ACROSS)",
+        "called(ch.models.run_on_clearhead(model()), IDS.view(2, 3), cu_seq_lens_q=ACROSS, cu_seq_lens_k=ACROSS)",
         (
             "(1, L)",
-            "called(ch.use_in_transformers(model()), IDS.view(1, 6), cu_seq_lens_q=ACROSS, cu_seq_lens_k=ACROSS, position_ids=PLACES) # @",
+            "called(ch.models.run_on_clearhead(model()), IDS.view(1, 6), cu_seq_lens_q=ACROSS, cu_seq_lens_k=ACROSS, position_ids=PLACES) # @",
             "torch.cat([called(model(), IDS[:, :2]), called(model(), IDS[:, 2:])], 1)",
         ),
         setup=LLAMA
@@ -391,8 +395,12 @@ def called(one, ids=IDS, **more):
 """,
     ),
     case(
-        "ch.assert_attends(model(), PACKED, EXPECTED)",
-        ("use_cache=False", "torch.tensor(ch.assert_attends(model(), {**PACKED, **dict(@)}, EXPECTED) is None)", DRAWN),
+        "ch.models.assert_attends(model(), PACKED, EXPECTED)",
+        (
+            "use_cache=False",
+            "torch.tensor(ch.models.assert_attends(model(), {**PACKED, **dict(@)}, EXPECTED) is None)",
+            DRAWN,
+        ),
         setup=LLAMA
         + """
 PACKED = {'input_ids': IDS, 'position_ids': torch.tensor([[0, 1, 2, 3, 0, 1]])}
@@ -409,7 +417,7 @@ EXPECTED = Causal() & Documents([0, 0, 0, 0, 1, 1])
 def monitored(one, given, compiled=True):
     step = lambda given: one(given)
     step = torch.compile(step, backend='eager') if compiled else step
-    with ch.monitor(one.train()) as seen:
+    with ch.models.monitor(one.train()) as seen:
         step(given)
     return torch.tensor(seen.steps)
 """,
@@ -445,7 +453,7 @@ def compiled():
     torch.compile(one, backend='eager')(q)
     return one
 def monitored(model):
-    with ch.monitor(model.train()) as seen:
+    with ch.models.monitor(model.train()) as seen:
         model(q)
     return torch.tensor(seen.steps)
 """,
@@ -493,6 +501,24 @@ def pooled(how):
         if not how:
             model.inner(q)
     return seen[0].weights.dense()
+""",
+    ),
+    case(
+        "asked()",
+        ("with ch.watch(...) as seen:", "watched()[0].weights.dense() # @", "soft(q, q, five)"),
+        setup="""
+def asked():
+    made, said = ch.watch(Block()), ""
+    try:
+        made.calls
+    except AttributeError as error:
+        said = str(error)
+    try:
+        with made:  # else it would be one that was forgotten
+            pass
+    except ch.ClearheadError:
+        pass
+    raise ValueError(said)
 """,
     ),
 ]

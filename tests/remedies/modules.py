@@ -3,7 +3,7 @@
 from remedies.table import LLAMA, case
 
 OWN = """
-class Own(ch.Edit):
+class Own(ch.edits.Edit):
     def __init__(self, change):
         super().__init__()
         self.change = change
@@ -11,7 +11,7 @@ class Own(ch.Edit):
         return self.change(problem)
 def edited(edit):
     model = Block()
-    with ch.edit(model, edit if isinstance(edit, ch.Edit) else Own(edit)):
+    with ch.edit(model, edit if isinstance(edit, ch.edits.Edit) else Own(edit)):
         return model(q)
 """
 PART = """
@@ -176,13 +176,13 @@ def looked(change):
 """,
     ),
     case(
-        "edited(ch.AddBias(torch.zeros(3, 5, 5)))",
+        "edited(ch.edits.AddBias(torch.zeros(3, 5, 5)))",
         (
             "(..., 2, Lq, Lk)",
-            "edited(ch.AddBias(torch.stack([bias, 2 * bias]))) # @",
+            "edited(ch.edits.AddBias(torch.stack([bias, 2 * bias]))) # @",
             "plain(q, q, q, five, torch.stack([bias, 2 * bias]))",
         ),
-        ("(..., 1, Lq, Lk)", "edited(ch.AddBias(bias[None])) # @", "plain(q, q, q, five, bias)"),
+        ("(..., 1, Lq, Lk)", "edited(ch.edits.AddBias(bias[None])) # @", "plain(q, q, q, five, bias)"),
         setup=OWN + "bias = torch.rand(5, 5)\n",
     ),
     case(
@@ -196,17 +196,17 @@ def looked(change):
         setup=LLAMA
         + """
 def inside(one):
-    with torch.enable_grad(), ch.edit(one, ch.Scale(heads=0, factor=0.5)), ch.lazy_attentions(one):
+    with torch.enable_grad(), ch.edit(one, ch.edits.ScaleHeads(heads=0, factor=0.5)), ch.models.lazy_attentions(one):
         return one(IDS, output_attentions=True).attentions[0]
 def under(no_grad):
     one = model()
-    with no_grad, ch.edit(one, ch.Scale(heads=0, factor=0.5)), ch.lazy_attentions(one):
+    with no_grad, ch.edit(one, ch.edits.ScaleHeads(heads=0, factor=0.5)), ch.models.lazy_attentions(one):
         return one(IDS, output_attentions=True).attentions[0]
 def after():
     one = model()
-    with ch.edit(one, ch.Scale(heads=0, factor=0.5)):
+    with ch.edit(one, ch.edits.ScaleHeads(heads=0, factor=0.5)):
         one(IDS)
-    with torch.enable_grad(), ch.lazy_attentions(one):
+    with torch.enable_grad(), ch.models.lazy_attentions(one):
         return one(IDS, output_attentions=True).attentions[0].dense().detach()
 """,
     ),

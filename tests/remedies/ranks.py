@@ -157,17 +157,17 @@ def of_models(rank: int) -> dict[str, Case]:
     loss = torch.nn.functional.cross_entropy(
         alone(ids).logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten()
     ).detach()
-    model = ch.use_in_transformers(made("llama"), layout=layout)
+    model = ch.models.run_on_clearhead(made("llama"), layout=layout)
     part = D.shard_batch(batch, layout)
     given, last = part.inputs, rank == 1
     unlabelled = D.shard_batch({"input_ids": ids}, layout)
     dynamic = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     torch.manual_seed(0)
-    long = ch.use_in_transformers(llama(rope_parameters=dynamic, max_position_embeddings=LENGTH - 1), layout=layout)
+    long = ch.models.run_on_clearhead(llama(rope_parameters=dynamic, max_position_embeddings=LENGTH - 1), layout=layout)
     torch.manual_seed(0)
     roberta = transformers.RobertaModel(transformers.RobertaConfig(**SMALL)).eval()
     of_roberta = layout.shard(roberta(ids).last_hidden_state, 1).detach()
-    ch.use_in_transformers(roberta, layout=layout)
+    ch.models.run_on_clearhead(roberta, layout=layout)
     ids_of = roberta.embeddings.create_position_ids_from_input_ids
 
     def right() -> Any:
@@ -182,7 +182,7 @@ def of_models(rank: int) -> dict[str, Case]:
         return layout.shard(other(ids, use_cache=False).logits, 1)
 
     def generated() -> Any:
-        other = ch.use_in_transformers(ch.use_in_transformers(made("llama"), layout=layout))
+        other = ch.models.run_on_clearhead(ch.models.run_on_clearhead(made("llama"), layout=layout))
         return other.generate(ids, max_new_tokens=2, do_sample=False)[:, :LENGTH]
 
     def summed() -> Any:
@@ -196,7 +196,7 @@ def of_models(rank: int) -> dict[str, Case]:
     def shorter() -> Any:
         torch.manual_seed(0)
         layout_of = D.ZigZag(8)
-        other = ch.use_in_transformers(
+        other = ch.models.run_on_clearhead(
             llama(rope_parameters=dynamic, max_position_embeddings=LENGTH - 1), layout=layout_of
         )
         return other(**D.shard_batch({"input_ids": ids[:, :8]}, layout_of).inputs).logits
@@ -248,7 +248,7 @@ def of_models(rank: int) -> dict[str, Case]:
         ),
         "generation": (
             lambda: model(**given, use_cache=True),
-            ["use_in_transformers(model)"],
+            ["run_on_clearhead(model)"],
             generated,
             lambda: ids,
         ),
@@ -277,7 +277,7 @@ def of_models(rank: int) -> dict[str, Case]:
             lambda: of_roberta,
         ),
         "a rank with none": (
-            lambda: ch.use_in_transformers(llama(), layout=few),
+            lambda: ch.models.run_on_clearhead(llama(), layout=few),
             ["a layout with some for each rank"],
             right,
             lambda: logits,

@@ -36,7 +36,7 @@ def ids_out(one):
         return one(IDS).last_hidden_state
 def lazy(train=False, **options):
     one = model(train)
-    with torch.no_grad(), ch.lazy_attentions(one, **options):
+    with torch.no_grad(), ch.models.lazy_attentions(one, **options):
         return one(IDS, output_attentions=True).attentions[0]
 def eager():
     with torch.no_grad():
@@ -298,14 +298,14 @@ CASES = [
         ),
         setup="""
 weight = torch.rand(8, dtype=torch.float64)
-class Weighted(ch.Score):
+class Weighted(ch.extend.Score):
     def __init__(self, made):
         super().__init__()
         self.made = made
     def tile(self, query, key):
         return query * weight.to(query) @ key.mT
     def lower(self, query, key):
-        return ch.Pairwise("mul", query, key, weight=self.made(query))
+        return ch.extend.Pairwise("mul", query, key, weight=self.made(query))
 """,
     ),
     case(
@@ -316,12 +316,12 @@ class Weighted(ch.Score):
             "plain(x, x, x, added=torch.arange(4.0))",
         ),
         setup="""
-class Later(ch.Bias):
+class Later(ch.extend.Bias):
     def __init__(self, made):
         super().__init__()
         self.made = made
     def lower(self, sizes):
-        return ch.Added(dense=self.made(sizes).expand(1, 1, 4, 4))
+        return ch.extend.Added(dense=self.made(sizes).expand(1, 1, 4, 4))
 """,
     ),
     case(
@@ -561,12 +561,12 @@ class Later(ch.Bias):
     case(
         "heads(block, 7)",
         ("numbered from 0", "heads(block, 1) # @", "plain(q, q, q, five) * torch.tensor([1.0, 0.0])[:, None, None]"),
-        setup="block = Block()\ndef heads(block, h):\n    with ch.edit(block, ch.Scale(heads=h, factor=0.0)):\n        return block(q)",
+        setup="block = Block()\ndef heads(block, h):\n    with ch.edit(block, ch.edits.ScaleHeads(heads=h, factor=0.0)):\n        return block(q)",
     ),
     case(
-        "twice(block, ch.Scale(heads=0, factor=0.0), ch.Scale(heads=1, factor=0.0))",
+        "twice(block, ch.edits.ScaleHeads(heads=0, factor=0.0), ch.edits.ScaleHeads(heads=1, factor=0.0))",
         ("ch.edit(model, first, second)", "inside(@, model)", "torch.zeros_like(q)"),
-        setup="model = block = Block(); first, second = ch.Scale(heads=0, factor=0.0), ch.Scale(heads=1, factor=0.0)\ndef inside(manager, model):\n    with manager:\n        return model(q)\ndef twice(block, a, b):\n    with ch.edit(block, a), ch.edit(block, b):\n        return block(q)",
+        setup="model = block = Block(); first, second = ch.edits.ScaleHeads(heads=0, factor=0.0), ch.edits.ScaleHeads(heads=1, factor=0.0)\ndef inside(manager, model):\n    with manager:\n        return model(q)\ndef twice(block, a, b):\n    with ch.edit(block, a), ch.edit(block, b):\n        return block(q)",
     ),
     case(
         "unread(block)",
@@ -576,7 +576,7 @@ class Later(ch.Bias):
     case(
         "monitored(Block().eval())",
         ("model.train()", "monitored((lambda model: @)(Block().eval()))", "torch.tensor(1)"),
-        setup="def monitored(model):\n    with ch.monitor(model) as seen:\n        model(q)\n    return torch.tensor(seen.steps)",
+        setup="def monitored(model):\n    with ch.models.monitor(model) as seen:\n        model(q)\n    return torch.tensor(seen.steps)",
     ),
     case(
         "warned(lambda: ch.watch(Block()))",
@@ -656,7 +656,7 @@ class Later(ch.Bias):
     case(
         "attention(x, x, x, mask=Wrong())",
         ("view(1, 1, -1)", "attention(x, x, x, mask=Wrong(lambda p: p.@))", "plain(x, x, x, low)"),
-        setup="class Wrong(ch.Mask):\n    def __init__(self, shape=lambda p: p):\n        self.shape = shape\n    def lower(self, sizes):\n        place = self.shape(torch.arange(sizes.queries))\n        return ch.Spans(place * 0, place + 1)",
+        setup="class Wrong(ch.extend.Mask):\n    def __init__(self, shape=lambda p: p):\n        self.shape = shape\n    def lower(self, sizes):\n        place = self.shape(torch.arange(sizes.queries))\n        return ch.extend.Spans(place * 0, place + 1)",
     ),
     case(
         "ch.masked_softmax(ragged)",
@@ -673,18 +673,18 @@ class Later(ch.Bias):
         ("integers, slices, ... and None", "ch.weights(x, x)[0, 1:, ..., None] # @", "soft(x, x)[0, 1:, ..., None]"),
     ),
     case(
-        "ch.weights(x, x).reduce(ch.Mass(torch.tensor([0, -1, 1, 1])))",
+        "ch.weights(x, x).reduce(ch.reductions.Mass(torch.tensor([0, -1, 1, 1])))",
         (
             "bool, (groups, Lk)",
-            "ch.weights(x, x).reduce(ch.Mass(torch.tensor([[True, False, False, False], [False, False, True, True]])))[0] # @",
+            "ch.weights(x, x).reduce(ch.reductions.Mass(torch.tensor([[True, False, False, False], [False, False, True, True]])))[0] # @",
             "torch.stack([soft(x, x)[..., 0], soft(x, x)[..., 2:].sum(-1)], -1)",
         ),
     ),
     case(
-        "ch.weights(x, x).reduce(ch.Mass(groups))",
+        "ch.weights(x, x).reduce(ch.reductions.Mass(groups))",
         (
             "groups.to_dense()",
-            "ch.weights(x, x).reduce(ch.Mass(@))[0]",
+            "ch.weights(x, x).reduce(ch.reductions.Mass(@))[0]",
             "torch.stack([soft(x, x)[..., :2].sum(-1), soft(x, x)[..., 2:].sum(-1)], -1)",
         ),
         setup="groups = torch.tensor([0, 0, 1, 1]).to_sparse()",
@@ -789,8 +789,8 @@ class Later(ch.Bias):
     # models
     case("watched(values=3)", ("True or False", "watched(values=True)[0].output # @", "plain(q, q, q, five)")),
     case(
-        "watched(every=1, fuse=True)",
-        ("keep=…", "watched(fuse=True, keep=[ch.Entropy()])[0].results[0].nan_to_num(0) # @", "entropy"),
+        "reduced(fuse=True, heads=0)",
+        ("True goes with all heads", "reduced(fuse=True)[0].results[0].nan_to_num(0) # @", "entropy"),
     ),
     case(
         "watched(layers='nothing')", ("numbered from 0", "watched(layers=0)[0].weights.dense() # @", "soft(q, q, five)")
@@ -829,7 +829,7 @@ class Later(ch.Bias):
     case(
         "watched().compare(longer())",
         (
-            "aligned=([0, 1, 3], [0, 1, 2])",
+            "matched=([0, 1, 3], [0, 1, 2])",
             "watched().compare(longer(), @)[0].divergence.isfinite().all()",
             "torch.tensor(True)",
         ),
@@ -856,27 +856,27 @@ class Later(ch.Bias):
             "changed((lambda model: @)(Block()))",
             "plain(q, q, q, five) * torch.tensor([0.0, 1.0])[:, None, None]",
         ),
-        setup="class Drops(Block):\n    def forward(self, x):\n        return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True, dropout_p=0.5 * self.training)\nBlock = Drops\ndef changed(model):\n    with ch.edit(model, ch.Scale(heads=0, factor=0.0)):\n        return model(q)",
+        setup="class Drops(Block):\n    def forward(self, x):\n        return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True, dropout_p=0.5 * self.training)\nBlock = Drops\ndef changed(model):\n    with ch.edit(model, ch.edits.ScaleHeads(heads=0, factor=0.0)):\n        return model(q)",
     ),
     case(
-        "edited(ch.AddBias(torch.zeros(3, 3)))",
-        ("the whole sequence", "edited(ch.AddBias(torch.zeros(5, 5))) # @", "plain(q, q, q, five)"),
+        "edited(ch.edits.AddBias(torch.zeros(3, 3)))",
+        ("the whole sequence", "edited(ch.edits.AddBias(torch.zeros(5, 5))) # @", "plain(q, q, q, five)"),
         setup="def edited(edit):\n    model = Block()\n    with ch.edit(model, edit):\n        return model(q)",
     ),
     case(
-        "ch.load_seen(other())",
-        ("seen.save()", "again()[0].weights.dense() # @", "soft(q, q, five)"),
-        setup="import os, tempfile\nfrom safetensors.torch import save_file\ndef other():\n    path = os.path.join(tempfile.mkdtemp(), 'a.safetensors')\n    save_file({'x': x}, path)\n    return path\ndef again():\n    with tempfile.TemporaryDirectory() as folder:\n        return ch.load_seen(watched().save(folder + '/seen.safetensors'))",
+        "ch.models.load_recording(other())",
+        ("seen.write()", "again()[0].weights.dense() # @", "soft(q, q, five)"),
+        setup="import os, tempfile\nfrom safetensors.torch import save_file\ndef other():\n    path = os.path.join(tempfile.mkdtemp(), 'a.safetensors')\n    save_file({'x': x}, path)\n    return path\ndef again():\n    with tempfile.TemporaryDirectory() as folder:\n        return ch.models.load_recording(watched().write(folder + '/seen.safetensors'))",
     ),
     case(
-        "watched().save('/nowhere/at/all.safetensors')",
+        "watched().write('/nowhere/at/all.safetensors')",
         ("a folder that exists", "again()[0].weights.dense() # @", "soft(q, q, five)"),
-        setup="import tempfile\ndef again():\n    with tempfile.TemporaryDirectory() as folder:\n        return ch.load_seen(watched().save(folder + '/seen.safetensors'))",
+        setup="import tempfile\ndef again():\n    with tempfile.TemporaryDirectory() as folder:\n        return ch.models.load_recording(watched().write(folder + '/seen.safetensors'))",
     ),
     case(
         "monitored(Linear())",
         ("torch.nn.functional.scaled_dot_product_attention", "monitored(Block().train())", "torch.tensor(1)"),
-        setup="Linear = lambda: torch.nn.Linear(8, 8).train()\ndef monitored(model):\n    with ch.monitor(model) as seen:\n        model(q)\n    return torch.tensor(seen.steps)",
+        setup="Linear = lambda: torch.nn.Linear(8, 8).train()\ndef monitored(model):\n    with ch.models.monitor(model) as seen:\n        model(q)\n    return torch.tensor(seen.steps)",
     ),
     case(
         "seen(torch.nn.Linear(8, 8))",
@@ -884,14 +884,14 @@ class Later(ch.Bias):
         setup="def seen(model):\n    with ch.watch(model) as found:\n        model(q)\n    return found[0].weights.dense()",
     ),
     case(
-        "warned(lambda: ch.monitor(Block()))",
-        ("with ch.monitor(...) as seen:", "monitored(Block().train()) # @", "torch.tensor(1)"),
-        setup="def monitored(model):\n    with ch.monitor(model) as seen:\n        model(q)\n    return torch.tensor(seen.steps)",
+        "warned(lambda: ch.models.monitor(Block()))",
+        ("with ch.models.monitor(...) as seen:", "monitored(Block().train()) # @", "torch.tensor(1)"),
+        setup="def monitored(model):\n    with ch.models.monitor(model) as seen:\n        model(q)\n    return torch.tensor(seen.steps)",
     ),
     case(
         "twice()",
         ("with ch.edit(...):", "twice(True) # @", "torch.zeros_like(q)"),
-        setup="def twice(anew=False):\n    model = Block()\n    make = lambda: ch.edit(model, ch.Scale(heads=[0, 1], factor=0.0))\n    manager = make()\n    with manager:\n        model(q)\n    with make() if anew else manager:\n        return model(q)",
+        setup="def twice(anew=False):\n    model = Block()\n    make = lambda: ch.edit(model, ch.edits.ScaleHeads(heads=[0, 1], factor=0.0))\n    manager = make()\n    with manager:\n        model(q)\n    with make() if anew else manager:\n        return model(q)",
     ),
     case(
         "backward(False)",
@@ -980,25 +980,25 @@ class Later(ch.Bias):
         ),
     ),
     case(
-        "ch.align('abc', 'abd')",
+        "ch.models.match_tokens('abc', 'abd')",
         (
             "ids.tolist()",
-            "torch.tensor(ch.align((lambda ids: @)(torch.tensor([1, 2, 3])), [1, 2, 4]))",
+            "torch.tensor(ch.models.match_tokens((lambda ids: @)(torch.tensor([1, 2, 3])), [1, 2, 4]))",
             "torch.tensor([[0, 1], [0, 1]])",
         ),
     ),
     case(
-        "ch.align(['a'], ['b'])",
+        "ch.models.match_tokens(['a'], ['b'])",
         (
             "the tokens of two versions of one text",
-            "torch.tensor(ch.align(['a', 'b'], ['b'])) # @",
+            "torch.tensor(ch.models.match_tokens(['a', 'b'], ['b'])) # @",
             "torch.tensor([[1], [0]])",
         ),
     ),
     case(
-        "watched().compare(watched(), aligned=3)",
+        "watched().compare(watched(), matched=3)",
         (
-            "aligned=([0, 1, 3], [0, 1, 2])",
+            "matched=([0, 1, 3], [0, 1, 2])",
             "watched().compare(watched(), @)[0].divergence.isfinite().all()",
             "torch.tensor(True)",
         ),
@@ -1014,17 +1014,29 @@ class Later(ch.Bias):
         setup="def many():\n    model = Block()\n    with ch.watch(model) as seen:\n        model(q), model(torch.rand(2, 2, 7, 8))\n    return seen",
     ),
     case(
-        "ch.Recording([]).check(Causal())",
+        "ch.models.Recording([]).check(Causal())",
         ("no call", "torch.tensor(watched().check(Causal())[0].most) # @", "torch.tensor(0.0)"),
     ),
     case(
-        "edited(ch.Scale(queries=9, factor=0.0))",
-        ("at positions 0 … 4", "edited(ch.Scale(queries=4, factor=0.0))[..., 4, :] # @", "torch.zeros(2, 2, 8)"),
+        "edited(ch.edits.ScaleHeads(queries=9, factor=0.0))",
+        (
+            "at positions 0 … 4",
+            "edited(ch.edits.ScaleHeads(queries=4, factor=0.0))[..., 4, :] # @",
+            "torch.zeros(2, 2, 8)",
+        ),
         setup="def edited(edit):\n    model = Block()\n    with ch.edit(model, edit):\n        return model(q)",
     ),
     case(
+        "reduced()[0].weights",
+        ("Name all that you need in reductions", "reduced()[0].results[0].nan_to_num(0) # @", "entropy"),
+    ),
+    case(
         "watched(heads=0)",
-        ("keep=…", "watched(heads=0, keep=[ch.Entropy()])[0].results[0].nan_to_num(0) # @", "entropy[:, :1]"),
+        (
+            "clearhead.models.statistics(model, reductions, heads=…)",
+            "reduced(heads=0)[0].results[0].nan_to_num(0) # @",
+            "entropy[:, :1]",
+        ),
     ),
     # lazy attentions
     case(
@@ -1056,17 +1068,17 @@ class Later(ch.Bias):
             "torch.tensor(True)",
         ),
         setup=LLAMA
-        + "def wrapped(inside=False):\n    return ch.use_in_transformers(model() if inside else torch.nn.Sequential(model()))\n",
+        + "def wrapped(inside=False):\n    return ch.models.run_on_clearhead(model() if inside else torch.nn.Sequential(model()))\n",
     ),
     case(
         "inside()",
-        ("ch.use_in_transformers(model)", "ids_out(one := (lambda model: @)(model()))", "ids_out(model())"),
+        ("ch.models.run_on_clearhead(model)", "ids_out(one := (lambda model: @)(model()))", "ids_out(model())"),
         (
             "model.set_attn_implementation('sdpa')",
-            "ids_out((lambda model: (ch.use_in_transformers(model), @, model)[2])(model()))",
+            "ids_out((lambda model: (ch.models.run_on_clearhead(model), @, model)[2])(model()))",
             "ids_out(model())",
         ),
-        setup=LLAMA + "def inside():\n    one = model()\n    with ch.use_in_transformers(one):\n        pass\n",
+        setup=LLAMA + "def inside():\n    one = model()\n    with ch.models.run_on_clearhead(one):\n        pass\n",
     ),
     case(
         "of_layers()",
@@ -1087,7 +1099,7 @@ class Later(ch.Bias):
     case(
         "attention(x, x, x, mask=Far())",
         ("0 ≤ start and stop ≤ Lk", "attention(x, x, x, mask=Far(0)) # @", "plain(x, x, x)"),
-        setup="class Far(ch.Mask):\n    def __init__(self, more=3):\n        self.more = more\n    def lower(self, sizes):\n        start = torch.zeros(1, 1, 1, dtype=torch.int64)\n        return ch.Spans(start, start + sizes.keys + self.more)",
+        setup="class Far(ch.extend.Mask):\n    def __init__(self, more=3):\n        self.more = more\n    def lower(self, sizes):\n        start = torch.zeros(1, 1, 1, dtype=torch.int64)\n        return ch.extend.Spans(start, start + sizes.keys + self.more)",
     ),
     case(
         "ch.nn.RotaryEmbedding(8)([1.0])",
@@ -1108,8 +1120,8 @@ class Later(ch.Bias):
     ),
     case(
         "again()",
-        ("with ch.monitor(...):", "again(True) # @", "torch.tensor(1)"),
-        setup="def again(anew=False):\n    model = Block().train()\n    seen = ch.monitor(model)\n    with seen:\n        model(q)\n    with ch.monitor(model) if anew else seen as second:\n        model(q)\n    return torch.tensor(second.steps)",
+        ("with ch.models.monitor(...):", "again(True) # @", "torch.tensor(1)"),
+        setup="def again(anew=False):\n    model = Block().train()\n    seen = ch.models.monitor(model)\n    with seen:\n        model(q)\n    with ch.models.monitor(model) if anew else seen as second:\n        model(q)\n    return torch.tensor(second.steps)",
     ),
     case(
         "first(x[:, :3], y, y)",
@@ -1120,12 +1132,16 @@ class Later(ch.Bias):
         "inside()",
         ("outside of the edit's `with`", "inside(False) # @", "torch.tensor(True)"),
         setup=LLAMA
-        + "def inside(yes=True):\n    one = model()\n    if yes:\n        with ch.edit(one, ch.Scale(heads=0)):\n            ch.compare(one, 'sdpa', 'eager', {'input_ids': IDS})\n    return torch.tensor(ch.compare(one, 'sdpa', 'eager', {'input_ids': IDS}).first is None)\n",
+        + "def inside(yes=True):\n    one = model()\n    if yes:\n        with ch.edit(one, ch.edits.ScaleHeads(heads=0)):\n            ch.models.compare_backends(one, 'sdpa', 'eager', {'input_ids': IDS})\n    return torch.tensor(ch.models.compare_backends(one, 'sdpa', 'eager', {'input_ids': IDS}).first is None)\n",
     ),
     case(
         "saved(gauss())",
-        ("ch.Recording([call for call in seen.calls if …]).save(path)", "saved(watched()) # @", "soft(q, q, five)"),
-        setup="import os, tempfile\ndef saved(seen):\n    path = os.path.join(tempfile.mkdtemp(), 'a.safetensors')\n    return ch.load_seen(seen.save(path))[0].weights.dense()\nclass Gauss(Block):\n    def forward(self, x):\n        return ch.attention(x, x, x, score=ch.Gaussian())\ndef gauss():\n    one = Gauss()\n    with ch.watch(one) as seen:\n        one(q)\n    return seen",
+        (
+            "ch.models.Recording([call for call in seen.calls if …]).write(path)",
+            "saved(watched()) # @",
+            "soft(q, q, five)",
+        ),
+        setup="import os, tempfile\ndef saved(seen):\n    path = os.path.join(tempfile.mkdtemp(), 'a.safetensors')\n    return ch.models.load_recording(seen.write(path))[0].weights.dense()\nclass Gauss(Block):\n    def forward(self, x):\n        return ch.attention(x, x, x, score=ch.Gaussian())\ndef gauss():\n    one = Gauss()\n    with ch.watch(one) as seen:\n        one(q)\n    return seen",
     ),
     case(
         "of_shape(q, q[..., :3, :], q.transpose(1, 2))",
@@ -1136,7 +1152,7 @@ class Later(ch.Bias):
         "lazily().backward()",
         ("call.weights.gradients(value, grad)", "(lambda call, value, grad: @)(watched()[0], q, q)[...]", "q @ q.mT"),
         setup=LLAMA
-        + "def lazily():\n    one = model()\n    with ch.lazy_attentions(one):\n        found = one(IDS, output_attentions=True).attentions[0]\n    found.register_hook(print)\n    return found.sum()\n",
+        + "def lazily():\n    one = model()\n    with ch.models.lazy_attentions(one):\n        found = one(IDS, output_attentions=True).attentions[0]\n    found.register_hook(print)\n    return found.sum()\n",
     ),
     case(
         "torch.func.vmap(one)(q[None])",

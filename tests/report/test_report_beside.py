@@ -109,9 +109,11 @@ HEADS = [(0, 0), (3, 1), (5, 8)]
 def test_texts_of_one_length(bert: Any, open_report: Make, tmp_path: Path, error: float) -> None:
     (one, (words,)), (two, (others,)) = watched(*bert, TIRED), watched(*bert, WIDE)
     found = one.compare(two)
-    html = one.report(
-        tmp_path / "page.html", words, beside=two, beside_tokens=others, **({} if error else {"error": 0})
-    ).read_text()
+    html = (
+        one.view(tokens=words, beside=two, beside_tokens=others, **{} if error else {"error": 0})
+        .write(tmp_path / "page.html")
+        .read_text()
+    )
     check_measure(html, found)
     stated = max(layer["error"] or 0 for layer in meta_of(html)["layers"])
     assert (stated > 0) == (error > 0) and stated < 1.5e-4 and meta_of(html)["aligned"] == []
@@ -122,10 +124,10 @@ def test_texts_of_one_length(bert: Any, open_report: Make, tmp_path: Path, error
 def test_texts_whose_words_are_aligned(bert: Any, open_report: Make, tmp_path: Path, text: str) -> None:
     (one, (words,)), (two, (others,)) = watched(*bert, TIRED), watched(*bert, text)
     assert (len(words) == len(others)) == (text == MOVED)
-    places = ch.align(words, others)
+    places = ch.models.match_tokens(words, others)
     assert [words[i] for i in places[0]] == [others[i] for i in places[1]] and len(places[0]) < len(words)
-    found = one.compare(two, aligned=places)
-    html = one.report(tmp_path / "page.html", words, beside=two, beside_tokens=others, error=0).read_text()
+    found = one.compare(two, matched=places)
+    html = one.view(tokens=words, beside=two, beside_tokens=others, error=0).write(tmp_path / "page.html").read_text()
     check_measure(html, found)
     opened = open_report([], html=html)
     check(opened, found, [(0, 2), (4, 7)], np.array(places[0]), 1e-6)
@@ -143,7 +145,7 @@ def test_two_checkpoints_on_one_text(bert: Any, open_report: Make, tmp_path: Pat
     model, tokenizer = bert
     (one, (words,)), (two, _) = watched(model, tokenizer, TIRED), watched(perturbed(model), tokenizer, TIRED)
     found = one.compare(two)
-    html = one.report(tmp_path / "page.html", words, beside=two, error=0).read_text()
+    html = one.view(tokens=words, beside=two, error=0).write(tmp_path / "page.html").read_text()
     check_measure(html, found)
     meta = meta_of(html)
     assert len(meta["texts"]) == 1 and meta["texts"][0] == words
@@ -162,8 +164,8 @@ def test_padding_in_one_of_them(bert: Any, open_report: Make, tmp_path: Path, si
     two, (others,) = watched(model, tokenizer, WIDE)
     shown = [at for at, word in enumerate(padded) if word != "[PAD]"]
     assert len(shown) == len(others) < len(padded)
-    found = one.compare(two, aligned=(shown, range(len(others))))
-    html = one.report(tmp_path / "page.html", padded, beside=two, beside_tokens=others, error=0).read_text()
+    found = one.compare(two, matched=(shown, range(len(others))))
+    html = one.view(tokens=padded, beside=two, beside_tokens=others, error=0).write(tmp_path / "page.html").read_text()
     check_measure(html, found)
     check(open_report([], html=html), found, HEADS[:2], np.arange(len(others)), 1e-6)
 
@@ -173,11 +175,13 @@ def test_one_sequence_of_a_batch(bert: Any, open_report: Make, tmp_path: Path) -
     one, words = watched(*bert, "A short one.", LONGER, padding=True)
     two, others = watched(*bert, TIRED + " Really.", WIDE, padding=True)
     (alone, _), (other, (wide,)) = watched(*bert, LONGER), watched(*bert, WIDE)
-    places = ch.align(words[1], wide)
-    found = alone.compare(other, aligned=places)
-    html = one.report(
-        tmp_path / "page.html", words[1], beside=two, beside_tokens=others[1], sequence=1, error=0
-    ).read_text()
+    places = ch.models.match_tokens(words[1], wide)
+    found = alone.compare(other, matched=places)
+    html = (
+        one.view(tokens=words[1], beside=two, beside_tokens=others[1], sequence=1, error=0)
+        .write(tmp_path / "page.html")
+        .read_text()
+    )
     at = [measure["name"] for measure in meta_of(html)["measures"]].index("divergence")
     for number, call in enumerate(found.calls):
         got = [head["measures"][at][0] for head in meta_of(html)["layers"][number]["heads"]]
@@ -187,8 +191,8 @@ def test_one_sequence_of_a_batch(bert: Any, open_report: Make, tmp_path: Path) -
 
 def test_the_matrix_and_the_choices(bert: Any, open_report: Make, tmp_path: Path) -> None:
     (one, (words,)), (two, (others,)) = watched(*bert, TIRED), watched(*bert, LONGER)
-    found = one.compare(two, aligned=ch.align(words, others))
-    html = one.report(tmp_path / "page.html", words, beside=two, beside_tokens=others).read_text()
+    found = one.compare(two, matched=ch.models.match_tokens(words, others))
+    html = one.view(tokens=words, beside=two, beside_tokens=others).write(tmp_path / "page.html").read_text()
     opened = open_report([], html=html)
     page = opened.page
     layer, head = found.most
@@ -210,7 +214,7 @@ def test_the_matrix_and_the_choices(bert: Any, open_report: Make, tmp_path: Path
     opened.until(COMPARED, "drawn")
     assert page.inner_text("#compare-title") == f"L{layer}H{head} − L{layer}′H{head}"
     # the chosen token goes along to the other text, which says what it looks at there
-    places = dict(zip(*ch.align(words, others), strict=True))
+    places = dict(zip(*ch.models.match_tokens(words, others), strict=True))
     page.evaluate(f"location.hash = '#layer=0&head=2&token={words.index('street')}&a=0.2&b=6.2'")
     opened.until("clearhead.state().head", 2)
     opened.until(COMPARED, "drawn")
@@ -235,9 +239,9 @@ def test_the_matrix_and_the_choices(bert: Any, open_report: Make, tmp_path: Path
 
 def test_a_pair_that_one_text_has(bert: Any, open_report: Make, tmp_path: Path) -> None:
     (one, (words,)), (two, (others,)) = watched(*bert, TIRED), watched(*bert, LONGER)
-    html = one.report(tmp_path / "page.html", words, beside=two, beside_tokens=others).read_text()
+    html = one.view(tokens=words, beside=two, beside_tokens=others).write(tmp_path / "page.html").read_text()
     query, key = words.index("did"), words.index("street")
-    assert query not in ch.align(words, others)[0]
+    assert query not in ch.models.match_tokens(words, others)[0]
     opened = open_report([], f"#layer=0&head=2&token={query}&pair={key}&a=0.2&b=6.2", html=html)
     opened.until(COMPARED, "drawn")
     said = re.sub(FENCES, "", opened.page.inner_text("#apart-pair"))
@@ -248,9 +252,11 @@ def test_words_that_differ_are_both_named(bert: Any, open_report: Make, tmp_path
     bad = "<img src=x onerror=alert(1)>"
     (one, (words,)), (two, (others,)) = watched(*bert, TIRED), watched(*bert, WIDE)
     at = words.index("tired")
-    html = one.report(
-        tmp_path / "page.html", words, beside=two, beside_tokens=[*others[:at], bad, *others[at + 1 :]]
-    ).read_text()
+    html = (
+        one.view(tokens=words, beside=two, beside_tokens=[*others[:at], bad, *others[at + 1 :]])
+        .write(tmp_path / "page.html")
+        .read_text()
+    )
     assert bad not in html
     opened = open_report([], f"#layer=0&head=0&token={at}&pair=0&a=0.0&b=6.0", html=html)
     opened.until(COMPARED, "drawn")
@@ -279,7 +285,7 @@ def block_seen(length: int, heads: int = 2, batch: int = 1, mask: Any = None) ->
 def test_what_does_not_fit_is_an_error(tmp_path: Path) -> None:
     path, seen, longer = tmp_path / "page.html", block_seen(3), block_seen(4)
     words, more = ["a", "b", "c"], ["a", "x", "b", "c"]
-    two = ch.Recording([*seen.calls, *seen.calls])
+    two = ch.models.Recording([*seen.calls, *seen.calls])
     for options, said in (
         ({"beside_tokens": words}, "beside takes another recording"),
         ({"beside": "other"}, "beside takes another recording"),
@@ -290,18 +296,18 @@ def test_what_does_not_fit_is_an_error(tmp_path: Path) -> None:
         ({"beside": longer, "beside_tokens": ["u", "v", "w", "x"]}, "have no token in common"),
     ):
         with pytest.raises(ch.ClearheadError, match=said):
-            seen.report(path, words, **options)
+            seen.view(tokens=words, **options).write(path)
     with pytest.raises(ch.ClearheadError, match="pass the words of both"):
-        seen.report(path, beside=longer, beside_tokens=more)
+        seen.view(beside=longer, beside_tokens=more).write(path)
     assert not path.exists()
-    seen.report(path, words, beside=longer, beside_tokens=more)
+    seen.view(tokens=words, beside=longer, beside_tokens=more).write(path)
 
 
 def test_under_other_masks_a_divergence_is_not_known(open_report: Make, tmp_path: Path) -> None:
     seen, other = block_seen(5), block_seen(5, mask=torch.ones(5, 5).tril().bool())
     with pytest.raises(ch.ClearheadError, match="the masks of"):
         seen.compare(other)
-    html = seen.report(tmp_path / "page.html", beside=other).read_text()
+    html = seen.view(beside=other).write(tmp_path / "page.html").read_text()
     assert "divergence" not in [measure["name"] for measure in meta_of(html)["measures"]]
     opened = open_report([], "#a=0.0&b=1.0", html=html)
     opened.until(COMPARED, "drawn")
@@ -323,7 +329,7 @@ def test_an_encoder_and_its_decoder(open_report: Make, tmp_path: Path) -> None:
             each(input_ids=source, decoder_input_ids=target)
         recordings.append(seen)
     words = {"tokens": list("abcd"), "source_tokens": list("uvwxyz")}
-    html = recordings[0].report(tmp_path / "page.html", **words, beside=recordings[1]).read_text()
+    html = recordings[0].view(**words, beside=recordings[1]).write(tmp_path / "page.html").read_text()
     check_measure(html, recordings[0].compare(recordings[1]))
     page = open_report([], html=html).page
     titles = ["Encoder", "Decoder", "Cross attention"]

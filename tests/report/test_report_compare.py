@@ -43,8 +43,8 @@ def seen_of(seed: int, length: int = 40) -> Any:
 def test_two_recordings_on_one_page_are_as_far_apart_as_in_python(open_report: Make, tmp_path: Path) -> None:
     before, after = seen_of(1), seen_of(2)
     found = before.compare(after)[0]
-    both = ch.Recording([*before.calls, *after.calls])
-    html = both.report(tmp_path / "both.html", error=0).read_text()
+    both = ch.models.Recording([*before.calls, *after.calls])
+    html = both.view(error=0).write(tmp_path / "both.html").read_text()
     for head in (0, 1):
         opened = open_report([], f"#a=0.{head}&b=1.{head}", html=html)
         opened.until(COMPARED, "drawn")
@@ -97,7 +97,7 @@ def test_what_words_give_to_padding_is_one_key_more(open_report: Make, tmp_path:
     words = torch.arange(9)[None] > 2  # which no mask hides
     with torch.no_grad(), ch.watch(block := Once(), padding=words) as seen:
         block(query.flip(2), key)
-    html = seen.report(tmp_path / "page.html").read_text()
+    html = seen.view().write(tmp_path / "page.html").read_text()
     weights = seen.calls[0].weights.dense()[0].double().numpy()[:, 3:, 3:]
     lost = 1 - weights.sum(-1, keepdims=True)
     assert lost.max() > 0.2

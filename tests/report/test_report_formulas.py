@@ -24,30 +24,30 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).float()
 
 
-class Manhattan(ch.Score):
+class Manhattan(ch.extend.Score):
     """A score that has `tile()` alone."""
 
     def tile(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         return -(query.unsqueeze(-2) - key.unsqueeze(-3)).abs().sum(-1)
 
 
-class ByDistance(ch.Bias):
+class ByDistance(ch.extend.Bias):
     """One number a distance and a head."""
 
-    def lower(self, sizes: Sizes) -> ch.Added:
-        return ch.Added(relative=normal(1, sizes.heads, sizes.queries + sizes.keys - 1, seed=5))
+    def lower(self, sizes: Sizes) -> ch.extend.Added:
+        return ch.extend.Added(relative=normal(1, sizes.heads, sizes.queries + sizes.keys - 1, seed=5))
 
 
-class ByKey(ch.Bias):
+class ByKey(ch.extend.Bias):
     """One number a key, the same for all heads; one of them −∞."""
 
-    def lower(self, sizes: Sizes) -> ch.Added:
+    def lower(self, sizes: Sizes) -> ch.extend.Added:
         numbers = normal(1, 1, 1, sizes.keys, seed=6)
         numbers[..., 2] = -torch.inf
-        return ch.Added(dense=numbers)
+        return ch.extend.Added(dense=numbers)
 
 
-def weighted(count: int) -> ch.Score:
+def weighted(count: int) -> ch.extend.Score:
     """An additive score of projected sides."""
     return ch.Additive.from_weights(None, None, normal(count, seed=7))
 

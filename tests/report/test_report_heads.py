@@ -44,7 +44,7 @@ def seen() -> Any:
 
 @pytest.fixture(scope="module")
 def html(seen: Any, tmp_path_factory: Any) -> str:
-    path: Path = seen.report(tmp_path_factory.mktemp("heads") / "page.html", WORDS)
+    path: Path = seen.view(tokens=WORDS).write(tmp_path_factory.mktemp("heads") / "page.html")
     return path.read_text()
 
 
@@ -124,7 +124,7 @@ def test_it_opens_on_the_most_distinctive_head_with_its_sentence(seen: Any, html
 def test_a_near_uniform_model_says_so(open_report: Make, tmp_path: Path) -> None:
     with ch.watch(model := Looks()) as seen:
         model(1e-3 * torch.randn(1, 1, 20, 8, generator=torch.Generator().manual_seed(0)))
-    opened = open_report([], html=seen.report(tmp_path / "page.html").read_text())
+    opened = open_report([], html=seen.view().write(tmp_path / "page.html").read_text())
     assert opened.page.inner_text("#distinctive").startswith("All 9 heads are near uniform")
     assert opened.page.locator("#five button").count() == 0
     assert opened.page.is_hidden("#five-title")

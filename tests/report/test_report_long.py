@@ -29,7 +29,9 @@ class Block(torch.nn.Module):
         return ch.attention(query, key, key, **options)
 
 
-def seen(length: int, heads: int = 1, features: int = 4, keys: int | None = None, **options: Any) -> ch.Recording:
+def seen(
+    length: int, heads: int = 1, features: int = 4, keys: int | None = None, **options: Any
+) -> ch.models.Recording:
     block = Block()
     with torch.no_grad(), ch.watch(block) as recording:
         block(normal(1, heads, length, features), normal(1, heads, keys or length, features, seed=1), **options)
@@ -141,7 +143,7 @@ def test_the_error_of_every_phi_follows_the_dial(phi: str, error: float, key_hea
 
 
 @pytest.mark.parametrize("score", [ch.Gaussian(2.0), ch.Additive(8, 8, 6)], ids=["sq_diff", "tanh_add"])
-def test_the_measured_error_is_stated(score: ch.Score) -> None:
+def test_the_measured_error_is_stated(score: ch.extend.Score) -> None:
     (layer,) = seen(40, 2, 8, score=score).layers(error=1e-3)
     (exact,) = seen(40, 2, 8, score=score).layers(error=0)
     assert layer.error is not None and 0 < layer.error < 2e-3 and exact.error is None
@@ -172,14 +174,14 @@ def test_a_score_of_ones_own_is_left_out_where_it_is_long(tmp_path: Path) -> Non
         block(normal(1, 1, 1030, 2))
     (layer,) = recording.layers()
     assert layer.label == "L0"
-    html = recording.report(tmp_path / "page.html").read_text(encoding="utf-8")
+    html = recording.view().write(tmp_path / "page.html").read_text(encoding="utf-8")
     (left,) = data_of(html)["meta"]["leftOut"]
     assert left["name"] == "Two" and left["reason"].startswith("Manhattan gives each pair's score by tile() alone")
-    alone = ch.Recording(recording.calls[1:])
+    alone = ch.models.Recording(recording.calls[1:])
     with pytest.raises(ch.UnsupportedError, match=r"Manhattan gives .* Look at call\.weights"):
         alone.layers()
     with pytest.raises(ch.UnsupportedError, match="Manhattan gives"):
-        alone.report(tmp_path / "other.html")
+        alone.view().write(tmp_path / "other.html")
     assert not (tmp_path / "other.html").exists()
 
 
@@ -217,7 +219,7 @@ def test_a_failure_in_the_middle_leaves_the_old_file(tmp_path: Path, monkeypatch
 def test_what_a_page_says_of_its_layers(tmp_path: Path) -> None:
     recording = seen(20, 3, mask=ch.Causal())
     words = [f"w{i % 6}" for i in range(20)]
-    meta = data_of(recording.report(tmp_path / "page.html", words).read_text(encoding="utf-8"))["meta"]
+    meta = data_of(recording.view(tokens=words).write(tmp_path / "page.html").read_text(encoding="utf-8"))["meta"]
     table, most = recording.table(tokens=words), recording.distinctive(words)
     names = [measure["name"] for measure in meta["measures"]]
     assert "induction" in names and all(m["says"] and m["formula"] and m["range"] for m in meta["measures"])

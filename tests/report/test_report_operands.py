@@ -109,7 +109,7 @@ def test_a_dial_that_is_none_is_an_error(error: Any) -> None:
         _seen(drawn(1, 3, 4).float(), drawn(1, 3, 4).float()).layers(error=error)
 
 
-def _seen(query: torch.Tensor, key: torch.Tensor) -> ch.Recording:
+def _seen(query: torch.Tensor, key: torch.Tensor) -> ch.models.Recording:
     class Block(torch.nn.Module):
         def forward(self) -> torch.Tensor:
             return torch.nn.functional.scaled_dot_product_attention(query[None], key[None], key[None], enable_gqa=True)

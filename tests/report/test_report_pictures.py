@@ -27,7 +27,7 @@ def test_the_picture_in_the_readme_is_of_this_page(
     with torch.no_grad(), ch.watch(model) as seen:
         model(**inputs)
     words = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0].tolist())
-    html = seen.report(tmp_path / "page.html", words, title="A paragraph").read_text(encoding="utf-8")
+    html = seen.view(tokens=words, title="A paragraph").write(tmp_path / "page.html").read_text(encoding="utf-8")
     page = open_report([], "#arcs=1", html=html, viewport={"width": 1400, "height": 1000}).page
     taken = page.screenshot()
     if pytestconfig.getoption("--pictures"):

@@ -25,7 +25,7 @@ SIZES: dict[str, Any] = {
 }
 
 
-def seen_of(kind: str, values: bool = True, positions: Any = None, **more: Any) -> ch.Recording:
+def seen_of(kind: str, values: bool = True, positions: Any = None, **more: Any) -> ch.models.Recording:
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(**SIZES | more)
     model = getattr(transformers, f"{kind}Model")(config).eval()
@@ -35,7 +35,7 @@ def seen_of(kind: str, values: bool = True, positions: Any = None, **more: Any) 
     return seen
 
 
-def pairs_of(seen: ch.Recording, sequence: int = 0) -> Any:
+def pairs_of(seen: ch.models.Recording, sequence: int = 0) -> Any:
     return seen.layers(sequence=sequence)[0].pairs
 
 

@@ -141,7 +141,7 @@ def test_lengths_of_values_in_low_precision(open_report: Make, tmp_path: Path) -
     value = torch.randn(1, 1, 5, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
     with torch.no_grad(), ch.watch(block := Block(), values=True) as seen:
         block(value, value)
-    html = seen.report(tmp_path / "page.html").read_text()
+    html = seen.view().write(tmp_path / "page.html").read_text()
     page = open_report([], "#token=2", html=html).page
     j = int(np.argmax(page.evaluate("clearhead.look()")))
     moved = float(page.evaluate("clearhead.look()")[j] * value[0, 0, j].double().norm())

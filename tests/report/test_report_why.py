@@ -27,7 +27,7 @@ FIRST = {"query", "key", "value", "bias", "sink", "mask"}
 RIGHT = torch.tensor([[1] * 9, [1] * 6 + [0] * 3])
 
 
-def steps_of(call: ch.AttentionCall, pair_: tuple[int, int, int]) -> list[tuple[str, str, float]]:
+def steps_of(call: ch.models.AttentionCall, pair_: tuple[int, int, int]) -> list[tuple[str, str, float]]:
     """Name, formula and number of each step from the products to the weight, of one pair: head, query, key."""
     explanation = call.explain((0, *pair_))
     found, last = [], False
@@ -44,7 +44,7 @@ def steps_of(call: ch.AttentionCall, pair_: tuple[int, int, int]) -> list[tuple[
     return found
 
 
-def check(opened: Any, layer: int, call: ch.AttentionCall, pair_: tuple[int, int, int]) -> None:
+def check(opened: Any, layer: int, call: ch.models.AttentionCall, pair_: tuple[int, int, int]) -> None:
     shown = opened.page.evaluate("([l, h, i, j]) => clearhead.why(l, h, i, j)", [layer, *pair_])
     mine = steps_of(call, pair_)
     assert [(name, formula) for name, formula, _ in shown] == [(name, formula) for name, formula, _ in mine]

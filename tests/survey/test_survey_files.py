@@ -120,7 +120,7 @@ def test_processes_that_do_the_same_work_in_one_folder_all_end_right(tmp_path, w
 
 def other(state, texts):
     time.sleep(0.01)
-    return ch.survey(
+    return ch.models.survey(
         surveys.Reader(0.002).eval(), texts, surveys.letters, keep=surveys.KEEP, batch=512, state=state
     ).digest
 

@@ -93,7 +93,7 @@ def bert():
 
 def test_the_table_of_bert_is_that_of_its_own_weights(bert):
     model, tokenizer = bert
-    survey = ch.survey(model, TEXTS, tokenizer, batch=64)
+    survey = ch.models.survey(model, TEXTS, tokenizer, batch=64)
     got, (want, received) = columns(survey), wanted(model, tokenizer(TEXTS)["input_ids"])
     for name, value in want.items():
         np.testing.assert_allclose(got[name], value, atol=2e-5, rtol=2e-5, err_msg=name)
@@ -120,7 +120,7 @@ def check_class(got, received, tokenizer, column, kind):
 
 def test_the_table_of_a_causal_model_is_that_of_its_own_weights():
     model = llama()
-    survey = ch.survey(model, TEXTS, letters, keep=KEEP, batch=128)
+    survey = ch.models.survey(model, TEXTS, letters, keep=KEEP, batch=128)
     want, _ = wanted(model, letters(TEXTS)["input_ids"])
     got = columns(survey)
     for name, value in want.items():
@@ -129,11 +129,11 @@ def test_the_table_of_a_causal_model_is_that_of_its_own_weights():
 
 def test_reductions_and_other_measures_are_those_of_a_watch():
     model = llama()
-    kept = [ch.Entropy(), ch.TopK(3), "same word", "induction"]
-    survey = ch.survey(model, TEXTS[:1], letters, keep=kept)
+    kept = [ch.reductions.Entropy(), ch.reductions.TopK(3), "same word", "induction"]
+    survey = ch.models.survey(model, TEXTS[:1], letters, keep=kept)
     ids = torch.tensor(letters(TEXTS[:1])["input_ids"])
-    means = ch.Means()
-    with torch.no_grad(), ch.watch(model) as seen, ch.watch(model, keep=kept[:2], merge=means):
+    means = ch.models.Means()
+    with torch.no_grad(), ch.watch(model) as seen, ch.models.statistics(model, kept[:2], merge=means):
         model(ids)
     table, rows = survey.table(), seen.table(tokens=ids)
     names = list(survey.means)
@@ -148,7 +148,7 @@ def test_reductions_and_other_measures_are_those_of_a_watch():
 
 def test_batches_do_not_change_the_numbers_and_padding_does_not_count():
     model = llama(1)
-    alone, together = (ch.survey(model, TEXTS, letters, keep=KEEP, batch=most) for most in (1, 100_000))
+    alone, together = (ch.models.survey(model, TEXTS, letters, keep=KEEP, batch=most) for most in (1, 100_000))
     assert (alone.batches, together.batches) == (4, 1)
     for one, other in zip(alone.table(), together.table(), strict=True):
         assert one == pytest.approx(other, abs=1e-5)
@@ -156,9 +156,9 @@ def test_batches_do_not_change_the_numbers_and_padding_does_not_count():
 
 def test_long_texts_are_cut_and_counted(bert):
     model, tokenizer = bert
-    survey = ch.survey(model, [*TEXTS, "word " * 1000], tokenizer, keep="first", max_length=8)
+    survey = ch.models.survey(model, [*TEXTS, "word " * 1000], tokenizer, keep="first", max_length=8)
     assert (survey.texts, survey.truncated, survey.tokens) == (5, 4, 8 * 4 + 5)
-    assert ch.survey(model, ["word " * 1000], tokenizer, keep="first").max_length == 512
+    assert ch.models.survey(model, ["word " * 1000], tokenizer, keep="first").max_length == 512
 
 
 def test_a_marking_vocabulary_has_words_and_their_parts():
@@ -201,7 +201,7 @@ def test_layers_of_unlike_masks_have_each_their_own_uniform_attention():
             return x
 
     model = Model().eval()
-    survey = ch.survey(model, TEXTS[:1], letters, keep=KEEP)
+    survey = ch.models.survey(model, TEXTS[:1], letters, keep=KEEP)
     ids = torch.tensor(letters(TEXTS[:1])["input_ids"])
     with ch.watch(model) as seen:
         model(ids, torch.ones_like(ids))

@@ -21,9 +21,9 @@ def inside(expression):
 
 
 def test_the_page_shows_each_head_by_each_statistic(tmp_path, browser):
-    kept = ["first", "previous", "distance", ch.Entropy()]
-    survey = ch.survey(Hostile().eval(), corpus(20), letters, keep=kept)
-    path = survey.report(tmp_path / "p.html", title="<b>Heads</b> & texts")
+    kept = ["first", "previous", "distance", ch.reductions.Entropy()]
+    survey = ch.models.survey(Hostile().eval(), corpus(20), letters, keep=kept)
+    path = survey.write(tmp_path / "p.html", title="<b>Heads</b> & texts")
     opened = browser.open(path, Opened, viewport={"width": 390, "height": 800}, color_scheme="dark")
     opened.until(inside("root.querySelectorAll('.head').length"), 2)
     assert opened.page.evaluate(inside("root.getElementById('title').textContent")) == "<b>Heads</b> & texts"

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import clearhead as ch
 
-KEEP = ["first", "previous", ch.Entropy()]
+KEEP = ["first", "previous", ch.reductions.Entropy()]
 
 
 class Reader(torch.nn.Module):
@@ -43,7 +43,7 @@ def corpus(count=120):
 
 def run(state=None, rank=(0, 1), pause=0.0, **options):
     options = {"keep": KEEP, "batch": 64, "wait": 60.0} | options
-    return ch.survey(Reader(pause).eval(), corpus(), letters, state=state, rank=rank, **options)
+    return ch.models.survey(Reader(pause).eval(), corpus(), letters, state=state, rank=rank, **options)
 
 
 def child(state, rank, pause):
@@ -110,17 +110,17 @@ def test_the_state_of_another_survey_is_left_alone(tmp_path):
     with pytest.raises(ch.ClearheadError, match="differs in batch: 64 there, 65 here"):
         run(tmp_path, batch=65)
     with pytest.raises(ch.ClearheadError, match="differs in weights"):
-        ch.survey(Reader(seed=1).eval(), corpus(), letters, keep=KEEP, batch=64, state=tmp_path)
+        ch.models.survey(Reader(seed=1).eval(), corpus(), letters, keep=KEEP, batch=64, state=tmp_path)
     with pytest.raises(ch.ClearheadError, match="is of other texts, or of texts in another order"):
-        ch.survey(model, [*corpus()[1:], "other."], letters, keep=KEEP, batch=64, state=tmp_path)
+        ch.models.survey(model, [*corpus()[1:], "other."], letters, keep=KEEP, batch=64, state=tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_the_state_of_more_texts_is_told(tmp_path):
     model, texts = Reader().eval(), ["ab."] * 1024
-    ch.survey(model, [*texts, "more."], letters, keep="first", state=tmp_path)
+    ch.models.survey(model, [*texts, "more."], letters, keep="first", state=tmp_path)
     with pytest.raises(ch.ClearheadError, match="and these texts make 1 batches"):
-        ch.survey(model, texts, letters, keep="first", state=tmp_path)
+        ch.models.survey(model, texts, letters, keep="first", state=tmp_path)
 
 
 def test_a_rank_that_does_not_come_is_told(tmp_path):
@@ -152,7 +152,7 @@ def test_texts_are_read_once_and_a_window_at_a_time():
         largest = max(largest, len(texts))
         return letters(texts)
 
-    found = ch.survey(Reader().eval(), stream(), counting, keep="first", batch=10_000)
+    found = ch.models.survey(Reader().eval(), stream(), counting, keep="first", batch=10_000)
     assert (found.texts, len(read), largest) == (2500, 2500, 1024)
 
 
@@ -170,8 +170,11 @@ BAD = {
     "another statistic": ({"keep": "entrophy"}, "expected some of 'previous'"),
     "values": ({"keep": "value mass"}, "expected some of"),
     "nothing": ({"keep": []}, "keep is"),
-    "an output": ({"keep": ch.Output(torch.zeros(1, 2))}, "whose values are of one call"),
-    "a map": ({"keep": ch.Pool(2), "texts": ["a", "abcd"], "batch": 1}, "depends on the length of the texts"),
+    "an output": ({"keep": ch.reductions.Output(torch.zeros(1, 2))}, "whose values are of one call"),
+    "a map": (
+        {"keep": ch.reductions.Pool(2), "texts": ["a", "abcd"], "batch": 1},
+        "depends on the length of the texts",
+    ),
     "a rank": ({"rank": (2, 2)}, "rank is"),
     "ids beyond": ({"tokenizer": lambda texts: {"input_ids": [[999] for _ in texts]}}, "cannot read batch 0"),
     "training": ({"model": Reader()}, "training mode"),
@@ -184,7 +187,7 @@ def test_bad_input_is_one_clear_error(name):
     given, message = BAD[name]
     usual = {"model": Reader().eval(), "texts": ["ab", "cde"], "tokenizer": letters, "keep": ["first"]}
     with pytest.raises(ch.ClearheadError, match=message):
-        ch.survey(**usual | given)
+        ch.models.survey(**usual | given)
 
 
 def test_a_state_that_is_a_file_is_told(tmp_path):
@@ -196,11 +199,11 @@ def test_a_state_that_is_a_file_is_told(tmp_path):
 def test_the_table_as_a_file_has_every_digit(tmp_path, whole):
     import csv
 
-    with whole.save(tmp_path / "t.csv").open() as file:
+    with whole.write(tmp_path / "t.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [float(row["first"]) for row in rows] == [row["first"] for row in whole.table()]
     with pytest.raises(ch.ClearheadError, match="cannot write the table"):
-        whole.save(tmp_path / "none" / "t.csv")
+        whole.write(tmp_path / "none" / "t.csv")
 
 
 def command(capsys, *arguments):

@@ -248,7 +248,7 @@ def _left_out(flat: int, coarse: int, calls: int) -> str:
     return ", ".join(parts + ([f"{coarse} of {calls} calls with scores too large to compare"] if coarse else []))
 
 
-def near(call: ch.AttentionCall) -> float:
+def near(call: ch.models.AttentionCall) -> float:
     """How far two weights may be apart by the rounding of scores, in whatever order their terms are added."""
     heads = call.query.shape[1] // call.key.shape[1]
     query, key = call.query.abs(), call.key.abs().repeat_interleave(heads, 1)

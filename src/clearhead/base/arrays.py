@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError, columns
+from clearhead.base.torch_private import is_zero_tensor
 from clearhead.base.tracing import compiling, with_memory
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -97,7 +98,7 @@ def check_float(tensor: Tensor, name: str) -> None:
 def to_tensor_float(array: Any, name: str) -> Tensor:
     """As `to_tensor`; integer and boolean NumPy arrays become float64."""
     if isinstance(array, Tensor):
-        return array if compiling() or not array._is_zerotensor() else with_memory(array)
+        return array if compiling() or not is_zero_tensor(array) else with_memory(array)
     tensor = to_tensor(array, name)
     return tensor if tensor.is_floating_point() else tensor.double()
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.base.tracing import batched
+from clearhead.base.torch_private import add_batch_dim, is_batch_of_losses, remove_batch_dim
+from clearhead.base.tracing import batch_level, batched
 
 Gradients = tuple[Tensor | None, ...]
 Compute = Callable[..., Gradients]
@@ -17,7 +18,7 @@ Compute = Callable[..., Gradients]
 def unbatched(compute: Compute, *grads: Tensor | None) -> Gradients:
     """`compute(*grads)`, computed one by one where some of the gradients are batches. None means no gradient."""
     given = [g for g in grads if g is not None]
-    if any(torch._C._functorch.is_legacy_batchedtensor(g) for g in given):
+    if any(is_batch_of_losses(g) for g in given):
         return _each_of(compute, grads)
     found: Gradients = _OneByOne.apply(compute, *grads) if any(map(batched, given)) else compute(*grads)  # type: ignore[no-untyped-call]
     return found
@@ -25,15 +26,14 @@ def unbatched(compute: Compute, *grads: Tensor | None) -> Gradients:
 
 def _each_of(compute: Compute, grads: Gradients) -> Gradients:
     """The gradients for each gradient of the results that `is_grads_batched=True` has batched."""
-    level = torch._C._vmapmode_increment_nesting() - 1
-    torch._C._vmapmode_decrement_nesting()
-    known = [g is not None and torch._C._functorch.is_legacy_batchedtensor(g) for g in grads]
+    level = batch_level()
+    known = [g is not None and is_batch_of_losses(g) for g in grads]
     plain: list[Tensor | None] = [
-        torch._remove_batch_dim(g, level, 0, 0) if b and g is not None else g for g, b in zip(grads, known, strict=True)
+        remove_batch_dim(g, level, 0, 0) if b and g is not None else g for g, b in zip(grads, known, strict=True)
     ]
     each = [unbatched(compute, *one) for one in _ones(plain, [0 if b else None for b in known])]
     joined = (None if parts[0] is None else torch.stack(parts) for parts in zip(*each, strict=True))
-    return tuple(None if whole is None else torch._add_batch_dim(whole, 0, level) for whole in joined)
+    return tuple(None if whole is None else add_batch_dim(whole, 0, level) for whole in joined)
 
 
 def _ones(grads: Any, dims: Any) -> Any:

@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from clearhead.base.torch_private import parts_of
+
 DEPTH = 3  # how many levels of calls are followed
 Chain = tuple[str, ...]  # a variable, and the attributes looked up on it: ("self", "rule", "ids")
 _ABSENT = object()
@@ -84,7 +86,7 @@ def _held(thing: Any, depth: int) -> Iterator[Tensor]:
 def _attribute(thing: Any, name: str) -> Any:
     """An attribute as it is stored: no code is run to find it."""
     if isinstance(thing, nn.Module):
-        for inside in (thing._parameters, thing._buffers, thing._modules):
+        for inside in parts_of(thing):
             if name in inside:
                 return inside[name]
     found = inspect.getattr_static(thing, name, _ABSENT)

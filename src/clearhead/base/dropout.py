@@ -23,7 +23,7 @@ from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.shapes import Sizes
-from clearhead.base.tracing import vectorized
+from clearhead.base.tracing import batch_level, vectorized
 
 _FIRST, _SECOND = 0x7FEB352D, 0x846CA68B - 2**32  # as signed numbers, for PyTorch's int32
 _COLUMNS = 0x9E3779B9 - 2**32
@@ -40,10 +40,11 @@ def check_dropout(p: Any, name: str) -> float:
 
 def draw_seed(device: torch.device) -> Tensor:
     """A seed from torch's generator: `torch.manual_seed` makes dropout repeat."""
-    if vectorized():
+    if vectorized() or batch_level():
         raise UnsupportedError(
-            "dropout inside torch.func.vmap would be the same for every sample: pass dropout_p=0, or give the "
-            "inputs a batch dimension of their own, and call attention() on the whole batch."
+            "dropout inside torch.func.vmap, or a transform with vectorize=True, would be the same for every sample: "
+            "pass dropout_p=0, or give the inputs a batch dimension of their own, and call attention() on the whole "
+            "batch."
         )
     return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=device)
 

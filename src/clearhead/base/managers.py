@@ -50,6 +50,14 @@ class Managed(AbstractContextManager[Given], ContextDecorator, Generic[Given]):
         self._used = True
         return super().__call__(function)
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"{self._call} has no {name!r}: what it gives is that of its `with` statement, which begins it. Write "
+            f"`with ch.{self._call} as seen:`, and ask `seen` for it."
+        )
+
     def _recreate_cm(self) -> Managed[Given]:
         return Managed(self._call, self._make)
 

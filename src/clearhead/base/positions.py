@@ -37,7 +37,12 @@ def check_align(align: Any) -> Align:
 
 
 def query_offset(sizes: Sizes, who: str) -> int | Tensor:
-    """The position of query 0 among the keys: a number, or a tensor (B or 1, 1, 1). `who` is named in the error."""
+    """The position of query 0 among the keys: a number, or a tensor (B or 1, 1, 1). `who` is named in the error.
+
+    >>> import clearhead as ch
+    >>> ch.extend.query_offset(ch.extend.Sizes(1, 1, 3, 5, align="lower_right"), "MyMask")
+    2
+    """
     align = sizes.align
     if isinstance(align, Tensor):
         if align.numel() not in (1, sizes.batch):

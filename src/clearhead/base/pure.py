@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.base.tracing import any_autocast, plain
+from clearhead.base.torch_private import any_autocast, dispatch_modes, function_modes
+from clearhead.base.tracing import plain
 
 DEPTH = 4  # how many levels of calls are followed
 LARGEST = 2**26  # bytes of tensors that are compared at each use
@@ -96,7 +97,7 @@ class State:
     def __init__(self, function: Any) -> None:
         self.things: list[Any] = []  # compared by identity, or plain values in words
         self.tensors: list[Tensor] = []
-        if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+        if function_modes() or dispatch_modes():
             raise NotKnown("is called under a mode of PyTorch's, which may change what it computes")
         # a quotient of integers has the default dtype
         self.things += [torch.get_default_dtype(), any_autocast()]

@@ -14,32 +14,34 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
-from torch._guards import TracingContext
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
+from clearhead.base import torch_private
 from clearhead.base.errors import ClearheadError, UnsupportedError
+from clearhead.base.torch_private import (
+    GRAD,
+    JVP,
+    VMAP,
+    FakeTensor,
+    TracingContext,
+    any_autocast,
+    batches_of_losses,
+    data_address,
+    dispatch_modes,
+    dual_level,
+    get_unwrapped,
+    interpreter,
+    is_batched,
+    is_wrapped,
+    is_zero_tensor,
+    jit_state,
+    transforms,
+)
 
-_functorch = torch._C._functorch
-_interpreters = _functorch.peek_interpreter_stack
-any_autocast = torch._C._is_any_autocast_enabled
-# what compiles the frames that this thread runs next; None in eager code. A function of C's, which the compiler cannot
-# enter
-compiler_here = torch._C._dynamo.eval_frame.get_eval_frame_callback
-_compile_with = torch._C._dynamo.eval_frame.set_eval_frame
-_dispatch_modes, _jit_state = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state
 # No module of PyTorch's is named in the functions below that ask `compiling()`: the compiler would compile such a
 # function by itself, where code around it could not be, as one that is always being compiled
-_level: Callable[[], int] = partial(getattr, forward_ad, "_current_level")
-_stack = _functorch.get_interpreter_stack
 _NOTHING = nullcontext()
-_GRAD, _JVP, _VMAP = (getattr(_functorch.TransformType, name) for name in ("Grad", "Jvp", "Vmap"))
-_KEYS = torch._C._TorchDispatchModeKey
-_TRACERS = (_KEYS.FAKE, _KEYS.PROXY, _KEYS.FUNCTIONAL)
-
-
 some_compiling = is_compiling  # whether any thread compiles: a look before the closer one, which is a function more
 
 
@@ -57,30 +59,37 @@ def ordinary() -> bool:
     return not (
         is_compiling()
         or any_autocast()
-        or _interpreters() is not None
-        or _dispatch_modes()
-        or _level() >= 0
-        or _jit_state() is not None
+        or interpreter() is not None
+        or dispatch_modes()
+        or dual_level() >= 0
+        or jit_state() is not None
     )
 
 
 def transformed() -> bool:
     """Whether a transform of `torch.func` is at work."""
-    return _interpreters() is not None and not compiling()
+    return interpreter() is not None and not compiling()
 
 
 def batched(tensor: Tensor) -> bool:
     """Whether `torch.func.vmap` has hidden a dimension of this tensor."""
-    while _functorch.is_functorch_wrapped_tensor(tensor):
-        if _functorch.is_batchedtensor(tensor):
+    while is_wrapped(tensor):
+        if is_batched(tensor):
             return True
-        tensor = _functorch.get_unwrapped(tensor)
+        tensor = get_unwrapped(tensor)
     return False
 
 
 def vectorized() -> bool:
     """Whether `torch.func.vmap` is at work."""
-    return transformed() and any(i.key() == _VMAP for i in _stack())
+    return transformed() and VMAP in transforms()
+
+
+def batch_level() -> int:
+    """How many batches of `torch.autograd`'s own are nested here (`vectorize=True`, `is_grads_batched=True`)."""
+    if compiling():
+        return 0
+    return batches_of_losses()
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -88,7 +97,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 def constant(function: Function) -> Function:
     """As `torch.compiler.assume_constant_result`, which would import the compiler to set this mark."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    torch_private.mark_constant(function)
     return function
 
 
@@ -98,8 +107,8 @@ def followed() -> bool:
 
     The compiler checks the level of both before it uses the code again.
     """
-    keys = [i.key() for i in _stack() or ()]
-    return _level() >= 0 or _GRAD in keys or _JVP in keys
+    kinds = transforms()
+    return dual_level() >= 0 or GRAD in kinds or JVP in kinds
 
 
 def looked_into() -> bool:
@@ -110,44 +119,44 @@ def looked_into() -> bool:
 def differentiated_twice(*tensors: Tensor | None) -> bool:
     """Whether a gradient that `torch.func` finds with these tensors will be differentiated again, as far as is known:
     by another of its transforms, or since autograd follows them outside of it."""
-    count = [i.key() for i in _stack()].count(_GRAD) if transformed() else 0
+    count = transforms().count(GRAD) if transformed() else 0
     return count > 1 or (count == 1 and any(t is not None and unwrapped(t).requires_grad for t in tensors))
 
 
 def differentiated_forward() -> bool:
     """Whether forward mode is at work where compiled code runs."""
-    return _level() >= 0
+    return dual_level() >= 0
 
 
 def forward_mode() -> bool:
     """Whether derivatives are being computed in forward mode, by `torch.func.jvp` or `torch.autograd.forward_ad`."""
     if compiling():
         return False
-    if _level() >= 0:
+    if dual_level() >= 0:
         return True
-    return _interpreters() is not None and any(i.key() == _JVP for i in _stack())
+    return interpreter() is not None and JVP in transforms()
 
 
 def forward_alone() -> bool:
     """Whether forward mode differentiates here, once, and no other transform is at work."""
-    if compiling() or _jit_state() is not None or _dispatch_modes():
+    if compiling() or jit_state() is not None or dispatch_modes():
         return False
-    keys = [] if _interpreters() is None else [i.key() for i in _stack()]
-    return keys == [_JVP] or (not keys and _level() >= 0)
+    kinds = [] if interpreter() is None else transforms()
+    return kinds == [JVP] or (not kinds and dual_level() >= 0)
 
 
 def unwrapped(tensor: Tensor) -> Tensor:
     """The tensor below the transforms of `torch.func` that differentiate: its values can be read."""
-    while _functorch.is_functorch_wrapped_tensor(tensor) and not _functorch.is_batchedtensor(tensor):
-        tensor = _functorch.get_unwrapped(tensor)
+    while is_wrapped(tensor) and not is_batched(tensor):
+        tensor = get_unwrapped(tensor)
     return tensor
 
 
 def on_host(tensor: Tensor) -> np.ndarray:
     """The values of a tensor that needs no gradient, as they are below transforms of `torch.func`."""
-    if _interpreters() is None:
+    if interpreter() is None:
         return tensor.cpu().numpy()
-    with torch._C._DisableFuncTorch():
+    with torch_private.without_transforms():
         return unwrapped(tensor).cpu().numpy()
 
 
@@ -189,25 +198,25 @@ def plain(tensor: Tensor) -> bool:
         not dispatches(tensor)
         and tensor.is_cpu
         and tensor.layout is torch.strided
-        and not tensor._is_zerotensor()
-        and not _functorch.is_functorch_wrapped_tensor(tensor)
+        and not is_zero_tensor(tensor)
+        and not is_wrapped(tensor)
     )
 
 
 def address(tensor: Tensor) -> int:
     """The address of the numbers, which `tensor.data = other` changes without a counted write."""
-    return torch._C._data_address(tensor) if plain(tensor) else 0  # type: ignore[attr-defined]
+    return data_address(tensor) if plain(tensor) else 0
 
 
 @constant  # compiled code has no task of its own; PyTorch 2.12 takes the number for a value
 def in_backward() -> bool:
     """Whether a backward pass runs in this thread: a call in it, as by a checkpoint, repeats a call of the forward."""
-    return torch._C._current_graph_task_id() != -1
+    return torch_private.backward_task() != -1
 
 
 def refuse_jit() -> None:
     """Raise inside `torch.jit.trace`, which records only PyTorch's operations, and values as constants."""
-    if not compiling() and _jit_state() is not None:
+    if not compiling() and jit_state() is not None:
         raise UnsupportedError(
             "torch.jit.trace cannot follow attention(): it keeps sizes and masks as constants, and sees no kernel. Use "
             "torch.export or torch.compile; for ONNX, torch.onnx.export(..., dynamo=True)."
@@ -216,22 +225,22 @@ def refuse_jit() -> None:
 
 def as_followed(tensor: Tensor) -> Tensor:
     """A tensor made outside; under PyTorch's fake tensors, as one of them."""
-    mode = torch._C._get_dispatch_mode(_KEYS.FAKE) if traced() else None
+    mode = torch_private.fake_mode() if traced() else None
     return tensor if mode is None or isinstance(tensor, FakeTensor) else mode.from_tensor(tensor)
 
 
 def with_memory(tensor: Tensor) -> Tensor:
     """The tensor; PyTorch's zeros without memory, which its own kernels read as if they had some, as real zeros."""
-    if not tensor._is_zerotensor():
+    if not is_zero_tensor(tensor):
         return tensor
     return tensor + torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
 def traced() -> bool:
     """Whether PyTorch records each operation (`make_fx`), or computes only shapes (fake tensors)."""
-    if compiling() or not _dispatch_modes():
+    if compiling() or not dispatch_modes():
         return False
-    return any(torch._C._get_dispatch_mode(key) for key in _TRACERS)
+    return any(torch_private.tracing_modes())
 
 
 def in_place() -> bool:
@@ -243,7 +252,7 @@ def in_place() -> bool:
 def ensure(good: Tensor, error: Callable[[], ClearheadError], short: str) -> None:
     """Raise the error unless all is true; while compiling, assert it, with a short message."""
     if compiling():
-        torch._assert_async(good.all(), short)
+        torch_private.assert_async(good.all(), short)
     elif traced() or empty_of_values(good):
         return
     elif transformed() and batched(good):
@@ -263,44 +272,32 @@ def eagerly(function: Function) -> Function:
 
     @functools.wraps(function)
     def apart(*args: Any, **given: Any) -> Any:
-        before = _compile_with(None)
-        try:
-            return function(*args, **given)
-        finally:
-            _compile_with(before)
+        return torch_private.run_eagerly(function, args, given)
 
-    apart._torchdynamo_disable = True  # type: ignore[attr-defined]
-    apart._torchdynamo_disable_msg = "it runs in eager code alone"  # type: ignore[attr-defined]
+    torch_private.mark_eager(apart, "it runs in eager code alone")
     return apart  # type: ignore[return-value]
 
 
 def compiled_code(function: Any) -> bool:
     """Whether the compiler has code for this function, made for any of its calls."""
     code = getattr(function, "__code__", None)
-    return code is not None and bool(torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code))
-
-
-# torch's own function: its name in torch.nn.functional may be a wrapper of another's
-OWN_SDPA = torch._C._nn.scaled_dot_product_attention
+    return code is not None and bool(torch_private.cached_code(code))
 
 
 def unobserved() -> AbstractContextManager[object]:
     """A context in which function modes see none of PyTorch's operations."""
-    return torch._C.DisableTorchFunction()
+    return torch_private.without_functions()
 
 
 def as_base_tensors() -> AbstractContextManager[object]:
     """A context in which PyTorch's functions do not ask tensor subclasses; their operations still dispatch."""
-    return torch._C.DisableTorchFunctionSubclass()
+    return torch_private.without_subclasses()
 
 
 @contextmanager
 def with_autograd() -> Iterator[None]:
     """A context with autograd, for the body of a custom operator, which runs without it."""
-    key = torch._C.DispatchKey
-    without = torch._C._dispatch_tls_local_exclude_set()
-    without = without.remove(key.AutogradFunctionality).remove(key.ADInplaceOrView)
-    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), without), torch.enable_grad():
+    with torch_private.dispatched_with_autograd(), torch.enable_grad():
         yield
 
 

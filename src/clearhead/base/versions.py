@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
+from clearhead.base.torch_private import uncounted, version
 from clearhead.base.tracing import address, compiling, transformed
+
+SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Versions:
@@ -21,30 +25,33 @@ class Versions:
         self._counted = self.known = not compiling() and not transformed()
         self._seen: list[tuple[str, Tensor, int, int]] = []
         for name, tensor in tensors if self.known else ():
-            if tensor.is_inference():
+            if uncounted(tensor):
                 self.known = False
             else:
-                self._seen.append((name, tensor, tensor._version, address(tensor)))
+                self._seen.append((name, tensor, version(tensor), address(tensor)))
 
     def __reduce__(self) -> Any:  # a copy has tensors of its own, whose writes are counted anew
-        return _again, ([(name, tensor, tensor._version != version) for name, tensor, version, _ in self._seen],)
+        return _again, ([(name, tensor, version(tensor) != before) for name, tensor, before, _ in self._seen],)
 
     def changed(self, tensors: Iterable[tuple[str, Tensor]]) -> tuple[str, Tensor] | None:
         """The first of these tensors that is another object, was written to since, or was given other memory."""
         if not self._counted:
             return None
-        now = [(name, tensor) for name, tensor in tensors if not tensor.is_inference()]
-        for (name, other), (_, tensor, version, at) in zip(now, self._seen, strict=False):
-            if other is not tensor or tensor._version != version or address(tensor) != at:
+        now = [(name, tensor) for name, tensor in tensors if not uncounted(tensor)]
+        for (name, other), (_, tensor, before, at) in zip(now, self._seen, strict=False):
+            if other is not tensor or version(tensor) != before or address(tensor) != at:
                 return name, other
         if len(now) == len(self._seen):
             return None
         return now[-1] if now else self._seen[-1][:2]
 
     def written(self) -> tuple[str, Tensor] | None:
-        """The first tensor that has been written to since, with the name of what reads it."""
-        for name, tensor, version, _ in self._seen:
-            if tensor._version != version:
+        """The first tensor that has been written to since, or whose memory is freed, with the name of what reads it.
+
+        A wrapper that shares out parameters frees the memory of each after the layer that it belongs to has run.
+        """
+        for name, tensor, before, at in self._seen:
+            if version(tensor) != before or (at and not address(tensor)):
                 return name, tensor
         return None
 
@@ -66,3 +73,43 @@ def _again(seen: list[tuple[str, Tensor, bool]]) -> Versions:
         if written:
             versions._seen[i] = (name, tensor, -1, 0)
     return versions
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """The same memory as integers: a NaN is equal to itself then."""
+    return tensor.view(SAME_SIZE[tensor.element_size()])
+
+
+def digest(tensor: Tensor) -> int:
+    """Of the bits of its numbers and of where they stand: a write that is not counted, as through `.data`, changes it.
+
+    A sum alone would be the same where rows, heads or positions have only changed places. So each row's sum and each
+    column's has a factor of its own. What a stride of 0 repeats counts once. O(numbers), and a wait for the device.
+    """
+    once = tensor.detach()[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
+    if not once.numel():
+        return 0
+    numbers, found = _wide(once.view(1, 1) if once.ndim == 0 else once.unsqueeze(0)), 0
+    # a sign is the highest bit, of which a product has no more than whether it is odd: so the upper halves once more
+    for half in (numbers, numbers >> 32) if numbers.dtype == torch.int64 else (numbers,):
+        for part, first in ((half.sum(-1).flatten(), 1), (half.sum(tuple(range(half.ndim - 1))), 2**40)):
+            found = 31 * found + int((part * _factors(first, len(part), part.device)).sum())
+    return found
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Its bits, eight bytes at a time where they fit: fewer numbers to be added."""
+    bytes_of_row, at = tensor.shape[-1] * tensor.element_size(), tensor.storage_offset() * tensor.element_size()
+    fits = tensor.is_contiguous() and bytes_of_row % 8 == 0 and at % 8 == 0
+    return tensor.view(-1, tensor.shape[-1]).view(torch.int64) if fits else bits(tensor)
+
+
+def _factors(first: int, count: int, device: torch.device) -> Tensor:
+    """Odd numbers that follow no rule that keys could follow too: Steele et al. 2014, "SplitMix".
+
+    `first`: where they begin, so that those of rows and of columns are others.
+    """
+    number = torch.arange(first, first + count, device=device) * -7046029254386353131
+    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
+        number = (number ^ (number >> shift)) * factor
+    return number | 1

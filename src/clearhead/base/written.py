@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -76,3 +76,14 @@ def check_writable(path: Any, what: str = "report", remedy: str = FOLDER) -> Pat
 def _unwritable(path: Any, what: str, error: Exception, remedy: str) -> ClearheadError:
     why = getattr(error, "strerror", None) or error
     return ClearheadError(f"cannot write the {what} to {str(path)!r:.300}: {why}. {remedy}")
+
+
+def ending_of(path: Any, endings: Sequence[str], what: str) -> str:
+    """The ending of a path, which says the form that is written. Raises a `ClearheadError` for another one."""
+    ending = Path(path).suffix.lower() if isinstance(path, str | os.PathLike) else ""
+    if ending not in endings:
+        raise ClearheadError(
+            f"cannot write the {what} to {str(path)!r:.300}: the ending says the form. Pass a path that ends in "
+            f"{', '.join(endings[:-1])}{' or ' * (len(endings) > 1)}{endings[-1]}."
+        )
+    return ending

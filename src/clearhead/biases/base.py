@@ -26,9 +26,9 @@ class Added(NamedTuple):
     """The normal form of a bias: what is added to the score of query i and key j, after the softcap.
 
     >>> import torch, clearhead as ch
-    >>> class Later(ch.Bias):
+    >>> class Later(ch.extend.Bias):
     ...     def lower(self, sizes):
-    ...         return ch.Added(dense=torch.arange(float(sizes.keys), device=sizes.device).view(1, 1, 1, -1))
+    ...         return ch.extend.Added(dense=torch.arange(float(sizes.keys), device=sizes.device).view(1, 1, 1, -1))
     >>> Later()(torch.zeros(1, 4), torch.zeros(3, 4))
     tensor([[0., 1., 2.]])
 

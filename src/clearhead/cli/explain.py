@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import argparse
 import re
-from pathlib import Path
 
 from clearhead.base.errors import ClearheadError, require
-from clearhead.base.pages import write_page
 from clearhead.base.text import printable
+from clearhead.base.written import ending_of
 from clearhead.cli.outputs import check_outputs
 from clearhead.cli.texts import checked, model_of, quoted, watched
+from clearhead.explanation.as_file import ENDINGS, WHAT
 from clearhead.explanation.examples import EXAMPLES, example
 from clearhead.explanation.explanation import Explanation
 from clearhead.models.calls import one_call
 from clearhead.models.read.tokens import place_among
 
-WRITTEN = {".html": "html", ".md": "markdown", ".py": "script"}  # what a file's name asks for
-
 
 def run(options: argparse.Namespace) -> None:
     """`clearhead explain` with these options."""
-    kind = None if options.output is None else WRITTEN.get(Path(options.output).suffix)
-    if options.output is not None and kind is None:
-        raise ClearheadError(f"the output is {options.output!r:.80}; expected a file .html, .md or .py.")
+    if options.output is not None:
+        ending_of(options.output, ENDINGS, WHAT)
     check_outputs(options, {"-o": options.output})
     if options.text is not None:
         found = _of_text(options)
@@ -33,10 +30,10 @@ def run(options: argparse.Namespace) -> None:
         print("\n".join(f"{name:16}{(make.__doc__ or '').splitlines()[0]}" for name, make in EXAMPLES.items()))
         print("Print one of them: clearhead explain NAME")
         return
-    if kind is None:
+    if options.output is None:
         require("rich.console", "terminal", "an explanation in a terminal").Console(highlight=False).print(found)
         return
-    path = write_page(options.output, getattr(found, kind)(), "explanation")
+    path = found.write(options.output)
     print(f"The explanation: {printable(str(path.resolve()))}")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.text import printable
+from clearhead.base.written import ending_of
 from clearhead.cli.outputs import check_outputs
 from clearhead.cli.texts import model_of
 from clearhead.models.loading import quiet
@@ -22,6 +23,9 @@ def run(options: argparse.Namespace) -> None:
     first = rank[0] == 0
     if first:
         check_outputs(options, {"-o": options.output, "--page": options.page}, options.file)
+        ending_of(options.output, [".csv"], "table")
+        if options.page is not None:
+            ending_of(options.page, [".html"], "page")
     model, tokenizer, _ = model_of(options)
     keep = None if options.keep is None else [name.strip() for name in options.keep.split(",")]
     with quiet():
@@ -40,9 +44,9 @@ def run(options: argparse.Namespace) -> None:
         return
     cut = f", {found.truncated:,} texts cut to {found.max_length:,} tokens" if found.truncated else ""
     print(f"{found.texts:,} texts, {found.tokens:,} tokens{cut}; digest {found.digest}")
-    print(f"The table: {printable(str(found.save(options.output).resolve()))}")
+    print(f"The table: {printable(str(found.write(options.output).resolve()))}")
     if options.page is not None:
-        print(f"The page: {printable(str(found.report(options.page).resolve()))}")
+        print(f"The page: {printable(str(found.write(options.page).resolve()))}")
 
 
 def texts_of(file: str, field: str) -> Iterator[str]:

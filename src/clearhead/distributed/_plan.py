@@ -36,7 +36,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RankPlan:
     """What `attention` over ranks would do: print it. `shares`: one a rank."""
 
     shares: tuple[Share, ...]
@@ -76,7 +76,7 @@ def plan(
     bias: Any = None,
     scale: float | None = None,
     sinks: Any = None,
-) -> Plan:
+) -> RankPlan:
     """What `attention` over ranks with these arguments would send and compute, for each rank.
 
     >>> import torch, clearhead as ch
@@ -94,14 +94,14 @@ def plan(
     Arguments as for `attention`, with the part of this rank; for a layout of a number of ranks, that of the first.
     Bytes follow from the runs of keys that some query of a rank may see by the mask's intervals; pairs that a residual
     hides (`MaskFunction`, `DenseMask`) are counted and sent. No process needs to be there, and nothing is sent.
-    Returns a `Plan`. Raises as `attention` does. Cost: a pass over the mask's intervals for each pair of chunks.
+    Returns a `RankPlan`. Raises as `attention` does. Cost: a pass over the mask's intervals for each pair of chunks.
     """
     local = sharded(query, key, value, layout, score=score, mask=mask, bias=bias, scale=scale, sinks=sinks)
     needs = Needs(layout, local.visible, local.sizes)
     assert local.value is not None
     numbers = needs.sizes.batch * local.key.shape[1] * (local.key.shape[-1] + local.value.shape[-1])
     forward, backward = (numbers * dtype.itemsize for dtype in (local.key.dtype, accumulated(local.key.dtype)))
-    return Plan(tuple(_share(rank, needs, layout, forward, backward) for rank in range(layout.ranks)), layout)
+    return RankPlan(tuple(_share(rank, needs, layout, forward, backward) for rank in range(layout.ranks)), layout)
 
 
 def _share(rank: int, needs: Needs, layout: Layout, forward: int, backward: int) -> Share:

@@ -43,7 +43,8 @@ class ShardedWeights:
         """Reductions of the weights, as `Weights.reduce` gives them: a tuple of their results, in their order.
 
             found = ch.distributed.weights(query, key, layout=layout, mask=ch.Causal())
-            entropy, (values, indices), image = found.reduce(ch.Entropy(), ch.TopK(5), ch.Pool(128))
+            wanted = ch.reductions.Entropy(), ch.reductions.TopK(5), ch.reductions.Pool(128)
+            entropy, (values, indices), image = found.reduce(*wanted)
 
         Each is what it is in one process. What is of queries (`Entropy`, `LogSumExp`, `MaxScore`, `TopK`, whose keys
         are positions in the whole sequence, `Mass`, `MeanDistance`, `SinkShare`, `Output`) or of keys (`Received`) is
@@ -183,7 +184,8 @@ def weights(
     """The weights of a sequence that is shared out over ranks, of which `reduce` gives statistics.
 
         found = ch.distributed.weights(query, key, layout=layout, mask=ch.Causal())
-        entropy, (values, indices), received = found.reduce(ch.Entropy(), ch.TopK(5), ch.Received())
+        wanted = ch.reductions.Entropy(), ch.reductions.TopK(5), ch.reductions.Received()
+        entropy, (values, indices), received = found.reduce(*wanted)
 
     Arguments as for `attention` over ranks: this rank's part of query and key, and what is of the whole sequence.
     Returns `ShardedWeights`; nothing is sent before `reduce`. Raises as `attention` does, when it is reduced.

@@ -69,7 +69,7 @@ def shard_batch(batch: Mapping[str, Any], layout: Layout, *, shift: bool = True)
 
     Every rank of the layout's group calls it with the same whole batch:
 
-        ch.use_in_transformers(model, layout=layout)
+        ch.models.run_on_clearhead(model, layout=layout)
         part = ch.distributed.shard_batch(batch, layout)
         loss = part.loss(model(**part.inputs).logits)
         loss.backward()

@@ -31,6 +31,19 @@ class Engine(ABC):
     """An engine computes a `Problem`, or says why it cannot.
 
     A subclass gives `name`, `objections`, `forward` and `cost`.
+
+    >>> import torch, clearhead as ch
+    >>> class Plain(ch.extend.Engine):
+    ...     name = "plain"
+    ...     def objections(self, problem):
+    ...         return ["it has no mask"] if problem.visible is not None else []
+    ...     def cost(self, problem):
+    ...         return ch.extend.Cost(problem.query.shape[2] * problem.key.shape[2], 0)
+    ...     def forward(self, problem, rows=False):
+    ...         return ch.extend.Partial(torch.softmax(problem.query @ problem.key.mT / 2, -1) @ problem.value)
+    >>> x = torch.eye(4)
+    >>> torch.allclose(ch.attention(x, x, x, engine=Plain()), ch.attention(x, x, x))
+    True
     """
 
     name: ClassVar[str]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, require
-from clearhead.base.pages import write_page
+from clearhead.base.renamed import refuse
 from clearhead.base.steps import Step
 from clearhead.base.text import said
-from clearhead.explanation import as_markup, as_plot, as_script, as_text
+from clearhead.explanation import as_file, as_markup, as_plot, as_script, as_text
 from clearhead.explanation.document import Document, at_pair
 from clearhead.explanation.document import Part as Part
 from clearhead.explanation.page.render import render as render_page
@@ -36,7 +36,8 @@ class Explanation:
     `title`; `parts`, each with its `title`, its `steps` and what is `drawn` before them; `shown`, the places of the
     call that it is about. `print(explanation)` shows it within 80 columns; `.html()` is a page
     that computes with other inputs, too; `.script()`, `.markdown()` and `.to_dict()` give the same steps as a program,
-    as text for a page, and as plain numbers. A notebook shows them as tables.
+    as text for a page, and as plain numbers; `.write(path)` makes a file of any of these. A notebook shows the steps as
+    tables.
     """
 
     title: str
@@ -80,18 +81,29 @@ class Explanation:
         """The same as Markdown: a heading a part, a table a step. Words of the inputs are escaped."""
         return as_markup.markdown(self.document)
 
-    @overload
-    def html(self, path: None = None) -> str: ...
-    @overload
-    def html(self, path: str | Path) -> Path: ...
-    def html(self, path: str | Path | None = None) -> str | Path:
+    def html(self, path: None = None) -> str:
         """One self-contained page that shows the steps, and computes them again when an input is changed.
 
-        With a `path` the page is written there, and the path returned; else the page is returned, as a string. It
-        needs no network. Words of the inputs are shown as text. Raises a `ClearheadError` where it cannot be written.
+        It needs no network. Words of the inputs are shown as text. `write` makes a file of it.
         """
-        page = render_page(self.document)
-        return page if path is None else write_page(path, page, "page")
+        if path is not None:
+            refuse("Explanation.html", {"path": path})
+        return render_page(self.document)
+
+    def write(self, path: str | Path) -> Path:
+        """Write the explanation to a file, and return its path. The ending of the path says the form.
+
+        >>> import tempfile, torch, clearhead as ch
+        >>> explanation = ch.explain(torch.eye(2), torch.eye(2), torch.eye(2))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     explanation.write(folder + "/steps.md").read_text() == explanation.markdown()
+        True
+
+        .html: the page, as `html()`; .md: Markdown; .txt: the text that `print` shows; .py: the program, as `script()`;
+        .json: the numbers, as `to_dict()`; .png, .svg and .pdf: the picture, as `plot()`, which needs matplotlib.
+        Raises a `ClearheadError` for another ending, and where the file cannot be written.
+        """
+        return as_file.write(self, path)
 
     def _repr_html_(self) -> str:
         return said(self, lambda: as_markup.html(self.document))

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from clearhead.base.errors import ClearheadError, UnsupportedError, human_bytes
 from clearhead.base.numbers import check_count, check_flag
 from clearhead.base.shapes import Sizes
 from clearhead.base.text import said
+from clearhead.base.torch_private import tree_map_only
 from clearhead.base.tracing import compiling, looked_into
 from clearhead.inspection.by_blocks import extreme, extreme_places, summed
 from clearhead.inspection.index import DENSE_BYTES, Part, parse

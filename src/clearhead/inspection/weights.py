@@ -189,7 +189,7 @@ class Weights(LazyMatrix):
         >>> import torch, clearhead as ch
         >>> w = ch.weights(torch.rand(100, 8), torch.rand(100, 8))
         >>> entropy, (values, indices), received, image = w.reduce(
-        ...     ch.Entropy(), ch.TopK(5), ch.Received(), ch.Pool(10))
+        ...     ch.reductions.Entropy(), ch.reductions.TopK(5), ch.reductions.Received(), ch.reductions.Pool(10))
         >>> values.shape, image.shape
         (torch.Size([100, 5]), torch.Size([10, 10]))
         """

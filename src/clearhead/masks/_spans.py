@@ -31,10 +31,10 @@ class Spans(NamedTuple):
     """The normal form of a mask: query i may see the keys start_i ≤ j < stop_i, but for gaps, if the residual agrees.
 
     >>> import torch, clearhead as ch
-    >>> class FirstKeys(ch.Mask):
+    >>> class FirstKeys(ch.extend.Mask):
     ...     def lower(self, sizes):
     ...         start = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
-    ...         return ch.Spans(start, start + min(2, sizes.keys))
+    ...         return ch.extend.Spans(start, start + min(2, sizes.keys))
     >>> FirstKeys().dense(1, 4)
     tensor([[ True,  True, False, False]])
 

@@ -1,12 +1,14 @@
-"""Real models: loading them, and what watches them."""
+"""Real models: loading them, recording and changing their attention, and what is found of it."""
 
+from typing import TYPE_CHECKING
+
+from clearhead.base.renamed import missing as _missing
 from clearhead.models.attention_call import AttentionCall as AttentionCall
-from clearhead.models.chain.steps import Steps as Steps
+from clearhead.models.chain.generation import Generation as Generation
 from clearhead.models.checks import assert_attends as assert_attends
-from clearhead.models.checks import compare as compare
+from clearhead.models.checks import compare_backends as compare_backends
 from clearhead.models.loading import bundled as bundled
 from clearhead.models.loading import load as load
-from clearhead.models.read.align import align as align
 from clearhead.models.read.audit import Audit as Audit
 from clearhead.models.read.audit import AuditedCall as AuditedCall
 from clearhead.models.read.comparison import ComparedCall as ComparedCall
@@ -14,23 +16,25 @@ from clearhead.models.read.comparison import Comparison as Comparison
 from clearhead.models.read.differences import CallDifference as CallDifference
 from clearhead.models.read.differences import Differences as Differences
 from clearhead.models.read.distinctive import Distinctive as Distinctive
+from clearhead.models.read.match_tokens import match_tokens as match_tokens
 from clearhead.models.recording import Recording as Recording
-from clearhead.models.recording import load_seen as load_seen
+from clearhead.models.recording import load_recording as load_recording
+from clearhead.models.statistics import statistics as statistics
 from clearhead.models.survey import Survey as Survey
 from clearhead.models.survey import survey as survey
 from clearhead.models.table import Table as Table
-from clearhead.models.use.edits.add_bias import AddBias as AddBias
-from clearhead.models.use.edits.base import Edit as Edit
 from clearhead.models.use.edits.edit import edit as edit
-from clearhead.models.use.edits.force import Force as Force
-from clearhead.models.use.edits.knockout import Knockout as Knockout
-from clearhead.models.use.edits.scale import Scale as Scale
 from clearhead.models.use.lazy.lazy_attention import LazyAttention as LazyAttention
 from clearhead.models.use.lazy.lazy_attentions import lazy_attentions as lazy_attentions
 from clearhead.models.use.means import Means as Means
 from clearhead.models.use.monitor import Monitor as Monitor
 from clearhead.models.use.monitor import monitor as monitor
-from clearhead.models.use.on_clearhead import use_in_transformers as use_in_transformers
 from clearhead.models.use.reduced import ReducedCall as ReducedCall
 from clearhead.models.use.reduced import Statistics as Statistics
+from clearhead.models.use.run_on_clearhead import run_on_clearhead as run_on_clearhead
 from clearhead.models.watch import watch as watch
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        raise _missing(__name__, name)

@@ -37,7 +37,7 @@ class AttentionCall(CallRecord):
     bool, True for a word, each None where all are; None where no padding is known. Reductions of `weights` leave
     padding out, see `PaddedWeights`. `run`: which run of the model made it, from 0 on.
     What is recorded is what ran, with what an `edit` changed. `factor`, (B, H, Lq): by what an edit multiplied the rows
-    of the softmax over `problem`, `Scale` or `Knockout(after=True)`; `weights` are the product; None: nothing did.
+    of the softmax over `problem`, `ScaleHeads` or `Knockout(after=True)`; `weights` are the product; None: nothing did.
     With `watch(values=True)`: `value` (B, Hk, Lk, Ev), and `output`, `value_norms` and `weighted_norms`; with
     `watch(gradients=True)` these, and after a backward pass `gradients` and `head_importance`.
     """

@@ -15,6 +15,7 @@ from clearhead.base.numbers import check_number
 from clearhead.base.text import listed
 from clearhead.models.read.audit import TOLERANCE, Expected
 from clearhead.models.read.comparison import ComparedCall, Comparison, compared
+from clearhead.models.tap.transformers_private import backend_of, has_backend, set_backend, takes_backends
 from clearhead.models.use.edits.edit import refuse_edited
 from clearhead.models.watch import watch
 
@@ -28,8 +29,8 @@ def assert_attends(
     >>> class Block(torch.nn.Module):
     ...     def forward(self, x):
     ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
-    >>> ch.assert_attends(Block(), torch.rand(1, 2, 4, 8), ch.Causal())
-    >>> ch.assert_attends(Block(), torch.rand(1, 2, 4, 8), ch.Causal() & ch.SlidingWindow(before=1))
+    >>> ch.models.assert_attends(Block(), torch.rand(1, 2, 4, 8), ch.Causal())
+    >>> ch.models.assert_attends(Block(), torch.rand(1, 2, 4, 8), ch.Causal() & ch.SlidingWindow(before=1))
     Traceback (most recent call last):
         ...
     AssertionError: 1 of 1 calls do not attend as expected. The first:
@@ -65,7 +66,7 @@ def _own(value: Any) -> Any:
 @contextmanager
 def on_backend(model: Any, backend: str) -> Iterator[None]:
     """Another backend for a model of transformers, and for all models inside it; after it those from before."""
-    before = [(config, config._attn_implementation) for config in _configs(model)]
+    before = [(config, backend_of(config)) for config in _configs(model) or [model.config]]
     try:
         try:
             model.set_attn_implementation(backend)
@@ -74,12 +75,12 @@ def on_backend(model: Any, backend: str) -> Iterator[None]:
         yield
     finally:
         for config, implementation in before:  # one that is set is set for all inside it, which come after it
-            config._attn_implementation = implementation
+            set_backend(config, implementation)
 
 
 def _configs(model: nn.Module) -> list[Any]:
     """Every configuration, those inside others after them."""
-    found = [part.config for part in model.modules() if hasattr(getattr(part, "config", None), "_attn_implementation")]
+    found = [part.config for part in model.modules() if has_backend(getattr(part, "config", None))]
     every: dict[int, Any] = {}
     for config in found:
         _add(config, every)
@@ -96,14 +97,14 @@ def _add(config: Any, every: dict[int, Any]) -> None:
             _add(inner, every)
 
 
-def compare(model: Any, one: str, other: str, inputs: Any, *, tolerance: float | None = None) -> Comparison:
+def compare_backends(model: Any, one: str, other: str, inputs: Any, *, tolerance: float | None = None) -> Comparison:
     """Run a model of transformers on two backends, and find the first call whose output is not what its inputs say.
 
     >>> import torch, clearhead as ch
     >>> from transformers import LlamaConfig, LlamaModel
     >>> model = LlamaModel(LlamaConfig(vocab_size=100, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
     ...                                num_attention_heads=8, num_key_value_heads=2)).eval()
-    >>> found = ch.compare(model, "sdpa", "eager", torch.arange(10)[None])
+    >>> found = ch.models.compare_backends(model, "sdpa", "eager", torch.arange(10)[None])
     >>> print(found.first)
     None
     >>> [(row["module"], row["backend"]) for row in found.table()][:3]
@@ -121,23 +122,27 @@ def compare(model: Any, one: str, other: str, inputs: Any, *, tolerance: float |
     Gives a `Comparison`: `first`, `table()`, and `str()`. Raises a `ClearheadError` for another model or a backend that
     is not there. Cost: two runs of the model under `watch(values=True)`, and each call's output again.
     """
-    transformers = require("transformers", "models", "compare")
+    transformers = require("transformers", "models", "compare_backends")
     if not isinstance(model, transformers.PreTrainedModel):
-        raise ClearheadError(f"compare takes a model of transformers; got a {type(model).__name__}.")
+        raise ClearheadError(f"compare_backends takes a model of transformers; got a {type(model).__name__}.")
     if any(part.training for part in model.modules()):
-        raise ClearheadError("compare takes a model in eval mode, where no dropout acts on the outputs: model.eval().")
+        raise ClearheadError(
+            "compare_backends takes a model in eval mode, where no dropout acts on the outputs: model.eval()."
+        )
     there = ["eager", *transformers.AttentionInterface().valid_keys()]
     for backend in (one, other):
         if backend not in there:  # transformers would look for it on the network, and run what it finds
-            raise ClearheadError(f"compare: there is no backend {backend!r}; there are {listed(there)}.")
-    if not model._can_set_attn_implementation():
+            raise ClearheadError(f"compare_backends: there is no backend {backend!r}; there are {listed(there)}.")
+    if not takes_backends(model):
         raise ClearheadError(
             f"{type(model).__name__} computes attention in its own code: transformers cannot give it another backend."
         )
-    most = None if tolerance is None else check_number(tolerance, "compare: tolerance")
+    most = None if tolerance is None else check_number(tolerance, "compare_backends: tolerance")
     if most is not None and most < 0:
-        raise ClearheadError(f"compare: tolerance is {tolerance!r}; expected a part of the largest value, 0 or more.")
-    refuse_edited(model, "compare")
+        raise ClearheadError(
+            f"compare_backends: tolerance is {tolerance!r}; expected a part of the largest value, 0 or more."
+        )
+    refuse_edited(model, "compare_backends")
     found: list[ComparedCall] = []
     for number, backend in enumerate((one, other)):
         with on_backend(model, backend), watch(model, values=True) as seen:

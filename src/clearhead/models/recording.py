@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, Never, overload
 
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.pictures import Style
-from clearhead.base.written import check_writable
+from clearhead.base.renamed import missing, refuse
 from clearhead.explanation.diagnosis.diagnose import diagnosis_of
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.explanation.explanation import Explanation
@@ -22,7 +22,7 @@ from clearhead.inspection.reductions.sink_share import SinkShare
 from clearhead.inspection.reductions.topk import TopK
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import Calls, chosen_calls, labels, one_call
-from clearhead.models.chain.steps import Steps
+from clearhead.models.chain.generation import Generation
 from clearhead.models.explained import case_of
 from clearhead.models.read.audit import Audit, Expected, audit
 from clearhead.models.read.differences import Differences, compare_calls
@@ -33,7 +33,7 @@ from clearhead.models.show.beside import beside_of
 from clearhead.models.show.framed import Framed, framed
 from clearhead.models.show.paged import Paged
 from clearhead.models.show.pictured import listed, plotted
-from clearhead.models.show.stored import read, save
+from clearhead.models.show.stored import read, write
 from clearhead.models.table import Table
 from clearhead.models.tap.choice import Heads, Layers, Positions
 from clearhead.models.use.reduced import reduced
@@ -45,18 +45,18 @@ from clearhead.report.page import nothing_left
 class Recording(Calls[AttentionCall]):
     """The attention calls of a watched model, with all that their weights are computed from. See `Calls`.
 
-    Those of one module are `Steps`: of a generation, `seen[name].joined()` is one matrix.
+    Those of one module are a `Generation`: its steps, which `seen[name].joined()` makes one matrix.
     """
 
     @overload
     def __getitem__(self, which: int) -> AttentionCall: ...
 
     @overload
-    def __getitem__(self, which: str | slice) -> Steps: ...
+    def __getitem__(self, which: str | slice) -> Generation: ...
 
     def __getitem__(self, which: Any) -> Any:
         found = super().__getitem__(which)
-        return Steps(found) if isinstance(found, list) else found
+        return Generation(found) if isinstance(found, list) else found
 
     def table(self, *reductions: Reduction, tokens: Any = None, source_tokens: Any = None) -> Table:
         """A row for each call and head: what the head does, beside what uniform attention would under the same mask.
@@ -120,7 +120,7 @@ class Recording(Calls[AttentionCall]):
         """
         return distinctive(self.calls, Tokens(tokens, source_tokens))
 
-    def compare(self, other: Recording, aligned: Any = None) -> Differences:
+    def compare(self, other: Recording, matched: Any = None, **renamed: Never) -> Differences:
         """The weights of another recording beside this one's: of a checkpoint, or of another text.
 
         >>> import torch, torch.nn.functional as F, clearhead as ch
@@ -138,21 +138,23 @@ class Recording(Calls[AttentionCall]):
         >>> differences[0].weights[0, 1, 2]                 # the other's less this one's
         tensor([-0.2268, -0.2268,  0.4537])
 
-        Calls are compared by their numbers: both recordings are of one run of one architecture. `aligned`: where the
-        texts differ in length, the positions that correspond, ([of this], [of the other]), ascending; None: all.
+        Calls are compared by their numbers: both recordings are of one run of one architecture. `matched`: where the
+        texts differ in length, the positions that correspond, ([of this], [of the other]), ascending, as
+        `clearhead.models.match_tokens` finds them; None: all.
         Formula: of each query JS(p, q) = ½ Σ_j (p_j log p_j/m_j + q_j log q_j/m_j), m = (p + q) / 2, in nats; of a
         head the mean over the queries that see a key and are no padding in both. What a row lacks to 1, the share of a
-        sink or of keys that are not aligned, is one key more: nothing is renormalised.
+        sink or of keys that are not matched, is one key more: nothing is renormalised.
         Gives `Differences`, which has `table()`. Raises a `ClearheadError` where calls, heads, shapes or masks do not
         fit. Cost: a pass over both calls' pairs, a block at a time; O(Lq + Lk) memory a head.
         Source: Lin 1991, "Divergence Measures Based on the Shannon Entropy".
         """
+        refuse("Recording.compare", renamed)
         if not isinstance(other, Recording):
             raise ClearheadError(
-                f"compare takes another recording of watch(model), without keep=…; got a {type(other).__name__}. To "
-                "compare backends of one model: ch.compare(model, 'sdpa', 'eager', inputs)."
+                f"compare takes another recording of watch(model); got a {type(other).__name__}. To "
+                "compare backends of one model: ch.models.compare_backends(model, 'sdpa', 'eager', inputs)."
             )
-        return compare_calls(self.calls, other.calls, aligned)
+        return compare_calls(self.calls, other.calls, matched)
 
     def rollout(self, tokens: Positions = None, layers: Layers = None) -> Tensor:
         """How much of each position's input has come to each token by the last layer, (B, T, L); rows sum to 1.
@@ -273,15 +275,15 @@ class Recording(Calls[AttentionCall]):
         said = labels(self.calls)
         return diagnosis_of(case_of(call, str(label)) for call, label in zip(self.calls, said, strict=True))
 
-    def save(self, path: str | Path) -> Path:
-        """Write the recording to one file, which `ch.load_seen` reads: to compare checkpoints, or to look later.
+    def write(self, path: str | Path) -> Path:
+        """Write the recording to one file, for `ch.models.load_recording`: to compare checkpoints, or to look later.
 
         The file is of safetensors, what is no tensor is JSON in its header: loading it runs no code. Holds queries,
         keys (in a generation each once), masks (each once), biases, sinks and padding; values, outputs and gradients,
         if they were kept. Gives the path.
         Raises an `UnsupportedError` for calls that are no dot products, a `ClearheadError` where it cannot be written.
         """
-        return save(self.calls, path)
+        return write(self.calls, path)
 
     def layers(
         self,
@@ -291,47 +293,12 @@ class Recording(Calls[AttentionCall]):
         sequence: int = 0,
         error: float = ERROR,
     ) -> list[Layer]:
-        """Each call with the statistics of its weights, as the report shows it. Arguments as for `report`."""
+        """Each call with the statistics of its weights, as the report shows it. Arguments as for `view`."""
         parts = list(Paged(self.calls, tokens, source_tokens, sequence, error).layers())
         layers = [part for part in parts if isinstance(part, Layer)]
         if parts and not layers:
             raise nothing_left(parts)
         return layers
-
-    def report(
-        self,
-        path: str | Path,
-        tokens: Iterable[str] | None = None,
-        source_tokens: Iterable[str] | None = None,
-        *,
-        sequence: int = 0,
-        title: str = "Attention",
-        error: float = ERROR,
-        beside: Recording | None = None,
-        beside_tokens: Iterable[str] | None = None,
-    ) -> Path:
-        """Write the report: one HTML page that opens from disk and needs no network.
-
-        `tokens`: a word for each position, or for each that is no padding (of the decoder, where there is one;
-        `source_tokens` are the encoder's); None numbers the positions. `sequence`: which one of the batch. Padding is
-        left out, see `AttentionCall.padding`; a call whose score has `tile()` alone is too, above 1,024 queries or
-        keys, and the page says so. `error`: how far a weight may be from the call's, about; queries and keys
-        are rounded as far as that allows, and the page says what was measured. At 1e-4 they take half the bytes of
-        float32, which is what 0 writes.
-        `beside`: another recording, of a text or of a checkpoint, whose layers stand on the page too, as L0′, L1′, …;
-        `beside_tokens`: its words, None where it read the same ones. The page compares its heads with the first's: the
-        divergence of each is that of `compare` over the tokens that are no padding, with `ch.align` of the words where
-        the two texts have not as many; it is not known where masks differ. `sequence`, and the source text, are those
-        of both. Returns the path.
-        Raises a `ClearheadError` for words that fit no call, and for a path that cannot be written, an
-        `UnsupportedError` where no call is left. Layers are made one at a time, and a file that was there is as it was
-        until all is written. Cost: a pass over each call's pairs, one more where it is long, and those of `table`.
-        """
-        check_writable(path)
-        paged = Paged(self.calls, tokens, source_tokens, sequence, error)
-        alone = beside is None and beside_tokens is None
-        shown = paged if alone else beside_of(paged, beside, beside_tokens)
-        return shown.page(shown.layers(), title).write(path)
 
     def view(
         self,
@@ -342,19 +309,50 @@ class Recording(Calls[AttentionCall]):
         source_tokens: Iterable[str] | None = None,
         sequence: int = 0,
         title: str = "Attention",
+        error: float = ERROR,
+        beside: Recording | None = None,
+        beside_tokens: Iterable[str] | None = None,
         height: int = 900,
     ) -> Framed:
-        """The report in a notebook's frame, `height` pixels high: of some layers, or of all.
+        """The report, one HTML page: `.write(path)` makes a file of it, which needs no network; a notebook shows it.
+
+        >>> import tempfile, torch, torch.nn.functional as F, clearhead as ch
+        >>> class Block(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+        >>> block = Block()
+        >>> with ch.watch(block) as seen:
+        ...     output = block(torch.eye(4).expand(1, 2, 4, 4))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     page = seen.view(tokens="the pump was off".split()).write(folder + "/page.html")
+        >>> page.name
+        'page.html'
 
         `layer`: the layer's number in the model, negative ones from the last that was recorded; its name, such as
-        "decoder 0, cross" or "L1, step 2"; the name of its module, or a pattern of these; a slice, or a list of these.
-        `heads`: their numbers, a slice, or a list of these; None is all. The others as for `report`. The last line of a
-        cell shows itself, `.write(path)` makes a file, and `.widget()` an anywidget. Raises as `report` does, and a
-        `ClearheadError` for a layer or heads that are not there. Cost: as `report`; the notebook holds the page, except
-        as a widget.
+        "decoder 0, cross" or "L1, step 2"; the name of its module, or a pattern of these; a slice, or a list of these;
+        None is all of them. `heads`: their numbers, a slice, or a list of these; None is all. `height`: of a notebook's
+        frame, in pixels. The last line of a cell shows itself, and `.widget()` is an anywidget.
+        `tokens`: a word for each position, or for each that is no padding (of the decoder, where there is one;
+        `source_tokens` are the encoder's); None numbers the positions. `sequence`: which one of the batch. Padding is
+        left out, see `AttentionCall.padding`; a call whose score has `tile()` alone is too, above 1,024 queries or
+        keys, and the page says so. `error`: how far a weight may be from the call's, about; queries and keys
+        are rounded as far as that allows, and the page says what was measured. At 1e-4 they take half the bytes of
+        float32, which is what 0 writes.
+        `beside`: another recording, of a text or of a checkpoint, whose layers stand on the page too, as L0′, L1′, …;
+        `beside_tokens`: its words, None where it read the same ones. The page compares its heads with the first's: the
+        divergence of each is that of `compare` over the tokens that are no padding, with `match_tokens` of the words
+        where the two texts have not as many; it is not known where masks differ. `sequence`, and the source text, are
+        those of both.
+        Raises a `ClearheadError` for words that fit no call, and for a layer or heads that are not there; `.write` does
+        for a path that cannot be written, before anything is computed, and raises an `UnsupportedError` where no call
+        is left. Layers are made one at a time when the page is written or shown, and a file that was there is as it was
+        until all is written. Cost: a pass over each call's pairs, one more where it is long, and those of `table`; a
+        notebook holds the page, except as a widget.
         """
         some = None if layer is None else chosen_calls(self.calls, layer, "view")
-        return framed(Paged(self.calls, tokens, source_tokens, sequence), some, heads, title, height)
+        paged = Paged(self.calls, tokens, source_tokens, sequence, error)
+        alone = beside is None and beside_tokens is None
+        return framed(paged if alone else beside_of(paged, beside, beside_tokens), some, heads, title, height)
 
     def plot(
         self,
@@ -386,9 +384,14 @@ class Recording(Calls[AttentionCall]):
         """The calls as a table, for notebooks: the first 40."""
         return listed(self)
 
+    if not TYPE_CHECKING:
 
-def load_seen(path: str | Path) -> Recording:
-    """A recording that `Recording.save` has written.
+        def __getattr__(self, name: str) -> object:
+            raise missing("Recording", name)
+
+
+def load_recording(path: str | Path) -> Recording:
+    """A recording that `Recording.write` has written.
 
     >>> import tempfile, torch, torch.nn.functional as F, clearhead as ch
     >>> class Block(torch.nn.Module):
@@ -398,14 +401,14 @@ def load_seen(path: str | Path) -> Recording:
     >>> with ch.watch(block) as seen:
     ...     output = block(torch.rand(1, 4, 10, 8))
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     again = ch.load_seen(seen.save(folder + "/seen.safetensors"))
+    ...     again = ch.models.load_recording(seen.write(folder + "/seen.safetensors"))
     >>> again.calls
     [AttentionCall('Block', self, query (1, 4, 10, 8), key (1, 4, 10, 8), Causal(), sdpa)]
     >>> torch.equal(again[0].weights.entropy(), seen[0].weights.entropy())
     True
 
     Gives a `Recording`, its tensors on the CPU; a mask is shown as it was, and holds its intervals or its matrix.
-    Raises a `ClearheadError` for a file that is none, or whose header holds what `save` does not write, before memory
+    Raises a `ClearheadError` for a file that is none, or whose header holds what `write` does not write, before memory
     is asked for. Cost: the file is read whole, and may then be written to or removed.
     """
     return Recording(read(path))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from clearhead.base.pages import write_page
+from clearhead.base.renamed import missing
+from clearhead.base.written import ending_of
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.models.calls import parts_apart
 from clearhead.models.table import Table
@@ -45,7 +45,8 @@ def survey(
     ...         return F.scaled_dot_product_attention(x, x, x, attn_mask=attention_mask[:, None, None].bool())
     >>> def tokenizer(texts):
     ...     return {"input_ids": [list(text.encode()) for text in texts]}
-    >>> found = ch.survey(Reader().eval(), ["a cab", "a longer text"], tokenizer, keep=["first", ch.Entropy()])
+    >>> keep = ["first", ch.reductions.Entropy()]
+    >>> found = ch.models.survey(Reader().eval(), ["a cab", "a longer text"], tokenizer, keep=keep)
     >>> [row] = found.table()
     >>> row["queries"], round(row["first"], 4), round(row["first uniform"], 4), round(row["Entropy"], 4)
     (18, 0.1115, 0.1111, 2.299)
@@ -55,9 +56,9 @@ def survey(
     `tokenizer`: of transformers, or a function of a list of texts that gives {"input_ids": a list of ids for each}.
     `keep`: measures of `seen.table()` by their names, each beside uniform attention, all but "value mass"; "word
     classes", what special tokens, punctuation, numbers, words and the parts that go on with a word receive; and
-    reductions, as for `watch`. None is entropy, first, sink, previous, distance, and the classes where the tokenizer
-    has a vocabulary. Means are over all queries (or keys) that count: every word weighs the same, padding does not
-    count.
+    reductions, as for `statistics`. None is entropy, first, sink, previous, distance, and the classes where the
+    tokenizer has a vocabulary. Means are over all queries (or keys) that count: every word weighs the same, padding
+    does not count.
     `state`: a folder, with one file a batch that is written under another name first: killed at any point, the same
     call goes on, with the same result. Processes share it, each with its part: `rank` (number, of how many), None as
     torchrun sets them (RANK, WORLD_SIZE); every one reads all texts, computes its batches, waits for the others', and
@@ -79,7 +80,7 @@ def survey(
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """Statistics of every head over many texts. `ch.survey` gives it.
+    """Statistics of every head over many texts. `ch.models.survey` gives it.
 
     >>> import torch, torch.nn.functional as F, clearhead as ch
     >>> class Reader(torch.nn.Module):
@@ -88,7 +89,7 @@ class Survey:
     ...         return F.scaled_dot_product_attention(x, x, x, attn_mask=attention_mask[:, None, None].bool())
     >>> def tokenizer(texts):
     ...     return {"input_ids": [list(text.encode()) for text in texts]}
-    >>> ch.survey(Reader().eval(), ["a cab", "a longer text"], tokenizer, keep="previous")
+    >>> ch.models.survey(Reader().eval(), ["a cab", "a longer text"], tokenizer, keep="previous")
     Survey(2 texts, 18 tokens, 1 heads: previous, previous uniform)
 
     `means`: a `Means` of all texts, by module; entry i is `columns[i]`, of which the first is how many queries a text
@@ -135,22 +136,17 @@ class Survey:
                 rows.append(row)
         return rows
 
-    def save(self, path: str | Path) -> Path:
-        """Write the table as CSV, every digit of it. A file that was there is as it was until all is written."""
-        rows, text = self.table(), io.StringIO()
-        writer = csv.DictWriter(
-            text, list(dict.fromkeys(column for row in rows for column in row)), lineterminator="\n"
-        )
-        writer.writeheader()
-        writer.writerows(rows)
-        return write_page(path, text.getvalue(), "table")
+    def write(self, path: str | Path, title: str | None = None) -> Path:
+        """Write the table, or the page of all heads: the ending of the path says which, .csv or .html.
 
-    def report(self, path: str | Path, title: str | None = None) -> Path:
-        """Write one HTML page that shows all heads by any of the statistics: as squares, as a list, and as points.
-
-        Squares are coloured by how far a statistic is from that of uniform attention under the same masks, where that
-        is known, else by its own size. Needs no network. Raises a `ClearheadError` where it cannot be written.
+        The table is CSV, with every digit. The page shows all heads by any of the statistics: as squares, as a list,
+        and as points. Squares are coloured by how far a statistic is from that of uniform attention under the same
+        masks, where that is known, else by its own size. It needs no network. `title`: of the page.
+        A file that was there is as it was until all is written. Raises a `ClearheadError` for another ending, and where
+        the file cannot be written.
         """
+        if ending_of(path, [".csv", ".html"], "survey") == ".csv":
+            return self.table().write(path)
         return write_page(path, self._page(title))
 
     def _page(self, title: str | None) -> str:
@@ -174,6 +170,11 @@ class Survey:
     def __repr__(self) -> str:
         heads = sum(len(self.means[name][0]) for name in self.means)
         return f"Survey({self.texts} texts, {self.tokens} tokens, {heads} heads: {', '.join(self.columns[1:])})"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            raise missing("Survey", name)
 
 
 def _about(column: str) -> About:

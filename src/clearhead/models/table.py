@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Iterable, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Self
 
 from clearhead.base.errors import ClearheadError
+from clearhead.base.pages import write_page
 from clearhead.base.text import listed, printable, said
+from clearhead.base.written import ending_of
 from clearhead.inspection.measures import MEASURES
 
 ROWS, COLUMNS = 20, 100  # of a table as text: the most rows, and the most characters of a line
@@ -26,14 +31,15 @@ class Table(list[dict[str, Any]]):
     >>> table = seen.table()
     >>> len(table), round(table[0]["previous"], 3), round(table[0]["previous uniform"], 3)
     (2, 0.321, 0.321)
-    >>> print(seen.table(ch.Entropy()))
+    >>> print(seen.table(ch.reductions.Entropy()))
     layer  run  module  kind  backend  queries  keys  head  Entropy
         0    0   Block  self     sdpa        5     5     0    0.957
         0    0   Block  self     sdpa        5     5     1    0.957
     >>> print(table.about("previous"))
     The weight on the token before the query's own, a mean over the queries that may see one. Formula: mean_i w_ij, ...
 
-    `about(column)` says what a measure is, with its formula, range and source; `to_pandas()` makes a DataFrame.
+    `about(column)` says what a measure is, with its formula, range and source; `to_pandas()` makes a
+    DataFrame, and `write(path)` a file of CSV.
     """
 
     @classmethod
@@ -69,6 +75,20 @@ class Table(list[dict[str, Any]]):
                 return measure.about()
         names = ", ".join(measure.name for measure in MEASURES)
         raise ClearheadError(f"{column!r} is no measure of a head; the measures are {names}.")
+
+    def write(self, path: str | Path) -> Path:
+        """Write the rows as CSV, every digit of them, to a path that ends in .csv.
+
+        A file that was there is as it was until all is written. Raises a `ClearheadError` where it cannot be written.
+        """
+        ending_of(path, [".csv"], "table")
+        text = io.StringIO()
+        writer = csv.DictWriter(
+            text, list(dict.fromkeys(column for row in self for column in row)), lineterminator="\n"
+        )
+        writer.writeheader()
+        writer.writerows(self)
+        return write_page(path, text.getvalue(), "table")
 
     def to_pandas(self) -> Any:
         """The rows as a `pandas.DataFrame`; NaN where a measure could not be computed. Needs pandas."""

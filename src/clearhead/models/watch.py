@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, overload
+from typing import Any, Never
 
 from torch import nn
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.managers import Managed
-from clearhead.inspection.reductions.base import Reduction
+from clearhead.base.renamed import refuse
 from clearhead.models.recording import Recording
-from clearhead.models.tap.choice import Heads, Layers
+from clearhead.models.tap.choice import Layers
 from clearhead.models.tap.padding import checked
 from clearhead.models.tap.refused import refuse_compiled
 from clearhead.models.use.asked import asked
-from clearhead.models.use.means import Means
 from clearhead.models.use.recorded import recorded
 from clearhead.models.use.recorder import Recorder
-from clearhead.models.use.reduced import Statistics
 
 
-@overload
 def watch(
     model: nn.Module,
     padding: Any = None,
@@ -31,36 +27,8 @@ def watch(
     layers: Layers = None,
     values: bool = False,
     gradients: bool = False,
-) -> AbstractContextManager[Recording]: ...
-
-
-@overload
-def watch(
-    model: nn.Module,
-    padding: Any = None,
-    *,
-    keep: Sequence[Reduction] | Reduction,
-    every: int = 1,
-    layers: Layers = None,
-    heads: Heads = None,
-    merge: Means | None = None,
-    fuse: bool = False,
-) -> AbstractContextManager[Statistics]: ...
-
-
-def watch(
-    model: nn.Module,
-    padding: Any = None,
-    *,
-    keep: Any = None,
-    every: int = 1,
-    layers: Layers = None,
-    heads: Heads = None,
-    merge: Means | None = None,
-    values: bool = False,
-    gradients: bool = False,
-    fuse: bool = False,
-) -> AbstractContextManager[Any]:
+    **renamed: Never,
+) -> AbstractContextManager[Recording]:
     """Record every attention call that the model makes inside the `with`, its outputs bit-identical.
 
     >>> import torch, torch.nn.functional as F, clearhead as ch
@@ -80,40 +48,36 @@ def watch(
     of `torch.nn.functional.scaled_dot_product_attention`; and `clearhead.attention`, with any score; in every thread
     that runs the model, or a module of it. Gives a `Recording`: `recording.calls`, and by module `recording[name]`.
     Each `AttentionCall` keeps copies of query and key, and shares the mask with the calls that were given the same
-    one; its `weights` are those before dropout.
+    one; its `weights` are those before dropout. `clearhead.models.statistics` keeps statistics alone, without copies.
     `padding`: which positions are words and not padding, a tokenizer's attention mask (B, L), 1 for a word. None takes
     it from the `attention_mask` of that shape that the model is called with. Statistics and reports leave padding out,
     and `call.padding` says what was left out.
-    `keep`: reductions, such as `[ch.Entropy(), ch.TopK(5)]`. Each call is reduced when it happens, query and key are
-    not kept, and what is given are `Statistics`: `calls[i].results`, in the order of `keep`; O(Lq + Lk) memory a call.
     `every`: of how many runs of the model one is recorded, the first of them; a run is a call from outside in which
     attention is computed. `layers`: which layers, by their numbers in the model (-1 is the last), by name ("decoder 0,
-    cross"), or by a module's name or a pattern of it ("layers.3.*"); `heads`: which heads are reduced, by number.
-    Each is one of these, a slice of numbers, or a list. A module that is called several times in a run is as many
-    layers, numbered in the order of the calls. `merge`: a `Means`, to which each call is added instead of being listed.
+    cross"), or by a module's name or a pattern of it ("layers.3.*"): one of these, a slice of numbers, or a list. A
+    module that is called several times in a run is as many layers, numbered in the order of the calls.
     `values`: keep each call's value and output too, for `call.output`, `call.value_norms` and `call.weighted_norms`;
     and hold on to the inputs of the layers around it, so that `call.explain` can begin at them.
-    `fuse`: take each call's output from the pass of its statistics, in place of the backend's: within 1e-5 of it, and
-    faster on long sequences. Of calls on "sdpa" and "clearhead" without padding, dropout, gradients and autocast, where
-    nothing else (an edit, another watch) looks at the model; all others are computed as without it.
     `gradients`: also the gradients of the outputs that backward passes give, for `call.gradients`.
     Compiled functions inside the model pause at each attention call, whose record is made in eager
     code: operations that the compiler had fused across the call may change in their last digits.
     Raises a `ClearheadError` at the end of the `with` if no call was recognised: the result is never empty; and where
     `padding` fits no call. Raises an `UnsupportedError` for a compiled model: watch the one that was compiled; and for
     a backend called with a keyword that may change the weights and cannot be read. Warns of calls of
-    `F.scaled_dot_product_attention` in threads that run no module, and, without `layers`, of modules with "Attention"
-    in their class's name that computed a softmax in their own code: they are not recorded.
+    `F.scaled_dot_product_attention` in threads that run no module, and, without `layers`, of modules with "attention",
+    "attn", "multihead" or "mha" in their name, or their class's, that computed a softmax in their own code: they are
+    not recorded.
     Cost: a copy of query and key a call; O(Lq + Lk) memory each, and the mask's own tensor once where its rows are
     no intervals. `torch.nn` projects queries and keys inside: a record projects them once more.
     """
+    refuse("watch", renamed)
     if not isinstance(model, nn.Module):
         raise ClearheadError(f"watch takes a torch.nn.Module; got a {type(model).__name__}.")
     refuse_compiled(model)
-    wanted = asked(keep, every, layers, heads, merge, values, gradients, fuse)
+    wanted = asked(every, layers, values, gradients)
     words = None if padding is None else checked(padding)
     return Managed("watch(...)", lambda: recorded(Recorder(model, wanted, words), _given))
 
 
-def _given(recorder: Recorder) -> Recording | Statistics:
-    return Recording(recorder.calls) if recorder.copies else Statistics(recorder.reduced)
+def _given(recorder: Recorder) -> Recording:
+    return Recording(recorder.calls)

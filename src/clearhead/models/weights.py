@@ -105,7 +105,7 @@ class MultipliedWeights(PaddedWeights):
     ...     def forward(self, x):
     ...         return F.scaled_dot_product_attention(x, x, x)
     >>> block = Block()
-    >>> with ch.watch(block) as seen, ch.edit(block, ch.Scale(factor=0.5, queries=1)):
+    >>> with ch.watch(block) as seen, ch.edit(block, ch.edits.ScaleHeads(factor=0.5, queries=1)):
     ...     output = block(torch.zeros(1, 1, 2, 8))
     >>> seen[0].weights[0, 0]
     tensor([[0.5000, 0.5000],
@@ -135,7 +135,7 @@ class MultipliedWeights(PaddedWeights):
     def gradients(self, value: Any, grad: Any) -> WeightGradients:
         raise UnsupportedError(
             "an edit multiplied these weights after the softmax, and their gradients are not followed through that. "
-            "Watch the model without Scale and without Knockout(after=True)."
+            "Watch the model without ScaleHeads and without Knockout(after=True)."
         )
 
     def _map(self, pick: tuple[int, ...], most: int) -> Tensor:

@@ -9,6 +9,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.shapes import Sizes, unflatten
+from clearhead.base.torch_private import may_have_hooks
 from clearhead.base.tracing import autocasting, distributed
 from clearhead.biases.base import Bias
 from clearhead.masks.base import Mask
@@ -18,7 +19,7 @@ LINEAR = (nn.Linear, NonDynamicallyQuantizableLinear)  # torch's attention has t
 
 def plain_linear(layer: nn.Module) -> bool:
     """Whether a layer computes x · weightᵀ + bias, and no hook or adapter sees or changes it."""
-    return type(layer) in LINEAR and not (layer._forward_hooks or layer._forward_pre_hooks)
+    return type(layer) in LINEAR and not may_have_hooks(layer)
 
 
 def check_linear(name: str, layer: nn.Module) -> Tensor | None:

@@ -13,6 +13,7 @@ from clearhead.base.arrays import check_float, is_numpy, to_tensor_float
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ShapeError, UnsupportedError, columns
 from clearhead.base.numbers import check_count
+from clearhead.base.torch_private import has_hooks, parts_of, put_parts
 from clearhead.base.tracing import distributed
 from clearhead.nn._checks import check_dtype
 from clearhead.nn._masks import with_lengths
@@ -124,7 +125,7 @@ class AdditiveAttention(RecordingModule):
         for name, layer in (("W_q", self.W_q), ("W_k", self.W_k)):
             if isinstance(layer, LazyModuleMixin):  # its first call comes later
                 continue
-            if type(layer).forward is not nn.Linear.forward or layer._forward_hooks or layer._forward_pre_hooks:
+            if type(layer).forward is not nn.Linear.forward or has_hooks(layer):
                 raise UnsupportedError(
                     f"AdditiveAttention reads {name}.weight and does not call {name}, a {type(layer).__name__} that "
                     "computes something else or has hooks (an adapter, tensor parallelism).\nMerge it into the weight, "
@@ -148,7 +149,7 @@ class AdditiveAttention(RecordingModule):
         """The score that shares the parameters. It projects after attention() has replaced padding that is NaN."""
         tensors: dict[str, Any] = {"W_q": self.W_q.weight, "W_k": self.W_k.weight, "w_v": self.w_v}
         if self._scores is not None:
-            held = self._scores[0]._parameters
+            held, _, _ = parts_of(self._scores[0])
             if all(held[name] is tensor for name, tensor in tensors.items()):
                 return self._scores[prepared]
         # What torch.func and parametrizations put in place of a parameter is no nn.Parameter, and is used as it is.
@@ -177,5 +178,5 @@ def _sharing(tensors: dict[str, Any]) -> Additive:
     """A score over these very parameters; None for W_k: the keys are projected already."""
     score = Additive.__new__(Additive)
     Score.__init__(score)
-    score._parameters.update(tensors)
+    put_parts(score, (tensors, {}, {}))
     return score

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.numbers import check_count, check_flag
+from clearhead.base.torch_private import nested_from_mask, nested_sizes, parts_of
 from clearhead.base.tracing import distributed
 from clearhead.nn._heads import check_groups, check_output, check_weight, joined, split_heads
 from clearhead.nn._multi_head_checks import Projection, check_inputs
@@ -203,7 +204,7 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
 
     def _check(self, query: Any, key: Any, value: Any) -> None:
         inputs = {"query": query, "key": key, "value": value}
-        for name, parameter in self._parameters.items():
+        for name, parameter in parts_of(self)[0].items():
             if distributed(parameter) and not distributed(query):
                 raise UnsupportedError(
                     f"{name} is a DTensor, which TorchMultiheadAttention does not mix with plain inputs. For tensor "
@@ -214,13 +215,13 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
 
     def _nested(self, rows: Tensor, need_weights: bool, average: bool) -> tuple[Tensor, Tensor | None]:
         """Self-attention of sequences without their padding: the form in which nn.TransformerEncoder gives them."""
-        lengths = rows._nested_tensor_size()[:, 0].to(rows.device)
+        lengths = nested_sizes(rows)[:, 0].to(rows.device)
         x = rows.to_padded_tensor(0.0)
         inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
         x = x if self.batch_first else x.transpose(0, 1)
         output, weights = self.forward(x, x, x, ~inside, need_weights, None, average)
         output = output if self.batch_first else output.transpose(0, 1)
-        return torch._nested_tensor_from_mask(output, inside), weights
+        return nested_from_mask(output, inside), weights
 
 
 def _is_called(module: nn.Module, inputs: Any) -> None:

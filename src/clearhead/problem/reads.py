@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from clearhead.base.closures import read_by
+from clearhead.base.torch_private import parts_of
 from clearhead.biases.base import Bias
 from clearhead.biases.bias_function import BiasFunction
 from clearhead.masks.base import Mask
@@ -30,7 +31,7 @@ def tensors_in(thing: Any) -> Iterator[Tensor]:
     elif isinstance(thing, ScoreFunction):
         yield from read_by(thing.function)
     elif isinstance(thing, nn.Module):
-        if thing._parameters or thing._buffers or thing._modules:
+        if any(parts_of(thing)):
             yield from thing.parameters()
             yield from thing.buffers()
         yield from _held(vars(thing).values())

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import part
+from clearhead.base.torch_private import uncounted, whole_of
 from clearhead.base.versions import Versions
 from clearhead.biases.base import Added
 from clearhead.masks.base import Residual, Spans
@@ -131,9 +132,9 @@ def at_once(keep: Tensor) -> Residual:
 
 def _detached(tensor: Tensor) -> Tensor:
     """Detached; a copy of what a later optimizer step, or an uncounted write, changes."""
-    base = tensor if tensor._base is None else tensor._base
+    base = whole_of(tensor)
     trained = isinstance(base, nn.Parameter) or (base.is_leaf and base.requires_grad)
-    return copied(tensor) if trained or tensor.is_inference() else tensor.detach()
+    return copied(tensor) if trained or uncounted(tensor) else tensor.detach()
 
 
 def tensors_of(problem: Problem) -> Iterator[tuple[str, Tensor]]:

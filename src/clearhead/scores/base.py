@@ -16,6 +16,7 @@ from clearhead.base.numbers import check_count, check_number, check_positive
 from clearhead.base.shapes import as_inputs
 from clearhead.base.steps import Step
 from clearhead.base.text import said
+from clearhead.base.torch_private import parts_of, put_parts
 from clearhead.base.tracing import autocasting
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -30,11 +31,11 @@ class Pairwise(NamedTuple):
     """The normal form of a score: s_ij = softcap(scale · Σ_d weight_d · φ(query_id, key_jd)).
 
     >>> import torch, clearhead as ch
-    >>> class Halved(ch.Score):
+    >>> class Halved(ch.extend.Score):
     ...     def tile(self, query, key):
     ...         return query @ key.mT / 2
     ...     def lower(self, query, key):
-    ...         return ch.Pairwise("mul", query, key, scale=0.5)
+    ...         return ch.extend.Pairwise("mul", query, key, scale=0.5)
     >>> x = torch.rand(1, 1, 5, 4)
     >>> ch.plan(x, x, x, score=Halved(), mask=ch.Causal()).engine
     'native'
@@ -118,7 +119,7 @@ class Score(nn.Module, ABC):
     """The score of a query and a key. A score of your own is a subclass with `tile()`; that is enough for every use.
 
     >>> import torch, clearhead as ch
-    >>> class Manhattan(ch.Score):
+    >>> class Manhattan(ch.extend.Score):
     ...     def tile(self, query, key):
     ...         return -(query.unsqueeze(-2) - key.unsqueeze(-3)).abs().sum(-1)
     >>> ch.attention(torch.rand(3, 2), torch.rand(5, 2), torch.rand(5, 4), score=Manhattan()).shape
@@ -218,19 +219,17 @@ def with_parameters(
 
     The module is not touched: other threads may be calling it.
     """
-    if not (every or module._parameters or module._buffers or module._modules):
+    if not (every or any(parts_of(module))):
         return module
     copied = module.__new__(type(module))
     copied.__dict__ = module.__dict__.copy()
-    inside = {
-        "_parameters": {name: None if p is None else change(p) for name, p in module._parameters.items()},
-        "_buffers": {name: None if b is None else buffer(b) for name, b in module._buffers.items()},
-        "_modules": {
-            name: None if m is None else with_parameters(m, change, buffer, every)
-            for name, m in module._modules.items()
-        },
-    }
-    copied.__dict__.update(inside)
+    parameters, buffers, modules = parts_of(module)
+    inside = (
+        {name: None if p is None else change(p) for name, p in parameters.items()},
+        {name: None if b is None else buffer(b) for name, b in buffers.items()},
+        {name: None if m is None else with_parameters(m, change, buffer, every) for name, m in modules.items()},
+    )
+    put_parts(copied, inside)
     return copied
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from clearhead import Mask, Spans
+from clearhead.extend import Mask, Spans
 
 
 class Dilated(Mask):

@@ -4,14 +4,14 @@ import math
 
 import torch
 
-from clearhead.engines.base import Cost, Engine, Partial
+from clearhead.extend import Cost, Engine, Partial
 
 
 class Einsum(Engine):
     """Dot products by two calls of einsum, every pair at once.
 
     Its gradients are autograd's, which follows these operations. An engine with a kernel of its own has a `backward`:
-    see `clearhead.engines.base.Engine`.
+    see `clearhead.extend.Engine`.
     """
 
     name = "einsum"

@@ -2,7 +2,7 @@
 
 import torch
 
-from clearhead import Score
+from clearhead.extend import Score
 
 
 class Manhattan(Score):

@@ -2,7 +2,7 @@
 
 import torch
 
-from clearhead import Added, Bias
+from clearhead.extend import Added, Bias
 
 
 class Recency(Bias):

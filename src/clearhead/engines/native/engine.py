@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clearhead.base.torch_private import amx
 from clearhead.base.tracing import compiling, constant, looked_into, plain, traced
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.native import bindings
@@ -35,8 +36,7 @@ def has_products_of(dtype: torch.dtype) -> bool:
 
     Elsewhere that kernel computes in low precision more slowly than these kernels do by way of float32.
     """
-    name = {torch.bfloat16: "_is_amx_tile_supported", torch.float16: "_is_amx_fp16_supported"}.get(dtype)
-    asked = getattr(torch.cpu, name, None) if name is not None else None
+    asked = amx.get(dtype)
     return asked is not None and bool(asked())
 
 

@@ -7,9 +7,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clearhead.base.batched import Gradients, unbatched
 from clearhead.base.shapes import Sizes
+from clearhead.base.torch_private import UNKNOWN, flash, flash_backward, fused_choice
 from clearhead.base.tracing import (
     compiling,
     dispatches,
@@ -29,7 +31,6 @@ from clearhead.problem.visible import visible
 from clearhead.scores.base import Pairwise
 
 FLASH = 1  # of torch.nn.attention.SDPBackend
-_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
 def fused(
@@ -39,12 +40,17 @@ def fused(
     grouped = query.shape[1] != key.shape[1]
     needs_grad = query.requires_grad or key.requires_grad or value.requires_grad
     if needs_grad and query.is_cpu and torch.is_grad_enabled() and _may_be_a_step():
-        choice = torch._fused_sdp_choice(query, key, value, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
+        choice = fused_choice(query, key, value, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
         if choice == FLASH:
             if mask is not None and mask.dtype == torch.bool:  # the kernel adds its mask
                 mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
             found: Tensor = _Flash.apply(query, key, value, scale, mask, causal)  # type: ignore[no-untyped-call]
             return found
+        if choice == UNKNOWN:  # plain operations can be differentiated twice, and make the whole matrix
+            with sdpa_kernel(SDPBackend.MATH):
+                return F.scaled_dot_product_attention(
+                    query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
+                )
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
     )
@@ -65,12 +71,10 @@ class _Flash(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None, causal: bool
     ) -> Tensor:
-        output, logsumexp = torch._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, 0.0, causal, attn_mask=mask, scale=scale
-        )
+        output, logsumexp = flash(query, key, value, 0.0, causal, attn_mask=mask, scale=scale)
         ctx.save_for_backward(query, key, value, output, logsumexp, mask)
         ctx.scale, ctx.causal = scale, causal
-        return output
+        return output  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -81,7 +85,7 @@ class _Flash(torch.autograd.Function):
             return (*_by_blocks(inputs, grad, ctx, mask, again), None, None, None)
 
         def compute(grad: Tensor) -> Gradients:
-            found: Gradients = _flash_backward(
+            found: Gradients = flash_backward(
                 with_memory(grad), *inputs, output, logsumexp, 0.0, ctx.causal, attn_mask=mask, scale=ctx.scale
             )
             return found

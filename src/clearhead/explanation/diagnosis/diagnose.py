@@ -70,7 +70,7 @@ def diagnose(
     and `torch.nn.MultiheadAttention`. The module is not run to its end, and its `attention_weights` and caches stay.
     Of a model: `with ch.watch(model, values=True) as seen: model(...)`, then `seen.diagnose()`, or
     `diagnose(seen)`, and of one of its calls; without `values=True` nothing is said of values and precision. Of
-    training: `diagnose(monitor)`, the `Monitor` that `ch.monitor` gives.
+    training: `diagnose(monitor)`, the `Monitor` that `ch.models.monitor` gives.
 
     Looked for: what the mask does (queries that see nothing, the opposite polarity, padding attended, 0 and 1, all
     true, positions of unequal lengths, finite fills), numbers (NaN and infinity and where they are, NaN that SDPA would

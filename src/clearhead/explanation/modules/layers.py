@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch import nn
 
 from clearhead.base.errors import UnsupportedError
+from clearhead.base.torch_private import has_hooks
 from clearhead.explanation.modules.projection import Linear
 from clearhead.nn.multi_head_attention import MultiHeadAttention
 from clearhead.nn.rotary_embedding import RotaryEmbedding
@@ -54,7 +55,7 @@ def layers_of(module: MultiHeadAttention | TorchMultiheadAttention) -> Layers:
 def _plain(layer: nn.Module) -> Linear:
     """The weights of a layer that computes what they say."""
     _check_forward(layer, nn.Linear)
-    if layer._forward_hooks or layer._forward_pre_hooks:
+    if has_hooks(layer):
         raise _changed(layer)
     assert isinstance(layer, nn.Linear)
     return Linear(layer.weight, layer.bias)

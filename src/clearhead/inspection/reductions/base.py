@@ -23,6 +23,16 @@ Queries = slice | Any  # some queries, or a weight for each
 class Reduction:
     """A summary of the weights that one pass over their rows can build up. A subclass has one of two forms.
 
+    >>> import torch, clearhead as ch
+    >>> class Seen(ch.extend.Reduction):             # how many keys get more than a hundredth of a query's weight
+    ...     along = "queries"
+    ...     def begin(self, problem):
+    ...         return torch.zeros(problem.sizes.shape[:3])
+    ...     def look(self, buffers, look):
+    ...         buffers[look.at] = (look.weights > 0.01).sum(-1).float()
+    >>> ch.weights(torch.zeros(2, 4), torch.zeros(5, 4)).reduce(Seen())
+    (tensor([5., 5.]),)
+
     `summary` names statistics that engines compute, and `found` makes the result of them: it is differentiable where
     they are. Or `begin` makes buffers, `look` adds one block of rows to them, and `end` gives the result, without
     gradients. Results are tensors that begin with (B, H). `along`: what dimension 2 of them counts; None for neither.

@@ -25,10 +25,10 @@ class Mass(Reduction):
 
     >>> import torch, clearhead as ch
     >>> w = ch.weights(torch.zeros(2, 4), torch.zeros(4, 4))
-    >>> w.reduce(ch.Mass([0, 1, 1, 1]))                         # each key's group
+    >>> w.reduce(ch.reductions.Mass([0, 1, 1, 1]))                         # each key's group
     (tensor([[0.2500, 0.7500],
             [0.2500, 0.7500]]),)
-    >>> w.reduce(ch.Mass([[True, True, True, False]]))          # or each group's keys, which may overlap
+    >>> w.reduce(ch.reductions.Mass([[True, True, True, False]]))          # or each group's keys, which may overlap
     (tensor([[0.7500],
             [0.7500]]),)
 

@@ -16,7 +16,7 @@ class MaxScore(Reduction):
     """The largest score of each query, as the softmax meets it: scaled, capped, with bias, of an allowed key.
 
     >>> import torch, clearhead as ch
-    >>> ch.weights(torch.ones(1, 1), torch.tensor([[1.0], [3.0], [2.0]])).reduce(ch.MaxScore())
+    >>> ch.weights(torch.ones(1, 1), torch.tensor([[1.0], [3.0], [2.0]])).reduce(ch.reductions.MaxScore())
     (tensor([3.]),)
 
     Formula: m_i = max_j s_ij over the allowed keys; a sink does not count. Gives (..., Lq); −∞ where nothing is

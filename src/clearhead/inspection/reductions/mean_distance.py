@@ -17,7 +17,7 @@ class MeanDistance(Reduction):
     """The mean distance from each query to the keys, by their weights, in positions.
 
     >>> import torch, clearhead as ch
-    >>> ch.weights(torch.zeros(3, 4), torch.zeros(3, 4)).reduce(ch.MeanDistance())
+    >>> ch.weights(torch.zeros(3, 4), torch.zeros(3, 4)).reduce(ch.reductions.MeanDistance())
     (tensor([1.0000, 0.6667, 1.0000]),)
 
     Formula: d_i = Σ_j w_ij |i + p − j|, where p is the position of query 0. Gives (..., Lq); 0 where nothing is

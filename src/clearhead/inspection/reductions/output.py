@@ -18,7 +18,7 @@ class Output(Reduction):
 
     >>> import torch, clearhead as ch
     >>> query, key, value = torch.rand(3, 2, 50, 16)
-    >>> out, entropy = ch.weights(query, key).reduce(ch.Output(value), ch.Entropy())
+    >>> out, entropy = ch.weights(query, key).reduce(ch.reductions.Output(value), ch.reductions.Entropy())
     >>> torch.allclose(out, ch.attention(query, key, value), atol=1e-6)
     True
 

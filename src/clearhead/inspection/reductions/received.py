@@ -19,7 +19,7 @@ class Received(Reduction):
     >>> w = ch.weights(torch.zeros(6, 4), torch.zeros(3, 4))
     >>> w.received()
     tensor([2., 2., 2.])
-    >>> w.reduce(ch.Received(queries=slice(-3, None)))          # by the last three: what a cache keeps keys by
+    >>> w.reduce(ch.reductions.Received(queries=slice(-3, None)))  # by the last three: what a cache keeps keys by
     (tensor([1., 1., 1.]),)
 
     Formula: r_j = Σ_i u_i w_ij, u_i = 1 where `queries` is None. `queries`: a slice, or a weight u for each query, a

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clearhead.base.torch_private import uncounted, version
 from clearhead.base.tracing import readable
+from clearhead.base.versions import bits, digest
 from clearhead.models.chain.cached import Cached, Chain, Link, alone
 from clearhead.models.tap.modules import Kind
 from clearhead.problem.record import copied
 
-SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 MOST = 8  # how many places are tried for a window that has moved by an unknown number of keys
 
 
@@ -135,9 +136,8 @@ def _first(call: Call, tensor: Tensor, fresh: bool, query: int | None) -> Cached
     return alone(tensor if fresh else copied(tensor), filled, query)
 
 
-def _sum(tensor: Tensor) -> int:
-    """Of the bits of its numbers: a write through `.data` is not counted as one, and changes it."""
-    return int(bits(tensor).sum()) if comparable(tensor) else 0
+def _digest(tensor: Tensor) -> int:
+    return digest(tensor) if comparable(tensor) else 0
 
 
 class _Newest:
@@ -151,7 +151,7 @@ class _Newest:
         self.chain = cached.chain
         self.chain.run = call.run
         self._left = call.left(tensor.shape[2])
-        self._given: tuple[Tensor, int, int] | None = None  # the model's own, its writes that are counted, its bits
+        self._given: tuple[Tensor, int, int] | None = None  # the model's own, its writes that are counted, its digest
         self._room: Tensor | None = None  # a copy, which has the newest from `_at` on, and room for more
         self._at = 0
         self._hold(tensor)
@@ -167,15 +167,15 @@ class _Newest:
         return type(mine) is Tensor and shapes[0] == shapes[1]
 
     def _hold(self, tensor: Tensor) -> None:
-        self._given = None if tensor.is_inference() else (tensor, tensor._version, _sum(tensor))
+        self._given = None if uncounted(tensor) else (tensor, version(tensor), _digest(tensor))
 
     def _mine(self, tensor: Tensor) -> Tensor:
         """All that the newest call had. `tensor`: what the next one has, perhaps in the same memory."""
         if self._room is None and self._given is not None:
-            mine, version, total = self._given
+            mine, before, total = self._given
             if (
-                mine._version == version
-                and _sum(mine) == total
+                version(mine) == before
+                and _digest(mine) == total
                 and mine.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
             ):
                 return mine
@@ -292,11 +292,6 @@ def _continued(
 def is_own(rows: Tensor) -> bool:
     """Whether each row may continue its own alone."""
     return torch.equal(rows, torch.eye(*rows.shape, dtype=torch.bool, device="cpu")) and rows.shape[0] == rows.shape[1]
-
-
-def bits(tensor: Tensor) -> Tensor:
-    """The same memory as integers: a NaN is equal to itself then."""
-    return tensor.view(SAME_SIZE[tensor.element_size()])
 
 
 def equal(one: Tensor, other: Tensor) -> bool:

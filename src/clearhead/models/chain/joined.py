@@ -97,7 +97,7 @@ class Placed(NamedTuple):
 
 
 def joined(calls: Sequence[AttentionCall]) -> Weights:
-    """See `Steps.joined`."""
+    """See `Generation.joined`."""
     names = dict.fromkeys(call.name for call in calls)
     if len(names) != 1:
         raise ClearheadError(
@@ -132,7 +132,7 @@ def joined(calls: Sequence[AttentionCall]) -> Weights:
 
 
 def positions(calls: Sequence[AttentionCall]) -> tuple[range, range]:
-    """See `Steps.positions`."""
+    """See `Generation.positions`."""
     return places(_steps(calls))
 
 

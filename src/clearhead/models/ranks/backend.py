@@ -59,7 +59,7 @@ def make_mask(
     call = running.get()
     if call is None:
         raise UnsupportedError(
-            "a layer's mask was asked for outside of a call of the model that use_in_transformers(…, layout=…) "
+            "a layer's mask was asked for outside of a call of the model that run_on_clearhead(…, layout=…) "
             "was given, or of a model inside it: call one of these."
         )
     held = call.layout.count()

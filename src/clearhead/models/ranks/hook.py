@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError, UnsupportedError
+from clearhead.base.torch_private import remove_hooks
 from clearhead.distributed.batch import BY_POSITION
 from clearhead.distributed.channel import Channel
 from clearhead.distributed.layout import Layout
@@ -23,6 +24,7 @@ from clearhead.models.ranks.backend import Running, running
 from clearhead.models.ranks.positions import check as check_positions
 from clearhead.models.tap.keywords import RANKS
 from clearhead.models.tap.padding import parameters
+from clearhead.models.tap.transformers_private import backend_of
 from clearhead.problem.problem import refuse_distributed
 
 ADVICE = "Pass model(**part.inputs), of part = clearhead.distributed.shard_batch(batch, layout)."
@@ -42,7 +44,7 @@ class Hook:
     def before(
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[()], dict[str, Any]] | None:
-        if module.config._attn_implementation != RANKS:
+        if backend_of(module.config) != RANKS:
             remove([module])
             return None
         call = running.get()
@@ -67,7 +69,7 @@ class Hook:
         if not call.attended and output is not None:  # None: an error is under way
             raise UnsupportedError(
                 f"{type(module).__name__} has computed no attention that transformers lets a backend compute, so each "
-                "rank's part was read by itself: run it with use_in_transformers(model), whole sequences on each rank."
+                "rank's part was read by itself: run it with run_on_clearhead(model), whole sequences on each rank."
             )
 
     def _call(self, module: nn.Module, named: Mapping[str, Any]) -> Running:
@@ -99,7 +101,7 @@ class Hook:
     def __reduce__(self) -> Any:
         raise ClearheadError(
             "a model with a layout cannot be pickled, since its layout holds a process group: save its state_dict(), "
-            "or call clearhead.use_in_transformers(model) first."
+            "or call clearhead.models.run_on_clearhead(model) first."
         )
 
 
@@ -118,15 +120,7 @@ def _agree(every: list[list[int]], name: str) -> None:
 def remove(parts: list[Any]) -> None:
     """Take the hooks away."""
     for part in parts:
-        for hooks, *more in (
-            (part._forward_pre_hooks, part._forward_pre_hooks_with_kwargs),
-            (part._forward_hooks, part._forward_hooks_always_called),
-        ):
-            for number, hook in list(hooks.items()):
-                if isinstance(getattr(hook, "__self__", None), Hook):
-                    del hooks[number]
-                    for marks in more:
-                        marks.pop(number, None)
+        remove_hooks(part, lambda hook: isinstance(getattr(hook, "__self__", None), Hook))
 
 
 WHY = {
@@ -143,7 +137,7 @@ def check(model: str, named: Mapping[str, Any], layout: Layout, advice: str) -> 
     if given.get("use_cache"):
         raise ClearheadError(
             f"{model} was called with use_cache=True, and runs on {layout}: {WHY['past_key_values']}. Call it with "
-            "use_cache=False, or generate with a model set back by use_in_transformers(model)."
+            "use_cache=False, or generate with a model set back by run_on_clearhead(model)."
         )
     for name, value in given.items():
         if name in WHY or (isinstance(value, Tensor) and name not in BY_POSITION):

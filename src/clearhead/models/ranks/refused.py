@@ -27,7 +27,7 @@ def refuse(model: Any, layout: Layout) -> None:
     for why in _reasons(model):
         raise UnsupportedError(
             f"{type(model).__name__} cannot be given a layout: {why}. Its sequences cannot be shared out over ranks; "
-            "run it with use_in_transformers(model), whole sequences on each rank."
+            "run it with run_on_clearhead(model), whole sequences on each rank."
         )
 
 

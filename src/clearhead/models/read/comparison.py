@@ -65,7 +65,7 @@ class ComparedCall:
 
 
 class Comparison(Calls[ComparedCall]):
-    """The calls of two backends beside their formula; `compare` gives it.
+    """The calls of two backends beside their formula; `compare_backends` gives it.
 
     `calls`: each call of the one and of the other, a `ComparedCall`; by number, module and run as in a `Recording`,
     the runs being the backends'. `first`: the first that departs from its formula; None where none does.

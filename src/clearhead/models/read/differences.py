@@ -91,15 +91,15 @@ class Differences(Calls[CallDifference]):
         )
 
 
-def compare_calls(mine: list[AttentionCall], theirs: list[AttentionCall], aligned: Any) -> Differences:
+def compare_calls(mine: list[AttentionCall], theirs: list[AttentionCall], matched: Any) -> Differences:
     """See `Recording.compare`."""
-    places = checked_places(aligned)
+    places = checked_places(matched)
     check_calls(mine, theirs)
     for call in (*mine, *theirs):
         if call.factor is not None:
             raise UnsupportedError(
                 f"compare: an edit multiplied weights of {call.name} after the softmax, and the divergence is of "
-                "softmaxes. Compare recordings without Scale and without Knockout(after=True), or parts by hand: "
+                "softmaxes. Compare recordings without ScaleHeads and without Knockout(after=True), or parts by hand: "
                 "seen[0].weights[index]."
             )
     found = []

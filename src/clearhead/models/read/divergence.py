@@ -24,20 +24,20 @@ from clearhead.problem.region import Region, host_part
 Places = tuple[Tensor, Tensor] | None
 
 
-def checked_places(aligned: Any) -> Places:
+def checked_places(matched: Any) -> Places:
     """The positions to compare, of the one text and of the other, ascending; None is all of them."""
-    if aligned is None:
+    if matched is None:
         return None
-    pair = list(aligned) if isinstance(aligned, Sequence) and not isinstance(aligned, str) else []
+    pair = list(matched) if isinstance(matched, Sequence) and not isinstance(matched, str) else []
     if len(pair) != 2:
         raise ClearheadError(
-            f"compare: aligned is {aligned!r:.60}; pass a pair of lists of positions, those of this recording's text "
-            "and those of the other's that correspond to them: aligned=([0, 1, 3], [0, 1, 2])."
+            f"compare: matched is {matched!r:.60}; pass a pair of lists of positions, those of this recording's text "
+            "and those of the other's that correspond to them: matched=([0, 1, 3], [0, 1, 2])."
         )
     mine, theirs = (_positions(side) for side in pair)
     if len(mine) != len(theirs):
         raise ShapeError(
-            f"compare: aligned has {len(mine)} positions of this recording and {len(theirs)} of the other."
+            f"compare: matched has {len(mine)} positions of this recording and {len(theirs)} of the other."
         )
     return mine, theirs
 
@@ -48,9 +48,9 @@ def _positions(given: Any) -> Tensor:
         if len(numbers) != len(given):
             raise TypeError
     except TypeError:
-        raise ClearheadError(f"compare: aligned holds {given!r:.60}; expected whole numbers, positions.") from None
+        raise ClearheadError(f"compare: matched holds {given!r:.60}; expected whole numbers, positions.") from None
     if not numbers or numbers[0] < 0 or any(b <= a for a, b in pairwise(numbers)):
-        raise ClearheadError(f"compare: aligned holds {given!r:.60}; expected positions from 0 on, ascending.")
+        raise ClearheadError(f"compare: matched holds {given!r:.60}; expected positions from 0 on, ascending.")
     return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
@@ -59,7 +59,7 @@ def check_calls(mine: Sequence[AttentionCall], theirs: Sequence[AttentionCall]) 
     if len(mine) != len(theirs) or not mine:
         raise ClearheadError(
             f"compare: this recording has {len(mine)} calls and the other {len(theirs)}; record one run of one "
-            "architecture in each, or pass some of them: seen.runs[0], ch.Recording(seen.calls[:12])."
+            "architecture in each, or pass some of them: seen.runs[0], ch.models.Recording(seen.calls[:12])."
         )
 
 
@@ -77,17 +77,17 @@ def check_pair(number: int, mine: AttentionCall, theirs: AttentionCall, places: 
     if places is None:
         if one != other:
             raise ShapeError(
-                f"{who}, of other lengths. Say which positions correspond, aligned=([0, 1, 3], [0, 1, 2]), or give "
+                f"{who}, of other lengths. Say which positions correspond, matched=([0, 1, 3], [0, 1, 2]), or give "
                 f"both texts as many tokens.\n{shapes}"
             )
         return
     if mine.kind != "self" or one[2] != one[3] or other[2] != other[3]:
         raise ClearheadError(
-            f"{who}: aligned= takes the self attention of whole texts, as many queries as keys.\n{shapes}"
+            f"{who}: matched= takes the self attention of whole texts, as many queries as keys.\n{shapes}"
         )
     for shape, side in zip((one, other), places, strict=True):
         if int(side[-1]) >= shape[3]:
-            raise ShapeError(f"{who}: aligned holds {int(side[-1])}, and there are {shape[3]} positions.\n{shapes}")
+            raise ShapeError(f"{who}: matched holds {int(side[-1])}, and there are {shape[3]} positions.\n{shapes}")
 
 
 EVERY = slice(None)
@@ -241,9 +241,9 @@ def _check_masks(name: str, masks: list[Tensor], sequence: int, row: int, places
         return
     query = int(differ.flatten(0, 1).any(0).nonzero()[0])
     counts = [int(mask[..., query, :].sum(-1).max()) for mask in masks]
-    what = "pair of aligned positions" if places is not None else "position"
+    what = "pair of matched positions" if places is not None else "position"
     raise MasksDiffer(
         f"compare: the masks of {name} differ: query {row + query} of sequence {sequence} may see {counts[0]} keys in "
         f"this recording and {counts[1]} in the other, counted by {what}. Weights are compared under one mask: give "
-        "both the same padding and the same mask, or name the positions that correspond with aligned=."
+        "both the same padding and the same mask, or name the positions that correspond with matched=."
     )

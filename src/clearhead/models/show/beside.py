@@ -11,9 +11,9 @@ import torch
 from clearhead.base.errors import ClearheadError
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.chain.cached import alone
-from clearhead.models.read.align import align
 from clearhead.models.read.differences import CallDifference, Differences, difference_of
 from clearhead.models.read.divergence import MasksDiffer, Places, check_calls, check_pair
+from clearhead.models.read.match_tokens import match_tokens
 from clearhead.models.show.paged import Paged
 from clearhead.problem.regions import of_sequence
 from clearhead.problem.words import ALL_WORDS
@@ -44,8 +44,8 @@ DIVERGENCE = _Divergence()
 class Beside:
     """The layers of two recordings, as `Paged` gives those of one, and the divergences of the first's heads.
 
-    The positions of two calls correspond one to one where as many are shown, else by `align` of their words; by that
-    too where it finds more that are the same: a word was put in, and another left out. Raises what
+    The positions of two calls correspond one to one where as many are shown, else by `match_tokens` of their words; by
+    that too where it finds more that are the same: a word was put in, and another left out. Raises what
     `Recording.compare` raises where calls do not fit, and a `ClearheadError` where words are needed.
     """
 
@@ -70,9 +70,13 @@ class Beside:
             return layer
         return _measured(layer, self.found[-1])
 
-    def layers(self) -> Iterator[Layer | LeftOut]:
+    def place(self, number: int) -> int:
+        """The place of the sequence in the batch of a call of the first recording."""
+        return self.sides[0].place(number)
+
+    def layers(self, numbers: Iterable[int] | None = None) -> Iterator[Layer | LeftOut]:
         """Those of the first recording, one at a time."""
-        return map(self.layer, range(len(self.calls)))
+        return map(self.layer, range(len(self.calls)) if numbers is None else numbers)
 
     def page(self, layers: Iterable[Layer | LeftOut], title: str) -> Page:
         """The page of these layers of the first recording, and the second's beside them. It opens on the head that
@@ -165,11 +169,11 @@ def _correspondence(text: Sequence[str], other: Sequence[str]) -> tuple[list[int
     """The positions that correspond: one to one, None, unless the texts are of unequal length, or more of their words
     are the same when one is moved along the other."""
     if len(text) != len(other):
-        return align(text, other)
+        return match_tokens(text, other)
     in_place = sum(a == b for a, b in zip(text, other, strict=True))
     if in_place == len(text) or not set(text) & set(other):
         return None
-    found = align(text, other)
+    found = match_tokens(text, other)
     return found if len(found[0]) > in_place else None
 
 
@@ -178,7 +182,7 @@ def beside_of(mine: Paged, other: Any, tokens: Iterable[str] | None) -> Beside:
     calls = getattr(other, "calls", None)
     if not isinstance(calls, list) or not all(isinstance(call, AttentionCall) for call in calls):
         raise ClearheadError(
-            f"beside takes another recording of watch(model), without keep=…; got a {type(other).__name__}. "
+            f"beside takes another recording of watch(model), got a {type(other).__name__}. "
             "beside_tokens= are its words."
         )
     return Beside(mine, mine.alike(calls, tokens))

@@ -25,7 +25,7 @@ from clearhead.report.operands import ERROR, checked_error
 class Paged:
     """The calls of a recording as layers, made one at a time, and what is found of their heads on the way.
 
-    `tokens`, `source_tokens`, `sequence`, `error`: as for `Recording.report`. `answer`: the first token that the model
+    `tokens`, `source_tokens`, `sequence`, `error`: as for `Recording.view`. `answer`: the first token that the model
     has generated. `name`: what the caller calls the tokens. Of two calls with the same number of
     positions, the encoder's has the source tokens.
     """
@@ -62,8 +62,8 @@ class Paged:
         if call.factor is not None:
             return LeftOut(
                 call.name,
-                "an edit multiplied its weights after the softmax (Scale, Knockout(after=True)), which the page does "
-                "not compute. Look at seen[name][i].weights.",
+                "an edit multiplied its weights after the softmax (ScaleHeads, Knockout(after=True)), which the page "
+                "does not compute. Look at seen[name][i].weights.",
             )
         layer = layer_from_call(call, *self.texts(number), sequence, self.error)
         if isinstance(layer, LeftOut):
@@ -104,8 +104,6 @@ class Paged:
 
     def page(self, layers: Iterable[Layer | LeftOut], title: str) -> Page:
         """A page of such layers, which is told the head that departs most from uniform attention."""
-        if not isinstance(title, str):
-            raise ClearheadError(f"title is {title!r}; pass a string, such as title='Attention'.")
         page = Page(title)
         for layer in layers:
             page.add(layer)

@@ -54,8 +54,8 @@ FORMAT = 6
 HEADER = "clearhead recording"
 
 
-def save(calls: Sequence[AttentionCall], path: str | Path) -> Path:
-    """Write calls to a file; see `Recording.save`."""
+def write(calls: Sequence[AttentionCall], path: str | Path) -> Path:
+    """Write calls to a file; see `Recording.write`."""
     safetensors = require("safetensors.torch", "models", "saving a recording")
     tensors = _Tensors()
     chains = _Chains(tensors)
@@ -83,7 +83,7 @@ def read(path: str | Path) -> list[AttentionCall]:
     except Exception as error:  # as above
         raise ClearheadError(f"cannot read a recording from {str(path)!r}: {error}.") from error
     if header is None:
-        raise ClearheadError(f"{str(path)!r} is no recording: pass a file that seen.save() has written.")
+        raise ClearheadError(f"{str(path)!r} is no recording: pass a file that seen.write() has written.")
     try:
         found = parsed(header)
         written = found.get("format") if isinstance(found, dict) else None
@@ -232,7 +232,7 @@ def _written(call: AttentionCall, tensors: _Tensors, chains: _Chains) -> dict[st
     if not isinstance(score, Dot) or problem.lowered is None or problem.lowered.weight is not None:
         raise UnsupportedError(
             f"{call.name} scores by {type(score).__name__}, and files hold dot products alone. Save the others: "
-            "ch.Recording([call for call in seen.calls if …]).save(path)."
+            "ch.models.Recording([call for call in seen.calls if …]).write(path)."
         )
     call.kept.check()
     align = problem.sizes.align

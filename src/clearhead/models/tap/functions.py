@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode_temporarily
+from torch.overrides import TorchFunctionMode
 
-from clearhead.base.tracing import OWN_SDPA, compiling
+from clearhead.base.torch_private import (
+    FUSED_OPERATIONS,
+    OWN_SDPA,
+    PRIVATE_SOFTMAX,
+    SOFTMAX_OPERATIONS,
+    check_fast_path,
+    encoder_layer,
+    function_mode_stack,
+    native_attention,
+    pop_function_mode,
+)
+from clearhead.base.tracing import compiling
 from clearhead.masks.causal import Causal
 from clearhead.models.tap import functions as sdpa
 from clearhead.models.tap import multihead
@@ -69,12 +80,22 @@ def _four(
 READERS: dict[Any, Callable[..., Answer]] = {
     OWN_SDPA: sdpa.read,
     F.multi_head_attention_forward: multihead.read,  # nn.MultiheadAttention
-    torch._native_multi_head_attention: multihead.read_native,  # its fast path
-    torch._transformer_encoder_layer_fwd: multihead.read_layer,  # that of nn.TransformerEncoderLayer
+    native_attention: multihead.read_native,  # its fast path
+    encoder_layer: multihead.read_layer,  # that of nn.TransformerEncoderLayer
 }
 
 
-SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
+def _with_overloads(operations: Iterable[Any]) -> set[Any]:
+    """PyTorch's operations as they are called: with and without their overload."""
+    return {form for one in operations for form in (one, *(getattr(one, name) for name in one.overloads()))}
+
+
+# The same by names that the compiler looks up in no table: code that it makes of these is not read.
+OPERATIONS = _with_overloads([torch.ops.aten.scaled_dot_product_attention])
+SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax, *PRIVATE_SOFTMAX}
+SOFTMAX |= _with_overloads([torch.ops.aten.softmax, *SOFTMAX_OPERATIONS])
+# What scaled_dot_product_attention calls inside. A module may call one itself; its arguments are not read.
+FUSED = _with_overloads(FUSED_OPERATIONS)
 
 
 @contextmanager
@@ -113,8 +134,11 @@ class _Mode(TorchFunctionMode):
     ) -> Any:
         if func in READERS:
             return self.see(self.receiver, func, args, kwargs or {})
-        if func in SOFTMAX and not compiling():
-            self.receiver.softmax()
+        if not compiling():  # asked first: the compiler could not look up every function in these
+            if func in OPERATIONS:
+                return self.see(self.receiver, func, args, kwargs or {})
+            if func in SOFTMAX or func in FUSED:
+                self.receiver.softmax(func in FUSED)
         return func(*args, **(kwargs or {}))
 
 
@@ -125,7 +149,7 @@ class _Below(AbstractContextManager[None]):
         self._receiver, self._here = receiver, _Here()
 
     def __enter__(self) -> None:
-        active: list[TorchFunctionMode] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        active: list[TorchFunctionMode] = function_mode_stack()
         above = [_Mode(mode.receiver) for mode in active if isinstance(mode, _Mode)]
         with ExitStack() as stack:
             for mode in (_Mode(self._receiver), *above):
@@ -146,7 +170,8 @@ class _Here(threading.local):
 def _see(receiver: Receiver, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if receiver.idle:
         return func(*args, **kwargs)
-    after = READERS[func](receiver, *args, **kwargs)
+    reader: Callable[..., Answer] = READERS.get(func, sdpa.read)
+    after = reader(receiver, *args, **kwargs)
     return receiver.compute(after, func, *args, **kwargs)
 
 
@@ -157,10 +182,11 @@ def _overlooked(has_torch_function: Callable[..., bool]) -> Callable[..., bool]:
     """
 
     def asked(args: Any) -> bool:
-        active: list[TorchFunctionMode] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        active: list[TorchFunctionMode] = function_mode_stack()
         if not active or not isinstance(active[-1], _Mode) or not active[-1].receiver.keeps_fast_path:
             return has_torch_function(args)
-        with _pop_mode_temporarily():
+        check_fast_path()
+        with pop_function_mode():
             return asked(args)
 
     return asked

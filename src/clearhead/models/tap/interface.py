@@ -67,7 +67,7 @@ class BackendCall(NamedTuple):
         if self.backend == RANKS:
             raise UnsupportedError(
                 f"{name} attends over the ranks of a layout, and each has a part of its queries and keys: what is "
-                "recorded would be no attention of the whole. Set it back (use_in_transformers(model)), and watch it "
+                "recorded would be no attention of the whole. Set it back (run_on_clearhead(model)), and watch it "
                 "in one process."
             )
         check_keywords(name, self.backend, self.keywords)

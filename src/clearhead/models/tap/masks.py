@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from clearhead.base.shapes import Align, Sizes
-from clearhead.base.tracing import without_autocast
+from clearhead.base.torch_private import uncounted, version
+from clearhead.base.tracing import readable, without_autocast
+from clearhead.base.versions import digest
 from clearhead.biases.base import wide
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask, intervals
@@ -136,7 +138,7 @@ class MaskStore:
         if known is not None and not any(storage.expired() for storage in known[0]):  # type: ignore[no-untyped-call]
             return known[1]
         found = self._shared(converted(_allowed(mask) if nonzero_blocks else mask, bias))
-        if self.counted and not any(tensor.is_inference() for tensor in given):  # writes to these are not counted
+        if self.counted and not any(map(uncounted, given)):  # writes to these are not counted
             # a long generation makes a mask a step, and each text of a corpus has its own
             self._known = {k: (s, r) for k, (s, r) in self._known.items() if not any(w.expired() for w in s)}  # type: ignore[no-untyped-call]
             storages = [StorageWeakRef(t.untyped_storage()) for t in given]  # type: ignore[no-untyped-call]
@@ -160,8 +162,10 @@ class MaskStore:
 def _identity(tensor: Tensor | None) -> Any:
     if tensor is None:
         return None
-    version = 0 if tensor.is_inference() else tensor._version
-    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, version
+    written = 0 if uncounted(tensor) else version(tensor)
+    # on a CPU the memory may be NumPy's, or another process's: what these write is not counted
+    numbers = digest(tensor) if tensor.device.type == "cpu" and readable(tensor) else 0
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, written, numbers
 
 
 def _allowed(mask: Tensor | None) -> Tensor | None:

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
+from clearhead.base.torch_private import call_of_modules
 from clearhead.models.tap.padding import Given, given, parameters
 from clearhead.models.tap.patch import replaced
 
@@ -77,7 +78,7 @@ class Stack:
 
     def entered(self) -> AbstractContextManager[None]:
         # innermost: so that of two function modes (`around`) the later one is on top, and sees a call first
-        return replaced(nn.Module, "_call_impl", self._watched, innermost=True)
+        return replaced(nn.Module, call_of_modules(), self._watched, innermost=True)
 
     def _watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def _call_impl(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clearhead.base.torch_private import nested_sizes
 from clearhead.masks.causal import Causal
 from clearhead.masks.lengths import Lengths
 from clearhead.models.tap.masks import Recorded
@@ -198,6 +199,6 @@ def _kind(query: Tensor, key: Tensor) -> Kind:
 
 def _lengths(query: Tensor, key: Tensor) -> Lengths:
     """In nested tensors only real tokens exist: a query beyond its sequence's length sees nothing."""
-    queries, keys = (t._nested_tensor_size()[:, 0] for t in (query, key))
+    queries, keys = (nested_sizes(t)[:, 0] for t in (query, key))
     place = torch.arange(int(queries.max()), device=queries.device)
     return Lengths(torch.where(place < queries[:, None], keys[:, None], 0))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from clearhead._attention import Arguments, Ran
 from clearhead.base.errors import UnsupportedError
+from clearhead.base.text import listed
 from clearhead.base.tracing import transformed
 from clearhead.models.tap.layers import Layers, Site
 from clearhead.models.tap.masks import MaskStore, Recorded
@@ -20,6 +21,13 @@ from clearhead.models.tap.modules import Kind, Running, Stack
 from clearhead.models.tap.place import Place
 from clearhead.problem.problem import Problem
 from clearhead.scores.dot import Dot
+
+ATTENTION = (
+    "attention",
+    "attn",
+    "multihead",
+    "mha",
+)  # one of them stands in an attention module's name, or its class's
 
 After = Callable[[Any], Any]  # what is done with the result of the function that was called: gives the result
 
@@ -139,14 +147,18 @@ class Receiver(ABC):
     def _apart(self) -> bool:
         return self.stack.innermost is None or self._inside.depth > 0
 
-    def softmax(self) -> None:
-        """A softmax outside of any call, which an attention module may have computed in its own code."""
+    def softmax(self, attends: bool = False) -> None:
+        """A softmax outside of any call, which an attention module may have computed in its own code.
+
+        `attends`: it is one of attention, whatever the module's name.
+        """
         if self.stack.innermost is None or self._inside.depth:
             return
         for module in self.stack.modules:
-            kind = type(module).__name__
-            if "attention" in kind.lower():
-                self.own_code[self.stack.names[id(module)]] = kind
+            kind, name = type(module).__name__, self.stack.names[id(module)]
+            names = kind.lower(), name.rpartition(".")[2].lower()
+            if attends or any(word in one for word in ATTENTION for one in names):
+                self.own_code[name] = kind
                 return
 
     @property
@@ -175,6 +187,15 @@ class Receiver(ABC):
         if given is None and queries > keys:  # no cache leaves a sequence fewer keys than queries
             return "cross"
         return given or self.innermost.kind
+
+    def told_of_unread(self, missing: str, instead: str) -> str:
+        """A warning of these modules. `missing`: what their attention is not, such as "in the record"."""
+        unread = self.unread
+        return (
+            f"the attention of {listed(unread)} ({', '.join(dict.fromkeys(unread.values()))}) is not {missing}: it was "
+            "computed by a softmax in these modules' own code, and not by a function that can be recorded. Name the "
+            f"layers that are wanted to have no such word: {instead}."
+        )
 
     def name(self, given: str | None) -> str:
         """The name of the module that calls: as given, else of the innermost running one."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import nn
 
 from clearhead.base.errors import UnsupportedError
+from clearhead.base.torch_private import compiled_call, forward_is_compiled, skip_code, wraps_compiled
 from clearhead.base.tracing import compiled_code
 
 
@@ -19,11 +19,11 @@ def refuse_compiled(model: nn.Module, purpose: str = "watch", what: str = "recor
     `purpose`: the function that was called. `what`: what it does with the model's attention calls.
     """
     for name, module in model.named_modules():
-        if "_orig_mod" in module._modules:
+        if wraps_compiled(module):
             remedy = "Pass what was compiled" + (f": {purpose}(model._orig_mod)." if module is model else ".")
-        elif module._compiled_call_impl is not None:
+        elif compiled_call(module) is not None:
             remedy = f"Pass a copy, which is not compiled: {purpose}(copy.deepcopy(model))."
-        elif hasattr(module.forward, "_torchdynamo_orig_callable"):
+        elif forward_is_compiled(module):
             remedy = "Put its own forward back: del module.forward."
         else:
             continue
@@ -40,8 +40,8 @@ def compiled_inside(model: nn.Module) -> bool:
 
 
 def _compiled(module: nn.Module) -> bool:
-    own = "_orig_mod" in module._modules or module._compiled_call_impl is not None
-    return own or hasattr(module.forward, "_torchdynamo_orig_callable")
+    own = wraps_compiled(module) or compiled_call(module) is not None
+    return own or forward_is_compiled(module)
 
 
 def refuse_compiled_code(model: nn.Module) -> None:
@@ -69,12 +69,7 @@ def prepare_compiler(mode: Any) -> None:
     time, at the same address: the code for `.shape` would run for `.device`.
     """
     torch.overrides.get_overridable_functions()
-    with suppress(ImportError, AttributeError):  # private names, which another version of PyTorch may not have
-        from torch._dynamo.eval_frame import skip_code
-        from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
-
-        skip_code(mode.__code__)
-        TorchInGraphFunctionVariable._get_handlers()
+    skip_code(mode.__code__)
 
 
 WATCHED = "watch() records this attention call in eager code; compile with fullgraph=False"

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 
 class Asked(NamedTuple):
-    """The arguments of `watch`. `keep`: None keeps query and key; `layers`: None takes all.
+    """The arguments of `watch` and `statistics`. `keep`: the reductions; None keeps query and key.
 
+    `layers`: None takes all.
     `each`: what is done with each call when it happens, in place of keeping anything of it; of surveys.
     """
 
@@ -39,40 +40,37 @@ class Asked(NamedTuple):
         return chooses(self.layers, site, "watch")
 
 
-def asked(
-    keep: Any = None,
-    every: Any = 1,
-    layers: Any = None,
-    heads: Any = None,
-    merge: Any = None,
-    values: Any = False,
-    gradients: Any = False,
-    fuse: Any = False,
-) -> Asked:
-    """The arguments, checked."""
-    if keep is None and (heads is not None or merge is not None):
-        argument = "heads" if heads is not None else "merge"
-        raise ClearheadError(f"watch: {argument} goes with keep=…, the reductions that each call is reduced by.")
-    if keep is not None:
-        keep = tuple(keep) if isinstance(keep, list | tuple) else (keep,)
-        if not keep or not all(isinstance(one, Reduction) for one in keep):
-            raise ClearheadError(f"watch: keep is {keep!r}; expected reductions, such as [ch.Entropy(), ch.TopK(5)].")
-        if any(isinstance(one, Output) for one in keep):
-            raise ClearheadError("watch: keep has an Output(value), whose values are of one call; a model makes many.")
-        for one in keep:
-            if type(one) is TopK:
-                check_count(one.k, 1, "k of TopK", most=2**31 - 1)
+def asked(every: Any = 1, layers: Any = None, values: Any = False, gradients: Any = False) -> Asked:
+    """The arguments of `watch`, checked."""
     check_count(every, 1, "every")
-    layers, heads = checked_layers(layers, "watch"), checked_heads(heads, "watch")
-    if not (merge is None or isinstance(merge, Means)):
-        raise ClearheadError(f"watch: merge is a {type(merge).__name__}; expected a ch.Means().")
+    layers = checked_layers(layers, "watch")
     for name, flag in (("values", values), ("gradients", gradients)):
         if not isinstance(flag, bool):
             raise ClearheadError(f"watch: {name} is {flag!r}; expected True or False.")
-        if flag and keep is not None:
-            raise ClearheadError(f"watch: {name}=True goes without keep=…, which keeps what reductions found alone.")
-    if not isinstance(fuse, bool) or (fuse and (keep is None or heads is not None)):
+    return Asked(None, every, layers, None, None, values, gradients)
+
+
+def asked_to_reduce(
+    reductions: Any, every: Any = 1, layers: Any = None, heads: Any = None, merge: Any = None, fuse: Any = False
+) -> Asked:
+    """The arguments of `statistics`, checked."""
+    keep = tuple(reductions) if isinstance(reductions, list | tuple) else (reductions,)
+    if not keep or not all(isinstance(one, Reduction) for one in keep):
         raise ClearheadError(
-            f"watch: fuse is {fuse!r}; True goes with keep=… of all heads, whose pass gives the output."
+            f"statistics: reductions is {reductions!r}; expected reductions, such as "
+            "[ch.reductions.Entropy(), ch.reductions.TopK(5)]."
         )
-    return Asked(keep, every, layers, heads, merge, values, gradients, fuse)
+    if any(isinstance(one, Output) for one in keep):
+        raise ClearheadError(
+            "statistics: reductions has an Output(value), whose values are of one call; a model makes many."
+        )
+    for one in keep:
+        if type(one) is TopK:
+            check_count(one.k, 1, "k of TopK", most=2**31 - 1)
+    check_count(every, 1, "every")
+    layers, heads = checked_layers(layers, "statistics"), checked_heads(heads, "statistics")
+    if not (merge is None or isinstance(merge, Means)):
+        raise ClearheadError(f"statistics: merge is a {type(merge).__name__}; expected a ch.models.Means().")
+    if not isinstance(fuse, bool) or (fuse and heads is not None):
+        raise ClearheadError(f"statistics: fuse is {fuse!r}; True goes with all heads, whose pass gives the output.")
+    return Asked(keep, every, layers, heads, merge, fuse=fuse)

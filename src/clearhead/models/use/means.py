@@ -1,4 +1,4 @@
-"""Running means of what a watch keeps, over a corpus."""
+"""Running means of what `statistics` finds, over a corpus."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from clearhead.models.use.reduced import ReducedCall
 
 
 class Means:
-    """Means for each head of what `watch(keep=…)` finds, over any number of calls, in constant memory.
+    """Means for each head of what `clearhead.models.statistics` finds, over any number of calls, in constant memory.
 
     >>> import torch, torch.nn.functional as F, clearhead as ch
     >>> class Block(torch.nn.Module):
     ...     def forward(self, x):
     ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
-    >>> block, means = Block(), ch.Means()
+    >>> block, means = Block(), ch.models.Means()
     >>> for length in (10, 300):
-    ...     with ch.watch(block, keep=[ch.Entropy()], merge=means):
+    ...     with ch.models.statistics(block, [ch.reductions.Entropy()], merge=means):
     ...         output = block(torch.rand(1, 4, length, 8))
     >>> means["Block"][0].shape, means.counts["Block"][0].tolist()
     (torch.Size([4]), [310.0, 310.0, 310.0, 310.0])
 
-    `means[name]`: for one module the means in the order of `keep`, each (H, …), float64. Every query that sees a key
-    and is no padding weighs the same, whichever text it is of; so does every key that is seen and is no padding in
-    `Received`, and every sequence in `Pool`. Of `TopK` the means of its values.
+    `means[name]`: for one module the means in the order of the reductions, each (H, …), float64. Every query that sees
+    a key and is no padding weighs the same, whichever text it is of; so does every key that is seen and is no padding
+    in `Received`, and every sequence in `Pool`. Of `TopK` the means of its values.
     `state_dict()` gives sums and counts: those of two runs, added key by key, are those of both together.
     A text during which the model fails has added the layers before.
     Raises a `ClearheadError` where a module's reductions or heads are others than before, a `ShapeError` where a result
@@ -58,7 +58,7 @@ class Means:
                 (names, heads), (before, heads_before) = asked, self._of[call.name]
                 raise ClearheadError(
                     f"{call.name}: these are means of {', '.join(before)} in the heads {heads_before}; "
-                    f"{', '.join(names)} in the heads {heads} need a ch.Means() of their own."
+                    f"{', '.join(names)} in the heads {heads} need a ch.models.Means() of their own."
                 )
             self._add(call.name, list(sums), list(counts))
             self._of[call.name] = asked

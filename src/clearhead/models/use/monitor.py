@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from torch import Tensor, nn
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.managers import caller, warn_unused
 from clearhead.base.numbers import check_count
-from clearhead.base.tracing import compiler_here, compiling, in_backward, transformed
+from clearhead.base.torch_private import compiler_here
+from clearhead.base.tracing import compiling, in_backward, transformed
 from clearhead.explanation.diagnosis.checks import entropy_collapse
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.inspection.reductions.base import Reduction, arange
@@ -36,7 +38,7 @@ from clearhead.models.tap.refused import (
     refuse_compiled_code,
     uncompiled,
 )
-from clearhead.models.use.asked import Asked, asked
+from clearhead.models.use.asked import Asked, asked_to_reduce
 from clearhead.models.use.recorder import Recorder
 from clearhead.models.use.reduced import ReducedCall
 from clearhead.problem.problem import Problem
@@ -133,7 +135,7 @@ def monitor(model: nn.Module, every: int = 20, callback: Callback | Any = None, 
     ...     def forward(self, x):
     ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
     >>> block = Block().train()
-    >>> with ch.monitor(block, every=2) as seen:
+    >>> with ch.models.monitor(block, every=2) as seen:
     ...     for step in range(4):
     ...         output = block(torch.zeros(1, 1, 2, 8))
     >>> for row in seen.table():
@@ -159,6 +161,7 @@ def monitor(model: nn.Module, every: int = 20, callback: Callback | Any = None, 
 
     A model is compiled after its monitor is there: then the calls of transformers' attention interface are seen inside
     compiled code, with fullgraph too. Other attention in it is not; a step in which none is seen is an error.
+    Warns once, without `layers`, of modules that computed a softmax in their own code: they are not monitored.
     Raises a `ClearheadError` for a compiled model, for one whose classes the compiler has code for already, where a
     step shows no attention, and at the end of a `with` in which no step was made, or no call by one of `layers`.
     Cost: a monitored step has one pass more over the allowed pairs of each call, O(Lq + Lk) memory; any other step two
@@ -170,7 +173,7 @@ def monitor(model: nn.Module, every: int = 20, callback: Callback | Any = None, 
     if not isinstance(model, nn.Module):
         raise ClearheadError(f"monitor takes a torch.nn.Module; got a {type(model).__name__}.")
     check_count(every, 1, "every")
-    what = asked(KEEP, layers=layers)
+    what = asked_to_reduce(KEEP, layers=layers)
     call = _as_function(callback)
     refuse_compiled(model)
     refuse_compiled_code(model)
@@ -193,7 +196,7 @@ def _as_function(callback: Any) -> Callback | None:
 
 
 class Monitor:
-    """What `clearhead.monitor` gives: what was seen so far, and the way to end it.
+    """What `clearhead.models.monitor` gives: what was seen so far, and the way to end it.
 
     `table()`, the rows of all monitored steps; `diagnose()`, heads whose entropy collapses; `steps`, how many steps
     were made; `remove()`, which ends it. Read it at any time; a `with` removes it at its end.
@@ -208,6 +211,7 @@ class Monitor:
         self._lock, self._here = threading.Lock(), _Here()
         self._open, self._removed = 0, True  # monitored passes that run, in any thread; whether it sees no more
         self._line, self._used = caller(), callback is not None
+        self._told = False  # of modules that are not monitored
         self._interface, self._installed = Interface(model), ExitStack()
         with ExitStack() as stack:
             stack.enter_context(self._interface.installed())
@@ -249,7 +253,7 @@ class Monitor:
     def __enter__(self) -> Self:
         if self._removed:
             raise ClearheadError(
-                "this monitor was removed, or its `with` has ended: write `with ch.monitor(...):` each time."
+                "this monitor was removed, or its `with` has ended: write `with ch.models.monitor(...):` each time."
             )
         self._stay()
         return self
@@ -277,8 +281,8 @@ class Monitor:
         if self._used:
             return
         warn_unused(
-            "monitor(...) was let go before its table was read: write `with ch.monitor(...) as seen:`, or keep what it "
-            "gives until its remove()",
+            "monitor(...) was let go before its table was read: write `with ch.models.monitor(...) as seen:`, or keep "
+            "what it gives until its remove()",
             self._line,
         )
 
@@ -322,6 +326,10 @@ class Monitor:
             return
         if not step.sites:
             raise ClearheadError(_nothing_seen(step))
+        if step.unread and self._asked.layers is None and not self._told:
+            self._told = True
+            said = step.told_of_unread("monitored", "monitor(model, layers=…)")
+            warnings.warn_explicit(said, UserWarning, *self._line)
         if not step.reduced:  # none of the layers asked for: training may leave some out
             with self._lock:
                 self._sites |= step.sites

@@ -16,6 +16,7 @@ from clearhead.models.tap.choice import check_layers
 from clearhead.models.tap.padding import checked
 from clearhead.models.tap.refused import refuse_compiled
 from clearhead.models.tap.tap import given_calls
+from clearhead.models.tap.transformers_private import named_backend
 from clearhead.models.use.asked import asked
 from clearhead.models.use.recorder import Recorder
 
@@ -47,7 +48,7 @@ def recorded(recorder: Recorder, given: Callable[[Recorder], Given]) -> Iterator
     if lost:
         warnings.warn(_lost(lost), stacklevel=4)  # points at the caller's `with` statement
     if recorder.unread and recorder.asked.layers is None:
-        warnings.warn(_unread(recorder.unread), stacklevel=4)
+        warnings.warn(recorder.told_of_unread("in the record", "watch(model, layers=…)"), stacklevel=4)
 
 
 def _fits_none(recorder: Recorder) -> str:
@@ -56,14 +57,6 @@ def _fits_none(recorder: Recorder) -> str:
     return (
         f"watch: padding has shape {tuple(recorder.padding.shape)}, and the calls have (batch, keys) "
         f"{', '.join(map(str, sizes[:6]))}. Pass the attention mask of the batch that the model was given, (B, L)."
-    )
-
-
-def _unread(modules: dict[str, str]) -> str:
-    return (
-        f"the attention of {listed(modules)} ({', '.join(dict.fromkeys(modules.values()))}) is not in the record: it "
-        "was computed by a softmax in these modules' own code, and not by a function that can be recorded. "
-        "Name the layers that are wanted to have no such word: watch(model, layers=…)."
     )
 
 
@@ -77,7 +70,7 @@ def _lost(calls: int) -> str:
 
 
 def _nothing_seen(model: nn.Module, lost: int) -> str:
-    backend = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    backend = named_backend(getattr(model, "config", None))
     lines = [f"the model {type(model).__name__} made no attention call that clearhead recognises."]
     if backend is not None:
         lines.append(f"Its attention backend is {backend!r}.")

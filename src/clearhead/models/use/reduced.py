@@ -34,7 +34,7 @@ from clearhead.problem.words import ALL_WORDS, Words
 class ReducedCall(Call):
     """An attention call of a model, of which what reductions found is kept, and no query and no key.
 
-    `results`: those of `watch(keep=…)`, in their order, each (B, H, …); `TopK` gives weight 0 and key −1 where there
+    `results`: those of the reductions, in their order, each (B, H, …); `TopK` gives weight 0 and key −1 where there
     are fewer keys than k. `shape`: (B, H, Lq, Lk), H the heads that were asked for; `heads`: their numbers. `name`,
     `kind`, `backend`, `padding`, `run`: as in `AttentionCall`. `means` are over the queries that see a key and are no
     padding, `queries`, bool (B, H, Lq), or the keys that are seen and are no padding, `keys`, bool (B, H, Lk), which is
@@ -57,8 +57,8 @@ class ReducedCall(Call):
     @property
     def weights(self) -> NoReturn:
         raise ClearheadError(
-            f"{self.name} was watched with keep=…, so its query and key were not kept, and its weights cannot be "
-            "computed. Name all that you need in keep, or watch without it."
+            f"{self.name} was reduced by statistics(…), so its query and key were not kept, and its weights cannot be "
+            "computed. Name all that you need in reductions, or use ch.watch(model)."
         )
 
     @property
@@ -98,7 +98,7 @@ class ReducedCall(Call):
 
 
 class Statistics(Calls[ReducedCall]):
-    """The attention calls of a model watched with `keep=`: of each its `results`."""
+    """The attention calls of a model that `clearhead.models.statistics` reduces: of each its `results`."""
 
     def table(self) -> Table:
         """A row for each call and head, as `pandas.DataFrame` takes them.
@@ -114,7 +114,7 @@ def reduced(call: AttentionCall, reductions: tuple[Reduction, ...], heads: Heads
     """Reduce the weights of a call: all heads in one pass over them, or each run of heads that is asked for."""
     problem, found = call.problem, []
     batch, count, queries, keys = problem.sizes.shape
-    numbers = heads_of(heads, count, call.name, "watch")
+    numbers = heads_of(heads, count, call.name, "statistics")
     # the log-sum-exp says which queries see a key
     wanted = reductions if LogSumExp() in reductions else (*reductions, LogSumExp())
     for run in runs_of(numbers):

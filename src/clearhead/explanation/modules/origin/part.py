@@ -80,12 +80,12 @@ def last_projection(origin: Origin, output: Step, heads: Tensor, shown: Shown) -
     if ran is None or not isinstance(ran.layer, Linear):
         said = "No layer of its own that this module ran after attention was given the heads side by side."
         return Part(title, (), f"{said} It may be in another module.")
-    steps, said = joined_steps(ran.layer, output, heads, shown), f"The module's layer {ran.name}."
     if not _gives(ran, shown, heads):
         said = (
             f"The layer {ran.name} was given the heads side by side. Its result is not that of its weights and bias: "
         )
-        return Part(title, (), f"{said}it computes something else, or they were changed since.")
+        return Part(title, (), f"{said}it computes something else, or they were changed or freed since.")
+    steps, said = joined_steps(ran.layer, output, heads, shown), f"The module's layer {ran.name}."
     if ran.layer.weight.numel() > LISTED:
         steps = [step for step in steps if step.name not in ("W_output", "b_output")]
         steps[-1] = replace(steps[-1], code="", tree=None)

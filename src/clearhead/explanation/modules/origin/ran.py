@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from clearhead.base.torch_private import parts_of
 from clearhead.base.versions import Versions
 from clearhead.explanation.modules.norm import Norm
 from clearhead.explanation.modules.projection import Linear
@@ -102,7 +103,8 @@ def _layer(module: nn.Module) -> Linear | Norm | None:
 
 
 def _held(module: nn.Module, name: str) -> Tensor | None:
-    places = (module._parameters, module._buffers, vars(module))
+    parameters, buffers, _ = parts_of(module)
+    places = (parameters, buffers, vars(module))
     found = next((place[name] for place in places if isinstance(place.get(name), Tensor)), None)
     floating = found is not None and found.is_floating_point()
     return found.detach() if floating and found is not None else None

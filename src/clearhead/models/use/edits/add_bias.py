@@ -25,7 +25,7 @@ class AddBias(Edit):
     ...     def forward(self, x):
     ...         return F.scaled_dot_product_attention(x, x, x)
     >>> block, x = Block(), torch.rand(1, 4, 10, 8)
-    >>> with ch.edit(block, ch.AddBias(ch.ALiBi(4))):
+    >>> with ch.edit(block, ch.edits.AddBias(ch.ALiBi(4))):
     ...     output = block(x)
     >>> torch.allclose(output, ch.attention(x, x, x, bias=ch.ALiBi(4)), atol=1e-6)
     True

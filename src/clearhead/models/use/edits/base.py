@@ -25,7 +25,7 @@ class Edit:
     """A change of some heads and queries of some layers; all else stays as it is, to the bit. See `edit`.
 
     >>> import torch, torch.nn.functional as F, clearhead as ch
-    >>> class Sharpen(ch.Edit):
+    >>> class Sharpen(ch.edits.Edit):
     ...     def before(self, problem, spot):
     ...         scores = problem.scores
     ...         return problem._replace(scores=scores._replace(scale=2 * scores.scale))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 
@@ -35,32 +36,34 @@ def edit(model: nn.Module, *edits: Edit) -> AbstractContextManager[None]:
     >>> model = LlamaModel(LlamaConfig(vocab_size=100, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
     ...                                num_attention_heads=8, num_key_value_heads=2)).eval()
     >>> ids = torch.arange(10)[None]
-    >>> with ch.edit(model, ch.Knockout(layers=0, heads=[2, 3], queries=9, keys=0), ch.Scale(layers=1, heads=5)):
+    >>> cut, ablated = ch.edits.Knockout(layers=0, heads=[2, 3], queries=9, keys=0), ch.edits.ScaleHeads(1, heads=5)
+    >>> with ch.edit(model, cut, ablated):
     ...     edited = model(input_ids=ids).last_hidden_state
     >>> torch.equal(edited, model(input_ids=ids).last_hidden_state)
     False
 
-    `model`: any model that `watch` recognises, its backend left as it is. `edits`: `Knockout`, `Scale`, `Force` and
-    `AddBias`, or `Edit`s of your own, all at once; several of one head and query are applied in their order, scores
-    before outputs. What an edit of your own gives back is checked as `attention` checks its arguments.
-    The model's own function runs; then the outputs of the changed heads and queries are computed again from the
-    same query, key, value, mask and bias, and put in their place: all others of that layer are the backend's, to the
-    bit. Gradients flow through what was computed again. What looks at the model in either order of nesting (`watch`,
+    `model`: any model that `watch` recognises, its backend left as it is. `edits`: `Knockout`, `ScaleHeads`,
+    `ForceMask` and `AddBias`, or `Edit`s of your own, all at once; several of one head and query are applied in their
+    order, scores before outputs. What an edit of your own gives back is checked as `attention` checks its arguments.
+    The model's own function runs; then the outputs of the changed heads and queries are computed again from the same
+    query, key, value, mask and bias, and put in their place: all others of that layer are the backend's, to the bit.
+    Gradients flow through what was computed again. What looks at the model in either order of nesting (`watch`,
     `monitor`, `lazy_attentions`) is given what ran, the edited weights and outputs; so are those to whom the model
     returns its weights, where the changed rows have no gradient.
     Positions are those of the whole sequence, in a prompt and in each step of a generation with any cache.
     Gradient checkpointing computes layers again in the backward pass, which then belongs inside the `with` too.
     `torch.nn`'s Transformer layers leave their fast path here, as they do in training: outputs at padding differ.
     Raises a `ClearheadError` at the end of the `with` for an edit that changed nothing, and where the model is edited
-    already; an `UnsupportedError` for a compiled model, and for a call with dropout. Cost: attention of the changed
-    heads and queries once more.
+    already; an `UnsupportedError` for a compiled model, and for a call with dropout. Warns, where an edit has no
+    `layers`, of attention modules that computed a softmax in their own code: they are not changed. Cost: attention of
+    the changed heads and queries once more.
     """
     if not isinstance(model, nn.Module):
         raise ClearheadError(f"edit takes a torch.nn.Module; got a {type(model).__name__}.")
     wrong = [one for one in edits if not isinstance(one, Edit)]
     if wrong or not edits:
         what = repr(wrong[0])[:60] if wrong else "none"
-        raise ClearheadError(f"edit takes edits, such as ch.Knockout(layers=3, heads=2, keys=0); got {what}.")
+        raise ClearheadError(f"edit takes edits, such as ch.edits.Knockout(layers=3, heads=2, keys=0); got {what}.")
     refuse_compiled(model)
     return Managed("edit(...)", lambda: _editing(Editor(model, edits)))
 
@@ -80,6 +83,8 @@ def _editing(editor: Editor) -> Iterator[None]:
             f"{unused[0]!r} changed nothing: no call has such a layer, head and position. Calls were made by "
             f"{made_by(editor.sites)}, numbered from 0, with queries at positions {places}."
         )
+    if editor.unread and any(one.layers is None for one in editor.edits):
+        warnings.warn(editor.told_of_unread("changed", f"{type(editor.edits[0]).__name__}(layers=…)"), stacklevel=4)
 
 
 @contextmanager

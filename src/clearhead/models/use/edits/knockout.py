@@ -20,7 +20,7 @@ class Knockout(Edit):
     ...     def forward(self, x):
     ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
     >>> block, x = Block(), torch.rand(1, 4, 10, 8)
-    >>> with ch.edit(block, ch.Knockout(heads=2, queries=9, keys=[0, 1])):
+    >>> with ch.edit(block, ch.edits.Knockout(heads=2, queries=9, keys=[0, 1])):
     ...     output = block(x)
     >>> changed = (output != block(x)).any(-1)
     >>> changed.nonzero().tolist()                              # sequence, head, query

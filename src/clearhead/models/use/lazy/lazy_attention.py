@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_map_only
 
 from clearhead.base.errors import ClearheadError, UnsupportedError, human_bytes
-from clearhead.base.tracing import any_autocast, as_base_tensors, compiling, unobserved
+from clearhead.base.torch_private import any_autocast, arguments_of, tree_map_only, wrapper_subclass
+from clearhead.base.tracing import as_base_tensors, compiling, unobserved
 from clearhead.inspection.matrix import with_first_rows
 from clearhead.inspection.weights import Weights
 from clearhead.models.tap.refused import uncompiled
@@ -78,7 +78,7 @@ class LazyAttention(Tensor):
     >>> from transformers import LlamaConfig, LlamaModel
     >>> model = LlamaModel(LlamaConfig(vocab_size=100, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
     ...                                num_attention_heads=8, num_key_value_heads=2)).eval()
-    >>> with torch.no_grad(), ch.lazy_attentions(model):
+    >>> with torch.no_grad(), ch.models.lazy_attentions(model):
     ...     attention = model(input_ids=torch.arange(10)[None], output_attentions=True).attentions[1]
     >>> attention
     LazyAttention((1, 8, 10, 10), torch.float32)
@@ -89,8 +89,8 @@ class LazyAttention(Tensor):
     >>> attention.weights.entropy().shape                 # and what `ch.weights` gives
     torch.Size([1, 8, 10])
 
-    `ch.lazy_attentions` makes it. An index by integers and slices computes that part alone, and stays lazy where it
-    chooses sequences and heads. So do `detach`, `contiguous`, and `to` (`cpu`, `float`, …): what is computed then is
+    `ch.models.lazy_attentions` makes it. An index by integers and slices computes that part alone, and stays lazy where
+    it chooses sequences and heads. So do `detach`, `contiguous`, and `to` (`cpu`, `float`, …): what is computed then is
     of that dtype, on that device. `attention @ value` runs as attention does. Any other operation of PyTorch's or
     NumPy's is given `dense()`, made anew each time. Gradients are those of the model's queries and keys.
     It is read-only: writes raise an `UnsupportedError`, and what is computed of it is a copy. `retain_grad()`, hooks
@@ -105,7 +105,7 @@ class LazyAttention(Tensor):
 
     @staticmethod
     def __new__(cls, *args: Any, **kwargs: Any) -> LazyAttention:
-        raise ClearheadError("LazyAttention is made by a model inside of `with ch.lazy_attentions(model):`.")
+        raise ClearheadError("LazyAttention is made by a model inside of `with ch.models.lazy_attentions(model):`.")
 
     @property
     def weights(self) -> Weights:
@@ -156,8 +156,9 @@ class LazyAttention(Tensor):
     ) -> Any:
         """Where PyTorch's operations are reached by another way than its functions, such as a compiled function."""
         kwargs = kwargs or {}
-        named = [*zip(func._schema.arguments, args, strict=False)]
-        named += [(argument, kwargs[argument.name]) for argument in func._schema.arguments if argument.name in kwargs]
+        arguments = arguments_of(func)
+        named = [*zip(arguments, args, strict=False)]
+        named += [(argument, kwargs[argument.name]) for argument in arguments if argument.name in kwargs]
         for argument, given in named:
             if argument.alias_info is not None and argument.alias_info.is_write and _lazy_in(given):
                 raise _read_only(str(func))
@@ -192,7 +193,7 @@ def _made(
 
 
 def _wrapper(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, state: dict[str, Any]) -> LazyAttention:
-    made: LazyAttention = Tensor._make_wrapper_subclass(LazyAttention, shape, dtype=dtype, device=device)
+    made: LazyAttention = wrapper_subclass(LazyAttention, shape, dtype=dtype, device=device)
     made.__dict__.update(state)
     return made
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from clearhead.base.tracing import compiling, empty_of_values, in_backward, refu
 from clearhead.models.tap.interface import BackendCall, Marks, Subscriber, subscribed
 from clearhead.models.tap.masks import MaskStore
 from clearhead.models.tap.refused import refuse_compiled
+from clearhead.models.tap.transformers_private import collected, takes_backends
 from clearhead.models.use.edits.edit import change_of, editing, unmasked
 from clearhead.models.use.edits.recorded import edited_weights
 from clearhead.models.use.lazy.lazy_attention import lazy_attention
@@ -34,7 +34,7 @@ def lazy_attentions(model: Model, *, max_bytes: int | None = DENSE_BYTES) -> Abs
     >>> from transformers import LlamaConfig, LlamaModel
     >>> model = LlamaModel(LlamaConfig(vocab_size=100, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
     ...                                num_attention_heads=8, num_key_value_heads=2)).eval()
-    >>> with torch.no_grad(), ch.lazy_attentions(model):
+    >>> with torch.no_grad(), ch.models.lazy_attentions(model):
     ...     output = model(input_ids=torch.arange(10)[None], output_attentions=True)
     >>> output.attentions[1]
     LazyAttention((1, 8, 10, 10), torch.float32)
@@ -61,7 +61,7 @@ def lazy_attentions(model: Model, *, max_bytes: int | None = DENSE_BYTES) -> Abs
         raise ClearheadError(f"lazy_attentions takes a model of transformers; got a {type(model).__name__}.")
     library = require("transformers", "models", "lazy_attentions")
     parts = [part for part in model.modules() if isinstance(part, library.PreTrainedModel)]
-    if not any(part._can_set_attn_implementation() for part in parts):
+    if not any(takes_backends(part) for part in parts):
         raise ClearheadError(
             f"lazy_attentions: {type(model).__name__} "
             + ("computes attention in its own code, and not" if parts else "holds no model that computes attention")
@@ -69,7 +69,7 @@ def lazy_attentions(model: Model, *, max_bytes: int | None = DENSE_BYTES) -> Abs
             "Other modules can be watched: ch.watch(model)."
         )
     refuse_compiled(model, "lazy_attentions", "makes lazy")
-    return Managed("lazy_attentions(...)", lambda: _lazily(model, max_bytes))
+    return Managed("models.lazy_attentions(...)", lambda: _lazily(model, max_bytes))
 
 
 def check_max_bytes(given: Any) -> None:
@@ -141,10 +141,9 @@ def _asked(kwargs: dict[str, Any]) -> bool:
     """Whether the weights are wanted, by the call's own keyword or by what transformers is collecting."""
     if "output_attentions" in kwargs:
         return bool(kwargs["output_attentions"])
-    capturing = sys.modules.get("transformers.utils.output_capturing")
-    collected = None if capturing is None else capturing._active_collector.get()
+    names = collected()
     # None: a module that is called by itself, or a model that asks every module and keeps what it wants
-    return collected is None or any(name.endswith("attentions") for name in collected)
+    return names is None or any(name.endswith("attentions") for name in names)
 
 
 def _refuse(name: str, query: Tensor, key: Tensor, kwargs: dict[str, Any]) -> None:

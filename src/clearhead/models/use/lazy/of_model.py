@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
+from clearhead.base.torch_private import uncounted, version, whole_of
 from clearhead.base.tracing import unobserved
 from clearhead.base.versions import Versions
 from clearhead.inspection.source import Source
@@ -146,11 +147,11 @@ def _with_value(problem: Problem, value: Any) -> Problem:
 
 
 def _kept(tensor: Tensor) -> Tensor:
-    base = tensor if tensor._base is None else tensor._base
+    base = whole_of(tensor)
     trained = base.is_leaf and base.requires_grad
     if _followed(tensor):
         return tensor.clone() if trained else tensor
-    written = tensor.is_inference() or tensor._version > 0  # inference mode counts no writes
+    written = uncounted(tensor) or version(tensor) > 0  # inference mode counts no writes
     part = tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()  # it would keep the rest too
     return copied(tensor) if trained or written or part else tensor.detach()
 

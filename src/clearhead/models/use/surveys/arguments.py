@@ -15,7 +15,8 @@ from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_count
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.models.loading import most_tokens
-from clearhead.models.use.asked import asked
+from clearhead.models.tap.transformers_private import ORIGIN, named_backend
+from clearhead.models.use.asked import asked_to_reduce
 from clearhead.models.use.surveys.batches import WINDOW
 from clearhead.models.use.surveys.looks import NAMED, Kept, WordClasses
 
@@ -34,10 +35,10 @@ def kept_of(keep: Any, tokenizer: Any) -> Kept:
     if not given or wrong or not all(isinstance(one, Reduction) for one in reductions):
         raise ClearheadError(
             f"survey: keep is {keep!r:.300}; expected some of {', '.join(map(repr, known))}, {CLASSED!r}, and "
-            "reductions such as ch.Entropy()."
+            "reductions such as ch.reductions.Entropy()."
         )
     if reductions:
-        asked(reductions)  # refuses those that need a value of one call
+        asked_to_reduce(reductions)  # refuses those that need a value of one call
     classes = WordClasses(tokenizer) if CLASSED in names else None
     return Kept(tuple(NAMED[name] for name in dict.fromkeys(names) if name != CLASSED), classes, tuple(reductions))
 
@@ -82,7 +83,7 @@ def length_of(model: Any, tokenizer: Any, asked_for: int | None) -> int | None:
     return asked_for
 
 
-_ELSEWHERE = ("_name_or_path", "name_or_path", "transformers_version")  # where a model came from
+_ELSEWHERE = (ORIGIN, "name_or_path", "transformers_version")  # where a model came from
 
 
 def settings_of(model: nn.Module, kept: Kept, batch: int, max_length: int | None) -> dict[str, str]:
@@ -93,7 +94,7 @@ def settings_of(model: nn.Module, kept: Kept, batch: int, max_length: int | None
     said = config.to_dict() if hasattr(config, "to_dict") else {}
     said = {name: value for name, value in said.items() if name not in _ELSEWHERE}
     named = [column for column in kept.columns[1:] if not column.endswith(" uniform")]
-    backend = getattr(config, "_attn_implementation", None)
+    backend = named_backend(config)
     return {
         "model": type(model).__name__,
         "configuration": _digest(json.dumps(said, sort_keys=True, default=str).encode()),

@@ -20,7 +20,7 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.visible import resolve
 
 
-class Force(Edit):
+class ForceMask(Edit):
     """Some heads see what a mask allows, and not what the model's own mask does.
 
     >>> import torch, torch.nn.functional as F, clearhead as ch
@@ -28,7 +28,7 @@ class Force(Edit):
     ...     def forward(self, x):
     ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
     >>> block, x = Block(), torch.rand(1, 4, 10, 8)
-    >>> with ch.edit(block, ch.Force(ch.Causal() & ch.SlidingWindow(before=2, after=0))):
+    >>> with ch.edit(block, ch.edits.ForceMask(ch.Causal() & ch.SlidingWindow(before=2, after=0))):
     ...     output = block(x)
     >>> torch.allclose(output, ch.attention(x, x, x, mask=ch.Causal() & ch.SlidingWindow(before=2, after=0)), atol=1e-6)
     True
@@ -43,12 +43,13 @@ class Force(Edit):
         super().__init__(layers, heads, queries)
         if not isinstance(mask, Mask | Tensor | np.ndarray):
             raise ClearheadError(
-                f"Force: mask is {mask!r:.60}; expected a Mask, such as Causal(), or a bool tensor (True: may attend)."
+                f"ForceMask: mask is {mask!r:.60}; expected a Mask, such as Causal(), or a bool tensor (True: may "
+                "attend)."
             )
         if isinstance(mask, DenseMask):
             mask = mask.keep
         self.mask: Mask | Tensor = (
-            mask if isinstance(mask, Mask) else check_keep(to_tensor(mask, "Force: mask"), "Force: mask")
+            mask if isinstance(mask, Mask) else check_keep(to_tensor(mask, "ForceMask: mask"), "ForceMask: mask")
         )
 
     def before(self, problem: Problem, spot: Spot) -> Problem:
@@ -56,7 +57,7 @@ class Force(Edit):
         if isinstance(self.mask, Mask):
             visible = spot.mask(self.mask, sizes)
         else:
-            keep = placed(spot.tensor(self.mask, "Force: mask"), sizes.device, "Force: mask")
+            keep = placed(spot.tensor(self.mask, "ForceMask: mask"), sizes.device, "ForceMask: mask")
             visible = resolve(DenseMask(keep), sizes, as_written=False)
         problem = problem._replace(visible=visible)
         if spot.unmasked is not None:

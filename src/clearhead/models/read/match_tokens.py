@@ -9,7 +9,7 @@ from typing import Any
 from clearhead.base.errors import ClearheadError
 
 
-def align(tokens: Iterable[str], other_tokens: Iterable[str]) -> tuple[list[int], list[int]]:
+def match_tokens(tokens: Iterable[str], other_tokens: Iterable[str]) -> tuple[list[int], list[int]]:
     """The positions of the tokens that two texts have in common, in the same order in both.
 
     >>> import torch, torch.nn.functional as F, clearhead as ch
@@ -21,9 +21,9 @@ def align(tokens: Iterable[str], other_tokens: Iterable[str]) -> tuple[list[int]
     ...     output = block(torch.ones(1, 1, 3, 4))
     >>> with ch.watch(block) as after:
     ...     output = block(torch.ones(1, 1, 4, 4))
-    >>> ch.align(short, long)
+    >>> ch.models.match_tokens(short, long)
     ([0, 1, 2], [0, 2, 3])
-    >>> before.compare(after, aligned=ch.align(short, long))[0].divergence
+    >>> before.compare(after, matched=ch.models.match_tokens(short, long))[0].divergence
     tensor([0.0956], dtype=torch.float64)
 
     `tokens`, `other_tokens`: words, or numbers of tokens. The longest stretch that is equal in both comes first, then
@@ -41,8 +41,8 @@ def align(tokens: Iterable[str], other_tokens: Iterable[str]) -> tuple[list[int]
         theirs += range(other_start, other_start + size)
     if not mine:
         raise ClearheadError(
-            f"align: {_few(one)} and {_few(other)} have no token in common, so that no positions correspond. Pass the "
-            "tokens of two versions of one text."
+            f"match_tokens: {_few(one)} and {_few(other)} have no token in common, so that no positions correspond. "
+            "Pass the tokens of two versions of one text."
         )
     return mine, theirs
 
@@ -52,8 +52,8 @@ def _listed(name: str, tokens: Any) -> list[Any]:
     found = list(tokens) if isinstance(tokens, Iterable) and not other else []
     if not found or not all(isinstance(token, str | int) and not isinstance(token, bool) for token in found):
         raise ClearheadError(
-            f"align: {name} is {tokens!r:.60}; pass a list of words, one for each position of the text, or of the "
-            "numbers of tokens, ids.tolist()."
+            f"match_tokens: {name} is {tokens!r:.60}; pass a list of words, one for each position of the text, or "
+            "of the numbers of tokens, ids.tolist()."
         )
     return found
 

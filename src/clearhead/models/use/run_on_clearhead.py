@@ -24,16 +24,17 @@ from clearhead.models.ranks.refused import refuse
 from clearhead.models.tap.keywords import MASKED, NAME, RANKS, check_keywords, dot
 from clearhead.models.tap.masks import compact, converted
 from clearhead.models.tap.told import documents, selected
+from clearhead.models.tap.transformers_private import takes_backends, takes_sdpa
 
 
-def use_in_transformers(model: Any, *, layout: Layout | None = None) -> Any:
+def run_on_clearhead(model: Any, *, layout: Layout | None = None) -> Any:
     """Run a model of transformers on clearhead's engines: its attention, and its masks.
 
     >>> import torch, clearhead as ch
     >>> from transformers import LlamaConfig, LlamaModel
     >>> model = LlamaModel(LlamaConfig(vocab_size=100, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
     ...                                num_attention_heads=8, num_key_value_heads=2)).eval()
-    >>> ch.use_in_transformers(model)(input_ids=torch.arange(10)[None]).last_hidden_state.shape
+    >>> ch.models.run_on_clearhead(model)(input_ids=torch.arange(10)[None]).last_hidden_state.shape
     torch.Size([1, 10, 64])
 
     `model`: a transformers model whose backend can be set (`set_attn_implementation`). It is changed, and returned;
@@ -45,7 +46,7 @@ def use_in_transformers(model: Any, *, layout: Layout | None = None) -> Any:
     `layout`: which rank of a group holds which positions, such as `clearhead.distributed.ZigZag(length, group)`: then
     the model is called on every rank with that rank's part of a batch, and gives the outputs of these positions:
 
-        ch.use_in_transformers(model, layout=layout)
+        ch.models.run_on_clearhead(model, layout=layout)
         part = ch.distributed.shard_batch(batch, layout)
         loss = part.loss(model(**part.inputs).logits)
 
@@ -61,14 +62,14 @@ def use_in_transformers(model: Any, *, layout: Layout | None = None) -> Any:
     """
     if in_with_statement():
         raise ClearheadError(
-            "use_in_transformers changes the model until it is set back, and is no context manager. Write "
-            "`ch.use_in_transformers(model)` as a statement of its own, and afterwards "
+            "run_on_clearhead changes the model until it is set back, and is no context manager. Write "
+            "`ch.models.run_on_clearhead(model)` as a statement of its own, and afterwards "
             "`model.set_attn_implementation('sdpa')`. The model was not changed."
         )
-    transformers = require("transformers", "models", "use_in_transformers")
+    transformers = require("transformers", "models", "run_on_clearhead")
     if not isinstance(model, transformers.PreTrainedModel):
         raise ClearheadError(
-            f"use_in_transformers takes a model of transformers; got a {type(model).__name__}. Where that wraps one, "
+            f"run_on_clearhead takes a model of transformers; got a {type(model).__name__}. Where that wraps one, "
             "pass the model inside it."
         )
     if layout is not None:
@@ -80,7 +81,7 @@ def use_in_transformers(model: Any, *, layout: Layout | None = None) -> Any:
         transformers.AttentionMaskInterface.register(backend, made)
     transformers.AttentionInterface.register(RANKS, attend)
     transformers.AttentionMaskInterface.register(RANKS, make_mask)
-    if not model._can_set_attn_implementation():
+    if not takes_backends(model):
         raise ClearheadError(
             f"{type(model).__name__} computes attention in its own code: transformers cannot give it another backend."
         )
@@ -91,7 +92,7 @@ def use_in_transformers(model: Any, *, layout: Layout | None = None) -> Any:
         model.set_attn_implementation(RANKS)
         Hook(layout).attach(parts)
     else:
-        model.set_attn_implementation(NAME if all(part._supports_sdpa for part in parts) else MASKED)
+        model.set_attn_implementation(NAME if all(takes_sdpa(part) for part in parts) else MASKED)
     return model
 
 

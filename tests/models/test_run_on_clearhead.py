@@ -8,7 +8,7 @@ import torch
 
 import clearhead as ch
 from clearhead.models.loading import bundled
-from clearhead.models.use import on_clearhead as use
+from clearhead.models.use import run_on_clearhead as use
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
@@ -86,7 +86,7 @@ def test_outputs_are_the_models_own(name, mask, monkeypatch):
     monkeypatch.setattr(use, "attention", lambda *a, **k: calls.append(1) or attend(*a, **k))
     with torch.no_grad():
         own = model(**inputs)[0]
-        assert ch.use_in_transformers(model) is model
+        assert ch.models.run_on_clearhead(model) is model
         got = model(**inputs)[0]
     assert len(calls) >= 2
     keep = slice(None) if model.config.is_encoder_decoder else seen_positions(mask)
@@ -100,7 +100,7 @@ def test_the_real_bert():
     keep = inputs["attention_mask"].bool()
     with torch.no_grad():
         own = model(**inputs).last_hidden_state
-        got = ch.use_in_transformers(model)(**inputs).last_hidden_state
+        got = ch.models.run_on_clearhead(model)(**inputs).last_hidden_state
         with ch.watch(model) as seen:
             watched = model(**inputs).last_hidden_state
     torch.testing.assert_close(got[keep], own[keep], atol=1e-5, rtol=0)
@@ -117,7 +117,7 @@ def test_generation(name, cache):
     options = {"max_new_tokens": 6, "do_sample": False, "cache_implementation": cache, "pad_token_id": 0}
     options |= {"attention_mask": RIGHT.flip(1), "eos_token_id": None, "disable_compile": True}
     own = model.generate(IDS, **options)
-    assert torch.equal(ch.use_in_transformers(model).generate(IDS, **options), own)
+    assert torch.equal(ch.models.run_on_clearhead(model).generate(IDS, **options), own)
 
 
 def test_training_gives_the_same_gradients():
@@ -128,7 +128,7 @@ def test_training_gives_the_same_gradients():
         model.zero_grad()
         model(input_ids=IDS, attention_mask=RIGHT)[0][RIGHT.bool()].sin().sum().backward()
         found.append([p.grad.clone() for p in model.parameters()])
-        ch.use_in_transformers(model)
+        ch.models.run_on_clearhead(model)
     for got, own in zip(found[1], found[0], strict=True):
         torch.testing.assert_close(got, own, atol=1e-5, rtol=1e-4)
 
@@ -136,7 +136,7 @@ def test_training_gives_the_same_gradients():
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_a_compiled_model(name):
     torch.manual_seed(0)
-    model = ch.use_in_transformers(MODELS[name]().eval())
+    model = ch.models.run_on_clearhead(MODELS[name]().eval())
     inputs = {"input_ids": IDS, "attention_mask": RIGHT}
     with torch.no_grad():
         got = torch.compile(model, fullgraph=True, backend="aot_eager")(**inputs)[0]
@@ -145,10 +145,10 @@ def test_a_compiled_model(name):
 
 def test_what_it_cannot_take_is_a_clear_error():
     with pytest.raises(ch.ClearheadError, match="takes a model of transformers; got a Linear"):
-        ch.use_in_transformers(torch.nn.Linear(2, 2))
+        ch.models.run_on_clearhead(torch.nn.Linear(2, 2))
     config = transformers.DebertaV2Config(**SMALL)
     with pytest.raises(ch.ClearheadError, match="own code"):
-        ch.use_in_transformers(transformers.DebertaV2Model(config))
+        ch.models.run_on_clearhead(transformers.DebertaV2Model(config))
 
 
 SPARSE_ENCODERS = ("BigBirdPegasus", "PegasusX")  # their encoders compute a softmax in their own code
@@ -175,7 +175,7 @@ def test_models_whose_modules_do_not_say_whether_they_are_causal(name, mask):
         if model.config.is_encoder_decoder:
             inputs["decoder_input_ids"] = IDS
         own = model(**inputs, output_attentions=True)
-        ch.use_in_transformers(model)
+        ch.models.run_on_clearhead(model)
         sparse = pytest.warns(UserWarning, match="is not in the record") if name in SPARSE_ENCODERS else nullcontext()
         with sparse, ch.watch(model) as seen:
             got = model(**inputs)

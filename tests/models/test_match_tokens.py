@@ -15,30 +15,30 @@ def test_equal_tokens_in_one_order():
     draw = random.Random(0)
     for _ in range(200):
         one, other = (["x", *draw.choices("abcd", k=draw.randint(1, 12))] for _ in range(2))
-        mine, theirs = ch.align(one, other)
+        mine, theirs = ch.models.match_tokens(one, other)
         assert len(mine) == len(theirs) > 0
         assert [one[i] for i in mine] == [other[i] for i in theirs]
         for side in (mine, theirs):
             assert all(a < b for a, b in itertools.pairwise(side))
-        assert ch.align(one, one) == (list(range(len(one))),) * 2
+        assert ch.models.match_tokens(one, one) == (list(range(len(one))),) * 2
 
 
 def test_a_token_that_is_put_in_left_out_or_replaced():
-    assert ch.align(list("abcd"), list("abxcd")) == ([0, 1, 2, 3], [0, 1, 3, 4])
-    assert ch.align(list("abcd"), list("bcd")) == ([1, 2, 3], [0, 1, 2])
-    assert ch.align(list("abcd"), list("axcd")) == ([0, 2, 3], [0, 2, 3])
-    assert ch.align(iter([5, 7]), (7, 9)) == ([1], [0])
+    assert ch.models.match_tokens(list("abcd"), list("abxcd")) == ([0, 1, 2, 3], [0, 1, 3, 4])
+    assert ch.models.match_tokens(list("abcd"), list("bcd")) == ([1, 2, 3], [0, 1, 2])
+    assert ch.models.match_tokens(list("abcd"), list("axcd")) == ([0, 2, 3], [0, 2, 3])
+    assert ch.models.match_tokens(iter([5, 7]), (7, 9)) == ([1], [0])
 
 
 def test_a_frequent_token_counts_in_a_long_text():
     """difflib leaves out frequent ones of more than 200 unless it is told not to."""
     text = ["the", "cat"] * 300
-    assert len(ch.align(text, [*text, "sat"])[0]) == 600
+    assert len(ch.models.match_tokens(text, [*text, "sat"])[0]) == 600
 
 
 def test_what_is_no_text_is_an_error():
     for bad in ("a b", None, 3, {"a"}, [], ["a", 1.5], [True], torch.arange(3), np.array(["a"])):
-        with pytest.raises(ch.ClearheadError, match=r"^align: other_tokens is .*pass a list of words"):
-            ch.align(["a"], bad)
+        with pytest.raises(ch.ClearheadError, match=r"^match_tokens: other_tokens is .*pass a list of words"):
+            ch.models.match_tokens(["a"], bad)
     with pytest.raises(ch.ClearheadError, match="no token in common"):
-        ch.align(["a", "b"], ["c"])
+        ch.models.match_tokens(["a", "b"], ["c"])

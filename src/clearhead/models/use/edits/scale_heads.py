@@ -7,7 +7,7 @@ from clearhead.models.tap.choice import Heads, Layers, Positions
 from clearhead.models.use.edits.base import Edit
 
 
-class Scale(Edit):
+class ScaleHeads(Edit):
     """Some heads' outputs multiplied by a number; 0 ablates them.
 
     >>> import torch, torch.nn.functional as F, clearhead as ch
@@ -15,7 +15,7 @@ class Scale(Edit):
     ...     def forward(self, x):
     ...         return F.scaled_dot_product_attention(x, x, x)
     >>> block, x = Block(), torch.rand(1, 4, 10, 8)
-    >>> with ch.edit(block, ch.Scale(heads=[0, 3], factor=0.0)):
+    >>> with ch.edit(block, ch.edits.ScaleHeads(heads=[0, 3], factor=0.0)):
     ...     output = block(x)
     >>> output.abs().amax((0, 2, 3)).count_nonzero()
     tensor(2)
@@ -28,4 +28,4 @@ class Scale(Edit):
         self, layers: Layers = None, heads: Heads = None, factor: float = 0.0, queries: Positions = None
     ) -> None:
         super().__init__(layers, heads, queries)
-        self.factor = check_number(factor, "Scale: factor")
+        self.factor = check_number(factor, "ScaleHeads: factor")

@@ -9,7 +9,7 @@ from clearhead.models.attention_call import AttentionCall
 from clearhead.models.chain.joined import joined, positions
 
 
-class Steps(list[AttentionCall]):
+class Generation(list[AttentionCall]):
     """The calls of a module in order, as `seen[name]` gives them: a list, which can be joined.
 
     >>> import torch, torch.nn.functional as F, clearhead as ch
@@ -57,8 +57,8 @@ class Steps(list[AttentionCall]):
     def __getitem__(self, which: SupportsIndex) -> AttentionCall: ...
 
     @overload
-    def __getitem__(self, which: slice) -> Steps: ...
+    def __getitem__(self, which: slice) -> Generation: ...
 
     def __getitem__(self, which: Any) -> Any:
         found = super().__getitem__(which)
-        return Steps(found) if isinstance(which, slice) else found
+        return Generation(found) if isinstance(which, slice) else found

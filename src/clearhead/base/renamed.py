@@ -1,0 +1,66 @@
+"""The old names and the new ones: an old name raises an error that says the new one, for this version.
+
+`RENAMED` has a row for each: a name of a namespace ("clearhead.Entropy"), a method of a class ("Recording.save"), or a
+keyword of a function ("watch(keep=)").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_MOVED = {
+    "clearhead.reductions": "Entropy TopK Received Pool MeanDistance LogSumExp MaxScore Mass SinkShare Output",
+    "clearhead.edits": "Edit Knockout AddBias",
+    "clearhead.extend": "Score Mask Bias Pairwise Spans Added",
+    "clearhead.models": "survey monitor lazy_attentions assert_attends AttentionCall Audit AuditedCall CallDifference "
+    "ComparedCall Comparison Differences Distinctive LazyAttention Means Monitor Recording ReducedCall Statistics "
+    "Survey Table",
+    "clearhead.explanation": "Explanation Diagnosis Finding",
+    "clearhead.results": "Plan PartialAttention Weights WeightGradients WeightDifference",
+}
+_OF_MODELS = {
+    "Steps": "clearhead.models.Generation",
+    "compare": "clearhead.models.compare_backends",
+    "align": "clearhead.models.match_tokens",
+    "use_in_transformers": "clearhead.models.run_on_clearhead",
+    "load_seen": "clearhead.models.load_recording",
+    "Scale": "clearhead.edits.ScaleHeads",
+    "Force": "clearhead.edits.ForceMask",
+}
+_STATISTICS = "clearhead.models.statistics(model, reductions)"
+
+RENAMED: Mapping[str, str] = {
+    **{f"clearhead.{name}": f"{home}.{name}" for home, names in _MOVED.items() for name in names.split()},
+    **{f"clearhead.{name}": new for name, new in _OF_MODELS.items()},
+    **{f"clearhead.models.{name}": new for name, new in _OF_MODELS.items()},
+    **{f"clearhead.models.{name}": f"clearhead.edits.{name}" for name in ("Edit", "Knockout", "AddBias")},
+    "clearhead.distributed.Plan": "clearhead.distributed.RankPlan",
+    "Recording.save": "Recording.write(path)",
+    "Recording.report": "Recording.view(tokens=…).write(path)",
+    "Survey.save": "Survey.write(path), with a path that ends in .csv",
+    "Survey.report": "Survey.write(path), with a path that ends in .html",
+    "Explanation.html(path=)": "Explanation.write(path)",
+    "watch(keep=)": _STATISTICS,
+    "watch(heads=)": f"{_STATISTICS[:-1]}, heads=…)",
+    "watch(merge=)": f"{_STATISTICS[:-1]}, merge=…)",
+    "watch(fuse=)": f"{_STATISTICS[:-1]}, fuse=…)",
+    "Recording.compare(aligned=)": "Recording.compare(matched=)",
+}
+
+
+def missing(owner: str, name: str) -> AttributeError:
+    """The error for a name that a namespace, or an object of a class, lacks: it says the new name of an old one."""
+    new = RENAMED.get(f"{owner}.{name}")
+    if new is None:
+        what = f"module {owner!r}" if owner.startswith("clearhead") else f"{owner!r} object"
+        return AttributeError(f"{what} has no attribute {name!r}")
+    return AttributeError(f"{owner}.{name} is now {new}.")
+
+
+def refuse(function: str, given: Mapping[str, object]) -> None:
+    """Raise the TypeError for keywords that a function does not take: it says the new name of an old keyword."""
+    known = [name for name in given if f"{function}({name}=)" in RENAMED]
+    for name in sorted(known, key=lambda name: name != "keep"):  # the others went with `keep` alone
+        raise TypeError(f"{function}({name}=…) is now {RENAMED[f'{function}({name}=)']}.")
+    for name in given:
+        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")

@@ -1,0 +1,22 @@
+"""Statistics of the weights, which `weights(…).reduce` and `clearhead.models.statistics` take.
+
+>>> import torch, clearhead as ch
+>>> w = ch.weights(torch.eye(3), torch.eye(3), scale=2.0)
+>>> entropy, (largest, keys) = w.reduce(ch.reductions.Entropy(), ch.reductions.TopK(1))
+>>> keys.flatten()
+tensor([0, 1, 2])
+
+Any number of them are found in one pass over the weights. One of your own is a subclass of
+`clearhead.extend.Reduction`.
+"""
+
+from clearhead.inspection.reductions.entropy import Entropy as Entropy
+from clearhead.inspection.reductions.log_sum_exp import LogSumExp as LogSumExp
+from clearhead.inspection.reductions.mass import Mass as Mass
+from clearhead.inspection.reductions.max_score import MaxScore as MaxScore
+from clearhead.inspection.reductions.mean_distance import MeanDistance as MeanDistance
+from clearhead.inspection.reductions.output import Output as Output
+from clearhead.inspection.reductions.pool import Pool as Pool
+from clearhead.inspection.reductions.received import Received as Received
+from clearhead.inspection.reductions.sink_share import SinkShare as SinkShare
+from clearhead.inspection.reductions.topk import TopK as TopK

@@ -1,0 +1,73 @@
+"""Every old name raises an error that says the new one, and the new one is there."""
+
+from operator import attrgetter
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import clearhead as ch
+from clearhead.base.renamed import RENAMED
+
+
+class Block(torch.nn.Module):
+    def forward(self, x):
+        return F.scaled_dot_product_attention(x, x, x)
+
+
+def recording():
+    block = Block()
+    with ch.watch(block) as seen:
+        block(torch.rand(1, 2, 3, 4))
+    return seen
+
+
+def survey():
+    return object.__new__(ch.models.Survey)
+
+
+def explanation():
+    return ch.explain(torch.eye(2), torch.eye(2), torch.eye(2))
+
+
+OBJECTS = {"Recording": recording, "Survey": survey, "Explanation": explanation}
+KEYWORDS = {
+    "Recording.compare": lambda given: recording().compare(recording(), **given),
+    "Explanation.html": lambda given: explanation().html(**given),
+    "watch": lambda given: ch.watch(Block(), **given),
+}
+
+
+@pytest.mark.parametrize("old", RENAMED)
+def test_an_old_name_says_the_new_one(old):
+    new, (owner, _, name) = RENAMED[old], old.partition("(")[0].rpartition(".")
+    if "(" in old:
+        keyword = old.partition("(")[2].rstrip("=)")
+        with pytest.raises(TypeError) as raised:
+            KEYWORDS[old.partition("(")[0]]({keyword: "a"})
+    elif owner in OBJECTS:
+        with pytest.raises(AttributeError) as raised:
+            getattr(OBJECTS[owner](), name)
+    else:
+        with pytest.raises(AttributeError) as raised:
+            attrgetter(old.removeprefix("clearhead."))(ch)
+    assert f" is now {new}" in str(raised.value)
+    known = new.partition("(")[0].partition(",")[0]
+    if known.startswith("clearhead."):
+        assert attrgetter(known.removeprefix("clearhead."))(ch) is not None
+    else:
+        assert hasattr(OBJECTS[known.partition(".")[0]](), known.partition(".")[2])
+
+
+def test_keep_is_told_of_before_what_went_with_it():
+    with pytest.raises(TypeError, match=r"watch\(keep=…\) is now"):
+        ch.watch(Block(), heads=1, keep=ch.reductions.Entropy())
+
+
+def test_what_never_was_a_name_is_an_error_as_ever():
+    with pytest.raises(AttributeError, match=r"module 'clearhead\.models' has no attribute 'nothing'"):
+        _ = ch.models.nothing
+    with pytest.raises(AttributeError, match="'Recording' object has no attribute 'nothing'"):
+        _ = recording().nothing
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nothing'"):
+        ch.watch(Block(), nothing=1)
