@@ -173,5 +173,5 @@ def _parts(problem: Problem) -> kernel.Parts:
 
 
 def _no_view(tensor: Tensor | None) -> Tensor | None:
-    """The tensor; of a view that needs a gradient a copy: FlexAttention leaves out the gradient of such a view."""
-    return tensor.clone() if tensor is not None and tensor.requires_grad and tensor._is_view() else tensor
+    """The tensor; a copy where it needs a gradient: FlexAttention leaves out the gradient of what is a view."""
+    return tensor.clone() if tensor is not None and tensor.requires_grad else tensor
