@@ -183,7 +183,13 @@ def additive(what: str, unit: str, bar: float, train: bool) -> Result:
 def statistics(what: str, unit: str, bar: float) -> Result:
     q, k, v = (drawn(*LONG) for _ in range(3))
     lazy = ch.weights(q, k, mask=ch.Causal())
-    wanted = ch.Entropy(), ch.TopK(5), ch.Received(), ch.MaxScore(), ch.LogSumExp()
+    wanted = (
+        ch.reductions.Entropy(),
+        ch.reductions.TopK(5),
+        ch.reductions.Received(),
+        ch.reductions.MaxScore(),
+        ch.reductions.LogSumExp(),
+    )
     calls: Calls = {
         "sdpa": lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
         "clearhead": lambda: lazy.reduce(*wanted)[0],
