@@ -2,8 +2,8 @@
 
     python examples/dates.py --seeds 3
 
-trains three models, some 30 seconds each on one core, and prints how many held-out days each gets right, and how often
-a figure's largest weight lies in the field that it comes from: the year, the month or the day.
+trains three models, about 30 seconds each on one core. It prints how many held-out days each model gets right, and how
+often the largest weight of a figure lies in the field that the figure comes from: the year, the month or the day.
 
 >>> import torch
 >>> from dates import Rewriter, encoded, rewritten, train
@@ -18,7 +18,8 @@ a figure's largest weight lies in the field that it comes from: the year, the mo
 
 Source: Bahdanau et al. 2015, "Neural Machine Translation by Jointly Learning to Align and Translate". There the context
 also enters the next state, one step after the other; here, as in Luong et al. 2015, "Effective Approaches to
-Attention-based Neural Machine Translation", the states depend on what is written alone, and ask all at once.
+Attention-based Neural Machine Translation", the states depend only on the written characters, and all queries are
+asked at once.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from tqdm import tqdm
 
 import clearhead as ch
 
-ISO = "0123456789-^"  # what the decoder writes; ^ stands before the first character
+ISO = "0123456789-^"  # the decoder's characters; ^ stands before the first one
 FIELDS = "yyyy-mm-dd"  # the field of each character of the answer
 
 
@@ -47,7 +48,7 @@ class Encoded(NamedTuple):
 
 
 class Rewritten(NamedTuple):
-    """What a model wrote, and the alignment (N, 10, L): each row is the weights of one written character, sums to 1."""
+    """The text that a model wrote, and the alignment (N, 10, L): a row has one character's weights, and sums to 1."""
 
     iso: list[str]
     weights: Tensor
@@ -70,7 +71,7 @@ class Encoder(nn.Module):
 class Decoder(nn.Module):
     """The next character's logits, (N, n, 12), after each of the n that are written.
 
-    All that it knows of the text comes through its attention.
+    Everything that it knows of the text comes through its attention.
     """
 
     def __init__(self) -> None:
@@ -88,7 +89,7 @@ class Decoder(nn.Module):
 
 
 class Rewriter(nn.Module):
-    """An encoder and a decoder. `decoder`: the class of the second, called as `Decoder` is."""
+    """An encoder and a decoder. `decoder`: the class of the decoder; it is called as `Decoder` is."""
 
     def __init__(self, decoder: type[nn.Module] = Decoder) -> None:
         super().__init__()
@@ -110,7 +111,7 @@ def encoded(items: Sequence[Item]) -> Encoded:
 def train(
     model: nn.Module, items: Sequence[Item], steps: int = 400, seed: int = 0, progress: bool = False
 ) -> list[float]:
-    """Train on batches of 128 items; gives the loss of each step. `seed`: of the batches."""
+    """Train on batches of 128 items; gives the loss of each step. `seed`: the seed of the batches."""
     text, lengths, iso = encoded(items)
     draw = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(model.parameters(), 5e-3)
@@ -132,9 +133,9 @@ def train(
 
 @torch.no_grad()
 def rewritten(model: Rewriter, items: Sequence[Item], mask: Tensor | None = None) -> Rewritten:
-    """What the model writes, always the likeliest next character after its own, and where it looked.
+    """The characters that the model writes, each the likeliest one after its own, and where it looked.
 
-    `mask`: bool (N or 1, 10, L or 1), where each written character may look; None is everywhere.
+    `mask`: bool (N or 1, 10, L or 1): where each written character may look; None allows every place.
     """
     text, lengths, iso = encoded(items)
     memory, written = model.encoder(text, lengths), iso[:, :1]
@@ -154,7 +155,7 @@ def exact(found: Rewritten, items: Sequence[Item]) -> float:
 def in_field(weights: Tensor, items: Sequence[Item], near: int = 0) -> dict[str, float]:
     """How often a written figure's largest weight lies in the field that the figure comes from.
 
-    `near`: so many characters beside the field count too.
+    `near`: this many characters on either side of the field count too.
     """
     places = weights.argmax(-1).tolist()
     hits: dict[str, list[bool]] = {"y": [], "m": [], "d": []}
@@ -167,7 +168,7 @@ def in_field(weights: Tensor, items: Sequence[Item], near: int = 0) -> dict[str,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seeds", type=int, default=1, help="train so many models, with the seeds 0, 1, …")
+    parser.add_argument("--seeds", type=int, default=1, help="train this many models, with the seeds 0, 1, …")
     parser.add_argument("--steps", type=int, default=400)
     options = parser.parse_args()
     torch.set_num_threads(1)

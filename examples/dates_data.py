@@ -16,7 +16,7 @@ from datetime import date, timedelta
 from string import Formatter
 from typing import NamedTuple
 
-FIRST, LAST = date(1950, 1, 1), date(2049, 12, 31)  # so that two figures name one year
+FIRST, LAST = date(1950, 1, 1), date(2049, 12, 31)  # 100 years: two figures name one of them
 EVERY_DAY = [FIRST + timedelta(n) for n in range((LAST - FIRST).days + 1)]
 
 _MONTHS = {
@@ -56,7 +56,7 @@ FORMATS = [
 
 
 class Item(NamedTuple):
-    """A date: as it is written, the field of each of these characters (y, m, d, w, - for none), and as ISO 8601."""
+    """A date: its text, the field of each character of the text (y, m, d, w, - for none), and the date in ISO 8601."""
 
     text: str
     fields: str
@@ -64,7 +64,7 @@ class Item(NamedTuple):
 
 
 def parts(day: date, language: str) -> dict[str, tuple[str, str]]:
-    """What a template can name: its field, and how it is written."""
+    """The parts that a template can name: for each its field, and its text."""
     month, weekday = MONTHS[language][day.month - 1], WEEKDAYS[language][day.weekday()]
     ending = "th" if day.day in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(day.day % 10, "th")
     return {
@@ -96,17 +96,17 @@ def written(day: date, form: tuple[str, str]) -> Item:
 
 
 def split(held_out: float = 0.1) -> tuple[list[date], list[date]]:
-    """The days to learn from, and those kept for the test, always the same: no day is in both."""
+    """The days to learn from and the days kept for the test. No day is in both, and the two are always the same."""
     days = random.Random(0).sample(EVERY_DAY, len(EVERY_DAY))
     count = int(len(days) * held_out)
     return days[count:], days[:count]
 
 
 def sample(days: list[date], count: int, seed: int) -> list[Item]:
-    """So many items: days drawn from these, each in a format drawn at random."""
+    """`count` items: days drawn from `days`, each in a format drawn at random."""
     draw = random.Random(seed)
     return [written(draw.choice(days), draw.choice(FORMATS)) for _ in range(count)]
 
 
-# all that can occur: two years have every part of every template
+# every character that can occur: two years have every part of every template
 CHARACTERS = "".join(sorted({c for day in EVERY_DAY[:731] for form in FORMATS for c in written(day, form).text}))

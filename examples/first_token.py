@@ -1,4 +1,4 @@
-"""How much attention goes to the first token, for each head, over a corpus: nothing of a text is kept.
+"""How much attention each head gives to the first token, over a corpus. No tensor of a text is kept.
 
 >>> from first_token import share_of_first
 >>> from clearhead.models import bundled, load

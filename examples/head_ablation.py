@@ -1,4 +1,4 @@
-"""Which heads does a prediction need? Each is scaled to 0 in turn, and gradients say it all at once.
+"""Which heads does a prediction need? Each head is scaled to 0 in turn; gradients estimate all effects at once.
 
 >>> import torch
 >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -21,14 +21,14 @@ import clearhead as ch
 
 
 def logit_difference(model: Any, ids: Tensor, answer: int, other: int) -> Tensor:
-    """How much more the model expects one next token than another."""
+    """The logit of one next token, less the logit of another."""
     logits: Tensor = model(ids).logits[0, -1]
     return logits[answer] - logits[other]
 
 
 @torch.no_grad()
 def ablated(model: Any, ids: Tensor, answer: int, other: int) -> Tensor:
-    """(layers, heads): the logit difference without a head, less that of the whole model."""
+    """(layers, heads): the logit difference without a head, less the logit difference of the whole model."""
     layers, heads = model.config.num_hidden_layers, model.config.num_attention_heads
     change = torch.zeros(layers, heads) - logit_difference(model, ids, answer, other)
     for layer in range(layers):
@@ -39,7 +39,7 @@ def ablated(model: Any, ids: Tensor, answer: int, other: int) -> Tensor:
 
 
 def importance(model: Any, ids: Tensor, answer: int, other: int) -> Tensor:
-    """(layers, heads): Σ A ∘ ∂L/∂A, to first order what the logit difference loses without a head."""
+    """(layers, heads): Σ A ∘ ∂L/∂A, to first order the loss of logit difference without a head."""
     with ch.watch(model, gradients=True) as seen:
         difference = logit_difference(model, ids, answer, other)
     difference.backward()

@@ -2,11 +2,11 @@
 
     python examples/induction.py --seeds 3
 
-trains three models on sequences that repeat themselves, some 25 seconds each on one core, and prints how many of the
-repeated words each foresees, what its heads do, and what is left of it when one thing is taken away: the previous key
-from the first layer's head, the key two back, all that the layer adds. Beside each, a control that learns from
-sequences of one period alone: its hits and its score are as good there, without a previous key, and are gone at another
-period.
+trains three models on sequences that repeat themselves, about 25 seconds each on one core. It prints how many of the
+repeated words each model predicts, what its heads do, and how many hits are left when the first layer's head loses the
+previous key, the key two back, or its whole output. Beside each model stands a control that learns from sequences of
+one period alone. The control has as many hits and as high a score at this period, also without the previous key, and
+has neither at another period.
 
 >>> import torch
 >>> from induction import AttentionOnly, hits, periodic, scores, train
@@ -20,7 +20,7 @@ True
 True
 >>> scores(model, tokens)["induction"].shape                    # (layers, heads)
 torch.Size([2, 1])
->>> from transformers import GPT2Config, GPT2Model              # of any model that takes tokens
+>>> from transformers import GPT2Config, GPT2Model              # works for any model that takes tokens
 >>> gpt2 = GPT2Model(GPT2Config(vocab_size=64, n_embd=32, n_layer=3, n_head=4)).eval()
 >>> scores(gpt2, tokens)["previous"].shape
 torch.Size([3, 4])
@@ -44,7 +44,7 @@ FIXED, OTHER = 16, 20  # the control learns from sequences of one period alone, 
 
 
 class Seen(NamedTuple):
-    """A model at one step of its training: the loss on words that are new and on those that come again, and scores."""
+    """A model at one step of its training: the loss on new words, the loss on words that come again, and scores."""
 
     step: int
     new: float
@@ -54,7 +54,7 @@ class Seen(NamedTuple):
 
 
 class Layer(nn.Module):
-    """What each position holds, and what one head adds to it from the positions before."""
+    """Adds to each position the output of attention over the positions up to it."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Layer(nn.Module):
 
 
 class AttentionOnly(nn.Module):
-    """Tokens (N, L) to the next ones' logits (N, L, words): layers of attention, and nothing between them."""
+    """Tokens (N, L) to the logits of the next tokens (N, L, words), by layers of attention alone."""
 
     def __init__(self, layers: int = 2, width: int = 64, heads: int = 1) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def losses(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def comes_again(tokens: Tensor, period: Tensor) -> Tensor:
-    """Which tokens but the first can be foreseen, (N, L − 1): the one before has been seen, with what follows it."""
+    """Which tokens after the first can be predicted, (N, L − 1): the token before has occurred earlier."""
     return torch.arange(1, tokens.shape[1]) > period
 
 
@@ -109,9 +109,9 @@ def hits(model: nn.Module, tokens: Tensor, period: Tensor) -> float:
 
 @torch.no_grad()
 def scores(model: nn.Module, tokens: Tensor) -> dict[str, Tensor]:
-    """(layers, heads) of two measures: the weight on the previous token, and on what followed the same token before.
+    """(layers, heads) of two measures: the weight on the previous token, and on the token after an earlier equal token.
 
-    Of any model that `ch.watch` records and that takes tokens (N, L).
+    It works for any model that `ch.watch` records and that takes tokens (N, L).
     """
     with ch.watch(model) as seen:
         model(tokens)
@@ -128,9 +128,9 @@ def train(
     every: int = 20,
     progress: str | None = None,
 ) -> list[Seen]:
-    """Train on new sequences in each step; gives what is seen of the model every so many steps.
+    """Train on new sequences in each step; gives the measures of the model, every `every` steps.
 
-    `progress`: what a bar on stderr is called; None for no bar.
+    `progress`: the name of a bar on stderr; None for no bar.
     """
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3, betas=(0.9, 0.99), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1, (n + 1) / 50))
@@ -151,12 +151,12 @@ def train(
 
 
 def without_key(back: int) -> ch.extend.Mask:
-    """Causal, but for one key: the one so many places before the query."""
+    """A causal mask without one key: the key `back` places before the query."""
     return ch.Causal() & ch.MaskFunction(lambda b, h, q, k: q - k != back)
 
 
 def without(model: nn.Module, tokens: Tensor, period: Tensor) -> dict[str, float]:
-    """What is left of the hits when one thing is taken from the first layer."""
+    """The hits that are left when one thing is taken from the first layer."""
     edits = {
         "previous key": ch.edits.ForceMask(without_key(1), layers=0),
         "two back": ch.edits.ForceMask(without_key(2), layers=0),
@@ -172,7 +172,7 @@ def without(model: nn.Module, tokens: Tensor, period: Tensor) -> dict[str, float
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument(
-        "--seeds", type=int, default=1, help="train so many models of each kind, with the seeds 0, 1, …"
+        "--seeds", type=int, default=1, help="train this many models of each kind, with the seeds 0, 1, …"
     )
     parser.add_argument("--steps", type=int, default=600)
     options = parser.parse_args()

@@ -19,7 +19,7 @@ import clearhead as ch
 
 
 def attend(query: Tensor, chunks: Iterable[tuple[Tensor, Tensor]], total: int, **options: Any) -> Tensor:
-    """Attention to `total` keys, of which each chunk (key, value) has the next ones. Options as for `ch.partial`."""
+    """Attention to `total` keys. Each chunk (key, value) has the next keys. The options are those of `ch.partial`."""
     found, first = None, 0
     for key, value in chunks:
         part = ch.partial(query, key, value, keys=(first, total), **options)

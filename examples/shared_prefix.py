@@ -6,8 +6,8 @@ call over the prefix; each continuation's own keys are a call of their own; the 
 >>> import torch, clearhead as ch
 >>> from shared_prefix import attend
 >>> query = torch.randn(20, 8, 1, 64)                         # (continuations, heads, 1, head_dim)
->>> prefix = torch.randn(2, 8, 2000, 64)                      # its keys and values, kept once
->>> own = torch.randn(2, 20, 8, 30, 64)                       # those of each continuation
+>>> prefix = torch.randn(2, 8, 2000, 64)                      # its keys and values, held once
+>>> own = torch.randn(2, 20, 8, 30, 64)                       # keys and values of each continuation
 >>> output = attend(query, prefix, own)
 >>> key, value = (torch.cat([p.expand(20, -1, -1, -1), o], 2) for p, o in zip(prefix, own))
 >>> torch.allclose(output, ch.attention(query, key, value), atol=1e-6)
@@ -21,7 +21,7 @@ import clearhead as ch
 
 
 def attend(query: Tensor, prefix: Tensor, own: Tensor) -> Tensor:
-    """Attention of (N, H, 1, E) queries to a prefix (2, H, P, E) that all share, and (2, N, H, L, E) of their own."""
+    """Attention of queries (N, H, 1, E) to a shared prefix (2, H, P, E) and to keys of their own (2, N, H, L, E)."""
     total = prefix.shape[2] + own.shape[3]
     together = query.permute(2, 1, 0, 3)  # (1, H, N, E): the continuations as queries of one sequence
     shared = ch.partial(together, prefix[0, None], prefix[1, None], keys=(0, total))

@@ -5,8 +5,8 @@
     python examples/slides.py induction induction.svg
     python examples/slides.py mask mask.svg
 
-`date` trains the model of dates.py, and `induction` that of induction.py, some half a minute each on one core. The end
-of the file's name says what is written: .svg, .pdf, .png.
+`date` trains the model of dates.py, and `induction` the model of induction.py, about half a minute each on one core.
+The end of the file's name says which format is written: .svg, .pdf, .png.
 
 >>> import matplotlib
 >>> matplotlib.use("Agg")
@@ -36,7 +36,7 @@ TEXT = "Friday, 15th of February 2019"
 
 
 def mask() -> Any:
-    """Who may see whom: any mask has such a picture."""
+    """A causal mask; any mask has such a picture."""
     return ch.Causal().plot(8, 8)
 
 
@@ -74,7 +74,7 @@ def induction(steps: int = 600) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("picture", choices=["date", "induction", "mask"])
-    parser.add_argument("file", help="where to, such as date.svg")
+    parser.add_argument("file", help="the file to write, such as date.svg")
     parser.add_argument("--text", default=TEXT, help="the date that is rewritten (default: %(default)s)")
     options = parser.parse_args()
     torch.set_num_threads(1)

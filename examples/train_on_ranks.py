@@ -1,10 +1,10 @@
-"""A language model trained on sequences that are shared out over the processes of a group: the losses of one process.
+"""A language model is trained on sequences that the processes of a group share; the losses are those of one process.
 
     torchrun --nproc-per-node 2 examples/train_on_ranks.py
     python examples/train_on_ranks.py
 
-The first prints each step's loss, and how far it is from that of the same training in one process, which the first rank
-does beside it. The second is that training alone.
+The first command prints the loss of each step, and how far it is from the loss of the same training in one process,
+which the first rank also runs. The second command runs only the training in one process.
 """
 
 import os
@@ -34,7 +34,7 @@ def made() -> LlamaForCausalLM:
 
 
 def batch_of(step: int) -> dict[str, torch.Tensor]:
-    """Sequences that count, each from a number of its own; the second is shorter, and ends in padding."""
+    """Sequences of consecutive numbers, each from its own start; the second is shorter, and ends in padding."""
     ids = (torch.randint(64, (BATCH, 1), generator=torch.Generator().manual_seed(step)) + torch.arange(LENGTH)) % 64
     mask = torch.ones_like(ids)
     mask[1, -LENGTH // 8 :] = 0
@@ -60,7 +60,7 @@ def train(layout: ch.distributed.Layout) -> list[float]:
 
 
 def alone() -> list[float]:
-    """The same, of whole sequences: transformers' own attention, and its loss in float64, where it has float32."""
+    """The loss of each step with whole sequences, transformers' own attention, and the loss in float64."""
     model = made()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses = []

@@ -1,4 +1,4 @@
-"""Attention that moves something: weights beside what the values they weigh add, as a figure for a paper.
+"""Weights beside the lengths of the values that they weigh, and a figure for a paper.
 
 >>> from weighted_values import figure, shares
 >>> from clearhead.models import bundled, load
