@@ -51,12 +51,11 @@ def letter(name: str) -> Linear:
     return Linear(((name, Fraction(1)),))
 
 
-def moved(place: Place, times: int = 1, plus: int = 0, over: int = 1) -> Place:
-    """The place (times · place + plus) / over."""
+def moved(place: Place, times: int, plus: int = 0) -> Place:
+    """The place times · place + plus."""
     if isinstance(place, int):
-        return (place * times + plus) // over
-    terms = tuple((name, factor * times / over) for name, factor in place.terms)
-    return Linear(terms, (place.plus * times + plus) / over)
+        return place * times + plus
+    return Linear(tuple((name, factor * times) for name, factor in place.terms), place.plus * times + plus)
 
 
 def joined(places: Places, sizes: Sequence[int]) -> Place:

@@ -54,7 +54,7 @@ class Managed(AbstractContextManager[Given], ContextDecorator, Generic[Given]):
         if name.startswith("_"):
             raise AttributeError(name)
         raise AttributeError(
-            f"{self._call} has no {name!r}: what it gives is that of its `with` statement, which begins it. Write "
+            f"{self._call} has no {name!r}: it begins in a `with` statement, and gives its result there. Write "
             f"`with ch.{self._call} as seen:`, and ask `seen` for it."
         )
 

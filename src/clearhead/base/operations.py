@@ -51,9 +51,9 @@ def _entry(compute: Any, text: Any, sign: Any, back: Any = None) -> Operation:
     )
 
 
-def _infix(compute: Any, sign: str, binds: int, right: int, back: Any = None, written_as: str = "") -> Operation:
+def _infix(compute: Any, sign: str, binds: int, right: int, back: Any) -> Operation:
     text = infix(sign, binds, binds, right)
-    return _entry(compute, text, lambda view: infix(written_as or sign, binds, binds, right), back)
+    return _entry(compute, text, lambda view: text, back)
 
 
 def _compared(compute: Any, sign: str) -> Operation:
@@ -170,8 +170,8 @@ def _equal(a: Text, b: Text) -> Text:
     return infix(" is " if b.text == "-∞" else " == ", COMPARE, SUM, SUM)(a, b)
 
 
-def _squared(a: Text, b: Text, *, sign: str = "^") -> Text:
-    return Text(POWER, f"{a.inside(ATOM)}²" if b.text == "2" else f"{a.inside(ATOM)}{sign}{b.inside(ATOM)}")
+def _squared(a: Text, b: Text) -> Text:
+    return Text(POWER, f"{a.inside(ATOM)}²" if b.text == "2" else f"{a.inside(ATOM)}^{b.inside(ATOM)}")
 
 
 OPERATIONS |= {

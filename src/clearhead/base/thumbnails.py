@@ -15,6 +15,7 @@ from clearhead.base.text import escaped
 MASKED, NAN, LEAST = 0, 1, 2  # colours by number: grey, red, and then the ramp
 RAMP = np.array([(247, 252, 240), (186, 228, 188), (67, 162, 202), (8, 64, 129)], dtype=float)
 SIDE = 96  # pixels on the screen
+ROWS = 40  # the most rows of a table
 
 
 def picture(panel: Panel, floor: float) -> str:
@@ -54,15 +55,15 @@ def png(codes: Array) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
-def table(names: Sequence[str], rows: Sequence[Sequence[object]], most: int = 40) -> str:
+def table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """The first rows of a table, and how many there are."""
     look = 'style="padding:0.2em 0.6em;text-align:left;white-space:nowrap"'  # a table that is too wide scrolls
     head = "".join(f"<th {look}>{escaped(name)}</th>" for name in names)
     body = "".join(
         f"<tr>{''.join(f'<td {look}><bdi>{escaped(short(str(cell)))}</bdi></td>' for cell in row)}</tr>"
-        for row in rows[:most]
+        for row in rows[:ROWS]
     )
-    more = f"<p>… {len(rows) - most} more</p>" if len(rows) > most else ""
+    more = f"<p>… {len(rows) - ROWS} more</p>" if len(rows) > ROWS else ""
     return f'<div style="overflow-x:auto"><table><tr>{head}</tr>{body}</table></div>{more}'
 
 

@@ -18,14 +18,14 @@ FOLDER = "Pass a file in a folder that exists and that you may write to."
 
 
 @contextmanager
-def replacing(path: Any, what: str, remedy: str = FOLDER) -> Iterator[Path]:
+def replacing(path: Any, what: str) -> Iterator[Path]:
     """Give a path beside `path` to write to. Where the block ends without error, that file takes the place of `path`.
 
     Until then, and where the block raises, an old file at `path` stays as it was. A link is followed. For a pipe or a
     device, `path` itself is given. Raises a `ClearheadError` for a path that cannot be written, and for every
     OSError of the block.
     """
-    there = check_writable(path, what, remedy)  # an old file that may not be written to is not replaced
+    there = check_writable(path, what)  # an old file that may not be written to is not replaced
     try:
         if there.exists() and not there.is_file():
             yield there
@@ -36,7 +36,7 @@ def replacing(path: Any, what: str, remedy: str = FOLDER) -> Iterator[Path]:
                 shutil.copymode(there, part)
             part.replace(there)
     except OSError as error:
-        raise _unwritable(path, what, error, remedy) from error
+        raise _unwritable(path, what, error) from error
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def beside(path: Path) -> Iterator[Path]:
         unfinished.discard(str(part))
 
 
-def check_writable(path: Any, what: str = "report", remedy: str = FOLDER) -> Path:
+def check_writable(path: Any, what: str = "report") -> Path:
     """Raise the error that `replacing` would raise, before any file is written. Gives the path without links."""
     try:
         there = Path(path).resolve()
@@ -69,13 +69,13 @@ def check_writable(path: Any, what: str = "report", remedy: str = FOLDER) -> Pat
                 pass
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         # ValueError: a NUL in the path; TypeError: no path at all; RuntimeError: links in a circle
-        raise _unwritable(path, what, error, remedy) from error
+        raise _unwritable(path, what, error) from error
     return there
 
 
-def _unwritable(path: Any, what: str, error: Exception, remedy: str) -> ClearheadError:
+def _unwritable(path: Any, what: str, error: Exception) -> ClearheadError:
     why = getattr(error, "strerror", None) or error
-    return ClearheadError(f"cannot write the {what} to {str(path)!r:.300}: {why}. {remedy}")
+    return ClearheadError(f"cannot write the {what} to {str(path)!r:.300}: {why}. {FOLDER}")
 
 
 def ending_of(path: Any, endings: Sequence[str], what: str) -> str:

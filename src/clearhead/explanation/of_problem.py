@@ -100,7 +100,7 @@ def input_steps(problem: Problem, shown: Shown) -> list[Step]:
     return steps
 
 
-def output_part(rows: Problem, weights: Step, value: Step, shown: Shown, mask: Step | None = None) -> list[Step]:
+def output_part(rows: Problem, weights: Step, value: Step, shown: Shown, mask: Step | None) -> list[Step]:
     """From the step "weights" and the step "value" to the step "output"."""
     steps = []
     if rows.seed is not None:
@@ -131,12 +131,12 @@ def _shares(weights: Tensor, shown: Shown) -> str:
     return "; ".join(found + ["…"] * (weights.shape[2] > len(found)))
 
 
-def explain_softmax(scores: Tensor, mask: Mask | None, at: Any = None) -> Explanation:
+def explain_softmax(scores: Tensor, mask: Mask | None) -> Explanation:
     """The masked softmax of scores (..., Lq, Lk), over the keys."""
     keys = torch.eye(scores.shape[-1], dtype=scores.dtype, device=scores.device)  # so that query · key is the score
     keys = keys.expand(*scores.shape[:-2], *keys.shape)
     problem = Arguments(scores, keys, ABSENT, scale=1.0, mask=mask).problem()
-    shown = choose(at, problem.sizes)
+    shown = choose(None, problem.sizes)
     why = "One number for each query and key: the better they fit, the larger it is."
     given = Step("scores", why, problem.query, SCORES)
     lead = [axis for axis in ("B", "H") if axis not in shown.absent]

@@ -100,7 +100,7 @@ def _check_operands(problem: Problem, who: str) -> None:
         if not right or (name == "softcap" and number <= 0):  # type: ignore[operator]
             raise ClearheadError(
                 f"{who} gave scores whose {name} is {number!r:.60}; expected a finite number"
-                + (" above 0, or None." if name == "softcap" else ". What is a tensor goes into the query.")
+                + (" above 0, or None." if name == "softcap" else ". A scale that is a tensor goes into the query.")
             )
 
 

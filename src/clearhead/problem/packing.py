@@ -80,11 +80,7 @@ def packed(problem: Problem) -> tuple[Tensors, Numbers]:
 
 
 def unpacked(
-    tensors: Sequence[Tensor | None],
-    numbers: Numbers,
-    wanted: Sequence[bool],
-    length: int | None = None,
-    who: str = PACKED,
+    tensors: Sequence[Tensor | None], numbers: Numbers, wanted: Sequence[bool], length: int | None = None
 ) -> Problem:
     """The problem of these parts. Its operands are new leaves, and those of them that are `wanted` need a gradient.
 
@@ -96,14 +92,16 @@ def unpacked(
     phi, scale, softcap, dropout_p = numbers
     assert query is not None and key is not None
     if query.ndim != 4 or key.ndim != 4:
-        raise ShapeError(f"{who} gave query {tuple(query.shape)} and key {tuple(key.shape)}; expected four dimensions.")
+        raise ShapeError(
+            f"{PACKED} gave query {tuple(query.shape)} and key {tuple(key.shape)}; expected four dimensions."
+        )
     sides = (query.shape[2], key.shape[2]) if length is None else (length, length)
     sizes = Sizes(query.shape[0], query.shape[1], *sides, query.device)
     allowed = None
     if start is not None and stop is not None:
         residual = None if keep is None else lambda *sides: part(keep, *sides)
         gaps = None if gap_start is None or gap_stop is None else (gap_start, gap_stop)
-        allowed = visible(check_spans(Spans(start, stop, residual, gaps=gaps), sizes, who), sizes, who)
+        allowed = visible(check_spans(Spans(start, stop, residual, gaps=gaps), sizes, PACKED), sizes, PACKED)
     bias = Added(dense, relative) if dense is not None or relative is not None else None
     scores = Pairwise(phi, query, key, weight, scale, softcap)  # type: ignore[arg-type]
     return Problem(scores, value, sizes, allowed, bias, sinks, dropout_p, seed)

@@ -2,9 +2,10 @@
 //
 //     sum_h w_h tanh(q_h + k_h) = sum_h w_h - 2 sum_h w_h / t_h,    t_h = 1 + e^(2 q_h) e^(2 k_h)
 //
-// The exponentials are taken once for each query and each key, and four terms share one reciprocal. That is right as long
-// as the product of the four t stays below 2^126. The difference of two sums has an error of a rounding of sum |w|, whatever is
-// left of it: too much where the weights are large, or all q + k near 0. Each pair of tiles is looked at, and there are five forms:
+// The exponentials are taken once for each query and each key, and four terms share one reciprocal. This is right as
+// long as the product of the four t stays below 2^126. The difference of the two sums has an error of a rounding of sum |w|,
+// however small the difference is: too much where the weights are large, or all q + k near 0. Each pair of tiles takes one of
+// five forms:
 //     SERIES   tanh by its series, where all |q + k| are below 0.625
 //     EXACT    tanh itself, where sum |w| is large
 //     FOLDED   w is in t, which saves four products:  t / w = (A / w) B + 1 / w
@@ -23,7 +24,7 @@ struct TanhAdd {
     static constexpr float BITS = 2.88539008f;        // log2(e^2)
     static constexpr float LIMIT = 2147483648.0f;     // 2^31
     static constexpr float LIMIT_LOG = 21.4875626f;   // and its natural logarithm
-    static constexpr float LEAST = 1.0f / (1 << 30);  // of |w| over the largest: below, w counts as this
+    static constexpr float LEAST = 1.0f / (1 << 30);  // the least |w| over the largest: a smaller w counts as this
 
     static int64_t wide(const Problem& p) { return round_up(p.width, LANES); }
 
