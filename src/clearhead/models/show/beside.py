@@ -30,7 +30,7 @@ class _Divergence:
     says: str = (
         "How far the head's weights are from those of the same head in the other recording: the Jensen–Shannon "
         "divergence of each query's weights in nats, a mean over the queries that both have. The weight on tokens "
-        "that only one text has counts as one more key. Equal weights give 0."
+        "that only one text has counts as one more key. It is 0 for equal weights."
     )
     formula: str = "mean_i ½ Σ_j (p_ij log(p_ij / m_ij) + q_ij log(q_ij / m_ij)), m = (p + q) / 2"
     range: str = "0 to log 2 = 0.693 nats"
