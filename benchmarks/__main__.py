@@ -1,4 +1,4 @@
-"""Measure, and print a table: python -m benchmarks [CASE …]."""
+"""Measure, and print a table: python -m benchmarks [--device cuda] [CASE …]."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ from pathlib import Path
 import torch
 
 import clearhead
+from benchmarks import cuda
 from benchmarks.cases import CASES
 from benchmarks.result import Result
 
 
 def main(names: list[str]) -> int:
+    if names[:1] == ["--device"]:
+        if names[1:2] != ["cuda"]:
+            print("the devices with a table of their own: cuda", file=sys.stderr)
+            return 2
+        return on_cuda(names[2:])
     unknown = [name for name in names if name not in CASES]
     if unknown:
         print(f"no case {unknown[0]!r}; there are {', '.join(CASES)}", file=sys.stderr)
@@ -30,6 +36,34 @@ def main(names: list[str]) -> int:
     with torch.no_grad():
         for name in names or CASES:
             result = CASES[name]()
+            missed += not result.reached
+            print(line(name, result), flush=True)
+    return 1 if missed else 0
+
+
+def on_cuda(names: list[str]) -> int:
+    """The rows of a CUDA device; without one, the bars that they should reach."""
+    unknown = [name for name in names if name not in cuda.CASES]
+    if unknown:
+        print(f"no case {unknown[0]!r} for cuda; there are {', '.join(cuda.CASES)}", file=sys.stderr)
+        return 2
+    rows = {name: cuda.CASES[name] for name in names or cuda.CASES}
+    if not cuda.available():
+        print("No CUDA device is here: these are the bars, and no figure.\n")
+        for name, row in rows.items():
+            print(f"{name:18} {row.unmeasured()}")
+        return 0
+    print("First the contract tests: a wrong answer has no speed.", flush=True)
+    tests = [sys.executable, "-m", "pytest", "-q", "--device", "cuda", "tests/test_contract.py"]
+    if subprocess.run(tests).returncode:
+        print("The tests are red: no figures.", file=sys.stderr)
+        return 1
+    torch.manual_seed(0)
+    print(f"clearhead {clearhead.__version__}, torch {torch.__version__}, {torch.cuda.get_device_name()}\n")
+    missed = 0
+    with torch.no_grad():
+        for name, row in rows.items():
+            result = row.measure()
             missed += not result.reached
             print(line(name, result), flush=True)
     return 1 if missed else 0

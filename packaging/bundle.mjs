@@ -1,10 +1,11 @@
-// Bundles the programs and the styles of the pages with esbuild, minified, one file each: node packaging/bundle.mjs FOLDER
+// Bundles the programs and the styles of the pages with esbuild, minified, one file each:
+// node packaging/bundle.mjs FOLDER, which are those of this repository, or node packaging/bundle.mjs FOLDER SOURCES
 
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
 
-const SOURCES = join(dirname(fileURLToPath(import.meta.url)), "..", "src", "clearhead");
+const SOURCES = process.argv[3] ?? join(dirname(fileURLToPath(import.meta.url)), "..", "src", "clearhead");
 const REPORT = join(SOURCES, "report", "front");
 const folder = process.argv[2];
 

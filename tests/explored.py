@@ -37,6 +37,9 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_lazy_weights": 4,
         "test_precision_within_the_budget_of_eager_code": 8,
     },
+    "test_fake_cuda.py": {
+        "test_the_kernels_of_flex_compile_for_a_gpu_that_is_not_here": ("a bias by distance, learnt",),
+    },
     "test_borders.py": {
         "test_transforms_in_a_fresh_process": 0,
         "test_compiled_code_holds_for_every_length": ("rule-True",),

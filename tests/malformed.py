@@ -200,7 +200,7 @@ def blocks(draw: Draw, problem: Problem) -> tuple[Problem, str]:
     made = bindings.kernels().Blocks(1, 1, other.queries, other.keys)
     made.add(found.spans.start, found.spans.stop, None, None, None, 0, other.queries)
     if draw.count(0, 1):
-        return problem._replace(visible=problem.visible._replace(edges=found.edges)), f"edges of {other.shape}"
+        return problem._replace(visible=problem.visible._replace(known=found.edges)), f"edges of {other.shape}"
     memo = Memo(blocks=made, intervals=found.edges, bytes=1)
     return problem._replace(visible=problem.visible._replace(memo=memo)), f"a memo of {other.shape}" if other.shape[
         2:
@@ -432,13 +432,13 @@ def failures_of(number: int) -> Iterator[str]:
     except Exception as error:
         yield f"{number}: {what}: checked raised {type(error).__name__}: {str(error).splitlines()[0]}"
     else:
-        for engine in ENGINES[:3]:  # the reference takes what is as written alone
+        for engine in ENGINES[:-1]:  # the reference takes what is as written alone
             try:
                 willing = not engine.objections(passed)
             except Exception as error:
                 yield f"{number}: {what}: {engine.name} objects by {type(error).__name__}: {error}"
                 continue
-            if willing:
+            if willing and engine.name != "flex":  # which is compiled for each kind of problem
                 yield from _tried(number, what, passed, engine, strict=True)
     yield from _tried(number, what, problem, NATIVE, strict=False)
 

@@ -86,7 +86,7 @@ def test_imports_run_downward(name, path, package):
 # The same inside of `models`, by the beginnings of names.
 MODELS = [
     "tap.",
-    "chain.cached chain.caches ranks.",
+    "chain.cached chain.caches ranks",
     "weights call",
     "explained",
     "attention_call",

@@ -194,7 +194,7 @@ def test_what_cannot_be_says_why():
     part = ch.partial(query, key, value)
     with pytest.raises(ch.ShapeError, match="same queries"):
         part.merge(ch.partial(query[:, :, :4], key, value))
-    with pytest.raises(ch.ClearheadError, match="what partial"):
+    with pytest.raises(ch.ClearheadError, match="result of another partial"):
         part.merge(part.output)
     with pytest.raises(ch.ShapeError, match="one logit a head"):
         part.finish(torch.zeros(3))

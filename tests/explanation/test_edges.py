@@ -177,6 +177,13 @@ def test_gradients_on_another_device():
         ch.explain(QUERY, KEY, VALUE, gradients=torch.ones(3, 2, device="meta"))
 
 
+def test_a_late_mask_leaves_the_softmax_of_all_scores():
+    causal = ch.explain(*(draw(4, 4, seed=seed) for seed in range(3)), mask=ch.Causal())
+    hidden = ~torch.ones(4, 4, dtype=torch.bool).tril()
+    late = causal["scores"].softmax(-1).masked_fill(hidden, 0.0)
+    torch.testing.assert_close(causal["masked_after"], late, rtol=1e-6, atol=1e-6)
+
+
 def test_what_a_late_mask_would_give_is_said_where_something_is_masked():
     torch.manual_seed(0)
     x = torch.randn(4, 4)

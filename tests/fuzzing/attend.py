@@ -14,14 +14,14 @@ import torch
 from oracle import Array, Found, Problem
 
 import clearhead as ch
-from clearhead.engines.choose import ENGINES
+from clearhead.testing import engines as compared
 from fuzzing.budget import MOVES, ROUNDINGS, Measure, Truth, move, moved
 from fuzzing.build import Built, build, placed
 from fuzzing.draw import Spec, rounded
 from fuzzing.surroundings import RUNS, tangents
 from fuzzing.table import SURROUNDINGS
 
-NAMES = tuple(engine.name for engine in ENGINES)
+NAMES = (*compared(), "reference")
 NAMED = ("query", "key", "value")
 STENCIL = {1: 45 / 60, 2: -9 / 60, 3: 1 / 60}  # of a derivative, to the sixth order
 STEP = 2e-3
@@ -49,7 +49,7 @@ def may_refuse(spec: Spec, engine: str | None, refusal: Exception) -> bool:
     # an engine asked for by name, that is not for such scores or dtypes
     own = spec.problem.score[0] in ("smooth", "sines")
     elsewhere = torch.get_default_device().type != "cpu"
-    return engine == "sdpa" or (engine == "native" and (own or elsewhere or computed_in(spec) == "float64"))
+    return engine in ("sdpa", "flex") or (engine == "native" and (own or elsewhere or computed_in(spec) == "float64"))
 
 
 def loss_of(spec: Spec) -> Array:

@@ -43,7 +43,9 @@ SURROUNDINGS = {
     "plain subclass": Surrounding(2),
     "zero input": Surrounding(2),
     "zero gradient": Surrounding(2),
-    "fake tensors": Surrounding(2, refusals=dict.fromkeys((None, "native", "sdpa", "tiled", "reference"), FAKE)),
+    "fake tensors": Surrounding(
+        2, refusals=dict.fromkeys((None, "native", "flex", "sdpa", "tiled", "reference"), FAKE)
+    ),
     "func.grad": Surrounding(2, dtypes=WIDE, refusals=FUNC),
     "func.vjp": Surrounding(2, refusals=FUNC),
     "func.jacrev": Surrounding(1, tiny=True, refusals=FUNC),

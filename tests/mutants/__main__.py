@@ -48,12 +48,21 @@ def copied(mutant: Mutant | None) -> Iterator[Path]:
         package = Path(folder) / "clearhead"
         shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("__pycache__", "csrc", "_kernels*"))
         shutil.copy(kernels(), package / "engines" / "native")
+        shutil.copy(ROOT / "package.json", folder)  # it says that the page's files are modules
         (Path(folder) / "sitecustomize.py").write_text(CUSTOM)
         if mutant is not None:
             file = package / mutant.file
             text = file.read_text(encoding="utf-8")
             assert text.count(mutant.old) == 1, f"{mutant.file}: {mutant.old!r} stands {text.count(mutant.old)} times"
             file.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+            if file.suffix == ".js":  # a page has the bundle
+                command = [
+                    "node",
+                    str(ROOT / "packaging" / "bundle.mjs"),
+                    str(package / "base" / "bundle"),
+                    str(package),
+                ]
+                subprocess.run(command, check=True)
         yield Path(folder)
 
 

@@ -698,14 +698,14 @@ EXPLANATIONS = [
         "wrong = scores.softmax(-2)",
         "wrong = scores.softmax(-1)",
         "the softmax along the wrong axis is along the right one",
-        STEPS,
+        "explanation/test_examples.py",
     ),
     Mutant(
         "explanation/softmax_part.py",
         "late = scores.softmax(-1).masked_fill(~mask, 0.0)",
         "late = scores.softmax(-1)",
         "the mask after the softmax is none",
-        STEPS,
+        "explanation/test_edges.py",
     ),
     Mutant(
         "explanation/gradients.py",

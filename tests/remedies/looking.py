@@ -495,7 +495,7 @@ def step(x):
             "torch.compile(lambda x: attention(x, x, x, mask=Causal(), @), backend='eager')(x)",
             "plain(x, x, x, low)",
         ),
-        setup="from clearhead.engines.choose import ENGINES\ndef of_engine(x):\n    return attention(x, x, x, mask=Causal(), engine=ENGINES[2])\n",
+        setup="from clearhead.engines.choose import ENGINES\ndef of_engine(x):\n    return attention(x, x, x, mask=Causal(), engine=ENGINES[-2])\n",
     ),
     case(
         "warned(lambda: pooled(False))",

@@ -5,9 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
+
+import clearhead
+
+ROOT = Path(__file__).parents[2]
 
 
 def data_of(html: str) -> dict[str, Any]:
@@ -28,10 +34,16 @@ def run_on_page(units: Path, html: str, wanted: Any, folder: Path) -> None:
 
 
 def run_units(*units: Path, **surroundings: str) -> None:
-    """Run files of tests for Node.js."""
-    done = subprocess.run(
-        ["node", "--test", *map(str, units)], capture_output=True, text=True, timeout=120, env=os.environ | surroundings
-    )
+    """Run files of tests for Node.js, on the modules of the package that Python has imported."""
+    with tempfile.TemporaryDirectory() as folder:
+        src, tests = Path(folder, "src"), Path(folder, "tests", "report")
+        src.mkdir(), tests.mkdir(parents=True)
+        (src / "clearhead").symlink_to(Path(clearhead.__file__).parent)
+        shutil.copy(ROOT / "package.json", folder)
+        copies = [shutil.copy(unit, tests) for unit in units]
+        done = subprocess.run(
+            ["node", "--test", *copies], capture_output=True, text=True, timeout=120, env=os.environ | surroundings
+        )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     ran = re.search(r"^(?:#|ℹ) pass (\d+)$", done.stdout, re.MULTILINE)
     assert ran and int(ran[1]) >= len(units), done.stdout

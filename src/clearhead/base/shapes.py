@@ -234,7 +234,15 @@ def placed(tensor: Tensor, device: torch.device, who: str) -> Tensor:
             f"{who} is on the meta device, shape {tuple(tensor.shape)}, which holds no values, and the inputs are on "
             f"{device}. Make it outside of `torch.device('meta')`."
         )
-    return as_followed(tensor).to(device)
+    return moved(as_followed(tensor), device)
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device. To CUDA from memory that is not pinned the host does not wait: the driver has its copy
+    before the call returns. Pinned memory is read later, when its owner may have written to it."""
+    if device.type != "cuda" or compiling() or not tensor.is_cpu or tensor.is_pinned():
+        return tensor.to(device)
+    return tensor.to(device, non_blocking=True)
 
 
 def apart(tensor: Tensor) -> Tensor:

@@ -81,7 +81,9 @@ def _lost(stream: TextIO, number: int) -> OSError | None:
 
 def parser() -> argparse.ArgumentParser:
     """The parser of all options. A command's code is imported when the command runs, so --help does not wait for it."""
-    whole = argparse.ArgumentParser(prog="clearhead", description="Look into attention, and into that of a model.")
+    whole = argparse.ArgumentParser(
+        prog="clearhead", description="Look into attention, and into the attention of a model."
+    )
     whole.add_argument("--version", action="version", version=f"clearhead {clearhead.__version__}")
     commands = whole.add_subparsers(dest="command", required=True)
     _report(
@@ -103,7 +105,7 @@ def parser() -> argparse.ArgumentParser:
             "survey",
             help="statistics of every head of a model over many texts",
             description="Let a model read many texts; write a table of its heads, and perhaps a page. Under torchrun "
-            "each process takes its part; what was stopped goes on from its --state.",
+            "each process takes its part; a survey that was stopped continues from its --state.",
         )
     )
     return whole
@@ -115,7 +117,7 @@ def _survey(survey: argparse.ArgumentParser) -> None:
     )
     survey.add_argument("--field", metavar="NAME", default="text", help="the text's name in .jsonl (default: text)")
     _model(survey)
-    survey.add_argument("--state", metavar="DIR", help="a folder for what is done so far; needed for several processes")
+    survey.add_argument("--state", metavar="DIR", help="a folder for the results so far; needed for several processes")
     survey.add_argument(
         "-o", "--output", metavar="FILE", default="survey.csv", help="the table, CSV (default: %(default)s)"
     )
@@ -160,7 +162,7 @@ def _report(report: argparse.ArgumentParser) -> None:
     report.add_argument(
         "--target",
         metavar="TEXT",
-        help="what the decoder of an encoder-decoder reads (default: what the model itself generates)",
+        help="the text for the decoder of an encoder-decoder (default: the text that the model generates)",
     )
     report.add_argument("--beside", metavar="TEXT", help="another text, to compare each head on the two")
     report.add_argument("-o", "--output", metavar="FILE", default="report.html", help="the page (default: %(default)s)")
@@ -181,7 +183,9 @@ def _explain(explain: argparse.ArgumentParser) -> None:
         "--from", dest="query", metavar="WORD", help="the word that looks: a token of the text, or its place"
     )
     explain.add_argument("--to", dest="key", metavar="WORD", help="the word that it looks at (default: any)")
-    explain.add_argument("--target", metavar="TEXT", help="what the decoder of an encoder-decoder reads, as for report")
+    explain.add_argument(
+        "--target", metavar="TEXT", help="the text for the decoder of an encoder-decoder, as for report"
+    )
     _model(explain)
     explain.add_argument(
         "-o",

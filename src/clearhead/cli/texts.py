@@ -115,8 +115,8 @@ def _read(
     encoder, said, answer, begins = "", "", None, None
     if target is not None and not model.config.is_encoder_decoder:
         raise ClearheadError(
-            f"--target is what the decoder of an encoder-decoder reads, and {type(model).__name__} has one text alone: "
-            "leave it out."
+            f"--target is the text for the decoder of an encoder-decoder, and {type(model).__name__} has one text "
+            "alone: leave it out."
         )
     if model.config.is_encoder_decoder:
         check_length(body, ids.shape[1], "the text", "encoder")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from clearhead.base.errors import UnsupportedError
 from clearhead.engines.base import Engine
+from clearhead.engines.flex.engine import Flex
 from clearhead.engines.native.engine import Native
 from clearhead.engines.own import Own
 from clearhead.engines.reference import Reference
@@ -13,7 +14,7 @@ from clearhead.problem.checked import ours
 from clearhead.problem.problem import Problem
 
 # In order of preference: the first without objections or reservations runs. Tiled never has any.
-ENGINES: tuple[Engine, ...] = (Native(), Sdpa(), Tiled(), Reference())
+ENGINES: tuple[Engine, ...] = (Native(), Flex(), Sdpa(), Tiled(), Reference())
 
 
 def choose(problem: Problem, engine: str | Engine | None) -> Engine:

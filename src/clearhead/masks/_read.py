@@ -52,8 +52,10 @@ class Known(NamedTuple):
 
 
 def known(lengths: Tensor) -> Known:
-    longest = int(lengths.max()) if lengths.numel() and readable(lengths) else None
-    return Known(few_values(lengths), longest)
+    values = few_values(lengths)
+    if values is not None:  # read at once
+        return Known(values, max(values[1:], default=None))
+    return Known(None, int(lengths.max()) if lengths.numel() and readable(lengths) else None)
 
 
 def few_values(numbers: Tensor) -> tuple[Any, ...] | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from clearhead.base.arrays import is_dense, shown
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.shapes import Sizes, extent, part
-from clearhead.base.tracing import compiling, on_host, on_the_host, readable
+from clearhead.base.tracing import batched, compiling, on_host, on_the_host, readable
 
 MOST = 4  # the most intervals of a query; a mask with more has their hull and a residual
 
@@ -81,7 +81,7 @@ class Spans(NamedTuple):
 
     def host(self) -> tuple[np.ndarray, np.ndarray]:
         """Starts and stops on the host, of one shape; (0, 0) where nothing is allowed."""
-        start, stop = on_host(self.start), on_host(self.stop)
+        start, stop = edges_on_host(self.start, self.stop)
         nothing = stop <= start
         if nothing.any():
             return np.where(nothing, 0, start), np.where(nothing, 0, stop)
@@ -105,9 +105,18 @@ class Spans(NamedTuple):
         return (self.start, self.stop, *(self.gaps or ()))
 
 
+def edges_on_host(start: Tensor, stop: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Starts and stops on the host; from another device in one copy, as each is waited for."""
+    if on_the_host(start) or batched(start) or batched(stop):
+        return on_host(start), on_host(stop)
+    both = on_host(torch.stack(torch.broadcast_tensors(start, stop)))  # type: ignore[no-untyped-call]
+    return both[0], both[1]
+
+
 def of_intervals(start: Tensor, stop: Tensor, keys: int) -> Spans | None:
     """Spans of lists of intervals as `Spans.intervals` gives them; None where a query has more than `MOST`."""
-    start, stop = _compact(start, stop, keys) if readable(start) and readable(stop) else (start, stop)
+    if all(readable(edge) and on_the_host(edge) for edge in (start, stop)):
+        start, stop = _compact(start, stop, keys)
     count = start.shape[-1]
     if count > MOST:
         return None

@@ -86,6 +86,8 @@ def intervals(keep: Tensor, keys: int) -> tuple[Tensor, Tensor, bool]:
     count = keep.sum(-1, dtype=torch.int32)
     start = bytes_.argmax(-1)
     stop = torch.where(count > 0, keys - bytes_.flip(-1).argmax(-1), start)
+    if not on_the_host(keep):  # the host would wait for the answer
+        return start, stop, False
     whole = (stop - start == count).all()
     return start, stop, readable(whole) and bool(whole)
 

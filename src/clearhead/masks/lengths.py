@@ -12,7 +12,7 @@ from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.places import key_positions
 from clearhead.base.shapes import Sizes, heads_second, part, placed
 from clearhead.base.steps import Step, made
-from clearhead.base.tracing import ensure, readable
+from clearhead.base.tracing import ensure
 from clearhead.masks._read import Known, check_lengths, derived, known
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
@@ -49,9 +49,10 @@ class Lengths(Mask):
         return derived(self, self.valid_lens, known)
 
     def title(self) -> str:
-        if self.valid_lens.numel() > 8 or not readable(self.valid_lens):
+        known = self._read().values  # on another device, as they were read when the mask was built
+        if self.valid_lens.numel() > 8 or not isinstance(known, tuple):
             return f"Lengths(<{'×'.join(map(str, self.valid_lens.shape))} lengths>)"
-        return f"Lengths({self.valid_lens.tolist()})"
+        return f"Lengths({torch.tensor(known[1:], device='cpu').reshape(self.valid_lens.shape).tolist()})"
 
     def drawn(self) -> Sizes:
         queries = self.valid_lens.shape[1] if self.valid_lens.ndim == 2 else 1

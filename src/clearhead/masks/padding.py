@@ -11,7 +11,7 @@ from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.shapes import Sizes, heads_second, part, placed
 from clearhead.base.steps import Step
-from clearhead.base.tracing import ensure, readable
+from clearhead.base.tracing import ensure, on_the_host, readable
 from clearhead.masks._read import derived, own
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
@@ -90,7 +90,7 @@ class Padding(Mask):
 
 
 class Hull(NamedTuple):
-    """The first kept key and the place after the last, (B,) each, and whether keys between them are left out."""
+    """The first kept key and the place after the last, (B,) each, and whether keys between may be left out."""
 
     start: Tensor
     stop: Tensor
@@ -105,4 +105,5 @@ def _hull(keep: Tensor) -> Hull:
     start = keep.int().argmax(-1)
     stop = torch.where(count > 0, keep.shape[1] - keep.flip(-1).int().argmax(-1), start)
     whole = (stop - start == count).all()
-    return Hull(start, stop, not readable(whole) or not bool(whole))
+    known = readable(whole) and on_the_host(whole)  # of another device the host would wait for the answer
+    return Hull(start, stop, not known or not bool(whole))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from clearhead.base.arrays import check_float
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.numbers import check_count
-from clearhead.base.shapes import placed
+from clearhead.base.shapes import moved, placed
 from clearhead.base.tracing import compiling, ensure, looked_into, traced
 from clearhead.masks._read import check_lengths
 
@@ -232,7 +232,7 @@ class KeyValueCache:
         if new is None:
             room.write((every, every, slice(length, end)), key, value)
         else:
-            rows, places, at = (index.to(key.device) for index in new.kept())
+            rows, places, at = (moved(index, key.device) for index in new.kept())
             room.write((rows, every, at), key[rows, :, places], value[rows, :, places])
         room.turn += 1
         return _State(room, end, lengths, room.turn)
@@ -304,9 +304,8 @@ class _New(NamedTuple):
             return self._gathered(old, new, whole)
         if old is not None:
             whole = torch.cat([old, whole[:, :, self.length :]], 2)
-        rows, places, at = (index.to(new.device) for index in self.kept())
-        moved = whole.transpose(1, 2).index_put((rows, at), new[rows, :, places])
-        return moved.transpose(1, 2)
+        rows, places, at = (moved(index, new.device) for index in self.kept())
+        return whole.transpose(1, 2).index_put((rows, at), new[rows, :, places]).transpose(1, 2)
 
     def _gathered(self, old: Tensor | None, new: Tensor, whole: Tensor) -> Tensor:
         """The same, gathered from the old positions, the new positions and zeros, side by side."""
@@ -314,7 +313,7 @@ class _New(NamedTuple):
         every, starts = torch.arange(whole.shape[2], device="cpu"), self.starts[:, None]
         ends = starts + (self.size if self.counts is None else self.counts[:, None])
         at = torch.where(every < starts, every, self.length + every - starts)
-        at = torch.where(every < ends, at, self.length + self.size).to(new.device)
+        at = moved(torch.where(every < ends, at, self.length + self.size), new.device)
         return torch.cat(parts, 2).gather(2, at[:, None, :, None].expand(whole.shape))
 
 

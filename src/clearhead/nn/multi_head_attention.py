@@ -12,10 +12,20 @@ from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count, check_flag
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import Sizes
-from clearhead.nn import _torch_module
-from clearhead.nn._heads import check_groups, check_output, check_part, joined, plain_linear, split_heads
+from clearhead.nn import _torch
+from clearhead.nn._heads import (
+    Projection,
+    check_groups,
+    check_inputs,
+    check_output,
+    check_part,
+    check_sizes,
+    joined,
+    one_batch,
+    plain_linear,
+    split_heads,
+)
 from clearhead.nn._masks import head_mask, with_lengths
-from clearhead.nn._multi_head_checks import Projection, check_inputs, check_sizes, one_batch, refuse_keywords
 from clearhead.nn._record import RecordingModule
 from clearhead.nn.key_value_cache import KeyValueCache
 from clearhead.nn.prepared_keys import PreparedKeys, check_value_given, taken
@@ -125,7 +135,7 @@ class MultiHeadAttention(RecordingModule):
         in torch it is True where a query may not; `TorchMultiheadAttention` keeps to torch's call. Raises
         `UnsupportedError` for a module with add_bias_kv or add_zero_attn.
         """
-        return _torch_module.from_torch(cls, module)
+        return _torch.from_torch(cls, module)
 
     def to_torch(self) -> nn.MultiheadAttention:
         """The same attention as an `nn.MultiheadAttention(batch_first=True)`, with copies of the weights.
@@ -133,7 +143,7 @@ class MultiHeadAttention(RecordingModule):
         Raises `UnsupportedError` where torch's module can't do the same: another score than `Dot()`, grouped heads, a
         head_dim that is not embed_dim / num_heads, rotary. Its bool masks are True where a query may not attend.
         """
-        return _torch_module.to_torch(self)
+        return _torch.to_torch(self)
 
     def forward(
         self,
@@ -169,7 +179,7 @@ class MultiHeadAttention(RecordingModule):
         a refused call leaves the cache as it was.
         """
         if of_torch:
-            refuse_keywords(of_torch)
+            _torch.refuse_keywords(of_torch)
         if cache is not None and align is not None:
             raise ClearheadError("align beside a cache: the cache says where the queries stand, after its own keys.")
         past = self._past(cache, new_lens)

@@ -11,6 +11,7 @@ from clearhead.base.arrays import accumulated, check_float
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count, check_flag, check_positive
 from clearhead.base.pictures import Style
+from clearhead.base.shapes import moved
 from clearhead.base.tracing import compiling
 from clearhead.nn._positions import Tabled, check_length, plot
 
@@ -75,7 +76,7 @@ class RotaryEmbedding(Tabled):
                 f"RotaryEmbedding: offset has shape {tuple(offset.shape)} and x {tuple(x.shape)}; expected (B,), one "
                 "position for each sequence of x (B, ..., L, E)."
             )
-        positions = offset.to(x.device).reshape(-1, 1) + torch.arange(length, device=x.device)  # (B, L)
+        positions = moved(offset, x.device).reshape(-1, 1) + torch.arange(length, device=x.device)  # (B, L)
         if compiling():  # no look at the values
             rows = self._rows(positions.double().flatten()).to(dtype)
         else:

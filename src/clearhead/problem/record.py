@@ -18,6 +18,7 @@ from clearhead.masks.base import Residual, Spans
 from clearhead.problem.checked import checked
 from clearhead.problem.problem import Problem
 from clearhead.problem.reads import tensors_in
+from clearhead.problem.visible import Later
 from clearhead.scores.base import ByTile, Change, Module, with_parameters
 
 EVERY = (slice(None),) * 4
@@ -81,14 +82,14 @@ def record(problem: Problem, *, copy: bool = False, fresh: bool = False) -> Reco
         dense, relative = (None if t is None else change(t) for t in (bias.dense, bias.relative))
         bias = Added(dense, relative, bias.function, bias.reads)
     if visible is not None:
-        spans, edges = visible.spans, visible.edges
+        spans, edges = visible.spans, visible.known
         if copy and spans.reads:
             spans = _written_out(spans)
-        if copy and edges is not None:  # the edges may share the spans' memory
+        if copy and edges is not None and not isinstance(edges, Later):  # they may share the spans' memory
             edges = edges[0].copy(), edges[1].copy()
         gaps = None if spans.gaps is None else (change(spans.gaps[0]), change(spans.gaps[1]))
         spans = spans._replace(start=change(spans.start), stop=change(spans.stop), gaps=gaps)
-        visible = visible._replace(spans=spans, edges=edges)
+        visible = visible._replace(spans=spans, known=edges)
     kept = problem._replace(
         scores=scores,
         value=None,

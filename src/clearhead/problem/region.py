@@ -11,7 +11,7 @@ from torch import Tensor
 from clearhead.base.shapes import Sides, Sizes, part
 from clearhead.biases.base import Added
 from clearhead.masks.base import Residual, Spans
-from clearhead.problem.visible import Memo, Visible
+from clearhead.problem.visible import Later, Memo, Visible
 
 EVERY = slice(None)
 
@@ -35,7 +35,8 @@ class Region(NamedTuple):
 
 
 def visible_part(visible: Visible, region: Region, sizes: Sizes) -> Visible:
-    spans, edges = visible.spans, visible.edges
+    spans = visible.spans
+    edges = visible.edges if visible.read else None
     batch, heads, queries, keys = region.sides
     start, stop = (part(edge, batch, heads, queries) for edge in (spans.start, spans.stop))
     if edges is not None:
@@ -50,7 +51,8 @@ def visible_part(visible: Visible, region: Region, sizes: Sizes) -> Visible:
         left, right = (_moved(part(edge, batch, heads, queries), places, sizes) for edge in spans.gaps)
         gaps = left, right
     residual = None if spans.residual is None else _part_of(spans.residual, region, sizes)
-    return Visible(Spans(start, stop, residual, spans.reads, gaps), edges, visible.unseen, Memo())
+    known = Later(len(places), visible.known.who) if edges is None and isinstance(visible.known, Later) else edges
+    return Visible(Spans(start, stop, residual, spans.reads, gaps), known, visible.unseen, Memo())
 
 
 def _moved(edge: Tensor, places: range, sizes: Sizes) -> Tensor:

@@ -10,9 +10,18 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ShapeError, UnsupportedError
-from clearhead.base.shapes import Sizes, part
-from clearhead.base.tracing import batched, compiling, on_host, readable, traced, transformed, unwrapped
+from clearhead.base.shapes import Sizes, moved, part
+from clearhead.base.tracing import (
+    batched,
+    compiling,
+    on_the_host,
+    readable,
+    traced,
+    transformed,
+    unwrapped,
+)
 from clearhead.base.versions import Versions
+from clearhead.masks._spans import edges_on_host
 from clearhead.masks.base import Mask, Spans
 from clearhead.problem.unseen import Unseen, where_unseen
 
@@ -27,13 +36,35 @@ class Memo(dict[Any, Any]):
         return Memo()
 
 
+class Later(NamedTuple):
+    """Edges that lie on another device: whoever reads them waits for it."""
+
+    keys: int
+    who: str | None  # who gave the spans, as an error names it
+
+
 class Visible(NamedTuple):
     """A mask's spans, the edges of their hulls on the host (None: hidden), and where the keys are that none sees."""
 
     spans: Spans
-    edges: tuple[np.ndarray, np.ndarray] | None
+    known: tuple[np.ndarray, np.ndarray] | Later | None
     unseen: Unseen
     memo: Memo
+
+    @property
+    def edges(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """The hulls' starts and stops on the host; where they lie on another device, they are read once, here."""
+        if not isinstance(self.known, Later):
+            return self.known
+        if "edges" not in self.memo:
+            self.memo["edges"] = checked_edges(self.spans, *self.known)
+        found: tuple[np.ndarray, np.ndarray] = self.memo["edges"]
+        return found
+
+    @property
+    def read(self) -> bool:
+        """Whether the edges are on the host already."""
+        return self.known is not None and (not isinstance(self.known, Later) or "edges" in self.memo)
 
 
 _remembered: dict[Any, Visible] = {}  # for masks that are plain values: a model's layers use the same spans
@@ -69,8 +100,7 @@ def resolve(mask: Mask, sizes: Sizes, as_written: bool) -> Visible:
 def intervals_of(visible: Visible) -> tuple[np.ndarray, np.ndarray]:
     """The spans' intervals on the host: see `Spans.intervals`."""
     if "intervals" not in visible.memo:
-        start, stop = visible.spans.intervals()
-        visible.memo["intervals"] = on_host(start), on_host(stop)
+        visible.memo["intervals"] = edges_on_host(*visible.spans.intervals())
     found: tuple[np.ndarray, np.ndarray] = visible.memo["intervals"]
     return found
 
@@ -102,9 +132,9 @@ def _kept(mask: Mask, depends: tuple[Tensor, ...], sizes: Sizes) -> Visible:
 
 def _on(spans: Spans, device: torch.device) -> Spans:
     residual = spans.residual
-    rest = None if residual is None else lambda *sides: residual(*sides).to(device)
-    gaps = None if spans.gaps is None else (spans.gaps[0].to(device), spans.gaps[1].to(device))
-    return Spans(spans.start.to(device), spans.stop.to(device), rest, spans.reads, gaps)
+    rest = None if residual is None else lambda *sides: moved(residual(*sides), device)
+    gaps = None if spans.gaps is None else (moved(spans.gaps[0], device), moved(spans.gaps[1], device))
+    return Spans(moved(spans.start, device), moved(spans.stop, device), rest, spans.reads, gaps)
 
 
 def _matrix(mask: Mask, sizes: Sizes) -> Spans:
@@ -116,7 +146,10 @@ def _matrix(mask: Mask, sizes: Sizes) -> Spans:
 
 
 def visible(spans: Spans, sizes: Sizes, who: str | None = None) -> Visible:
-    """The `Visible` of spans, whose values are read here, once. `who`: their source, if it is no mask's `lower`."""
+    """The `Visible` of spans. `who`: their source, if it is no mask's `lower`.
+
+    Their values are read here, once, where they lie in the host's memory; else when an engine asks for them.
+    """
     if compiling():
         return Visible(spans, None, "inside", Memo())
     edges = [unwrapped(edge) for edge in spans.edges()]
@@ -128,13 +161,21 @@ def visible(spans: Spans, sizes: Sizes, who: str | None = None) -> Visible:
     spans = spans._replace(start=edges[0], stop=edges[1], gaps=(edges[2], edges[3]) if spans.gaps is not None else None)
     if not all(map(readable, edges)):  # there are shapes and no values, so nothing can be skipped
         return Visible(spans, None, "inside", Memo())
+    if not all(map(on_the_host, edges)):
+        return Visible(spans, Later(sizes.keys, who), "inside", Memo())
+    start, stop = checked_edges(spans, sizes.keys, who)
+    return Visible(spans, (start, stop), where_unseen(spans, start, stop, sizes), Memo())
+
+
+def checked_edges(spans: Spans, keys: int, who: str | None) -> tuple[np.ndarray, np.ndarray]:
+    """The hulls' starts and stops on the host, or an error where they reach beyond the keys."""
     start, stop = spans.host()
-    if start.size and stop.size and (start.min() < 0 or stop.max() > sizes.keys):
+    if start.size and stop.size and (start.min() < 0 or stop.max() > keys):
         raise ShapeError(
             f"{'' if who is None else f'{who} gave a mask: '}the spans of a mask reach from {start.min()} to "
-            f"{stop.max()}, and there are {sizes.keys} keys: lower() must give 0 ≤ start and stop ≤ Lk."
+            f"{stop.max()}, and there are {keys} keys: lower() must give 0 ≤ start and stop ≤ Lk."
         )
-    return Visible(spans, (start, stop), where_unseen(spans, start, stop, sizes), Memo())
+    return start, stop
 
 
 def seen_by(queries: Tensor, all_of: Visible | None, sizes: Sizes) -> Visible:

@@ -15,6 +15,7 @@ from clearhead.base.tracing import (
     compiling,
     differentiated_twice,
     dispatches,
+    empty_of_values,
     followed,
     forward_mode,
     ordinary,
@@ -60,7 +61,9 @@ class Sdpa(Engine):
             found.append(f"the score is no dot product (φ is {lowered.phi})")
         if lowered.softcap is not None:
             found.append("the fused kernel has no softcap")
-        if any(map(dispatches, (lowered.query, lowered.key, problem.value))) and not compiling():
+        # a fake tensor of another device is one of that device's, without its values
+        inputs = [t for t in (lowered.query, lowered.key, problem.value) if t.is_cpu or not empty_of_values(t)]
+        if any(map(dispatches, inputs)) and not compiling():
             found.append("an input is a tensor subclass with operations of its own, which may have no such kernel")
         if not problem.plain:
             found += _against_the_rest(problem)

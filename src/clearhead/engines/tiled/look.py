@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.shapes import unflatten
-from clearhead.base.tracing import in_place, readable, vectorized
+from clearhead.base.tracing import in_place, on_the_host, readable, vectorized
 from clearhead.problem.partial import log_add
 from clearhead.problem.region import Region
 
@@ -38,7 +38,8 @@ class Look:
         self.top = top.masked_fill(self.blind, 0.0).masked_fill(top == torch.inf, torch.nan)
         self.may_be_empty = may_be_empty
         # whether some rows are NaN, or may be
-        self.odd = may_be_empty and (not readable(self.top) or vectorized() or bool(self.top.isnan().any()))
+        hidden = not readable(self.top) or not on_the_host(self.top) or vectorized()
+        self.odd = may_be_empty and (hidden or bool(self.top.isnan().any()))
         unseen = values == -torch.inf if self.odd else None
         less = Tensor.sub_ if in_place() else Tensor.sub
         self.scores = less(scores, self.top.unsqueeze(-1))  # (b, h, q, k)

@@ -165,9 +165,10 @@ def _joined(calls: Sequence[AttentionCall]) -> Weights:
         key=last.call.cached_key.between(0, keys),
     )
     spans = _spans(steps, sizes)
-    bias = None
-    if any(step.problem.bias is not None for step in steps):
-        bias = Added(function=Placed(steps, [_bias_of(step) for step in steps], 0.0, sizes.shape).part)
+    bias, biases = None, [(step.problem.bias, step.problem.sizes) for step in steps]
+    if any(one is not None for one, _ in biases):
+        tiles = [None if one is None else partial(one.tile, sizes=its) for one, its in biases]
+        bias = Added(function=Placed(steps, tiles, 0.0, sizes.shape).part)
     problem = last.problem._replace(scores=scores, sizes=sizes, visible=visible(spans, sizes), bias=bias)
     mask = RecordedMask(spans, sizes)
     said: dict[str, Any] = {"score": last.call.score, "mask": mask}
@@ -209,7 +210,7 @@ def _steps(calls: Sequence[AttentionCall]) -> list[Step]:
     if last.kind == "self" and first.query and calls[0].cached_key.chain is not chain and 0 in mine:
         _refuse(
             last.name,
-            f"its keys of {first.query} positions before a step are not the keys that it had there at the step before",
+            f"its keys of {first.query} positions before a step are not those that it had at the step before",
             "A quantised cache changes them; several generations at once, in threads, take turns. Generate with "
             "another cache, one at a time; or, if the positions before were not watched, pass the calls from there on: "
             "seen[name][n:].joined()",
@@ -264,11 +265,6 @@ def _unsure(cached: Cached, rows: Tensor | None) -> bool:
     past = Cached(cached.chain, cached.number - 1).between(0, cached.link.base)
     firsts = several.int().argmax(1).tolist()
     return any(not equal(past[firsts[row]][None], past[of][None]) for row, of in several.nonzero().tolist())
-
-
-def _bias_of(step: Step) -> Part | None:
-    bias, sizes = step.problem.bias, step.problem.sizes
-    return None if bias is None else partial(bias.tile, sizes=sizes)
 
 
 def _refuse(name: str, reason: str, instead: str) -> NoReturn:

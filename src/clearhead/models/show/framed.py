@@ -73,7 +73,7 @@ class Framed:
 def framed(paged: Paged | Beside, calls: Sequence[int] | None, heads: Any, title: Any, height: int) -> Framed:
     """The page of `Recording.view`. `calls`: the numbers of the calls to show; None shows all."""
     if calls is None and heads is not None:
-        raise ClearheadError("heads are those of a layer: pass layer= too.")
+        raise ClearheadError("heads= chooses heads of a layer: pass layer= too.")
     if not isinstance(title, str):
         raise ClearheadError(f"title is {title!r}; pass a string, such as title='Attention'.")
     numbers = range(len(paged.calls)) if calls is None else calls

@@ -198,7 +198,7 @@ def whole(sequence: Any) -> int:
 
 
 def words_of(call: AttentionCall, sequence: int) -> tuple[int, ...]:
-    """The numbers of queries and keys that are no padding: one number, or two that differ."""
+    """The numbers of queries and keys that are no padding; () for a call without padding."""
     batch = call.query.shape[0]
     if call.padding is None or not -batch <= sequence < batch:
         return ()
@@ -207,7 +207,7 @@ def words_of(call: AttentionCall, sequence: int) -> tuple[int, ...]:
 
 
 def words(name: str, tokens: Any, sizes: set[int]) -> list[str]:
-    """The caller's words, from any ordered iterable; () for None."""
+    """The caller's words, from any ordered iterable; [] for None."""
     if tokens is None:
         return []
     ordered = not isinstance(tokens, str | bytes | set | frozenset | dict) and hasattr(tokens, "__iter__")

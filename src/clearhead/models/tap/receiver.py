@@ -148,7 +148,7 @@ class Receiver(ABC):
 
         `attends`: the computation is known to be attention, whatever the module's name.
         """
-        if self.stack.innermost is None or self._inside.depth:
+        if self._apart():
             return
         for module in self.stack.modules:
             kind, name = type(module).__name__, self.stack.names[id(module)]

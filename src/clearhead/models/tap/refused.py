@@ -20,7 +20,7 @@ def refuse_compiled(model: nn.Module, purpose: str = "watch", what: str = "recor
     """
     for name, module in model.named_modules():
         if wraps_compiled(module):
-            remedy = "Pass what was compiled" + (f": {purpose}(model._orig_mod)." if module is model else ".")
+            remedy = "Pass the model that was compiled" + (f": {purpose}(model._orig_mod)." if module is model else ".")
         elif compiled_call(module) is not None:
             remedy = f"Pass a copy, which is not compiled: {purpose}(copy.deepcopy(model))."
         elif forward_is_compiled(module):
@@ -30,18 +30,16 @@ def refuse_compiled(model: nn.Module, purpose: str = "watch", what: str = "recor
         shown = f"{type(model).__name__}.{name}" if name else "the model"
         raise UnsupportedError(
             f"{shown} is compiled: torch.compile() merges the calls that {purpose}() {what}, and the outputs of the "
-            f"model would not stay what they are.\n{remedy} Both have the same weights, and so the same attention."
+            f"model would change.\n{remedy} Both have the same weights, and so the same attention."
         )
 
 
 def compiled_inside(model: nn.Module) -> bool:
     """Whether torch.compile() has been put on the model or on a module inside it."""
-    return any(_compiled(module) for module in model.modules())
-
-
-def _compiled(module: nn.Module) -> bool:
-    own = wraps_compiled(module) or compiled_call(module) is not None
-    return own or forward_is_compiled(module)
+    return any(
+        wraps_compiled(module) or compiled_call(module) is not None or forward_is_compiled(module)
+        for module in model.modules()
+    )
 
 
 def refuse_compiled_code(model: nn.Module) -> None:
@@ -52,8 +50,8 @@ def refuse_compiled_code(model: nn.Module) -> None:
             if compiled_code(function):
                 raise UnsupportedError(
                     f"{type(module).__name__}.forward{f' (of {name})' if name else ''} has been compiled already, for "
-                    "this model or for another of its class, and that code would be used again, without what a "
-                    "monitor adds.\nCall torch.compiler.reset() first, then monitor the model, then run it: it is "
+                    "this model or for another of its class, and this code would be used again, without a monitor's "
+                    "operations.\nCall torch.compiler.reset() first, then monitor the model, then run it: it is "
                     "compiled anew."
                 )
             function = getattr(function, "__wrapped__", None)

@@ -20,8 +20,7 @@ from clearhead.distributed.layout import check_layout
 from clearhead.masks.base import Mask
 from clearhead.masks.causal import Causal
 from clearhead.masks.dense import DenseMask
-from clearhead.models.ranks.backend import attend, make_mask
-from clearhead.models.ranks.hook import Hook, remove
+from clearhead.models.ranks import Hook, attend, make_mask, remove
 from clearhead.models.tap.keywords import MASKED, NAME, RANKS, check_keywords, dot
 from clearhead.models.tap.masks import compact, converted
 from clearhead.models.tap.padding import parameters

@@ -139,9 +139,9 @@ def check_steady(problem: Problem, edits: Sequence[Edit], spot: Spot, name: str)
         if not (alike and (first[2] == second[2])):
             raise UnsupportedError(
                 f"{name}: {type(one).__name__} gives another problem, other keys or another factor each time it is "
-                "asked, so that a record would not be of what ran. Let it give the same for the same call, with random "
-                "numbers drawn once or from a generator that it seeds; or look at the model outside of the edit's "
-                "`with`."
+                "asked, so that a record would not be of the call that ran. Let it give the same for the same call, "
+                "with random numbers drawn once or from a generator that it seeds; or look at the model outside of the "
+                "edit's `with`."
             )
 
 

@@ -1,0 +1,95 @@
+"""A mask as FlexAttention takes it: for each block of 128 queries, the blocks of 128 keys that it touches.
+
+All of it is computed on the inputs' device, from the starts and stops of the spans: no value is read by the host.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clearhead.base.shapes import Sizes, unflatten
+from clearhead.base.tracing import traced
+from clearhead.masks.base import Spans
+from clearhead.problem.visible import Visible
+
+BLOCK = 128  # queries, and keys, to a block: FlexAttention's own default
+
+
+class Blocks(NamedTuple):
+    """The blocks of a mask, int32, with the mask's own numbers: B or 1, H or 1; nq, nk blocks of queries and keys.
+
+    `partial`: of some of its pairs the block's mask has to ask; `full`: every pair is allowed. Each as how many there
+    are in a row of blocks, (B, H, nq), and which, (B, H, nq, nk), these first; then the same by columns, (B, H, nk)
+    and (B, H, nk, nq), which the backward pass walks.
+    """
+
+    partial: tuple[Tensor, Tensor]
+    full: tuple[Tensor, Tensor]
+    partial_by_key: tuple[Tensor, Tensor]
+    full_by_key: tuple[Tensor, Tensor]
+    edges: tuple[
+        Tensor, ...
+    ]  # int32: start, stop (B or 1, H or 1, Lq or 1), and those of gaps, with one dimension more
+    keep: Tensor | None  # bool (B or 1, H or 1, Lq or 1, Lk or 1): what the spans leave to a residual
+
+
+def blocks_of(visible: Visible, sizes: Sizes) -> Blocks:
+    """The blocks of a mask, made once for as long as its normal form is kept."""
+    if traced():
+        return _blocks(visible.spans, sizes)
+    if "flex" not in visible.memo:
+        with torch.inference_mode(False), torch.no_grad():
+            visible.memo["flex"] = _blocks(visible.spans, sizes)
+    found: Blocks = visible.memo["flex"]
+    return found
+
+
+def _blocks(spans: Spans, sizes: Sizes) -> Blocks:
+    keep = None if spans.residual is None else spans.rest(*(slice(None),) * 4)
+    some, full = _touched(spans, sizes)
+    if keep is not None:
+        some, full = some & _over_blocks(keep, False).amax((3, 5)), full & _over_blocks(keep, True).amin((3, 5))
+    partial = some & ~full
+    by_key = partial.transpose(-1, -2), full.transpose(-1, -2)
+    edges = tuple(edge.to(torch.int32) for edge in spans.edges())
+    return Blocks(_listed(partial), _listed(full), _listed(by_key[0]), _listed(by_key[1]), edges, keep)
+
+
+def _touched(spans: Spans, sizes: Sizes) -> tuple[Tensor, Tensor]:
+    """Which blocks some query's intervals touch, and which one interval of every query covers: (B, H, nq, nk).
+
+    The first may be too many, where the queries of a block see different keys, and the second too few, where they see
+    a block by different intervals: such a block is asked pair by pair.
+    """
+    rows = torch.arange(-(-sizes.queries // BLOCK) * BLOCK, device=sizes.device).clamp(max=sizes.queries - 1)
+    left = torch.arange(0, sizes.keys, BLOCK, device=sizes.device)
+    right = (left + BLOCK).clamp(max=sizes.keys)
+    start, stop = spans.intervals()  # (B or 1, H or 1, Lq or 1, n)
+    empty = stop <= start
+    start, stop = start.masked_fill(empty, sizes.keys), stop.masked_fill(empty, 0)
+    if start.shape[2] > 1:  # the last query fills up its block
+        start, stop = (unflatten(edge[:, :, rows], 2, -1, BLOCK) for edge in (start, stop))
+    else:
+        start, stop = (edge.expand(-1, -1, len(rows) // BLOCK, -1).unsqueeze(3) for edge in (start, stop))
+    first, last = start.amin(3).unsqueeze(-1), stop.amax(3).unsqueeze(-1)  # (B, H, nq, n, 1)
+    some = (first < right) & (last > left)
+    full = (start.amax(3).unsqueeze(-1) <= left) & (stop.amin(3).unsqueeze(-1) >= right)
+    return some.any(3), full.any(3)
+
+
+def _over_blocks(keep: Tensor, beyond: bool) -> Tensor:
+    """A mask (B, H, Lq or 1, Lk or 1) in blocks, (B, H, nq or 1, rows, nk or 1, columns), `beyond` past its end."""
+    padding = [(-size) % BLOCK if size > 1 else 0 for size in (keep.shape[3], keep.shape[2])]
+    whole = F.pad(keep, (0, padding[0], 0, padding[1]), value=beyond)
+    columns, rows = (BLOCK if size > 1 else 1 for size in (keep.shape[3], keep.shape[2]))
+    return unflatten(unflatten(whole, 3, -1, columns), 2, -1, rows)
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks of each row are set, and which they are, in front of the others."""
+    order = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32), order.to(torch.int32).contiguous()

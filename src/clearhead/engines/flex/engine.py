@@ -1,0 +1,177 @@
+"""Dot products on CUDA by FlexAttention, PyTorch's fused kernel for masks and biases of any kind."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clearhead.base.arrays import accumulated
+from clearhead.base.shapes import apart
+from clearhead.base.tracing import compiling, dispatches, empty_of_values, looked_into, readable, traced
+from clearhead.engines.base import Cost, Engine
+from clearhead.engines.flex import kernel
+from clearhead.engines.flex.blocks import BLOCK, blocks_of
+from clearhead.engines.sdpa.pieces import pieces
+from clearhead.engines.tiled import tiles
+from clearhead.problem.guard import zero_unseen
+from clearhead.problem.partial import Partial
+from clearhead.problem.problem import Problem
+
+MASK_BYTES = 2**30  # of a residual in full: above it, the engine that asks for parts of it is preferred
+
+
+class Flex(Engine):
+    """`torch.nn.attention.flex_attention`, compiled once for each kind of call.
+
+    A mask's spans become blocks of 128 × 128 pairs, made on the device: blocks that no query sees are skipped, and only
+    those that are not wholly seen ask the mask. A mask's residual, and a bias by a function, are made in full. Softcap
+    and biases go into the kernel; sinks follow it, by its log-sum-exp. The host waits for no value.
+
+    A NaN or infinite key that only some queries may see leaks into the others: the kernel multiplies its value by a
+    weight of 0. Keys that no query may see are safe.
+    """
+
+    name = "flex"
+
+    def objections(self, problem: Problem) -> list[str]:
+        if problem.value is None:
+            return ["FlexAttention gives neither weights nor their statistics"]
+        lowered, device = problem.lowered, problem.sizes.device
+        if lowered is None:
+            return ["the score has only tile(): it is no dot product"]
+        found = []
+        if lowered.phi != "mul":
+            found.append(f"the score is no dot product (φ is {lowered.phi})")
+        if device.type not in ("cuda", "cpu"):
+            found.append(f"its kernels are for CUDA, and the inputs are on {device}")
+        elif device.type == "cuda" and kernel.BACKEND == "inductor" and not _has_triton():
+            found.append("FlexAttention is compiled by Triton, which is not installed: pip install triton")
+        if problem.query.dtype is torch.float64:
+            found.append("FlexAttention has no float64")
+        if problem.dropout_p:
+            found.append("FlexAttention gives the kernel no weights to drop")
+        if problem.by_function and torch.is_grad_enabled():
+            found.append("the bias is a function, which may hold what needs a gradient")
+        if device.type == "cpu" and problem.needs_grad and kernel.BACKEND == "inductor":
+            found.append("FlexAttention has no gradients on a CPU")
+        if any(map(dispatches, (lowered.query, lowered.key, problem.value))) and not _shapes_alone(problem):
+            found.append("an input is a tensor subclass with operations of its own, which may have no such kernel")
+        if looked_into():
+            found.append("torch.func and forward mode look into PyTorch's own operations only")
+        elif traced() and not _shapes_alone(problem):
+            found.append("a trace records PyTorch's own operations, and this one is compiled")
+        return found
+
+    def reservations(self, problem: Problem) -> list[str]:
+        if problem.sizes.device.type != "cuda":
+            return ["on a CPU other engines are faster"] if problem.sizes.device.type == "cpu" else []
+        spans, low = problem.spans, problem.lowered
+        if low is not None and low.softcap is None and problem.bias is None and problem.sinks is None:
+            if problem.visible is None:
+                return ["PyTorch's other kernels, such as FlashAttention, are faster where nothing is masked"]
+            if _one_piece(problem):
+                return ["PyTorch's other kernels, such as FlashAttention, have a causal form"]
+        if spans is not None and spans.residual is not None and not compiling():
+            # a rule depends on sequence and head as its spans do, as far as is known
+            most = math.prod(problem.sizes.shape[2:]) * spans.start.shape[0] * spans.start.shape[1]
+            if most > MASK_BYTES:
+                return [f"a part of the mask would be made in full, {most:,} bytes"]
+        return []
+
+    def notes(self, problem: Problem) -> list[str]:
+        return [
+            "a NaN or infinite key that only some queries may see leaks into the others (tiled guards it)",
+            "PyTorch compiles FlexAttention at the first call of a kind, which takes seconds",
+        ]
+
+    def transparent(self, problem: Problem) -> bool:
+        return not compiling()  # compiled code has the one operation, in which this runs as in eager code
+
+    def forward(self, problem: Problem, rows: bool = False) -> Partial:
+        if _shapes_alone(problem) or 0 in problem.sizes.shape:
+            lead = problem.query.new_zeros(problem.sizes.shape[:3], dtype=accumulated(problem.query.dtype))
+            return Partial(tiles.no_keys(problem, problem.query), lead, torch.full_like(lead, math.inf))
+        problem = zero_unseen(problem)
+        lowered, value, visible, sizes = problem.lowered, problem.value, problem.visible, problem.sizes
+        assert lowered is not None and value is not None
+        lowered, parts, width = lowered.folded(), _parts(problem), value.shape[-1]
+        query, key, value = (_wide(apart(t)) for t in (lowered.query, lowered.key, value))
+        blocks = None if visible is None else blocks_of(visible, sizes)
+        sinks = tiles.sinks(problem)
+        numbers = kernel.Numbers(lowered.scale, lowered.softcap, rows or sinks is not None)
+        output, log_sum_exp = kernel.attend(query, key, value, blocks, parts, numbers)
+        output = output[..., :width]
+        if log_sum_exp is None:
+            return Partial(output)
+        blind = log_sum_exp.detach() == -math.inf
+        maximum = log_sum_exp.detach().masked_fill(blind, 0.0)
+        log_sum = (log_sum_exp.masked_fill(blind, 0.0) - maximum).masked_fill(blind, math.inf)
+        if parts.top is not None:
+            maximum = (maximum + parts.top).masked_fill(blind, 0.0)
+        found = Partial(output.to(log_sum.dtype), maximum, log_sum)
+        return found if sinks is None else found.with_sinks(sinks)
+
+    def cost(self, problem: Problem) -> Cost:
+        pairs, visible = math.prod(problem.sizes.shape), problem.visible
+        if visible is None or _shapes_alone(problem) or not readable(visible.spans.start) or not pairs:
+            return Cost(pairs, 0)
+        blocks = blocks_of(visible, problem.sizes)
+        listed = [*blocks.partial, *blocks.full, *blocks.partial_by_key, *blocks.full_by_key]
+        kept = [*listed, *blocks.edges, *(() if blocks.keep is None else (blocks.keep,))]
+        count = int((blocks.partial[0].sum() + blocks.full[0].sum()).item())
+        copies = pairs // (math.prod(blocks.partial[0].shape[:2]) * math.prod(problem.sizes.shape[2:]))
+        return Cost(min(pairs, count * BLOCK**2 * copies), sum(t.nbytes for t in kept))
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _shapes_alone(problem: Problem) -> bool:
+    return empty_of_values(problem.query)
+
+
+def _one_piece(problem: Problem) -> bool:
+    """Whether the mask is known to be one causal square, or a rectangle, for all sequences and heads alike."""
+    visible = problem.visible
+    if visible is None or not visible.read:
+        return False
+    if "one piece" not in visible.memo:
+        found = list(pieces(problem))
+        visible.memo["one piece"] = len(found) == 1 and [p.kind for p in found[0][1]] in (["full"], ["causal"])
+    one: bool = visible.memo["one piece"]
+    return one
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Rows as wide as the kernel's products take at least; zeros change no score."""
+    missing = kernel.NARROWEST - tensor.shape[-1]
+    return F.pad(tensor, (0, missing)) if missing > 0 else tensor
+
+
+def _parts(problem: Problem) -> kernel.Parts:
+    """The bias as the kernel takes it.
+
+    A row's largest number is taken away from those of its pairs: where all are as low as those of a mask of finfo.min,
+    the log-sum-exp would have no digits left for the weights of the backward pass.
+    """
+    bias = problem.bias
+    if bias is None:
+        return kernel.Parts()
+    dense = bias.dense
+    if bias.function is not None:
+        dense = bias._replace(relative=None).tile(*(slice(None),) * 4, problem.sizes)
+    top = None if dense is None else dense.detach().amax(-1)
+    top = None if top is None else top.masked_fill(top.isinf(), 0.0)
+    return kernel.Parts(_no_view(dense), top, _no_view(bias.relative))
+
+
+def _no_view(tensor: Tensor | None) -> Tensor | None:
+    """The tensor; a copy where it needs a gradient: FlexAttention leaves out the gradient of what is a view."""
+    return tensor.clone() if tensor is not None and tensor.requires_grad else tensor

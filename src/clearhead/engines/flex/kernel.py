@@ -1,0 +1,132 @@
+"""One call of FlexAttention, compiled: PyTorch's kernel, into which rules for the scores and for the mask go.
+
+PyTorch compiles one kernel for each kind of call: its dtype, widths, heads, scale, and which parts it has. How many
+sequences, queries and keys there are is left open from the second number on.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from clearhead.engines.flex.blocks import BLOCK, Blocks
+
+BACKEND = "inductor"  # what compiles the call
+NARROWEST = 16  # the least width of a row that the kernel's products take
+
+# The blocks that PyTorch takes for rows of up to 64 numbers of 16 bits, 128 × 128 in three stages, need 248 KB of
+# shared memory once a bias is loaded beside them, and an H100 has 232. These need 82.
+BESIDE_A_BIAS = {"fwd_BLOCK_M": 128, "fwd_BLOCK_N": 64, "fwd_num_stages": 2, "fwd_num_warps": 8}
+
+_compiled: dict[Any, Callable[..., Any]] = {}
+
+
+class Parts(NamedTuple):
+    """What is added to the scores: one number a pair, and what is taken away from each row of it; one a distance."""
+
+    dense: Tensor | None = None  # (B or 1, H or 1, Lq or 1, Lk or 1)
+    top: Tensor | None = None  # (B or 1, H or 1, Lq or 1)
+    relative: Tensor | None = None  # (B or 1, H or 1, Lq + Lk − 1): see `Added`
+
+
+class Numbers(NamedTuple):
+    """What is compiled into the kernel."""
+
+    scale: float
+    softcap: float | None
+    rows: bool  # whether the log-sum-exp is wanted
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, blocks: Blocks | None, parts: Parts, numbers: Numbers
+) -> tuple[Tensor, Tensor | None]:
+    """The output, (B, H, Lq, Ev) of the query's dtype, and each query's log-sum-exp, (B, H, Lq), where it is wanted."""
+    # on a CPU the compiled kernel has neither: PyTorch's operator of the same name runs as it is written
+    plain = query.is_cpu and (numbers.rows or torch.is_grad_enabled())
+    backend = "aot_eager" if plain else BACKEND
+    present = blocks is not None and (len(blocks.edges), blocks.keep is not None)
+    kind = (
+        (query.dtype, query.device, query.shape[1], query.shape[-1], key.shape[1], value.shape[-1]),
+        (present, *(part is not None for part in parts), numbers, backend, torch.is_grad_enabled()),
+    )
+    if kind not in _compiled:
+        # a function of its own: PyTorch counts how often it has compiled a function, and gives up
+        own = types.FunctionType(_call.__code__.replace(co_name="flex_attention_of_one_kind"), _call.__globals__)
+        _compiled[kind] = torch.compile(own, backend=backend, fullgraph=True)
+    found: tuple[Tensor, Tensor | None] = _compiled[kind](numbers, query, key, value, blocks, parts)
+    return found
+
+
+def _call(
+    numbers: Numbers, query: Tensor, key: Tensor, value: Tensor, blocks: Blocks | None, parts: Parts
+) -> tuple[Tensor, Tensor | None]:
+    from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+
+    scale, softcap, rows = numbers
+    dense, top, relative = parts
+    last = query.shape[2] - 1
+
+    def finished(score: Tensor, batch: Tensor, head: Tensor, row: Tensor, column: Tensor) -> Tensor:
+        """A score with its softcap and its bias."""
+        if softcap is not None:
+            score = softcap * torch.tanh(score / softcap)
+        if dense is not None and top is not None:  # the difference first: the score would have no digits beside -1e9
+            score = score + (_at(dense, batch, head, row, column) - _at(top, batch, head, row))
+        if relative is not None:
+            score = score + _at(relative, batch, head, column - row + last)
+        return score
+
+    mask = None
+    if blocks is not None:
+        partial, full, partial_by_key, full_by_key, edges, keep = blocks
+
+        def allowed(batch: Tensor, head: Tensor, row: Tensor, column: Tensor) -> Tensor:
+            """Whether a query may see a key: it is inside the hull and outside of the gaps, and the residual agrees."""
+            inside = (column >= _at(edges[0], batch, head, row)) & (column < _at(edges[1], batch, head, row))
+            if len(edges) > 2:
+                for i in range(edges[2].shape[-1]):
+                    low, high = (_at(edge[..., i], batch, head, row) for edge in edges[2:])
+                    inside = inside & ((column < low) | (column >= high))
+            return inside if keep is None else inside & _at(keep, batch, head, row, column)
+
+        mask = BlockMask(
+            seq_lengths=(query.shape[2], key.shape[2]),
+            kv_num_blocks=partial[0],
+            kv_indices=partial[1],
+            full_kv_num_blocks=full[0],
+            full_kv_indices=full[1],
+            q_num_blocks=partial_by_key[0],
+            q_indices=partial_by_key[1],
+            full_q_num_blocks=full_by_key[0],
+            full_q_indices=full_by_key[1],
+            BLOCK_SIZE=(BLOCK, BLOCK),
+            mask_mod=allowed,
+        )
+    options: dict[str, Any] = {}
+    if query.element_size() == 2 and query.shape[-1] <= 64 and (dense is not None or relative is not None):
+        options |= BESIDE_A_BIAS
+    groups = query.shape[1] // key.shape[1]
+    if groups & (groups - 1):  # the kernel for few queries takes powers of two alone
+        options["BACKEND"] = "TRITON"
+    unchanged = softcap is None and dense is None and relative is None
+    found: Any = flex_attention(
+        query,
+        key,
+        value,
+        score_mod=None if unchanged else finished,
+        block_mask=mask,
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+        kernel_options=options if options and query.is_cuda else None,  # type: ignore[arg-type]
+        return_aux=AuxRequest(lse=True) if rows else None,  # type: ignore[arg-type]
+    )
+    return (found[0], found[1].lse) if rows else (found, None)
+
+
+def _at(tensor: Tensor, *indices: Tensor) -> Tensor:
+    """One number of a tensor, whose dimensions of size 1 stand for all."""
+    return tensor[tuple(i if size > 1 else i * 0 for i, size in zip(indices, tensor.shape, strict=True))]

@@ -1,1 +1,0 @@
-"""Models that share sequences out over ranks."""
