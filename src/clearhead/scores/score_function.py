@@ -27,8 +27,8 @@ def _check_takes_two(function: Callable[..., Any]) -> None:
         name = getattr(function, "__name__", type(function).__name__)
         raise ClearheadError(
             f"score is a function {name}{signature}; it is called with two arguments, a tile of queries (..., Lq, Eq) "
-            "and one of keys (..., Lk, Ek), and gives their scores (..., Lq, Lk).\nPass a function of positions as "
-            "bias=BiasFunction(fn), or, where it says who may attend, as mask=MaskFunction(fn)."
+            "and one of keys (..., Lk, Ek), and gives their scores (..., Lq, Lk).\nA function of positions is a bias, "
+            "bias=BiasFunction(fn), or, where it says who may attend, a mask, mask=MaskFunction(fn)."
         ) from None
 
 
