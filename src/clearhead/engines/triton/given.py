@@ -103,7 +103,7 @@ class Given(NamedTuple):
     groups: int  # query heads to a key head
     width: int
     wide: int  # the width up to a multiple of four
-    values: int  # the value's width
+    columns: int  # of the value
     scale: float
     softcap: float | None
     shift: float  # terms of the softmax are 2^−shift of themselves, and unshift is 2^shift
@@ -130,10 +130,10 @@ class Parts(NamedTuple):
     distance: Tensor | None = None
     best: Tensor | None = None
     best_key: Tensor | None = None
-    values: Tensor | None = None
+    largest: Tensor | None = None
     indices: Tensor | None = None
     scores: Tensor | None = None
-    count: int = 0
+    number: int = 0  # of the largest weights
 
 
 class Back(NamedTuple):
@@ -144,14 +144,14 @@ class Back(NamedTuple):
     position: View | None
     best: View | None
     best_key: View | None
-    values: View | None
+    weights: View | None  # the `values` of `Sent`: a tuple in Triton has values of its own
     indices: View | None
     received: View | None
     mean: View | None
     factors: View | None
     tall: int
     wide: int
-    count: int
+    number: int  # of the largest weights
 
 
 def view(tensor: Tensor | None, *shape: int) -> View | None:

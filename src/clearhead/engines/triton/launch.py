@@ -35,8 +35,9 @@ from clearhead.problem import partial as of_queries
 from clearhead.problem.packing import Operands, operands
 from clearhead.problem.partial import Partial
 from clearhead.problem.problem import Problem
-from clearhead.problem.region import EVERY, Region, bias_part
+from clearhead.problem.region import Region
 from clearhead.problem.summary import Found, Sent, Summary
+from clearhead.scores.base import Pairwise
 
 PHI = {"mul": 0, "tanh_add": 1, "sq_diff": 2}
 INTERPRETER, NVIDIA, AMD = 0, 1, 2
@@ -147,7 +148,14 @@ def _side(tensor: Tensor, wide: int, block: int, pairs: bool, raised: bool) -> S
     reach = _new(tensor, batch * heads, blocks) if raised else None
     side = side._replace(laid=laid, reach=reach, padded=blocks * block, blocks=blocks)
     start(
-        lay.lay_kernel, (batch * heads * blocks,), side, width, wide, RAISE=raised, WIDTH=min(power(wide), 64), BLOCK=block
+        lay.lay_kernel,
+        (batch * heads * blocks,),
+        side,
+        width,
+        wide,
+        RAISE=raised,
+        WIDTH=min(power(wide), 64),
+        BLOCK=block,
     )
     return side
 
@@ -212,7 +220,8 @@ def output(problem: Problem, rows: bool) -> Partial:
         if shares == 1:
             start(forward.forward_kernel, (programs, 1), read, found, warps=blocks.warps, SPLITS=1)
         else:
-            parts = Parts(_new(value, shares, *lead, value.shape[-1]), *(_new(value, shares, *lead) for _ in range(2)))
+            ends = (_new(value, shares, *lead) for _ in range(2))
+            parts = Parts(_new(value, shares, *lead, value.shape[-1]), *ends)  # type: ignore[arg-type]
             start(forward.forward_kernel, (programs, shares), read, parts, warps=blocks.warps, SPLITS=shares)
             every = math.prod(lead)
             start(decode.join_kernel, (every,), read, parts, found, SPLITS=shares, SHARES=power(shares, 1))
@@ -246,24 +255,25 @@ def statistics(problem: Problem, summary: Summary) -> Found:
         distance=None if position is None else _new(query, *lead),
         best=_new(query, *lead) if summary.best else None,
         best_key=_new(query, *lead, dtype=torch.int64) if summary.best else None,
-        values=_new(query, *lead, top) if top else None,
+        largest=_new(query, *lead, top) if top else None,
         indices=_new(query, *lead, top, dtype=torch.int64) if top else None,
         scores=_new(query, *lead, top) if top and summary.scores else None,
-        count=top,
+        number=top,
     )
     with on(query):
         read = given(problem, blocks, top)
         programs = (_programs(problem, blocks.queries), 1)
         start(forward.forward_kernel, programs, read, parts, warps=blocks.warps, SPLITS=1)
         found = {name: t for name in Found._fields if isinstance(t := getattr(parts, name, None), Tensor)}
-        if top:
+        if parts.largest is not None:
+            found["values"] = parts.largest
             found["indices"] = _filled_up(found["indices"], sizes.keys)
         if rows:
             known = _rows(parts.maximum, parts.log_sum)
             factors = None if summary.factors is None else viewed(summary.factors.float(), *lead)
             found |= _of_keys(problem, read, known, factors, summary, blocks)
     if not summary.rows:
-        found.pop("maximum", None), found.pop("log_sum", None)
+        found = {name: t for name, t in found.items() if name not in ("maximum", "log_sum")}
     return Found(**found)  # type: ignore[arg-type]
 
 
@@ -279,8 +289,10 @@ def _of_keys(
     cell = summary.mean or summary.peak
     if cell is not None:
         down, across = -(-sizes.queries // cell[0]), -(-sizes.keys // cell[1])
-        maps = [_new(query, sizes.batch, sizes.heads, down, across) if kind else None for kind in summary[8:10]]
-        assert summary[8:10] == (summary.mean, summary.peak)
+        maps = [
+            _new(query, sizes.batch, sizes.heads, down, across) if kind else None
+            for kind in (summary.mean, summary.peak)
+        ]
         programs = sizes.batch * sizes.heads * down * across
         shape = (*cell, down, across)
         start(summarise.cells_kernel, (programs,), read, known, factors, *maps, *shape, warps=blocks.warps)
@@ -351,13 +363,13 @@ def _sums(side: Side, read: Given, tensor: Tensor) -> Tensor:
     return torch.zeros_like(side.laid)
 
 
-def _with_factors(to: Tensor, tensor: Tensor, lowered: Any) -> Tensor:
+def _with_factors(to: Tensor, tensor: Tensor, lowered: Pairwise) -> Tensor:
     """The gradient of a side in its own shape, from the sums by dimension; a dot product's has its factor."""
     if lowered.phi == "mul":
         return to
     batch, heads, length, width = tensor.shape
     factor = lowered.scale * (4.0 if lowered.phi == "tanh_add" else 2.0)
-    own = to[:, :width, :length].transpose(1, 2).reshape(batch, heads, length, width)
+    own: Tensor = to[:, :width, :length].transpose(1, 2).reshape(batch, heads, length, width)
     return own * factor if lowered.weight is None else own * (lowered.weight.float() * factor)
 
 
@@ -368,7 +380,9 @@ def _of_bias(
     added, sizes = problem.bias, problem.sizes
     assert added is not None
     sums = [
-        torch.zeros_like(t, dtype=torch.float32, memory_format=torch.contiguous_format) if t is not None and want else None
+        torch.zeros_like(t, dtype=torch.float32, memory_format=torch.contiguous_format)
+        if t is not None and want
+        else None
         for t, want in ((added.dense, wanted[4]), (added.relative, wanted[5]))
     ]
     across, lead = -(-sizes.keys // blocks.keys), sizes.batch * sizes.heads

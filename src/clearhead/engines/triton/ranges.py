@@ -1,7 +1,7 @@
 """Which key blocks each block of queries sees, made on the device: the host waits for nothing.
 
-A query has up to four intervals, and a block of queries as many ranges of key blocks: the hull of each interval over its
-queries, in order, less what the ranges before it have. So a block of keys is in one range at most.
+A query has up to four intervals, and a block of queries as many ranges of key blocks: the hull of each interval over
+its queries, in order, less what the ranges before it have. So a block of keys is in one range at most.
 """
 
 from __future__ import annotations

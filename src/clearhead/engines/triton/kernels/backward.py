@@ -34,9 +34,9 @@ def add_sent(upstream, logs, sent, b, h, i, j, queries, keys):
             counted = counted * along(sent.factors, b, h, i, inside, 0.0)
         upstream += counted
     if sent.indices is not None:
-        for place in range(0, sent.count):
+        for place in range(0, sent.number):
             at = along(sent.indices, b, h, i, inside, -1, place)
-            upstream += tl.where(j == at, along(sent.values, b, h, i, inside, 0.0, place), 0.0)
+            upstream += tl.where(j == at, along(sent.weights, b, h, i, inside, 0.0, place), 0.0)
     return upstream
 
 
@@ -88,7 +88,7 @@ def to_query_kernel(given, rows, grad, sent, to, to_weight):
     own = score.rows(given, query, b, h, places)
     columns = tl.arange(0, given.shape.VALUES)
     if grad is not None:
-        inside = (i < given.queries) & (columns[None, :] < given.values)
+        inside = (i < given.queries) & (columns[None, :] < given.columns)
         sent_back = matrix(grad, b, h, i, columns[None, :], inside)  # (Q, E)
     acc = score.nothing(given, QUERIES)
     for part in tl.static_range(given.shape.RANGES):
@@ -101,8 +101,8 @@ def to_query_kernel(given, rows, grad, sent, to, to_weight):
             s, capped = finish(raw, given, b, h, key_head, i, j)
             upstream = tl.zeros((QUERIES, KEYS), tl.float32)
             if grad is not None:
-                inside = (j < given.keys) & (columns[:, None] < given.values)
-                values = matrix(given.value, b, key_head, j, columns[:, None], inside)  # (E, K)
+                there = (j < given.keys) & (columns[:, None] < given.columns)
+                values = matrix(given.value, b, key_head, j, columns[:, None], there)  # (E, K)
                 upstream = product(sent_back, values, upstream, given.shape)
             _, slope = slopes(given, rows, sent, s, upstream, b, h, i, j)
             slope = before_softcap(given, slope, capped)
@@ -125,7 +125,7 @@ def to_key_kernel(given, rows, grad, sent, to, to_value):
     own = score.rows(given, key, b, key_head, js)
     columns = tl.arange(0, given.shape.VALUES)
     if grad is not None:
-        inside = (j < given.keys) & (columns[None, :] < given.values)
+        inside = (j < given.keys) & (columns[None, :] < given.columns)
         values = matrix(given.value, b, key_head, j, columns[None, :], inside)  # (K, E)
     acc = score.nothing(given, KEYS)
     acc_values = tl.zeros((KEYS, given.shape.VALUES), tl.float32)
@@ -140,8 +140,8 @@ def to_key_kernel(given, rows, grad, sent, to, to_value):
                 s, capped = finish(raw, given, b, h, key_head, i, j)
                 upstream = tl.zeros((KEYS, QUERIES), tl.float32)
                 if grad is not None:
-                    inside = (i < given.queries) & (columns[:, None] < given.values)
-                    sent_back = matrix(grad, b, h, i, columns[:, None], inside).to(values.dtype)  # (E, Q)
+                    there = (i < given.queries) & (columns[:, None] < given.columns)
+                    sent_back = matrix(grad, b, h, i, columns[:, None], there).to(values.dtype)  # (E, Q)
                     upstream = product(values, sent_back, upstream, given.shape)
                 dropped, slope = slopes(given, rows, sent, s, upstream, b, h, i, j)
                 if grad is not None:
@@ -150,8 +150,8 @@ def to_key_kernel(given, rows, grad, sent, to, to_value):
                 acc = score.add(given, acc, key, query, b, key_head, h, js, places, which, slope, to, None)
     score.store(given, acc, key, b, key_head, js, to)
     if grad is not None:
-        at = (head.to(tl.int64) * given.keys + j) * given.values + columns[None, :]
-        tl.store(to_value + at, acc_values, mask=(j < given.keys) & (columns[None, :] < given.values))
+        at = (head.to(tl.int64) * given.keys + j) * given.columns + columns[None, :]
+        tl.store(to_value + at, acc_values, mask=(j < given.keys) & (columns[None, :] < given.columns))
 
 
 @triton.jit
@@ -177,8 +177,8 @@ def slopes_kernel(given, rows, grad, sent, first_block, blocks, to):
         upstream = tl.zeros((QUERIES, KEYS), tl.float32)
         if grad is not None:
             columns = tl.arange(0, given.shape.VALUES)
-            own_grad = matrix(grad, b, h, i, columns[None, :], (i < given.queries) & (columns[None, :] < given.values))
-            inside = (j < given.keys) & (columns[:, None] < given.values)
+            own_grad = matrix(grad, b, h, i, columns[None, :], (i < given.queries) & (columns[None, :] < given.columns))
+            inside = (j < given.keys) & (columns[:, None] < given.columns)
             values = matrix(given.value, b, key_head, j, columns[:, None], inside)
             upstream = product(own_grad, values, upstream, given.shape)
         _, slope = slopes(given, rows, sent, s, upstream, b, h, i, j)

@@ -10,7 +10,7 @@ from clearhead.engines.triton.kernels.numbers import LOG2E
 def join_kernel(given, parts, found, SPLITS: tl.constexpr, SHARES: tl.constexpr):
     """One query's output, maximum and log_sum from those of SPLITS parts of the keys, (SPLITS, B, H, Lq, …).
 
-    A part is a term e^(maximum + log_sum) of the whole's denominator; the sink is one term more. SHARES: a power of two.
+    A part is a term e^(maximum + log_sum) of the whole's denominator, the sink one more. SHARES: a power of two.
     """
     row = tl.program_id(0)
     rows = tl.num_programs(0)
@@ -32,10 +32,10 @@ def join_kernel(given, parts, found, SPLITS: tl.constexpr, SHARES: tl.constexpr)
     if given.sinks is not None:
         total = total + tl.exp2((sink - top) * LOG2E)
     total = tl.where(blind, 1.0, total)
-    inside = (part[:, None] < SPLITS) & (columns[None, :] < given.values)
-    outputs = tl.load(parts.output + at[:, None] * given.values + columns[None, :], mask=inside, other=0.0)
+    inside = (part[:, None] < SPLITS) & (columns[None, :] < given.columns)
+    outputs = tl.load(parts.output + at[:, None] * given.columns + columns[None, :], mask=inside, other=0.0)
     output = tl.sum(tl.where(some[:, None], outputs * (terms / total)[:, None], 0.0), 0)
-    tl.store(found.output + row.to(tl.int64) * given.values + columns, output, mask=columns < given.values)
+    tl.store(found.output + row.to(tl.int64) * given.columns + columns, output, mask=columns < given.columns)
     if found.maximum is not None:
         tl.store(found.maximum + row, top)
         tl.store(found.log_sum + row, tl.where(blind, float("inf"), tl.log(total)))

@@ -1,8 +1,8 @@
 """The forward pass: output, maximum and log_sum of a block of queries, and the statistics of its rows in the same pass.
 
-For keys that come in blocks: m the largest score so far, l = Σ e^(s − m) and the sums of the same terms times values, put
-in the units of a larger m when one comes (docs/maths/softmax.md). All terms are 2^−shift of that, so that no sum of values
-overflows; the division by l takes it out again.
+For keys that come in blocks: m the largest score so far, total = Σ e^(s − m) and the sums of the same terms times values,
+put in the units of a larger m when one comes (docs/maths/softmax.md). All terms are 2^−shift of that, so that no sum of
+values overflows; the division by the total takes it out again.
 """
 
 import triton
@@ -15,18 +15,18 @@ from clearhead.engines.triton.kernels.tile import finish, matrix, tiles
 
 
 @triton.jit
-def with_sink(given, h, m, l):
-    """The largest of scores and sink, l with the sink's term, and by what sums are multiplied; nothing is seen: 0."""
-    blind = l == 0.0
+def with_sink(given, h, m, total):
+    """The largest of scores and sink, totatotal with the sink's term, and by what sums are multiplied; nothing is seen: 0."""
+    blind = total == 0.0
     top = tl.where(blind, 0.0, m)
     if given.sinks is not None:
         sink = tl.load(given.sinks + h * given.sinks_apart).to(tl.float32)
         top = tl.where(blind, 0.0, tl.where(sink > m, sink, m))
         shrink = tl.exp2((m - top) * LOG2E)
-        whole = tl.where(blind, 0.0, l * shrink + tl.exp2((sink - top) * LOG2E - given.shift))
+        whole = tl.where(blind, 0.0, total * shrink + tl.exp2((sink - top) * LOG2E - given.shift))
         return top, whole, tl.where(blind, 1.0, shrink)
     else:
-        return top, l, tl.where(blind, 1.0, 1.0)
+        return top, total, tl.where(blind, 1.0, 1.0)
 
 
 @triton.jit
@@ -47,7 +47,7 @@ def forward_kernel(given, found, SPLITS: tl.constexpr):
     i = places[:, None]
     own = score.rows(given, query, b, h, places)
     m = tl.full((QUERIES,), float("-inf"), tl.float32)
-    l = tl.zeros((QUERIES,), tl.float32)
+    total = tl.zeros((QUERIES,), tl.float32)
     if given.value is not None:
         columns = tl.arange(0, given.shape.VALUES)
         acc = tl.zeros((QUERIES, given.shape.VALUES), tl.float32)
@@ -77,36 +77,37 @@ def forward_kernel(given, found, SPLITS: tl.constexpr):
             p = tl.exp2(above * LOG2E - given.shift)
             shrink = tl.exp2((m - safe) * LOG2E)
             if found.entropy is not None:
-                spread = summarise.more_spread(spread, l, m, safe, shrink, above, p)
+                spread = summarise.more_spread(spread, total, m, safe, shrink, above, p)
             if found.distance is not None:
                 far = far * shrink + tl.sum(p * summarise.apart(found.position, b, h, i, j, given.queries), 1)
             if found.best_key is not None:
-                at = key_block * KEYS + tl.argmax(s, 1, tie_break_left=True)
-                best_key = tl.where(peak > m, at, best_key)
+                best_key = tl.where(
+                    peak > m, summarise.first_of(s, peak, tl.arange(0, KEYS), KEYS) + key_block * KEYS, best_key
+                )
             if found.indices is not None:
                 top, top_keys = summarise.merge(top, top_keys, s, peak, key_block * KEYS, KEYS, given.shape.TOP)
-            l = l * shrink + tl.sum(p, 1)
+            total = total * shrink + tl.sum(p, 1)
             m = new
             if given.value is not None:
                 if given.dropout is not None:
                     p = tl.where(kept(given, b, h, i, j), p * given.dropout.factor, 0.0)
-                inside = (js[:, None] < given.keys) & (columns[None, :] < given.values)
+                inside = (js[:, None] < given.keys) & (columns[None, :] < given.columns)
                 values = matrix(given.value, b, key_head, js[:, None], columns[None, :], inside)
                 acc = product(p, values, acc * shrink[:, None], given.shape)
     inside = places < given.queries
     at = (split * tl.num_programs(0) // blocks + head).to(tl.int64) * given.queries + places
-    odd = l != l
+    odd = total != total
     if SPLITS > 1:
-        maximum, whole, factor = tl.where(l == 0.0, 0.0, m), l, tl.where(l == 0.0, 1.0, 1.0)
+        maximum, whole, factor = tl.where(total == 0.0, 0.0, m), total, tl.where(total == 0.0, 1.0, 1.0)
     else:
-        maximum, whole, factor = with_sink(given, h, m, l)
+        maximum, whole, factor = with_sink(given, h, m, total)
     blind = whole == 0.0
     one = tl.where(blind, 1.0, whole)
     log_sum = tl.where(blind, float("inf"), tl.log(one * given.unshift))
     if given.value is not None:
-        inner = inside[:, None] & (columns[None, :] < given.values)
+        inner = inside[:, None] & (columns[None, :] < given.columns)
         output = acc * (factor / one)[:, None]
-        tl.store(found.output + at[:, None] * given.values + columns[None, :], output, mask=inner)
+        tl.store(found.output + at[:, None] * given.columns + columns[None, :], output, mask=inner)
     if found.maximum is not None:
         tl.store(found.maximum + at, maximum, mask=inside)
         tl.store(found.log_sum + at, log_sum, mask=inside)

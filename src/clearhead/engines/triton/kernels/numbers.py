@@ -72,7 +72,8 @@ def product(x, y, acc, shape):
     Of float32, `shape.PRODUCTS` in tf32: 3 read 22 bits of each number, 1 reads 11 bits. They are written out, since Triton's
     own "tf32x3" splits numbers in a layout that spills.
     """
-    if y.dtype == tl.bfloat16 and shape.BACKEND == 0:  # the interpreter multiplies the bits of bfloat16 as integers
+    # the interpreter multiplies the bits of bfloat16 as integers
+    if y.dtype == tl.bfloat16 and shape.BACKEND == 0:
         return tl.dot(x.to(tl.bfloat16).to(tl.float32), y.to(tl.float32), acc, input_precision="ieee")
     elif y.dtype != tl.float32:
         return tl.dot(x.to(y.dtype), y, acc)

@@ -13,10 +13,10 @@ from clearhead.engines.triton.kernels.tile import along, finish, touches
 
 
 @triton.jit
-def more_spread(spread, l, m, safe, shrink, above, p):
-    """Σ e^(s − m) (s − m) over the keys so far, in the units of the new m: log Σ e^(s − m) less its mean is the entropy."""
+def more_spread(spread, total, m, safe, shrink, above, p):
+    """Σ e^(s − m) (s − m) over the keys so far, in the units of the new m; the entropy is log Σ e^(s − m) less its mean."""
     apart = tl.where(m == float("-inf"), 0.0, m - safe)
-    return shrink * (spread + apart * l) + tl.sum(p * tl.where(above == float("-inf"), 0.0, above), 1)
+    return shrink * (spread + apart * total) + tl.sum(p * tl.where(above == float("-inf"), 0.0, above), 1)
 
 
 @triton.jit
@@ -26,23 +26,31 @@ def apart(position, b, h, i, j, queries):
 
 
 @triton.jit
+def first_of(s, peak, places, COUNT: tl.constexpr):
+    """The first place of each row that has its largest number; COUNT where none has it, as in a row of NaN."""
+    return tl.min(tl.where(s == peak[:, None], places[None, :], COUNT), 1)
+
+
+@triton.jit
 def none_yet(QUERIES: tl.constexpr, TOP: tl.constexpr):
-    """The TOP largest scores of each query and their keys, none yet: −∞ and −1."""
-    return tl.full((QUERIES, TOP), float("-inf"), tl.float32), tl.full((QUERIES, TOP), -1, tl.int32)
+    """The TOP largest scores of each query and their keys, none yet: −∞, and numbers below 0 that differ."""
+    keys = tl.zeros((QUERIES, TOP), tl.int32) - 1 - tl.arange(0, TOP)[None, :]
+    return tl.full((QUERIES, TOP), float("-inf"), tl.float32), keys
 
 
 @triton.jit
 def merge(top, top_keys, s, peak, first, KEYS: tl.constexpr, TOP: tl.constexpr):
     """The largest scores with those of one more block of keys. Of equal ones those of the first keys stay."""
-    places, keys = tl.arange(0, TOP), tl.arange(0, KEYS)
+    keys = tl.arange(0, KEYS)
     least = tl.min(top, 1)
     while tl.max((peak > least).to(tl.int32), 0) > 0:
         better = peak > least
-        best = tl.argmax(s, 1, tie_break_left=True)
-        leaves = tl.argmax(tl.where(top == least[:, None], top_keys + 2, 0), 1, tie_break_left=True)
-        change = better[:, None] & (places[None, :] == leaves[:, None])
+        best = first_of(s, peak, keys, KEYS)
+        lowest = top == least[:, None]
+        leaves = tl.max(tl.where(lowest, top_keys, -TOP - 1), 1)
+        change = better[:, None] & lowest & (top_keys == leaves[:, None])
         top = tl.where(change, peak[:, None], top)
-        top_keys = tl.where(change, (first + best)[:, None], top_keys)
+        top_keys = tl.where(change, (best + first)[:, None], top_keys)
         s = tl.where(better[:, None] & (keys[None, :] == best[:, None]), float("-inf"), s)
         peak, least = tl.max(s, 1), tl.min(top, 1)
     return top, top_keys
@@ -57,11 +65,11 @@ def store_largest(found, at, inside, top, top_keys, maximum, log_sum, TOP: tl.co
         some = best > float("-inf")
         # −∞ is a weight of 0, but NaN in a row of NaN
         weight = tl.where(some | (log_sum != log_sum), tl.exp2((best - maximum - log_sum) * LOG2E), 0.0)
-        if place < found.count:
-            tl.store(found.values + at * found.count + place, weight, mask=inside)
-            tl.store(found.indices + at * found.count + place, tl.where(some, key, -1).to(tl.int64), mask=inside)
+        if place < found.number:
+            tl.store(found.largest + at * found.number + place, weight, mask=inside)
+            tl.store(found.indices + at * found.number + place, tl.where(some, key, -1).to(tl.int64), mask=inside)
             if found.scores is not None:
-                tl.store(found.scores + at * found.count + place, best, mask=inside)
+                tl.store(found.scores + at * found.number + place, best, mask=inside)
         top = tl.where(top_keys == key[:, None], float("-inf"), top)
 
 
@@ -104,7 +112,7 @@ def received_kernel(given, rows, factors, received):
 
 @triton.jit
 def cells_kernel(given, rows, factors, mean, peak, tall, wide, down, across):
-    """Of one cell of `tall` queries and `wide` keys: Σ factor_i w_ij, and the largest w_ij. The map is (down, across)."""
+    """Σ factor_i w_ij, and the largest w_ij, of one cell of `tall` queries and `wide` keys; the map is (down, across)."""
     QUERIES: tl.constexpr = given.shape.QUERIES
     KEYS: tl.constexpr = given.shape.KEYS
     query, key = given.query, given.key

@@ -2,8 +2,8 @@
 
     Σ_d w_d tanh(x_d + y_d) = Σ_d w_d − 2 Σ_d w_d / t_d,    t_d = 1 + A_d B_d,    A = e^2x,    B = e^2y
 
-A and B lie by dimension in float32, (B · heads, D, length), D a multiple of four, whose last dimensions have a weight of
-0; four dimensions share a reciprocal. For each pair of blocks there are three forms, chosen by the largest |x| and |y|:
+A and B lie by dimension in float32, (B · heads, D, length), D a multiple of four, whose last dimensions have a weight
+of 0; four dimensions share a reciprocal. A pair of blocks has one of three forms, by the largest |x| and |y| in it:
 
     0  QUICK   as above, t at most 2³¹; |x| and |y| are below 43
     1  NEAR    tanh by its series, where all |x| + |y| are below 0.625: 1 − 2 / t would have no digits left

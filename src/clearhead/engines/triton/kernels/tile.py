@@ -68,7 +68,7 @@ def touches(given, b, h, block, key_block):
 
 @triton.jit
 def finish(raw, given, b, h, key_head, i, j):
-    """The finished scores of Σ_d w_d φ, −∞ where a pair is not allowed; and these before bias and mask, for the softcap."""
+    """The finished scores of Σ_d w_d φ, −∞ where a pair is not allowed; and what they are before bias and mask."""
     capped = raw * given.scale
     if given.softcap is not None:
         capped = given.softcap * tanh(capped / given.softcap, given.shape.BACKEND)
