@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import torch
 
 os.environ.pop("TRITON_INTERPRET", None)
+os.environ.setdefault("TRITON_CACHE_DIR", str(Path(__file__).parents[1] / "build" / "triton"))  # compiled once
 
 import triton
 from triton.backends.compiler import GPUTarget

@@ -206,6 +206,7 @@ def plan(
     plan: query (1, 8, 4096, 64), key (1, 8, 4096, 64), value (1, 8, 4096, 64)
       engine        native
       not sdpa      could run it; native comes first
+      not triton    the inputs are on cpu: it is made for cuda
       not tiled     could run it; native comes first
       not reference makes every pair at once, more than 4,194,304: only when asked for
       operations    2.46e+09

@@ -28,11 +28,8 @@ def power(count: int, least: int = 16) -> int:
 
 def blocks_for(phi: str, pass_: str, width: int, values: int, size: int, queries: int) -> Blocks:
     """The tile for widths of the operands, whose numbers have `size` bytes. `pass_`: forward, backward, summarise."""
-    wide = max(power(width) if phi == "mul" else 16, power(values or 1)) * size
-    if pass_ == "forward":
-        found = Blocks(64, 64 if phi == "mul" and wide <= 256 else 32)
-        if queries <= FEW:
-            found = found._replace(queries=FEW)
-    else:
-        found = Blocks(64, 32) if wide <= 256 else Blocks(32, 32)
-    return found
+    row = max(power(width) if phi == "mul" else 16, power(values or 1)) * size  # bytes of the widest operand
+    if pass_ != "forward":
+        return Blocks(64, 32, 8)
+    found = Blocks(64, 64 if phi == "mul" else 32) if row <= 256 else Blocks(64, 32, 8)
+    return found._replace(queries=FEW, warps=4) if queries <= FEW else found

@@ -1,8 +1,8 @@
 """The forward pass: output, maximum and log_sum of a block of queries, and the statistics of its rows in the same pass.
 
-For keys that come in blocks: m the largest score so far, total = Σ e^(s − m) and the sums of the same terms times values,
-put in the units of a larger m when one comes (docs/maths/softmax.md). All terms are 2^−shift of that, so that no sum of
-values overflows; the division by the total takes it out again.
+For keys that come in blocks: m the largest score so far, total = Σ e^(s − m), and the sums of the same terms times
+values, put in the units of a larger m when one comes (docs/maths/softmax.md). All terms are 2^−shift of that, so that
+no sum of values overflows; the division by the total takes it out again.
 """
 
 import triton
@@ -16,7 +16,10 @@ from clearhead.engines.triton.kernels.tile import finish, matrix, tiles
 
 @triton.jit
 def with_sink(given, h, m, total):
-    """The largest of scores and sink, totatotal with the sink's term, and by what sums are multiplied; nothing is seen: 0."""
+    """The largest of scores and sink, the total with the sink's term, and by what the sums so far are multiplied.
+
+    All are 0 but the last where nothing is seen.
+    """
     blind = total == 0.0
     top = tl.where(blind, 0.0, m)
     if given.sinks is not None:

@@ -69,8 +69,8 @@ def high(x):
 def product(x, y, acc, shape):
     """acc + x @ y, (X, Y) + (X, N) @ (N, Y), summed in float32; x is brought to y's dtype.
 
-    Of float32, `shape.PRODUCTS` in tf32: 3 read 22 bits of each number, 1 reads 11 bits. They are written out, since Triton's
-    own "tf32x3" splits numbers in a layout that spills.
+    Of float32, `shape.PRODUCTS` in tf32: 3 read 22 bits of each number, 1 reads 11 bits. They are written out, since
+    Triton's own "tf32x3" splits numbers in a layout that spills.
     """
     # the interpreter multiplies the bits of bfloat16 as integers
     if y.dtype == tl.bfloat16 and shape.BACKEND == 0:

@@ -14,7 +14,7 @@ from clearhead.engines.triton.kernels.tile import along, finish, touches
 
 @triton.jit
 def more_spread(spread, total, m, safe, shrink, above, p):
-    """Σ e^(s − m) (s − m) over the keys so far, in the units of the new m; the entropy is log Σ e^(s − m) less its mean."""
+    """Σ e^(s − m) (s − m) over the keys so far, in units of the new m: this and log Σ e^(s − m) give the entropy."""
     apart = tl.where(m == float("-inf"), 0.0, m - safe)
     return shrink * (spread + apart * total) + tl.sum(p * tl.where(above == float("-inf"), 0.0, above), 1)
 
@@ -112,7 +112,7 @@ def received_kernel(given, rows, factors, received):
 
 @triton.jit
 def cells_kernel(given, rows, factors, mean, peak, tall, wide, down, across):
-    """Σ factor_i w_ij, and the largest w_ij, of one cell of `tall` queries and `wide` keys; the map is (down, across)."""
+    """Σ factor_i w_ij, and the largest w_ij, of a cell of `tall` queries and `wide` keys; the map is (down, across)."""
     QUERIES: tl.constexpr = given.shape.QUERIES
     KEYS: tl.constexpr = given.shape.KEYS
     query, key = given.query, given.key
