@@ -47,8 +47,7 @@ SM_90 = (2048, 65536, 228 * 1024, 32, 227 * 1024)
 DEVICES = {"sm_80": SM_80, "sm_90": SM_90, "sm_100": SM_90, "gfx942": None}
 LDS = 64 * 1024
 SCORES = ("mul", "tanh_add", "sq_diff")
-OPERANDS = (("float32", 64), ("bfloat16", 128))  # all kernels; float16 takes the instructions of bfloat16
-MORE = (("float32", 128), ("bfloat16", 64))  # the plain forward and backward passes
+OPERANDS = (("float32", 64), ("bfloat16", 128))  # float16 takes the instructions of bfloat16
 
 
 class Used(NamedTuple):
@@ -158,10 +157,8 @@ def compiled(device: str, only: list[str]) -> Iterator[tuple[str, Used]]:
     launch.backend = lambda: launch.AMD if device.startswith("gfx") else launch.NVIDIA
     done: set[str] = set()
     found: list[tuple[str, Used]] = []
-    for phi, (dtype, width) in itertools.product(SCORES, OPERANDS + MORE):
+    for phi, (dtype, width) in itertools.product(SCORES, OPERANDS):
         for kind, call in calls(phi, getattr(torch, dtype), width):
-            if (dtype, width) in MORE and kind != "plain":
-                continue
             about = f"{phi:8} {dtype:8} {width:3}"
 
             def compile_alone(  # in place of `launch.start`

@@ -59,6 +59,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_statistics": ("none-mul",),
         "test_gradients_of_statistics": 0,
         "test_decoding_shares_out_the_keys": ("True-mul",),
+        "test_the_proof_of_a_device_passes": 0,
         "test_the_bits_do_not_change_from_run_to_run": 0,
     },
     "test_biases.py": {"test_a_function_is_the_bias_that_it_writes_out": ("False",)},

@@ -10,6 +10,7 @@
 
     check_score(MyScore), check_mask(MyMask), check_bias(MyBias)      classes, with an example() to try
     check_engine("tiled"), check_engine(MyEngine())                   a name, or an engine of your own
+    check_device("cuda")                                              every engine on a device, and a table of it
 
 A package outside clearhead can do this in its own tests: `examples/own_parts` is one, whole. Each check raises an
 `AssertionError` that says what disagreed. What is compared against is the reference engine in float64, which computes
@@ -19,6 +20,7 @@ the formula as it stands.
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -155,13 +157,14 @@ def compare(
     bias: Bias | None = None,
     dropout_p: float = 0.0,
     sinks: Tensor | None = None,
-) -> None:
+) -> int:
     """An engine, or each of several, against the reference in float64: output and all gradients. Engines that object
-    are left out.
+    are left out; returned is how many did not.
 
     An engine that takes no float64 computes in float32, and may err twice as far as the reference does in float32.
     """
     known, waiting = [candidate.name for candidate in ENGINES], engine if isinstance(engine, list) else [engine]
+    count = len(waiting)
     for one in waiting:
         assert not isinstance(one, str) or one in known, (
             f"no engine is named {one!r}: there are {known}, or pass an Engine itself"
@@ -185,6 +188,7 @@ def compare(
             for name, total in totals.items():
                 off = f"{name} is off by {total.got:.3g}; eager code by {total.near:.3g}"
                 assert total.within(dtype), f"{one}, {about}: {off}"
+    return count - len(waiting)
 
 
 def _takes(engine: str | Engine, problem: Problem) -> bool:
@@ -337,19 +341,46 @@ def check_bias(cls: type[Bias]) -> None:
             compare(engines(), _dot(), mask, lengths, cls.example(Inputs.draw(_dot(), lengths).sizes))
 
 
-def check_engine(engine: str | Engine) -> None:
-    """Every score, mask and bias, dropout and sinks on one engine, by name or itself, against the reference."""
+def check_device(device: str | torch.device = "cuda") -> None:
+    """Every engine on a device against the reference there: prints a table, and raises where something differed.
+
+    A line for each engine: how many comparisons it took part in (0: it objects to the device), what differed first, and
+    the seconds that it took. It takes minutes. An engine that is first used on the device proves itself in it too.
+    """
+    device = torch.device(device)
+    title = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+    print(f"clearhead on {title}, PyTorch {torch.__version__}")
+    wrong = []
+    with device:
+        for engine in engines():
+            began = time.monotonic()
+            try:
+                outcome = f"{check_engine(engine)} comparisons"
+            except AssertionError as difference:
+                outcome = f"differs: {difference}"
+                wrong.append(f"{engine} {outcome}")
+            print(f"  {engine:8} {outcome}, {time.monotonic() - began:.0f} s", flush=True)
+    assert not wrong, "\n".join(wrong)
+
+
+def check_engine(engine: str | Engine) -> int:
+    """Every score, mask and bias, dropout and sinks on one engine, by name or itself, against the reference.
+
+    Returns how many comparisons it took part in: those that it objects to are left out.
+    """
+    count = 0
     for lengths in LENGTHS[:3]:
         sizes = Inputs.draw(_dot(), lengths).sizes
         for score in scores():
             for mask in [None, *masks()]:
-                compare(engine, score.example(), None if mask is None else mask.example(sizes), lengths)
+                count += compare(engine, score.example(), None if mask is None else mask.example(sizes), lengths)
             for bias in biases():
-                compare(engine, score.example(), _any_mask(sizes), lengths, bias.example(sizes), 0.3)
+                count += compare(engine, score.example(), _any_mask(sizes), lengths, bias.example(sizes), 0.3)
         sinks = torch.tensor([0.5, -1.0], dtype=torch.float64)
         for module in (Dot(), Dot(softcap=2.0), Additive(4, 4, 8, softcap=0.5)):
             for dropout_p in (0.0, 0.3):
-                compare(engine, (module, 4, 4), _any_mask(sizes), lengths, None, dropout_p, sinks)
+                count += compare(engine, (module, 4, 4), _any_mask(sizes), lengths, None, dropout_p, sinks)
+    return count
 
 
 def check_precision(engine: str, score: tuple[Score, int, int], mask: Mask | None, dtype: torch.dtype) -> None:

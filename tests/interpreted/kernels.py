@@ -6,11 +6,12 @@ import math
 
 import pytest
 import torch
+import triton
 from interpreted import strict
 
 import clearhead as ch
 from clearhead.engines.choose import choose
-from clearhead.engines.triton import blocks, launch
+from clearhead.engines.triton import blocks, launch, proof
 from clearhead.engines.triton.blocks import Blocks
 from clearhead.engines.triton.engine import Triton
 from clearhead.engines.triton.ranges import ranges
@@ -250,3 +251,31 @@ def test_blocks_are_powers_of_two():
             for width in (1, 64, 100, 256):
                 found = blocks.blocks_for(phi, pass_, width, width, 4, 1000)
                 assert all(math.log2(number).is_integer() for number in found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_proof_of_a_device_passes(dtype, monkeypatch):
+    """The interpreter is a device too."""
+    monkeypatch.undo()  # the blocks of a device
+    assert proof.differences(Triton(), torch.device("cpu"), dtype) == []
+
+
+def test_a_device_that_computes_otherwise_is_objected_to(monkeypatch, tmp_path):
+    """The proof runs once for a device, is kept for other processes, and its words are the engine's."""
+    one_query = [pair for pair in proof._problems(torch.device("cpu"), torch.float32) if "mul, one" in pair[0]]
+    right, proved = launch.output, []
+
+    def wrong(problem, rows):
+        proved.append(problem)
+        found = right(problem, rows)
+        return found._replace(output=1.001 * found.output)
+
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
+    monkeypatch.setattr(proof, "_problems", lambda *about: one_query)
+    monkeypatch.setattr(proof, "_found", {})
+    monkeypatch.setattr(launch, "output", wrong)
+    first = proof.objections(Triton(), torch.device("cpu"), torch.float32)
+    assert len(first) == 1 and "mul, one query: output, by 0.001 of its size" in first[0]
+    monkeypatch.setattr(proof, "_found", {})  # as another process finds it
+    assert proof.objections(Triton(), torch.device("cpu"), torch.float32) == first
+    assert len(proved) == 1

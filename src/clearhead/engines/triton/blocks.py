@@ -29,7 +29,7 @@ def power(count: int, least: int = 16) -> int:
 def blocks_for(phi: str, pass_: str, width: int, values: int, size: int, queries: int) -> Blocks:
     """The tile for widths of the operands, whose numbers have `size` bytes. `pass_`: forward, backward, summarise."""
     row = max(power(width) if phi == "mul" else 16, power(values or 1)) * size  # bytes of the widest operand
-    if pass_ != "forward":
-        return Blocks(64, 32, 8)
-    found = Blocks(64, 64 if phi == "mul" else 32) if row <= 256 else Blocks(64, 32, 8)
-    return found._replace(queries=FEW, warps=4) if queries <= FEW else found
+    found = Blocks(64, 32, 8) if row <= 256 else Blocks(32, 32, 8)
+    if pass_ == "forward" and row <= 256:
+        found = Blocks(64, 64 if phi == "mul" else 32)
+    return found._replace(queries=FEW, warps=4) if queries <= FEW and pass_ == "forward" else found

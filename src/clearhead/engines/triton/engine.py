@@ -45,12 +45,19 @@ def _launch() -> ModuleType:
     return launch
 
 
+def _proof() -> ModuleType:
+    """The module that proves the kernels on a device, which imports Triton."""
+    from clearhead.engines.triton import proof
+
+    return proof
+
+
 class Triton(Engine):
     """A tile of scores at a time, in registers, over the spans alone; every sum in float32, in one order.
 
     Dot, additive and Gaussian scores in float32, bfloat16 and float16, with masks of intervals, biases, softcap, sinks,
     dropout and grouped heads; their gradients, and statistics with theirs. Few queries have their keys shared out among
-    programs. No value is read by the host on the way.
+    programs. No value is read by the host on the way, but once on a device and in a dtype, by `proof.py`.
     """
 
     name = "triton"
@@ -82,6 +89,8 @@ class Triton(Engine):
             found.append("torch.func and forward mode look into PyTorch's own operations only")
         elif traced() or not (compiling() or all(map(_dense, operands(problem)))):
             found.append("the kernels read memory, and an input is no plain tensor on the device")
+        elif not found and sizes.device.type == "cuda" and not compiling():
+            found += _proof().objections(self, sizes.device, dtype)
         return found
 
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
