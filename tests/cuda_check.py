@@ -64,13 +64,14 @@ class Driver:
     """A device that is not here, as far as Triton asks about it before it starts a kernel."""
 
     def __init__(self, name: str) -> None:
+        self.number = list(DEVICES).index(name)  # a process keeps what it has compiled for a number
         self.target = GPUTarget("hip", name, 64) if name.startswith("gfx") else GPUTarget("cuda", int(name[3:]), 32)
 
     def get_current_target(self) -> GPUTarget:
         return self.target
 
     def get_current_device(self) -> int:
-        return 0
+        return self.number
 
     def get_current_stream(self, device: int | None = None) -> int:
         return 0
