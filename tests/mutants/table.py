@@ -740,10 +740,10 @@ TRITON = [
         INTERPRETED,
     ),
     Mutant(
-        "engines/triton/kernels/forward.py",
-        "    blind = whole == 0.0\n",
-        "    blind = (whole > 0.0) == 0\n",
-        "a row of NaN is taken for one that sees nothing: a NaN is lost",
+        "engines/triton/kernels/tile.py",
+        "        s += along(given.poison.key, b, key_head, j, j < given.keys, 0.0)\n",
+        "        s += 0.0\n",
+        "a key that is not finite reaches nobody: a NaN is lost",
         INTERPRETED,
     ),
     Mutant(

@@ -31,6 +31,7 @@ from clearhead.problem.visible import visible
 from clearhead.scores.base import Pairwise
 
 LENGTH, KEYS, WIDTH = 70, 75, 10  # more than one block of either side, and none of them whole
+DRIVER = Path("/proc/driver/nvidia/version")  # Linux says there which driver is loaded
 _found: dict[tuple[torch.device, torch.dtype, str], list[str]] = {}
 
 
@@ -163,8 +164,7 @@ def _file(device: torch.device, dtype: torch.dtype, precision: str) -> Path:
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
-    version = getattr(torch._C, "_cuda_getDriverVersion", None)
-    driver = version() if version is not None and device.type == "cuda" else 0
+    driver = DRIVER.read_text(encoding="utf-8") if device.type == "cuda" and DRIVER.exists() else None
     ability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
     about = (_title(device), ability, driver, torch.__version__, triton.__version__, str(dtype), precision)
     digest.update(repr(about).encode())
