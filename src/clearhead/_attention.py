@@ -206,6 +206,7 @@ def plan(
       engine        native
       not flex      on a CPU other engines are faster
       not sdpa      could run it; native comes first
+      not triton    the inputs are on cpu: it is made for cuda
       not tiled     could run it; native comes first
       not reference makes every pair at once, more than 4,194,304: only when asked for
       operations    2.46e+09

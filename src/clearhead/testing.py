@@ -10,6 +10,7 @@
 
     check_score(MyScore), check_mask(MyMask), check_bias(MyBias)      classes, with an example() to try
     check_engine("tiled"), check_engine(MyEngine())                   a name, or an engine of your own
+    check_device("cuda")                                              every engine on a device, and a table of it
 
 A package outside clearhead can do this in its own tests: `examples/own_parts` is such a package. Each check raises an
 `AssertionError` that says what disagreed. The standard is the reference engine in float64, which computes the formula
@@ -19,6 +20,7 @@ as it stands.
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -157,13 +159,14 @@ def compare(
     bias: Bias | None = None,
     dropout_p: float = 0.0,
     sinks: Tensor | None = None,
-) -> None:
+) -> int:
     """Compare an engine, or each of several, with the reference in float64. Engines that object are left out.
 
     The output and all gradients are compared. An engine that takes no float64 computes in float32, and may err twice as
     far as the reference does in float32.
     """
     known, waiting = [candidate.name for candidate in ENGINES], engine if isinstance(engine, list) else [engine]
+    count = len(waiting)
     for one in waiting:
         assert not isinstance(one, str) or one in known, (
             f"no engine is named {one!r}: there are {known}, or pass an Engine itself"
@@ -187,6 +190,7 @@ def compare(
             for name, total in totals.items():
                 off = f"{name} is off by {total.got:.3g}; eager code by {total.near:.3g}"
                 assert total.within(dtype), f"{one}, {about}: {off}"
+    return count - len(waiting)
 
 
 def _takes(engine: str | Engine, problem: Problem) -> bool:
@@ -337,19 +341,47 @@ def check_bias(cls: type[Bias]) -> None:
             compare(engines(), _dot(), mask, lengths, cls.example(Inputs.draw(_dot(), lengths).sizes))
 
 
-def check_engine(engine: str | Engine) -> None:
-    """Check an engine, or the engine of this name: every score, mask and bias, dropout and sinks."""
+def check_device(device: str | torch.device = "cuda") -> None:
+    """Check every engine on a device against the reference there, print a table, and raise if something differed.
+
+    The table has a line for each engine: the number of its comparisons (0: it objects to the device), the first
+    difference, and the seconds that it took. The check takes minutes, and an engine's own proof at its first use on the
+    device is part of them.
+    """
+    device = torch.device(device)
+    title = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+    print(f"clearhead on {title}, PyTorch {torch.__version__}")
+    wrong = []
+    with device:
+        for engine in engines():
+            began = time.monotonic()
+            try:
+                outcome = f"{check_engine(engine)} comparisons"
+            except AssertionError as difference:
+                outcome = f"differs: {difference}"
+                wrong.append(f"{engine} {outcome}")
+            print(f"  {engine:8} {outcome}, {time.monotonic() - began:.0f} s", flush=True)
+    assert not wrong, "\n".join(wrong)
+
+
+def check_engine(engine: str | Engine) -> int:
+    """Check an engine, or the engine of this name: every score, mask and bias, dropout and sinks.
+
+    Returns the number of comparisons. Problems to which the engine objects are left out.
+    """
+    count = 0
     for lengths in LENGTHS[:3]:
         sizes = Inputs.draw(_dot(), lengths).sizes
         for score in scores():
             for mask in [None, *masks()]:
-                compare(engine, score.example(), None if mask is None else mask.example(sizes), lengths)
+                count += compare(engine, score.example(), None if mask is None else mask.example(sizes), lengths)
             for bias in biases():
-                compare(engine, score.example(), _any_mask(sizes), lengths, bias.example(sizes), 0.3)
+                count += compare(engine, score.example(), _any_mask(sizes), lengths, bias.example(sizes), 0.3)
         sinks = torch.tensor([0.5, -1.0], dtype=torch.float64)
         for module in (Dot(), Dot(softcap=2.0), Additive(4, 4, 8, softcap=0.5)):
             for dropout_p in (0.0, 0.3):
-                compare(engine, (module, 4, 4), _any_mask(sizes), lengths, None, dropout_p, sinks)
+                count += compare(engine, (module, 4, 4), _any_mask(sizes), lengths, None, dropout_p, sinks)
+    return count
 
 
 def check_precision(engine: str, score: tuple[Score, int, int], mask: Mask | None, dtype: torch.dtype) -> None:

@@ -18,6 +18,7 @@ class Mutant(NamedTuple):
 
 CONTRACT = "test_contract.py::test_mask,test_contract.py::test_score,test_contract.py::test_bias"
 WHOLE = "test_contract.py::test_many_small_blocks,test_contract.py::test_engine_in_many_small_blocks"
+INTERPRETED = "test_triton.py::test_a_sample_of_the_kernels"
 PAGE = "report/test_report_formulas.py,report/test_report_weights.py"
 STEPS = (
     "explanation/test_steps.py,explanation/test_bias_steps.py,explanation/test_modules.py,explanation/test_pictures.py"
@@ -744,4 +745,56 @@ EXPLANATIONS = [
     ),
 ]
 
-MUTANTS = [*MASKS, *SCORES, *ENGINES, *LOOKS, *MODULES, *MODELS, *PAGES, *EXPLANATIONS]
+TRITON = [
+    Mutant(
+        "engines/triton/kernels/tile.py",
+        "keep = (i < given.queries) & (j < given.keys)\n",
+        "keep = i < given.queries\n",
+        "keys beyond the last are seen: a mask is missing",
+        INTERPRETED,
+    ),
+    Mutant(
+        "engines/triton/kernels/tile.py",
+        "(j >= start) & (j < stop)",
+        "(j >= start) & (j <= stop)",
+        "an interval ends one key late",
+        INTERPRETED,
+    ),
+    Mutant(
+        "engines/triton/kernels/tile.py",
+        "        s += along(given.poison.key, b, key_head, j, j < given.keys, 0.0)\n",
+        "        s += 0.0\n",
+        "a key that is not finite reaches nobody: a NaN is lost",
+        INTERPRETED,
+    ),
+    Mutant(
+        "engines/triton/kernels/mul.py",
+        "places[:, None] < x.length) & (dims[None, :] < given.width)",
+        "places[:, None] < x.length) & (dims[None, :] <= given.width)",
+        "a column of the next row is read: a mask is off by one",
+        INTERPRETED,
+    ),
+    Mutant(
+        "engines/triton/kernels/tanh_add.py",
+        "tl.load(a + x.padded)[:, None]",
+        "tl.load(a + x.length)[:, None]",
+        "the second dimension is read at a wrong stride",
+        INTERPRETED,
+    ),
+    Mutant(
+        "engines/triton/kernels/score.py",
+        "        tl.debug_barrier()  #",
+        "        pass  #",
+        "sums in memory are read before all threads have written them: a barrier is missing",
+        INTERPRETED,
+    ),
+    Mutant(
+        "engines/triton/kernels/decode.py",
+        "    at = part.to(tl.int64) * rows + row\n",
+        "    at = part.to(tl.int64) * (rows - 1) + row\n",
+        "a part of another query is joined",
+        INTERPRETED,
+    ),
+]
+
+MUTANTS = [*MASKS, *SCORES, *ENGINES, *TRITON, *LOOKS, *MODULES, *MODELS, *PAGES, *EXPLANATIONS]

@@ -10,11 +10,12 @@ from clearhead.engines.own import Own
 from clearhead.engines.reference import Reference
 from clearhead.engines.sdpa.engine import Sdpa
 from clearhead.engines.tiled.engine import Tiled
+from clearhead.engines.triton.engine import Triton
 from clearhead.problem.checked import ours
 from clearhead.problem.problem import Problem
 
 # In order of preference: the first without objections or reservations runs. Tiled never has any.
-ENGINES: tuple[Engine, ...] = (Native(), Flex(), Sdpa(), Tiled(), Reference())
+ENGINES: tuple[Engine, ...] = (Native(), Flex(), Sdpa(), Triton(), Tiled(), Reference())
 
 
 def choose(problem: Problem, engine: str | Engine | None) -> Engine:

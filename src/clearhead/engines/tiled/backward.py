@@ -83,7 +83,7 @@ def _add(
         target = part(sums.dense, *region.sides)
         target.add_(slope.sum_to_size(target.shape))
     if sums.relative is not None:
-        _add_along(sums.relative, slope, region, whole.sizes)
+        add_along(sums.relative, slope, region, whole.sizes)
     if lowered.softcap is not None:
         slope.mul_(1 - (capped / lowered.softcap).square_())
     _add_pairs(lowered, region, sums, slope, query, key, whole.groups)
@@ -130,7 +130,7 @@ def _to_keys(tile: Tensor, rows: Tensor, key_heads: int) -> Tensor:
     return tile.reshape(*shape, k).transpose(-1, -2) @ rows.reshape(*shape, rows.shape[-1])
 
 
-def _add_along(sums: Tensor, slope: Tensor, region: Region, sizes: Sizes) -> None:
+def add_along(sums: Tensor, slope: Tensor, region: Region, sizes: Sizes) -> None:
     """Sum a tile along its diagonals, to one number for each distance."""
     rows, columns = slope.shape[-2:]
     # each row moves one place further right than the row below it, so that distances stand in columns

@@ -1,0 +1,35 @@
+"""How many queries and keys a tile has, by φ, pass and widths: chosen by what `make cuda-check` says of registers.
+
+No device has measured these: they spill nothing, and leave room for as many warps as the table beside the kernels says.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+WIDEST = 256  # a value, or a query of a dot product, that a program holds
+FEW = 16  # queries up to which the keys are shared out among programs
+SPLIT = 512  # keys to a program then, at least
+PROGRAMS = 264  # two for each processor of an H200: more shares than that gain nothing
+
+
+class Blocks(NamedTuple):
+    """The tile of a kernel, and the warps of its programs."""
+
+    queries: int
+    keys: int
+    warps: int = 4
+
+
+def power(count: int, least: int = 16) -> int:
+    """The power of two that holds `count`."""
+    return max(least, 1 << (count - 1).bit_length())
+
+
+def blocks_for(phi: str, pass_: str, width: int, values: int, size: int, queries: int) -> Blocks:
+    """The tile for widths of the operands, whose numbers have `size` bytes. `pass_`: forward, backward, summarise."""
+    row = max(power(width) if phi == "mul" else 16, power(values or 1)) * size  # bytes of the widest operand
+    found = Blocks(64, 32, 8) if row <= 256 else Blocks(32, 32, 8)
+    if pass_ == "forward" and row <= 256:
+        found = Blocks(64, 64 if phi == "mul" else 32)
+    return found._replace(queries=FEW, warps=4) if queries <= FEW and pass_ == "forward" else found

@@ -1,0 +1,174 @@
+"""Kernels in Triton for devices of NVIDIA and AMD."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from clearhead.base.tracing import compiling, constant, dispatches, empty_of_values, looked_into, traced
+from clearhead.engines.base import Cost, Engine
+from clearhead.engines.triton import blocks
+from clearhead.problem import regions
+from clearhead.problem.guard import guard
+from clearhead.problem.packing import Operands, operands
+from clearhead.problem.partial import Partial, Rows
+from clearhead.problem.problem import Problem
+from clearhead.problem.summary import Found, Sent, Summary, of_heads
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LARGEST = 16  # so many of the largest weights are kept in registers
+
+
+@constant
+@functools.cache
+def available() -> bool:
+    """Whether Triton is installed."""
+    return importlib.util.find_spec("triton") is not None
+
+
+@constant
+def interpreted() -> bool:
+    """Whether Triton interprets kernels on the CPU: TRITON_INTERPRET=1, before it was imported."""
+    import os
+
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _launch() -> ModuleType:
+    """The module of the calls, which imports Triton."""
+    from clearhead.engines.triton import launch
+
+    return launch
+
+
+def _proof() -> ModuleType:
+    """The module that proves the kernels on a device, which imports Triton."""
+    from clearhead.engines.triton import proof
+
+    return proof
+
+
+class Triton(Engine):
+    """A tile of scores at a time, in registers, over the spans alone; every sum in float32, in one order.
+
+    Dot, additive and Gaussian scores in float32, bfloat16 and float16, with masks of intervals, biases, softcap, sinks,
+    dropout and grouped heads; their gradients, and statistics with theirs. Few queries have their keys shared out among
+    programs. No value is read by the host on the way, but once on a device and in a dtype, by `proof.py`.
+    """
+
+    name = "triton"
+
+    def objections(self, problem: Problem) -> list[str]:
+        sizes, found = problem.sizes, []
+        if sizes.device.type != "cuda" and not (sizes.device.type == "cpu" and available() and interpreted()):
+            return [f"the inputs are on {sizes.device}: it is made for cuda"]
+        if not available():
+            return ["Triton is missing: pip install 'clearhead[cuda]', on Linux"]
+        lowered, value, dtype = problem.lowered, problem.value, problem.query.dtype
+        if lowered is None:
+            found.append("the score has only tile(): the kernels know dot, additive and Gaussian scores")
+        elif lowered.phi == "mul" and lowered.query.shape[-1] > blocks.WIDEST:
+            found.append(f"queries are {lowered.query.shape[-1]} wide: a dot product has up to {blocks.WIDEST}")
+        if value is not None and not 0 < value.shape[-1] <= blocks.WIDEST:
+            found.append(f"values are {value.shape[-1]} wide: it takes 1 to {blocks.WIDEST}")
+        if problem.by_function:
+            found.append("the bias is a function: the kernels know numbers for each pair and for each distance")
+        if problem.spans is not None and problem.spans.residual is not None:
+            found.append("the mask is not made of intervals alone: the kernels know up to four for each query")
+        if dtype not in DTYPES:
+            found.append(f"it computes in float32, and the inputs are {dtype}")
+        if problem.origin is not None and problem.seed is not None and any(s.step != 1 for s in problem.origin):
+            found.append("its dropout counts one by one, and this is a part that leaves some out")
+        if 0 in sizes.shape or (lowered is not None and not lowered.query.shape[-1]):
+            found.append("there is nothing to compute")
+        if looked_into():
+            found.append("torch.func and forward mode look into PyTorch's own operations only")
+        elif traced() or not (compiling() or all(map(_dense, operands(problem)))):
+            found.append("the kernels read memory, and an input is no plain tensor on the device")
+        elif not found and sizes.device.type == "cuda" and not compiling():
+            found += _proof().objections(self, sizes.device, dtype)
+        return found
+
+    def forward(self, problem: Problem, rows: bool = False) -> Partial:
+        with torch.no_grad():
+            found: Partial = _launch().output(guard(_folded(problem)), rows)
+        return found
+
+    def backward(
+        self, problem: Problem, rows: Rows, grad: Tensor | None, wanted: tuple[bool, ...], sent: Sent | None = None
+    ) -> Operands:
+        lowered, folded = problem.lowered, _folded(problem)
+        assert lowered is not None
+        if folded is problem or lowered.weight is None:
+            found: Operands = _launch().gradients(problem, rows, grad, wanted, sent)
+            return found
+        # the weight of a dot product was multiplied into the query
+        found = _launch().gradients(folded, rows, grad, (True, *wanted[1:]), sent)
+        assert found.query is not None
+        return found._replace(
+            query=found.query * lowered.weight,
+            weight=(found.query * problem.query).sum((0, 1, 2)) if wanted[3] else None,
+        )
+
+    def fuses(self, problem: Problem, summary: Summary) -> bool:
+        cell = summary.mean or summary.peak
+        wide = summary.groups is not None and _columns(problem, summary) > blocks.WIDEST
+        # a tile of scores serves one cell: those of small cells would be computed over and over
+        return not wide and summary.top <= min(LARGEST, problem.sizes.keys) and (cell is None or min(cell) >= 8)
+
+    def summarise(self, problem: Problem, summary: Summary) -> Found:
+        if not self.fuses(problem, summary):
+            return super().summarise(problem, summary)
+        with torch.no_grad():
+            problem = guard(_folded(problem))
+            value = problem.value if summary.output else None
+            both = value
+            if summary.groups is not None:  # how much goes to each group is one more column of the output
+                groups = of_heads(summary.groups, problem)
+                both = groups if value is None else torch.cat([value, groups], -1)
+            found: Found = _launch().statistics(problem._replace(value=both), summary)
+        if summary.groups is None or found.output is None:
+            return found
+        if value is None:
+            return found._replace(output=None, groups=found.output)
+        output, shares = found.output[..., : value.shape[-1]], found.output[..., value.shape[-1] :]
+        return found._replace(output=output, groups=shares)
+
+    def cost(self, problem: Problem) -> Cost:
+        low, sizes = problem.lowered, problem.sizes
+        areas = (
+            part.area
+            for region in regions.walk(problem, regions.BUDGET)
+            for part in regions.parts_seen(problem, region)
+        )
+        numbers = 0
+        if low is not None and low.phi != "mul":  # operands by dimension
+            numbers = low.query.shape[-1] * sizes.batch * (sizes.heads * sizes.queries + low.key.shape[1] * sizes.keys)
+        return Cost(sum(areas), 4 * numbers)
+
+
+def _folded(problem: Problem) -> Problem:
+    """The same problem with the weight of a dot product in its query."""
+    lowered = problem.lowered
+    folded = None if lowered is None else lowered.folded()
+    return problem if folded is None or folded is lowered else problem._replace(scores=folded)
+
+
+def _columns(problem: Problem, summary: Summary) -> int:
+    value = problem.value.shape[-1] if summary.output and problem.value is not None else 0
+    return value + (0 if summary.groups is None else summary.groups.shape[-1])
+
+
+def _dense(tensor: Tensor | None) -> bool:
+    """Whether the tensor is dense numbers at the address it gives."""
+    return tensor is None or not (
+        dispatches(tensor)
+        or tensor.layout is not torch.strided
+        or tensor._is_zerotensor()
+        or tensor.is_neg()
+        or empty_of_values(tensor)
+    )

@@ -1,0 +1,186 @@
+"""The backward pass, from each query's maximum, log_sum and δ (docs/maths/softmax.md and statistics.md).
+
+    P = e^(s − maximum − log_sum)    Ṗ = D (Ȯ · V) + what statistics send    Ṡ = P (Ṗ − δ)
+
+A block of queries has a program that adds up its own gradients, and so has a block of keys: no two programs write one
+number, and the sums have one order, so that each run gives the same bits.
+"""
+
+import triton
+import triton.language as tl
+
+from clearhead.engines.triton.kernels import score
+from clearhead.engines.triton.kernels.dropout import kept
+from clearhead.engines.triton.kernels.numbers import LOG2E, product
+from clearhead.engines.triton.kernels.tile import along, finish, matrix, tiles, touches
+
+
+@triton.jit
+def add_sent(upstream, logs, sent, b, h, i, j, queries, keys):
+    """Ṗ with what statistics send back to the weights: see `Sent`."""
+    inside = i < queries
+    if sent.log_weight is not None:  # a weight of 0 has no logarithm: what meets it is not read
+        upstream += along(sent.log_weight, b, h, i, inside, 0.0) * logs
+    if sent.distance is not None:
+        far = tl.abs(along(sent.position, b, h, i, inside, 0) - j).to(tl.float32)
+        upstream += along(sent.distance, b, h, i, inside, 0.0) * far
+    if sent.received is not None or sent.mean is not None:
+        counted = tl.zeros_like(upstream)
+        if sent.received is not None:
+            counted += along(sent.received, b, h, j, j < keys, 0.0)
+        if sent.mean is not None:
+            counted += matrix(sent.mean, b, h, i // sent.tall, j // sent.wide, inside & (j < keys))
+        if sent.factors is not None:
+            counted = counted * along(sent.factors, b, h, i, inside, 0.0)
+        upstream += counted
+    if sent.indices is not None:
+        for place in range(0, sent.number):
+            at = along(sent.indices, b, h, i, inside, -1, place)
+            upstream += tl.where(j == at, along(sent.weights, b, h, i, inside, 0.0, place), 0.0)
+    return upstream
+
+
+@triton.jit
+def slopes(given, rows, sent, s, upstream, b, h, i, j):
+    """P, the same after dropout, and Ṡ before the softcap; `upstream`: Ȯ · V."""
+    inside = i < given.queries
+    maximum = along(rows.maximum, b, h, i, inside, 0.0)
+    log_sum = along(rows.log_sum, b, h, i, inside, float("inf"))
+    logs = (s - maximum) - log_sum
+    p = tl.where(s == float("-inf"), 0.0, tl.exp2(logs * LOG2E))
+    if sent is not None:
+        upstream = add_sent(upstream, logs, sent, b, h, i, j, given.queries, given.keys)
+    dropped = p
+    if given.dropout is not None:
+        keep = kept(given, b, h, i, j)
+        dropped = tl.where(keep, p * given.dropout.factor, 0.0)
+        upstream = tl.where(keep, upstream * given.dropout.factor, 0.0)
+    slope = p * (upstream - along(rows.delta, b, h, i, inside, 0.0))
+    slope = tl.where(p == 0.0, 0.0, slope)  # not 0 · ∞
+    if sent is not None and sent.best is not None:
+        slope += tl.where(j == along(sent.best_key, b, h, i, inside, -1), along(sent.best, b, h, i, inside, 0.0), 0.0)
+    return dropped, slope
+
+
+@triton.jit
+def before_softcap(given, slope, capped):
+    """The gradient of the scores before the softcap: its derivative is 1 − (t / c)²."""
+    if given.softcap is not None:
+        part = capped / given.softcap
+        return slope * (1.0 - part * part)
+    else:
+        return slope
+
+
+@triton.jit
+def to_query_kernel(given, rows, grad, sent, to, to_weight):
+    """The gradients of a block of queries, each without its factor: see score.py."""
+    QUERIES: tl.constexpr = given.shape.QUERIES
+    KEYS: tl.constexpr = given.shape.KEYS
+    query, key = given.query, given.key
+    blocks = tl.cdiv(given.queries, QUERIES)
+    program = tl.program_id(0)
+    block, head = program % blocks, program // blocks
+    b, h = head // given.heads, head % given.heads
+    key_head = h // given.groups
+    places = block * QUERIES + tl.arange(0, QUERIES)
+    i = places[:, None]
+    own = score.rows(given, query, b, h, places)
+    columns = tl.arange(0, given.shape.VALUES)
+    if grad is not None:
+        inside = (i < given.queries) & (columns[None, :] < given.columns)
+        sent_back = matrix(grad, b, h, i, columns[None, :], inside)  # (Q, E)
+    acc = score.nothing(given, QUERIES)
+    for part in tl.static_range(given.shape.RANGES):
+        first, last = tiles(given, b, h, block, part)
+        for key_block in range(first, last):
+            js = key_block * KEYS + tl.arange(0, KEYS)
+            j = js[None, :]
+            which = score.form(given, query, key, b, h, key_head, block, key_block)
+            raw = score.scores(given, own, query, key, b, h, key_head, places, js, which, QUERIES, KEYS)
+            s, capped = finish(raw, given, b, h, key_head, i, j)
+            upstream = tl.zeros((QUERIES, KEYS), tl.float32)
+            if grad is not None:
+                there = (j < given.keys) & (columns[:, None] < given.columns)
+                values = matrix(given.value, b, key_head, j, columns[:, None], there)  # (E, K)
+                upstream = product(sent_back, values, upstream, given.shape)
+            _, slope = slopes(given, rows, sent, s, upstream, b, h, i, j)
+            slope = before_softcap(given, slope, capped)
+            acc = score.add(given, acc, query, key, b, h, key_head, places, js, which, slope, to, to_weight)
+    score.store(given, acc, query, b, h, places, to)
+
+
+@triton.jit
+def to_key_kernel(given, rows, grad, sent, to, to_value):
+    """The gradients of a block of keys and of its values, by the query heads of its group in turn."""
+    QUERIES: tl.constexpr = given.shape.QUERIES
+    KEYS: tl.constexpr = given.shape.KEYS
+    query, key = given.query, given.key
+    blocks = tl.cdiv(given.keys, KEYS)
+    program = tl.program_id(0)
+    block, head = program % blocks, program // blocks
+    b, key_head = head // key.heads, head % key.heads
+    js = block * KEYS + tl.arange(0, KEYS)
+    j = js[:, None]
+    own = score.rows(given, key, b, key_head, js)
+    columns = tl.arange(0, given.shape.VALUES)
+    if grad is not None:
+        inside = (j < given.keys) & (columns[None, :] < given.columns)
+        values = matrix(given.value, b, key_head, j, columns[None, :], inside)  # (K, E)
+    acc = score.nothing(given, KEYS)
+    acc_values = tl.zeros((KEYS, given.shape.VALUES), tl.float32)
+    for member in range(0, given.groups):
+        h = key_head * given.groups + member
+        for query_block in range(0, tl.cdiv(given.queries, QUERIES)):
+            if touches(given, b, h, query_block, block):
+                places = query_block * QUERIES + tl.arange(0, QUERIES)
+                i = places[None, :]
+                which = score.form(given, key, query, b, key_head, h, block, query_block)
+                raw = score.scores(given, own, key, query, b, key_head, h, js, places, which, KEYS, QUERIES)
+                s, capped = finish(raw, given, b, h, key_head, i, j)
+                upstream = tl.zeros((KEYS, QUERIES), tl.float32)
+                if grad is not None:
+                    there = (i < given.queries) & (columns[:, None] < given.columns)
+                    sent_back = matrix(grad, b, h, i, columns[:, None], there).to(values.dtype)  # (E, Q)
+                    upstream = product(values, sent_back, upstream, given.shape)
+                dropped, slope = slopes(given, rows, sent, s, upstream, b, h, i, j)
+                if grad is not None:
+                    acc_values = product(dropped, tl.trans(sent_back), acc_values, given.shape)
+                slope = before_softcap(given, slope, capped)
+                acc = score.add(given, acc, key, query, b, key_head, h, js, places, which, slope, to, None)
+    score.store(given, acc, key, b, key_head, js, to)
+    if grad is not None:
+        at = (head.to(tl.int64) * given.keys + j) * given.columns + columns[None, :]
+        tl.store(to_value + at, acc_values, mask=(j < given.keys) & (columns[None, :] < given.columns))
+
+
+@triton.jit
+def slopes_kernel(given, rows, grad, sent, first_block, blocks, to):
+    """Ṡ, the gradient of what a bias adds, of some blocks of queries and all keys, (B, H, blocks · QUERIES, Lk)."""
+    QUERIES: tl.constexpr = given.shape.QUERIES
+    KEYS: tl.constexpr = given.shape.KEYS
+    query, key = given.query, given.key
+    across = tl.cdiv(given.keys, KEYS)
+    program = tl.program_id(0)
+    key_block, row, head = program % across, (program // across) % blocks, program // (across * blocks)
+    b, h = head // given.heads, head % given.heads
+    key_head = h // given.groups
+    block = first_block + row
+    places, js = block * QUERIES + tl.arange(0, QUERIES), key_block * KEYS + tl.arange(0, KEYS)
+    i, j = places[:, None], js[None, :]
+    slope = tl.zeros((QUERIES, KEYS), tl.float32)
+    if touches(given, b, h, block, key_block):
+        own = score.rows(given, query, b, h, places)
+        which = score.form(given, query, key, b, h, key_head, block, key_block)
+        raw = score.scores(given, own, query, key, b, h, key_head, places, js, which, QUERIES, KEYS)
+        s, _ = finish(raw, given, b, h, key_head, i, j)
+        upstream = tl.zeros((QUERIES, KEYS), tl.float32)
+        if grad is not None:
+            columns = tl.arange(0, given.shape.VALUES)
+            own_grad = matrix(grad, b, h, i, columns[None, :], (i < given.queries) & (columns[None, :] < given.columns))
+            inside = (j < given.keys) & (columns[:, None] < given.columns)
+            values = matrix(given.value, b, key_head, j, columns[:, None], inside)
+            upstream = product(own_grad, values, upstream, given.shape)
+        _, slope = slopes(given, rows, sent, s, upstream, b, h, i, j)
+    at = ((head.to(tl.int64) * blocks + row) * QUERIES + tl.arange(0, QUERIES)[:, None]) * given.keys + j
+    tl.store(to + at, slope, mask=j < given.keys)

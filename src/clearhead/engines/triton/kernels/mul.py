@@ -1,0 +1,34 @@
+"""φ = q · k: the dot product. Its members are those of tanh_add.py and sq_diff.py.
+
+Both sides have the same role: `x` is the side that lies first in a tile, `y` the other one, queries and keys or keys
+and queries. A weight has been multiplied into the query.
+"""
+
+import triton
+import triton.language as tl
+
+from clearhead.engines.triton.kernels.numbers import product
+from clearhead.engines.triton.kernels.tile import matrix
+
+
+@triton.jit
+def rows(given, x, b, h, places):
+    """The rows of one side at these places, (X, D): read once, before the other side's blocks."""
+    dims = tl.arange(0, given.shape.WIDTH)
+    inside = (places[:, None] < x.length) & (dims[None, :] < given.width)
+    return matrix(x.view, b, h, places[:, None], dims[None, :], inside)
+
+
+@triton.jit
+def scores(given, own, y, b, h_y, ys, X: tl.constexpr, Y: tl.constexpr):
+    """Σ_d x_d y_d, (X, Y) = (X, D) @ (D, Y)."""
+    dims = tl.arange(0, given.shape.WIDTH)
+    inside = (ys[None, :] < y.length) & (dims[:, None] < given.width)
+    other = matrix(y.view, b, h_y, ys[None, :], dims[:, None], inside)
+    return product(own, other, tl.zeros((X, Y), tl.float32), given.shape)
+
+
+@triton.jit
+def add(given, acc, y, b, h_y, ys, slopes):
+    """acc + Σ_y slope · y, (X, D) + (X, Y) @ (Y, D): the gradient of x without the scale."""
+    return product(slopes, rows(given, y, b, h_y, ys), acc, given.shape)

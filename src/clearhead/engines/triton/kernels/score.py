@@ -1,0 +1,81 @@
+"""The three φ as one: which of them a kernel computes is a constant of it, given.shape.PHI."""
+
+import triton
+import triton.language as tl
+
+from clearhead.engines.triton.kernels import mul, sq_diff, tanh_add
+
+MUL, TANH_ADD, SQ_DIFF = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+
+
+@triton.jit
+def _laid(given, x, b, h):
+    """The numbers of a sequence and head by dimension."""
+    return x.laid + (b * x.heads + h).to(tl.int64) * given.wide * x.padded
+
+
+@triton.jit
+def rows(given, x, b, h, places):
+    """What a program reads once of the side that lies first in its tiles."""
+    if given.shape.PHI == MUL:
+        return mul.rows(given, x, b, h, places)
+    else:
+        return 0.0
+
+
+@triton.jit
+def form(given, x, y, b, x_h, y_h, x_block, y_block):
+    """Which form of its sums a pair of blocks takes."""
+    if given.shape.PHI == TANH_ADD:
+        return tanh_add.form(given, x, y, b * x.heads + x_h, b * y.heads + y_h, x_block, y_block)
+    else:
+        return 0
+
+
+@triton.jit
+def scores(given, own, x, y, b, x_h, y_h, xs, ys, which, X: tl.constexpr, Y: tl.constexpr):
+    """Σ_d w_d φ(x_d, y_d), (X, Y)."""
+    if given.shape.PHI == MUL:
+        return mul.scores(given, own, y, b, y_h, ys, X, Y)
+    else:
+        x_at, y_at = _laid(given, x, b, x_h), _laid(given, y, b, y_h)
+        if given.shape.PHI == TANH_ADD:
+            return tanh_add.scores(given, x, y, b, x_h, y_h, x_at, y_at, xs, ys, which, X, Y)
+        else:
+            return sq_diff.scores(given, x, y, x_at, y_at, xs, ys, X, Y)
+
+
+@triton.jit
+def nothing(given, X: tl.constexpr):
+    """Where the gradient of a side begins: sums in registers for a dot product; else they are in memory."""
+    if given.shape.PHI == MUL:
+        return tl.zeros((X, given.shape.WIDTH), tl.float32)
+    else:
+        return 0.0
+
+
+@triton.jit
+def add(given, acc, x, y, b, x_h, y_h, xs, ys, which, slopes, to, to_weight):
+    """Add a tile's gradients to x, each without its factor: to `acc`, or to the memory at `to`, and to the weight."""
+    if given.shape.PHI == MUL:
+        return mul.add(given, acc, y, b, y_h, ys, slopes)
+    else:
+        tl.debug_barrier()  # what is added to was written by other threads, after the tile before
+        x_at, y_at, at = _laid(given, x, b, x_h), _laid(given, y, b, y_h), (b * x.heads + x_h).to(tl.int64)
+        at = at * given.wide * x.padded
+        own_weight = None if to_weight is None else to_weight + at
+        if given.shape.PHI == TANH_ADD:
+            tanh_add.add(given, x, y, b, x_h, y_h, x_at, y_at, xs, ys, which, slopes, to + at, own_weight)
+        else:
+            sq_diff.add(given, x, y, x_at, y_at, xs, ys, slopes, to + at, own_weight)
+        return acc
+
+
+@triton.jit
+def store(given, acc, x, b, h, places, to):
+    """Write the sums that are in registers, (B, heads, length, D), times the scale."""
+    if given.shape.PHI == MUL:
+        dims = tl.arange(0, given.shape.WIDTH)
+        inside = (places[:, None] < x.length) & (dims[None, :] < given.width)
+        at = ((b * x.heads + h).to(tl.int64) * x.length + places[:, None]) * given.width + dims[None, :]
+        tl.store(to + at, acc * given.scale, mask=inside)

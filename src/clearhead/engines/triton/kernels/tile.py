@@ -1,0 +1,84 @@
+"""The epilogue that all scores share: scale, softcap, bias, mask; and how numbers of a call are read.
+
+A tile lies as (queries, keys) or as (keys, queries): with the side first whose sums a program makes, since a sum along
+the second side is one over numbers of few threads. Here `i` and `j` are the places of a tile's queries and keys, which
+broadcast to it: (Q, 1) and (1, K), or (1, Q) and (K, 1).
+"""
+
+import triton
+import triton.language as tl
+
+from clearhead.engines.triton.kernels.numbers import tanh
+
+
+@triton.jit
+def of(view, b, h):
+    """The address of a sequence's and a head's part of a (B, H, …) tensor."""
+    return view.at + b.to(tl.int64) * view.b + h.to(tl.int64) * view.h
+
+
+@triton.jit
+def along(view, b, h, places, inside, other, column=0):
+    """The numbers of a (B, H, L) tensor, or of one column of a (B, H, L, n) one, at these places; `other` outside."""
+    return tl.load(of(view, b, h) + places.to(tl.int64) * view.l + column * view.d, mask=inside, other=other)
+
+
+@triton.jit
+def matrix(view, b, h, rows, columns, inside):
+    """The numbers of a (B, H, L, D) tensor at rows and columns that broadcast to the result, 0 outside."""
+    return tl.load(of(view, b, h) + rows.to(tl.int64) * view.l + columns.to(tl.int64) * view.d, mask=inside, other=0.0)
+
+
+@triton.jit
+def seen(given, b, h, i, j):
+    """Which pairs are allowed."""
+    keep = (i < given.queries) & (j < given.keys)
+    if given.spans is not None:
+        real = i < given.queries
+        start = along(given.spans.start, b, h, i, real, 0).to(tl.int32)
+        stop = along(given.spans.stop, b, h, i, real, 0).to(tl.int32)
+        keep = keep & (j >= start) & (j < stop)
+        if given.spans.gap_start is not None:
+            for gap in tl.static_range(given.spans.GAPS):
+                low = along(given.spans.gap_start, b, h, i, real, 0, gap).to(tl.int32)
+                high = along(given.spans.gap_stop, b, h, i, real, 0, gap).to(tl.int32)
+                keep = keep & ((j < low) | (j >= high))
+    return keep
+
+
+@triton.jit
+def tiles(given, b, h, block, part):
+    """The first key block that a block of queries sees in the part-th of its ranges, and the one after the last."""
+    if given.ranges is None:
+        return 0, tl.cdiv(given.keys, given.shape.KEYS)
+    else:
+        at = of(given.ranges.of_queries, b, h) + (block * given.shape.RANGES + part) * 2
+        return tl.load(at), tl.load(at + 1)
+
+
+@triton.jit
+def touches(given, b, h, block, key_block):
+    """Whether a block of queries sees a block of keys."""
+    found = False
+    for part in tl.static_range(given.shape.RANGES):
+        first, last = tiles(given, b, h, block, part)
+        found = found | ((first <= key_block) & (key_block < last))
+    return found
+
+
+@triton.jit
+def finish(raw, given, b, h, key_head, i, j):
+    """The finished scores of Σ_d w_d φ, −∞ where a pair is not allowed; and what they are before bias and mask."""
+    capped = raw * given.scale
+    if given.softcap is not None:
+        capped = given.softcap * tanh(capped / given.softcap, given.shape.BACKEND)
+    s = capped
+    inside = (i < given.queries) & (j < given.keys)
+    if given.dense is not None:
+        s += matrix(given.dense, b, h, i, j, inside).to(tl.float32)
+    if given.relative is not None:
+        s += along(given.relative, b, h, j - i + (given.queries - 1), inside, 0.0).to(tl.float32)
+    if given.poison is not None:  # NaN where an operand is not finite
+        s += along(given.poison.query, b, h, i, i < given.queries, 0.0)
+        s += along(given.poison.key, b, key_head, j, j < given.keys, 0.0)
+    return tl.where(seen(given, b, h, i, j), s, float("-inf")), capped

@@ -1,0 +1,431 @@
+"""Calls of the kernels: what they read and write, and how many programs run. Nothing here waits for the device."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.language import constexpr
+
+from clearhead.engines.tiled.backward import add_along
+from clearhead.engines.triton.blocks import FEW, PROGRAMS, SPLIT, Blocks, blocks_for, power
+from clearhead.engines.triton.given import (
+    Back,
+    Dropout,
+    Given,
+    Pair,
+    Parts,
+    Ranges,
+    Rows,
+    Shape,
+    Side,
+    Spans,
+    View,
+    view,
+    viewed,
+)
+from clearhead.engines.triton.kernels import backward as back
+from clearhead.engines.triton.kernels import decode, forward, lay, summarise
+from clearhead.engines.triton.ranges import ranges
+from clearhead.problem import partial as of_queries
+from clearhead.problem.packing import Operands, operands
+from clearhead.problem.partial import Partial
+from clearhead.problem.problem import Problem
+from clearhead.problem.region import Region
+from clearhead.problem.summary import Found, Sent, Summary
+from clearhead.scores.base import Pairwise
+
+PHI = {"mul": 0, "tanh_add": 1, "sq_diff": 2}
+INTERPRETER, NVIDIA, AMD = 0, 1, 2
+BAND = 2**24  # numbers of a band of Ṡ, from which a bias's gradient is summed
+
+
+def backend() -> int:
+    """What kernels are compiled for here."""
+    if triton.knobs.runtime.interpret:
+        return INTERPRETER
+    return AMD if torch.version.hip else NVIDIA
+
+
+def start(kernel: Any, programs: tuple[int, ...], *arguments: Any, warps: int = 4, **constants: Any) -> None:
+    """Start a kernel; by another name than `launch`, so that a check can put one that compiles alone in its place."""
+    kernel[programs](*arguments, num_warps=warps, num_stages=1, **constants)
+
+
+def on(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Triton starts kernels on the current device: that of the tensor, while this lasts."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+
+
+def _new(tensor: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=tensor.device)
+
+
+def _zeros(tensor: Tensor, *shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.float32, device=tensor.device)
+
+
+def given(problem: Problem, blocks: Blocks, top: int = 0) -> Given:
+    """A guarded problem in normal form, whose dot product has no weight, as the kernels read it."""
+    lowered, value = problem.lowered, problem.value
+    assert lowered is not None
+    batch, heads, queries, keys = problem.sizes.shape
+    width = lowered.query.shape[-1]
+    pairs = lowered.phi != "mul"
+    wide = -(-width // 4) * 4
+    raised = lowered.phi == "tanh_add"
+    query = _side(lowered.query, wide, blocks.queries, pairs, raised)
+    key = _side(lowered.key, wide, blocks.keys, pairs, raised)
+    weight = sums = None
+    if pairs:
+        weight = _zeros(lowered.query, wide)
+        weight[:width] = 1.0 if lowered.weight is None else lowered.weight
+    if raised and weight is not None:
+        sums = torch.stack([weight.sum(dtype=torch.float64), weight.abs().sum(dtype=torch.float64)]).float()
+    tiles = ranges(problem, blocks.queries, blocks.keys)
+    added = problem.bias
+    # float16 has no room for terms so small, and its values no sum that overflows
+    tiny = value is None or value.dtype is torch.float16
+    shift = 0 if tiny else math.ceil(math.log2(2 * keys / (1 - problem.dropout_p)))
+    values = 0 if value is None else value.shape[-1]
+    one_product = torch.get_float32_matmul_precision() != "highest"
+    return Given(
+        query,
+        key,
+        view(value),
+        weight,
+        sums,
+        _spans(problem),
+        None if tiles is None else Ranges(_blocks_view(tiles, batch, heads)),
+        None if added is None else view(added.dense, batch, heads, queries, keys),
+        None if added is None or added.relative is None else view(added.relative, batch, heads, queries + keys - 1),
+        _poison(problem),
+        problem.sinks,
+        0 if problem.sinks is None else problem.sinks.stride(0),
+        _dropout(problem),
+        queries,
+        keys,
+        heads,
+        problem.groups,
+        width,
+        wide,
+        values,
+        lowered.scale,
+        lowered.softcap,
+        float(shift),
+        2.0**shift,
+        Shape(
+            *map(
+                constexpr,
+                (
+                    PHI[lowered.phi],
+                    blocks.queries,
+                    blocks.keys,
+                    1 if tiles is None else tiles.shape[3],
+                    power(width),
+                    power(values or 1),
+                    power(top or 1, 1),
+                    1 if one_product else 3,
+                    backend(),
+                ),
+            )
+        ),
+    )
+
+
+def _side(tensor: Tensor, wide: int, block: int, pairs: bool, raised: bool) -> Side:
+    """Queries or keys; laid by dimension for the φ that are no matrix product."""
+    batch, heads, length, width = tensor.shape
+    side = Side(viewed(tensor), length, heads)
+    if not pairs:
+        return side
+    blocks = -(-length // block)
+    laid = _new(tensor, batch * heads, wide, blocks * block)
+    reach = _new(tensor, batch * heads, blocks) if raised else None
+    side = side._replace(laid=laid, reach=reach, padded=blocks * block, blocks=blocks)
+    start(
+        lay.lay_kernel,
+        (batch * heads * blocks,),
+        side,
+        width,
+        wide,
+        RAISE=raised,
+        WIDTH=min(power(wide), 64),
+        BLOCK=block,
+    )
+    return side
+
+
+def _spans(problem: Problem) -> Spans | None:
+    spans, rows = problem.spans, problem.sizes.shape[:3]
+    if spans is None:
+        return None
+    low = high = None
+    count = 0
+    if spans.gaps is not None:
+        count = spans.gaps[0].shape[-1]
+        low, high = (viewed(edge, *rows, count) for edge in spans.gaps)
+    return Spans(viewed(spans.start, *rows), viewed(spans.stop, *rows), low, high, constexpr(count))
+
+
+def _blocks_view(tiles: Tensor, batch: int, heads: int) -> View:
+    return View(tiles, *tiles.expand(batch, heads, *tiles.shape[2:]).stride()[:3])
+
+
+def _poison(problem: Problem) -> Pair | None:
+    if problem.poison is None:
+        return None
+    query, key = problem.poison
+    return Pair(viewed(query[..., 0]), viewed(key[:, :, 0]))
+
+
+def _dropout(problem: Problem) -> Dropout | None:
+    if problem.seed is None:
+        return None
+    first = (0, 0, 0, 0) if problem.origin is None else tuple(side.start for side in problem.origin)
+    limit = round(problem.dropout_p * 2**32) - 2**31
+    return Dropout(problem.seed, limit, 1 / (1 - problem.dropout_p), *first)
+
+
+def _blocks(problem: Problem, pass_: str) -> Blocks:
+    lowered, value = problem.lowered, problem.value
+    assert lowered is not None
+    width, values = lowered.query.shape[-1], 0 if value is None else value.shape[-1]
+    return blocks_for(lowered.phi, pass_, width, values, lowered.query.element_size(), problem.sizes.queries)
+
+
+def _programs(problem: Problem, block: int) -> int:
+    return problem.sizes.batch * problem.sizes.heads * -(-problem.sizes.queries // block)
+
+
+def output(problem: Problem, rows: bool) -> Partial:
+    """The output of a problem that has a value, and its rows."""
+    value = problem.value
+    assert value is not None
+    lead = problem.sizes.shape[:3]
+    blocks = _blocks(problem, "forward")
+    found = Parts(
+        output=_new(value, *lead, value.shape[-1]),
+        maximum=_new(value, *lead) if rows else None,
+        log_sum=_new(value, *lead) if rows else None,
+    )
+    shares = _shares(problem, blocks)
+    programs = _programs(problem, blocks.queries)
+    with on(value):
+        read = given(problem, blocks)
+        if shares == 1:
+            start(forward.forward_kernel, (programs, 1), read, found, warps=blocks.warps, SPLITS=1)
+        else:
+            ends = (_new(value, shares, *lead) for _ in range(2))
+            parts = Parts(_new(value, shares, *lead, value.shape[-1]), *ends)  # type: ignore[arg-type]
+            start(forward.forward_kernel, (programs, shares), read, parts, warps=blocks.warps, SPLITS=shares)
+            every = math.prod(lead)
+            start(decode.join_kernel, (every,), read, parts, found, SPLITS=shares, SHARES=power(shares, 1))
+    return Partial(found.output, found.maximum, found.log_sum)  # type: ignore[arg-type]
+
+
+def _shares(problem: Problem, blocks: Blocks) -> int:
+    """Into how many parts the keys of few queries are split, so that all of a device's processors have some."""
+    sizes = problem.sizes
+    if sizes.queries > FEW or problem.value is None:
+        return 1
+    wanted = min(PROGRAMS // max(1, _programs(problem, blocks.queries)), sizes.keys // SPLIT)
+    return 1 if wanted < 2 else 1 << (wanted.bit_length() - 1)
+
+
+def statistics(problem: Problem, summary: Summary) -> Found:
+    """The statistics of a guarded problem; what goes to groups is a part of its value."""
+    query, value = problem.query, problem.value
+    lead, sizes = problem.sizes.shape[:3], problem.sizes
+    rows, top = summary.rows or summary.received or bool(summary.mean or summary.peak), summary.top
+    blocks = _blocks(problem, "summarise")
+    position = None
+    if summary.distance is not None:
+        position = viewed(summary.distance, *lead)
+    parts = Parts(
+        output=None if value is None else _new(query, *lead, value.shape[-1]),
+        maximum=_new(query, *lead) if rows else None,
+        log_sum=_new(query, *lead) if rows else None,
+        entropy=_new(query, *lead) if summary.entropy else None,
+        position=position,
+        distance=None if position is None else _new(query, *lead),
+        best=_new(query, *lead) if summary.best else None,
+        best_key=_new(query, *lead, dtype=torch.int64) if summary.best else None,
+        largest=_new(query, *lead, top) if top else None,
+        indices=_new(query, *lead, top, dtype=torch.int64) if top else None,
+        scores=_new(query, *lead, top) if top and summary.scores else None,
+        number=top,
+    )
+    with on(query):
+        read = given(problem, blocks, top)
+        programs = (_programs(problem, blocks.queries), 1)
+        start(forward.forward_kernel, programs, read, parts, warps=blocks.warps, SPLITS=1)
+        found = {name: t for name in Found._fields if isinstance(t := getattr(parts, name, None), Tensor)}
+        if parts.largest is not None:
+            found["values"] = parts.largest
+            found["indices"] = _filled_up(found["indices"], sizes.keys)
+        if rows:
+            known = _rows(parts.maximum, parts.log_sum)
+            factors = None if summary.factors is None else viewed(summary.factors.float(), *lead)
+            found |= _of_keys(problem, read, known, factors, summary, blocks)
+    if not summary.rows:
+        found = {name: t for name, t in found.items() if name not in ("maximum", "log_sum")}
+    return Found(**found)  # type: ignore[arg-type]
+
+
+def _of_keys(
+    problem: Problem, read: Given, known: Rows, factors: View | None, summary: Summary, blocks: Blocks
+) -> dict[str, Tensor]:
+    """What is summed over queries: by key, and by cell of a map."""
+    sizes, query, found = problem.sizes, problem.query, {}
+    if summary.received:
+        found["received"] = _new(query, sizes.batch, sizes.heads, sizes.keys)
+        programs = sizes.batch * sizes.heads * -(-sizes.keys // blocks.keys)
+        start(summarise.received_kernel, (programs,), read, known, factors, found["received"], warps=blocks.warps)
+    cell = summary.mean or summary.peak
+    if cell is not None:
+        down, across = -(-sizes.queries // cell[0]), -(-sizes.keys // cell[1])
+        maps = [
+            _new(query, sizes.batch, sizes.heads, down, across) if kind else None
+            for kind in (summary.mean, summary.peak)
+        ]
+        programs = sizes.batch * sizes.heads * down * across
+        shape = (*cell, down, across)
+        start(summarise.cells_kernel, (programs,), read, known, factors, *maps, *shape, warps=blocks.warps)
+        found |= {name: t for name, t in zip(("mean", "peak"), maps, strict=True) if t is not None}
+    return found
+
+
+def _filled_up(indices: Tensor, keys: int) -> Tensor:
+    """Keys of the largest weights, −1 replaced: where a query sees fewer, by the first keys that are not named."""
+    count = indices.shape[-1]
+    candidates = torch.arange(min(keys, 2 * count), device=indices.device)
+    taken = (indices.unsqueeze(-1) == candidates).any(-2)
+    free = torch.where(taken, keys, candidates).sort(-1).values  # those that are not named, in order
+    missing = indices < 0
+    place = (missing.cumsum(-1) - 1).clamp(min=0)
+    return torch.where(missing, free.gather(-1, place.clamp(max=free.shape[-1] - 1)).clamp(max=keys - 1), indices)
+
+
+def _rows(maximum: Tensor | None, log_sum: Tensor | None, delta: Tensor | None = None) -> Rows:
+    assert maximum is not None and log_sum is not None
+    return Rows(viewed(maximum), viewed(log_sum), None if delta is None else viewed(delta))
+
+
+def gradients(
+    problem: Problem,
+    rows: of_queries.Rows,
+    grad: Tensor | None,
+    wanted: tuple[bool, ...],
+    sent: Sent | None,
+) -> Operands:
+    """The gradients of a guarded problem to its operands, but for the sinks; None where not wanted."""
+    lowered, (query, key, value, weight, dense, relative, _) = problem.lowered, operands(problem)
+    assert lowered is not None and query is not None and key is not None
+    blocks = _blocks(problem, "backward")
+    found = Operands(None, None, None)
+    known = _rows(*(row.float() for row in rows))
+    with on(query):
+        read = given(problem, blocks)
+        sent_back = None if grad is None or value is None else viewed(grad)
+        beside = _back(sent, problem)
+        arguments = (read, known, sent_back, beside)
+        of_weight = weight is not None and wanted[3]
+        if wanted[0] or of_weight:
+            to, of_each = _sums(read.query, read, query), None
+            if of_weight:
+                of_each = torch.zeros_like(to)
+            programs = (_programs(problem, blocks.queries),)
+            start(back.to_query_kernel, programs, *arguments, to, of_each, warps=blocks.warps)
+            found = found._replace(query=_with_factors(to, query, lowered) if wanted[0] else None)
+            if of_each is not None:
+                found = found._replace(weight=of_each.sum((0, 2))[: read.width] * lowered.scale)
+        if wanted[1] or (wanted[2] and sent_back is not None):
+            to = _sums(read.key, read, key)
+            to_value = None if sent_back is None or value is None else _new(query, *value.shape)
+            programs = (key.shape[0] * key.shape[1] * -(-key.shape[2] // blocks.keys),)
+            start(back.to_key_kernel, programs, *arguments, to, to_value, warps=blocks.warps)
+            of_key = _with_factors(to, key, lowered) if wanted[1] else None
+            found = found._replace(key=of_key, value=to_value if wanted[2] else None)
+        if (dense is not None and wanted[4]) or (relative is not None and wanted[5]):
+            found = _of_bias(problem, blocks, arguments, wanted, found)
+    return found
+
+
+def _sums(side: Side, read: Given, tensor: Tensor) -> Tensor:
+    """Where a side's gradient is summed: as the side lies, or, for a dot product, where it is written in one go."""
+    if side.laid is None:
+        return _new(tensor, *tensor.shape)
+    return torch.zeros_like(side.laid)
+
+
+def _with_factors(to: Tensor, tensor: Tensor, lowered: Pairwise) -> Tensor:
+    """The gradient of a side in its own shape, from the sums by dimension; a dot product's has its factor."""
+    if lowered.phi == "mul":
+        return to
+    batch, heads, length, width = tensor.shape
+    factor = lowered.scale * (4.0 if lowered.phi == "tanh_add" else 2.0)
+    own: Tensor = to[:, :width, :length].transpose(1, 2).reshape(batch, heads, length, width)
+    return own * factor if lowered.weight is None else own * (lowered.weight.float() * factor)
+
+
+def _of_bias(
+    problem: Problem, blocks: Blocks, arguments: tuple[Any, ...], wanted: tuple[bool, ...], found: Operands
+) -> Operands:
+    """The gradients of a bias: the sums of Ṡ over what it repeats along, a band of queries at a time."""
+    added, sizes = problem.bias, problem.sizes
+    assert added is not None
+    sums = [
+        torch.zeros_like(t, dtype=torch.float32, memory_format=torch.contiguous_format)
+        if t is not None and want
+        else None
+        for t, want in ((added.dense, wanted[4]), (added.relative, wanted[5]))
+    ]
+    across, lead = -(-sizes.keys // blocks.keys), sizes.batch * sizes.heads
+    row = blocks.queries * lead * sizes.keys
+    count = -(-sizes.queries // blocks.queries)
+    at_once = min(count, max(1, BAND // row))
+    for first in range(0, count, at_once):
+        some = min(at_once, count - first)
+        band = _new(problem.query, sizes.batch, sizes.heads, some * blocks.queries, sizes.keys)
+        start(back.slopes_kernel, (lead * some * across,), *arguments, first, some, band, warps=blocks.warps)
+        queries = slice(first * blocks.queries, min((first + some) * blocks.queries, sizes.queries))
+        slope = band[:, :, : queries.stop - queries.start]
+        if sums[0] is not None:
+            target = sums[0] if sums[0].shape[2] == 1 else sums[0][:, :, queries]
+            target.add_(slope.sum_to_size(target.shape))
+        if sums[1] is not None:
+            every = Region(slice(0, sizes.batch), slice(0, sizes.heads), queries, slice(0, sizes.keys))
+            add_along(sums[1], slope, every, sizes)
+    return found._replace(dense=sums[0], relative=sums[1])
+
+
+def _back(sent: Sent | None, problem: Problem) -> Back | None:
+    """What statistics send back, as the kernels read it; None where they send nothing."""
+    if sent is None or all(t is None for t in sent if not isinstance(t, tuple)):
+        return None
+    rows = problem.sizes.shape[:3]
+
+    def read(tensor: Tensor | None, *shape: int) -> View | None:
+        if tensor is None:
+            return None
+        return view(tensor if tensor.dtype is torch.int64 else tensor.float(), *shape)
+
+    return Back(
+        read(sent.log_weight),
+        read(sent.distance),
+        read(sent.position, *rows),
+        read(sent.best),
+        read(sent.best_key),
+        read(sent.values),
+        read(sent.indices),
+        read(sent.received),
+        read(sent.mean),
+        read(sent.factors, *rows),
+        *sent.cell,
+        0 if sent.indices is None else sent.indices.shape[-1],
+    )

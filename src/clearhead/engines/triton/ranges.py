@@ -1,0 +1,54 @@
+"""Which key blocks each block of queries sees, made on the device: the host waits for nothing.
+
+A query has up to four intervals, and a block of queries as many ranges of key blocks: the hull of each interval over
+its queries, in order, less what the ranges before it have. So a block of keys is in one range at most.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clearhead.problem.problem import Problem
+from clearhead.problem.visible import Visible
+
+BIG = 2**31 - 1
+
+
+def ranges(problem: Problem, queries: int, keys: int) -> Tensor | None:
+    """First and last + 1 of each range, int32 (B or 1, H or 1, blocks, intervals, 2); kept with the mask."""
+    visible = problem.visible
+    if visible is None:
+        return None
+    name = ("triton", queries, keys)
+    if name in visible.memo:
+        found: Tensor = visible.memo[name]
+        return found
+    with torch.inference_mode(False), torch.no_grad():
+        found = _ranges(visible, problem.sizes.queries, queries, keys)
+    # memory of a CUDA graph that is being captured belongs to the graph
+    if not (found.is_cuda and torch.cuda.is_current_stream_capturing()):
+        visible.memo[name] = found
+    return found
+
+
+def _ranges(visible: Visible, length: int, queries: int, keys: int) -> Tensor:
+    start, stop = (edge.expand(*edge.shape[:2], length, -1) for edge in visible.spans.intervals())
+    some = stop > start
+    # (B or 1, H or 1, blocks, queries of a block, intervals); beyond the last query nothing is seen
+    low = _in_blocks(torch.where(some, start, BIG), queries, BIG).amin(-2)
+    high = _in_blocks(torch.where(some, stop, 0), queries, 0).amax(-2)
+    first, order = (low // keys).sort(-1)
+    last = ((high + keys - 1) // keys).gather(-1, order)
+    reached = last.cummax(-1).values
+    before = F.pad(reached[..., :-1], (1, 0))
+    first = torch.maximum(first, before)
+    return torch.stack([first, torch.maximum(first, last)], -1).to(torch.int32).contiguous()
+
+
+def _in_blocks(edges: Tensor, rows: int, fill: int) -> Tensor:
+    """Rows (B, H, L, n) as blocks (B, H, blocks, rows, n)."""
+    blocks = -(-edges.shape[2] // rows)
+    padded = F.pad(edges, (0, 0, 0, blocks * rows - edges.shape[2]), value=fill)
+    return padded.reshape(*edges.shape[:2], blocks, rows, edges.shape[-1])
